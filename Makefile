@@ -1,0 +1,51 @@
+# Every command of the project. `make setup` alone prepares .venv; the others call it.
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+export PYTHONHASHSEED ?= 0
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test test-slow check format bench docs clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
+
+setup: $(VENV)/.ready ## Create .venv with the pinned dependencies
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("dmiddleware needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; name another one: make setup PYTHON=python3.12") if sys.version_info < (3, 11) else None'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+train: setup ## Train DQN on CartPole-v1 until it is solved (about a minute)
+	$(BIN)/python -m examples.cartpole_dqn
+
+test: setup ## Run the test suite (under ten minutes)
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-slow: setup ## Run the tests that take minutes each
+	$(BIN)/python -m pytest -m slow --timeout 1800
+
+check: setup ## Format check, lint, types, spelling, import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/codespell
+	$(BIN)/lint-imports
+
+format: setup ## Format the code and apply safe lint fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## Measure the speed bars and write docs/benchmarks.md
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m tests.benchmarks
+
+docs: setup ## Build the documentation into docs/_build/html
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[docs]'
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+clean: ## Remove what the commands above made
+	rm -rf $(VENV) docs/_build build dist *.egg-info

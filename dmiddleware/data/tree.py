@@ -1,0 +1,213 @@
+"""Batches: treetensors whose leaves share their leading dimensions.
+
+A batch is a ``treetensor.torch.Tensor``. Its leaves are torch tensors; nested observations (Dict
+and Tuple spaces) are nested trees. ``[N, …]`` is a batch of ``N`` independent rows, ``[T, E, …]``
+one of ``T`` time steps of ``E`` environments.
+
+Building a treetensor from a dictionary the ordinary way formats every leaf as text (treevalue 1.5),
+which costs 0.3 ms a leaf; :func:`as_tree` goes around that and costs microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+import treetensor.torch as ttorch
+from treevalue.tree.common import TreeStorage, create_storage
+
+from dmiddleware.errors import StructureError
+
+__all__ = [
+    "Batch",
+    "Nested",
+    "as_tree",
+    "to_dict",
+    "from_numpy",
+    "to_numpy",
+    "leaves",
+    "map_leaves",
+    "map_nested",
+    "lead_shape",
+    "flatten_lead",
+    "index_rows",
+    "cat",
+    "stack",
+    "to_device",
+]
+
+Batch: TypeAlias = Any
+"""A ``treetensor.torch.Tensor``: a tree of torch tensors (treetensor has no type stubs)."""
+
+Nested: TypeAlias = Any
+"""A torch tensor or numpy array, or a nested dict, tuple or treetensor of them."""
+
+
+def as_tree(mapping: Mapping[str, Any]) -> Batch:
+    """Build a batch from a (nested) dictionary of tensors, without copying.
+
+    Args:
+        mapping: leaves are tensors or numpy arrays (which share memory with the result); values may
+            be dictionaries, tuples (their items become the keys ``"0"``, ``"1"``, …) or
+            treetensors.
+
+    Returns:
+        A ``treetensor.torch.Tensor`` with the same keys.
+    """
+    return ttorch.Tensor(create_storage({key: _as_value(item) for key, item in mapping.items()}))
+
+
+def from_numpy(nested: Nested) -> Any:
+    """Turn an array, or a nested dict or tuple of arrays, into a tensor or a treetensor.
+
+    Memory is shared where numpy allows it. Scalars become tensors without dimensions.
+    """
+    if isinstance(nested, Mapping | tuple):
+        items = nested if isinstance(nested, Mapping) else _enumerated(nested)
+        return as_tree(items)
+    return _as_value(nested)
+
+
+def to_numpy(tree: Any) -> Any:
+    """Turn a tensor or treetensor (on any device) into an array or nested dict of arrays."""
+    return map_nested(lambda leaf: leaf.detach().cpu().numpy(), tree)
+
+
+def to_dict(tree: Any) -> Any:
+    """Return a tree as nested dictionaries, with the very same leaves; a leaf as it is."""
+    if isinstance(tree, ttorch.Tensor):
+        return {str(key): to_dict(value) for key, value in tree.items()}
+    if isinstance(tree, Mapping):
+        return {str(key): to_dict(value) for key, value in tree.items()}
+    return tree
+
+
+def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield ``(dotted path, leaf)`` of a tree, keys in sorted order; a lone leaf has path ``""``."""
+    if isinstance(tree, ttorch.Tensor | Mapping):
+        for key in sorted(map(str, tree.keys())):
+            yield from leaves(tree[key], f"{prefix}.{key}" if prefix else key)
+    else:
+        yield prefix, tree
+
+
+def map_leaves(function: Callable[..., Any], tree: Batch, *others: Batch) -> Batch:
+    """Apply ``function`` to every leaf (and the leaves of the others at the same place)."""
+    return as_tree(
+        {
+            str(key): (
+                map_leaves(function, value, *(other[key] for other in others))
+                if isinstance(value, ttorch.Tensor | Mapping)
+                else function(value, *(other[key] for other in others))
+            )
+            for key, value in tree.items()
+        }
+    )
+
+
+def map_nested(function: Callable[[Any], Any], nested: Nested) -> Any:
+    """Apply ``function`` to every leaf of a nested dict, tuple or treetensor.
+
+    Returns:
+        Nested dictionaries (treetensors become dictionaries) and tuples, or, for a lone leaf,
+        ``function(leaf)``.
+    """
+    if isinstance(nested, ttorch.Tensor | Mapping):
+        return {str(key): map_nested(function, value) for key, value in nested.items()}
+    if isinstance(nested, tuple):
+        return tuple(map_nested(function, value) for value in nested)
+    return function(nested)
+
+
+def lead_shape(tree: Batch, n_dims: int = 1) -> tuple[int, ...]:
+    """Return the first ``n_dims`` dimensions, which all leaves must share.
+
+    Raises:
+        StructureError: if a leaf has other leading dimensions; it is named.
+    """
+    shape: tuple[int, ...] | None = None
+    first = ""
+    for path, leaf in leaves(tree):
+        own = tuple(leaf.shape[:n_dims])
+        if shape is None:
+            shape, first = own, path
+        if own != shape or len(own) < n_dims:
+            raise StructureError(
+                f"the leaves of a batch share their first {n_dims} dimension(s), but {path!r} has "
+                f"shape {tuple(leaf.shape)} and {first!r} leads with {shape}"
+            )
+    if shape is None:
+        raise StructureError("a batch has at least one leaf, this tree is empty")
+    return shape
+
+
+def flatten_lead(tree: Batch, n_dims: int = 2) -> Batch:
+    """Merge the first ``n_dims`` dimensions of every leaf: ``[T, E, …]`` to ``[T * E, …]``."""
+    return map_leaves(lambda leaf: leaf.flatten(0, n_dims - 1), tree)
+
+
+def index_rows(tree: Batch, index: Any) -> Batch:
+    """Index the first dimension of every leaf (an integer, a slice, a mask or an index tensor)."""
+    return map_leaves(lambda leaf: leaf[index], tree)
+
+
+def cat(trees: Sequence[Batch], dim: int = 0) -> Batch:
+    """Concatenate batches of one structure along a dimension.
+
+    Raises:
+        StructureError: if there is nothing to concatenate, or the structures differ.
+    """
+    return _join(torch.cat, trees, dim)
+
+
+def stack(trees: Sequence[Batch], dim: int = 0) -> Batch:
+    """Stack batches of one structure along a new dimension.
+
+    Raises:
+        StructureError: if there is nothing to stack, or the structures differ.
+    """
+    return _join(torch.stack, trees, dim)
+
+
+def to_device(tree: Any, device: torch.device | str) -> Any:
+    """Move a tensor or a batch to a device; what is there already is not copied."""
+    if isinstance(tree, ttorch.Tensor):
+        return map_leaves(lambda leaf: leaf.to(device, non_blocking=True), tree)
+    return tree.to(device, non_blocking=True)
+
+
+def _join(function: Callable[..., torch.Tensor], trees: Sequence[Batch], dim: int) -> Batch:
+    if not trees:
+        raise StructureError("there is no batch to join; give at least one")
+    first = [path for path, _ in leaves(trees[0])]
+    for number, tree in enumerate(trees[1:], start=1):
+        paths = [path for path, _ in leaves(tree)]
+        if paths != first:
+            odd = sorted(set(paths) ^ set(first))
+            raise StructureError(
+                f"batch {number} differs from batch 0 in the keys {', '.join(odd)}; "
+                "only batches of one structure can be joined"
+            )
+    return map_leaves(lambda *parts: function(parts, dim=dim), *trees)
+
+
+def _enumerated(items: Sequence[Any]) -> dict[str, Any]:
+    return {str(position): item for position, item in enumerate(items)}
+
+
+def _as_value(item: Any) -> Any:
+    if isinstance(item, torch.Tensor):
+        return item
+    if isinstance(item, np.ndarray):
+        return torch.from_numpy(item)
+    if isinstance(item, ttorch.Tensor):
+        return item._detach()
+    if isinstance(item, TreeStorage):
+        return item
+    if isinstance(item, Mapping):
+        return create_storage({str(key): _as_value(value) for key, value in item.items()})
+    if isinstance(item, tuple):
+        return create_storage({k: _as_value(value) for k, value in _enumerated(item).items()})
+    return torch.as_tensor(item)

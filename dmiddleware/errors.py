@@ -1,0 +1,165 @@
+"""The error tree.
+
+Every error that this project raises on purpose is a :class:`DMiddlewareError`, and also the
+built-in error that a Python reader would expect, so that either can be caught::
+
+    DMiddlewareError
+    ├── ConfigError (ValueError)            a configuration that cannot be used
+    ├── RegistryError (KeyError)            a name that no one registered
+    ├── PipelineError
+    │   ├── ChainError (ValueError)         a chain that cannot run, found before the first step
+    │   ├── MiddlewareError (TypeError)     a middleware that breaks the protocol
+    │   └── TaskStateError (RuntimeError)   a task used outside its life
+    ├── EventError
+    │   ├── WaitTimeout (TimeoutError)      an event that did not come in time
+    │   └── EventQueueFull (TimeoutError)   a bounded queue that stayed full past the deadline
+    ├── DataError
+    │   ├── StructureError (ValueError)     a batch that differs from what was stored before
+    │   ├── NotEnoughData (ValueError)      a buffer asked for more than it holds
+    │   └── DatasetError (ValueError)       an offline data set that cannot be read
+    ├── EnvError
+    │   ├── EnvCrashed (RuntimeError)       an environment that kept failing
+    │   ├── EnvTimeout (TimeoutError)       an environment that did not answer in time
+    │   └── EnvStateError (RuntimeError)    an env manager used before launch or after close
+    ├── PolicyError
+    │   ├── SpaceError (ValueError)         a model that does not fit the environment's spaces
+    │   └── NonFiniteLoss (ArithmeticError) a loss that is NaN or infinite
+    └── CheckpointError
+        ├── CheckpointWriteError (OSError)  a checkpoint that could not be written
+        ├── CheckpointDamaged (ValueError)  a file that is not a whole checkpoint
+        └── CheckpointMismatch (ValueError) a checkpoint of another model
+
+A message says what happened, with which value, and what to do about it.
+"""
+
+__all__ = [
+    "DMiddlewareError",
+    "ConfigError",
+    "RegistryError",
+    "PipelineError",
+    "ChainError",
+    "MiddlewareError",
+    "TaskStateError",
+    "EventError",
+    "WaitTimeout",
+    "EventQueueFull",
+    "DataError",
+    "StructureError",
+    "NotEnoughData",
+    "DatasetError",
+    "EnvError",
+    "EnvCrashed",
+    "EnvTimeout",
+    "EnvStateError",
+    "PolicyError",
+    "SpaceError",
+    "NonFiniteLoss",
+    "CheckpointError",
+    "CheckpointWriteError",
+    "CheckpointDamaged",
+    "CheckpointMismatch",
+]
+
+
+class DMiddlewareError(Exception):
+    """The root of every error that this project raises on purpose."""
+
+
+class ConfigError(DMiddlewareError, ValueError):
+    """A configuration has an unknown key, a wrong type or an impossible value."""
+
+
+class RegistryError(DMiddlewareError, KeyError):
+    """A name was looked up that no one registered, or registered twice."""
+
+    def __str__(self) -> str:
+        # KeyError would show the message quoted, as if it were the key.
+        return str(self.args[0]) if self.args else ""
+
+
+class PipelineError(DMiddlewareError):
+    """A mistake in how a chain is built or run."""
+
+
+class ChainError(PipelineError, ValueError):
+    """The chain cannot run; every problem found before the first step is listed."""
+
+
+class MiddlewareError(PipelineError, TypeError):
+    """A middleware breaks the protocol: it is not callable, or it yields twice."""
+
+
+class TaskStateError(PipelineError, RuntimeError):
+    """A task was used outside its life, or changed while it runs."""
+
+
+class EventError(DMiddlewareError):
+    """A mistake in the use of events."""
+
+
+class WaitTimeout(EventError, TimeoutError):
+    """An awaited event did not come before the deadline."""
+
+
+class EventQueueFull(EventError, TimeoutError):
+    """A bounded event queue stayed full past the emitter's deadline."""
+
+
+class DataError(DMiddlewareError):
+    """Data that cannot be stored or given."""
+
+
+class StructureError(DataError, ValueError):
+    """A batch differs in keys, shapes or dtypes from what was agreed before."""
+
+
+class NotEnoughData(DataError, ValueError):
+    """A buffer was asked for more than it holds."""
+
+
+class DatasetError(DataError, ValueError):
+    """An offline data set is missing, damaged or of another format."""
+
+
+class EnvError(DMiddlewareError):
+    """An environment failed."""
+
+
+class EnvCrashed(EnvError, RuntimeError):
+    """An environment kept failing after as many restarts as allowed."""
+
+
+class EnvTimeout(EnvError, TimeoutError):
+    """An environment did not answer before the deadline."""
+
+
+class EnvStateError(EnvError, RuntimeError):
+    """An env manager was used before ``launch`` or after ``close``."""
+
+
+class PolicyError(DMiddlewareError):
+    """A policy cannot do what was asked of it."""
+
+
+class SpaceError(PolicyError, ValueError):
+    """The policy's model does not fit the environment's spaces."""
+
+
+class NonFiniteLoss(PolicyError, ArithmeticError):
+    """A loss is NaN or infinite; the parameters are those from before the update."""
+
+
+class CheckpointError(DMiddlewareError):
+    """A checkpoint cannot be written or read."""
+
+
+class CheckpointWriteError(CheckpointError, OSError):
+    """A checkpoint could not be written; the file that was there before is intact."""
+
+
+class CheckpointDamaged(CheckpointError, ValueError):
+    """A file is not a whole checkpoint."""
+
+
+class CheckpointMismatch(CheckpointError, ValueError):
+    """A checkpoint belongs to another model."""

@@ -1,0 +1,101 @@
+"""Registries: names for classes and functions, so that a config can ask for one by name."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, TypeVar
+
+from dmiddleware.errors import RegistryError
+
+__all__ = ["Registry", "nearest", "import_modules"]
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+def nearest(name: str, known: Iterable[str], *, n: int = 3) -> list[str]:
+    """Return up to ``n`` of the known names that look most like ``name``, best first."""
+    return difflib.get_close_matches(name, list(known), n=n, cutoff=0.5)
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Import modules for their side effect of registering names (a config's ``import_names``)."""
+    for name in names:
+        importlib.import_module(name)
+
+
+class Registry(Generic[T]):
+    """Names for one kind of thing.
+
+    Args:
+        kind: what the names stand for, used in messages ("policy", "buffer").
+
+    Example:
+        >>> POLICIES = Registry[type]("policy")
+        >>> @POLICIES.register("null")
+        ... class NullPolicy: ...
+        >>> POLICIES.get("null").__name__
+        'NullPolicy'
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._entries: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[V], V]:
+        """Return a decorator that registers its subject under ``name``.
+
+        Raises:
+            RegistryError: if the name stands for something else already.
+        """
+
+        def decorate(entry: V) -> V:
+            known = self._entries.get(name)
+            if known is not None and known is not entry and not _same_definition(known, entry):
+                raise RegistryError(
+                    f"the {self._kind} name {name!r} already stands for {known!r}; "
+                    f"choose another name for {entry!r}"
+                )
+            self._entries[name] = entry  # type: ignore[assignment]
+            return entry
+
+        return decorate
+
+    def get(self, name: str) -> T:
+        """Return what ``name`` stands for.
+
+        Raises:
+            RegistryError: if no one registered it; the nearest known names are listed.
+        """
+        try:
+            return self._entries[name]
+        except (KeyError, TypeError):
+            near = nearest(str(name), self._entries)
+            hint = (
+                f"did you mean {', '.join(near)}?"
+                if near
+                else f"known are: {', '.join(sorted(self._entries)) or '(none)'}"
+            )
+            raise RegistryError(
+                f"no {self._kind} is registered as {name!r}; {hint} "
+                "If it is your own, name its module in the config's import_names."
+            ) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._entries))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def _same_definition(a: object, b: object) -> bool:
+    """Tell whether ``a`` and ``b`` are one definition, imported twice (a module run by name)."""
+    return getattr(a, "__qualname__", a) == getattr(b, "__qualname__", b) and (
+        getattr(getattr(a, "__init__", a), "__code__", None)
+        == getattr(getattr(b, "__init__", b), "__code__", None)
+    )

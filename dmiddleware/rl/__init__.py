@@ -1,0 +1,1 @@
+"""The rl package."""
