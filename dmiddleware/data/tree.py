@@ -85,7 +85,7 @@ def to_dict(tree: Any) -> Any:
 
 
 def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield ``(dotted path, leaf)`` of a tree, keys in sorted order; a lone leaf has path ``""``."""
+    """Yield ``(dotted path, leaf)`` of a tree, keys sorted; a lone leaf has the path ``""``."""
     if isinstance(tree, ttorch.Tensor | Mapping):
         for key in sorted(map(str, tree.keys())):
             yield from leaves(tree[key], f"{prefix}.{key}" if prefix else key)
