@@ -1,0 +1,74 @@
+"""Run the benchmarks: ``python -m tests.benchmarks`` for all, or names of some.
+
+All of them write docs/benchmarks.md; some of them only print. The exit code is 1 when a bar is
+missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import os
+import sys
+import time
+from pathlib import Path
+
+# Read when numpy and torch load their libraries, so it comes before everything else.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from rich.console import Console
+
+from tests.benchmarks.report import Section, print_sections, render_markdown, use_one_thread
+
+HERE = Path(__file__).resolve().parent
+REPORT = HERE.parents[1] / "docs" / "benchmarks.md"
+PACKAGES = ("torch", "numpy", "gymnasium", "stable-baselines3", "tianshou", "cpprb")
+
+
+def known() -> list[str]:
+    """Names of the benchmarks: ``chain`` for ``bench_chain.py``."""
+    return sorted(path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py"))
+
+
+def measure(name: str) -> Section:
+    """Run one benchmark."""
+    module = importlib.import_module(f"tests.benchmarks.bench_{name}")
+    title, _, text = inspect.cleandoc(module.__doc__ or name).partition("\n")
+    return Section(title.rstrip("."), text.strip(), module.rows())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"which of: {', '.join(known())}")
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.names) - set(known()))
+    if unknown:
+        parser.error(f"no benchmark is called {', '.join(unknown)}; known: {', '.join(known())}")
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    use_one_thread()
+    start = time.perf_counter()
+    sections = []
+    for name in arguments.names or known():
+        began = time.perf_counter()
+        section = measure(name)
+        sections.append(section)
+        print_sections([section], console)
+        console.print(f"  ({name}: {time.perf_counter() - began:.0f} s)\n", highlight=False)
+    if not arguments.names:
+        text = render_markdown(
+            sections,
+            command="make bench",
+            duration_s=time.perf_counter() - start,
+            packages=PACKAGES,
+        )
+        REPORT.write_text(text, encoding="utf-8")
+        console.print(f"written: {REPORT}", highlight=False)
+    missed = [row.name for section in sections for row in section.rows if row.met is False]
+    if missed:
+        console.print(f"bars missed: {', '.join(missed)}", style="bold red")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,329 @@
+"""What all benchmarks share: paired timing, rows, the table, and docs/benchmarks.md.
+
+A benchmark is a module ``bench_<name>.py`` beside this one. The first line of its docstring is the
+heading of its table, the rest is the text below it, and ``rows() -> list[Row]`` measures. A row
+compares our code with a reference that does the same work::
+
+    from tests.benchmarks.report import Row, interleaved
+
+
+    def rows() -> list[Row]:
+        pair = interleaved(push_ours, push_arrays, repeats=15)
+        return [Row.of_time("push of 32", pair, calls=200, against="arrays", at_most=2.0)]
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.metadata
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = [
+    "Comparison",
+    "Row",
+    "Section",
+    "interleaved",
+    "machine",
+    "print_sections",
+    "render_markdown",
+    "use_one_thread",
+    "versions",
+]
+
+MICROSECONDS = 1e6
+
+
+def use_one_thread() -> None:
+    """Let torch compute on one thread, as every benchmark here does, ours and the rivals'."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two durations of the same work, measured in turns.
+
+    Attributes:
+        ours_s: median duration of one call of ours, in seconds.
+        reference_s: median duration of one call of the reference, in seconds.
+        time_ratio: median over the turns of ours divided by the reference of the same turn; below 1
+            when ours is faster. It is steadier than the ratio of the two medians, since what slows
+            the machine for a while slows both halves of a turn.
+        spread: half the distance between the quartiles of those ratios, relative to the median.
+    """
+
+    ours_s: float
+    reference_s: float
+    time_ratio: float
+    spread: float
+
+
+def interleaved(
+    ours: Callable[[], Any],
+    reference: Callable[[], Any],
+    *,
+    repeats: int = 15,
+    warmup: int = 1,
+) -> Comparison:
+    """Time two functions that do the same work, in turns, so that noise hits both alike.
+
+    Which of the two goes first changes from turn to turn. Let one call take some milliseconds at
+    least: put a loop around what takes less.
+
+    Args:
+        ours: our side; what it returns is ignored.
+        reference: the other side.
+        repeats: number of turns.
+        warmup: calls of each before the first turn.
+    """
+    for _ in range(warmup):
+        ours()
+        reference()
+    ours_s: list[float] = []
+    reference_s: list[float] = []
+    for turn in range(repeats):
+        pair = [(ours, ours_s), (reference, reference_s)]
+        for function, durations in pair if turn % 2 == 0 else reversed(pair):
+            durations.append(_duration_s(function))
+    ratios = [a / b for a, b in zip(ours_s, reference_s, strict=True)]
+    middle = statistics.median(ratios)
+    return Comparison(
+        ours_s=statistics.median(ours_s),
+        reference_s=statistics.median(reference_s),
+        time_ratio=middle,
+        spread=_half_quartile_range(ratios) / middle,
+    )
+
+
+def _duration_s(function: Callable[[], Any]) -> float:
+    gc.collect()  # what one side leaves behind is not swept up in the other's time
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def _half_quartile_range(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        name: what is measured.
+        against: what it is compared with.
+        ours: our figure; None when it was not measured.
+        reference: the other side's figure; None when it was not measured.
+        ratio: ours divided by the reference.
+        unit: of both figures.
+        at_most: the bar for a ratio of times.
+        at_least: the bar for a ratio of rates.
+        spread: of the ratio, relative (see :class:`Comparison`).
+        note: why a figure is missing, or what else the reader must know.
+    """
+
+    name: str
+    against: str
+    ours: float | None = None
+    reference: float | None = None
+    ratio: float | None = None
+    unit: str = ""
+    at_most: float | None = None
+    at_least: float | None = None
+    spread: float = 0.0
+    note: str = ""
+
+    @classmethod
+    def of_time(
+        cls,
+        name: str,
+        pair: Comparison,
+        *,
+        calls: int,
+        against: str,
+        at_most: float | None = None,
+        note: str = "",
+    ) -> Row:
+        """Make a row of durations: ``calls`` is how many operations one timed call made."""
+        return cls(
+            name=name,
+            against=against,
+            ours=pair.ours_s / calls * MICROSECONDS,
+            reference=pair.reference_s / calls * MICROSECONDS,
+            ratio=pair.time_ratio,
+            unit="µs",
+            at_most=at_most,
+            spread=pair.spread,
+            note=note,
+        )
+
+    @classmethod
+    def of_rate(
+        cls,
+        name: str,
+        pair: Comparison,
+        *,
+        count: int,
+        unit: str,
+        against: str,
+        at_least: float | None = None,
+        note: str = "",
+    ) -> Row:
+        """Make a row of rates: ``count`` is how many of ``unit`` one timed call made."""
+        return cls(
+            name=name,
+            against=against,
+            ours=count / pair.ours_s,
+            reference=count / pair.reference_s,
+            ratio=1 / pair.time_ratio,
+            unit=unit,
+            at_least=at_least,
+            spread=pair.spread,
+            note=note,
+        )
+
+    @classmethod
+    def missing(cls, name: str, *, against: str, note: str) -> Row:
+        """Make a row for what could not be measured."""
+        return cls(name=name, against=against, note=note)
+
+    @property
+    def bar(self) -> str:
+        """The bar as text: ``≤ 4x``, ``≥ 0.8x``, or a dash."""
+        if self.at_most is not None:
+            return f"≤ {self.at_most:g}x"
+        return "-" if self.at_least is None else f"≥ {self.at_least:g}x"
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the bar holds; None when there is no bar or no figure."""
+        if self.ratio is None:
+            return None
+        if self.at_most is not None:
+            return self.ratio <= self.at_most
+        return None if self.at_least is None else self.ratio >= self.at_least
+
+    @property
+    def verdict(self) -> str:
+        """``met``, ``missed``, ``not measured``, or a dash where there is no bar."""
+        if self.ratio is None:
+            return "not measured"
+        return {True: "met", False: "missed", None: "-"}[self.met]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The rows of one benchmark module, with its heading and text."""
+
+    title: str
+    text: str
+    rows: list[Row] = field(default_factory=list)
+
+
+_HEAD = ("what", "against", "unit", "ours", "reference", "ratio", "bar", "verdict")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    ratio = "-" if row.ratio is None else f"{row.ratio:.2f}x ± {row.spread:.0%}"
+    return (
+        row.name,
+        row.against,
+        row.unit,
+        _figure(row.ours),
+        _figure(row.reference),
+        ratio,
+        row.bar,
+        row.verdict,
+    )
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def print_sections(sections: Iterable[Section], console: Console) -> None:
+    """Print one table for each section."""
+    colours = {True: "green", False: "bold red", None: ""}
+    for section in sections:
+        table = Table(*_HEAD, title=section.title, title_justify="left")
+        for row in section.rows:
+            table.add_row(*_cells(row), style=colours[row.met] or None)
+        console.print(table)
+        for row in section.rows:
+            if row.note:
+                console.print(f"  {row.name}: {row.note}", highlight=False)
+
+
+def machine() -> str:
+    """Describe the processor: its name, where the system tells it, and the cores we may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count()
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = {line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")}
+    name = ", ".join(sorted(names)) or platform.processor() or platform.machine()
+    return f"{name}, {cores} cores, {platform.system()}"
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the installed versions; a package that is not there is ``not installed``."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+_PREFACE = """\
+# Benchmarks
+
+<!-- Written by `make bench`; changes made by hand are lost. -->
+
+Each row compares our code with a reference that does the same work in the same run. The two sides
+are timed in turns, so that what slows the machine slows both. *ours* and *reference* are medians
+over the turns; *ratio* is the median of the turns' ratios (ours divided by the reference), with
+half its quartile range. A bar with ≤ is for durations, a bar with ≥ for rates. Torch computes on
+one thread on both sides.
+"""
+
+
+def render_markdown(
+    sections: Iterable[Section], *, command: str, duration_s: float, packages: Iterable[str]
+) -> str:
+    """Return the text of docs/benchmarks.md."""
+    known = ", ".join(f"{name} {version}" for name, version in versions(packages).items())
+    parts = [
+        _PREFACE,
+        f"- Machine: {machine()}\n- Versions: {known}\n"
+        f"- Command: `{command}` ({duration_s / 60:.0f} minutes)\n",
+    ]
+    for section in sections:
+        parts.append(f"## {section.title}\n")
+        if section.text:
+            parts.append(f"{section.text}\n")
+        lines = ["| " + " | ".join(_HEAD) + " |", "|" + " --- |" * len(_HEAD)]
+        lines += ["| " + " | ".join(_cells(row)) + " |" for row in section.rows]
+        parts.append("\n".join(lines) + "\n")
+        notes = [f"- {row.name}: {row.note}" for row in section.rows if row.note]
+        if notes:
+            parts.append("\n".join(notes) + "\n")
+    return "\n".join(parts)
