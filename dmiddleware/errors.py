@@ -24,10 +24,16 @@ built-in error that a Python reader would expect, so that either can be caught::
     ├── PolicyError
     │   ├── SpaceError (ValueError)         a model that does not fit the environment's spaces
     │   └── NonFiniteLoss (ArithmeticError) a loss that is NaN or infinite
-    └── CheckpointError
-        ├── CheckpointWriteError (OSError)  a checkpoint that could not be written
-        ├── CheckpointDamaged (ValueError)  a file that is not a whole checkpoint
-        └── CheckpointMismatch (ValueError) a checkpoint of another model
+    ├── CheckpointError
+    │   ├── CheckpointWriteError (OSError)  a checkpoint that could not be written
+    │   ├── CheckpointDamaged (ValueError)  a file that is not a whole checkpoint
+    │   └── CheckpointMismatch (ValueError) a checkpoint of another model
+    └── RouterError
+        ├── EncodeError (TypeError)         a value that cannot travel
+        ├── DecodeError (ValueError)        bytes that are no encoded value
+        ├── FrameError (ValueError)         bytes that are no frame
+        ├── FrameTooLarge (ValueError)      a frame larger than its receiver accepts
+        └── AuthError (PermissionError)     a peer or frame without the right key
 
 A message says what happened, with which value, and what to do about it.
 """
@@ -58,6 +64,12 @@ __all__ = [
     "CheckpointWriteError",
     "CheckpointDamaged",
     "CheckpointMismatch",
+    "RouterError",
+    "EncodeError",
+    "DecodeError",
+    "FrameError",
+    "FrameTooLarge",
+    "AuthError",
 ]
 
 
@@ -163,3 +175,27 @@ class CheckpointDamaged(CheckpointError, ValueError):
 
 class CheckpointMismatch(CheckpointError, ValueError):
     """A checkpoint belongs to another model."""
+
+
+class RouterError(DMiddlewareError):
+    """Events could not travel between processes."""
+
+
+class EncodeError(RouterError, TypeError):
+    """A value is of a type that cannot travel."""
+
+
+class DecodeError(RouterError, ValueError):
+    """Bytes that arrived are no encoded value."""
+
+
+class FrameError(RouterError, ValueError):
+    """Bytes that arrived are no whole frame of this version."""
+
+
+class FrameTooLarge(RouterError, ValueError):
+    """A frame is larger than its receiver accepts; nothing was sent."""
+
+
+class AuthError(RouterError, PermissionError):
+    """A peer or a frame is not signed with the right key."""

@@ -1,0 +1,1 @@
+"""The router: events between processes and hosts, lossless, ordered and authenticated."""
