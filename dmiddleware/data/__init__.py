@@ -1,1 +1,45 @@
-"""The data package."""
+"""Data: batches, buffers, data sets and checkpoints."""
+
+from dmiddleware.data.buffer_base import Buffer, BufferMiddleware
+from dmiddleware.data.samplers import Sampler, UniformSampler
+from dmiddleware.data.tensor_buffer import TensorBuffer
+from dmiddleware.data.tree import (
+    Batch,
+    Nested,
+    as_tree,
+    cat,
+    flatten_lead,
+    from_numpy,
+    index_rows,
+    lead_shape,
+    leaves,
+    map_leaves,
+    map_nested,
+    stack,
+    to_device,
+    to_dict,
+    to_numpy,
+)
+
+__all__ = [
+    "Batch",
+    "Nested",
+    "as_tree",
+    "from_numpy",
+    "to_numpy",
+    "to_dict",
+    "to_device",
+    "leaves",
+    "map_leaves",
+    "map_nested",
+    "lead_shape",
+    "flatten_lead",
+    "index_rows",
+    "cat",
+    "stack",
+    "Buffer",
+    "BufferMiddleware",
+    "TensorBuffer",
+    "Sampler",
+    "UniformSampler",
+]

@@ -1,0 +1,196 @@
+"""Columns: the rows of a buffer, one preallocated array per leaf of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import treetensor.torch as ttorch
+
+from dmiddleware.data.tree import Batch, as_tree, leaves
+from dmiddleware.errors import StructureError
+
+__all__ = ["Array", "Columns", "Leaf", "Schema", "nest", "to_array"]
+
+Array: TypeAlias = npt.NDArray[Any]
+Allocate: TypeAlias = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """What one leaf of every row looks like.
+
+    Attributes:
+        path: keys from the root of the batch, joined by dots.
+        shape: shape of one row.
+        dtype: numpy data type.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+class Schema:
+    """The structure that every batch of a buffer shares.
+
+    Args:
+        all_leaves: the leaves, in any order.
+    """
+
+    def __init__(self, all_leaves: list[Leaf]) -> None:
+        self.leaves = {leaf.path: leaf for leaf in all_leaves}
+        self._flat = tuple(
+            (leaf.path, leaf.shape, leaf.dtype) for leaf in all_leaves if "." not in leaf.path
+        )
+        self._is_flat = len(self._flat) == len(all_leaves)
+
+    @classmethod
+    def of(cls, batch: Batch, n_lead: int) -> Schema:
+        """Read the structure of a batch whose leaves share ``n_lead`` leading dimensions.
+
+        Raises:
+            StructureError: if a leaf lacks these dimensions, or a key contains a dot.
+        """
+        found = []
+        for path, leaf in _tensors(batch):
+            if leaf.ndim < n_lead:
+                raise StructureError(
+                    f"leaf {path!r} has shape {tuple(leaf.shape)}, but the leaves of this batch "
+                    f"lead with {n_lead} dimension(s) (time and env if `done` has two)"
+                )
+            found.append(Leaf(path, tuple(leaf.shape[n_lead:]), to_array(leaf).dtype))
+        if not found:
+            raise StructureError("a batch has at least one leaf, this one is empty")
+        return cls(found)
+
+    def arrays(self, batch: Batch, lead: tuple[int, ...]) -> dict[str, Array]:
+        """Return the leaves of a batch as arrays of rows ``[N, …]``, checked against the schema.
+
+        Args:
+            batch: a batch of this structure.
+            lead: its leading dimensions; ``N`` is their product.
+
+        Raises:
+            StructureError: if a leaf is missing, additional, or of another shape or dtype.
+        """
+        found: dict[str, Array] = {}
+        for path, leaf in self._fetch(batch):
+            expected = self.leaves[path]
+            array = to_array(leaf)
+            if array.dtype != expected.dtype or array.shape != lead + expected.shape:
+                raise StructureError(_difference(expected, array, lead))
+            found[path] = array if len(lead) == 1 else array.reshape((-1, *expected.shape))
+        return found
+
+    def _fetch(self, batch: Batch) -> list[tuple[str, Any]]:
+        if self._is_flat and isinstance(batch, ttorch.Tensor):
+            storage = batch._detach()
+            if storage.size() == len(self._flat):
+                got = [(path, storage.get_or_default(path, None)) for path, _, _ in self._flat]
+                if all(isinstance(leaf, torch.Tensor) for _, leaf in got):
+                    return got
+        found = dict(_tensors(batch))
+        if found.keys() != self.leaves.keys():
+            raise StructureError(_odd_keys(set(found), set(self.leaves)))
+        return list(found.items())
+
+
+class Columns:
+    """Preallocated arrays ``[size, …]``, one per leaf.
+
+    Args:
+        size: number of rows.
+        schema: the structure of a row.
+        allocate: gives an array for ``(name, shape, dtype)``, filled with zeros.
+    """
+
+    def __init__(self, size: int, schema: Schema, allocate: Allocate) -> None:
+        self.size = size
+        self.schema = schema
+        self.arrays: dict[str, Array] = {
+            leaf.path: allocate(leaf.path, (size, *leaf.shape), leaf.dtype)
+            for leaf in schema.leaves.values()
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all columns, in bytes."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def write(self, start: int, rows: Mapping[str, Array], n_rows: int) -> None:
+        """Write ``n_rows <= size`` rows from slot ``start`` on, around the end of the ring."""
+        until_end = self.size - start
+        if n_rows <= until_end:
+            for path, array in rows.items():
+                self.arrays[path][start : start + n_rows] = array
+            return
+        for path, array in rows.items():
+            column = self.arrays[path]
+            column[start:] = array[:until_end]
+            column[: n_rows - until_end] = array[until_end:]
+
+    def take(self, slots: npt.NDArray[np.int64]) -> dict[str, Array]:
+        """Copy rows: fresh arrays ``[*slots.shape, …]`` by leaf path."""
+        return {path: array.take(slots, axis=0) for path, array in self.arrays.items()}
+
+
+def nest(flat: Mapping[str, Any]) -> Batch:
+    """Build a batch from arrays or tensors by dotted path."""
+    root: dict[str, Any] = {}
+    for path, value in flat.items():
+        node = root
+        *parents, name = path.split(".")
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = value
+    return as_tree(root)
+
+
+def to_array(leaf: Any) -> Array:
+    """Return a tensor (on any device) or an array as a numpy array; shares memory if it can."""
+    if isinstance(leaf, torch.Tensor):
+        try:
+            return leaf.numpy()
+        except (RuntimeError, TypeError):
+            if leaf.dtype is torch.bfloat16:
+                raise StructureError(
+                    "a buffer stores what numpy can hold, and that is not bfloat16; "
+                    "convert the leaf, e.g. `leaf.float()`"
+                ) from None
+            return leaf.detach().cpu().numpy()
+    return np.asarray(leaf)
+
+
+def _tensors(batch: Batch) -> list[tuple[str, Any]]:
+    if not isinstance(batch, ttorch.Tensor | Mapping):
+        raise StructureError(
+            f"a batch is a treetensor or a dictionary of tensors, got {type(batch).__name__}; "
+            "build one with dmiddleware.data.as_tree"
+        )
+    return list(leaves(batch))
+
+
+def _odd_keys(found: set[str], expected: set[str]) -> str:
+    missing, extra = sorted(expected - found), sorted(found - expected)
+    said = [f"it lacks {', '.join(missing)}"] if missing else []
+    said += [f"it has {', '.join(extra)} on top"] if extra else []
+    return (
+        f"the batch differs in its keys from what the buffer stores: {' and '.join(said)}; "
+        "the first push fixed the structure"
+    )
+
+
+def _difference(expected: Leaf, array: Array, lead: tuple[int, ...]) -> str:
+    return (
+        f"leaf {expected.path!r} of the batch is {array.dtype}{list(array.shape)}, but the buffer "
+        f"stores {expected.dtype}{[*lead, *expected.shape]} there (the first push fixed the "
+        "structure)"
+    )
