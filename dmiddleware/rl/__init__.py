@@ -1,1 +1,68 @@
-"""The rl package."""
+"""Returns, advantages, losses, exploration and normalisation: functions on tensors."""
+
+from dmiddleware.rl.distribution import (
+    ActionSample,
+    categorical_entropy,
+    categorical_log_prob,
+    categorical_sample,
+    gaussian_entropy,
+    gaussian_log_prob,
+    gaussian_sample,
+    mask_logit,
+)
+from dmiddleware.rl.exploration import (
+    EpsilonSchedule,
+    ExponentialSchedule,
+    LinearSchedule,
+    Schedule,
+    epsilon_greedy,
+)
+from dmiddleware.rl.imitation import bc_continuous_loss, bc_discrete_loss
+from dmiddleware.rl.normalise import RewardNormaliser, RunningMeanStd
+from dmiddleware.rl.ppo import PPOPolicyLoss, approx_kl, ppo_policy_loss, ppo_value_loss
+from dmiddleware.rl.recurrence import discounted_scan
+from dmiddleware.rl.returns import (
+    Advantage,
+    NStepReturn,
+    discounted_return,
+    gae,
+    lambda_return,
+    nstep_return,
+    take_rows,
+)
+from dmiddleware.rl.td import TDLoss, q_target, td_loss
+
+__all__ = [
+    "gae",
+    "Advantage",
+    "nstep_return",
+    "NStepReturn",
+    "take_rows",
+    "discounted_return",
+    "lambda_return",
+    "discounted_scan",
+    "q_target",
+    "td_loss",
+    "TDLoss",
+    "ppo_policy_loss",
+    "PPOPolicyLoss",
+    "ppo_value_loss",
+    "approx_kl",
+    "bc_discrete_loss",
+    "bc_continuous_loss",
+    "Schedule",
+    "LinearSchedule",
+    "ExponentialSchedule",
+    "EpsilonSchedule",
+    "epsilon_greedy",
+    "mask_logit",
+    "ActionSample",
+    "categorical_sample",
+    "categorical_log_prob",
+    "categorical_entropy",
+    "gaussian_sample",
+    "gaussian_log_prob",
+    "gaussian_entropy",
+    "RunningMeanStd",
+    "RewardNormaliser",
+]

@@ -1,0 +1,155 @@
+"""Exploration: schedules of epsilon and epsilon-greedy actions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+
+from dmiddleware.rl.distribution import mask_logit
+
+__all__ = [
+    "Schedule",
+    "LinearSchedule",
+    "ExponentialSchedule",
+    "EpsilonSchedule",
+    "epsilon_greedy",
+]
+
+Schedule: TypeAlias = Callable[[float], float]
+"""A step count in, the value for it out."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSchedule:
+    """Go from ``start`` to ``end`` in a straight line, then stay.
+
+    Attributes:
+        start: value at step 0.
+        end: value from ``decay_steps`` on.
+        decay_steps: length of the line, positive.
+
+    Raises:
+        ValueError: if a value is not finite or ``decay_steps`` not positive.
+    """
+
+    start: float
+    end: float
+    decay_steps: float
+
+    def __post_init__(self) -> None:
+        _check_schedule(self.start, self.end, self.decay_steps)
+
+    def __call__(self, step: float) -> float:
+        """Return the value for ``step``; a negative step counts as 0."""
+        progress = min(max(step / self.decay_steps, 0.0), 1.0)
+        return self.start + progress * (self.end - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialSchedule:
+    """Approach ``end`` from ``start``: ``end + (start - end) * exp(-step / decay_steps)``.
+
+    Attributes:
+        start: value at step 0.
+        end: value that is approached and never reached.
+        decay_steps: steps after which ``1 / e`` of the way is left, positive.
+
+    Raises:
+        ValueError: if a value is not finite or ``decay_steps`` not positive.
+    """
+
+    start: float
+    end: float
+    decay_steps: float
+
+    def __post_init__(self) -> None:
+        _check_schedule(self.start, self.end, self.decay_steps)
+
+    def __call__(self, step: float) -> float:
+        """Return the value for ``step``; a negative step counts as 0."""
+        return self.end + (self.start - self.end) * math.exp(-max(step, 0.0) / self.decay_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class EpsilonSchedule:
+    """How likely a random action is, as a function of the steps so far.
+
+    Attributes:
+        start: epsilon at step 0, in ``[0, 1]``.
+        end: epsilon in the long run, in ``[0, 1]``.
+        decay_steps: the pace, positive; see the two kinds.
+        kind: ``"linear"`` (:class:`LinearSchedule`) or ``"exponential"``
+            (:class:`ExponentialSchedule`).
+
+    Raises:
+        ValueError: if a probability is outside ``[0, 1]``, ``decay_steps`` not positive, or the
+            kind unknown.
+    """
+
+    start: float = 1.0
+    end: float = 0.05
+    decay_steps: float = 10_000
+    kind: Literal["linear", "exponential"] = "linear"
+
+    def __post_init__(self) -> None:
+        for name, value in (("start", self.start), ("end", self.end)):
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(f"epsilon's {name} must be a probability in [0, 1], got {value}")
+        if self.kind not in ("linear", "exponential"):
+            raise ValueError(f"epsilon's kind must be 'linear' or 'exponential', got {self.kind!r}")
+        _check_schedule(self.start, self.end, self.decay_steps)
+
+    def __call__(self, step: float) -> float:
+        """Return epsilon for ``step``; a negative step counts as 0."""
+        shape = LinearSchedule if self.kind == "linear" else ExponentialSchedule
+        return shape(self.start, self.end, self.decay_steps)(step)
+
+
+@torch.no_grad()
+def epsilon_greedy(
+    q: torch.Tensor,
+    eps: float | torch.Tensor,
+    *,
+    generator: torch.Generator | None = None,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Take a uniformly random action with probability ``eps``, else the best one.
+
+    A call draws equally many random numbers whatever ``eps`` is, so runs that differ in it only
+    stay comparable.
+
+    Args:
+        q: ``[…, A]`` action values.
+        eps: probability of a random action; a tensor ``[…]`` gives each row its own.
+        generator: source of randomness, on the values' device; None: torch's own.
+        mask: ``[…, A]`` bool, True where the action is allowed; neither choice takes another.
+
+    Returns:
+        ``[…]`` int64 actions.
+
+    Raises:
+        ValueError: if the mask allows no action in a row.
+    """
+    rows = q.shape[:-1]
+    explore = torch.rand(rows, generator=generator, device=q.device) < eps
+    if mask is None:
+        greedy = q.argmax(-1)
+        uniform = torch.randint(q.shape[-1], rows, generator=generator, device=q.device)
+    else:
+        greedy = mask_logit(q, mask).argmax(-1)
+        # The largest of independent uniform numbers is equally likely to be any allowed one.
+        lottery = torch.rand(q.shape, generator=generator, device=q.device)
+        uniform = lottery.masked_fill_(~mask, -1.0).argmax(-1)
+    return torch.where(explore, uniform, greedy)
+
+
+def _check_schedule(start: float, end: float, decay_steps: float) -> None:
+    for name, value in (("start", start), ("end", end)):
+        if not math.isfinite(value):
+            raise ValueError(f"a schedule's {name} must be finite, got {value}")
+    if not (math.isfinite(decay_steps) and decay_steps > 0):
+        raise ValueError(f"a schedule's decay_steps must be positive, got {decay_steps}")

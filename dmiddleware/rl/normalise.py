@@ -1,0 +1,228 @@
+"""Running mean and variance, to normalise observations and rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dmiddleware.errors import CheckpointMismatch, StructureError
+from dmiddleware.rl.recurrence import check_fraction, discounted_scan
+
+__all__ = ["RunningMeanStd", "RewardNormaliser"]
+
+
+class RunningMeanStd:
+    """Mean and variance of everything seen so far, in float64.
+
+    Batches are merged with the parallel formula of Chan, Golub and LeVeque ("Updating Formulae and
+    a Pairwise Algorithm for Computing Sample Variances", 1979), so neither the size nor the order
+    of batches matters beyond rounding.
+
+    Args:
+        shape: shape of one item, ``()`` for scalars.
+        eps: added to the variance before its root is taken.
+        device: where statistics live and inputs come from.
+
+    Attributes:
+        mean: ``shape`` float64, 0 before the first update.
+        var: ``shape`` float64, population variance, 1 before the first update.
+        count: number of items seen.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int] = (),
+        *,
+        eps: float = 1e-8,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if eps <= 0.0:
+            raise ValueError(f"eps must be positive, got {eps}")
+        self._shape = tuple(shape)
+        self._eps = eps
+        self.mean = torch.zeros(self._shape, dtype=torch.float64, device=device)
+        self.var = torch.ones(self._shape, dtype=torch.float64, device=device)
+        self.count = 0
+        self._refresh()
+
+    @property
+    def std(self) -> torch.Tensor:
+        """``shape`` float64, the root of ``var + eps``."""
+        return (self.var + self._eps).sqrt()
+
+    @torch.no_grad()
+    def update(self, batch: torch.Tensor) -> None:
+        """Take in items ``[…, *shape]`` of any dtype; an empty batch changes nothing.
+
+        Raises:
+            StructureError: if the items are of another shape.
+        """
+        items = self._as_items(batch)
+        n_new = items.shape[0]
+        if n_new == 0:
+            return
+        new_mean = items.mean(0)
+        new_var = (items - new_mean).square_().mean(0)
+        if self.count == 0:
+            self.mean, self.var = new_mean, new_var
+        else:
+            total = self.count + n_new
+            share = n_new / total
+            delta = new_mean - self.mean
+            self.mean = self.mean + delta * share
+            self.var = (
+                self.var * (1.0 - share) + new_var * share + delta.square() * share * (1.0 - share)
+            )
+        self.count += n_new
+        self._refresh()
+
+    @torch.no_grad()
+    def normalise(self, batch: torch.Tensor, *, clip: float | None = 10.0) -> torch.Tensor:
+        """Return ``(batch - mean) / std`` as float32.
+
+        Args:
+            batch: ``[…, *shape]`` of any dtype.
+            clip: bound of the result's absolute value; None: no bound.
+        """
+        scaled = (batch - self._mean32).mul_(self._scale32)
+        return scaled if clip is None else scaled.clamp_(-clip, clip)
+
+    @torch.no_grad()
+    def denormalise(self, batch: torch.Tensor) -> torch.Tensor:
+        """Return ``batch * std + mean`` as float32: the inverse of an unclipped normalisation."""
+        return (batch / self._scale32).add_(self._mean32)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the statistics: ``mean`` and ``var`` (copies, on the CPU) and ``count``."""
+        return {
+            "mean": self.mean.cpu().clone(),
+            "var": self.var.cpu().clone(),
+            "count": self.count,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the statistics.
+
+        Raises:
+            CheckpointMismatch: if they are of items of another shape.
+        """
+        shape = tuple(state["mean"].shape)
+        if shape != self._shape:
+            raise CheckpointMismatch(
+                f"these statistics are of items of shape {shape}, this normaliser is for shape "
+                f"{self._shape}; load them into one of the same observation shape"
+            )
+        device = self.mean.device
+        self.mean = state["mean"].to(device, torch.float64, copy=True)
+        self.var = state["var"].to(device, torch.float64, copy=True)
+        self.count = int(state["count"])
+        self._refresh()
+
+    def _as_items(self, batch: torch.Tensor) -> torch.Tensor:
+        n_lead = batch.dim() - len(self._shape)
+        if n_lead < 0 or tuple(batch.shape[n_lead:]) != self._shape:
+            raise StructureError(
+                f"a batch of shape {tuple(batch.shape)} does not end in the item shape "
+                f"{self._shape} that this normaliser was made for"
+            )
+        return batch.to(torch.float64).reshape(-1, *self._shape)
+
+    def _refresh(self) -> None:
+        self._mean32 = self.mean.float()
+        self._scale32 = self.std.reciprocal().float()
+
+
+class RewardNormaliser:
+    """Scale rewards by the running standard deviation of the discounted return.
+
+    The return of each environment is followed forwards in time, ``R = discount * R + reward``, and
+    starts from zero in every episode; rewards are divided by its standard deviation and not shifted
+    (Engstrom et al., "Implementation Matters in Deep Policy Gradients", 2020, appendix A.2).
+
+    Args:
+        discount: gamma, in ``[0, 1]``.
+        clip: bound of a scaled reward's absolute value; None: no bound.
+        eps: added to the variance before its root is taken.
+        device: where rewards come from.
+    """
+
+    def __init__(
+        self,
+        *,
+        discount: float,
+        clip: float | None = 10.0,
+        eps: float = 1e-8,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        check_fraction(discount=discount)
+        self._discount = discount
+        self._clip = clip
+        self._return_stats = RunningMeanStd((), eps=eps, device=device)
+        self._running = torch.zeros(0, dtype=torch.float64, device=device)
+
+    @property
+    def std(self) -> float:
+        """The standard deviation by which rewards are divided."""
+        return float(self._return_stats.std)
+
+    @torch.no_grad()
+    def update(self, reward: torch.Tensor, done: torch.Tensor) -> None:
+        """Follow the returns over new rewards.
+
+        Args:
+            reward: ``[E]`` of one time step or ``[T, E]`` of several, not yet scaled; ``E`` stays
+                the same from call to call, each column being one environment.
+            done: bool like ``reward``, True where an episode ended.
+
+        Raises:
+            StructureError: if the shapes differ, or ``E`` is not the one of the calls before.
+        """
+        self._check(reward, done)
+        if reward.numel() == 0:
+            return
+        rewards = reward.to(torch.float64).reshape(-1, reward.shape[-1])
+        ended = done.reshape(rewards.shape)
+        # Forwards in time is backwards over the flipped rows; the factor of a row says whether the
+        # row before it in time is of the same episode.
+        factor = torch.full_like(rewards, self._discount)
+        factor[1:].masked_fill_(ended[:-1], 0.0)
+        first = rewards[0] + self._discount * self._running
+        start = torch.cat((first.unsqueeze(0), rewards[1:]))
+        returns = discounted_scan(start.flip(0), factor.flip(0)).flip(0)
+        self._return_stats.update(returns)
+        self._running = returns[-1].masked_fill(ended[-1], 0.0)
+
+    @torch.no_grad()
+    def normalise(self, reward: torch.Tensor) -> torch.Tensor:
+        """Return the rewards ``[…]`` divided by :attr:`std`, as float32, clipped."""
+        scaled = (reward / self._return_stats.std).float()
+        return scaled if self._clip is None else scaled.clamp_(-self._clip, self._clip)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the statistics and the running returns of unfinished episodes."""
+        return {
+            "return_stats": self._return_stats.state_dict(),
+            "running": self._running.cpu().clone(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._return_stats.load_state_dict(state["return_stats"])
+        self._running = state["running"].to(self._running.device, torch.float64, copy=True)
+
+    def _check(self, reward: torch.Tensor, done: torch.Tensor) -> None:
+        if reward.shape != done.shape or reward.dim() not in (1, 2):
+            raise StructureError(
+                f"reward {tuple(reward.shape)} and done {tuple(done.shape)} must both be [E] or "
+                "both [T, E]"
+            )
+        n_envs = reward.shape[-1]
+        if self._running.numel() == 0:
+            self._running = self._running.new_zeros(n_envs)
+        if self._running.numel() != n_envs:
+            raise StructureError(
+                f"rewards of {n_envs} environment(s) came after rewards of "
+                f"{self._running.numel()}; use one normaliser for each set of environments"
+            )

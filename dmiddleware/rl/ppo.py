@@ -1,0 +1,121 @@
+"""The losses of proximal policy optimisation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["PPOPolicyLoss", "ppo_policy_loss", "ppo_value_loss", "approx_kl"]
+
+
+class PPOPolicyLoss(NamedTuple):
+    """What :func:`ppo_policy_loss` gives.
+
+    Attributes:
+        loss: scalar, with gradient.
+        approx_kl: scalar, without gradient: :func:`approx_kl`.
+        clip_fraction: scalar, without gradient: the share of ratios outside the clip range.
+    """
+
+    loss: torch.Tensor
+    approx_kl: torch.Tensor
+    clip_fraction: torch.Tensor
+
+
+def ppo_policy_loss(
+    log_prob: torch.Tensor,
+    old_log_prob: torch.Tensor,
+    adv: torch.Tensor,
+    *,
+    clip_ratio: float = 0.2,
+    dual_clip: float | None = None,
+    weight: torch.Tensor | None = None,
+) -> PPOPolicyLoss:
+    """Return the clipped surrogate objective, negated (Schulman et al., "PPO", 2017, equation 7).
+
+    Args:
+        log_prob: ``[B]`` of the actions under the policy that learns.
+        old_log_prob: ``[B]`` of the actions under the policy that collected them.
+        adv: ``[B]`` advantages, normalised or not.
+        clip_ratio: epsilon of the paper, positive.
+        dual_clip: also bound the objective from below by ``dual_clip * adv`` where the advantage is
+            negative (Ye et al., "Mastering Complex Control in MOBA Games", 2020, equation 5);
+            above 1, or None for not at all.
+        weight: ``[B]`` weights of the samples.
+
+    Raises:
+        ValueError: if ``clip_ratio`` is not positive or ``dual_clip`` not above 1.
+    """
+    if clip_ratio <= 0.0:
+        raise ValueError(f"clip_ratio must be positive, got {clip_ratio}")
+    log_ratio = log_prob - old_log_prob
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(1.0 - clip_ratio, 1.0 + clip_ratio)
+    objective = torch.minimum(ratio * adv, clipped * adv)
+    if dual_clip is not None:
+        if dual_clip <= 1.0:
+            raise ValueError(f"dual_clip must be above 1, got {dual_clip}")
+        floor = torch.maximum(objective, dual_clip * adv)
+        objective = torch.where(adv < 0.0, floor, objective)
+    if weight is not None:
+        objective = objective * weight
+    with torch.no_grad():
+        kl = (ratio - 1.0 - log_ratio).mean()
+        clip_fraction = ((ratio - 1.0).abs() > clip_ratio).to(ratio.dtype).mean()
+    return PPOPolicyLoss(-objective.mean(), kl, clip_fraction)
+
+
+def ppo_value_loss(
+    value: torch.Tensor,
+    ret: torch.Tensor,
+    *,
+    old_value: torch.Tensor | None = None,
+    clip_range: float | None = None,
+    weight: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return half the mean squared error of the value function.
+
+    With ``clip_range``, the error of an estimate that left ``old_value ± clip_range`` is the larger
+    of its own and the clipped estimate's, as in OpenAI Baselines' PPO2 (Huang et al., "The 37
+    Implementation Details of PPO", 2022, detail 9).
+
+    Args:
+        value: ``[B]`` estimates, with gradient.
+        ret: ``[B]`` targets.
+        old_value: ``[B]`` estimates of the policy that collected; needed for ``clip_range``.
+        clip_range: how far an estimate may move for free, positive; None: no clipping.
+        weight: ``[B]`` weights of the samples.
+
+    Raises:
+        ValueError: if ``clip_range`` is not positive, or given without ``old_value``.
+    """
+    error = (value - ret).square()
+    if clip_range is not None:
+        if clip_range <= 0.0:
+            raise ValueError(f"clip_range must be positive, got {clip_range}")
+        if old_value is None:
+            raise ValueError("clip_range needs old_value, the estimates at collecting; give it")
+        clipped = old_value + (value - old_value).clamp(-clip_range, clip_range)
+        error = torch.maximum(error, (clipped - ret).square())
+    if weight is not None:
+        error = error * weight
+    return 0.5 * error.mean()
+
+
+@torch.no_grad()
+def approx_kl(log_prob: torch.Tensor, old_log_prob: torch.Tensor) -> torch.Tensor:
+    """Estimate ``KL(old || new)`` from samples of the old policy.
+
+    The estimator k3 of Schulman, "Approximating KL Divergence" (2020, joschu.net/blog/kl-approx):
+    ``mean(ratio - 1 - log(ratio))``, unbiased and never negative.
+
+    Args:
+        log_prob: ``[…]`` of the actions under the new policy.
+        old_log_prob: ``[…]`` of the actions under the old one, which chose them.
+
+    Returns:
+        A scalar without gradient.
+    """
+    log_ratio = log_prob - old_log_prob
+    return (log_ratio.exp() - 1.0 - log_ratio).mean()

@@ -1,0 +1,254 @@
+"""Returns and advantages over trajectories, time first, with time limits told from true ends.
+
+Everywhere here ``terminated`` says that the episode truly ended, so the future is worth nothing;
+``done`` (``terminated or truncated``) says that the next row belongs to another episode. Only
+``terminated`` stops bootstrapping (Pardo et al., "Time Limits in Reinforcement Learning", 2018).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from dmiddleware.rl.recurrence import check_fraction, check_time_first, discounted_scan
+
+__all__ = [
+    "Advantage",
+    "NStepReturn",
+    "gae",
+    "nstep_return",
+    "discounted_return",
+    "lambda_return",
+    "take_rows",
+]
+
+
+class Advantage(NamedTuple):
+    """What :func:`gae` gives.
+
+    Attributes:
+        adv: ``[T, …]`` advantages.
+        ret: ``[T, …]`` returns, ``adv + value``: the value function's target.
+    """
+
+    adv: torch.Tensor
+    ret: torch.Tensor
+
+
+class NStepReturn(NamedTuple):
+    """What :func:`nstep_return` gives; the target is ``reward + discount * V(next_obs[bootstrap_row])``.
+
+    Attributes:
+        reward: ``[T, …]`` discounted sum of the next ``k`` rewards.
+        discount: ``[T, …]`` ``discount ** k``; to be multiplied by ``1 - terminated``.
+        bootstrap_row: ``[T, …]`` int64, the row of the last step summed up (``t + k - 1``), whose
+            ``next_obs`` to bootstrap from; :func:`take_rows` fetches it.
+        terminated: ``[T, …]`` bool, whether that step truly ended the episode.
+    """
+
+    reward: torch.Tensor
+    discount: torch.Tensor
+    bootstrap_row: torch.Tensor
+    terminated: torch.Tensor
+
+
+@torch.no_grad()
+def gae(
+    reward: torch.Tensor,
+    value: torch.Tensor,
+    next_value: torch.Tensor,
+    terminated: torch.Tensor,
+    done: torch.Tensor,
+    *,
+    discount: float,
+    gae_lambda: float,
+) -> Advantage:
+    """Estimate advantages (Schulman et al., "High-Dimensional Continuous Control Using GAE", 2016).
+
+    The TD residual of equation 10, ``delta = reward + discount * V(s') - V(s)``, bootstraps unless
+    the step terminated; the exponentially weighted sum of equation 16 is cut where ``done``.
+
+    Args:
+        reward: ``[T, …]`` float32.
+        value: ``[T, …]`` V of each row's observation.
+        next_value: ``[T, …]`` V of each row's true successor; not read where terminated.
+        terminated: ``[T, …]`` bool.
+        done: ``[T, …]`` bool, terminated or truncated.
+        discount: gamma, in ``[0, 1]``.
+        gae_lambda: lambda, in ``[0, 1]``.
+
+    Returns:
+        Advantages and returns, ``[T, …]``, without gradient.
+
+    Raises:
+        StructureError: if shapes differ, there is no time step, or a mask is not bool.
+        ValueError: if ``discount`` or ``gae_lambda`` is outside ``[0, 1]``.
+    """
+    check_fraction(discount=discount, gae_lambda=gae_lambda)
+    check_time_first(reward, value=value, next_value=next_value, terminated=terminated, done=done)
+    delta = next_value.masked_fill(terminated, 0.0).mul_(discount).add_(reward).sub_(value)
+    factor = torch.full_like(delta, discount * gae_lambda).masked_fill_(done, 0.0)
+    adv = discounted_scan(delta, factor)
+    return Advantage(adv, adv + value)
+
+
+@torch.no_grad()
+def nstep_return(
+    reward: torch.Tensor,
+    terminated: torch.Tensor,
+    done: torch.Tensor,
+    *,
+    n: int,
+    discount: float,
+) -> NStepReturn:
+    """Sum up to ``n`` rewards ahead of each row (Sutton and Barto, 2nd edition, equation 7.1).
+
+    The sum of a row stops early, with ``k < n``, at the end of its episode or of the data. It then
+    still bootstraps from the last row that it covers, unless that row terminated.
+
+    Args:
+        reward: ``[T, …]`` float32.
+        terminated: ``[T, …]`` bool.
+        done: ``[T, …]`` bool, terminated or truncated.
+        n: how many rewards to sum, at least 1.
+        discount: gamma, in ``[0, 1]``.
+
+    Raises:
+        StructureError: if shapes differ, there is no time step, or a mask is not bool.
+        ValueError: if ``n`` is below 1 or ``discount`` outside ``[0, 1]``.
+    """
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}")
+    check_fraction(discount=discount)
+    check_time_first(reward, terminated=terminated, done=done)
+    n_steps = reward.shape[0]
+    factor = torch.full_like(reward, discount).masked_fill_(done, 0.0)[:-1]
+    total = reward.clone()
+    for _ in range(min(n, n_steps) - 1):
+        # Horner's rule: what row t + 1 sums in m steps, row t takes in m + 1.
+        torch.add(reward[:-1], factor * total[1:], out=total[:-1])
+    row = torch.arange(n_steps, device=reward.device).view(-1, *[1] * (reward.dim() - 1))
+    index = torch.minimum(_last_row_of_episode(done, row), row + (n - 1))
+    powers = discount ** torch.arange(n + 1, device=reward.device, dtype=reward.dtype)
+    return NStepReturn(
+        reward=total,
+        discount=powers[index - row + 1],
+        bootstrap_row=index,
+        terminated=terminated.gather(0, index),
+    )
+
+
+@torch.no_grad()
+def discounted_return(
+    reward: torch.Tensor,
+    terminated: torch.Tensor,
+    done: torch.Tensor,
+    *,
+    discount: float,
+    next_value: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Sum all discounted rewards to the end of each row's episode (Monte-Carlo returns).
+
+    Args:
+        reward: ``[T, …]`` float32.
+        terminated: ``[T, …]`` bool.
+        done: ``[T, …]`` bool, terminated or truncated.
+        discount: gamma, in ``[0, 1]``.
+        next_value: ``[T, …]`` V of each row's true successor. With it, the sum of an episode that
+            was truncated, or that goes on beyond the last row, ends in ``discount * next_value``;
+            without it (the default) such a sum just ends.
+
+    Returns:
+        ``[T, …]`` returns, without gradient.
+
+    Raises:
+        StructureError: if shapes differ, there is no time step, or a mask is not bool.
+        ValueError: if ``discount`` is outside ``[0, 1]``.
+    """
+    check_fraction(discount=discount)
+    check_time_first(reward, terminated=terminated, done=done, next_value=next_value)
+    factor = torch.full_like(reward, discount).masked_fill_(done, 0.0)
+    if next_value is None:
+        return discounted_scan(reward, factor)
+    return discounted_scan(_close_sums(reward, next_value, terminated, done, discount), factor)
+
+
+@torch.no_grad()
+def lambda_return(
+    reward: torch.Tensor,
+    next_value: torch.Tensor,
+    terminated: torch.Tensor,
+    done: torch.Tensor,
+    *,
+    discount: float,
+    trace_decay: float,
+) -> torch.Tensor:
+    """Mix the n-step returns of all n (Sutton and Barto, 2nd edition, equations 12.2 and 12.3).
+
+    ``G[t] = reward[t] + discount * ((1 - trace_decay) * V(s') + trace_decay * G[t + 1])``; at a
+    truncated or the last row the whole weight is on ``V(s')``, after a terminated one there is no
+    future. Equals ``gae(…).ret`` when ``next_value[t]`` is ``value[t + 1]`` within episodes.
+
+    Args:
+        reward: ``[T, …]`` float32.
+        next_value: ``[T, …]`` V of each row's true successor; not read where terminated.
+        terminated: ``[T, …]`` bool.
+        done: ``[T, …]`` bool, terminated or truncated.
+        discount: gamma, in ``[0, 1]``.
+        trace_decay: lambda, in ``[0, 1]``.
+
+    Returns:
+        ``[T, …]`` returns, without gradient.
+
+    Raises:
+        StructureError: if shapes differ, there is no time step, or a mask is not bool.
+        ValueError: if ``discount`` or ``trace_decay`` is outside ``[0, 1]``.
+    """
+    check_fraction(discount=discount, trace_decay=trace_decay)
+    check_time_first(reward, next_value=next_value, terminated=terminated, done=done)
+    # Every row takes (1 - lambda) of its bootstrap; the rows that nothing follows take it whole.
+    mixed = _close_sums(
+        reward, next_value, terminated, done, discount, share_within=1.0 - trace_decay
+    )
+    factor = torch.full_like(reward, discount * trace_decay).masked_fill_(done, 0.0)
+    return discounted_scan(mixed, factor)
+
+
+def take_rows(column: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Take ``column[index[t, e…], e…]``: for each place the row of time that ``index`` names.
+
+    Args:
+        column: ``[T, E…, …]``, such as ``next_obs`` with its own dimensions at the end.
+        index: ``[T, E…]`` int64, such as ``NStepReturn.bootstrap_row``.
+
+    Returns:
+        ``[T, E…, …]`` like ``column``.
+    """
+    places = torch.meshgrid(
+        *(torch.arange(size, device=index.device) for size in index.shape[1:]), indexing="ij"
+    )
+    return column[(index, *places)]
+
+
+def _last_row_of_episode(done: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    """Return, for each place, the next row at or after it where ``done``, else the last row."""
+    last = done.shape[0] - 1
+    ends = torch.where(done, row, last)
+    return ends.flip(0).cummin(0).values.flip(0)
+
+
+def _close_sums(
+    reward: torch.Tensor,
+    next_value: torch.Tensor,
+    terminated: torch.Tensor,
+    done: torch.Tensor,
+    discount: float,
+    *,
+    share_within: float = 0.0,
+) -> torch.Tensor:
+    """Add the discounted bootstrap to the rows: whole where a sum ends, else a share of it."""
+    share = torch.full_like(reward, share_within).masked_fill_(done, 1.0)
+    share[-1] = 1.0
+    share.mul_(next_value).masked_fill_(terminated, 0.0)
+    return share.mul_(discount).add_(reward)

@@ -1,0 +1,93 @@
+"""Temporal-difference losses of Q-learning."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+__all__ = ["TDLoss", "q_target", "td_loss"]
+
+
+class TDLoss(NamedTuple):
+    """What :func:`td_loss` gives.
+
+    Attributes:
+        loss: scalar, with gradient.
+        td_error: ``[B]`` target minus estimate, without gradient; its absolute value is the
+            priority of prioritized replay.
+    """
+
+    loss: torch.Tensor
+    td_error: torch.Tensor
+
+
+@torch.no_grad()
+def q_target(
+    next_q: torch.Tensor,
+    reward: torch.Tensor,
+    terminated: torch.Tensor,
+    *,
+    discount: float | torch.Tensor,
+    next_q_online: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return ``reward + discount * Q(s', a')``, where the episode goes on.
+
+    Without ``next_q_online`` the next action is the target network's own best (Mnih et al.,
+    "Human-level control", 2015); with it, the online network's best (van Hasselt et al., "Deep
+    Reinforcement Learning with Double Q-learning", 2016, equation 4).
+
+    Args:
+        next_q: ``[B, A]`` the target network's values at the successor.
+        reward: ``[B]`` float32, or an n-step sum.
+        terminated: ``[B]`` bool, where there is no successor to bootstrap from.
+        discount: gamma, or ``[B]`` ``gamma ** k`` of n-step sums.
+        next_q_online: ``[B, A]`` the online network's values at the successor.
+
+    Returns:
+        ``[B]`` targets, without gradient.
+    """
+    if next_q_online is None:
+        bootstrap = next_q.amax(-1)
+    else:
+        best = next_q_online.argmax(-1, keepdim=True)
+        bootstrap = next_q.gather(-1, best).squeeze(-1)
+    return bootstrap.masked_fill(terminated, 0.0).mul_(discount).add_(reward)
+
+
+def td_loss(
+    q: torch.Tensor,
+    action: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    weight: torch.Tensor | None = None,
+    criterion: Literal["huber", "mse"] = "huber",
+    huber_delta: float = 1.0,
+) -> TDLoss:
+    """Compare the values of the actions taken with their targets.
+
+    Args:
+        q: ``[B, A]`` the online network's values.
+        action: ``[B]`` int64.
+        target: ``[B]`` from :func:`q_target`.
+        weight: ``[B]`` importance weights of prioritized replay (Schaul et al., 2016); the loss is
+            the mean of the weighted errors.
+        criterion: ``"huber"`` (its gradient is the error clipped to ``±huber_delta``, as in Mnih et
+            al., 2015) or ``"mse"`` (the plain mean of squared errors).
+        huber_delta: where Huber's loss turns from quadratic to linear.
+
+    Raises:
+        ValueError: for another criterion.
+    """
+    taken = q.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    reduction = "mean" if weight is None else "none"
+    if criterion == "huber":
+        loss = F.huber_loss(taken, target, reduction=reduction, delta=huber_delta)
+    elif criterion == "mse":
+        loss = F.mse_loss(taken, target, reduction=reduction)
+    else:
+        raise ValueError(f"criterion must be 'huber' or 'mse', got {criterion!r}")
+    if weight is not None:
+        loss = (loss * weight).mean()
+    return TDLoss(loss, target - taken.detach())
