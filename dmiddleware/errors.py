@@ -20,6 +20,7 @@ built-in error that a Python reader would expect, so that either can be caught::
     ├── EnvError
     │   ├── EnvCrashed (RuntimeError)       an environment that kept failing
     │   ├── EnvTimeout (TimeoutError)       an environment that did not answer in time
+    │   ├── EnvProtocolError (TypeError)    an environment that breaks Gymnasium's interface
     │   └── EnvStateError (RuntimeError)    an env manager used before launch or after close
     ├── PolicyError
     │   ├── SpaceError (ValueError)         a model that does not fit the environment's spaces
@@ -33,7 +34,8 @@ built-in error that a Python reader would expect, so that either can be caught::
         ├── DecodeError (ValueError)        bytes that are no encoded value
         ├── FrameError (ValueError)         bytes that are no frame
         ├── FrameTooLarge (ValueError)      a frame larger than its receiver accepts
-        └── AuthError (PermissionError)     a peer or frame without the right key
+        ├── AuthError (PermissionError)     a peer or frame without the right key
+        └── HandshakeRefused (ConnectionError)  a listener that does not let a node in
 
 A message says what happened, with which value, and what to do about it.
 """
@@ -56,6 +58,7 @@ __all__ = [
     "EnvError",
     "EnvCrashed",
     "EnvTimeout",
+    "EnvProtocolError",
     "EnvStateError",
     "PolicyError",
     "SpaceError",
@@ -70,6 +73,7 @@ __all__ = [
     "FrameError",
     "FrameTooLarge",
     "AuthError",
+    "HandshakeRefused",
 ]
 
 
@@ -145,6 +149,10 @@ class EnvTimeout(EnvError, TimeoutError):
     """An environment did not answer before the deadline."""
 
 
+class EnvProtocolError(EnvError, TypeError):
+    """An environment does not follow Gymnasium's interface, or has spaces without a shape."""
+
+
 class EnvStateError(EnvError, RuntimeError):
     """An env manager was used before ``launch`` or after ``close``."""
 
@@ -199,3 +207,16 @@ class FrameTooLarge(RouterError, ValueError):
 
 class AuthError(RouterError, PermissionError):
     """A peer or a frame is not signed with the right key."""
+
+
+class HandshakeRefused(RouterError, ConnectionError):
+    """A listener does not let a node in.
+
+    Attributes:
+        code: the kind of reason: ``version``, ``run``, ``key``, ``node_id_taken``, ``stale`` or
+            ``closing``.
+    """
+
+    def __init__(self, reason: str, *, code: str) -> None:
+        super().__init__(reason)
+        self.code = code
