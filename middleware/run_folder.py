@@ -1,0 +1,151 @@
+"""RunFolder: where everything of one run lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import yaml
+from tensorboardX import SummaryWriter
+
+__all__ = ["RunFolder"]
+
+
+class RunFolder:
+    """The folder of one run: checkpoints, tensorboard events, the learning curve, the config.
+
+    It is made by :meth:`create`, which never gives a folder that was there before::
+
+        runs/cartpole/
+        ├── ckpt/         checkpoints (CkptSaver)
+        ├── tb/           tensorboard events (online_logger)
+        ├── config.yaml   what the run was started with (save_config)
+        └── curve.png     the learning curve (learning_curve)
+
+    Args:
+        path: an existing folder.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._tb_logger: SummaryWriter | None = None
+
+    @classmethod
+    def create(cls, exp_name: str, *, root: str | Path = "runs") -> Self:
+        """Make a new folder for a run.
+
+        A run never writes into the folder of an earlier one: if ``exp_name`` is taken, the run gets
+        the first free one of ``exp_name-2``, ``exp_name-3``, …
+
+        Args:
+            exp_name: the folder's name, or a path below ``root``.
+            root: where the runs lie; made if it is missing.
+
+        Raises:
+            ValueError: if ``exp_name`` does not name a folder below ``root``.
+        """
+        name = Path(exp_name)
+        if not exp_name.strip() or name.is_absolute() or ".." in name.parts or not name.name:
+            raise ValueError(
+                f"exp_name must be a folder name, or a path below {root}, got {exp_name!r}"
+            )
+        wanted = Path(root) / name
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+        number = 1
+        while True:
+            path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+            try:
+                # Making the folder is what takes the name: of two runs only one can succeed.
+                path.mkdir()
+            except FileExistsError:
+                number += 1
+            else:
+                return cls(path)
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.path.name
+
+    @property
+    def ckpt_dir(self) -> Path:
+        """Where the checkpoints lie; made when it is asked for."""
+        path = self.path / "ckpt"
+        path.mkdir(exist_ok=True)
+        return path
+
+    @property
+    def best_ckpt(self) -> Path:
+        """Where CkptSaver puts the policy that evaluated best."""
+        return self.ckpt_dir / "best.ckpt"
+
+    @property
+    def curve_path(self) -> Path:
+        """Where the picture of the learning curve goes."""
+        return self.path / "curve.png"
+
+    @property
+    def tb_logger(self) -> SummaryWriter:
+        """The run's tensorboard writer; opened when it is first asked for."""
+        if self._tb_logger is None:
+            self._tb_logger = SummaryWriter(logdir=str(self.path / "tb"))
+        return self._tb_logger
+
+    def save_config(self, cfg: Mapping[str, Any]) -> Path:
+        """Write ``config.yaml``, for people to read and for any YAML loader.
+
+        Args:
+            cfg: nested dictionaries and lists of plain values; anything else (a class, a path, an
+                array) is written as what it is called.
+
+        Returns:
+            The path of the file.
+        """
+        path = self.path / "config.yaml"
+        partial = path.with_suffix(".yaml.partial")
+        partial.write_text(
+            yaml.safe_dump(_plain(cfg), sort_keys=False, allow_unicode=True), encoding="utf-8"
+        )
+        partial.replace(path)
+        return path
+
+    def close(self) -> None:
+        """Flush and close the tensorboard writer; the folder stays."""
+        if self._tb_logger is not None:
+            self._tb_logger.close()
+            self._tb_logger = None
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return str(value)

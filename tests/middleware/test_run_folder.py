@@ -1,0 +1,77 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from easydict import EasyDict
+
+from middleware.run_folder import RunFolder
+
+
+def test_folder_is_made_below_the_root(tmp_path: Path) -> None:
+    run = RunFolder.create("cartpole", root=tmp_path / "runs")
+    assert run.path == tmp_path / "runs" / "cartpole"
+    assert run.path.is_dir()
+    assert run.name == "cartpole"
+    assert run.ckpt_dir.is_dir()
+    assert run.ckpt_dir.parent == run.path
+
+
+def test_name_that_is_taken_gets_the_next_free_number(tmp_path: Path) -> None:
+    names = [RunFolder.create("a", root=tmp_path).name for _ in range(3)]
+    assert names == ["a", "a-2", "a-3"]
+
+
+def test_earlier_run_is_left_alone(tmp_path: Path) -> None:
+    first = RunFolder.create("a", root=tmp_path)
+    first.save_config({"seed": 1})
+    second = RunFolder.create("a", root=tmp_path)
+    second.save_config({"seed": 2})
+    assert yaml.safe_load((first.path / "config.yaml").read_text()) == {"seed": 1}
+
+
+def test_name_may_be_a_path_below_the_root(tmp_path: Path) -> None:
+    assert RunFolder.create("dqn/seed0", root=tmp_path).path == tmp_path / "dqn" / "seed0"
+
+
+@pytest.mark.parametrize("name", ["", "  ", ".", "..", "../outside", "/tmp/outside", "a/../../b"])
+def test_name_that_leaves_the_root_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="exp_name must be a folder name"):
+        RunFolder.create(name, root=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_config_is_plain_yaml(tmp_path: Path) -> None:
+    run = RunFolder.create("a", root=tmp_path)
+    cfg = EasyDict(
+        lr=1e-3,
+        hidden=(128, 64),
+        name="dqn",
+        path=Path("x"),
+        n=np.int64(3),
+        off=None,
+        cls=RunFolder,
+    )
+    cfg.model = {"dueling": True, "scale": np.array([1.0, 2.0])}
+    loaded = yaml.safe_load(run.save_config(cfg).read_text())
+    assert loaded == {
+        "lr": 1e-3,
+        "hidden": [128, 64],
+        "name": "dqn",
+        "path": "x",
+        "n": 3,
+        "off": None,
+        "cls": "middleware.run_folder.RunFolder",
+        "model": {"dueling": True, "scale": [1.0, 2.0]},
+    }
+    assert [path.name for path in run.path.iterdir()] == ["config.yaml"]
+
+
+def test_writer_is_opened_on_demand_and_closed_twice(tmp_path: Path) -> None:
+    with RunFolder.create("a", root=tmp_path) as run:
+        assert not (run.path / "tb").exists()
+        run.tb_logger.add_scalar("x", 1.0, 1)
+    run.close()
+    events = list((run.path / "tb").glob("events.*"))
+    assert len(events) == 1
+    assert events[0].stat().st_size > 0
