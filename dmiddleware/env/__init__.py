@@ -1,1 +1,15 @@
-"""The env package."""
+"""Env managers: several Gymnasium envs stepped as one, with true final observations."""
+
+from dmiddleware.env.base import BaseEnvManager
+from dmiddleware.env.factory import make_env_manager
+from dmiddleware.env.sync_manager import SyncEnvManager
+from dmiddleware.env.timestep import BatchedTimestep, EnvTimestep, StepInfo
+
+__all__ = [
+    "make_env_manager",
+    "BaseEnvManager",
+    "SyncEnvManager",
+    "BatchedTimestep",
+    "EnvTimestep",
+    "StepInfo",
+]

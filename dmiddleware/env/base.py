@@ -1,0 +1,364 @@
+"""What every env manager offers, and the bookkeeping that they share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+
+from dmiddleware.env.spaces import (
+    NestedArrays,
+    make_collate,
+    make_split,
+    map_arrays,
+    replace_rows,
+)
+from dmiddleware.env.timestep import BatchedTimestep, BoolArray, IdArray, StepInfo
+from dmiddleware.errors import ConfigError, EnvStateError, StructureError
+from dmiddleware.seeding import derive_seed
+
+__all__ = ["BaseEnvManager"]
+
+
+class BaseEnvManager(ABC):
+    """Steps several envs of one kind at once.
+
+    A manager is made closed. :meth:`launch`, or entering it with ``with``, makes the envs and
+    resets them; :meth:`close`, or leaving, closes them, and the manager may be launched again.
+    After each :meth:`step` the envs whose episode ended have been reset already: ``ready_obs``
+    holds what to act on next, for the envs ``ready_obs_id``.
+
+    Args:
+        env_num: the number of envs, ``E``.
+        seed: as in :meth:`seed`; None leaves the envs unseeded.
+
+    Raises:
+        ConfigError: if ``env_num`` is not a positive integer.
+    """
+
+    def __init__(self, env_num: int, *, seed: int | Sequence[int] | None = None) -> None:
+        if isinstance(env_num, bool) or not isinstance(env_num, int | np.integer) or env_num < 1:
+            raise ConfigError(f"env_num is a positive integer, got {env_num!r}")
+        self._env_num = int(env_num)
+        self._open = False
+        self._all_ids: IdArray = np.arange(self._env_num)
+        self._observation_space: spaces.Space[Any] | None = None
+        self._action_space: spaces.Space[Any] | None = None
+        self._seeds: list[int] | None = None
+        self._pending_seeds: dict[int, int] = {}
+        self._dropped_steps = 0
+        self._clear_episodes()
+        if seed is not None:
+            self.seed(seed)
+
+    # Life
+
+    @property
+    def env_num(self) -> int:
+        """The number of envs, ``E``."""
+        return self._env_num
+
+    @property
+    def closed(self) -> bool:
+        """Whether there are no envs: before :meth:`launch` and after :meth:`close`."""
+        return not self._open
+
+    @abstractmethod
+    def launch(self) -> None:
+        """Make the envs and reset them; ``ready_obs`` is there afterwards.
+
+        Raises:
+            EnvStateError: if they are launched already.
+            EnvCrashed: if an env cannot be made or reset; nothing is retried here, because an env
+                that fails before it ever worked is a mistake of the program.
+            EnvTimeout: if an env does not get ready in time.
+            EnvProtocolError: if an env does not follow Gymnasium's interface, or the envs differ in
+                their spaces.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the envs and free all they hold; a second call does nothing."""
+
+    def __enter__(self) -> Self:
+        if self.closed:
+            self.launch()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Spaces and seeds
+
+    @property
+    def observation_space(self) -> spaces.Space[Any]:
+        """The observation space of a single env.
+
+        Before launch, one env is made in this process to ask it, and closed at once.
+        """
+        if self._observation_space is None:
+            self._set_spaces(*self._probe_spaces())
+        assert self._observation_space is not None
+        return self._observation_space
+
+    @property
+    def action_space(self) -> spaces.Space[Any]:
+        """The action space of a single env; as :attr:`observation_space`."""
+        if self._action_space is None:
+            self._set_spaces(*self._probe_spaces())
+        assert self._action_space is not None
+        return self._action_space
+
+    def seed(self, seed: int | Sequence[int]) -> None:
+        """Seed the envs and the action spaces; takes effect when an env is next reset.
+
+        An env is seeded once, at its first reset after this call (that of :meth:`launch`, if it
+        comes before), and continues its own random sequence from episode to episode.
+
+        Args:
+            seed: an integer, from which the seed of env ``i`` is ``derive_seed(seed, i)`` (a run
+                has several managers: give each the seed of its own role and node); or the seed of
+                each env itself, ``E`` integers.
+
+        Raises:
+            ConfigError: if a list of another length is given.
+        """
+        if isinstance(seed, int | np.integer):
+            seeds = [derive_seed(int(seed), index) for index in range(self._env_num)]
+        else:
+            seeds = [int(one) for one in seed]
+        if len(seeds) != self._env_num:
+            raise ConfigError(f"{len(seeds)} seeds were given for {self._env_num} envs")
+        self._seeds = seeds
+        self._pending_seeds = dict(enumerate(seeds))
+        if self._action_space is not None:
+            self._seed_action_spaces()
+
+    def sample_actions(self) -> NestedArrays:
+        """Draw one random action for every ready env, from the seeded action space.
+
+        Returns:
+            Arrays ``[E, …]``, nested as the action space is, in the form that :meth:`step` takes.
+        """
+        assert self.action_space is not None
+        return _plain(self._batched_action_space.sample())
+
+    # Stepping
+
+    @property
+    def ready_obs(self) -> NestedArrays:
+        """``[E, …]``, nested as the observation space is: what to act on next, one row per env."""
+        self._require_open("ready_obs")
+        return self._ready_obs
+
+    @property
+    def ready_obs_id(self) -> IdArray:
+        """``[E] int64``: the envs that the rows of ``ready_obs`` belong to."""
+        self._require_open("ready_obs_id")
+        return self._all_ids
+
+    @property
+    def ready_info(self) -> StepInfo:
+        """The infos that came with ``ready_obs``: of the last step or the reset (action masks)."""
+        self._require_open("ready_info")
+        return StepInfo(self._ready_infos)
+
+    @abstractmethod
+    def reset(self, env_ids: Iterable[int] | None = None) -> None:
+        """Begin a new episode in some envs; what they had begun is given up.
+
+        Args:
+            env_ids: the envs; None: all.
+        """
+
+    @abstractmethod
+    def step(self, actions: NestedArrays | Mapping[int, Any]) -> BatchedTimestep:
+        """Step the envs, and reset those whose episode ended.
+
+        Args:
+            actions: ``[E, …]``, nested as the action space is, one row per env in the order of
+                ``ready_obs_id``; or a dictionary from env ids to single actions, which steps those
+                envs alone.
+
+        Returns:
+            One row for each env that made a transition.
+
+        Raises:
+            EnvStateError: before launch and after close.
+            StructureError: if the actions do not fit the action space or the envs; nothing was
+                stepped then.
+            EnvCrashed: if an env used up its retries; the manager is closed.
+            EnvTimeout: likewise, when the env did not answer.
+        """
+
+    @abstractmethod
+    def render(self, env_ids: Iterable[int] | None = None) -> list[npt.NDArray[np.uint8]]:
+        """Return a picture of each env, ``[H, W, 3] uint8``.
+
+        Args:
+            env_ids: the envs; None: all.
+
+        Raises:
+            EnvStateError: if the envs were not made with ``render_mode="rgb_array"``.
+        """
+
+    @property
+    @abstractmethod
+    def restarts(self) -> int:
+        """How often an env failed and was restarted since launch."""
+
+    @property
+    def dropped_steps(self) -> int:
+        """How many env steps since launch belonged to episodes that a failure cut off."""
+        return self._dropped_steps
+
+    # For subclasses
+
+    @abstractmethod
+    def _probe_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+        """Return the observation and the action space of a single env, before launch."""
+
+    def _require_open(self, doing: str) -> None:
+        if not self._open:
+            raise EnvStateError(
+                f"{type(self).__name__}.{doing} needs launched envs; call launch() first, or use "
+                "the manager in a with block"
+            )
+
+    def _require_closed(self) -> None:
+        if self._open:
+            raise EnvStateError(
+                f"{type(self).__name__} is launched already; close() it before launching it again"
+            )
+
+    def _set_spaces(self, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
+        self._collate = make_collate(observation)
+        self._split = make_split(action)
+        self._observation_space, self._action_space = observation, action
+        self._batched_action_space = batch_space(action, self._env_num)
+        if self._seeds is not None:
+            self._seed_action_spaces()
+
+    def _seed_action_spaces(self) -> None:
+        assert self._seeds is not None
+        assert self._action_space is not None
+        seed = derive_seed(self._seeds[0], "action_space")
+        self._action_space.seed(seed)
+        self._batched_action_space.seed(seed)
+
+    def _begin(self) -> None:
+        """Start a life: nothing failed, no episode has begun, every env is yet to be seeded."""
+        self._dropped_steps = 0
+        self._pending_seeds = dict(enumerate(self._seeds or ()))
+        self._clear_episodes()
+
+    def _clear_episodes(self) -> None:
+        self._ready_obs: NestedArrays = None
+        self._ready_infos: Sequence[Mapping[str, Any]] = ()
+        self._returns = np.zeros(self._env_num, dtype=np.float64)
+        self._lengths = np.zeros(self._env_num, dtype=np.int64)
+
+    def _checked_ids(self, env_ids: Iterable[int] | None) -> list[int]:
+        if env_ids is None:
+            return list(range(self._env_num))
+        ids = [int(env_id) for env_id in env_ids]
+        for env_id in ids:
+            if not 0 <= env_id < self._env_num:
+                raise StructureError(
+                    f"there is no env {env_id}; the ids are 0 to {self._env_num - 1}"
+                )
+        if len(set(ids)) != len(ids):
+            raise StructureError(f"an env is named twice in {ids}")
+        return ids
+
+    def _assign(self, actions: Any) -> tuple[list[int] | None, list[Any]]:
+        """Return which envs to step (None: all) and each one's action."""
+        if isinstance(actions, Mapping) and not (
+            isinstance(self._action_space, spaces.Dict)
+            and set(actions) == set(self._action_space.spaces)
+        ):
+            ids = self._checked_ids(actions)
+            if not ids:
+                raise StructureError("step was given actions for no env")
+            return ids, list(actions.values())
+        rows = self._split(actions)
+        if len(rows) != self._env_num:
+            raise StructureError(
+                f"step was given {len(rows)} actions for {self._env_num} ready envs; give one row "
+                "per env of ready_obs_id, or a dictionary from env ids to actions"
+            )
+        return None, rows
+
+    def _install_reset(
+        self, ids: Sequence[int], obs: NestedArrays, infos: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Take over the first observations of new episodes in some envs."""
+        self._returns[ids] = 0.0
+        self._lengths[ids] = 0
+        if len(ids) == self._env_num:
+            order = np.argsort(ids)
+            self._ready_obs = map_arrays(lambda array: array[order], obs)
+            self._ready_infos = [infos[index] for index in order]
+            return
+        self._ready_obs = replace_rows(self._ready_obs, ids, obs)
+        self._replace_infos(ids, infos)
+
+    def _replace_infos(self, ids: Iterable[int], infos: Iterable[Mapping[str, Any]]) -> None:
+        updated = list(self._ready_infos)
+        for env_id, info in zip(ids, infos, strict=True):
+            updated[env_id] = info
+        self._ready_infos = updated
+
+    def _count_step(self, ids: list[int] | None, reward: npt.NDArray[np.float64]) -> None:
+        if ids is None:
+            self._returns += reward
+            self._lengths += 1
+        else:
+            self._returns[ids] += reward
+            self._lengths[ids] += 1
+
+    def _drop_episode(self, env_id: int) -> None:
+        """Forget an episode that a failure cut off."""
+        self._dropped_steps += int(self._lengths[env_id])
+        self._returns[env_id] = 0.0
+        self._lengths[env_id] = 0
+
+    def _end_episode(self, env_id: int, info: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the last info of an episode with its totals, and begin to count the next one."""
+        # What the env says itself counts more: a wrapper may have scaled the rewards.
+        totals = {
+            "eval_episode_return": np.float32(self._returns[env_id]),
+            "eval_episode_length": int(self._lengths[env_id]),
+        }
+        self._returns[env_id] = 0.0
+        self._lengths[env_id] = 0
+        return {**totals, **info}
+
+    def _install_step(self, ids: list[int] | None, obs: NestedArrays) -> None:
+        self._ready_obs = obs if ids is None else replace_rows(self._ready_obs, ids, obs)
+
+    def _id_array(self, ids: list[int] | None) -> IdArray:
+        return self._all_ids if ids is None else np.array(ids, dtype=np.int64)
+
+    def _no_rows(self, n_rows: int) -> BoolArray:
+        return np.zeros(n_rows, dtype=np.bool_)
+
+
+def _plain(sample: Any) -> NestedArrays:
+    """Turn a sample (Dict spaces give dicts, Tuple spaces tuples) into plain nested arrays."""
+    if isinstance(sample, Mapping):
+        return {key: _plain(item) for key, item in sample.items()}
+    if isinstance(sample, tuple):
+        return tuple(_plain(item) for item in sample)
+    return np.asarray(sample)

@@ -1,0 +1,85 @@
+"""Env managers made from an env's id."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import gymnasium as gym
+
+from dmiddleware.env.base import BaseEnvManager
+from dmiddleware.env.sync_manager import EnvFn, SyncEnvManager
+from dmiddleware.errors import ConfigError, RegistryError
+from dmiddleware.registry import nearest
+
+__all__ = ["make_env_manager"]
+
+Wrapper = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
+
+
+def make_env_manager(
+    env: str | EnvFn,
+    *,
+    env_num: int,
+    mode: Literal["sync", "async", "vector"] = "sync",
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[Wrapper] = (),
+    seed: int | Sequence[int] | None = None,
+    max_retry: int = 3,
+    step_timeout_s: float = 60.0,
+    reset_timeout_s: float = 60.0,
+) -> BaseEnvManager:
+    """Make an env manager, not yet launched (``with`` launches it).
+
+    Args:
+        env: an id that Gymnasium knows, or a factory of envs, called once per env.
+        env_num: the number of envs.
+        mode: "sync" steps the envs one after the other in this process, the best for envs that
+            take microseconds; "async" steps them in processes of their own, for envs that take
+            milliseconds, or crash or hang; "vector" uses the env's own vectorised implementation.
+        env_kwargs: keyword arguments for the env.
+        wrappers: put around each env, the first one innermost.
+        seed: an integer, from which each env's seed derives, or one seed per env; None leaves them
+            unseeded.
+        max_retry: restarts in a row that one env is allowed.
+        step_timeout_s: how long a step may take ("async").
+        reset_timeout_s: how long making and resetting an env may take ("async").
+
+    Raises:
+        ConfigError: if ``env_num`` or ``mode`` is impossible.
+        RegistryError: if no env is registered under the id; the nearest ones are named.
+    """
+    make = functools.partial(_make_env, _checked_env(env), dict(env_kwargs or {}), tuple(wrappers))
+    if mode == "sync":
+        return SyncEnvManager(_repeat(make, env_num), seed=seed, max_retry=max_retry)
+    raise ConfigError(f"mode is 'sync', 'async' or 'vector', got {mode!r}")
+
+
+def _repeat(env_fn: EnvFn, env_num: int) -> list[EnvFn]:
+    if isinstance(env_num, bool) or not isinstance(env_num, int) or env_num < 1:
+        raise ConfigError(f"env_num is a positive integer, got {env_num!r}")
+    return [env_fn] * env_num
+
+
+def _make_env(
+    env: str | Callable[..., Any], kwargs: dict[str, Any], wrappers: tuple[Wrapper, ...]
+) -> Any:
+    made = gym.make(env, **kwargs) if isinstance(env, str) else env(**kwargs)
+    for wrapper in wrappers:
+        made = wrapper(made)
+    return made
+
+
+def _checked_env(env: str | EnvFn) -> str | EnvFn:
+    if not isinstance(env, str):
+        if not callable(env):
+            raise ConfigError(f"env is an env's id or a factory of envs, got {env!r}")
+        return env
+    try:
+        gym.spec(env)
+    except (gym.error.Error, ModuleNotFoundError) as error:
+        near = nearest(env, gym.registry)
+        hint = f"; nearest known: {', '.join(near)}" if near else ""
+        raise RegistryError(f"no env is registered as {env!r}{hint} ({error})") from error
+    return env

@@ -1,0 +1,188 @@
+"""Observations and actions of several envs: batching rows into arrays, and taking them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from dmiddleware.errors import EnvProtocolError, StructureError
+
+__all__ = [
+    "NestedArrays",
+    "Collate",
+    "Split",
+    "make_collate",
+    "make_split",
+    "map_arrays",
+    "replace_rows",
+    "take_row",
+    "take_rows",
+]
+
+NestedArrays: TypeAlias = Any
+"""An array whose first dimension counts envs, or a nested dict or tuple of such arrays."""
+
+Collate: TypeAlias = Callable[[Sequence[Any]], NestedArrays]
+Split: TypeAlias = Callable[[NestedArrays], list[Any]]
+
+_ARRAY_SPACES = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+def make_collate(space: spaces.Space[Any]) -> Collate:
+    """Return a function that batches observations of ``space`` into fresh arrays.
+
+    Args:
+        space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of supported spaces.
+
+    Returns:
+        A function from ``E`` observations to arrays ``[E, …]`` of the space's own dtype (Discrete:
+        int64), nested as the space is; it raises ValueError or TypeError for an observation that
+        has another shape.
+
+    Raises:
+        EnvProtocolError: for a space whose elements have no fixed shape.
+    """
+    if isinstance(space, spaces.Dict):
+        parts = {str(key): (key, make_collate(sub)) for key, sub in space.spaces.items()}
+        return lambda rows: {
+            name: collate([row[key] for row in rows]) for name, (key, collate) in parts.items()
+        }
+    if isinstance(space, spaces.Tuple):
+        items = tuple(make_collate(sub) for sub in space.spaces)
+        return lambda rows: tuple(
+            collate(column) for collate, column in zip(items, zip(*rows, strict=True), strict=True)
+        )
+    return _collate_array(*_shape_and_dtype(space))
+
+
+def _collate_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Collate:
+    def collate(rows: Sequence[Any]) -> npt.NDArray[Any]:
+        out = np.array(rows, dtype=dtype)
+        if out.shape[1:] != shape:
+            raise ValueError(f"observations have shape {out.shape[1:]}, the space has {shape}")
+        return out
+
+    return collate
+
+
+def _shape_and_dtype(space: spaces.Space[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    if isinstance(space, spaces.Discrete):
+        return (), np.dtype(np.int64)
+    if isinstance(space, _ARRAY_SPACES):
+        return space.shape, np.dtype(space.dtype)
+    raise EnvProtocolError(
+        f"the space {space} has no fixed shape, so its elements cannot be batched; wrap the env so "
+        "that it uses Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
+    )
+
+
+def make_split(space: spaces.Space[Any]) -> Split:
+    """Return a function that takes a batch of actions apart into one action per env.
+
+    Args:
+        space: the action space of a single env.
+
+    Returns:
+        A function from arrays ``[E, …]`` (nested as the space is) to a list of ``E`` actions:
+        Python integers for Discrete, arrays of the space's dtype for the others. It raises
+        :class:`~dmiddleware.errors.StructureError` if the batch does not fit the space.
+
+    Raises:
+        EnvProtocolError: for a space whose elements have no fixed shape.
+    """
+    if isinstance(space, spaces.Discrete):
+        return lambda actions: _integers(actions, space)
+    if isinstance(space, spaces.Dict):
+        parts = {key: make_split(sub) for key, sub in space.spaces.items()}
+        return lambda actions: _split_dict(actions, parts, space)
+    if isinstance(space, spaces.Tuple):
+        items = tuple(make_split(sub) for sub in space.spaces)
+        return lambda actions: _split_tuple(actions, items, space)
+    shape, dtype = _shape_and_dtype(space)
+    return lambda actions: _arrays(actions, shape, dtype, space)
+
+
+def _integers(actions: Any, space: spaces.Space[Any]) -> list[int]:
+    array = np.asarray(actions)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise _misfit(array, space, "integers of shape [E]")
+    values: list[int] = array.tolist()
+    return values
+
+
+def _arrays(
+    actions: Any, shape: tuple[int, ...], dtype: np.dtype[Any], space: spaces.Space[Any]
+) -> list[npt.NDArray[Any]]:
+    array = np.asarray(actions)
+    if array.shape[1:] != shape or array.ndim == 0 or array.dtype.kind not in "iufb":
+        raise _misfit(array, space, f"numbers of shape [E{''.join(f', {n}' for n in shape)}]")
+    return list(array.astype(dtype, copy=False))
+
+
+def _split_dict(
+    actions: Any, parts: Mapping[Any, Split], space: spaces.Space[Any]
+) -> list[dict[Any, Any]]:
+    if not isinstance(actions, Mapping) or set(actions) != set(parts):
+        found = sorted(map(str, actions)) if isinstance(actions, Mapping) else type(actions)
+        raise StructureError(f"actions for {space} are a dict with its keys, got {found}")
+    columns = [split(actions[key]) for key, split in parts.items()]
+    return [dict(zip(parts, row, strict=True)) for row in _rows(columns, space)]
+
+
+def _split_tuple(
+    actions: Any, items: tuple[Split, ...], space: spaces.Space[Any]
+) -> list[tuple[Any, ...]]:
+    if not isinstance(actions, tuple | list) or len(actions) != len(items):
+        raise StructureError(f"actions for {space} are a tuple of {len(items)}, got {actions!r}")
+    return _rows([split(part) for split, part in zip(items, actions, strict=True)], space)
+
+
+def _rows(columns: list[list[Any]], space: spaces.Space[Any]) -> list[tuple[Any, ...]]:
+    lengths = sorted({len(column) for column in columns})
+    if len(lengths) > 1:
+        raise StructureError(f"the parts of the actions for {space} differ in length: {lengths}")
+    return list(zip(*columns, strict=True))
+
+
+def _misfit(array: npt.NDArray[Any], space: spaces.Space[Any], expected: str) -> StructureError:
+    return StructureError(
+        f"actions of shape {array.shape} and dtype {array.dtype} do not fit the action space "
+        f"{space}: give {expected}, one row per ready env"
+    )
+
+
+def map_arrays(function: Callable[..., Any], nested: NestedArrays, *others: NestedArrays) -> Any:
+    """Apply ``function`` to every array, and to those at the same place of the others."""
+    if isinstance(nested, dict):
+        return {
+            key: map_arrays(function, item, *(other[key] for other in others))
+            for key, item in nested.items()
+        }
+    if isinstance(nested, tuple):
+        return tuple(map_arrays(function, *items) for items in zip(nested, *others, strict=True))
+    return function(nested, *others)
+
+
+def replace_rows(nested: NestedArrays, index: Any, rows: NestedArrays) -> NestedArrays:
+    """Return a copy of ``nested`` in which the rows at ``index`` are ``rows``."""
+
+    def replaced(array: npt.NDArray[Any], new: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        out = array.copy()
+        out[index] = new
+        return out
+
+    return map_arrays(replaced, nested, rows)
+
+
+def take_row(nested: NestedArrays, row: int) -> Any:
+    """Return one env's element of a batch; arrays are views."""
+    return map_arrays(lambda array: array[row], nested)
+
+
+def take_rows(nested: NestedArrays, index: Any) -> NestedArrays:
+    """Return a copy of some rows of a batch (an index array or a mask)."""
+    return map_arrays(lambda array: array[index], nested)

@@ -1,0 +1,303 @@
+"""Envs that are stepped one after the other in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from dmiddleware.env.base import BaseEnvManager
+from dmiddleware.env.failures import FailureBudget
+from dmiddleware.env.protocol import as_frame, check_env, check_same_spaces, culprit
+from dmiddleware.env.spaces import NestedArrays, replace_rows
+from dmiddleware.env.timestep import BatchedTimestep, StepInfo
+from dmiddleware.errors import EnvCrashed, EnvError, StructureError
+from dmiddleware.seeding import derive_seed
+
+__all__ = ["SyncEnvManager", "EnvFn"]
+
+logger = logging.getLogger(__name__)
+
+EnvFn: TypeAlias = Callable[[], gym.Env[Any, Any]]
+"""Makes one env; called again when the env has failed."""
+
+
+class SyncEnvManager(BaseEnvManager):
+    """Steps its envs one after the other in this process.
+
+    The best choice for envs that take microseconds: it costs little over a bare loop of
+    ``env.step``. An env that raises is closed, made anew and reset, and the others go on; an env
+    that hangs cannot be helped here (see :class:`~dmiddleware.env.AsyncEnvManager`).
+
+    Args:
+        env_fns: one factory per env; all envs have the same spaces.
+        seed: an integer or one seed per env, see :meth:`seed`.
+        max_retry: restarts in a row that one env is allowed before
+            :class:`~dmiddleware.errors.EnvCrashed` is raised; an episode that the env ends by
+            itself sets the count back.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[EnvFn],
+        *,
+        seed: int | Sequence[int] | None = None,
+        max_retry: int = 3,
+    ) -> None:
+        super().__init__(len(env_fns), seed=seed)
+        self._env_fns = list(env_fns)
+        self._max_retry = max_retry
+        self._failures = FailureBudget(self._env_num, max_retry=max_retry)
+        self._envs: list[gym.Env[Any, Any]] = []
+        self._steps: list[Callable[[Any], Any]] = []
+
+    @property
+    def envs(self) -> tuple[gym.Env[Any, Any], ...]:
+        """The envs, as the factories made them; a restart puts another one in a place."""
+        return tuple(self._envs)
+
+    @property
+    def restarts(self) -> int:
+        """How often an env failed and was restarted since launch."""
+        return self._failures.restarts
+
+    def launch(self) -> None:
+        """Make the envs and reset them, see :meth:`BaseEnvManager.launch`."""
+        self._require_closed()
+        self._begin()
+        self._failures = FailureBudget(self._env_num, max_retry=self._max_retry)
+        try:
+            for index, env_fn in enumerate(self._env_fns):
+                self._envs.append(_first(index, "made", env_fn))
+                check_env(self._envs[-1], index)
+            check_same_spaces(
+                [(env.observation_space, env.action_space) for env in self._envs],
+            )
+            self._set_spaces(self._envs[0].observation_space, self._envs[0].action_space)
+            self._steps = [env.step for env in self._envs]
+            firsts = [
+                _first(index, "reset", functools.partial(self._reset_once, index))
+                for index in range(self._env_num)
+            ]
+            self._open = True
+            self._install_reset(range(self._env_num), *self._batch_resets(firsts))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the envs; a second call does nothing."""
+        self._open = False
+        envs, self._envs, self._steps = self._envs, [], []
+        for env in envs:
+            _close_quietly(env)
+
+    def reset(self, env_ids: Iterable[int] | None = None) -> None:
+        """Begin a new episode in some envs, see :meth:`BaseEnvManager.reset`."""
+        self._require_open("reset")
+        ids = self._checked_ids(env_ids)
+        with self._closing_on_error():
+            self._install_reset(ids, *self._batch_resets([self._reset(index) for index in ids]))
+
+    def step(self, actions: NestedArrays | Mapping[int, Any]) -> BatchedTimestep:
+        """Step the envs, and reset those whose episode ended, see :meth:`BaseEnvManager.step`."""
+        self._require_open("step")
+        ids, rows = self._assign(actions)
+        steps = self._steps if ids is None else [self._steps[index] for index in ids]
+        results: list[Any] = []
+        append = results.append
+        failed: list[int] | None = None
+        try:
+            for step, action in zip(steps, rows, strict=True):
+                append(step(action))
+        except Exception as error:  # noqa: BLE001 - an env may raise anything
+            failed = self._finish_after_failure(ids, rows, results, error)
+        return self._assemble(ids, results, failed)
+
+    def render(self, env_ids: Iterable[int] | None = None) -> list[npt.NDArray[np.uint8]]:
+        """Return a picture of each env, see :meth:`BaseEnvManager.render`."""
+        self._require_open("render")
+        return [
+            as_frame(self._envs[index].render(), self._envs[index].render_mode)
+            for index in self._checked_ids(env_ids)
+        ]
+
+    def _assemble(
+        self, ids: list[int] | None, results: list[Any], failed: list[int] | None
+    ) -> BatchedTimestep:
+        n_rows = len(results)
+        try:
+            obs_rows, rewards, terminated_rows, truncated_rows, infos = zip(*results, strict=True)
+            next_obs = self._collate(obs_rows)
+            reward = np.array(rewards, dtype=np.float64)
+        except (TypeError, ValueError, KeyError) as error:
+            raise culprit(results, self._id_array(ids), self._collate) from error
+        self._count_step(ids, reward)
+        if ids is None:
+            self._ready_infos = infos
+        else:
+            self._replace_infos(ids, infos)
+        obs = next_obs
+        info_rows: Sequence[Mapping[str, Any]] = infos
+        if True in terminated_rows or True in truncated_rows:
+            terminated = np.array(terminated_rows, dtype=np.bool_)
+            truncated = np.array(truncated_rows, dtype=np.bool_)
+            done = terminated | truncated
+            obs, info_rows = self._reset_ended(ids, next_obs, infos, np.flatnonzero(done))
+        else:
+            terminated = np.zeros(n_rows, dtype=np.bool_)
+            truncated = np.zeros(n_rows, dtype=np.bool_)
+            done = np.zeros(n_rows, dtype=np.bool_)
+        abnormal = np.zeros(n_rows, dtype=np.bool_)
+        if failed is not None:
+            abnormal[failed] = True
+            for row in failed:
+                self._lengths[row if ids is None else ids[row]] = 0
+        self._install_step(ids, obs)
+        return BatchedTimestep(
+            env_id=self._id_array(ids),
+            obs=obs,
+            next_obs=next_obs,
+            reward=reward.astype(np.float32),
+            done=done,
+            terminated=terminated,
+            truncated=truncated,
+            abnormal=abnormal,
+            info=StepInfo(info_rows),
+            is_full=ids is None and failed is None,
+        )
+
+    def _reset_ended(
+        self,
+        ids: list[int] | None,
+        next_obs: NestedArrays,
+        infos: Sequence[Mapping[str, Any]],
+        ended: npt.NDArray[np.intp],
+    ) -> tuple[NestedArrays, Sequence[Mapping[str, Any]]]:
+        """Reset the envs in the rows ``ended``; return what to act on next, and the last infos."""
+        env_ids = [int(row) if ids is None else ids[row] for row in ended]
+        infos = list(infos)
+        firsts = []
+        for row, env_id in zip(ended, env_ids, strict=True):
+            infos[row] = self._end_episode(env_id, infos[row])
+            self._failures.record_episode(env_id)
+            with self._closing_on_error():
+                firsts.append(self._reset(env_id))
+        first_obs, first_infos = self._batch_resets(firsts)
+        self._replace_infos(env_ids, first_infos)
+        return replace_rows(next_obs, ended, first_obs), infos
+
+    def _finish_after_failure(
+        self, ids: list[int] | None, rows: list[Any], results: list[Any], error: Exception
+    ) -> list[int]:
+        """Restart the env that raised, step the rest, and return the rows that failed."""
+        failed = []
+        failure: Exception | None = error
+        while len(results) < len(rows):
+            row = len(results)
+            env_id = row if ids is None else ids[row]
+            try:
+                if failure is None:
+                    results.append(self._steps[env_id](rows[row]))
+                    continue
+            except Exception as another:  # noqa: BLE001 - an env may raise anything
+                failure = another
+            assert failure is not None
+            self._refuse_bad_action(env_id, rows[row], failure)
+            self._drop_episode(env_id)
+            with self._closing_on_error():
+                obs, info = self._restart(env_id, "step", failure)
+            results.append((obs, 0.0, False, False, {**info, "abnormal": True}))
+            failed.append(row)
+            failure = None
+        return failed
+
+    def _refuse_bad_action(self, env_id: int, action: Any, error: Exception) -> None:
+        """Blame an action that is not in the action space, rather than the env."""
+        if not self.action_space.contains(action):
+            self.close()
+            raise StructureError(
+                f"env {env_id} was given the action {action!r}, which is not in its action space "
+                f"{self.action_space}, and raised {type(error).__name__}: {error}"
+            ) from error
+
+    def _restart(self, env_id: int, doing: str, error: Exception) -> tuple[Any, Any]:
+        """Put a new env in the place of one that failed, and reset it."""
+        while True:
+            details = "".join(traceback.format_exception(error))
+            summary = EnvCrashed(f"raised {type(error).__name__}: {error}")
+            self._failures.record_failure(env_id, doing, summary, details)
+            _close_quietly(self._envs[env_id])
+            if self._seeds is not None:
+                # Another seed than at the start, or the same failure would come again.
+                count = self._failures.restarts_of(env_id)
+                self._pending_seeds[env_id] = derive_seed(self._seeds[env_id], "restart", count)
+            try:
+                env = self._env_fns[env_id]()
+                self._envs[env_id], self._steps[env_id] = env, env.step
+                return self._reset_once(env_id)
+            except Exception as another:  # noqa: BLE001 - an env may raise anything
+                error, doing = another, "restart"
+
+    def _reset(self, env_id: int) -> tuple[Any, Any]:
+        try:
+            return self._reset_once(env_id)
+        except Exception as error:  # noqa: BLE001 - an env may raise anything
+            return self._restart(env_id, "reset", error)
+
+    def _reset_once(self, env_id: int) -> tuple[Any, Any]:
+        seed = self._pending_seeds.pop(env_id, None)
+        env = self._envs[env_id]
+        if seed is None:
+            obs, info = env.reset()
+        else:
+            obs, info = env.reset(seed=seed)
+            env.action_space.seed(seed)
+        return obs, info
+
+    def _batch_resets(self, firsts: list[tuple[Any, Any]]) -> tuple[NestedArrays, list[Any]]:
+        return self._collate([obs for obs, _ in firsts]), [info for _, info in firsts]
+
+    @contextlib.contextmanager
+    def _closing_on_error(self) -> Any:
+        try:
+            yield
+        except EnvError:
+            self.close()
+            raise
+
+    def _probe_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+        env = _first(0, "made", self._env_fns[0])
+        try:
+            check_env(env, 0)
+            return env.observation_space, env.action_space
+        finally:
+            _close_quietly(env)
+
+
+def _first(index: int, what: str, function: Callable[[], Any]) -> Any:
+    """Do something for the first time in an env's life: its failure is not retried."""
+    try:
+        return function()
+    except EnvError:
+        raise
+    except Exception as error:
+        raise EnvCrashed(
+            f"env {index} could not be {what}: {type(error).__name__}: {error}\n"
+            f"{traceback.format_exc()}"
+        ) from error
+
+
+def _close_quietly(env: gym.Env[Any, Any]) -> None:
+    try:
+        env.close()
+    except Exception:
+        logger.warning("an env raised while it was closed", exc_info=True)

@@ -1,0 +1,219 @@
+"""What an env manager returns from a step: one batch of transitions, iterable env by env."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dmiddleware.env.spaces import NestedArrays, take_row
+
+__all__ = ["BatchedTimestep", "EnvTimestep", "StepInfo"]
+
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+IdArray: TypeAlias = npt.NDArray[np.int64]
+
+
+class StepInfo(Mapping[str, Any]):
+    """The infos of several envs, both per env and as columns; each form is built when asked for.
+
+    As a mapping it is Gymnasium's vector info: a key that any env gave stands for a column over all
+    envs, and the key with a leading underscore for the boolean mask of the envs that gave it.
+    Numbers become a column of their type, arrays a stacked column, dictionaries a nested mapping of
+    columns, everything else a column of objects; an env without the key has zeros or ``None``.
+
+    Args:
+        rows: one info dictionary per env; they are not copied.
+    """
+
+    __slots__ = ("_columns", "_n_rows", "_rows")
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._rows: Sequence[Mapping[str, Any]] | None = rows
+        self._columns: dict[str, Any] | None = None
+        self._n_rows = len(rows)
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, Any], n_rows: int) -> StepInfo:
+        """Wrap a Gymnasium vector info of ``n_rows`` envs."""
+        info = cls(())
+        info._rows = None
+        info._columns = dict(columns)
+        info._n_rows = n_rows
+        return info
+
+    @property
+    def n_rows(self) -> int:
+        """How many envs this is the info of."""
+        return self._n_rows
+
+    def row(self, index: int) -> dict[str, Any]:
+        """Return the info of one env, as that env gave it, in a fresh dictionary."""
+        if self._rows is not None:
+            return dict(self._rows[index])
+        assert self._columns is not None
+        return _row_of(self._columns, index)
+
+    def take(self, indices: Sequence[int] | IdArray) -> StepInfo:
+        """Return the info of some of the envs, in the order of ``indices``."""
+        return StepInfo([self.row(int(index)) for index in indices])
+
+    def __getitem__(self, key: str) -> Any:
+        return self._as_columns()[key]
+
+    def __contains__(self, key: object) -> bool:
+        if self._columns is not None:
+            return key in self._columns
+        assert self._rows is not None
+        if any(key in row for row in self._rows):
+            return True
+        return isinstance(key, str) and key[:1] == "_" and any(key[1:] in r for r in self._rows)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._as_columns())
+
+    def __len__(self) -> int:
+        return len(self._as_columns())
+
+    def __repr__(self) -> str:
+        return f"StepInfo({self._as_columns()!r})"
+
+    def _as_columns(self) -> dict[str, Any]:
+        if self._columns is None:
+            assert self._rows is not None
+            self._columns = _columns_of(self._rows)
+        return self._columns
+
+
+@dataclass(frozen=True, slots=True)
+class EnvTimestep:
+    """One transition of one env.
+
+    Attributes:
+        env_id: the env's index in its manager.
+        obs: what to act on next: the successor, or, after an episode's end, the observation after
+            the reset.
+        reward: the reward of this step.
+        done: the episode ended: ``terminated or truncated``.
+        terminated: the episode reached a terminal state; nothing is bootstrapped from here.
+        truncated: the episode was cut, for example by a time limit; the successor still has value.
+        info: the env's own info of this step; at an episode's end also ``eval_episode_return`` and
+            ``eval_episode_length``; ``abnormal: True`` if the env was restarted and this is no
+            transition.
+        next_obs: the true successor, also at an episode's end (there the final observation).
+    """
+
+    env_id: int
+    obs: Any
+    reward: float
+    done: bool
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+    next_obs: Any
+
+
+@dataclass(slots=True)
+class BatchedTimestep:
+    """One transition of each of ``E'`` envs; usually of all ``E`` envs of a manager.
+
+    The arrays are never written again by the manager (``env_id`` is shared between steps and must
+    not be written by the caller).
+
+    Attributes:
+        env_id: ``[E'] int64``, the envs that made a transition.
+        obs: ``[E', …]`` of the observation space's dtype, or nested dicts and tuples of such
+            arrays: what to act on next (after an episode's end, the observation after the reset).
+        next_obs: ``[E', …]``, the true successor; at an episode's end the final observation. It
+            is the very object ``obs`` when no episode ended.
+        reward: ``[E'] float32``.
+        done: ``[E'] bool``, ``terminated | truncated``.
+        terminated: ``[E'] bool``.
+        truncated: ``[E'] bool``.
+        abnormal: ``[E'] bool``: the env failed and was restarted in this step. The row is no
+            transition (its reward is 0, its flags are false, its observations are the reset one),
+            and the env's unfinished trajectory is to be dropped.
+        info: Gymnasium's vector info of the step (at an episode's end that of the last step), with
+            ``eval_episode_return`` (float32) and ``eval_episode_length`` (int64) where an episode
+            ended, and their masks ``_eval_episode_return``, ``_eval_episode_length``.
+        is_full: whether ``env_id`` is ``0 … E-1`` and no row is abnormal.
+    """
+
+    env_id: IdArray
+    obs: NestedArrays
+    next_obs: NestedArrays
+    reward: FloatArray
+    done: BoolArray
+    terminated: BoolArray
+    truncated: BoolArray
+    abnormal: BoolArray
+    info: StepInfo
+    is_full: bool
+
+    def __len__(self) -> int:
+        return len(self.env_id)
+
+    def __iter__(self) -> Iterator[EnvTimestep]:
+        reward, done = self.reward.tolist(), self.done.tolist()
+        terminated, truncated = self.terminated.tolist(), self.truncated.tolist()
+        for row, env_id in enumerate(self.env_id.tolist()):
+            yield EnvTimestep(
+                env_id=env_id,
+                obs=take_row(self.obs, row),
+                reward=reward[row],
+                done=done[row],
+                terminated=terminated[row],
+                truncated=truncated[row],
+                info=self.info.row(row),
+                next_obs=take_row(self.next_obs, row),
+            )
+
+
+def _columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    for key in {key: None for row in rows for key in row}:
+        mask = np.fromiter((key in row for row in rows), dtype=np.bool_, count=len(rows))
+        columns[key] = _column([row.get(key) for row in rows], mask)
+        columns[f"_{key}"] = mask
+    return columns
+
+
+def _column(values: list[Any], mask: BoolArray) -> Any:
+    given = [value for value, is_given in zip(values, mask, strict=True) if is_given]
+    first = given[0]
+    if all(isinstance(value, dict) for value in given):
+        return _columns_of([value if ok else {} for value, ok in zip(values, mask, strict=True)])
+    kind = np.generic | int | float | bool
+    if all(isinstance(value, kind) and not isinstance(value, np.void) for value in given):
+        return _filled(np.array(given), mask)
+    if isinstance(first, np.ndarray) and all(
+        isinstance(value, np.ndarray) and value.shape == first.shape for value in given
+    ):
+        return _filled(np.stack(given), mask)
+    column = np.full(len(values), None, dtype=object)
+    for index in np.flatnonzero(mask):
+        column[index] = values[index]
+    return column
+
+
+def _filled(given: npt.NDArray[Any], mask: BoolArray) -> npt.NDArray[Any]:
+    column = np.zeros((len(mask), *given.shape[1:]), dtype=given.dtype)
+    column[mask] = given
+    return column
+
+
+def _row_of(columns: Mapping[str, Any], index: int) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for key, column in columns.items():
+        mask = columns.get(f"_{key}")
+        if mask is None:
+            # A mask of another key, or a value that the vector env gives without one.
+            if not (key.startswith("_") and key[1:] in columns):
+                row[key] = column[index] if isinstance(column, np.ndarray) else column
+        elif mask[index]:
+            row[key] = _row_of(column, index) if isinstance(column, Mapping) else column[index]
+    return row
