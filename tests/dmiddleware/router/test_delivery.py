@@ -1,0 +1,205 @@
+"""Delivery: once, in order, whole, whatever the network does."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmiddleware.errors import FrameError
+from dmiddleware.router.delivery import Inbox, Message, Outbox, Verdict
+
+
+def message(number: int, size: int = 10) -> Message[int]:
+    return Message(number, size)
+
+
+def outbox(**options: object) -> Outbox[int]:
+    return Outbox(
+        **{"max_bytes": 10_000, "window": 4, "batch_bytes": 30, "retry_s": 1.0, **options}
+    )  # type: ignore[arg-type]
+
+
+class BadNetwork:
+    """Loses, doubles and reorders what is put into it."""
+
+    def __init__(self, chance: random.Random, loss: float) -> None:
+        self.chance = chance
+        self.loss = loss
+        self.inside: list[tuple[object, ...]] = []
+
+    def put(self, *item: object) -> None:
+        for _ in range(self.chance.choice([1, 1, 2])):
+            if self.chance.random() >= self.loss:
+                self.inside.append(item)
+
+    def get(self) -> list[tuple[object, ...]]:
+        self.chance.shuffle(self.inside)
+        count = self.chance.randrange(len(self.inside) + 1)
+        out, self.inside = self.inside[:count], self.inside[count:]
+        return out
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=80),
+    window=st.integers(1, 6),
+    inbox_bytes=st.integers(1, 200),
+    loss=st.floats(0, 0.6),
+)
+def test_a_network_that_lets_something_through_delivers_everything_once_in_order(
+    seed: int, sizes: list[int], window: int, inbox_bytes: int, loss: float
+) -> None:
+    chance = random.Random(seed)
+    sender = Outbox[int](max_bytes=100, window=window, batch_bytes=50, retry_s=1.0)
+    receiver = Inbox[int](inbox_bytes, window)
+    there, back = BadNetwork(chance, loss), BadNetwork(chance, loss)
+    to_offer = [Message(number, size) for number, size in enumerate(sizes)]
+    got: list[int] = []
+    for now in range(20_000):
+        while to_offer and sender.offer(to_offer[0]):
+            to_offer.pop(0)
+        while (frame := sender.next_frame(float(now))) is not None:
+            there.put(frame.sequence, frame.messages)
+        for sequence, messages in there.get():
+            verdict = receiver.on_frame(sequence, messages)  # type: ignore[arg-type]
+            back.put(verdict, sequence, receiver.credit)
+        for verdict, sequence, credit in back.get():
+            if verdict is Verdict.BUSY:
+                sender.on_busy(sequence, 0.5, float(now))  # type: ignore[arg-type]
+            else:
+                sender.on_ack(sequence, credit)  # type: ignore[arg-type]
+        assert receiver.n_bytes <= inbox_bytes + 2 * max(*sizes, 50)
+        got += [m.content for m in receiver.take(chance.randrange(4))]
+        if not to_offer and sender.empty:
+            break
+    got += [m.content for m in receiver.take()]
+    assert got == list(range(len(sizes)))
+    assert sender.counters.acknowledged == sender.counters.accepted == len(sizes)
+    assert sender.n_bytes == receiver.n_bytes == 0
+
+
+def test_small_messages_share_a_frame_up_to_the_batch_size() -> None:
+    box = outbox()
+    for number in range(5):
+        assert box.offer(message(number))
+    first, second = box.next_frame(0.0), box.next_frame(0.0)
+    assert first is not None and [m.content for m in first.messages] == [0, 1, 2]
+    assert second is not None and [m.content for m in second.messages] == [3, 4]
+    assert box.next_frame(0.0) is None
+
+
+def test_a_full_outbox_refuses_until_an_acknowledgement_makes_room() -> None:
+    box = outbox(max_bytes=25)
+    assert box.offer(message(0)) and box.offer(message(1))
+    assert not box.offer(message(2))
+    frame = box.next_frame(0.0)
+    assert frame is not None
+    box.on_ack(frame.sequence, 100)
+    assert box.offer(message(2))
+
+
+def test_an_empty_outbox_takes_a_message_of_any_size() -> None:
+    assert outbox(max_bytes=5).offer(message(0, 100))
+
+
+def test_the_window_bounds_what_is_under_way() -> None:
+    box = outbox(batch_bytes=1, window=2)
+    for number in range(3):
+        box.offer(message(number))
+    assert box.next_frame(0.0) is not None and box.next_frame(0.0) is not None
+    assert box.next_frame(0.0) is None
+    box.on_ack(2, 1000)
+    assert box.next_frame(0.0) is None, "the receiver still waits for frame 1"
+    box.on_ack(1, 1000)
+    third = box.next_frame(0.0)
+    assert third is not None and third.sequence == 3
+
+
+def test_a_frame_without_an_answer_is_sent_again_with_its_number() -> None:
+    box = outbox()
+    box.offer(message(0))
+    first = box.next_frame(0.0)
+    assert first is not None and box.next_frame(0.9) is None
+    assert box.next_time() == 1.0
+    again = box.next_frame(1.0)
+    assert again is not None
+    assert (again.sequence, again.attempts, box.counters.retried_frames) == (1, 2, 1)
+
+
+def test_a_busy_receiver_is_asked_again_after_its_delay() -> None:
+    box = outbox()
+    box.offer(message(0))
+    box.next_frame(0.0)
+    box.on_busy(1, 0.2, 0.0)
+    assert box.next_frame(0.1) is None
+    assert box.next_frame(0.2) is not None
+
+
+def test_without_credit_one_frame_goes_out_to_ask() -> None:
+    box = outbox(batch_bytes=1)
+    for number in range(3):
+        box.offer(message(number))
+    box.next_frame(0.0)
+    box.on_ack(1, 0)
+    asking = box.next_frame(0.0)
+    assert asking is not None and asking.sequence == 2
+    assert box.next_frame(0.0) is None
+
+
+def test_after_a_reconnection_everything_under_way_goes_out_at_once() -> None:
+    box = outbox(batch_bytes=1)
+    box.offer(message(0))
+    box.offer(message(1))
+    box.next_frame(0.0), box.next_frame(0.0)
+    box.on_reconnect(0.1)
+    again = [box.next_frame(0.1), box.next_frame(0.1)]
+    assert [frame.sequence for frame in again if frame] == [1, 2]
+
+
+def test_a_new_incarnation_gets_what_the_old_one_did_not_acknowledge() -> None:
+    box = outbox(batch_bytes=1)
+    for number in range(4):
+        box.offer(message(number))
+    for _ in range(3):
+        box.next_frame(0.0)
+    box.on_ack(1, 1000)
+    box.on_new_peer()
+    assert [m.content for m in box.unacknowledged()] == [1, 2, 3]
+    frame = box.next_frame(0.0)
+    assert frame is not None and (frame.sequence, frame.messages[0].content) == (1, 1)
+
+
+def test_a_duplicate_is_acknowledged_and_not_delivered() -> None:
+    box: Inbox[int] = Inbox(100, 4)
+    assert box.on_frame(1, [message(0)]) is Verdict.ACCEPTED
+    assert box.on_frame(1, [message(0)]) is Verdict.DUPLICATE
+    assert box.on_frame(3, [message(2)]) is Verdict.ACCEPTED
+    assert box.on_frame(3, [message(2)]) is Verdict.DUPLICATE
+    assert [m.content for m in box.take()] == [0]
+    assert box.counters.duplicates == 2
+
+
+def test_a_full_inbox_says_busy_and_takes_the_frame_later() -> None:
+    box: Inbox[int] = Inbox(15, 4)
+    assert box.on_frame(1, [message(0)]) is Verdict.ACCEPTED
+    assert box.credit == 5
+    assert box.on_frame(2, [message(1)]) is Verdict.BUSY
+    box.take()
+    assert box.on_frame(2, [message(1)]) is Verdict.ACCEPTED
+
+
+def test_the_frame_that_fills_a_gap_is_taken_by_a_full_inbox() -> None:
+    box: Inbox[int] = Inbox(10, 4)
+    assert box.on_frame(2, [message(1)]) is Verdict.ACCEPTED
+    assert box.on_frame(1, [message(0)]) is Verdict.ACCEPTED
+    assert [m.content for m in box.take()] == [0, 1]
+
+
+@pytest.mark.parametrize("sequence", [0, -1, 5, 2**63])
+def test_a_number_outside_the_window_is_refused(sequence: int) -> None:
+    with pytest.raises(FrameError, match="window of 4"):
+        Inbox[int](100, 4).on_frame(sequence, [])
