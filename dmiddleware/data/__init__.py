@@ -1,6 +1,7 @@
 """Data: batches, buffers, data sets and checkpoints."""
 
 from dmiddleware.data.buffer_base import Buffer, BufferMiddleware
+from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
 from dmiddleware.data.samplers import Sampler, UniformSampler
 from dmiddleware.data.tensor_buffer import TensorBuffer
 from dmiddleware.data.tree import (
@@ -42,4 +43,6 @@ __all__ = [
     "TensorBuffer",
     "Sampler",
     "UniformSampler",
+    "load_checkpoint",
+    "save_checkpoint",
 ]

@@ -1,0 +1,123 @@
+"""Checkpoints: a nested state in one .safetensors file.
+
+The tensors are ordinary entries of the file, so that any safetensors reader shows them. The rest
+(counters, strings, the nesting itself) is msgpack in the entry ``__rest__``. A CRC-32 over
+everything finds damage. Loading executes no code from the file, whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import errno
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from dmiddleware.data.packing import pack, unpack
+from dmiddleware.data.safe_file import raw_bytes, write_safetensors
+from dmiddleware.errors import CheckpointDamaged, CheckpointWriteError
+
+__all__ = ["load_checkpoint", "save_checkpoint"]
+
+_FORMAT = "dmiddleware-checkpoint"
+_VERSION = "1"
+_REST = "__rest__"
+
+
+def save_checkpoint(path: str | Path, state: Any) -> None:
+    """Write a state to a file, whole or not at all.
+
+    Args:
+        path: the file, usually ``….safetensors``; its folder is made if need be, a file that is
+            there is replaced.
+        state: nested dictionaries, lists, tuples and batches of tensors, numpy arrays, numbers,
+            strings, bytes, booleans and None. Tensors may be on any device; they are detached.
+            Tensors that share memory are written once each.
+
+    Raises:
+        CheckpointWriteError: if the file cannot be written, for example because the disk is full;
+            ``errno`` tells why. The file that was there before is intact, and no part of the new
+            one is left.
+        TypeError: if the state holds anything else; its place is named and nothing is written.
+    """
+    target = Path(path)
+    rest, tensors = pack(state, reserved=(_REST, "__metadata__"))
+    tensors[_REST] = torch.from_numpy(np.frombuffer(bytearray(rest), dtype=np.uint8))
+    metadata = {"format": _FORMAT, "version": _VERSION, "crc32": f"{_checksum(tensors):08x}"}
+    try:
+        write_safetensors(target, tensors, metadata)
+    except OSError as error:
+        told = CheckpointWriteError(
+            error.errno or errno.EIO,
+            f"the checkpoint could not be written ({error.strerror or error}); what was there "
+            "before is intact. Make room or choose another folder, then save again",
+            str(target),
+        )
+        raise told from error
+
+
+def load_checkpoint(path: str | Path, map_location: torch.device | str = "cpu") -> Any:
+    """Read the state that :func:`save_checkpoint` wrote.
+
+    Args:
+        path: the file.
+        map_location: device for the tensors; numpy arrays come back as arrays.
+
+    Returns:
+        The state; its tensors do not depend on the file any more.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        CheckpointDamaged: if the file is not a checkpoint, not whole, or changed since.
+    """
+    source = Path(path)
+    if not source.is_file():
+        raise FileNotFoundError(errno.ENOENT, "there is no checkpoint", str(source))
+    try:
+        tensors, metadata = _read(source)
+        _check_metadata(source, metadata)
+        if metadata["crc32"] != f"{_checksum(tensors):08x}":
+            raise _damaged(source, "its checksum does not match its content")
+        rest = tensors.pop(_REST)
+        moved = {name: tensor.to(map_location) for name, tensor in tensors.items()}
+        return unpack(raw_bytes(rest).tobytes(), moved)
+    except CheckpointDamaged:
+        raise
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise _damaged(source, str(error)) from error
+
+
+def _read(path: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, str]]:
+    with safe_open(str(path), framework="pt", device="cpu") as file:
+        # A clone, because the file's pages would change with the file.
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        return tensors, file.metadata() or {}
+
+
+def _check_metadata(path: Path, metadata: Mapping[str, str]) -> None:
+    if metadata.get("format") != _FORMAT:
+        raise _damaged(path, "it is a .safetensors file, but not a checkpoint of this project")
+    if metadata.get("version") != _VERSION:
+        raise _damaged(
+            path, f"it has format version {metadata.get('version')}, this code reads {_VERSION}"
+        )
+
+
+def _damaged(path: Path, why: str) -> CheckpointDamaged:
+    return CheckpointDamaged(
+        f"{path} is not a whole checkpoint: {why}; use an earlier one or write it again"
+    )
+
+
+def _checksum(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Return the CRC-32 over names, types, shapes and bytes, in the order of the names."""
+    value = 0
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        value = zlib.crc32(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode(), value)
+        value = zlib.crc32(raw_bytes(tensor).data, value)
+    return value
