@@ -9,6 +9,7 @@ built-in error that a Python reader would expect, so that either can be caught::
     ├── PipelineError
     │   ├── ChainError (ValueError)         a chain that cannot run, found before the first step
     │   ├── MiddlewareError (TypeError)     a middleware that breaks the protocol
+    │   ├── ContextError (AttributeError)   a context's field that no one has set
     │   └── TaskStateError (RuntimeError)   a task used outside its life
     ├── EventError
     │   ├── WaitTimeout (TimeoutError)      an event that did not come in time
@@ -47,6 +48,7 @@ __all__ = [
     "PipelineError",
     "ChainError",
     "MiddlewareError",
+    "ContextError",
     "TaskStateError",
     "EventError",
     "WaitTimeout",
@@ -103,6 +105,10 @@ class ChainError(PipelineError, ValueError):
 
 class MiddlewareError(PipelineError, TypeError):
     """A middleware breaks the protocol: it is not callable, or it yields twice."""
+
+
+class ContextError(PipelineError, AttributeError):
+    """A field of the context was read that no one has set."""
 
 
 class TaskStateError(PipelineError, RuntimeError):

@@ -1,0 +1,322 @@
+"""The context: what the middleware of one step share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, SupportsFloat, TypeVar, overload
+
+from dmiddleware.errors import ContextError
+from dmiddleware.registry import nearest
+
+if TYPE_CHECKING:
+    from dmiddleware.pipeline.task import Task
+
+__all__ = [
+    "Context",
+    "OnlineRLContext",
+    "OfflineRLContext",
+    "FieldKind",
+    "kept",
+    "renewed",
+    "produced",
+]
+
+T = TypeVar("T")
+
+_KIND = "dmiddleware.kind"
+
+
+class FieldKind(StrEnum):
+    """What becomes of a context's field when the next step begins."""
+
+    KEPT = "kept"
+    RENEWED = "renewed"
+    PRODUCED = "produced"
+
+
+@overload
+def kept(default: T) -> T: ...
+@overload
+def kept(*, default_factory: Callable[[], T]) -> T: ...
+def kept(default: Any = dataclasses.MISSING, *, default_factory: Any = dataclasses.MISSING) -> Any:
+    """Declare a field of a context that carries over from step to step, for good.
+
+    Args:
+        default: the value in the first step; must be immutable.
+        default_factory: makes the value of the first step, for mutable ones.
+
+    Example:
+        >>> @dataclass
+        ... class CuriousContext(OnlineRLContext):
+        ...     visits: dict[int, int] = kept(default_factory=dict)
+    """
+    return field(default=default, default_factory=default_factory, metadata={_KIND: FieldKind.KEPT})
+
+
+@overload
+def renewed(default: T) -> T: ...
+@overload
+def renewed(*, default_factory: Callable[[], T]) -> T: ...
+def renewed(
+    default: Any = dataclasses.MISSING, *, default_factory: Any = dataclasses.MISSING
+) -> Any:
+    """Declare a field of a context that returns to its default in every step, on purpose.
+
+    Since the default means something, a middleware may read the field without anyone writing it.
+
+    Args:
+        default: the value at the begin of every step; must be immutable.
+        default_factory: makes that value anew for every step, for mutable ones.
+    """
+    return field(
+        default=default, default_factory=default_factory, metadata={_KIND: FieldKind.RENEWED}
+    )
+
+
+def produced() -> Any:
+    """Declare a field of a context that is None in every step until a middleware writes it.
+
+    A chain in which a middleware reads the field before anyone writes it is refused before the
+    first step.
+    """
+    return field(default=None, metadata={_KIND: FieldKind.PRODUCED})
+
+
+@dataclass
+class Context:
+    """What the middleware of one step share: it lives for one step and is renewed for the next.
+
+    Fields declared with :func:`kept`, or named to :meth:`keep`, carry over for good; all others
+    return to their defaults. Own fields are added by subclassing (decorated with ``@dataclass``;
+    type checkers then know them), or by assignment, which lasts for the step unless kept.
+
+    Reading a field that no one set is a :class:`~dmiddleware.errors.ContextError` (an
+    ``AttributeError``) that names the nearest ones.
+
+    Attributes:
+        total_step: steps that were finished before this one.
+        logged: metrics of this step by name; written with :meth:`log`.
+        task: the task that runs the chain.
+    """
+
+    total_step: int = kept(0)
+    logged: dict[str, float] = field(
+        default_factory=dict, repr=False, metadata={_KIND: FieldKind.RENEWED}
+    )
+    task: Task[Any] = field(init=False, repr=False, compare=False, metadata={_KIND: FieldKind.KEPT})
+
+    _renewal: ClassVar[_Renewal]
+
+    def __post_init__(self) -> None:
+        _check_decorated(type(self))
+
+    def keep(self, *names: str) -> None:
+        """Carry the fields over to all following steps.
+
+        Args:
+            names: fields, which need not have a value yet.
+        """
+        self.__dict__["_also_kept"] = self.__dict__.get("_also_kept", frozenset()).union(names)
+
+    def log(self, name: str, value: SupportsFloat) -> None:
+        """Log a metric of this step; loggers later in the chain, or on its way back, write it.
+
+        Args:
+            name: the metric, in groups parted by slashes (``"collect/return_mean"``).
+            value: any scalar; a second value under one name in one step replaces the first.
+        """
+        self.logged[name] = float(value)
+
+    def renew(self) -> Self:
+        """Return the context of the next step."""
+        cls = type(self)
+        renewal = cls.__dict__.get("_renewal") or _compile(cls)
+        old = self.__dict__
+        fresh: dict[str, Any] = renewal.constants.copy()
+        for name in renewal.kept:
+            if name in old:
+                fresh[name] = old[name]
+        for name, factory in renewal.factories:
+            fresh[name] = factory()
+        fresh["total_step"] += 1
+        if "_also_kept" in old:
+            for name in (*old["_also_kept"], "_also_kept"):
+                if name in old:
+                    fresh[name] = old[name]
+        new = object.__new__(cls)
+        new.__dict__ = fresh
+        return new
+
+    @classmethod
+    def field_kinds(cls) -> dict[str, FieldKind]:
+        """Return the declared fields and what becomes of each when the next step begins."""
+        return {f.name: _kind_of(f) for f in dataclasses.fields(cls)}
+
+    def is_kept(self, name: str) -> bool:
+        """Tell whether the field carries over, by declaration or by :meth:`keep`."""
+        if name in self.__dict__.get("_also_kept", ()):
+            return True
+        return self.field_kinds().get(name) is FieldKind.KEPT
+
+    def has_value(self, name: str) -> bool:
+        """Tell whether the field is there now and is not None."""
+        return self.__dict__.get(name) is not None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values of all fields that carry over (not copied)."""
+        names = [name for name, kind in self.field_kinds().items() if kind is FieldKind.KEPT]
+        names += sorted(self.__dict__.get("_also_kept", ()))
+        values = self.__dict__
+        return {
+            "values": {name: values[name] for name in names if name in values and name != "task"},
+            "also_kept": sorted(values.get("_also_kept", ())),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.__dict__.update(state["values"])
+        self.keep(*state["also_kept"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A task holds threads and does not travel to another process; the fields do.
+        return {name: value for name, value in self.__dict__.items() if name != "task"}
+
+    if not TYPE_CHECKING:  # for a type checker, an undeclared field stays an error
+
+        def __getattr__(self, name: str) -> Any:
+            raise _missing(self, name)
+
+
+@dataclass
+class OnlineRLContext(Context):
+    """The context of learning from an environment.
+
+    Attributes:
+        env_step: environment steps, summed over all collectors.
+        env_episode: finished episodes, summed over all collectors.
+        train_iter: updates of the policy.
+        last_eval_iter: the ``train_iter`` of the last evaluation, -1 before the first.
+        last_eval_value: the mean return of the last evaluation, ``-inf`` before the first.
+        collect_kwargs: keyword arguments for the collecting policy's forward, such as ``eps``.
+        obs: observations to act on.
+        action: actions to take.
+        inference_output: what the policy's forward returned.
+        trajectories: newly collected transitions, a batch ``[T, E, …]`` or a list of transitions.
+        trajectory_end_idx: indices of the transitions in ``trajectories`` that end an episode.
+        episodes: newly collected whole episodes, a list of batches ``[T_i, …]``.
+        train_data: what the learner learns from in this step.
+        train_output: what the learner reported, a dictionary or a list of them.
+        eval_value: the mean return of an evaluation in this step.
+        eval_output: what the evaluation gave besides.
+    """
+
+    env_step: int = kept(0)
+    env_episode: int = kept(0)
+    train_iter: int = kept(0)
+    last_eval_iter: int = kept(-1)
+    last_eval_value: float = kept(float("-inf"))
+    collect_kwargs: dict[str, Any] = renewed(default_factory=dict)
+    obs: Any = renewed(None)
+    action: Any = renewed(None)
+    inference_output: Any = renewed(None)
+    trajectories: Any = produced()
+    trajectory_end_idx: Any = produced()
+    episodes: Any = produced()
+    train_data: Any = produced()
+    train_output: Any = produced()
+    eval_value: float | None = produced()
+    eval_output: Any = produced()
+
+
+@dataclass
+class OfflineRLContext(Context):
+    """The context of learning from a data set.
+
+    Attributes:
+        train_epoch: passes over the data set that were finished.
+        train_iter: updates of the policy.
+        trained_env_step: transitions that were learned from, counted each time.
+        last_eval_iter: the ``train_iter`` of the last evaluation, -1 before the first.
+        last_eval_value: the mean return of the last evaluation, ``-inf`` before the first.
+        trajectories: transitions, a batch ``[N, …]``.
+        train_data: what the learner learns from in this step.
+        train_output: what the learner reported, a dictionary or a list of them.
+        eval_value: the mean return of an evaluation in this step.
+        eval_output: what the evaluation gave besides.
+    """
+
+    train_epoch: int = kept(0)
+    train_iter: int = kept(0)
+    trained_env_step: int = kept(0)
+    last_eval_iter: int = kept(-1)
+    last_eval_value: float = kept(float("-inf"))
+    trajectories: Any = produced()
+    train_data: Any = produced()
+    train_output: Any = produced()
+    eval_value: float | None = produced()
+    eval_output: Any = produced()
+
+
+class _Renewal(NamedTuple):
+    """How contexts of one class are renewed, found out once."""
+
+    constants: dict[str, Any]
+    factories: tuple[tuple[str, Callable[[], Any]], ...]
+    kept: tuple[str, ...]
+
+
+def _compile(cls: type[Context]) -> _Renewal:
+    _check_decorated(cls)
+    constants: dict[str, Any] = {}
+    factories: list[tuple[str, Callable[[], Any]]] = []
+    names: list[str] = []
+    for f in dataclasses.fields(cls):
+        if _kind_of(f) is FieldKind.KEPT:
+            names.append(f.name)
+        elif f.default_factory is not dataclasses.MISSING:
+            factories.append((f.name, f.default_factory))
+        else:
+            constants[f.name] = f.default
+    cls._renewal = _Renewal(constants, tuple(factories), tuple(names))
+    return cls._renewal
+
+
+def _kind_of(f: dataclasses.Field[Any]) -> FieldKind:
+    kind = f.metadata.get(_KIND)
+    if kind is not None:
+        return FieldKind(kind)
+    has_default = (
+        f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
+    )
+    # Without a default there is nothing to return to.
+    return FieldKind.RENEWED if has_default else FieldKind.KEPT
+
+
+def _check_decorated(cls: type[Context]) -> None:
+    for base in cls.__mro__:
+        if base is Context:
+            return
+        own = vars(base)
+        if own.get("__annotations__") and "__dataclass_fields__" not in own:
+            raise TypeError(
+                f"{base.__name__} declares context fields but is not a dataclass; "
+                f"put @dataclass above it"
+            )
+
+
+def _missing(ctx: Context, name: str) -> ContextError:
+    owner = type(ctx).__name__
+    if name == "task":
+        return ContextError(
+            f"this {owner} belongs to no task yet; ctx.task is there once it was given to Task(ctx)"
+        )
+    known = [known for known in (*ctx.__dict__, *type(ctx).field_kinds()) if known[0] != "_"]
+    near = nearest(name, dict.fromkeys(known))
+    hint = f"did you mean {', '.join(near)}? " if near else ""
+    return ContextError(
+        f"no one has set ctx.{name}, and {owner} declares no such field; {hint}"
+        f"A field of your own is declared in a subclass of {owner} or assigned before it is read."
+    )
