@@ -8,7 +8,7 @@ from dmiddleware.pipeline.context import (
     produced,
     renewed,
 )
-from dmiddleware.pipeline.middleware import Middleware, Role, middleware
+from dmiddleware.pipeline.declare import Middleware, Role, middleware
 from dmiddleware.pipeline.task import Task
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from dmiddleware.errors import TaskStateError
 from dmiddleware.pipeline.context import Context
-from dmiddleware.pipeline.middleware import Middleware, check_middleware
+from dmiddleware.pipeline.declare import Middleware, check_middleware
 from dmiddleware.seeding import derive_seed
 
 __all__ = ["Task"]
