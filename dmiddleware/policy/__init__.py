@@ -1,1 +1,24 @@
-"""The policy package."""
+"""Policies: how to act, what to store, how to learn."""
+
+from dmiddleware.policy.base import Policy
+from dmiddleware.policy.command import CommandModePolicy
+from dmiddleware.policy.dqn import DQNPolicy
+from dmiddleware.policy.modes import CollectMode, CommandMode, EvalMode, LearnMode
+from dmiddleware.policy.parallel import data_parallel
+from dmiddleware.policy.registry import POLICY_REGISTRY, create_policy, get_policy_cls
+from dmiddleware.policy.styles import collate
+
+__all__ = [
+    "Policy",
+    "CommandModePolicy",
+    "LearnMode",
+    "CollectMode",
+    "EvalMode",
+    "CommandMode",
+    "POLICY_REGISTRY",
+    "create_policy",
+    "get_policy_cls",
+    "DQNPolicy",
+    "collate",
+    "data_parallel",
+]

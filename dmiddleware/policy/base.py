@@ -1,0 +1,384 @@
+"""The policy base class: three modes, two styles, one model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from easydict import EasyDict
+from torch import nn
+
+from dmiddleware.config import Configurable, check_value
+from dmiddleware.data.tree import to_device
+from dmiddleware.errors import ConfigError, NonFiniteLoss, PolicyError
+from dmiddleware.model import MODEL_REGISTRY
+from dmiddleware.policy import parallel, spaces, state, styles
+from dmiddleware.policy.modes import CollectMode, EvalMode, LearnMode
+from dmiddleware.policy.two_styles import TwoStyles
+from dmiddleware.registry import import_modules, nearest
+from dmiddleware.seeding import derive_seed
+
+__all__ = ["Policy"]
+
+
+class Policy(TwoStyles, Configurable):
+    """An algorithm: how to act, what to store, how to learn.
+
+    An algorithm overrides ``_forward_learn`` and, for collecting and evaluating, one of two styles;
+    the base class derives the other, so every collector runs every policy:
+
+    - per env: ``_forward_collect(data, **kwargs)`` and ``_forward_eval(data, **kwargs)``, where
+      ``data`` maps env ids to observations and the answer maps them to dictionaries with at least
+      ``action``; ``_process_transition(obs, policy_output, timestep)`` and
+      ``_get_train_sample(transitions)``, which have defaults;
+    - batched: ``_forward_collect_batch(obs, env_id, **kwargs)`` and ``_forward_eval_batch(…)``,
+      where ``obs`` is a tensor or treetensor ``[E, …]``, ``env_id`` an int64 array ``[E]``, and the
+      answer a dictionary of tensors ``[E, …]`` with at least ``action``; and
+      ``_get_train_batch(batch)``, which has a default.
+
+    If a class and its base are written in different styles, the more derived class decides.
+    Workers use a policy through :attr:`learn_mode`, :attr:`collect_mode` and :attr:`eval_mode`.
+
+    Args:
+        cfg: what differs from ``default_config()``.
+        model: None builds the one that ``cfg.model`` and :meth:`default_model` describe; a module
+            is used as it is.
+        enable_field: the parts to build, of ``"learn"``, ``"collect"``, ``"eval"``; None: all.
+
+    Raises:
+        ConfigError: for an unusable config, an unknown field, or ``cuda=True`` without CUDA.
+        PolicyError: if an enabled part is written in neither style, or ``model`` is no module.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "on_policy": False,
+        "cuda": False,
+        "multi_gpu": False,
+        "bp_update_sync": True,
+        "traj_len_inf": False,
+        "seed": None,
+        "model": {},
+    }
+    config_open: ClassVar[tuple[str, ...]] = ("model",)
+    fields: ClassVar[tuple[str, ...]] = ("learn", "collect", "eval")
+
+    def __init__(
+        self,
+        cfg: Mapping[str, Any] | None = None,
+        model: nn.Module | None = None,
+        enable_field: Iterable[str] | None = None,
+    ) -> None:
+        self._cfg: EasyDict = self.merged_config(cfg)
+        self._enabled = self._check_fields(enable_field)
+        self._find_styles()
+        self._device = self._choose_device()
+        seed = torch.initial_seed() if self._cfg.seed is None else self._cfg.seed
+        self._generator = torch.Generator().manual_seed(derive_seed(seed, "policy", "act"))
+        self._model = self._take_model(model).to(self._device)
+        self._reducer: parallel.GradientReducer | None = None
+        if self._cfg.multi_gpu and "learn" in self._enabled:
+            # Before _init_learn, so that target networks copy the common parameters.
+            self._join_ranks()
+        for field in self.fields:
+            if field in self._enabled:
+                getattr(self, f"_init_{field}")()
+
+    @classmethod
+    def default_config(cls) -> EasyDict:
+        """Return a fresh copy of the defaults, merged from the base classes down.
+
+        Raises:
+            ConfigError: on ``Policy`` itself, which is no algorithm.
+        """
+        if cls is Policy:
+            raise ConfigError(
+                "Policy is the base of all policies and has no config of its own; "
+                "ask a subclass, for example DQNPolicy.default_config()"
+            )
+        return super().default_config()
+
+    @classmethod
+    def check_config(cls, cfg: EasyDict) -> None:
+        """Refuse impossible values."""
+        seed_fits = cfg.seed is None or (isinstance(cfg.seed, int) and cfg.seed >= 0)
+        check_value(seed_fits, "seed", cfg.seed, "None (follow torch's seed) or an integer ≥ 0")
+
+    # What an algorithm overrides --------------------------------------------------------------
+
+    def default_model(self) -> tuple[str, list[str]]:
+        """Return the registered name of the model to build and the modules to import for it."""
+        raise PolicyError(
+            f"{type(self).__name__} has no default model; pass model=, set cfg.model.type, or "
+            "override default_model() to return (registered name, [modules to import])"
+        )
+
+    def _init_learn(self) -> None:
+        """Build what learning needs: the optimiser, target networks."""
+
+    def _init_collect(self) -> None:
+        """Build what collecting needs."""
+
+    def _init_eval(self) -> None:
+        """Build what evaluating needs."""
+
+    def _forward_learn(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
+        """Update the parameters from a batch ``[B, …]``; return native scalars."""
+        raise NotImplementedError  # construction refuses a policy that does not override it
+
+    def _reset_learn(self, data_id: Iterable[int] | None = None) -> None:
+        """Clear what learning keeps between forwards."""
+
+    def _reset_collect(self, data_id: Iterable[int] | None = None) -> None:
+        """Clear the collecting state (hidden states) of the given env ids; None: of all."""
+
+    def _reset_eval(self, data_id: Iterable[int] | None = None) -> None:
+        """Clear the evaluating state of the given env ids; None: of all."""
+
+    def _monitor_vars_learn(self) -> list[str]:
+        """Return the keys of ``_forward_learn``'s answer that are worth logging."""
+        return ["cur_lr", "total_loss"]
+
+    def _state_dict_learn(self) -> dict[str, Any]:
+        """Return all that resuming needs: model, generator, optimiser (``self._optimizer``)."""
+        whole = {**self._state_dict_collect(), "generator": self._generator.get_state()}
+        optimizer = getattr(self, "_optimizer", None)
+        if optimizer is not None:
+            whole["optimizer"] = state.optimizer_state(optimizer)
+        return whole
+
+    def _load_state_dict_learn(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`_state_dict_learn` returned."""
+        self._load_state_dict_collect(state_dict)
+        self._generator.set_state(state_dict["generator"].cpu())
+        optimizer = getattr(self, "_optimizer", None)
+        if optimizer is not None:
+            state.load_optimizer_state(optimizer, state_dict["optimizer"])
+
+    def _state_dict_collect(self) -> dict[str, Any]:
+        """Return what acting needs: the model."""
+        return {"model": state.model_state(self._model)}
+
+    def _load_state_dict_collect(self, state_dict: dict[str, Any]) -> None:
+        """Load the model, strictly; a learner's state serves as well."""
+        state.load_model_state(self._model, state_dict["model"])
+
+    def _state_dict_eval(self) -> dict[str, Any]:
+        return self._state_dict_collect()
+
+    def _load_state_dict_eval(self, state_dict: dict[str, Any]) -> None:
+        self._load_state_dict_collect(state_dict)
+
+    def _check_spaces(self, observation_space: Any, action_space: Any) -> None:
+        """Refuse spaces that the model does not fit.
+
+        Raises:
+            SpaceError: with both shapes.
+        """
+        spaces.check_spaces(self._model, self._cfg.model, observation_space, action_space)
+
+    def _get_n_sample(self) -> int | None:
+        return self._read("n_sample", "collect")
+
+    def _get_n_episode(self) -> int | None:
+        return self._read("n_episode", "collect")
+
+    def _get_batch_size(self) -> int | None:
+        return self._read("batch_size", "learn")
+
+    # Modes ------------------------------------------------------------------------------------
+
+    @property
+    def learn_mode(self) -> LearnMode:
+        """What a learner may do with this policy."""
+        return LearnMode(
+            forward=self._public_learn,
+            reset=self._reset_learn,
+            info=self.__repr__,
+            monitor_vars=self._monitor_vars_learn,
+            get_attribute=self.get_attribute,
+            set_attribute=self.set_attribute,
+            state_dict=self._state_dict_learn,
+            load_state_dict=self._load_state_dict_learn,
+        )
+
+    @property
+    def collect_mode(self) -> CollectMode:
+        """What a collector may do with this policy."""
+        return CollectMode(
+            forward=self._public_collect,
+            process_transition=self._public_transition,
+            get_train_sample=self._public_train_sample,
+            reset=self._reset_collect,
+            get_attribute=self.get_attribute,
+            set_attribute=self.set_attribute,
+            state_dict=self._state_dict_collect,
+            load_state_dict=self._load_state_dict_collect,
+        )
+
+    @property
+    def eval_mode(self) -> EvalMode:
+        """What an evaluator may do with this policy."""
+        return EvalMode(
+            forward=self._public_eval,
+            reset=self._reset_eval,
+            get_attribute=self.get_attribute,
+            set_attribute=self.set_attribute,
+            state_dict=self._state_dict_eval,
+            load_state_dict=self._load_state_dict_eval,
+        )
+
+    @property
+    def cfg(self) -> EasyDict:
+        """The merged config."""
+        return self._cfg
+
+    def get_attribute(self, name: str) -> Any:
+        """Return what ``_get_<name>()`` gives, else ``_<name>``, else the property ``<name>``.
+
+        Raises:
+            AttributeError: if there is none of them; the nearest names are listed.
+        """
+        getter = getattr(self, f"_get_{name}", None)
+        if getter is not None:
+            return getter()
+        for attribute in (f"_{name}", name):
+            if hasattr(self, attribute):
+                return getattr(self, attribute)
+        known = {own.removeprefix("_get_").removeprefix("_") for own in (*dir(self), *vars(self))}
+        near = nearest(name, (own for own in known if not own.startswith("_")))
+        raise AttributeError(
+            f"{type(self).__name__} has no attribute {name!r} (neither _get_{name}() nor _{name}); "
+            f"near misses: {', '.join(near) or 'none'}"
+        )
+
+    def set_attribute(self, name: str, value: Any) -> None:
+        """Set ``_<name>``."""
+        setattr(self, f"_{name}", value)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(device={self._device}, model={self._model})"
+
+    # Learning ---------------------------------------------------------------------------------
+
+    def sync_gradients(self, model: nn.Module) -> None:
+        """Average the model's gradients over all ranks, between backward and the step.
+
+        With ``bp_update_sync=False`` the reductions of the policy's own model began during
+        backward, and this waits for them. In a single process it does nothing.
+        """
+        if self._reducer is None:
+            return
+        if model is self._model:
+            self._reducer.reduce()
+        else:
+            parallel.GradientReducer(model).reduce()
+
+    def _public_learn(self, data: Any, **kwargs: Any) -> dict[str, Any]:
+        if "learn" not in self._enabled:
+            raise self._not_enabled("learn")
+        batch = styles.collate(data) if isinstance(data, list) else data
+        if self._device.type != "cpu":
+            batch = to_device(batch, self._device)
+        if not self._model.training:
+            self._model.train()
+        return self._forward_learn(batch, **kwargs)
+
+    def _check_finite(self, value: float, batch: Any, what: str = "the loss") -> None:
+        """Refuse to go on with a loss (or gradient norm) that is NaN or infinite.
+
+        Called before the step, so the parameters are those from before the update. With several
+        ranks all of them raise, so none waits for the others' gradients.
+
+        Raises:
+            NonFiniteLoss: naming the policy iterations that collected the batch.
+        """
+        finite = math.isfinite(value)
+        if self._reducer is not None:
+            finite = parallel.all_agree(finite, self._device)
+        if finite:
+            return
+        source = "a batch without a column collect_iter"
+        if "collect_iter" in batch:
+            column = batch["collect_iter"]
+            source = f"a batch collected at train_iter {int(column.min())} to {int(column.max())}"
+        raise NonFiniteLoss(
+            f"{what} is {value} on {source}; the parameters are those from before this update. "
+            "Look for NaN in observations and rewards; lower the learning rate or clip gradients"
+        )
+
+    # Construction -----------------------------------------------------------------------------
+
+    def _check_fields(self, enable_field: Iterable[str] | None) -> frozenset[str]:
+        if isinstance(enable_field, str):
+            enable_field = (enable_field,)
+        enabled = frozenset(self.fields if enable_field is None else enable_field)
+        unknown = enabled - set(self.fields)
+        if unknown or not enabled:
+            raise ConfigError(
+                f"enable_field must be a non-empty subset of {', '.join(self.fields)}, "
+                f"got {sorted(enabled)}"
+            )
+        if "learn" in enabled and type(self)._forward_learn is Policy._forward_learn:
+            raise PolicyError(
+                f"{type(self).__name__} cannot learn: write _forward_learn(self, batch), which "
+                "takes a treetensor [B, …] and returns scalars; or leave 'learn' out of "
+                "enable_field"
+            )
+        return enabled
+
+    def _choose_device(self) -> torch.device:
+        if not self._cfg.cuda:
+            return torch.device("cpu")
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                f"cuda is True, but torch {torch.__version__} finds no CUDA device here; "
+                "set cuda=False, or install a CUDA build of torch on a machine with a GPU"
+            )
+        if self._cfg.multi_gpu:
+            parallel.require_process_group()
+            return torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def _take_model(self, model: nn.Module | None) -> nn.Module:
+        if isinstance(model, nn.Module):
+            return model
+        if model is not None:
+            raise PolicyError(
+                f"model must be None or a torch.nn.Module, got {model!r:.100} of type "
+                f"{type(model).__name__}"
+            )
+        options = dict(self._cfg.model)
+        if "type" in options:
+            name, modules = options.pop("type"), options.pop("import_names", [])
+        else:
+            name, modules = self.default_model()
+        import_modules(modules)
+        model_class = MODEL_REGISTRY.get(name)
+        if self._cfg.seed is None:
+            return _build_model(model_class, name, options)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(self._cfg.seed, "policy", "model"))
+            return _build_model(model_class, name, options)
+
+    def _join_ranks(self) -> None:
+        parallel.require_process_group()
+        parallel.broadcast_model(self._model)
+        self._reducer = parallel.GradientReducer(self._model, overlap=not self._cfg.bp_update_sync)
+
+    def _read(self, key: str, section: str) -> int | None:
+        value = self._cfg[key] if key in self._cfg else self._cfg.get(section, {}).get(key)
+        return None if value is None else int(value)
+
+
+def _build_model(model_class: Any, name: str, options: Mapping[str, Any]) -> nn.Module:
+    try:
+        model: nn.Module = model_class(**options)
+    except TypeError as error:
+        raise ConfigError(
+            f"cfg.model does not fit the model {name!r}: {error}; given: "
+            f"{', '.join(sorted(options)) or 'nothing'}"
+        ) from error
+    return model

@@ -1,0 +1,46 @@
+"""Policies by name, so that a config can ask for one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dmiddleware.errors import ConfigError
+from dmiddleware.policy.base import Policy
+from dmiddleware.registry import Registry, import_modules
+
+__all__ = ["POLICY_REGISTRY", "create_policy", "get_policy_cls"]
+
+POLICY_REGISTRY: Registry[type[Policy]] = Registry("policy")
+"""Registered policies; ``@POLICY_REGISTRY.register("mine")`` adds one."""
+
+
+def get_policy_cls(cfg: Mapping[str, Any]) -> type[Policy]:
+    """Return the class that ``cfg.type`` names, after importing ``cfg.import_names``.
+
+    Raises:
+        ConfigError: if ``cfg`` has no ``type``.
+        RegistryError: if no one registered the name; the nearest names are listed.
+    """
+    if "type" not in cfg:
+        raise ConfigError(
+            f"a policy is created by name, but the config has no key type; "
+            f"add type: one of {', '.join(POLICY_REGISTRY)}"
+        )
+    import_modules(cfg.get("import_names", ()))
+    return POLICY_REGISTRY.get(cfg["type"])
+
+
+def create_policy(cfg: Mapping[str, Any], **kwargs: Any) -> Policy:
+    """Build the policy that ``cfg.type`` names.
+
+    Args:
+        cfg: the policy's config, with ``type`` and, for classes that live elsewhere,
+            ``import_names``.
+        kwargs: given to the class's constructor (``model``, ``enable_field``).
+
+    Raises:
+        ConfigError: if ``cfg`` has no ``type``, or for what the class refuses.
+        RegistryError: if no one registered the name; the nearest names are listed.
+    """
+    return get_policy_cls(cfg)(cfg, **kwargs)
