@@ -36,7 +36,8 @@ built-in error that a Python reader would expect, so that either can be caught::
         ├── FrameError (ValueError)         bytes that are no frame
         ├── FrameTooLarge (ValueError)      a frame larger than its receiver accepts
         ├── AuthError (PermissionError)     a peer or frame without the right key
-        └── HandshakeRefused (ConnectionError)  a listener that does not let a node in
+        ├── HandshakeRefused (ConnectionError)  a listener that does not let a node in
+        └── TopologyError (ValueError)      a network that cannot be laid out
 
 A message says what happened, with which value, and what to do about it.
 """
@@ -76,6 +77,7 @@ __all__ = [
     "FrameTooLarge",
     "AuthError",
     "HandshakeRefused",
+    "TopologyError",
 ]
 
 
@@ -226,3 +228,7 @@ class HandshakeRefused(RouterError, ConnectionError):
     def __init__(self, reason: str, *, code: str) -> None:
         super().__init__(reason)
         self.code = code
+
+
+class TopologyError(RouterError, ValueError):
+    """A network cannot be laid out from these arguments."""

@@ -1,0 +1,81 @@
+"""Topology: who listens where, who dials whom."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dmiddleware.errors import TopologyError
+from dmiddleware.router.topology import check_address, is_loopback, plan
+
+
+def test_in_a_mesh_every_pair_is_joined_by_one_dial() -> None:
+    nodes = plan("mesh", node_ids=["a", "b", "c", "d"], run_dir=Path("/tmp/run"))
+    dials = [(node.listen, target) for node in nodes for target in node.dial]
+    pairs = {frozenset(dial) for dial in dials}
+    assert len(dials) == len(pairs) == 6
+    assert pairs == {
+        frozenset(pair) for pair in itertools.combinations([n.listen for n in nodes], 2)
+    }
+
+
+def test_in_a_star_all_dial_the_first() -> None:
+    hub, *others = plan("star", node_ids=["a", "b", "c"], protocol="tcp", ports=[5000])
+    assert (hub.listen, hub.dial) == ("tcp://127.0.0.1:5000", ())
+    assert {(node.listen, node.dial) for node in others} == {("", ("tcp://127.0.0.1:5000",))}
+
+
+def test_alone_nodes_reach_others_by_attaching() -> None:
+    (node,) = plan("alone", node_ids=["a"], attach_to=["tcp://10.0.0.1:5000"])
+    assert (node.listen, node.dial) == ("", ("tcp://10.0.0.1:5000",))
+
+
+def test_ports_are_counted_on_from_the_last_one() -> None:
+    nodes = plan("mesh", node_ids=["a", "b", "c"], protocol="tcp", ports=[5000, 6000])
+    assert [node.listen[-4:] for node in nodes] == ["5000", "6000", "6001"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"topology": "mash", "node_ids": ["a"]}, "did you mean mesh"),
+        ({"topology": "mesh", "node_ids": ["a", "a"]}, "id of its own"),
+        ({"topology": "mesh", "node_ids": []}, "id of its own"),
+        ({"topology": "mesh", "node_ids": ["a"]}, "run_dir"),
+        ({"topology": "mesh", "node_ids": ["a"], "protocol": "tcp"}, "ports"),
+        ({"topology": "star", "node_ids": "ab", "protocol": "tcp", "ports": [1, 2]}, "2 ports"),
+        ({"topology": "mesh", "node_ids": "ab", "protocol": "tcp", "ports": [65535]}, "1 to 65535"),
+        ({"topology": "mesh", "node_ids": "ab", "protocol": "tcp", "ports": [9, 9]}, "of its own"),
+        ({"topology": "alone", "node_ids": ["a"], "attach_to": ["10.0.0.1:5"]}, "is no address"),
+        ({"topology": "mesh", "node_ids": "a", "run_dir": Path("/tmp") / ("x" * 120)}, "shorter"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        plan(**arguments)
+
+
+@pytest.mark.parametrize("address", ["tcp://host", "tcp://:80", "tcp://host:0", "ftp://host:1", ""])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(TopologyError):
+        check_address(address)
+
+
+@pytest.mark.parametrize(
+    ("address", "only_here"),
+    [
+        ("ipc:///tmp/a.sock", True),
+        ("tcp://127.0.0.1:5", True),
+        ("tcp://127.8.0.1:5", True),
+        ("tcp://localhost:5", True),
+        ("tcp://[::1]:5", True),
+        ("tcp://0.0.0.0:5", False),
+        ("tls+tcp://10.0.0.1:5", False),
+        ("tcp://learner.example:5", False),
+    ],
+)
+def test_loopback_is_told_from_the_rest(address: str, only_here: bool) -> None:
+    assert is_loopback(address) is only_here
