@@ -1,1 +1,47 @@
-"""The model package."""
+"""Networks: encoders for vectors, images and nested observations, and what policies put on them."""
+
+from dmiddleware.model.actor_critic import Actor, ActorCritic
+from dmiddleware.model.encoders import (
+    NatureCNN,
+    NestedEncoder,
+    OneHotEncoder,
+    VectorEncoder,
+    make_encoder,
+)
+from dmiddleware.model.layers import MLP, Init, Norm, activation_of, orthogonal_init
+from dmiddleware.model.network import Network
+from dmiddleware.model.q_network import QNetwork
+from dmiddleware.model.registry import MODEL_REGISTRY, create_model
+from dmiddleware.model.shapes import (
+    ActionKind,
+    ObsShape,
+    action_kind_of,
+    action_shape_of,
+    as_obs_shape,
+    obs_shape_of,
+)
+
+__all__ = [
+    "QNetwork",
+    "Actor",
+    "ActorCritic",
+    "Network",
+    "MLP",
+    "VectorEncoder",
+    "OneHotEncoder",
+    "NatureCNN",
+    "NestedEncoder",
+    "make_encoder",
+    "MODEL_REGISTRY",
+    "create_model",
+    "ObsShape",
+    "ActionKind",
+    "as_obs_shape",
+    "obs_shape_of",
+    "action_shape_of",
+    "action_kind_of",
+    "Init",
+    "Norm",
+    "activation_of",
+    "orthogonal_init",
+]

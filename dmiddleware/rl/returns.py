@@ -37,11 +37,13 @@ class Advantage(NamedTuple):
 
 
 class NStepReturn(NamedTuple):
-    """What :func:`nstep_return` gives; the target is ``reward + discount * V(next_obs[bootstrap_row])``.
+    """What :func:`nstep_return` gives: the parts of an n-step target.
+
+    The target is ``reward + discount * (1 - terminated) * V(next_obs[bootstrap_row])``.
 
     Attributes:
         reward: ``[T, …]`` discounted sum of the next ``k`` rewards.
-        discount: ``[T, …]`` ``discount ** k``; to be multiplied by ``1 - terminated``.
+        discount: ``[T, …]`` ``discount ** k``.
         bootstrap_row: ``[T, …]`` int64, the row of the last step summed up (``t + k - 1``), whose
             ``next_obs`` to bootstrap from; :func:`take_rows` fetches it.
         terminated: ``[T, …]`` bool, whether that step truly ended the episode.

@@ -1,0 +1,201 @@
+"""Policies as distributions over actions, with or without a state value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import gymnasium as gym
+import torch
+from torch import nn
+
+from dmiddleware.model.encoders import make_encoder
+from dmiddleware.model.layers import Init, Norm, orthogonal_init
+from dmiddleware.model.network import Network
+from dmiddleware.model.registry import MODEL_REGISTRY
+from dmiddleware.model.shapes import (
+    ActionKind,
+    ObsShape,
+    action_kind_of,
+    action_shape_of,
+    is_image,
+    obs_shape_of,
+    shape_leaves,
+)
+
+__all__ = ["Actor", "ActorCritic"]
+
+# Huang et al., "The 37 Implementation Details of PPO" (2022), detail 2.
+_POLICY_GAIN = 0.01
+_VALUE_GAIN = 1.0
+
+
+@MODEL_REGISTRY.register("actor")
+class Actor(Network):
+    """A distribution over actions.
+
+    Discrete actions get logits; continuous ones a diagonal Gaussian, whose standard deviation is a
+    parameter of its own that does not depend on the state (Schulman et al., "Trust Region Policy
+    Optimization", 2015, appendix D).
+
+    Args:
+        obs_shape: see :mod:`dmiddleware.model.shapes`.
+        action_shape: number of discrete actions, or length of the action vector.
+        action_space: ``"discrete"`` or ``"continuous"``.
+        encoder_hidden_sizes: width of each linear layer of the encoder; None: 64, 64 for vectors,
+            512 for images.
+        activation: see :func:`~dmiddleware.model.layers.activation_of`; None: ReLU where the
+            observation has an image, else tanh.
+        norm: ``"layer"`` or None.
+        init: ``"orthogonal"`` (the last layer with gain 0.01) or None (torch's own).
+        log_std_init: logarithm of the first standard deviation of continuous actions.
+
+    Raises:
+        SpaceError: if a shape is impossible.
+        ValueError: if another option is.
+    """
+
+    def __init__(
+        self,
+        obs_shape: ObsShape,
+        action_shape: int,
+        *,
+        action_space: ActionKind = "discrete",
+        encoder_hidden_sizes: Sequence[int] | None = None,
+        activation: str | None = None,
+        norm: Norm = None,
+        init: Init = "orthogonal",
+        log_std_init: float = 0.0,
+    ) -> None:
+        super().__init__(obs_shape, action_shape, action_space=action_space)
+        has_image = any(is_image(leaf) for _, leaf in shape_leaves(obs_shape))
+        if encoder_hidden_sizes is None and not has_image:
+            encoder_hidden_sizes = (64, 64)
+        self._encoder_options: dict[str, Any] = {
+            "hidden_sizes": encoder_hidden_sizes,
+            "activation": activation or ("relu" if has_image else "tanh"),
+            "norm": norm,
+            "init": init,
+        }
+        self._has_image = has_image
+        self.encoder = make_encoder(obs_shape, **self._encoder_options)
+        self.policy_head = nn.Linear(self.encoder.out_features, action_shape)
+        if init == "orthogonal":
+            orthogonal_init(self.policy_head, _POLICY_GAIN)
+        self.log_std: nn.Parameter | None = None
+        if action_space == "continuous":
+            self.log_std = nn.Parameter(torch.full((action_shape,), float(log_std_init)))
+
+    @classmethod
+    def from_spaces(
+        cls, observation_space: gym.Space[Any], action_space: gym.Space[Any], **options: Any
+    ) -> Self:
+        """Build the network for an environment's spaces.
+
+        Args:
+            observation_space: that of one environment.
+            action_space: that of one environment, Discrete or a one-dimensional Box.
+            **options: keyword arguments of the class.
+
+        Raises:
+            SpaceError: if a space is not supported.
+        """
+        return cls(
+            obs_shape_of(observation_space),
+            action_shape_of(action_space),
+            action_space=action_kind_of(action_space),
+            **options,
+        )
+
+    def forward(self, obs: Any) -> dict[str, torch.Tensor]:
+        """Return the distribution: ``{"logit"}``, or ``{"mu", "sigma"}``, each ``[…, A]``.
+
+        Args:
+            obs: ``[…, *obs_shape]``, a tensor or, for nested observations, a treetensor.
+        """
+        return self._distribution(self.encoder(obs))
+
+    def _distribution(self, features: torch.Tensor) -> dict[str, torch.Tensor]:
+        output: torch.Tensor = self.policy_head(features)
+        if self.log_std is None:
+            return {"logit": output}
+        return {"mu": output, "sigma": self.log_std.exp().expand_as(output)}
+
+
+@MODEL_REGISTRY.register("actor_critic")
+class ActorCritic(Actor):
+    """An :class:`Actor` with a state value, for PPO and its kin.
+
+    Args:
+        obs_shape: see :mod:`dmiddleware.model.shapes`.
+        action_shape: number of discrete actions, or length of the action vector.
+        action_space: ``"discrete"`` or ``"continuous"``.
+        share_encoder: actor and critic read the same features; None: where the observation has an
+            image, as PPO is published (Schulman et al., 2017, section 6).
+        encoder_hidden_sizes: width of each linear layer of the encoders; None: 64, 64 for vectors,
+            512 for images.
+        activation: see :func:`~dmiddleware.model.layers.activation_of`; None: ReLU where the
+            observation has an image, else tanh.
+        norm: ``"layer"`` or None.
+        init: ``"orthogonal"`` (the last layers with gains 0.01 and 1) or None (torch's own).
+        log_std_init: logarithm of the first standard deviation of continuous actions.
+
+    Raises:
+        SpaceError: if a shape is impossible.
+        ValueError: if another option is.
+    """
+
+    def __init__(
+        self,
+        obs_shape: ObsShape,
+        action_shape: int,
+        *,
+        action_space: ActionKind = "discrete",
+        share_encoder: bool | None = None,
+        encoder_hidden_sizes: Sequence[int] | None = None,
+        activation: str | None = None,
+        norm: Norm = None,
+        init: Init = "orthogonal",
+        log_std_init: float = 0.0,
+    ) -> None:
+        super().__init__(
+            obs_shape,
+            action_shape,
+            action_space=action_space,
+            encoder_hidden_sizes=encoder_hidden_sizes,
+            activation=activation,
+            norm=norm,
+            init=init,
+            log_std_init=log_std_init,
+        )
+        shared = self._has_image if share_encoder is None else share_encoder
+        self.critic_encoder = None if shared else make_encoder(obs_shape, **self._encoder_options)
+        self.value_head = nn.Linear(self.encoder.out_features, 1)
+        if init == "orthogonal":
+            orthogonal_init(self.value_head, _VALUE_GAIN)
+
+    def forward(self, obs: Any) -> dict[str, torch.Tensor]:
+        """Return the distribution and the value.
+
+        Args:
+            obs: ``[…, *obs_shape]``, a tensor or, for nested observations, a treetensor.
+
+        Returns:
+            ``{"logit" | "mu", "sigma": […, A], "value": […]}``.
+        """
+        features = self.encoder(obs)
+        output = self._distribution(features)
+        if self.critic_encoder is not None:
+            features = self.critic_encoder(obs)
+        output["value"] = self.value_head(features).squeeze(-1)
+        return output
+
+    def compute_actor(self, obs: Any) -> dict[str, torch.Tensor]:
+        """Return the distribution alone, without the critic's work."""
+        return self._distribution(self.encoder(obs))
+
+    def compute_critic(self, obs: Any) -> torch.Tensor:
+        """Return the value ``[…]`` alone, without the actor's work."""
+        encoder = self.encoder if self.critic_encoder is None else self.critic_encoder
+        value: torch.Tensor = self.value_head(encoder(obs)).squeeze(-1)
+        return value

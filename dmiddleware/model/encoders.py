@@ -1,0 +1,283 @@
+"""Encoders: from observations of any shape to one feature vector a row.
+
+Every encoder takes observations with any leading dimensions (``[B, …]``, ``[T, B, …]``, none) and
+returns features ``[…, out_features]`` float32. uint8 leaves are scaled by ``1 / 255``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dmiddleware.errors import SpaceError
+from dmiddleware.model.layers import MLP, Init, Norm, as_float, orthogonal_init
+from dmiddleware.model.shapes import ObsShape, as_obs_shape, is_image, is_one_hot, shape_leaves
+
+__all__ = [
+    "VectorEncoder",
+    "OneHotEncoder",
+    "NatureCNN",
+    "NestedEncoder",
+    "make_encoder",
+    "VECTOR_HIDDEN_SIZES",
+    "IMAGE_HIDDEN_SIZES",
+]
+
+VECTOR_HIDDEN_SIZES = (128, 128, 64)
+IMAGE_HIDDEN_SIZES = (512,)
+
+_MIN_IMAGE_SIDE = 36
+
+
+class VectorEncoder(MLP):
+    """An MLP over arrays of numbers; those of other than one dimension are flattened.
+
+    Args:
+        obs_shape: shape of one observation, such as ``(4,)``.
+        hidden_sizes: width of each layer.
+        activation: see :func:`~dmiddleware.model.layers.activation_of`.
+        norm: ``"layer"`` or None.
+        init: ``"orthogonal"`` or None.
+    """
+
+    def __init__(
+        self,
+        obs_shape: Sequence[int],
+        hidden_sizes: Sequence[int] = VECTOR_HIDDEN_SIZES,
+        *,
+        activation: str = "relu",
+        norm: Norm = None,
+        init: Init = None,
+    ) -> None:
+        super().__init__(
+            math.prod(obs_shape), hidden_sizes, activation=activation, norm=norm, init=init
+        )
+        self._n_dims = len(obs_shape)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Return features ``[…, out_features]`` of ``obs [… , *obs_shape]``."""
+        x = as_float(obs)
+        if self._n_dims != 1:
+            x = x.flatten(-self._n_dims) if self._n_dims else x.unsqueeze(-1)
+        for layer in self:
+            x = layer(x)
+        return x
+
+
+class OneHotEncoder(MLP):
+    """An MLP over integers shown one-hot, for Discrete and MultiDiscrete observations.
+
+    Args:
+        sizes: how many values each integer can take.
+        hidden_sizes: width of each layer.
+        activation: see :func:`~dmiddleware.model.layers.activation_of`.
+        norm: ``"layer"`` or None.
+        init: ``"orthogonal"`` or None.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        hidden_sizes: Sequence[int] = VECTOR_HIDDEN_SIZES,
+        *,
+        activation: str = "relu",
+        norm: Norm = None,
+        init: Init = None,
+    ) -> None:
+        super().__init__(sum(sizes), hidden_sizes, activation=activation, norm=norm, init=init)
+        self._sizes = tuple(sizes)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Return features ``[…, out_features]``.
+
+        Args:
+            obs: integers, ``[…]`` for one size, ``[…, n]`` for ``n`` sizes.
+        """
+        index = obs.long()
+        if len(self._sizes) == 1:
+            x = F.one_hot(index, self._sizes[0])
+        else:
+            parts = [F.one_hot(index[..., i], size) for i, size in enumerate(self._sizes)]
+            x = torch.cat(parts, dim=-1)
+        x = x.to(torch.float32)
+        for layer in self:
+            x = layer(x)
+        return x
+
+
+class NatureCNN(nn.Module):
+    """The convolutions of Mnih et al., "Human-level control through deep RL" (Nature, 2015).
+
+    Args:
+        obs_shape: ``(C, H, W)``, channels first, at least 36 by 36.
+        hidden_sizes: width of each linear layer after the convolutions.
+        activation: of the linear layers; the convolutions have ReLU, as published.
+        norm: ``"layer"`` or None, in the linear layers.
+        init: ``"orthogonal"`` or None.
+
+    Attributes:
+        out_features: length of the output's last dimension.
+
+    Raises:
+        SpaceError: if the shape is no image, or the image is too small or channels last.
+    """
+
+    def __init__(
+        self,
+        obs_shape: Sequence[int],
+        hidden_sizes: Sequence[int] = IMAGE_HIDDEN_SIZES,
+        *,
+        activation: str = "relu",
+        norm: Norm = None,
+        init: Init = None,
+    ) -> None:
+        super().__init__()
+        shape = tuple(obs_shape)
+        _check_image(shape)
+        self._shape = shape
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(shape[0], 32, kernel_size=8, stride=4),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, kernel_size=4, stride=2),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, kernel_size=3, stride=1),
+            nn.ReLU(),
+        )
+        if init == "orthogonal":
+            orthogonal_init(self.convolutions, math.sqrt(2.0))
+        flat = 64 * math.prod(_conv_side(side) for side in shape[1:])
+        self.linear = MLP(flat, hidden_sizes, activation=activation, norm=norm, init=init)
+        self.out_features = self.linear.out_features
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Return features ``[…, out_features]`` of images ``[…, C, H, W]``, uint8 or float."""
+        x = as_float(obs)
+        lead = x.shape[:-3]
+        if len(lead) != 1:
+            x = x.reshape(-1, *self._shape)
+        features: torch.Tensor = self.linear(self.convolutions(x).flatten(1))
+        return features if len(lead) == 1 else features.reshape(*lead, -1)
+
+
+class NestedEncoder(nn.Module):
+    """One encoder a leaf of a Dict or Tuple observation, concatenated and joined by one layer.
+
+    Args:
+        obs_shape: mapping of names to observation shapes, which may be nested.
+        hidden_sizes: width of each layer in every leaf's encoder, the last one also that of the
+            layer that joins them; None: each encoder's own default, joined in 128.
+        activation: see :func:`~dmiddleware.model.layers.activation_of`.
+        norm: ``"layer"`` or None.
+        init: ``"orthogonal"`` or None.
+
+    Attributes:
+        out_features: length of the output's last dimension.
+    """
+
+    def __init__(
+        self,
+        obs_shape: Mapping[str, ObsShape],
+        hidden_sizes: Sequence[int] | None = None,
+        *,
+        activation: str = "relu",
+        norm: Norm = None,
+        init: Init = None,
+    ) -> None:
+        super().__init__()
+        options: dict[str, Any] = {"activation": activation, "norm": norm, "init": init}
+        named = list(shape_leaves(obs_shape))
+        self._paths = [path for path, _ in named]
+        # A list, because names of a space may hold dots, which names of modules may not.
+        encoders = [make_encoder(leaf, hidden_sizes, **options) for _, leaf in named]
+        self.encoders = nn.ModuleList(encoders)
+        width = hidden_sizes[-1] if hidden_sizes else 128
+        self.join = MLP(sum(encoder.out_features for encoder in encoders), (width,), **options)
+        self.out_features = width
+
+    def forward(self, obs: Any) -> torch.Tensor:
+        """Return features ``[…, out_features]``.
+
+        Args:
+            obs: a treetensor or nested dictionary of tensors, with the keys of the shape; more
+                keys are ignored.
+        """
+        features = []
+        for path, encoder in zip(self._paths, self.encoders, strict=True):
+            leaf = obs
+            for key in path:
+                leaf = leaf[key]
+            features.append(encoder(leaf))
+        joined: torch.Tensor = self.join(torch.cat(features, dim=-1))
+        return joined
+
+
+def make_encoder(
+    obs_shape: ObsShape,
+    hidden_sizes: Sequence[int] | None = None,
+    *,
+    activation: str = "relu",
+    norm: Norm = None,
+    init: Init = None,
+) -> Any:
+    """Build the encoder for an observation shape (see :mod:`dmiddleware.model.shapes`).
+
+    Args:
+        obs_shape: an integer or tuple for a vector, a tuple of three for an image,
+            ``("one_hot", n)`` for integers, a mapping for nested observations.
+        hidden_sizes: width of each linear layer; None: 128, 128, 64 for vectors, 512 for images.
+        activation: see :func:`~dmiddleware.model.layers.activation_of`.
+        norm: ``"layer"`` or None.
+        init: ``"orthogonal"`` or None.
+
+    Returns:
+        A module with the attribute ``out_features``.
+
+    Raises:
+        SpaceError: if the shape is none of these, or an image too small for the convolutions.
+        ValueError: if another option is impossible.
+    """
+    shape = as_obs_shape(obs_shape)
+    options: dict[str, Any] = {"activation": activation, "norm": norm, "init": init}
+    if hidden_sizes is not None and not hidden_sizes:
+        raise ValueError(
+            "hidden_sizes needs at least one layer, got none; leave it out or give one"
+        )
+    if isinstance(shape, dict):
+        return NestedEncoder(shape, hidden_sizes, **options)
+    if is_image(shape):
+        return NatureCNN(shape, hidden_sizes or IMAGE_HIDDEN_SIZES, **options)
+    if is_one_hot(shape):
+        return OneHotEncoder(shape[1:], hidden_sizes or VECTOR_HIDDEN_SIZES, **options)
+    return VectorEncoder(shape, hidden_sizes or VECTOR_HIDDEN_SIZES, **options)
+
+
+def _check_image(shape: tuple[int, ...]) -> None:
+    if len(shape) != 3:
+        raise SpaceError(
+            f"a convolutional network takes images (C, H, W), got shape {shape}; stack frames with "
+            "gymnasium.wrappers.FrameStackObservation, or flatten them for an MLP"
+        )
+    channels, height, width = shape
+    if channels > 16 and width <= 4:
+        raise SpaceError(
+            f"the image shape {shape} looks like channels last; networks take channels first, "
+            f"({width}, {channels}, {height}): wrap the env in "
+            "gymnasium.wrappers.TransformObservation with lambda obs: obs.transpose(2, 0, 1)"
+        )
+    if min(height, width) < _MIN_IMAGE_SIDE:
+        raise SpaceError(
+            f"the convolutions need images of at least {_MIN_IMAGE_SIDE} by {_MIN_IMAGE_SIDE}, got "
+            f"{height} by {width}; enlarge them with gymnasium.wrappers.ResizeObservation, or "
+            "flatten them for an MLP with gymnasium.wrappers.FlattenObservation"
+        )
+
+
+def _conv_side(side: int) -> int:
+    for kernel, stride in ((8, 4), (4, 2), (3, 1)):
+        side = (side - kernel) // stride + 1
+    return side

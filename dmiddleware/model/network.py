@@ -1,0 +1,81 @@
+"""What all networks share: they know the spaces that they were built for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+from torch import nn
+
+from dmiddleware.errors import SpaceError
+from dmiddleware.model.shapes import (
+    ActionKind,
+    ObsShape,
+    action_kind_of,
+    action_shape_of,
+    as_obs_shape,
+    obs_shape_of,
+)
+
+__all__ = ["Network"]
+
+
+class Network(nn.Module):
+    """A torch module from observations to what a policy needs.
+
+    Args:
+        obs_shape: see :mod:`dmiddleware.model.shapes`.
+        action_shape: number of discrete actions, or length of the action vector.
+        action_space: ``"discrete"`` or ``"continuous"``.
+
+    Attributes:
+        obs_shape: the shape, in the form of :func:`~dmiddleware.model.shapes.as_obs_shape`.
+        action_shape: as given.
+        action_space: as given.
+
+    Raises:
+        SpaceError: if a shape is none.
+    """
+
+    def __init__(
+        self, obs_shape: ObsShape, action_shape: int, *, action_space: ActionKind = "discrete"
+    ) -> None:
+        super().__init__()
+        if isinstance(action_shape, bool) or not isinstance(action_shape, int) or action_shape < 1:
+            raise SpaceError(
+                "action_shape must be a positive integer (the number of discrete actions, or the "
+                f"length of the action vector), got {action_shape!r}"
+            )
+        if action_space not in ("discrete", "continuous"):
+            raise SpaceError(
+                f"action_space must be 'discrete' or 'continuous', got {action_space!r}"
+            )
+        self.obs_shape = as_obs_shape(obs_shape)
+        self.action_shape = action_shape
+        self.action_space = action_space
+
+    def check_spaces(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+        """Refuse an environment whose spaces this network was not built for.
+
+        Args:
+            observation_space: that of one environment.
+            action_space: that of one environment.
+
+        Raises:
+            SpaceError: naming what the environment has and what the network was built for.
+        """
+        name = type(self).__name__
+        obs_shape = as_obs_shape(obs_shape_of(observation_space))
+        if obs_shape != self.obs_shape:
+            raise SpaceError(
+                f"{name} was built for observations of shape {self.obs_shape}, the environment "
+                f"gives {observation_space}, of shape {obs_shape}; set the model's obs_shape to "
+                "that, or leave it out where it can be taken from the environment"
+            )
+        kind, size = action_kind_of(action_space), action_shape_of(action_space)
+        if (kind, size) != (self.action_space, self.action_shape):
+            raise SpaceError(
+                f"{name} was built for {self.action_space} actions of size {self.action_shape}, "
+                f"the environment takes {action_space}, {kind} of size {size}; set the model's "
+                "action_shape and action_space to that"
+            )

@@ -1,0 +1,57 @@
+"""Networks by name, so that a config can ask for one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from dmiddleware.errors import ConfigError
+from dmiddleware.registry import Registry, import_modules, nearest
+
+__all__ = ["MODEL_REGISTRY", "create_model"]
+
+MODEL_REGISTRY: Registry[type[nn.Module]] = Registry("model")
+
+
+def create_model(cfg: Mapping[str, Any]) -> nn.Module:
+    """Build the network that a config describes.
+
+    Args:
+        cfg: ``type`` is the registered name, ``import_names`` are modules to import first (where
+            that name is registered), all else goes to the class as keyword arguments.
+
+    Raises:
+        ConfigError: if ``type`` is missing, or an option is unknown (the nearest known one is
+            named) or missing.
+        RegistryError: if no one registered the name.
+    """
+    options = {str(key): value for key, value in cfg.items()}
+    import_modules(options.pop("import_names", ()) or ())
+    name = options.pop("type", None)
+    if name is None:
+        raise ConfigError(f"a model config needs the key type, one of: {', '.join(MODEL_REGISTRY)}")
+    build = MODEL_REGISTRY.get(name)
+    _check_options(f"model {name!r}", build, options)
+    return build(**options)
+
+
+def _check_options(owner: str, build: type[nn.Module], options: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(build).parameters
+    takes_any = any(item.kind is item.VAR_KEYWORD for item in parameters.values())
+    for key in options:
+        if key not in parameters and not takes_any:
+            near = nearest(key, parameters, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(parameters)}"
+            raise ConfigError(f"{owner}: unknown key {key}; {hint}")
+    missing = [
+        key
+        for key, item in parameters.items()
+        if item.default is item.empty
+        and item.kind not in (item.VAR_KEYWORD, item.VAR_POSITIONAL)
+        and key not in options
+    ]
+    if missing:
+        raise ConfigError(f"{owner} needs {', '.join(missing)}; give it in the config")

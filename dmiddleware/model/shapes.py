@@ -1,0 +1,175 @@
+"""Shapes: what a network needs to know of Gymnasium's spaces, as plain values.
+
+An observation shape is one of
+
+- an integer ``n``: a vector of ``n`` numbers;
+- a tuple of integers: an array, ``(C, H, W)`` being an image, channels first;
+- ``("one_hot", n, …)``: an integer below ``n`` (or one for each ``n``), which the network sees as a
+  one-hot vector;
+- a mapping of names to observation shapes: a Dict space, or a Tuple space with the names ``"0"``,
+  ``"1"``, …
+
+They survive a YAML file, where tuples become lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+
+from dmiddleware.errors import SpaceError
+
+__all__ = [
+    "ObsShape",
+    "ActionKind",
+    "as_obs_shape",
+    "shape_leaves",
+    "is_image",
+    "is_one_hot",
+    "obs_shape_of",
+    "action_shape_of",
+    "action_kind_of",
+]
+
+ObsShape: TypeAlias = Any
+"""``int | tuple | Mapping[str, ObsShape]``, as the module's docstring says."""
+
+ActionKind: TypeAlias = Literal["discrete", "continuous"]
+
+ONE_HOT = "one_hot"
+
+
+def as_obs_shape(shape: ObsShape) -> ObsShape:
+    """Bring an observation shape into one form: tuples for leaves, sorted dictionaries.
+
+    Raises:
+        SpaceError: if it is no observation shape.
+    """
+    if isinstance(shape, Mapping):
+        if not shape:
+            raise SpaceError("an observation shape needs at least one entry, got an empty mapping")
+        return {str(key): as_obs_shape(shape[key]) for key in sorted(shape, key=str)}
+    items = (shape,) if isinstance(shape, int | np.integer) else shape
+    if isinstance(items, Sequence) and not isinstance(items, str):
+        marked = len(items) > 1 and items[0] == ONE_HOT
+        sizes = items[1:] if marked else items
+        if all(_is_size(size) for size in sizes):
+            return (ONE_HOT, *map(int, sizes)) if marked else tuple(map(int, sizes))
+    raise SpaceError(
+        f"an observation shape is a positive integer, a tuple of them, ('one_hot', n) or a mapping "
+        f"of names to such shapes, got {shape!r}"
+    )
+
+
+def shape_leaves(shape: ObsShape) -> Iterator[tuple[tuple[str, ...], tuple[Any, ...]]]:
+    """Yield ``(path of keys, leaf shape)`` of an observation shape, keys sorted.
+
+    Raises:
+        SpaceError: if it is no observation shape.
+    """
+    normal = as_obs_shape(shape)
+    if not isinstance(normal, dict):
+        yield (), normal
+        return
+    for key, inner in normal.items():
+        for path, leaf in shape_leaves(inner):
+            yield (key, *path), leaf
+
+
+def is_one_hot(shape: tuple[Any, ...]) -> bool:
+    """Tell whether a leaf shape is of integers to be shown one-hot."""
+    return len(shape) > 1 and shape[0] == ONE_HOT
+
+
+def is_image(shape: tuple[Any, ...]) -> bool:
+    """Tell whether a leaf shape is of images: three sizes."""
+    return len(shape) == 3 and not is_one_hot(shape)
+
+
+def obs_shape_of(space: gym.Space[Any]) -> ObsShape:
+    """Return the observation shape of a space.
+
+    Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple spaces have one.
+
+    Raises:
+        SpaceError: for a space that no network here takes, with the wrapper that makes it one.
+    """
+    match space:
+        case gym.spaces.Box() | gym.spaces.MultiBinary():
+            return _plain(tuple(space.shape or ()))
+        case gym.spaces.Discrete():
+            _refuse_start(space, int(space.start), "observation")
+            return (ONE_HOT, int(space.n))
+        case gym.spaces.MultiDiscrete():
+            _refuse_start(space, int(np.max(np.abs(space.start))), "observation")
+            if space.nvec.ndim == 1:
+                return (ONE_HOT, *map(int, space.nvec))
+        case gym.spaces.Dict():
+            return {str(key): obs_shape_of(inner) for key, inner in space.spaces.items()}
+        case gym.spaces.Tuple():
+            return {str(place): obs_shape_of(inner) for place, inner in enumerate(space.spaces)}
+    raise SpaceError(
+        f"no network here takes observations of {space}; wrap the env so that it gives a Box, "
+        "Discrete, MultiBinary, one-dimensional MultiDiscrete, Dict or Tuple space "
+        "(gymnasium.wrappers.TransformObservation)"
+    )
+
+
+def action_shape_of(space: gym.Space[Any]) -> int:
+    """Return how many numbers the network gives for an action.
+
+    Returns:
+        ``n`` of a Discrete space; the length of a one-dimensional Box.
+
+    Raises:
+        SpaceError: for another space, with the wrapper that makes it one of these.
+    """
+    action_kind_of(space)
+    if isinstance(space, gym.spaces.Discrete):
+        return int(space.n)
+    shape = space.shape or ()
+    return int(shape[0])
+
+
+def action_kind_of(space: gym.Space[Any]) -> ActionKind:
+    """Return whether actions of a space are numbers of choices or vectors.
+
+    Raises:
+        SpaceError: for a space that is neither Discrete nor a one-dimensional floating-point Box.
+    """
+    if isinstance(space, gym.spaces.Discrete):
+        _refuse_start(space, int(space.start), "action")
+        return "discrete"
+    if isinstance(space, gym.spaces.Box):
+        if len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating):
+            return "continuous"
+        raise SpaceError(
+            f"a continuous action is a one-dimensional floating-point Box, got {space}; wrap the "
+            "env in gymnasium.wrappers.TransformAction to take a flat float32 vector"
+        )
+    raise SpaceError(
+        f"no network here gives actions of {space}; wrap the env in "
+        "gymnasium.wrappers.TransformAction so that it takes a Discrete action (one number for "
+        "each combination) or a one-dimensional Box"
+    )
+
+
+def _refuse_start(space: gym.Space[Any], start: int, what: str) -> None:
+    if start == 0:
+        return
+    wrapper = "TransformObservation" if what == "observation" else "TransformAction"
+    raise SpaceError(
+        f"networks count from 0, but the {what} space is {space}; shift it by its start with "
+        f"gymnasium.wrappers.{wrapper}"
+    )
+
+
+def _plain(shape: tuple[int, ...]) -> ObsShape:
+    return int(shape[0]) if len(shape) == 1 else shape
+
+
+def _is_size(size: object) -> bool:
+    return isinstance(size, int | np.integer) and not isinstance(size, bool) and bool(size > 0)
