@@ -1,0 +1,211 @@
+"""Rows of several environments between the moment they are made and the moment they are handed out.
+
+A step of an env manager gives one row for each environment that made a transition: mostly one for
+every environment, sometimes fewer (an environment that was restarted, or that spends a step on its
+reset). The store keeps the pieces as they come and cuts rectangles ``[T, E, …]`` or whole episodes
+``[T_i, …]`` out of them, with array operations only; what does not fit stays for the next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import treetensor.torch as ttorch
+
+from dmiddleware.data import tree
+from dmiddleware.data.tree import Batch
+
+__all__ = ["Piece", "RowStore"]
+
+Ids: TypeAlias = npt.NDArray[np.int64]
+Piece: TypeAlias = dict[str, Any]
+"""Columns ``[R, …]`` of one step (or of what is left of earlier ones): arrays, tensors or trees."""
+
+
+class RowStore:
+    """The rows that were made and not yet handed out, in the order in which they were made.
+
+    Every piece has the columns ``episode_id`` int64 and ``done`` bool; which environment each row
+    comes from is told when it is added.
+
+    Args:
+        env_num: number of environments, ``E``.
+    """
+
+    def __init__(self, env_num: int) -> None:
+        self._env_num = env_num
+        self._all = np.arange(env_num)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._pieces: list[Piece] = []
+        self._env_ids: list[Ids] = []
+        # While every piece has one row of every environment, in order, there is nothing to sort.
+        self._regular = True
+        self._counts = np.zeros(self._env_num, np.int64)
+
+    def __len__(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def counts(self) -> Ids:
+        """Rows of each environment, ``[E] int64``."""
+        if self._regular:
+            return np.full(self._env_num, len(self._pieces), np.int64)
+        return self._counts
+
+    @property
+    def fewest(self) -> int:
+        """Rows of the environment that has the fewest."""
+        return len(self._pieces) if self._regular else int(self._counts.min())
+
+    def add(self, piece: Piece) -> None:
+        """Add a piece with one row of every environment, in order."""
+        self._pieces.append(piece)
+        self._env_ids.append(self._all)
+        if not self._regular:
+            self._counts += 1
+
+    def add_some(self, piece: Piece, env_id: Ids) -> None:
+        """Add a piece whose row ``i`` comes from environment ``env_id[i]``."""
+        if len(env_id) == 0:
+            return
+        if self._regular:
+            self._counts = self.counts
+            self._regular = False
+        self._pieces.append(piece)
+        self._env_ids.append(env_id)
+        self._counts += np.bincount(env_id, minlength=self._env_num)
+
+    def take_rectangle(self, n_steps: int) -> Batch:
+        """Hand out the oldest ``n_steps`` rows of every environment, as ``[T, E, …]``.
+
+        No environment may have fewer rows than that; what is over stays.
+        """
+        lead = (n_steps, self._env_num)
+        if self._regular:
+            taken = join(self._pieces[:n_steps])
+            del self._pieces[:n_steps], self._env_ids[:n_steps]
+            return tree.as_tree({name: _reshape(column, lead) for name, column in taken.items()})
+        rows, env_id = self._joined()
+        order = np.argsort(env_id, kind="stable")
+        starts = np.cumsum(self._counts) - self._counts
+        picked = order[starts + np.arange(n_steps)[:, None]]
+        self._keep_others(rows, env_id, picked)
+        index = torch.from_numpy(picked)
+        return tree.as_tree({name: _select(column, index) for name, column in rows.items()})
+
+    def take_episodes(self, shares: Ids) -> list[Batch]:
+        """Hand out the oldest ``shares[e]`` finished episodes of each environment ``e``.
+
+        Returns:
+            Batches ``[T_i, …]``, in the order in which the episodes ended.
+        """
+        rows, env_id = self._joined()
+        done = np.flatnonzero(_as_array(rows["done"]))
+        # The how-many-th end of its environment each end is.
+        rank = np.zeros(len(done), np.int64)
+        for env in range(self._env_num):
+            mine = env_id[done] == env
+            rank[mine] = np.arange(np.count_nonzero(mine))
+        ends = done[rank < shares[env_id[done]]]
+        episode = _as_array(rows["episode_id"])
+        indices = [np.flatnonzero(episode[: end + 1] == episode[end]) for end in ends]
+        self._keep_others(rows, env_id, np.concatenate(indices) if indices else done[:0])
+        return [
+            tree.as_tree(
+                {name: _select(column, torch.from_numpy(index)) for name, column in rows.items()}
+            )
+            for index in indices
+        ]
+
+    def drop(self, episode_ids: Sequence[int] | Ids) -> int:
+        """Drop the rows of these episodes.
+
+        Returns:
+            How many rows were dropped.
+        """
+        if not self._pieces:
+            return 0
+        rows, env_id = self._joined()
+        unwanted = np.flatnonzero(np.isin(_as_array(rows["episode_id"]), episode_ids))
+        if len(unwanted):
+            self._keep_others(rows, env_id, unwanted)
+        return len(unwanted)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all rows: ``env_id`` and, unless there are none, ``rows``."""
+        if not self._pieces:
+            return {"env_id": torch.zeros(0, dtype=torch.int64), "rows": {}}
+        rows, env_id = self._joined()
+        return {
+            "env_id": torch.from_numpy(env_id.copy()),
+            "rows": {
+                name: tree.map_nested(torch.clone, _as_tensors(column))
+                for name, column in rows.items()
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Hold the rows of ``state`` and no others."""
+        self.clear()
+        rows = {
+            name: tree.map_nested(torch.clone, column) for name, column in state["rows"].items()
+        }
+        rows = {
+            name: tree.as_tree(column) if isinstance(column, Mapping) else column
+            for name, column in rows.items()
+        }
+        self.add_some(rows, _as_array(state["env_id"]).astype(np.int64))
+
+    def _joined(self) -> tuple[Piece, Ids]:
+        """Return all rows as one piece, with the environment of each."""
+        if not self._pieces:
+            return {"done": np.zeros(0, bool), "episode_id": np.zeros(0, np.int64)}, self._all[:0]
+        return join(self._pieces), np.concatenate(self._env_ids)
+
+    def _keep_others(self, rows: Piece, env_id: Ids, taken: Ids) -> None:
+        keep = np.ones(len(env_id), bool)
+        keep[taken.ravel()] = False
+        left = np.flatnonzero(keep)
+        self.clear()
+        index = torch.from_numpy(left)
+        self.add_some({name: _select(column, index) for name, column in rows.items()}, env_id[left])
+
+
+def join(pieces: Sequence[Piece]) -> Piece:
+    """Put pieces of the same columns one below the other; columns become tensors or trees."""
+    if len(pieces) == 1:
+        return {name: _as_tensors(column) for name, column in pieces[0].items()}
+    return {name: _cat([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+def _cat(parts: list[Any]) -> Any:
+    if all(isinstance(part, np.ndarray) for part in parts):
+        return torch.from_numpy(np.concatenate(parts))
+    tensors = [_as_tensors(part) for part in parts]
+    return torch.cat(tensors) if isinstance(tensors[0], torch.Tensor) else tree.cat(tensors)
+
+
+def _as_tensors(column: Any) -> Any:
+    return column if isinstance(column, torch.Tensor | ttorch.Tensor) else tree.from_numpy(column)
+
+
+def _as_array(column: Any) -> npt.NDArray[Any]:
+    return column if isinstance(column, np.ndarray) else column.numpy()
+
+
+def _reshape(column: Any, lead: tuple[int, ...]) -> Any:
+    if isinstance(column, torch.Tensor):
+        return column.reshape(lead + column.shape[1:])
+    return tree.map_leaves(lambda leaf: leaf.reshape(lead + leaf.shape[1:]), column)
+
+
+def _select(column: Any, index: torch.Tensor) -> Any:
+    tensors = _as_tensors(column)
+    return tensors[index] if isinstance(tensors, torch.Tensor) else tree.index_rows(tensors, index)

@@ -1,0 +1,231 @@
+"""The step that all collectors share: the policy acts, the envs answer, the books are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dmiddleware.data import tree
+from dmiddleware.env import BaseEnvManager, BatchedTimestep
+from dmiddleware.policy import CollectMode
+
+__all__ = ["Step", "Stepper"]
+
+Ids: TypeAlias = npt.NDArray[np.int64]
+
+_EPISODE_BITS = 32
+
+
+@dataclass(slots=True)
+class Step:
+    """What one step made.
+
+    Attributes:
+        timestep: the env manager's answer, ``E'`` rows.
+        obs: what the policy acted on, a tensor or tree ``[E', …]`` whose rows are the timestep's.
+        output: what the policy returned, tensors or trees ``[E', …]``; ``action`` among them.
+        episode_id: the episode that each row belongs to, ``[E'] int64``.
+        kept: the rows that are transitions; None if all are.
+        lost: ids of the episodes that a failing env cut short in this step.
+    """
+
+    timestep: BatchedTimestep
+    obs: Any
+    output: dict[str, Any]
+    episode_id: Ids
+    kept: Ids | None = None
+    lost: list[int] = field(default_factory=list)
+
+
+class Stepper:
+    """Lets a policy act in the envs of a manager, and counts.
+
+    Every episode has an id that no other episode of the run has: the collector's ``source_id`` in
+    the upper 32 bits, a running number in the lower ones.
+
+    Args:
+        collect_mode: the policy's collect mode.
+        env_manager: a manager; it is launched at the first step if it is not yet.
+        source_id: tells the collectors of one run apart, below 2^31.
+    """
+
+    def __init__(
+        self,
+        collect_mode: CollectMode,
+        env_manager: BaseEnvManager,
+        *,
+        source_id: int = 0,
+    ) -> None:
+        if not 0 <= source_id < 2**31:
+            raise ValueError(f"source_id must be in [0, 2**31), got {source_id}")
+        self._mode = collect_mode
+        self._manager = env_manager
+        self._n_begun = source_id << _EPISODE_BITS
+        self._episode_id: Ids | None = None
+        self.env_step = 0
+        self.env_episode = 0
+        self.episode_returns: list[float] = []
+
+    @property
+    def collect_mode(self) -> CollectMode:
+        """The policy's collect mode."""
+        return self._mode
+
+    @property
+    def env_manager(self) -> BaseEnvManager:
+        """The env manager."""
+        return self._manager
+
+    @property
+    def env_num(self) -> int:
+        """Number of envs, ``E``."""
+        return self._manager.env_num
+
+    @property
+    def episode_id(self) -> Ids:
+        """The id of each env's current episode, ``[E] int64``."""
+        if self._episode_id is None:
+            self.begin()
+        assert self._episode_id is not None
+        return self._episode_id
+
+    def begin(self) -> None:
+        """Launch the manager if needed, refuse envs that do not fit the policy, name the episodes.
+
+        Raises:
+            SpaceError: if the policy's model does not fit the env's spaces.
+        """
+        manager = self._manager
+        if manager.closed:
+            manager.launch()
+        check = self._mode.get_attribute("check_spaces")
+        check(manager.observation_space, manager.action_space)
+        self._episode_id = np.zeros(manager.env_num, np.int64)
+        self._name_episodes(np.arange(manager.env_num))
+
+    def restart(self, env_ids: Ids) -> None:
+        """Start fresh episodes in these envs."""
+        if len(env_ids) == 0:
+            return
+        self._manager.reset(env_ids.tolist())
+        self._start_episodes(env_ids)
+
+    def use_policy(self, collect_mode: CollectMode) -> None:
+        """Act with another policy from now on."""
+        self._mode = collect_mode
+        self._episode_id = None
+
+    def use_envs(self, env_manager: BaseEnvManager) -> None:
+        """Act in other envs from now on; their episodes begin anew."""
+        self._manager = env_manager
+        self._episode_id = None
+
+    def step(
+        self,
+        policy_kwargs: Mapping[str, Any],
+        *,
+        random: bool = False,
+        only: Ids | None = None,
+    ) -> Step:
+        """Let the policy act once in all envs that are ready.
+
+        Args:
+            policy_kwargs: given to the policy's forward.
+            random: replace the actions by draws from the manager's seeded action space. The policy
+                is asked all the same, so that the columns are those of any other step.
+            only: step only these envs (sorted).
+        """
+        episode_id = self.episode_id
+        manager = self._manager
+        env_id, obs = manager.ready_obs_id, manager.ready_obs
+        if only is not None:
+            chosen = np.flatnonzero(np.isin(env_id, only))
+            env_id, obs = env_id[chosen], tree.map_nested(lambda leaf: leaf[chosen], obs)
+        given = tree.from_numpy(obs)
+        output = self._mode.forward(given, env_id=env_id, **policy_kwargs)
+        if random:
+            output = {**output, "action": self._draw_actions(env_id, output["action"])}
+        actions = _to_numpy(output["action"])
+        timestep = manager.step(actions if only is None else _by_env(actions, env_id))
+        if timestep.is_full:
+            step = Step(timestep, given, output, episode_id.copy())
+            self.env_step += len(env_id)
+        else:
+            step = self._align(timestep, env_id, given, output)
+        if timestep.done.any():
+            self._end_episodes(timestep)
+        return step
+
+    def _align(self, timestep: BatchedTimestep, env_id: Ids, obs: Any, output: Any) -> Step:
+        """Pick the rows acted on that came back, and begin new episodes where an env failed."""
+        assert self._episode_id is not None
+        where = np.full(self._manager.env_num, -1)
+        where[env_id] = np.arange(len(env_id))
+        rows = torch.from_numpy(where[timestep.env_id])
+        step = Step(
+            timestep,
+            _rows(obs, rows),
+            {name: _rows(column, rows) for name, column in output.items()},
+            self._episode_id[timestep.env_id],
+        )
+        failed = timestep.abnormal
+        if failed.any():
+            step.kept = np.flatnonzero(~failed)
+            step.lost = step.episode_id[failed].tolist()
+            self._start_episodes(timestep.env_id[failed])
+        self.env_step += len(timestep) - len(step.lost)
+        return step
+
+    def _end_episodes(self, timestep: BatchedTimestep) -> None:
+        rows = np.flatnonzero(timestep.done)
+        for row in rows.tolist():
+            self.episode_returns.append(float(timestep.info.row(row)["eval_episode_return"]))
+        self.env_episode += len(rows)
+        self._start_episodes(timestep.env_id[rows])
+
+    def _start_episodes(self, env_ids: Ids) -> None:
+        self._name_episodes(env_ids)
+        self._mode.reset(env_ids.tolist())
+
+    def _name_episodes(self, env_ids: Ids) -> None:
+        assert self._episode_id is not None
+        self._episode_id[env_ids] = self._n_begun + np.arange(len(env_ids))
+        self._n_begun += len(env_ids)
+
+    def _draw_actions(self, env_id: Ids, like: Any) -> Any:
+        drawn = self._manager.sample_actions()
+        if len(env_id) < self.env_num:
+            drawn = tree.map_nested(lambda leaf: leaf[env_id], drawn)
+        actions = tree.from_numpy(drawn)
+        return actions.to(like.dtype) if isinstance(like, torch.Tensor) else actions
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return counters, episode ids and the generator of random actions."""
+        return {
+            "env_step": self.env_step,
+            "env_episode": self.env_episode,
+            "n_begun": self._n_begun,
+            "episode_id": None if self._episode_id is None else self._episode_id.tolist(),
+        }
+
+
+def _to_numpy(action: Any) -> Any:
+    if isinstance(action, torch.Tensor):
+        return action.numpy()
+    return tree.to_numpy(action)
+
+
+def _by_env(actions: Any, env_id: Ids) -> dict[int, Any]:
+    def one(row: int) -> Any:
+        return tree.map_nested(lambda leaf: leaf[row], actions)
+
+    return {env: one(row) for row, env in enumerate(env_id.tolist())}
+
+
+def _rows(column: Any, rows: torch.Tensor) -> Any:
+    return column[rows] if isinstance(column, torch.Tensor) else tree.index_rows(column, rows)
