@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+import gymnasium as gym
 import torch
 import torch.distributed as dist
 from easydict import EasyDict
@@ -13,12 +14,12 @@ from torch import nn
 
 from dmiddleware.config import Configurable, check_value
 from dmiddleware.data.tree import to_device
-from dmiddleware.errors import ConfigError, NonFiniteLoss, PolicyError
-from dmiddleware.model import MODEL_REGISTRY
+from dmiddleware.errors import ConfigError, NonFiniteLoss, PolicyError, StructureError
+from dmiddleware.model import action_shape_of, create_model, obs_shape_of
 from dmiddleware.policy import parallel, spaces, state, styles
 from dmiddleware.policy.modes import CollectMode, EvalMode, LearnMode
 from dmiddleware.policy.two_styles import TwoStyles
-from dmiddleware.registry import import_modules, nearest
+from dmiddleware.registry import nearest
 from dmiddleware.seeding import derive_seed
 
 __all__ = ["Policy"]
@@ -64,6 +65,8 @@ class Policy(TwoStyles, Configurable):
     }
     config_open: ClassVar[tuple[str, ...]] = ("model",)
     fields: ClassVar[tuple[str, ...]] = ("learn", "collect", "eval")
+    learn_columns: ClassVar[tuple[str, ...]] = ()
+    """Columns without which a batch cannot be learned from."""
 
     def __init__(
         self,
@@ -78,6 +81,8 @@ class Policy(TwoStyles, Configurable):
         seed = torch.initial_seed() if self._cfg.seed is None else self._cfg.seed
         self._generator = torch.Generator().manual_seed(derive_seed(seed, "policy", "act"))
         self._model = self._take_model(model).to(self._device)
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._train_iter = 0
         self._reducer: parallel.GradientReducer | None = None
         if self._cfg.multi_gpu and "learn" in self._enabled:
             # Before _init_learn, so that target networks copy the common parameters.
@@ -85,6 +90,32 @@ class Policy(TwoStyles, Configurable):
         for field in self.fields:
             if field in self._enabled:
                 getattr(self, f"_init_{field}")()
+
+    @classmethod
+    def from_spaces(
+        cls,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        cfg: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Build the policy with the model's shapes taken from an environment.
+
+        Args:
+            observation_space: that of one environment.
+            action_space: that of one environment.
+            cfg: what else differs from ``default_config()``; a shape that it gives stays.
+            **kwargs: given to the constructor.
+
+        Raises:
+            SpaceError: if a space is not supported.
+        """
+        given = dict(cfg or {})
+        shapes = cls._model_options_of(observation_space, action_space)
+        given["model"] = {**shapes, **given.get("model", {})}
+        policy = cls(given, **kwargs)
+        policy._check_spaces(observation_space, action_space)
+        return policy
 
     @classmethod
     def default_config(cls) -> EasyDict:
@@ -115,6 +146,16 @@ class Policy(TwoStyles, Configurable):
             "override default_model() to return (registered name, [modules to import])"
         )
 
+    @classmethod
+    def _model_options_of(
+        cls, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+    ) -> dict[str, Any]:
+        """Return the keys of ``cfg.model`` that follow from an environment's spaces."""
+        return {
+            "obs_shape": obs_shape_of(observation_space),
+            "action_shape": action_shape_of(action_space),
+        }
+
     def _init_learn(self) -> None:
         """Build what learning needs: the optimiser, target networks."""
 
@@ -142,20 +183,23 @@ class Policy(TwoStyles, Configurable):
         return ["cur_lr", "total_loss"]
 
     def _state_dict_learn(self) -> dict[str, Any]:
-        """Return all that resuming needs: model, generator, optimiser (``self._optimizer``)."""
-        whole = {**self._state_dict_collect(), "generator": self._generator.get_state()}
-        optimizer = getattr(self, "_optimizer", None)
-        if optimizer is not None:
-            whole["optimizer"] = state.optimizer_state(optimizer)
+        """Return all that resuming needs: model, optimiser, update count, generator."""
+        whole = {
+            **self._state_dict_collect(),
+            "generator": self._generator.get_state(),
+            "train_iter": self._train_iter,
+        }
+        if self._optimizer is not None:
+            whole["optimizer"] = state.optimizer_state(self._optimizer)
         return whole
 
     def _load_state_dict_learn(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`_state_dict_learn` returned."""
         self._load_state_dict_collect(state_dict)
         self._generator.set_state(state_dict["generator"].cpu())
-        optimizer = getattr(self, "_optimizer", None)
-        if optimizer is not None:
-            state.load_optimizer_state(optimizer, state_dict["optimizer"])
+        self._train_iter = int(state_dict["train_iter"])
+        if self._optimizer is not None:
+            state.load_optimizer_state(self._optimizer, state_dict["optimizer"])
 
     def _state_dict_collect(self) -> dict[str, Any]:
         """Return what acting needs: the model."""
@@ -177,7 +221,12 @@ class Policy(TwoStyles, Configurable):
         Raises:
             SpaceError: with both shapes.
         """
-        spaces.check_spaces(self._model, self._cfg.model, observation_space, action_space)
+        spaces.check_spaces(
+            self._model,
+            lambda obs: self._public_eval(obs)["action"],
+            observation_space,
+            action_space,
+        )
 
     def _get_n_sample(self) -> int | None:
         return self._read("n_sample", "collect")
@@ -280,11 +329,57 @@ class Policy(TwoStyles, Configurable):
         if "learn" not in self._enabled:
             raise self._not_enabled("learn")
         batch = styles.collate(data) if isinstance(data, list) else data
+        missing = [column for column in self.learn_columns if column not in batch]
+        if missing:
+            raise StructureError(
+                f"{type(self).__name__} learns from the columns {', '.join(self.learn_columns)}, "
+                f"but the batch lacks {', '.join(missing)}; it has {', '.join(map(str, batch))}"
+            )
         if self._device.type != "cpu":
             batch = to_device(batch, self._device)
         if not self._model.training:
             self._model.train()
         return self._forward_learn(batch, **kwargs)
+
+    def _descend(
+        self, loss: torch.Tensor, batch: Any, *, clip_norm: float | None = None
+    ) -> dict[str, float]:
+        """Make one step of ``self._optimizer`` down the gradient of a loss, and count it.
+
+        Gradients are averaged over all ranks.
+
+        Args:
+            loss: scalar, known to be finite (:meth:`_check_finite`).
+            batch: what it was computed from, named if something is not finite.
+            clip_norm: scale the gradient so that its norm does not exceed this (Pascanu et al.,
+                "On the difficulty of training recurrent neural networks", 2013).
+
+        Returns:
+            ``cur_lr``, and with ``clip_norm`` the ``grad_norm`` before clipping.
+
+        Raises:
+            NonFiniteLoss: before the step, if that norm is NaN or infinite.
+        """
+        optimizer = self._optimizer
+        assert optimizer is not None
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.sync_gradients(self._model)
+        output = {"cur_lr": optimizer.param_groups[0]["lr"]}
+        if clip_norm is not None:
+            norm = nn.utils.clip_grad_norm_(self._model.parameters(), clip_norm).item()
+            self._check_finite(norm, batch, "the norm of the gradient")
+            output["grad_norm"] = norm
+        optimizer.step()
+        self._train_iter += 1
+        return output
+
+    def _scalars(self, *tensors: torch.Tensor) -> list[float]:
+        """Turn scalar tensors into Python numbers, with one transfer from a GPU."""
+        if self._device.type == "cpu":
+            return [float(tensor.item()) for tensor in tensors]
+        packed: list[float] = torch.stack([tensor.detach().float() for tensor in tensors]).tolist()
+        return packed
 
     def _check_finite(self, value: float, batch: Any, what: str = "the loss") -> None:
         """Refuse to go on with a loss (or gradient norm) that is NaN or infinite.
@@ -351,17 +446,13 @@ class Policy(TwoStyles, Configurable):
                 f"{type(model).__name__}"
             )
         options = dict(self._cfg.model)
-        if "type" in options:
-            name, modules = options.pop("type"), options.pop("import_names", [])
-        else:
-            name, modules = self.default_model()
-        import_modules(modules)
-        model_class = MODEL_REGISTRY.get(name)
+        if "type" not in options:
+            options["type"], options["import_names"] = self.default_model()
         if self._cfg.seed is None:
-            return _build_model(model_class, name, options)
+            return create_model(options)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self._cfg.seed, "policy", "model"))
-            return _build_model(model_class, name, options)
+            return create_model(options)
 
     def _join_ranks(self) -> None:
         parallel.require_process_group()
@@ -371,14 +462,3 @@ class Policy(TwoStyles, Configurable):
     def _read(self, key: str, section: str) -> int | None:
         value = self._cfg[key] if key in self._cfg else self._cfg.get(section, {}).get(key)
         return None if value is None else int(value)
-
-
-def _build_model(model_class: Any, name: str, options: Mapping[str, Any]) -> nn.Module:
-    try:
-        model: nn.Module = model_class(**options)
-    except TypeError as error:
-        raise ConfigError(
-            f"cfg.model does not fit the model {name!r}: {error}; given: "
-            f"{', '.join(sorted(options)) or 'nothing'}"
-        ) from error
-    return model
