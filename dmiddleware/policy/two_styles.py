@@ -89,6 +89,11 @@ class TwoStyles:
         """Whether collecting is written batched, so that batched calls cost no conversion."""
         return self._styles["collect"] in ("batched", "both")
 
+    @property
+    def own_transition(self) -> bool:
+        """Whether the class makes its transitions itself, one by one."""
+        return type(self)._process_transition is not TwoStyles._process_transition
+
     def _find_styles(self) -> None:
         """See which style each pair of methods is written in, and bind the other to it.
 
@@ -147,7 +152,7 @@ class TwoStyles:
         """Make one transition, or, of batched data, the columns of one step of all envs."""
         if not isinstance(timestep.env_id, np.ndarray):
             return self._process_transition(obs, policy_output, timestep)
-        if type(self)._process_transition is TwoStyles._process_transition:
+        if not self.own_transition:
             return as_tree(self._process_transition(obs, policy_output, timestep))
         outputs = styles.split_outputs(policy_output, list(range(len(timestep.env_id))))
         return styles.collate(
