@@ -12,10 +12,12 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
+from dmiddleware.env.episodes import EpisodeTotals
 from dmiddleware.env.spaces import (
     NestedArrays,
     make_collate,
     make_split,
+    make_write,
     map_arrays,
     replace_rows,
 )
@@ -244,6 +246,7 @@ class BaseEnvManager(ABC):
 
     def _set_spaces(self, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
         self._collate = make_collate(observation)
+        self._write = make_write(observation)
         self._split = make_split(action)
         self._observation_space, self._action_space = observation, action
         self._batched_action_space = batch_space(action, self._env_num)
@@ -266,8 +269,7 @@ class BaseEnvManager(ABC):
     def _clear_episodes(self) -> None:
         self._ready_obs: NestedArrays = None
         self._ready_infos: Sequence[Mapping[str, Any]] = ()
-        self._returns = np.zeros(self._env_num, dtype=np.float64)
-        self._lengths = np.zeros(self._env_num, dtype=np.int64)
+        self._totals = EpisodeTotals(self._env_num)
 
     def _checked_ids(self, env_ids: Iterable[int] | None) -> list[int]:
         if env_ids is None:
@@ -284,10 +286,7 @@ class BaseEnvManager(ABC):
 
     def _assign(self, actions: Any) -> tuple[list[int] | None, list[Any]]:
         """Return which envs to step (None: all) and each one's action."""
-        if isinstance(actions, Mapping) and not (
-            isinstance(self._action_space, spaces.Dict)
-            and set(actions) == set(self._action_space.spaces)
-        ):
+        if type(actions) is not np.ndarray and self._is_per_env(actions):
             ids = self._checked_ids(actions)
             if not ids:
                 raise StructureError("step was given actions for no env")
@@ -300,12 +299,18 @@ class BaseEnvManager(ABC):
             )
         return None, rows
 
+    def _is_per_env(self, actions: Any) -> bool:
+        """Tell a dictionary from env ids to actions from a batch of a Dict space's actions."""
+        if not isinstance(actions, Mapping):
+            return False
+        space = self._action_space
+        return not (isinstance(space, spaces.Dict) and set(actions) == set(space.spaces))
+
     def _install_reset(
         self, ids: Sequence[int], obs: NestedArrays, infos: Sequence[Mapping[str, Any]]
     ) -> None:
         """Take over the first observations of new episodes in some envs."""
-        self._returns[ids] = 0.0
-        self._lengths[ids] = 0
+        self._totals.clear(ids)
         if len(ids) == self._env_num:
             order = np.argsort(ids)
             self._ready_obs = map_arrays(lambda array: array[order], obs)
@@ -319,31 +324,6 @@ class BaseEnvManager(ABC):
         for env_id, info in zip(ids, infos, strict=True):
             updated[env_id] = info
         self._ready_infos = updated
-
-    def _count_step(self, ids: list[int] | None, reward: npt.NDArray[np.float64]) -> None:
-        if ids is None:
-            self._returns += reward
-            self._lengths += 1
-        else:
-            self._returns[ids] += reward
-            self._lengths[ids] += 1
-
-    def _drop_episode(self, env_id: int) -> None:
-        """Forget an episode that a failure cut off."""
-        self._dropped_steps += int(self._lengths[env_id])
-        self._returns[env_id] = 0.0
-        self._lengths[env_id] = 0
-
-    def _end_episode(self, env_id: int, info: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the last info of an episode with its totals, and begin to count the next one."""
-        # What the env says itself counts more: a wrapper may have scaled the rewards.
-        totals = {
-            "eval_episode_return": np.float32(self._returns[env_id]),
-            "eval_episode_length": int(self._lengths[env_id]),
-        }
-        self._returns[env_id] = 0.0
-        self._lengths[env_id] = 0
-        return {**totals, **info}
 
     def _install_step(self, ids: list[int] | None, obs: NestedArrays) -> None:
         self._ready_obs = obs if ids is None else replace_rows(self._ready_obs, ids, obs)

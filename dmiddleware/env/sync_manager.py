@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import traceback
@@ -17,8 +16,8 @@ from gymnasium import spaces
 from dmiddleware.env.base import BaseEnvManager
 from dmiddleware.env.failures import FailureBudget
 from dmiddleware.env.protocol import as_frame, check_env, check_same_spaces, culprit
-from dmiddleware.env.spaces import NestedArrays, replace_rows
-from dmiddleware.env.timestep import BatchedTimestep, StepInfo
+from dmiddleware.env.spaces import NestedArrays, copy_arrays
+from dmiddleware.env.timestep import BatchedTimestep, BoolArray, StepInfo
 from dmiddleware.errors import EnvCrashed, EnvError, StructureError
 from dmiddleware.seeding import derive_seed
 
@@ -104,8 +103,7 @@ class SyncEnvManager(BaseEnvManager):
         """Begin a new episode in some envs, see :meth:`BaseEnvManager.reset`."""
         self._require_open("reset")
         ids = self._checked_ids(env_ids)
-        with self._closing_on_error():
-            self._install_reset(ids, *self._batch_resets([self._reset(index) for index in ids]))
+        self._install_reset(ids, *self._batch_resets([self._reset(index) for index in ids]))
 
     def step(self, actions: NestedArrays | Mapping[int, Any]) -> BatchedTimestep:
         """Step the envs, and reset those whose episode ended, see :meth:`BaseEnvManager.step`."""
@@ -135,65 +133,61 @@ class SyncEnvManager(BaseEnvManager):
     ) -> BatchedTimestep:
         n_rows = len(results)
         try:
-            obs_rows, rewards, terminated_rows, truncated_rows, infos = zip(*results, strict=True)
+            obs_rows, rewards, terminated_rows, truncated_rows, infos = zip(*results, strict=False)
             next_obs = self._collate(obs_rows)
             reward = np.array(rewards, dtype=np.float64)
         except (TypeError, ValueError, KeyError) as error:
             raise culprit(results, self._id_array(ids), self._collate) from error
-        self._count_step(ids, reward)
+        self._totals.add(ids, reward)
         if ids is None:
             self._ready_infos = infos
         else:
             self._replace_infos(ids, infos)
+        done = np.zeros(n_rows, np.bool_)
+        terminated = np.zeros(n_rows, np.bool_)
+        truncated = np.zeros(n_rows, np.bool_)
+        abnormal = np.zeros(n_rows, np.bool_)
         obs = next_obs
-        info_rows: Sequence[Mapping[str, Any]] = infos
         if True in terminated_rows or True in truncated_rows:
-            terminated = np.array(terminated_rows, dtype=np.bool_)
-            truncated = np.array(truncated_rows, dtype=np.bool_)
-            done = terminated | truncated
-            obs, info_rows = self._reset_ended(ids, next_obs, infos, np.flatnonzero(done))
-        else:
-            terminated = np.zeros(n_rows, dtype=np.bool_)
-            truncated = np.zeros(n_rows, dtype=np.bool_)
-            done = np.zeros(n_rows, dtype=np.bool_)
-        abnormal = np.zeros(n_rows, dtype=np.bool_)
+            terminated[:] = terminated_rows
+            truncated[:] = truncated_rows
+            np.logical_or(terminated, truncated, out=done)
+            infos, obs = self._reset_ended(ids, done, infos, next_obs)
         if failed is not None:
             abnormal[failed] = True
-            for row in failed:
-                self._lengths[row if ids is None else ids[row]] = 0
+            self._totals.clear(failed if ids is None else [ids[row] for row in failed])
         self._install_step(ids, obs)
         return BatchedTimestep(
-            env_id=self._id_array(ids),
-            obs=obs,
-            next_obs=next_obs,
-            reward=reward.astype(np.float32),
-            done=done,
-            terminated=terminated,
-            truncated=truncated,
-            abnormal=abnormal,
-            info=StepInfo(info_rows),
-            is_full=ids is None and failed is None,
+            self._all_ids if ids is None else self._id_array(ids),
+            obs,
+            next_obs,
+            reward.astype(np.float32),
+            done,
+            terminated,
+            truncated,
+            abnormal,
+            StepInfo(infos),
+            ids is None and failed is None,
         )
 
     def _reset_ended(
         self,
         ids: list[int] | None,
-        next_obs: NestedArrays,
+        done: BoolArray,
         infos: Sequence[Mapping[str, Any]],
-        ended: npt.NDArray[np.intp],
-    ) -> tuple[NestedArrays, Sequence[Mapping[str, Any]]]:
-        """Reset the envs in the rows ``ended``; return what to act on next, and the last infos."""
-        env_ids = [int(row) if ids is None else ids[row] for row in ended]
-        infos = list(infos)
-        firsts = []
-        for row, env_id in zip(ended, env_ids, strict=True):
-            infos[row] = self._end_episode(env_id, infos[row])
+        next_obs: NestedArrays,
+    ) -> tuple[Any, NestedArrays]:
+        """Reset the envs whose episode ended; return the last infos, and what to act on next."""
+        last_infos, ready_infos = list(infos), list(self._ready_infos)
+        obs = copy_arrays(next_obs)
+        for row in done.nonzero()[0].tolist():
+            env_id = row if ids is None else ids[row]
+            last_infos[row] = {**self._totals.end(env_id), **infos[row]}
             self._failures.record_episode(env_id)
-            with self._closing_on_error():
-                firsts.append(self._reset(env_id))
-        first_obs, first_infos = self._batch_resets(firsts)
-        self._replace_infos(env_ids, first_infos)
-        return replace_rows(next_obs, ended, first_obs), infos
+            first, ready_infos[env_id] = self._reset(env_id)
+            self._write(obs, row, first)
+        self._ready_infos = ready_infos
+        return last_infos, obs
 
     def _finish_after_failure(
         self, ids: list[int] | None, rows: list[Any], results: list[Any], error: Exception
@@ -212,9 +206,8 @@ class SyncEnvManager(BaseEnvManager):
                 failure = another
             assert failure is not None
             self._refuse_bad_action(env_id, rows[row], failure)
-            self._drop_episode(env_id)
-            with self._closing_on_error():
-                obs, info = self._restart(env_id, "step", failure)
+            self._dropped_steps += self._totals.length_of(env_id)
+            obs, info = self._restart(env_id, "step", failure)
             results.append((obs, 0.0, False, False, {**info, "abnormal": True}))
             failed.append(row)
             failure = None
@@ -234,7 +227,11 @@ class SyncEnvManager(BaseEnvManager):
         while True:
             details = "".join(traceback.format_exception(error))
             summary = EnvCrashed(f"raised {type(error).__name__}: {error}")
-            self._failures.record_failure(env_id, doing, summary, details)
+            try:
+                self._failures.record_failure(env_id, doing, summary, details)
+            except EnvError:
+                self.close()
+                raise
             _close_quietly(self._envs[env_id])
             if self._seeds is not None:
                 # Another seed than at the start, or the same failure would come again.
@@ -265,14 +262,6 @@ class SyncEnvManager(BaseEnvManager):
 
     def _batch_resets(self, firsts: list[tuple[Any, Any]]) -> tuple[NestedArrays, list[Any]]:
         return self._collate([obs for obs, _ in firsts]), [info for _, info in firsts]
-
-    @contextlib.contextmanager
-    def _closing_on_error(self) -> Any:
-        try:
-            yield
-        except EnvError:
-            self.close()
-            raise
 
     def _probe_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         env = _first(0, "made", self._env_fns[0])
