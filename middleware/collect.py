@@ -1,0 +1,198 @@
+"""Collecting: the policy acts, the environments answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from dmiddleware.data import cat
+from dmiddleware.env import BaseEnvManager
+from dmiddleware.errors import TaskStateError
+from dmiddleware.pipeline import OnlineRLContext, Role, Task
+from dmiddleware.policy import CollectMode
+from dmiddleware.worker import RolloutCollector
+
+__all__ = ["StepCollector", "EpisodeCollector"]
+
+
+class _Collector:
+    """What both collectors share: the worker behind them, and the counters in front.
+
+    The envs are launched when the task begins, unless they are launched already; whoever launched
+    them closes them.
+    """
+
+    roles = (Role.COLLECTOR,)
+    reads = ("env_step", "env_episode", "train_iter", "collect_kwargs")
+
+    def __init__(self, collect_mode: CollectMode, env_manager: BaseEnvManager) -> None:
+        self._mode = collect_mode
+        self._envs = env_manager
+        self._launched_here = False
+        self._rollout: RolloutCollector | None = None
+
+    def setup(self, task: Task[Any]) -> None:
+        """Launch the envs and refuse those that do not fit the policy, before the first step.
+
+        Raises:
+            SpaceError: if the policy's model does not fit the envs' spaces.
+        """
+        check = self._mode.get_attribute("check_spaces")
+        check(self._envs.observation_space, self._envs.action_space)
+        if self._envs.closed:
+            self._envs.launch()
+            self._launched_here = True
+        if self._rollout is None:
+            self._rollout = RolloutCollector(
+                self._mode, self._envs, seed=task.seed_for("collector", "random_actions")
+            )
+
+    def close(self) -> None:
+        """Close the envs, if this middleware launched them."""
+        if self._launched_here:
+            self._launched_here = False
+            self._envs.close()
+
+    @property
+    def worker(self) -> RolloutCollector:
+        """The worker that collects; there once the task runs.
+
+        Raises:
+            TaskStateError: before that.
+        """
+        if self._rollout is None:
+            raise TaskStateError(
+                f"{type(self).__name__} collects within a task; add it with task.use(...) and call "
+                "task.run()"
+            )
+        return self._rollout
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the worker's state: unfinished episodes, counters, generators."""
+        return self.worker.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.worker.load_state_dict(state)
+
+    def _count(self, ctx: OnlineRLContext, env_step: int, env_episode: int) -> None:
+        """Add what was collected since the worker's counters stood at these values."""
+        worker = self.worker
+        ctx.env_step += worker.env_step - env_step
+        ctx.env_episode += worker.env_episode - env_episode
+        returns = worker.episode_returns
+        if returns:
+            ctx.log("collect/return_mean", sum(returns) / len(returns))
+
+
+class StepCollector(_Collector):
+    """Collect a number of environment steps in each step of the task.
+
+    Episodes go on from step to step; nothing is dropped at the cut.
+
+    Args:
+        collect_mode: the policy's collect mode.
+        env_manager: the envs; launched when the task begins, and closed when it ends, unless they
+            were launched before.
+        n_sample: environment steps to collect each time; rounded up to a multiple of the number of
+            envs ``E``.
+        random_steps: environment steps to collect with random actions at the begin of the run, all
+            in its first step.
+
+    Reads:
+        ctx.env_step, ctx.env_episode: counted on.
+        ctx.train_iter: stamped on the rows, as ``collect_iter``.
+        ctx.collect_kwargs: given to the policy's forward, such as ``eps``.
+
+    Writes:
+        ctx.trajectories: a batch ``[T, E, …]`` of transitions.
+        ctx.trajectory_end_idx: int64 ``[number of ends]``: the rows that end an episode, as indices
+            into the trajectories flattened to ``[T * E, …]``.
+        ctx.env_step, ctx.env_episode: with what was collected.
+
+    Raises:
+        ValueError: if ``n_sample`` is not positive or ``random_steps`` negative.
+    """
+
+    writes = ("trajectories", "trajectory_end_idx", "env_step", "env_episode")
+
+    def __init__(
+        self,
+        collect_mode: CollectMode,
+        env_manager: BaseEnvManager,
+        *,
+        n_sample: int,
+        random_steps: int = 0,
+    ) -> None:
+        if n_sample < 1:
+            raise ValueError(f"n_sample must be positive, got {n_sample}")
+        if random_steps < 0:
+            raise ValueError(f"random_steps must not be negative, got {random_steps}")
+        super().__init__(collect_mode, env_manager)
+        self._n_sample = n_sample
+        self._random_steps = random_steps
+
+    def __call__(self, ctx: OnlineRLContext) -> None:
+        """Collect."""
+        worker = self.worker
+        before = worker.env_step, worker.env_episode
+        still_random = self._random_steps - ctx.env_step
+        ctx.trajectories = worker.collect(
+            max(self._n_sample, still_random),
+            train_iter=ctx.train_iter,
+            policy_kwargs=ctx.collect_kwargs,
+            random=still_random > 0,
+        )
+        ctx.trajectory_end_idx = ctx.trajectories["done"].reshape(-1).nonzero().squeeze(1)
+        self._count(ctx, *before)
+
+
+class EpisodeCollector(_Collector):
+    """Collect a number of whole episodes in each step of the task.
+
+    Every env contributes its fixed share, so that short episodes are not preferred.
+
+    Args:
+        collect_mode: the policy's collect mode.
+        env_manager: the envs; launched when the task begins, and closed when it ends, unless they
+            were launched before.
+        n_episode: episodes to collect each time.
+
+    Reads:
+        ctx.env_step, ctx.env_episode: counted on.
+        ctx.train_iter: stamped on the rows, as ``collect_iter``.
+        ctx.collect_kwargs: given to the policy's forward, such as ``eps``.
+
+    Writes:
+        ctx.episodes: a list of batches ``[T_i, …]``, one an episode.
+        ctx.trajectories: the same rows as one batch ``[T_0 + T_1 + …, …]``.
+        ctx.trajectory_end_idx: int64 ``[n_episode]``: each episode's last row in the trajectories.
+        ctx.env_step, ctx.env_episode: with what was collected.
+
+    Raises:
+        ValueError: if ``n_episode`` is not positive.
+    """
+
+    writes = ("episodes", "trajectories", "trajectory_end_idx", "env_step", "env_episode")
+
+    def __init__(
+        self, collect_mode: CollectMode, env_manager: BaseEnvManager, *, n_episode: int
+    ) -> None:
+        if n_episode < 1:
+            raise ValueError(f"n_episode must be positive, got {n_episode}")
+        super().__init__(collect_mode, env_manager)
+        self._n_episode = n_episode
+
+    def __call__(self, ctx: OnlineRLContext) -> None:
+        """Collect."""
+        worker = self.worker
+        before = worker.env_step, worker.env_episode
+        ctx.episodes = worker.collect_episodes(
+            self._n_episode, train_iter=ctx.train_iter, policy_kwargs=ctx.collect_kwargs
+        )
+        ctx.trajectories = cat(ctx.episodes)
+        lengths = torch.tensor([len(episode["done"]) for episode in ctx.episodes])
+        ctx.trajectory_end_idx = lengths.cumsum(0) - 1
+        self._count(ctx, *before)

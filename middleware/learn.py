@@ -1,0 +1,293 @@
+"""Learning: the policy is updated from data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+from dmiddleware.data import Batch, flatten_lead, index_rows
+from dmiddleware.errors import ConfigError
+from dmiddleware.pipeline import Role, Task
+from dmiddleware.policy import LearnMode
+from dmiddleware.worker import BaseLearner
+from middleware.checks import check_positive
+
+__all__ = ["OffPolicyLearner", "OnPolicyLearner", "trainer", "multistep_trainer"]
+
+Learner: TypeAlias = LearnMode | BaseLearner
+"""What updates a policy: its learn mode alone, or a learner, with its hooks around each update."""
+
+
+class SamplingBuffer(Protocol):
+    """What learning needs of a buffer."""
+
+    def count(self) -> int:
+        """Return the number of rows held."""
+        ...
+
+    def sample(self, n: int) -> Batch:
+        """Draw a batch ``[n, …]``."""
+        ...
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        """Set priorities of rows."""
+        ...
+
+
+class _LearnerMiddleware:
+    """Base of all that learns: updates through a learn mode or a learner, and the run's hooks."""
+
+    roles = (Role.LEARNER,)
+    writes = ("train_output", "train_iter")
+
+    def __init__(self, learner: Learner) -> None:
+        self._learner = learner
+        self._forward: Callable[[Any], Any]
+        if isinstance(learner, BaseLearner):
+            self._forward = self._train
+        elif isinstance(learner, LearnMode):
+            self._forward = learner.forward
+        else:
+            raise ConfigError(
+                f"{type(self).__name__} learns through a policy's learn mode (policy.learn_mode) "
+                f"or a BaseLearner, got {learner!r:.100}"
+            )
+        self._env_step = -1
+        self._running = False
+
+    def setup(self, task: Task[Any]) -> None:
+        """Run the learner's hooks of ``before_run``; go on counting from what one of them loads."""
+        if not isinstance(self._learner, BaseLearner) or self._running:
+            return
+        self._learner.call_hook("before_run")
+        self._running = True
+        if self._learner.train_iter > task.ctx.train_iter:
+            task.ctx.train_iter = self._learner.train_iter
+
+    def close(self) -> None:
+        """Run the learner's hooks of ``after_run``, also after an error."""
+        if isinstance(self._learner, BaseLearner) and self._running:
+            self._running = False
+            self._learner.call_hook("after_run")
+
+    def _update(self, ctx: Any, batch: Batch) -> list[dict[str, Any]]:
+        """Make one call of the policy's forward; a list of outputs counts one update each."""
+        self._env_step = getattr(ctx, "env_step", -1)
+        outputs = self._forward(batch)
+        outputs = outputs if isinstance(outputs, list) else [outputs]
+        ctx.train_iter += len(outputs)
+        return outputs
+
+    def _train(self, batch: Batch) -> Any:
+        assert isinstance(self._learner, BaseLearner)
+        return self._learner.train(batch, envstep=self._env_step)
+
+
+class OffPolicyLearner(_LearnerMiddleware):
+    """Update the policy from batches that a buffer draws.
+
+    Nothing happens until the buffer holds enough. Priorities that the policy returns go back to the
+    buffer.
+
+    Args:
+        learner: a policy's learn mode, or a learner with hooks.
+        buffer: where batches come from.
+        batch_size: rows in a batch.
+        updates_per_collect: updates in each step of the task.
+        learn_start: rows that the buffer must hold before the first update; at least, and by
+            default, ``batch_size``.
+
+    Reads:
+        ctx.train_iter: counted on.
+
+    Writes:
+        ctx.train_output: a list of what each update reported; None while the buffer fills.
+        ctx.train_iter: with the updates made.
+
+    Raises:
+        ValueError: if a number is not positive, or ``learn_start`` less than ``batch_size``.
+        NonFiniteLoss: from the policy; the parameters are those from before the update.
+    """
+
+    reads = ("train_iter",)
+
+    def __init__(
+        self,
+        learner: Learner,
+        buffer: SamplingBuffer,
+        *,
+        batch_size: int,
+        updates_per_collect: int = 1,
+        learn_start: int | None = None,
+    ) -> None:
+        super().__init__(learner)
+        check_positive(batch_size=batch_size, updates_per_collect=updates_per_collect)
+        if learn_start is not None and learn_start < batch_size:
+            raise ValueError(
+                f"learn_start must be at least batch_size ({batch_size}), got {learn_start}"
+            )
+        self._buffer = buffer
+        self._batch_size = batch_size
+        self._n_updates = updates_per_collect
+        self._learn_start = batch_size if learn_start is None else learn_start
+
+    def __call__(self, ctx: Any) -> None:
+        """Learn."""
+        buffer, batch_size = self._buffer, self._batch_size
+        if buffer.count() < self._learn_start:
+            return
+        outputs: list[dict[str, Any]] = []
+        for _ in range(self._n_updates):
+            batch = buffer.sample(batch_size)
+            for output in self._update(ctx, batch):
+                return_priority(buffer, batch, output)
+                outputs.append(output)
+        ctx.train_output = outputs
+
+
+class OnPolicyLearner(_LearnerMiddleware):
+    """Update the policy from all of ``ctx.train_data``, in minibatches, for several epochs.
+
+    The minibatches of an epoch are a random partition of the rows into parts that are all of one
+    size, up to one row, and not smaller than ``batch_size`` (unless there are fewer rows at all).
+
+    Args:
+        learner: a policy's learn mode, or a learner with hooks.
+        batch_size: rows in a minibatch.
+        epochs: passes over the data in each step of the task.
+        target_kl: stop learning from these data once a minibatch reports an ``approx_kl`` above 1.5
+            times this (as in Stable-Baselines3); None: never.
+
+    Reads:
+        ctx.train_data: a batch ``[N, …]`` or ``[T, E, …]``, used once.
+        ctx.train_iter: counted on.
+
+    Writes:
+        ctx.train_output: a list of what each update reported.
+        ctx.train_iter: with the updates made.
+
+    Raises:
+        ValueError: if a number is not positive.
+        NonFiniteLoss: from the policy; the parameters are those from before the update.
+    """
+
+    reads = ("train_data", "train_iter")
+
+    def __init__(
+        self,
+        learner: Learner,
+        *,
+        batch_size: int,
+        epochs: int,
+        target_kl: float | None = None,
+    ) -> None:
+        super().__init__(learner)
+        check_positive(batch_size=batch_size, epochs=epochs, target_kl=target_kl)
+        self._batch_size = batch_size
+        self._epochs = epochs
+        self._kl_limit = None if target_kl is None else 1.5 * target_kl
+        self._generator = torch.Generator()
+
+    def setup(self, task: Task[Any]) -> None:
+        """Seed the order of the minibatches from the task's seed."""
+        super().setup(task)
+        self._generator.manual_seed(task.seed_for("learner", "minibatches"))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the generator that orders the minibatches."""
+        return {"generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._generator.set_state(state["generator"])
+
+    def __call__(self, ctx: Any) -> None:
+        """Learn."""
+        data = ctx.train_data
+        if data["done"].dim() == 2:
+            data = flatten_lead(data, 2)
+        ctx.train_output = []
+        for _ in range(self._epochs):
+            if not self._one_epoch(ctx, data):
+                break
+
+    def _one_epoch(self, ctx: Any, data: Batch) -> bool:
+        """Learn from all rows once; return whether to go on."""
+        n_rows = data["done"].shape[0]
+        order = torch.randperm(n_rows, generator=self._generator)
+        for rows in order.tensor_split(max(1, n_rows // self._batch_size)):
+            for output in self._update(ctx, index_rows(data, rows)):
+                ctx.train_output.append(output)
+                if self._kl_limit is not None and output["approx_kl"] > self._kl_limit:
+                    return False
+        return True
+
+
+class _Trainer(_LearnerMiddleware):
+    """Update the policy once from ``ctx.train_data``; see :func:`trainer`."""
+
+    __name__ = "trainer"
+    reads = ("train_data", "train_iter")
+
+    def __call__(self, ctx: Any) -> None:
+        if ctx.train_data is None:
+            return
+        (ctx.train_output,) = self._update(ctx, ctx.train_data)
+
+
+class _MultistepTrainer(_LearnerMiddleware):
+    """Let the policy update itself several times; see :func:`multistep_trainer`."""
+
+    __name__ = "multistep_trainer"
+    reads = ("train_data", "train_iter")
+
+    def __call__(self, ctx: Any) -> None:
+        if ctx.train_data is None:
+            return
+        ctx.train_output = self._update(ctx, ctx.train_data)
+
+
+def trainer(learner: Learner) -> _Trainer:
+    """Update the policy once from ``ctx.train_data``; without data in a step, do nothing.
+
+    Args:
+        learner: a policy's learn mode, or a learner with hooks.
+
+    Reads:
+        ctx.train_data: a batch ``[B, …]``, from a fetcher.
+        ctx.train_iter: counted on.
+
+    Writes:
+        ctx.train_output: what the update reported.
+        ctx.train_iter: plus one.
+    """
+    return _Trainer(learner)
+
+
+def multistep_trainer(learner: Learner) -> _MultistepTrainer:
+    """Call a policy whose forward makes several updates from one batch.
+
+    Such a forward returns a list of outputs, each of which counts as one update. Without data in a
+    step, do nothing.
+
+    Args:
+        learner: a policy's learn mode, or a learner with hooks.
+
+    Reads:
+        ctx.train_data: a batch, from a fetcher or an estimator.
+        ctx.train_iter: counted on.
+
+    Writes:
+        ctx.train_output: a list of what each update reported.
+        ctx.train_iter: with the updates made.
+    """
+    return _MultistepTrainer(learner)
+
+
+def return_priority(buffer: SamplingBuffer, batch: Batch, output: dict[str, Any]) -> None:
+    """Give the priorities that an update reported, if any, back to the buffer they belong to."""
+    priority = output.pop("priority", None)
+    if priority is not None:
+        buffer.update_priority(batch["index"], priority)

@@ -1,0 +1,54 @@
+"""How long the steps take."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+from dmiddleware.pipeline import Context, Middleware, middleware
+
+__all__ = ["epoch_timer"]
+
+_log = logging.getLogger(__name__)
+
+
+def epoch_timer(
+    *, every_step: int = 100, clock: Callable[[], float] = time.perf_counter
+) -> Middleware[Context]:
+    """Measure how long a step takes; what is used after this middleware is inside the measure.
+
+    The mean over each ``every_step`` steps goes to the text log and is logged as ``time/step_s`` in
+    the step that follows. Where the time goes inside a step is told by
+    :class:`~dmiddleware.pipeline.StepTimer`.
+
+    Args:
+        every_step: steps over which to average.
+        clock: returns seconds that only go up.
+
+    Raises:
+        ValueError: if ``every_step`` is not positive.
+    """
+    if every_step < 1:
+        raise ValueError(f"every_step must be positive, got {every_step}")
+    total_s = 0.0
+    n_steps = 0
+    mean_s: float | None = None
+
+    @middleware()
+    def epoch_timer(ctx: Context) -> Iterator[None]:
+        nonlocal total_s, n_steps, mean_s
+        if mean_s is not None:
+            # Logged a step late, because loggers further in have run by the end of a step.
+            ctx.log("time/step_s", mean_s)
+            mean_s = None
+        begin = clock()
+        yield
+        total_s += clock() - begin
+        n_steps += 1
+        if n_steps == every_step:
+            mean_s = total_s / n_steps
+            total_s, n_steps = 0.0, 0
+            _log.info("%d steps took %.3f ms each", every_step, mean_s * 1e3)
+
+    return epoch_timer
