@@ -120,10 +120,14 @@ class Outbox(Generic[T]):
         """Accept a message, unless the outbox is full: then the caller waits and offers again."""
         if self._bytes and self._bytes + message.size > self._max_bytes:
             return False
+        self.push(message)
+        return True
+
+    def push(self, message: Message[T]) -> None:
+        """Accept a message even if the outbox is full: for the few that nobody may wait for."""
         self._waiting.append(message)
         self._bytes += message.size
         self.counters.accepted += 1
-        return True
 
     def next_frame(self, now: float) -> OutFrame[T] | None:
         """Return a frame to send now, or None.
@@ -184,6 +188,19 @@ class Outbox(Generic[T]):
         self._under_way.clear()
         self._next_sequence = 1
         self._credit = 2**63
+
+    def give_up(self) -> int:
+        """Drop everything that was not acknowledged; return how many messages that are.
+
+        Frames under way keep their numbers, emptied, so that a peer that comes back after all finds
+        no gap in what follows.
+        """
+        lost = self.n_messages
+        self._waiting.clear()
+        for frame in self._under_way.values():
+            frame.messages, frame.size = (), 0
+        self._bytes = 0
+        return lost
 
     def unacknowledged(self) -> list[Message[T]]:
         """Return what would be lost if the outbox were dropped now, in order."""

@@ -29,7 +29,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from dmiddleware.errors import AuthError, FrameError, HandshakeRefused
-from dmiddleware.router.wire import VERSION
+from dmiddleware.router.wire import VERSION, read_metadata
 
 __all__ = [
     "Identity",
@@ -324,10 +324,7 @@ class ListenerHandshake:
 def _read(decoder: msgspec.msgpack.Decoder[T], raw: bytes | memoryview, what: str) -> T:
     if len(raw) > MAX_HANDSHAKE_BYTES:
         raise FrameError(f"a {what} has at most {MAX_HANDSHAKE_BYTES} bytes, {len(raw)} came")
-    try:
-        return decoder.decode(raw)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise FrameError(f"what came is no {what}: {error}") from error
+    return read_metadata(decoder, raw, what)
 
 
 def _check_version(hello: _Hello) -> None:

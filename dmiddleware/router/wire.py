@@ -11,10 +11,11 @@
         16     8  incarnation      of the sender: grows with each start of its process
         24     4  stream           data streams are independent of each other
         28     4  metadata length  (at most 64 KiB)
-        32     8  sequence
+        32     8  sequence         of the request in its session; no request is taken twice
         40     8  frame length     of the whole frame
         48     4  buffers          how many (at most 8,192)
-        52    12  zero
+        52     8  data sequence    of the events in their stream
+        60     4  zero
         64    32  MAC              keyed BLAKE2b (RFC 7693); zero without a key
         96     …  metadata         msgpack
          …     …  table            8 bytes a buffer: its length
@@ -34,7 +35,9 @@ import hmac
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
+
+import msgspec
 
 from dmiddleware.errors import AuthError, FrameError, FrameTooLarge
 
@@ -45,6 +48,8 @@ __all__ = [
     "FrameMac",
     "encode_frame",
     "decode_frame",
+    "session_of",
+    "read_metadata",
     "VERSION",
     "ALIGNMENT",
     "MAX_METADATA",
@@ -52,13 +57,16 @@ __all__ = [
     "HEADER_SIZE",
 ]
 
+T = TypeVar("T")
+
 VERSION: Final = 1
 ALIGNMENT: Final = 64
 MAX_METADATA: Final = 64 * 1024
 MAX_BUFFERS: Final = 8192
 
 _MAGIC: Final = b"DMWR"
-_PREFIX: Final = struct.Struct("<4sHBBQQIIQQI12x")
+_PREFIX: Final = struct.Struct("<4sHBBQQIIQQIQ4x")
+_SESSION: Final = struct.Struct("<Q")
 _MAC_SIZE: Final = 32
 _NO_MAC: Final = bytes(_MAC_SIZE)
 HEADER_SIZE: Final = _PREFIX.size + _MAC_SIZE
@@ -89,7 +97,13 @@ class FrameFlag(enum.IntFlag):
 
     NONE = 0
     MAC_BODY = 1
-    """The MAC covers the body too."""
+    """The MAC covers the buffers too."""
+
+    SPILLED = 2
+    """The first buffer takes the place of the metadata, which would have been too long."""
+
+
+_KNOWN_FLAGS: Final = FrameFlag.MAC_BODY | FrameFlag.SPILLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +115,8 @@ class Frame:
         session: agreed in the handshake; 0 before it.
         incarnation: of the sender.
         stream: number of the data stream.
-        sequence: number of the frame in its stream.
+        sequence: number of the request in its session.
+        data_sequence: number of the carried events in their stream.
         metadata: msgpack bytes, at most 64 KiB.
         buffers: raw bytes; after decoding, views of the received frame.
         flags: how it is to be read.
@@ -112,6 +127,7 @@ class Frame:
     incarnation: int = 0
     stream: int = 0
     sequence: int = 0
+    data_sequence: int = 0
     metadata: bytes | memoryview = b""
     buffers: Sequence[bytes | memoryview] = field(default=())
     flags: FrameFlag = FrameFlag.NONE
@@ -181,6 +197,7 @@ def encode_frame(frame: Frame, mac: FrameMac | None = None, *, max_size: int) ->
         frame.sequence,
         end,
         len(buffers),
+        frame.data_sequence,
     )
     table = HEADER_SIZE + len(metadata)
     raw[HEADER_SIZE:table] = metadata
@@ -211,7 +228,7 @@ def decode_frame(raw: bytes | bytearray | memoryview, mac: FrameMac | None = Non
     if len(view) < HEADER_SIZE:
         raise FrameError(f"a frame has at least {HEADER_SIZE} bytes, {len(view)} arrived")
     (magic, version, kind, flag_bits, session, incarnation, stream, metadata_size, sequence, size,
-     n_buffers) = _PREFIX.unpack_from(view)  # fmt: skip
+     n_buffers, data_sequence) = _PREFIX.unpack_from(view)  # fmt: skip
     if magic != _MAGIC:
         raise FrameError("what arrived does not begin as a frame does; the peer speaks otherwise")
     if version != VERSION:
@@ -226,7 +243,7 @@ def decode_frame(raw: bytes | bytearray | memoryview, mac: FrameMac | None = Non
     head = table + _LENGTH.size * n_buffers
     if head > len(view):
         raise FrameError(f"the frame claims a head of {head} bytes, {len(view)} arrived")
-    flags = FrameFlag(flag_bits & FrameFlag.MAC_BODY)
+    flags = FrameFlag(flag_bits & _KNOWN_FLAGS)
     _check_mac(view, mac, flags, head)
     lengths = struct.unpack_from(f"<{n_buffers}Q", view, table)
     offsets, end = _layout(head, lengths)
@@ -238,12 +255,37 @@ def decode_frame(raw: bytes | bytearray | memoryview, mac: FrameMac | None = Non
         incarnation=incarnation,
         stream=stream,
         sequence=sequence,
+        data_sequence=data_sequence,
         metadata=view[HEADER_SIZE:table],
         buffers=tuple(
             view[offset : offset + length] for offset, length in zip(offsets, lengths, strict=True)
         ),
         flags=flags,
     )
+
+
+def read_metadata(decoder: msgspec.msgpack.Decoder[T], raw: bytes | memoryview, what: str) -> T:
+    """Decode metadata from a peer, who may have sent anything.
+
+    Raises:
+        FrameError: if it is not ``what`` it should be.
+    """
+    try:
+        return decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FrameError(f"what came is no {what}: {error}") from error
+
+
+def session_of(raw: bytes | bytearray | memoryview) -> int:
+    """Return the session that a frame claims, to find the key that checks it.
+
+    Raises:
+        FrameError: if ``raw`` is too short to claim one.
+    """
+    if len(raw) < HEADER_SIZE:
+        raise FrameError(f"a frame has at least {HEADER_SIZE} bytes, {len(raw)} arrived")
+    session: int = _SESSION.unpack_from(raw, 8)[0]
+    return session
 
 
 def _frame_type(kind: int) -> FrameType:

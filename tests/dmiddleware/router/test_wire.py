@@ -32,6 +32,7 @@ frames = st.builds(
     incarnation=u64,
     stream=st.integers(0, 2**32 - 1),
     sequence=u64,
+    data_sequence=u64,
     metadata=st.binary(max_size=300),
     buffers=st.lists(st.binary(max_size=300), max_size=4).map(tuple),
 )
@@ -45,6 +46,7 @@ def plain(frame: Frame) -> tuple[object, ...]:
         frame.incarnation,
         frame.stream,
         frame.sequence,
+        frame.data_sequence,
         bytes(frame.metadata),
         [bytes(buffer) for buffer in frame.buffers],
     )

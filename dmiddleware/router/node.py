@@ -1,0 +1,598 @@
+"""What one node of the network does, without a socket, a thread or a clock.
+
+A :class:`Node` joins handshake, membership and delivery. It answers requests when it listens, and
+makes requests and reads their answers when it dials; the router gives it frames and the time, and
+moves what it gives back. Data for a dialer rides on the answers to its polls, so that only the
+listener must be reachable.
+
+Every method may be called from one thread at a time; the router holds a lock around it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from dmiddleware.errors import AuthError, FrameError, HandshakeRefused
+from dmiddleware.router.delivery import Verdict
+from dmiddleware.router.envelope import Answer, EncodedEvent, pack_events, unpack_events
+from dmiddleware.router.handshake import (
+    MAX_HANDSHAKE_BYTES,
+    DialerHandshake,
+    Identity,
+    Limits,
+    ListenerHandshake,
+    Session,
+    hkdf,
+)
+from dmiddleware.router.incoming import Incoming
+from dmiddleware.router.membership import HEARTBEAT_S, MISSED_HEARTBEATS, Change, Membership
+from dmiddleware.router.outgoing import Outgoing, Sending
+from dmiddleware.router.wire import (
+    HEADER_SIZE,
+    Frame,
+    FrameMac,
+    FrameType,
+    decode_frame,
+    encode_frame,
+    read_metadata,
+    session_of,
+)
+
+__all__ = ["Node", "NodeOptions", "Link", "Parked", "Counters"]
+
+BUSY_DELAY_S: Final = 0.02
+WANTS_EVENT: Final = "$wants"
+
+_encode = msgspec.msgpack.Encoder().encode
+_answers = msgspec.msgpack.Decoder(Answer)
+_wants = msgspec.msgpack.Decoder(tuple[str, ...])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """Bounds and times of a node.
+
+    Attributes:
+        max_frame_bytes: the largest frame that is accepted.
+        outbox_bytes: how much may wait for one peer before emitters wait.
+        inbox_bytes: how much of one peer may wait to be handled before the peer waits.
+        window: how many frames to one peer may be unacknowledged.
+        batch_bytes: small events share frames of up to so many bytes.
+        retry_s: an unanswered frame is sent again after so long.
+        heartbeat_s: how often a node shows that it is alive.
+        missed_heartbeats: after so many missing ones a peer counts as gone.
+        forget_after_s: how long what was accepted for a peer that is gone is kept for its return.
+        max_lossy: how many lossy events wait for a peer at most.
+    """
+
+    max_frame_bytes: int = 256 << 20
+    outbox_bytes: int = 64 << 20
+    inbox_bytes: int = 64 << 20
+    window: int = 8
+    batch_bytes: int = 1 << 18
+    retry_s: float = 2.0
+    heartbeat_s: float = HEARTBEAT_S
+    missed_heartbeats: int = MISSED_HEARTBEATS
+    forget_after_s: float = 120.0
+    max_lossy: int = 1024
+
+
+@dataclass(slots=True)
+class Counters:
+    """What went to and came from one peer."""
+
+    sent_frames: int = 0
+    sent_bytes: int = 0
+    received_frames: int = 0
+    received_bytes: int = 0
+    retried_frames: int = 0
+    refused_frames: int = 0
+
+
+class _Seen:
+    """Numbers of requests that came, so that none is taken twice."""
+
+    __slots__ = ("_bits", "_highest")
+
+    def __init__(self) -> None:
+        self._highest = 0
+        self._bits = 0
+
+    def add(self, number: int) -> bool:
+        """Note a number; tell whether it is new (numbers far behind count as old)."""
+        if number > self._highest:
+            self._bits = (self._bits << min(number - self._highest, 256) | 1) & (1 << 256) - 1
+            self._highest = number
+            return True
+        behind = self._highest - number
+        if behind >= 256 or self._bits >> behind & 1:
+            return False
+        self._bits |= 1 << behind
+        return True
+
+
+@dataclass(slots=True)
+class Link:
+    """One peer: its session and all that is under way in both directions.
+
+    The session changes with each connection; what is under way outlives it.
+    """
+
+    node_id: str
+    session: Session
+    dialed: bool
+    outgoing: Outgoing
+    incoming: Incoming
+    sign: FrameMac | None = None
+    check: FrameMac | None = None
+    wants: tuple[str, ...] = ()
+    matches: dict[str, bool] = field(default_factory=dict)
+    acks: list[tuple[int, int, int]] = field(default_factory=list)
+    busy: list[tuple[int, int, float]] = field(default_factory=list)
+    gone_since: float | None = None
+    forgotten: bool = False
+    requests: int = 0
+    seen: _Seen = field(default_factory=_Seen)
+    counters: Counters = field(default_factory=Counters)
+
+    def is_wanted(self, event: str) -> bool:
+        """Whether the peer subscribed to an event."""
+        wanted = self.matches.get(event)
+        if wanted is None:
+            wanted = any(fnmatch.fnmatchcase(event, pattern) for pattern in self.wants)
+            self.matches[event] = wanted
+        return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A poll that waits for something to send.
+
+    Attributes:
+        node_id: the dialer that polls.
+        session: in which it polls; a newer session ends the wait.
+    """
+
+    node_id: str
+    session: int
+
+
+class Node:
+    """One node: it answers requests as a listener, makes them as a dialer.
+
+    Args:
+        identity: who it is.
+        key: the run's key; None without one.
+        options: bounds and times.
+        nonce: returns 32 fresh random bytes.
+        session_number: returns a fresh number, not 0, never given before.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        key: bytes | None,
+        *,
+        options: NodeOptions,
+        nonce: Callable[[], bytes],
+        session_number: Callable[[], int],
+    ) -> None:
+        self.identity = identity
+        self.options = options
+        self.links: dict[str, Link] = {}
+        self.changes: list[Change] = []
+        self.refused = 0
+        self._key = key
+        self._nonce = nonce
+        self._members = Membership(
+            identity, heartbeat_s=options.heartbeat_s, missed=options.missed_heartbeats
+        )
+        self._handshake = ListenerHandshake(
+            identity,
+            key,
+            limits=Limits(options.max_frame_bytes, options.inbox_bytes, options.window),
+            nonce=nonce,
+            session_number=session_number,
+            admit=self._members.admit,
+        )
+        self._by_session: dict[int, Link] = {}
+        self._wants: tuple[str, ...] = ()
+
+    # Events -----------------------------------------------------------------------------------
+
+    def want(self, patterns: Iterable[str]) -> None:
+        """State which events (globs allowed) this node takes; peers are told."""
+        wants = tuple(sorted(set(patterns)))
+        if wants != self._wants:
+            self._wants = wants
+            for link in self.links.values():
+                self._tell_wants(link)
+
+    def targets(self, event: str) -> list[str]:
+        """Return the peers that take an event, those included that may come back."""
+        return [
+            link.node_id
+            for link in self.links.values()
+            if not link.forgotten and link.is_wanted(event)
+        ]
+
+    def offer(self, node_id: str, event: EncodedEvent) -> bool:
+        """Accept a reliable event for a peer, unless what waits for it is full.
+
+        A peer that has been forgotten takes nothing: the answer is True.
+        """
+        link = self.links.get(node_id)
+        return link is None or link.outgoing.offer(event)
+
+    def take(self, n: int) -> list[tuple[str, EncodedEvent]]:
+        """Remove and return up to ``n`` events of each peer, as ``(node id, event)``."""
+        taken = []
+        for link in self.links.values():
+            if link.incoming.waiting:
+                for event in link.incoming.take(n):
+                    if event.event == WANTS_EVENT:
+                        link.wants = read_metadata(_wants, event.skeleton, "list of events")
+                        link.matches.clear()
+                    else:
+                        taken.append((link.node_id, event))
+        return taken
+
+    # Membership -------------------------------------------------------------------------------
+
+    def peers(self) -> list[Identity]:
+        """Return who is here."""
+        return [peer.identity for peer in self._members]
+
+    def is_here(self, node_id: str) -> bool:
+        """Tell whether a peer counts as present."""
+        return self._members.get(node_id) is not None
+
+    def tick(self, now: float) -> list[tuple[str, int]]:
+        """Find peers that went silent, and forget those that are gone for too long.
+
+        Returns:
+            ``(node id, undelivered events)`` of those that were forgotten.
+        """
+        self._note(self._members.tick(now), now)
+        forgotten = [
+            link
+            for link in self.links.values()
+            if link.gone_since is not None
+            and not link.forgotten
+            and now - link.gone_since > self.options.forget_after_s
+        ]
+        for link in forgotten:
+            link.forgotten = True
+        return [(link.node_id, link.outgoing.give_up()) for link in forgotten]
+
+    def on_lost(self, node_id: str, reason: str, now: float) -> None:
+        """Take note that the connection to a peer broke."""
+        self._note(self._members.on_left(node_id, reason), now)
+
+    # Listening --------------------------------------------------------------------------------
+
+    def on_request(
+        self, raw: bytes | memoryview, now: float, *, cover_body: bool
+    ) -> bytearray | Parked:
+        """Answer a dialer's request.
+
+        Args:
+            raw: the frame that came.
+            now: the time in seconds.
+            cover_body: whether new sessions sign their frames' buffers too.
+
+        Returns:
+            The frame to answer with; or :class:`Parked`: ask :meth:`resume` when something was
+            emitted, and :meth:`nothing` when the dialer has waited long enough.
+
+        Raises:
+            FrameError: if it is no frame of this protocol: close the connection.
+            AuthError: if it is not signed as it must be: close the connection.
+        """
+        session = session_of(raw)
+        if session == 0:
+            return self._on_stranger(raw, now, cover_body)
+        link = self._by_session.get(session)
+        if link is None:
+            return self._refused(
+                HandshakeRefused("the session is over; shake hands anew", code="stale")
+            )
+        frame = self._read(link, raw)
+        if not link.seen.add(frame.sequence):
+            raise AuthError(f"request {frame.sequence} came twice; it is not answered again")
+        self._heard(link, len(raw), now)
+        if frame.type is FrameType.DATA:
+            return self._on_data(link, frame)
+        self._take_answer(link, frame, now)
+        if frame.type is FrameType.POLL:
+            parked = Parked(link.node_id, link.session.number)
+            return self.resume(parked, now) or parked
+        if frame.type is FrameType.BYE:
+            self._on_bye(link, now)
+        elif frame.type is not FrameType.HEARTBEAT:
+            raise FrameError(f"a dialer does not send {frame.type.name}")
+        return self._frame(frame.type, link.session.number, link.sign)
+
+    def resume(self, parked: Parked, now: float) -> bytearray | None:
+        """Return the answer to a parked poll, or None while there is nothing to send."""
+        link = self.links.get(parked.node_id)
+        if link is None or link.session.number != parked.session or link.dialed:
+            return self._refused(HandshakeRefused("the session is over", code="stale"))
+        sending = link.outgoing.next_sending(now)
+        return None if sending is None else self._data(link, sending)
+
+    def nothing(self, parked: Parked) -> bytearray:
+        """Return the answer that there was nothing to send."""
+        link = self.links.get(parked.node_id)
+        sign = link.sign if link is not None and link.session.number == parked.session else None
+        return self._frame(FrameType.NOTHING, parked.session, sign)
+
+    # Dialing ----------------------------------------------------------------------------------
+
+    def hello(self) -> tuple[DialerHandshake, bytearray]:
+        """Begin a handshake; returns its state and the request to make."""
+        handshake = DialerHandshake(self.identity, self._key, nonce=self._nonce())
+        return handshake, self._stranger_frame(FrameType.HELLO, handshake.hello())
+
+    def on_challenge(self, handshake: DialerHandshake, raw: bytes | memoryview) -> bytearray:
+        """Read the answer to HELLO; returns the next request.
+
+        Raises:
+            HandshakeRefused: if the listener refuses.
+            FrameError: if it is no such answer.
+        """
+        frame = self._read_stranger(raw, FrameType.CHALLENGE)
+        return self._stranger_frame(FrameType.AUTH, handshake.on_challenge(frame.metadata))
+
+    def on_welcome(
+        self, handshake: DialerHandshake, raw: bytes | memoryview, now: float, *, cover_body: bool
+    ) -> Link:
+        """Read the answer to AUTH; the session begins.
+
+        Raises:
+            HandshakeRefused: if the listener refuses.
+            AuthError: if the listener does not have the key.
+            FrameError: if it is no such answer.
+        """
+        frame = self._read_stranger(raw, FrameType.WELCOME)
+        session = handshake.on_welcome(frame.metadata)
+        return self._begin(session, now, dialed=True, cover_body=cover_body)
+
+    def request(self, link: Link, kind: FrameType) -> bytearray:
+        """Make a HEARTBEAT, BYE or POLL, which tells what became of the data that came before."""
+        return self._frame(
+            kind, link.session.number, link.sign, self._number(link), _take_answers(link)
+        )
+
+    def data_request(self, link: Link, now: float) -> tuple[Sending, bytearray] | None:
+        """Make a request that carries the next events for a listener, or None."""
+        sending = link.outgoing.next_sending(now)
+        return None if sending is None else (sending, self._data(link, sending))
+
+    def on_answer(
+        self, link: Link, raw: bytes | memoryview, now: float, *, sent: Sending | None = None
+    ) -> FrameType:
+        """Read a listener's answer.
+
+        Args:
+            link: whose.
+            raw: the frame that came.
+            now: the time in seconds.
+            sent: what the request carried.
+
+        Returns:
+            The answer's type.
+
+        Raises:
+            HandshakeRefused: if the session is over; shake hands anew.
+            FrameError, AuthError: if it is no answer of this session: replace the connection.
+        """
+        if session_of(raw) == 0:
+            self._read_stranger(raw, FrameType.REFUSED)
+        frame = self._read(link, raw)
+        self._heard(link, len(raw), now)
+        if frame.type is FrameType.DATA:
+            self._take_data(link, frame)
+        elif frame.type in (FrameType.ACK, FrameType.BUSY):
+            self._take_answer(link, frame, now)
+        elif sent is not None:
+            link.outgoing.on_failed(sent, now)
+        return frame.type
+
+    def on_no_answer(self, link: Link, sent: Sending, now: float) -> None:
+        """Take note that a request with events came to nothing."""
+        link.outgoing.on_failed(sent, now)
+
+    # Within -----------------------------------------------------------------------------------
+
+    def _on_stranger(self, raw: bytes | memoryview, now: float, cover_body: bool) -> bytearray:
+        if len(raw) > MAX_HANDSHAKE_BYTES + HEADER_SIZE:
+            raise FrameError(f"a stranger's frame has {len(raw)} bytes, which is not read")
+        frame = decode_frame(raw)
+        try:
+            if frame.type is FrameType.HELLO:
+                challenge = self._handshake.on_hello(frame.metadata, now)
+                return self._stranger_frame(FrameType.CHALLENGE, challenge)
+            if frame.type is FrameType.AUTH:
+                welcome, session = self._handshake.on_auth(frame.metadata, now)
+                self._begin(session, now, dialed=False, cover_body=cover_body)
+                return self._stranger_frame(FrameType.WELCOME, welcome)
+        except (HandshakeRefused, AuthError) as error:
+            return self._refused(error)
+        raise FrameError(f"a stranger does not send {frame.type.name}")
+
+    def _on_data(self, link: Link, frame: Frame) -> bytearray:
+        verdict = self._take_data(link, frame)
+        kind = FrameType.BUSY if verdict is Verdict.BUSY else FrameType.ACK
+        return self._frame(kind, link.session.number, link.sign, 0, _take_answers(link))
+
+    def _on_bye(self, link: Link, now: float) -> None:
+        self._note(self._members.on_left(link.node_id, "said goodbye"), now)
+        del self.links[link.node_id]
+        del self._by_session[link.session.number]
+
+    def _begin(self, session: Session, now: float, *, dialed: bool, cover_body: bool) -> Link:
+        node_id = session.peer.node_id
+        known = self.links.get(node_id)
+        if known is not None and known.session.peer.incarnation == session.peer.incarnation:
+            link = known
+            self._by_session.pop(link.session.number, None)
+            link.outgoing.on_reconnect(now)
+        else:
+            link = self._new_link(session, dialed, known)
+        link.session, link.dialed, link.forgotten = session, dialed, False
+        link.seen, link.requests = _Seen(), 0
+        link.sign, link.check = _macs(session, dialed=dialed, cover_body=cover_body)
+        self.links[node_id] = link
+        if not dialed:
+            self._by_session[session.number] = link
+        self._note(self._members.on_session(session.peer, session.number, now), now)
+        link.gone_since = None
+        if link is not known:
+            self._tell_wants(link)
+        return link
+
+    def _new_link(self, session: Session, dialed: bool, old: Link | None) -> Link:
+        options = self.options
+        if old is not None:
+            self._by_session.pop(old.session.number, None)
+            outgoing = old.outgoing
+            outgoing.on_new_peer()
+        else:
+            outgoing = Outgoing(
+                max_bytes=options.outbox_bytes,
+                window=min(options.window, session.limits.window),
+                batch_bytes=min(options.batch_bytes, session.limits.max_frame_bytes),
+                retry_s=options.retry_s,
+                max_lossy=options.max_lossy,
+            )
+        incoming = Incoming(
+            max_bytes=options.inbox_bytes, window=options.window, max_lossy=options.max_lossy
+        )
+        return Link(session.peer.node_id, session, dialed, outgoing, incoming)
+
+    def _tell_wants(self, link: Link) -> None:
+        skeleton = _encode(self._wants)
+        link.outgoing.push(EncodedEvent(WANTS_EVENT, skeleton, (), len(skeleton)))
+
+    def _note(self, changes: list[Change], now: float) -> None:
+        for change in changes:
+            link = self.links.get(change.peer.node_id)
+            if link is not None:
+                link.gone_since = now if change.kind == "left" else None
+        self.changes += changes
+
+    def _heard(self, link: Link, n_bytes: int, now: float) -> None:
+        link.counters.received_frames += 1
+        link.counters.received_bytes += n_bytes
+        self._note(self._members.on_heard(link.node_id, link.session.number, now), now)
+
+    def _read(self, link: Link, raw: bytes | memoryview) -> Frame:
+        frame = decode_frame(raw, link.check)
+        if frame.session != link.session.number:
+            raise AuthError(f"a frame of session {frame.session} came in {link.session.number}")
+        return frame
+
+    def _take_data(self, link: Link, frame: Frame) -> Verdict:
+        stream, sequence = frame.stream, frame.data_sequence
+        verdict = link.incoming.on_events(stream, sequence, unpack_events(frame))
+        if verdict is Verdict.BUSY:
+            link.counters.refused_frames += 1
+            link.busy.append((stream, sequence, BUSY_DELAY_S))
+        else:
+            link.acks.append((stream, sequence, link.incoming.credit))
+        return verdict
+
+    def _take_answer(self, link: Link, frame: Frame, now: float) -> None:
+        answer = read_metadata(_answers, frame.metadata, "answer")
+        for stream, sequence, credit in answer.acks:
+            link.outgoing.on_ack(stream, sequence, credit)
+        for stream, sequence, delay_s in answer.busy:
+            link.outgoing.on_busy(stream, sequence, min(delay_s, 1.0), now)
+
+    def _data(self, link: Link, sending: Sending) -> bytearray:
+        metadata, buffers, flags = pack_events(sending.events)
+        raw = encode_frame(
+            Frame(
+                FrameType.DATA,
+                session=link.session.number,
+                incarnation=self.identity.incarnation,
+                stream=sending.stream,
+                sequence=self._number(link) if link.dialed else 0,
+                data_sequence=sending.sequence,
+                metadata=metadata,
+                buffers=buffers,
+                flags=flags,
+            ),
+            link.sign,
+            max_size=link.session.limits.max_frame_bytes,
+        )
+        link.counters.sent_frames += 1
+        link.counters.sent_bytes += len(raw)
+        link.counters.retried_frames += sending.again
+        return raw
+
+    @staticmethod
+    def _number(link: Link) -> int:
+        link.requests += 1
+        return link.requests
+
+    def _frame(
+        self,
+        kind: FrameType,
+        session: int,
+        sign: FrameMac | None,
+        sequence: int = 0,
+        metadata: bytes = b"",
+    ) -> bytearray:
+        frame = Frame(
+            kind,
+            session=session,
+            incarnation=self.identity.incarnation,
+            sequence=sequence,
+            metadata=metadata,
+        )
+        return encode_frame(frame, sign, max_size=self.options.max_frame_bytes)
+
+    def _stranger_frame(self, kind: FrameType, content: bytes) -> bytearray:
+        return self._frame(kind, 0, None, 0, content)
+
+    def _refused(self, error: HandshakeRefused | AuthError) -> bytearray:
+        self.refused += 1
+        return self._stranger_frame(FrameType.REFUSED, ListenerHandshake.refusal(error))
+
+    @staticmethod
+    def _read_stranger(raw: bytes | memoryview, wanted: FrameType) -> Frame:
+        frame = decode_frame(raw)
+        if frame.type is FrameType.REFUSED:
+            raise DialerHandshake.on_refused(frame.metadata)
+        if frame.type is not wanted:
+            raise FrameError(f"{frame.type.name} came where {wanted.name} belongs")
+        return frame
+
+
+def _take_answers(link: Link) -> bytes:
+    """Return, encoded, what became of the data that came since last asked."""
+    answer = _encode(Answer(tuple(link.acks), tuple(link.busy)))
+    link.acks.clear()
+    link.busy.clear()
+    return answer
+
+
+def _macs(
+    session: Session, *, dialed: bool, cover_body: bool
+) -> tuple[FrameMac | None, FrameMac | None]:
+    """Return what signs and what checks: a key a direction, so that no frame can be sent back."""
+    if session.key is None:
+        return None, None
+    salt = session.number.to_bytes(8, "little")
+    to_listener, to_dialer = (
+        FrameMac(hkdf(session.key, salt=salt, info=direction), cover_body=cover_body)
+        for direction in (b"dmw to listener", b"dmw to dialer")
+    )
+    return (to_listener, to_dialer) if dialed else (to_dialer, to_listener)
