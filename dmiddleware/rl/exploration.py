@@ -45,8 +45,7 @@ class LinearSchedule:
 
     def __call__(self, step: float) -> float:
         """Return the value for ``step``; a negative step counts as 0."""
-        progress = min(max(step / self.decay_steps, 0.0), 1.0)
-        return self.start + progress * (self.end - self.start)
+        return _linear(self.start, self.end, max(step, 0.0) / self.decay_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class ExponentialSchedule:
 
     def __call__(self, step: float) -> float:
         """Return the value for ``step``; a negative step counts as 0."""
-        return self.end + (self.start - self.end) * math.exp(-max(step, 0.0) / self.decay_steps)
+        return _exponential(self.start, self.end, max(step, 0.0) / self.decay_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +104,8 @@ class EpsilonSchedule:
 
     def __call__(self, step: float) -> float:
         """Return epsilon for ``step``; a negative step counts as 0."""
-        shape = LinearSchedule if self.kind == "linear" else ExponentialSchedule
-        return shape(self.start, self.end, self.decay_steps)(step)
+        curve = _linear if self.kind == "linear" else _exponential
+        return curve(self.start, self.end, max(step, 0.0) / self.decay_steps)
 
 
 @torch.no_grad()
@@ -145,6 +144,15 @@ def epsilon_greedy(
         lottery = torch.rand(q.shape, generator=generator, device=q.device)
         uniform = lottery.masked_fill_(~mask, -1.0).argmax(-1)
     return torch.where(explore, uniform, greedy)
+
+
+def _linear(start: float, end: float, progress: float) -> float:
+    # At the end the formula would miss ``end`` by a rounding error.
+    return end if progress >= 1.0 else start + progress * (end - start)
+
+
+def _exponential(start: float, end: float, progress: float) -> float:
+    return end + (start - end) * math.exp(-progress)
 
 
 def _check_schedule(start: float, end: float, decay_steps: float) -> None:

@@ -86,13 +86,14 @@ class RunningMeanStd:
             batch: ``[…, *shape]`` of any dtype.
             clip: bound of the result's absolute value; None: no bound.
         """
-        scaled = (batch - self._mean32).mul_(self._scale32)
+        # In float64: a mean that is large next to its deviation has too few digits in float32.
+        scaled = (batch - self.mean).mul_(self._scale).float()
         return scaled if clip is None else scaled.clamp_(-clip, clip)
 
     @torch.no_grad()
     def denormalise(self, batch: torch.Tensor) -> torch.Tensor:
         """Return ``batch * std + mean`` as float32: the inverse of an unclipped normalisation."""
-        return (batch / self._scale32).add_(self._mean32)
+        return (batch / self._scale).add_(self.mean).float()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics: ``mean`` and ``var`` (copies, on the CPU) and ``count``."""
@@ -130,8 +131,7 @@ class RunningMeanStd:
         return batch.to(torch.float64).reshape(-1, *self._shape)
 
     def _refresh(self) -> None:
-        self._mean32 = self.mean.float()
-        self._scale32 = self.std.reciprocal().float()
+        self._scale = self.std.reciprocal()
 
 
 class RewardNormaliser:

@@ -227,9 +227,10 @@ def take_rows(column: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     Returns:
         ``[T, E…, …]`` like ``column``.
     """
-    places = torch.meshgrid(
-        *(torch.arange(size, device=index.device) for size in index.shape[1:]), indexing="ij"
-    )
+    places = [
+        torch.arange(size, device=index.device).view(-1, *[1] * (index.dim() - 1 - dim))
+        for dim, size in enumerate(index.shape[1:], start=1)
+    ]
     return column[(index, *places)]
 
 

@@ -1,0 +1,129 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dmiddleware.rl import (
+    EpsilonSchedule,
+    ExponentialSchedule,
+    LinearSchedule,
+    epsilon_greedy,
+)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_linear_schedule_goes_straight_down_and_stays():
+    schedule = LinearSchedule(1.0, 0.05, 100)
+    assert [schedule(step) for step in (0, 50, 100, 10**9)] == [1.0, 0.525, 0.05, 0.05]
+
+
+def test_exponential_schedule_has_one_eth_of_the_way_left_after_decay_steps():
+    schedule = ExponentialSchedule(1.0, 0.1, 100)
+    assert schedule(0) == pytest.approx(1.0)
+    assert schedule(100) == pytest.approx(0.1 + 0.9 / math.e)
+    assert schedule(10**9) == pytest.approx(0.1)
+
+
+def test_a_negative_step_counts_as_the_first():
+    assert LinearSchedule(1.0, 0.0, 10)(-5) == 1.0
+    assert ExponentialSchedule(1.0, 0.0, 10)(-5) == 1.0
+    assert EpsilonSchedule(1.0, 0.0, 10)(-5) == 1.0
+
+
+@given(
+    start=st.floats(0, 1),
+    end=st.floats(0, 1),
+    decay=st.integers(1, 10**6),
+    steps=st.lists(st.integers(0, 10**7), min_size=2, max_size=5),
+    kind=st.sampled_from(["linear", "exponential"]),
+)
+def test_epsilon_moves_monotonically_between_start_and_end(start, end, decay, steps, kind):
+    schedule = EpsilonSchedule(start, end, decay, kind)
+    values = [schedule(step) for step in sorted(steps)]
+    assert all(min(start, end) - 1e-12 <= value <= max(start, end) + 1e-12 for value in values)
+    assert values == sorted(values, reverse=start >= end)
+
+
+def test_epsilon_kinds_are_the_two_schedules():
+    for step in (0, 3, 17, 100):
+        assert EpsilonSchedule(0.9, 0.1, 50)(step) == LinearSchedule(0.9, 0.1, 50)(step)
+        exponential = EpsilonSchedule(0.9, 0.1, 50, "exponential")
+        assert exponential(step) == ExponentialSchedule(0.9, 0.1, 50)(step)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start": 1.5}, r"start must be a probability in \[0, 1\], got 1\.5"),
+        ({"end": -0.1}, r"end must be a probability in \[0, 1\], got -0\.1"),
+        ({"end": math.nan}, "end must be a probability"),
+        ({"decay_steps": 0}, "decay_steps must be positive, got 0"),
+        ({"decay_steps": math.inf}, "decay_steps must be positive, got inf"),
+        ({"kind": "cosine"}, "kind must be 'linear' or 'exponential', got 'cosine'"),
+    ],
+)
+def test_impossible_epsilon_schedules_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        EpsilonSchedule(**options)
+
+
+def test_other_schedules_take_any_finite_value():
+    assert LinearSchedule(-3.0, 3.0, 2)(1) == 0.0
+    with pytest.raises(ValueError, match="start must be finite, got inf"):
+        LinearSchedule(math.inf, 0.0, 2)
+    with pytest.raises(ValueError, match="end must be finite, got nan"):
+        ExponentialSchedule(0.0, math.nan, 2)
+
+
+@pytest.mark.parametrize("lead", [(), (7,), (3, 7)], ids=str)
+def test_without_exploration_the_best_action_is_taken(lead):
+    q = torch.randn(*lead, 5, generator=seeded())
+    action = epsilon_greedy(q, 0.0, generator=seeded())
+    assert action.shape == lead
+    assert action.dtype == torch.int64
+    assert torch.equal(action, q.argmax(-1))
+
+
+def test_random_actions_come_as_often_as_epsilon_says_and_evenly():
+    q = torch.tensor([0.0, 1.0, 0.0, 0.0]).expand(100_000, 4)
+    action = epsilon_greedy(q, 0.4, generator=seeded())
+    shares = torch.bincount(action, minlength=4) / len(action)
+    wanted = torch.tensor([0.1, 0.7, 0.1, 0.1])
+    torch.testing.assert_close(shares, wanted, atol=0.006, rtol=0)
+
+
+def test_each_row_may_have_its_own_epsilon():
+    q = torch.tensor([0.0, 1.0]).expand(2, 10_000, 2)
+    eps = torch.tensor([[0.0], [1.0]]).expand(2, 10_000)
+    calm, wild = epsilon_greedy(q, eps, generator=seeded()).double().mean(-1).tolist()
+    assert calm == 1.0
+    assert wild == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.5, 1.0])
+def test_a_masked_action_is_neither_best_nor_drawn(eps):
+    q = torch.tensor([0.0, 9.0, 1.0]).expand(10_000, 3)
+    mask = torch.tensor([True, False, True]).expand(10_000, 3)
+    action = epsilon_greedy(q, eps, generator=seeded(), mask=mask)
+    counts = torch.bincount(action, minlength=3)
+    assert counts[1] == 0
+    assert counts[0].item() / 10_000 == pytest.approx(eps / 2, abs=0.02)
+
+
+def test_a_mask_that_allows_nothing_is_refused():
+    with pytest.raises(ValueError, match="allows no action"):
+        epsilon_greedy(torch.zeros(1, 2), 0.1, mask=torch.zeros(1, 2, dtype=torch.bool))
+
+
+def test_epsilon_does_not_change_how_many_random_numbers_are_drawn():
+    states = []
+    for eps in (0.0, 1.0):
+        generator = seeded()
+        epsilon_greedy(torch.zeros(8, 2), eps, generator=generator)
+        states.append(generator.get_state())
+    assert torch.equal(*states)

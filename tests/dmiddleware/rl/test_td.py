@@ -1,0 +1,87 @@
+import pytest
+import torch
+
+from dmiddleware.rl import q_target, td_loss
+
+
+def batch(size: int = 16, n_actions: int = 3, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    q, next_q, next_online = torch.randn(3, size, n_actions, generator=generator)
+    action = torch.randint(n_actions, (size,), generator=generator)
+    reward = torch.randn(size, generator=generator)
+    terminated = torch.rand(size, generator=generator) < 0.3
+    return q, next_q, next_online, action, reward, terminated
+
+
+def test_target_takes_the_best_next_value_where_the_episode_goes_on():
+    _, next_q, _, _, reward, terminated = batch()
+    target = q_target(next_q, reward, terminated, discount=0.9)
+    for b in range(len(reward)):
+        future = 0.0 if terminated[b] else 0.9 * max(next_q[b].tolist())
+        assert target[b].item() == pytest.approx(reward[b].item() + future, abs=1e-6)
+
+
+def test_double_target_lets_the_online_network_choose_and_the_target_network_judge():
+    _, next_q, next_online, _, reward, terminated = batch()
+    target = q_target(next_q, reward, terminated, discount=0.9, next_q_online=next_online)
+    for b in range(len(reward)):
+        chosen = next_online[b].tolist().index(max(next_online[b].tolist()))
+        future = 0.0 if terminated[b] else 0.9 * next_q[b, chosen].item()
+        assert target[b].item() == pytest.approx(reward[b].item() + future, abs=1e-6)
+
+
+def test_target_takes_a_discount_for_each_row():
+    next_q = torch.full((2, 2), 10.0)
+    discount = torch.tensor([0.5, 0.25])
+    target = q_target(next_q, torch.zeros(2), torch.zeros(2).bool(), discount=discount)
+    assert target.tolist() == [5.0, 2.5]
+
+
+def test_target_does_not_read_the_next_values_of_terminated_rows():
+    next_q = torch.full((1, 2), torch.nan)
+    target = q_target(next_q, torch.ones(1), torch.ones(1).bool(), discount=0.9)
+    assert target.item() == 1.0
+
+
+def test_target_has_no_gradient_and_leaves_the_values_alone():
+    next_q = torch.ones(2, 2, requires_grad=True)
+    target = q_target(next_q, torch.zeros(2), torch.zeros(2).bool(), discount=0.5)
+    assert not target.requires_grad
+    assert next_q.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def literal_huber(error: float, delta: float) -> float:
+    if abs(error) <= delta:
+        return 0.5 * error**2
+    return delta * (abs(error) - 0.5 * delta)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("criterion", ["huber", "mse"])
+def test_loss_is_the_weighted_mean_over_the_actions_taken(criterion, weighted):
+    q, _, _, action, target, _ = batch()
+    weight = torch.linspace(0.1, 1.0, len(target)) if weighted else None
+    loss, td_error = td_loss(q, action, target, weight=weight, criterion=criterion, huber_delta=0.7)
+    total = 0.0
+    for b in range(len(target)):
+        error = target[b].item() - q[b, action[b]].item()
+        assert td_error[b].item() == pytest.approx(error, abs=1e-6)
+        one = literal_huber(error, 0.7) if criterion == "huber" else error**2
+        total += one * (weight[b].item() if weighted else 1.0)
+    assert loss.item() == pytest.approx(total / len(target), rel=1e-5)
+
+
+def test_huber_clips_the_gradient_of_the_error():
+    q = torch.tensor([[0.0, 5.0]], requires_grad=True)
+    td_loss(q, torch.tensor([0]), torch.tensor([100.0])).loss.backward()
+    assert q.grad.tolist() == [[-1.0, 0.0]]
+
+
+def test_td_error_has_no_gradient():
+    q = torch.zeros(1, 2, requires_grad=True)
+    assert not td_loss(q, torch.tensor([0]), torch.ones(1)).td_error.requires_grad
+
+
+def test_an_unknown_criterion_is_refused():
+    with pytest.raises(ValueError, match="criterion must be 'huber' or 'mse', got 'l1'"):
+        td_loss(torch.zeros(1, 2), torch.tensor([0]), torch.zeros(1), criterion="l1")
