@@ -1,0 +1,188 @@
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+
+from dmiddleware.data.tree import as_tree, from_numpy
+from dmiddleware.errors import SpaceError
+from dmiddleware.model import (
+    NatureCNN,
+    NestedEncoder,
+    OneHotEncoder,
+    VectorEncoder,
+    make_encoder,
+    obs_shape_of,
+)
+
+LEADS = [(), (5,), (2, 5)]
+
+
+@pytest.mark.parametrize("lead", LEADS, ids=str)
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3), (2, 3, 2, 2)], ids=str)
+def test_vectors_of_any_shape_are_flattened(shape, lead):
+    encoder = VectorEncoder(shape, (8, 6))
+    features = encoder(torch.randn((*lead, *shape)))
+    assert features.shape == (*lead, 6)
+
+
+def test_leading_dimensions_do_not_change_the_features():
+    encoder = VectorEncoder((2, 3), (8,))
+    obs = torch.randn(4, 5, 2, 3)
+    torch.testing.assert_close(encoder(obs).flatten(0, 1), encoder(obs.flatten(0, 1)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int8, torch.int64])
+def test_numbers_of_other_dtypes_count_as_they_are(dtype):
+    encoder = VectorEncoder((3,), (8,))
+    obs = torch.tensor([[1, 2, 3]], dtype=dtype)
+    torch.testing.assert_close(encoder(obs), encoder(obs.float()))
+
+
+def test_bytes_are_scaled_to_the_unit_interval():
+    encoder = VectorEncoder((2,), (8,))
+    obs = torch.tensor([[0, 255]], dtype=torch.uint8)
+    torch.testing.assert_close(encoder(obs), encoder(torch.tensor([[0.0, 1.0]])))
+    assert obs.tolist() == [[0, 255]]
+
+
+def test_an_image_as_bytes_equals_the_image_as_fractions():
+    encoder = NatureCNN((1, 36, 36), (8,))
+    image = torch.randint(256, (2, 1, 36, 36), dtype=torch.uint8)
+    torch.testing.assert_close(encoder(image), encoder(image.float() / 255))
+
+
+@pytest.mark.parametrize("lead", LEADS, ids=str)
+def test_integers_are_shown_one_hot(lead):
+    encoder = OneHotEncoder((4,), (6,))
+    obs = torch.randint(4, lead)
+    features = encoder(obs)
+    assert features.shape == (*lead, 6)
+    by_hand = torch.relu(encoder[0](torch.eye(4)[obs]))
+    torch.testing.assert_close(features, by_hand)
+
+
+@pytest.mark.parametrize("lead", LEADS, ids=str)
+def test_several_integers_are_shown_side_by_side(lead):
+    encoder = OneHotEncoder((2, 3), (6,))
+    first, second = torch.randint(2, lead), torch.randint(3, lead)
+    features = encoder(torch.stack((first, second), dim=-1))
+    by_hand = torch.relu(encoder[0](torch.cat((torch.eye(2)[first], torch.eye(3)[second]), -1)))
+    torch.testing.assert_close(features, by_hand)
+
+
+@pytest.mark.parametrize("lead", LEADS, ids=str)
+def test_images_of_any_leading_dimensions_give_features(lead):
+    encoder = NatureCNN((4, 84, 84), (32,))
+    assert encoder(torch.zeros(*lead, 4, 84, 84, dtype=torch.uint8)).shape == (*lead, 32)
+
+
+def test_the_convolutions_are_those_of_the_paper():
+    encoder = NatureCNN((4, 84, 84))
+    assert encoder.convolutions(torch.zeros(1, 4, 84, 84)).shape == (1, 64, 7, 7)
+    assert encoder.linear[0].in_features == 64 * 7 * 7
+    assert encoder.out_features == 512
+
+
+@pytest.mark.parametrize("side", [(36, 36), (36, 99), (37, 41), (210, 160)], ids=str)
+def test_images_of_every_allowed_size_fit(side):
+    encoder = NatureCNN((1, *side), (8,))
+    assert encoder(torch.zeros(2, 1, *side)).shape == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((3, 35, 84), r"at least 36 by 36, got 35 by 84.*ResizeObservation.*FlattenObservation"),
+        ((3, 84, 20), r"at least 36 by 36, got 84 by 20"),
+        ((84, 84, 3), r"channels last; networks take channels first, \(3, 84, 84\).*transpose"),
+        ((96, 80, 1), r"channels last; networks take channels first, \(1, 96, 80\)"),
+        ((84, 84), r"images \(C, H, W\), got shape \(84, 84\).*FrameStackObservation"),
+    ],
+)
+def test_images_that_do_not_fit_are_refused_with_what_to_do(shape, message):
+    with pytest.raises(SpaceError, match=message):
+        NatureCNN(shape)
+
+
+NESTED = spaces.Dict(
+    {
+        "camera": spaces.Box(0, 255, (1, 40, 36), np.uint8),
+        "body.parts": spaces.Dict({"joints": spaces.Box(-1, 1, (7,)), "gear": spaces.Discrete(6)}),
+        "touch": spaces.Tuple((spaces.MultiBinary(4), spaces.MultiDiscrete([2, 3]))),
+    }
+)
+
+
+@pytest.mark.parametrize("lead", [(5,), (2, 5)], ids=str)
+@pytest.mark.parametrize("hidden_sizes", [None, (12, 10)], ids=str)
+def test_nested_observations_become_one_vector(lead, hidden_sizes):
+    space = NESTED
+    for size in reversed(lead):
+        space = batch_space(space, size)
+    encoder = make_encoder(obs_shape_of(NESTED), hidden_sizes)
+    features = encoder(from_numpy(space.sample()))
+    assert features.shape == (*lead, 10 if hidden_sizes else 128)
+
+
+def test_every_leaf_of_a_nested_observation_matters():
+    torch.manual_seed(0)
+    encoder = NestedEncoder(
+        {"a": 3, "b": {"c": 2, "d": ("one_hot", 4)}}, (16, 16), activation="tanh"
+    )
+    obs = {"a": torch.zeros(1, 3), "b": {"c": torch.zeros(1, 2), "d": torch.tensor([0])}}
+    before = encoder(as_tree(obs))
+    for changed in (
+        {**obs, "a": torch.ones(1, 3)},
+        {**obs, "b": {**obs["b"], "c": torch.ones(1, 2)}},
+        {**obs, "b": {**obs["b"], "d": torch.tensor([1])}},
+    ):
+        assert not torch.allclose(encoder(as_tree(changed)), before, atol=1e-4)
+
+
+def test_a_nested_observation_may_be_a_plain_dictionary_with_more_keys():
+    encoder = NestedEncoder({"a": 3}, (8,))
+    a = torch.randn(2, 3)
+    torch.testing.assert_close(encoder({"a": a, "other": None}), encoder(as_tree({"a": a})))
+
+
+def test_the_order_of_keys_does_not_matter():
+    torch.manual_seed(1)
+    one = NestedEncoder({"a": 3, "b": 2}, (8,))
+    other = NestedEncoder({"b": 2, "a": 3}, (8,))
+    other.load_state_dict(one.state_dict())
+    obs = as_tree({"a": torch.randn(4, 3), "b": torch.randn(4, 2)})
+    assert torch.equal(one(obs), other(obs))
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "width"),
+    [
+        (4, VectorEncoder, 64),
+        ((4,), VectorEncoder, 64),
+        ((2, 3), VectorEncoder, 64),
+        ([4, 84, 84], NatureCNN, 512),
+        (("one_hot", 5), OneHotEncoder, 64),
+        (["one_hot", 2, 3], OneHotEncoder, 64),
+        ({"a": 4}, NestedEncoder, 128),
+    ],
+    ids=str,
+)
+def test_the_shape_decides_the_encoder(shape, kind, width):
+    encoder = make_encoder(shape)
+    assert type(encoder) is kind
+    assert encoder.out_features == width
+
+
+def test_options_reach_every_part_of_an_encoder():
+    encoder = make_encoder(
+        {"a": 4, "b": (1, 36, 36)}, (8,), activation="elu", norm="layer", init="orthogonal"
+    )
+    names = [type(module).__name__ for module in encoder.modules()]
+    assert names.count("ELU") == names.count("LayerNorm") == 3
+    assert not any(p.any() for name, p in encoder.named_parameters() if name.endswith("0.bias"))
+
+
+def test_no_hidden_layer_at_all_is_refused():
+    with pytest.raises(ValueError, match="hidden_sizes needs at least one layer"):
+        make_encoder(4, ())

@@ -1,0 +1,81 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from dmiddleware.model import MLP, activation_of, orthogonal_init
+
+
+def kinds(module: nn.Module) -> list[str]:
+    return [type(layer).__name__ for layer in module]
+
+
+def test_an_mlp_is_a_plain_sequential_of_its_layers():
+    mlp = MLP(4, (8, 6), out_features=2)
+    assert kinds(mlp) == ["Linear", "ReLU", "Linear", "ReLU", "Linear"]
+    assert list(mlp.state_dict()) == [
+        "0.weight", "0.bias", "2.weight", "2.bias", "4.weight", "4.bias"
+    ]  # fmt: skip
+    x = torch.randn(5, 4)
+    by_hand = mlp[4](torch.relu(mlp[2](torch.relu(mlp[0](x)))))
+    assert torch.equal(mlp(x), by_hand)
+
+
+def test_out_features_tells_the_width_of_the_output():
+    assert MLP(4, (8, 6)).out_features == 6
+    assert MLP(4, (8, 6), out_features=2).out_features == 2
+    assert MLP(4, (), out_features=3)(torch.zeros(7, 4)).shape == (7, 3)
+
+
+def test_layer_norm_comes_before_each_activation_but_not_after_the_output():
+    mlp = MLP(4, (8,), out_features=2, activation="tanh", norm="layer")
+    assert kinds(mlp) == ["Linear", "LayerNorm", "Tanh", "Linear"]
+
+
+def test_orthogonal_initialisation_gives_scaled_orthogonal_weights_and_zero_biases():
+    mlp = MLP(16, (16, 8), init="orthogonal")
+    for layer in (mlp[0], mlp[2]):
+        gram = layer.weight @ layer.weight.T
+        torch.testing.assert_close(gram, 2.0 * torch.eye(len(gram)), atol=1e-5, rtol=0)
+        assert not layer.bias.any()
+
+
+def test_orthogonal_initialisation_reaches_convolutions():
+    conv = nn.Sequential(nn.Conv2d(1, 4, 3))
+    orthogonal_init(conv, 3.0)
+    flat = conv[0].weight.flatten(1)
+    torch.testing.assert_close(flat @ flat.T, 9.0 * torch.eye(4), atol=1e-5, rtol=0)
+
+
+def test_without_an_initialisation_the_layers_are_torchs_own():
+    torch.manual_seed(3)
+    mlp = MLP(4, (8,))
+    torch.manual_seed(3)
+    assert torch.equal(mlp[0].weight, nn.Linear(4, 8).weight)
+    bound = 1 / math.sqrt(4)
+    assert mlp[0].bias.abs().max() <= bound
+    assert mlp[0].bias.any()
+
+
+def test_an_unknown_activation_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"no activation is called 'reluu'; did you mean 'relu'\?"):
+        activation_of("reluu")
+    with pytest.raises(ValueError, match="known are: relu, tanh"):
+        activation_of("xyz")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((0, (8,)), {}, r"in_features must be positive integers, got 0"),
+        ((4, (8, -1)), {}, r"hidden_sizes must be positive integers, got -1 in \[8, -1\]"),
+        ((4, (8.0,)), {}, r"hidden_sizes must be positive integers, got 8\.0"),
+        ((4, (8,)), {"out_features": 0}, r"out_features must be positive integers, got 0"),
+        ((4, (8,)), {"norm": "batch"}, r"norm must be one of 'layer', None, got 'batch'"),
+        ((4, (8,)), {"init": "zeros"}, r"init must be one of 'orthogonal', None, got 'zeros'"),
+    ],
+)
+def test_impossible_options_are_refused(arguments, options, message):
+    with pytest.raises(ValueError, match=message):
+        MLP(*arguments, **options)

@@ -1,0 +1,124 @@
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from dmiddleware.errors import SpaceError
+from dmiddleware.model import QNetwork
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize("lead", [(), (8,), (3, 8)], ids=str)
+def test_every_action_has_a_value(lead, dueling):
+    network = QNetwork(4, 3, dueling=dueling)
+    output = network(torch.randn(*lead, 4))
+    assert list(output) == ["logit"]
+    assert output["logit"].shape == (*lead, 3)
+
+
+def test_the_values_are_those_of_the_plain_layers():
+    network = QNetwork(4, 2, encoder_hidden_sizes=(8, 6))
+    plain = torch.nn.Sequential(*network.encoder, *network.head)
+    obs = torch.randn(5, 4)
+    assert torch.equal(network(obs)["logit"], plain(obs))
+
+
+def test_dueling_streams_are_joined_by_equation_9():
+    network = QNetwork(4, 3, dueling=True, head_hidden_sizes=(5,))
+    obs = torch.randn(6, 4)
+    features = network.encoder(obs)
+    advantage, value = network.head(features), network.value_head(features)
+    wanted = value + (advantage - advantage.mean(1, keepdim=True))
+    torch.testing.assert_close(network(obs)["logit"], wanted)
+    torch.testing.assert_close(network(obs)["logit"].mean(1), value.squeeze(1))
+
+
+def test_default_layers_are_those_of_the_speed_bars():
+    sizes = [layer.out_features for layer in QNetwork(4, 2).encoder if hasattr(layer, "weight")]
+    assert sizes == [128, 128, 64]
+
+
+@pytest.mark.parametrize(
+    "observation_space",
+    [
+        spaces.Box(-1, 1, (4,)),
+        spaces.Box(0, 255, (4, 84, 84), np.uint8),
+        spaces.Discrete(16),
+        spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Discrete(3)}),
+    ],
+    ids=str,
+)
+def test_a_network_built_from_spaces_takes_what_they_give(observation_space):
+    action_space = spaces.Discrete(5)
+    network = QNetwork.from_spaces(observation_space, action_space, encoder_hidden_sizes=(16,))
+    network.check_spaces(observation_space, action_space)
+    assert network.action_shape == 5
+    assert network.action_space == "discrete"
+
+
+def test_a_whole_episode_of_a_real_environment_goes_through():
+    with gym.make("FrozenLake-v1") as env:
+        network = QNetwork.from_spaces(env.observation_space, env.action_space)
+        obs, _ = env.reset(seed=0)
+        done = False
+        while not done:
+            action = network(torch.tensor([obs]))["logit"].argmax(-1).item()
+            obs, _, terminated, truncated, _ = env.step(action)
+            done = terminated or truncated
+
+
+def test_continuous_actions_are_refused_with_what_to_do():
+    with pytest.raises(SpaceError, match=r"QNetwork compares discrete actions.*Box.*PPO"):
+        QNetwork.from_spaces(spaces.Box(-1, 1, (4,)), spaces.Box(-1, 1, (2,)))
+
+
+def test_other_observations_than_the_network_was_built_for_are_refused():
+    network = QNetwork(4, 2)
+    with pytest.raises(
+        SpaceError, match=r"QNetwork was built for observations of shape \(4,\).*shape \(3,\)"
+    ):
+        network.check_spaces(spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.Box(-1, 1, (2,))], ids=str)
+def test_other_actions_than_the_network_was_built_for_are_refused(space):
+    network = QNetwork(4, 2)
+    with pytest.raises(SpaceError, match="QNetwork was built for discrete actions of size 2"):
+        network.check_spaces(spaces.Box(-1, 1, (4,)), space)
+
+
+def test_a_network_of_nested_shapes_accepts_its_space_in_any_order():
+    network = QNetwork({"b": ["one_hot", 3], "a": [2]}, 2)
+    space = spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Discrete(3)})
+    network.check_spaces(space, spaces.Discrete(2))
+
+
+@pytest.mark.parametrize("action_shape", [0, -1, 2.0, (2,), None, True])
+def test_an_impossible_number_of_actions_is_refused(action_shape):
+    with pytest.raises(SpaceError, match="action_shape must be a positive integer"):
+        QNetwork(4, action_shape)
+
+
+def test_weights_go_from_one_network_to_another():
+    one, other = QNetwork(4, 2, dueling=True), QNetwork(4, 2, dueling=True)
+    other.load_state_dict(one.state_dict())
+    obs = torch.randn(3, 4)
+    assert torch.equal(one(obs)["logit"], other(obs)["logit"])
+
+
+def test_a_network_can_be_copied_and_every_parameter_learns():
+    network = QNetwork({"a": 2, "b": (1, 36, 36)}, 2, encoder_hidden_sizes=(8,), dueling=True)
+    obs = {"a": torch.randn(3, 2), "b": torch.rand(3, 1, 36, 36)}
+    network(obs)["logit"].square().sum().backward()
+    assert all(p.grad is not None for p in network.parameters())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_values_on_a_gpu_equal_those_on_the_cpu():
+    network = QNetwork(("one_hot", 5), 3, dueling=True)
+    obs = torch.arange(5)
+    here = network(obs)["logit"]
+    there = network.cuda()(obs.cuda())["logit"]
+    torch.testing.assert_close(here, there.cpu(), rtol=1e-3, atol=1e-4)

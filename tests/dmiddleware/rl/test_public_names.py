@@ -1,0 +1,17 @@
+import dmiddleware.rl as rl
+
+
+def test_the_public_names_are_these():
+    assert set(rl.__all__) == {
+        "gae", "Advantage", "nstep_return", "NStepReturn", "take_rows",
+        "discounted_return", "lambda_return", "discounted_scan",
+        "q_target", "td_loss", "TDLoss",
+        "ppo_policy_loss", "PPOPolicyLoss", "ppo_value_loss", "approx_kl",
+        "bc_discrete_loss", "bc_continuous_loss",
+        "Schedule", "LinearSchedule", "ExponentialSchedule", "EpsilonSchedule", "epsilon_greedy",
+        "mask_logit", "ActionSample",
+        "categorical_sample", "categorical_log_prob", "categorical_entropy",
+        "gaussian_sample", "gaussian_log_prob", "gaussian_entropy",
+        "RunningMeanStd", "RewardNormaliser",
+    }  # fmt: skip
+    assert all(hasattr(rl, name) for name in rl.__all__)
