@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from typing import Self
 
 import numpy as np
 import torch
@@ -60,6 +61,8 @@ class HandWrittenDQN:
         self.updates = 0
         self.episode_return = np.zeros(S.ENV_NUM)
         self.returns: list[float] = []
+        for _ in range(S.FILL_STEPS):
+            self.collect()
 
     def run(self, steps: int) -> None:
         """Step all environments ``steps`` times, with the updates after each."""
@@ -108,3 +111,10 @@ class HandWrittenDQN:
         if self.updates % S.TARGET_UPDATE == 0:
             self.target.load_state_dict(self.model.state_dict())
         return loss.item()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for env in self.envs:
+            env.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -10,14 +11,26 @@ import torch
 from tests.benchmarks import setting as S
 
 
+class Rival(Protocol):
+    """A training to measure against."""
+
+    @property
+    def updates(self) -> int:
+        """Updates made so far."""
+        ...
+
+    def run(self, steps: int) -> None:
+        """Step all environments ``steps`` times, with the updates after each."""
+
+
 class StableBaselines3DQN:
     """stable-baselines3's DQN; ``run`` goes on where the last call ended.
 
-    Its Adam is fused as well, it logs nothing, and its callback is empty. It always clips
-    gradients; a bound of infinity leaves them as they are.
+    It logs nothing, and its callback is empty. It always clips gradients; a bound of infinity
+    leaves them as they are.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, *, fused: bool) -> None:
         from stable_baselines3 import DQN
         from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -38,7 +51,7 @@ class StableBaselines3DQN:
             max_grad_norm=math.inf,
             policy_kwargs={
                 "net_arch": list(S.HIDDEN_SIZES),
-                "optimizer_kwargs": {"fused": True},
+                "optimizer_kwargs": {"fused": True} if fused else {},
             },
             seed=seed,
             device="cpu",
@@ -61,7 +74,7 @@ class TianshouDQN:
     so it is left out.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, *, fused: bool) -> None:
         from tianshou.algorithm import DQN
         from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
         from tianshou.algorithm.optim import TorchOptimizerFactory
@@ -83,7 +96,9 @@ class TianshouDQN:
         )
         self.algorithm = DQN(
             policy=self.policy,
-            optim=TorchOptimizerFactory(torch.optim.Adam, lr=S.LEARNING_RATE, fused=True),
+            optim=TorchOptimizerFactory(
+                torch.optim.Adam, lr=S.LEARNING_RATE, fused=True if fused else None
+            ),
             gamma=S.DISCOUNT,
             target_update_freq=S.TARGET_UPDATE,
             is_double=False,
