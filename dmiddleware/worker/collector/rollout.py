@@ -10,7 +10,7 @@ import numpy as np
 from dmiddleware.data import tree
 from dmiddleware.data.tree import Batch
 from dmiddleware.env import BaseEnvManager
-from dmiddleware.policy import CollectMode
+from dmiddleware.policy import CollectMode, collate
 from dmiddleware.worker.collector.rows import Piece, RowStore
 from dmiddleware.worker.collector.stepper import Ids, Step, Stepper
 
@@ -22,10 +22,11 @@ _NO_KWARGS: Mapping[str, Any] = {}
 class RolloutCollector:
     """Collects transitions of all envs of a manager, as batches of columns.
 
-    The columns are ``obs``, ``action``, ``reward``, ``next_obs`` (the true successor), ``done``,
-    ``terminated``, ``truncated``, ``episode_id``, ``collect_iter`` and whatever else the policy's
-    forward returns. Rows that one env made in one episode have one ``episode_id`` and stand below
-    each other in the env's lane, from one batch to the next too.
+    The columns are ``obs``, ``action``, ``reward`` float32, ``next_obs`` (the true successor),
+    ``done``, ``terminated``, ``truncated``, ``episode_id`` int64, ``collect_iter`` int64 and
+    whatever else the policy's forward returns. (A policy that makes its transitions itself, in
+    ``_process_transition``, decides on the first six.) Rows that one env made in one episode have
+    one ``episode_id`` and stand below each other in the env's lane, from one batch to the next too.
 
     Nothing is thrown away between calls: an episode that a call cuts goes on in the next one, and
     rows that do not fit into a rectangle (when envs do not step in lockstep) wait for it. Only when
@@ -35,25 +36,31 @@ class RolloutCollector:
     Args:
         collect_mode: the policy's collect mode; a policy written per env works too, row by row.
         env_manager: its envs; it is launched if it is not yet, and stays its owner's to close.
-        source_id: tells the collectors of one run apart in ``episode_id``.
+        source_id: tells the collectors of one run apart in ``episode_id``, below 2^31.
     """
 
     def __init__(
-        self,
-        collect_mode: CollectMode,
-        env_manager: BaseEnvManager,
-        *,
-        source_id: int = 0,
+        self, collect_mode: CollectMode, env_manager: BaseEnvManager, *, source_id: int = 0
     ) -> None:
         self._stepper = Stepper(collect_mode, env_manager, source_id=source_id)
         self._store = RowStore(env_manager.env_num)
+        self._one_by_one: bool = collect_mode.get_attribute("own_transition")
         self._dropped = 0
-        self._per_env_style = not collect_mode.get_attribute("batched")
+        # Envs whose current episode collect_episodes does not want (see there).
+        self._skipped: set[int] = set()
+        self._n_extra = 0
+
+    # State ----------------------------------------------------------------------------------------
 
     @property
     def env_num(self) -> int:
         """Number of envs, ``E``."""
         return self._stepper.env_num
+
+    @property
+    def env_manager(self) -> BaseEnvManager:
+        """The env manager."""
+        return self._stepper.env_manager
 
     @property
     def env_step(self) -> int:
@@ -72,8 +79,34 @@ class RolloutCollector:
 
     @property
     def dropped_steps(self) -> int:
-        """Transitions made and not handed out, because their env failed within the episode."""
+        """Transitions made and never handed out."""
         return self._dropped
+
+    @property
+    def waiting_steps(self) -> int:
+        """Transitions made and not handed out yet."""
+        return len(self._store)
+
+    def reset(
+        self,
+        *,
+        collect_mode: CollectMode | None = None,
+        env_manager: BaseEnvManager | None = None,
+    ) -> None:
+        """Begin anew: fresh episodes in all envs, nothing waiting; counters stay.
+
+        Args:
+            collect_mode: act with another policy from now on.
+            env_manager: act in other envs from now on; launched if it is not yet.
+        """
+        self._dropped += len(self._store)
+        if collect_mode is not None:
+            self._one_by_one = collect_mode.get_attribute("own_transition")
+        self._stepper.reset(collect_mode=collect_mode, env_manager=env_manager)
+        self._store = RowStore(self.env_num)
+        self._skipped.clear()
+
+    # Collecting -----------------------------------------------------------------------------------
 
     def collect(
         self,
@@ -104,30 +137,105 @@ class RolloutCollector:
             raise ValueError(f"n_sample must be positive, got {n_sample}")
         n_steps = -(-n_sample // self.env_num)
         self._stepper.episode_returns = []
+        self._skipped.clear()
         stamps = np.full(self.env_num, train_iter, np.int64)
-        while self._store.fewest < n_steps:
-            self._step(policy_kwargs or _NO_KWARGS, stamps, random)
-        return self._store.take_rectangle(n_steps)
+        store = self._store
+        while store.fewest < n_steps:
+            # Envs that have their rows wait for those that do not, where the manager lets them.
+            lacking = None if store.is_level else np.flatnonzero(store.counts < n_steps)
+            self._step(policy_kwargs or _NO_KWARGS, stamps, random, lacking)
+        return store.take_rectangle(n_steps)
 
-    def _step(self, policy_kwargs: Mapping[str, Any], stamps: Ids, random: bool) -> None:
-        step = self._stepper.step(policy_kwargs, random=random)
-        piece = self._piece(step, stamps)
-        if step.timestep.is_full:
-            self._store.add(piece)
-            return
-        env_id = step.timestep.env_id
-        if step.kept is not None:
-            piece = {name: _rows(column, step.kept) for name, column in piece.items()}
-            env_id = env_id[step.kept]
+    def collect_episodes(
+        self,
+        n_episode: int,
+        *,
+        train_iter: int = 0,
+        policy_kwargs: Mapping[str, Any] | None = None,
+        random: bool = False,
+    ) -> list[Batch]:
+        """Collect whole episodes: a fixed share from every env, so short ones are not preferred.
+
+        The share is settled before the first step; were it "the first ``n_episode`` that end",
+        short episodes would come first. Shares differ by one at most, and what is over goes to
+        other envs in the next call. An env that has delivered its share pauses; where the manager
+        cannot step some envs without the others, its next episodes are kept for the next call, at
+        most as many as its share (those that begin after that are dropped, and counted). Episodes
+        that :meth:`collect` handed out in part are given up first, and what waited of them is
+        counted as dropped.
+
+        Args:
+            n_episode: how many.
+            train_iter: as in :meth:`collect`.
+            policy_kwargs: as in :meth:`collect`.
+            random: as in :meth:`collect`.
+
+        Returns:
+            Batches ``[T_i, …]``, one per episode, in the order in which they ended.
+
+        Raises:
+            ValueError: if ``n_episode`` is not positive.
+            SpaceError: at the first call, if the envs do not fit the policy's model.
+            EnvCrashed: if an env keeps failing.
+        """
+        if n_episode <= 0:
+            raise ValueError(f"n_episode must be positive, got {n_episode}")
+        self._stepper.episode_returns = []
+        self._give_up_cut_episodes()
+        shares = self._shares(n_episode)
+        most = 2 * np.maximum(shares, 1)
+        finished = self._store.ends
+        stamps = np.full(self.env_num, train_iter, np.int64)
+        while (lacking := np.flatnonzero(finished < shares)).size:
+            step = self._step(policy_kwargs or _NO_KWARGS, stamps, random, lacking)
+            for env in step.ended:
+                finished[env] += env not in self._skipped
+            for env in step.begun:
+                (self._skipped.add if finished[env] >= most[env] else self._skipped.discard)(env)
+        return self._store.take_episodes(shares)
+
+    def _shares(self, n_episode: int) -> Ids:
+        share, n_extra = divmod(n_episode, self.env_num)
+        order = (np.arange(self.env_num) - self._n_extra) % self.env_num
+        self._n_extra = (self._n_extra + n_extra) % self.env_num
+        return share + (order < n_extra)
+
+    def _give_up_cut_episodes(self) -> None:
+        cut = self._store.cut_episodes
+        self._dropped += self._store.drop(cut)
+        self._stepper.restart(np.flatnonzero(np.isin(self._stepper.episode_id, cut)))
+
+    def _step(
+        self, policy_kwargs: Mapping[str, Any], stamps: Ids, random: bool, only: Ids | None
+    ) -> Step:
+        step = self._stepper.step(policy_kwargs, random=random, only=only)
+        if step.timestep.is_full and not self._one_by_one and not self._skipped:
+            self._store.add(self._piece(step, stamps))
+            return step
+        wanted = self._wanted_rows(step)
+        env_id = step.timestep.env_id[wanted]
+        if self._one_by_one:
+            piece = self._piece_by_row(step, stamps, wanted)
+        else:
+            piece = _rows(self._piece(step, stamps), wanted)
         self._store.add_some(piece, env_id)
         if step.lost:
             self._dropped += self._store.drop(step.lost)
+        return step
+
+    def _wanted_rows(self, step: Step) -> Ids:
+        is_real = ~step.timestep.abnormal
+        if not self._skipped:
+            return np.flatnonzero(is_real)
+        unwanted = np.isin(step.timestep.env_id, list(self._skipped))
+        self._dropped += int(np.count_nonzero(is_real & unwanted))
+        return np.flatnonzero(is_real & ~unwanted)
 
     def _piece(self, step: Step, stamps: Ids) -> Piece:
         timestep = step.timestep
         next_obs = timestep.next_obs
         if next_obs is timestep.obs:
-            # The next batch begins with these very arrays; each batch owns its memory.
+            # The next batch begins with these very arrays, and each batch owns its memory.
             next_obs = tree.map_nested(np.copy, next_obs)
         return {
             "obs": step.obs,
@@ -141,6 +249,45 @@ class RolloutCollector:
             **step.output,
         }
 
+    def _piece_by_row(self, step: Step, stamps: Ids, wanted: Ids) -> Piece:
+        """Let the policy make its transitions, one by one."""
+        if len(wanted) == 0:
+            return {}
+        timestep = step.timestep
+        transitions = collate(self._stepper.transitions(step, wanted))
+        return {
+            "done": timestep.done[wanted],
+            "terminated": timestep.terminated[wanted],
+            "truncated": timestep.truncated[wanted],
+            **{str(key): transitions[key] for key in transitions},
+            "episode_id": step.episode_id[wanted],
+            "collect_iter": stamps[: len(wanted)],
+        }
 
-def _rows(column: Any, rows: Ids) -> Any:
-    return tree.map_nested(lambda leaf: leaf[rows], column)
+    # Snapshots ------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return counters, episode ids, waiting rows, and the envs' state where they have one."""
+        return {
+            "stepper": self._stepper.state_dict(),
+            "store": self._store.state_dict(),
+            "dropped": self._dropped,
+            "n_extra": self._n_extra,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the collector was that gave ``state``.
+
+        Where the envs' state cannot be restored, their episodes begin anew, under new ids; rows
+        that waited are still handed out.
+        """
+        self._stepper.load_state_dict(state["stepper"])
+        self._store.load_state_dict(state["store"])
+        self._dropped, self._n_extra = state["dropped"], state["n_extra"]
+        self._skipped.clear()
+
+
+def _rows(piece: Piece, rows: Ids) -> Piece:
+    return {
+        name: tree.map_nested(lambda leaf: leaf[rows], column) for name, column in piece.items()
+    }

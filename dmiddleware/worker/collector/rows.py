@@ -43,6 +43,11 @@ class RowStore:
 
     def clear(self) -> None:
         """Forget all rows."""
+        self._forget_rows()
+        self._last_id = np.zeros(self._env_num, np.int64)
+        self._last_done = np.ones(self._env_num, bool)
+
+    def _forget_rows(self) -> None:
         self._pieces: list[Piece] = []
         self._env_ids: list[Ids] = []
         # While every piece has one row of every environment, in order, there is nothing to sort.
@@ -58,6 +63,22 @@ class RowStore:
         if self._regular:
             return np.full(self._env_num, len(self._pieces), np.int64)
         return self._counts
+
+    @property
+    def is_level(self) -> bool:
+        """Whether all environments have as many rows."""
+        return self._regular or bool((self._counts == self._counts[0]).all())
+
+    @property
+    def ends(self) -> Ids:
+        """Ends of episodes among the rows of each environment, ``[E] int64``."""
+        rows, env_id = self._joined()
+        return np.bincount(env_id[_as_array(rows["done"])], minlength=self._env_num)
+
+    @property
+    def cut_episodes(self) -> Ids:
+        """Ids of the episodes of which rectangles held a part, and not their ends."""
+        return self._last_id[~self._last_done]
 
     @property
     def fewest(self) -> int:
@@ -90,6 +111,7 @@ class RowStore:
         lead = (n_steps, self._env_num)
         if self._regular:
             taken = join(self._pieces[:n_steps])
+            self._remember_last(self._pieces[n_steps - 1])
             del self._pieces[:n_steps], self._env_ids[:n_steps]
             return tree.as_tree({name: _reshape(column, lead) for name, column in taken.items()})
         rows, env_id = self._joined()
@@ -97,8 +119,13 @@ class RowStore:
         starts = np.cumsum(self._counts) - self._counts
         picked = order[starts + np.arange(n_steps)[:, None]]
         self._keep_others(rows, env_id, picked)
+        last = torch.from_numpy(picked[-1])
+        self._remember_last({name: _select(rows[name], last) for name in ("episode_id", "done")})
         index = torch.from_numpy(picked)
         return tree.as_tree({name: _select(column, index) for name, column in rows.items()})
+
+    def _remember_last(self, piece: Piece) -> None:
+        self._last_id, self._last_done = _as_array(piece["episode_id"]), _as_array(piece["done"])
 
     def take_episodes(self, shares: Ids) -> list[Batch]:
         """Hand out the oldest ``shares[e]`` finished episodes of each environment ``e``.
@@ -139,11 +166,16 @@ class RowStore:
         return len(unwanted)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all rows: ``env_id`` and, unless there are none, ``rows``."""
+        """Return all rows (no ``rows`` if there are none) and what was handed out last."""
+        last = {
+            "last_id": torch.from_numpy(self._last_id.copy()),
+            "last_done": torch.from_numpy(self._last_done.copy()),
+        }
         if not self._pieces:
-            return {"env_id": torch.zeros(0, dtype=torch.int64), "rows": {}}
+            return {"env_id": torch.zeros(0, dtype=torch.int64), "rows": {}, **last}
         rows, env_id = self._joined()
         return {
+            **last,
             "env_id": torch.from_numpy(env_id.copy()),
             "rows": {
                 name: tree.map_nested(torch.clone, _as_tensors(column))
@@ -153,7 +185,9 @@ class RowStore:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Hold the rows of ``state`` and no others."""
-        self.clear()
+        self._forget_rows()
+        self._last_id = _as_array(state["last_id"]).copy()
+        self._last_done = _as_array(state["last_done"]).copy()
         rows = {
             name: tree.map_nested(torch.clone, column) for name, column in state["rows"].items()
         }
@@ -173,7 +207,7 @@ class RowStore:
         keep = np.ones(len(env_id), bool)
         keep[taken.ravel()] = False
         left = np.flatnonzero(keep)
-        self.clear()
+        self._forget_rows()
         index = torch.from_numpy(left)
         self.add_some({name: _select(column, index) for name, column in rows.items()}, env_id[left])
 

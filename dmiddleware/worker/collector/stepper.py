@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,16 +30,18 @@ class Step:
         obs: what the policy acted on, a tensor or tree ``[E', …]`` whose rows are the timestep's.
         output: what the policy returned, tensors or trees ``[E', …]``; ``action`` among them.
         episode_id: the episode that each row belongs to, ``[E'] int64``.
-        kept: the rows that are transitions; None if all are.
-        lost: ids of the episodes that a failing env cut short in this step.
+        ended: the envs whose episode ended.
+        begun: the envs that began another episode: those, and the envs that failed.
+        lost: ids of the episodes that a failing env cut short.
     """
 
     timestep: BatchedTimestep
     obs: Any
     output: dict[str, Any]
     episode_id: Ids
-    kept: Ids | None = None
-    lost: list[int] = field(default_factory=list)
+    ended: Sequence[int] = ()
+    begun: Sequence[int] = ()
+    lost: Sequence[int] = ()
 
 
 class Stepper:
@@ -106,24 +108,41 @@ class Stepper:
         check = self._mode.get_attribute("check_spaces")
         check(manager.observation_space, manager.action_space)
         self._episode_id = np.zeros(manager.env_num, np.int64)
-        self._name_episodes(np.arange(manager.env_num))
+        self._name_episodes(range(manager.env_num))
 
     def restart(self, env_ids: Ids) -> None:
-        """Start fresh episodes in these envs."""
+        """Give up the episodes of these envs and begin others."""
         if len(env_ids) == 0:
             return
         self._manager.reset(env_ids.tolist())
-        self._start_episodes(env_ids)
+        self._start_episodes(env_ids.tolist())
 
-    def use_policy(self, collect_mode: CollectMode) -> None:
-        """Act with another policy from now on."""
-        self._mode = collect_mode
-        self._episode_id = None
+    def reset(
+        self,
+        *,
+        collect_mode: CollectMode | None = None,
+        env_manager: BaseEnvManager | None = None,
+    ) -> None:
+        """Begin fresh episodes in all envs, maybe of another manager, maybe with another policy."""
+        self._mode = collect_mode or self._mode
+        if env_manager is not None:
+            self._manager = env_manager
+        if not self._manager.closed:
+            self._manager.reset()
+        self._mode.reset()
+        self.begin()
 
-    def use_envs(self, env_manager: BaseEnvManager) -> None:
-        """Act in other envs from now on; their episodes begin anew."""
-        self._manager = env_manager
-        self._episode_id = None
+    def transitions(self, step: Step, rows: Ids) -> list[dict[str, Any]]:
+        """Let the policy make some rows of a step into transitions, one by one."""
+        timesteps = list(step.timestep)
+        return [
+            self._mode.process_transition(
+                _rows(step.obs, row),
+                {name: _rows(column, row) for name, column in step.output.items()},
+                timesteps[row],
+            )
+            for row in rows.tolist()
+        ]
 
     def step(
         self,
@@ -158,13 +177,13 @@ class Stepper:
         else:
             step = self._align(timestep, env_id, given, output)
         if timestep.done.any():
-            self._end_episodes(timestep)
+            self._end_episodes(step)
         return step
 
     def _align(self, timestep: BatchedTimestep, env_id: Ids, obs: Any, output: Any) -> Step:
         """Pick the rows acted on that came back, and begin new episodes where an env failed."""
         assert self._episode_id is not None
-        where = np.full(self._manager.env_num, -1)
+        where = np.full(self.env_num, -1)
         where[env_id] = np.arange(len(env_id))
         rows = torch.from_numpy(where[timestep.env_id])
         step = Step(
@@ -173,28 +192,30 @@ class Stepper:
             {name: _rows(column, rows) for name, column in output.items()},
             self._episode_id[timestep.env_id],
         )
-        failed = timestep.abnormal
-        if failed.any():
-            step.kept = np.flatnonzero(~failed)
-            step.lost = step.episode_id[failed].tolist()
-            self._start_episodes(timestep.env_id[failed])
+        if timestep.abnormal.any():
+            step.lost = step.episode_id[timestep.abnormal].tolist()
+            step.begun = timestep.env_id[timestep.abnormal].tolist()
+            self._start_episodes(step.begun)
         self.env_step += len(timestep) - len(step.lost)
         return step
 
-    def _end_episodes(self, timestep: BatchedTimestep) -> None:
+    def _end_episodes(self, step: Step) -> None:
+        timestep = step.timestep
         rows = np.flatnonzero(timestep.done)
         for row in rows.tolist():
             self.episode_returns.append(float(timestep.info.row(row)["eval_episode_return"]))
         self.env_episode += len(rows)
-        self._start_episodes(timestep.env_id[rows])
+        step.ended = timestep.env_id[rows].tolist()
+        step.begun = [*step.begun, *step.ended]
+        self._start_episodes(step.ended)
 
-    def _start_episodes(self, env_ids: Ids) -> None:
+    def _start_episodes(self, env_ids: Sequence[int]) -> None:
         self._name_episodes(env_ids)
-        self._mode.reset(env_ids.tolist())
+        self._mode.reset(env_ids)
 
-    def _name_episodes(self, env_ids: Ids) -> None:
+    def _name_episodes(self, env_ids: Sequence[int]) -> None:
         assert self._episode_id is not None
-        self._episode_id[env_ids] = self._n_begun + np.arange(len(env_ids))
+        self._episode_id[list(env_ids)] = range(self._n_begun, self._n_begun + len(env_ids))
         self._n_begun += len(env_ids)
 
     def _draw_actions(self, env_id: Ids, like: Any) -> Any:
@@ -205,13 +226,20 @@ class Stepper:
         return actions.to(like.dtype) if isinstance(like, torch.Tensor) else actions
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counters, episode ids and the generator of random actions."""
+        """Return counters, episode ids, and the envs' state where they have one."""
         return {
             "env_step": self.env_step,
             "env_episode": self.env_episode,
             "n_begun": self._n_begun,
             "episode_id": None if self._episode_id is None else self._episode_id.tolist(),
         }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Count on from ``state``; see :meth:`RolloutCollector.load_state_dict`."""
+        self.env_step, self.env_episode = state["env_step"], state["env_episode"]
+        self._n_begun = state["n_begun"]
+        self.episode_returns = []
+        self._episode_id = None
 
 
 def _to_numpy(action: Any) -> Any:
@@ -227,5 +255,5 @@ def _by_env(actions: Any, env_id: Ids) -> dict[int, Any]:
     return {env: one(row) for row, env in enumerate(env_id.tolist())}
 
 
-def _rows(column: Any, rows: torch.Tensor) -> Any:
+def _rows(column: Any, rows: torch.Tensor | int) -> Any:
     return column[rows] if isinstance(column, torch.Tensor) else tree.index_rows(column, rows)

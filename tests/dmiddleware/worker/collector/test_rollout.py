@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dmiddleware.data.tree import leaves
+from dmiddleware.env import make_env_manager
+from dmiddleware.errors import SpaceError
+from dmiddleware.worker import RolloutCollector
+
+LENGTHS = [(5,), (3, 7), (4, 2, 9)]
+
+
+def lanes(batches):
+    """The (episode number, step) of every row, lane by lane, over consecutive batches."""
+    obs = torch.cat([batch["obs"] for batch in batches])
+    return [[(int(e), int(t)) for _, e, t in lane] for lane in obs.transpose(0, 1).tolist()]
+
+
+def expected_lane(lengths, n_rows):
+    rows, episode = [], 0
+    while len(rows) < n_rows:
+        rows += [(episode, t) for t in range(lengths[episode % len(lengths)])]
+        episode += 1
+    return rows[:n_rows]
+
+
+def test_a_batch_has_the_standard_columns(telling_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, telling_envs(LENGTHS))
+    batch = collector.collect(7, train_iter=4)
+    shapes = {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves(batch)}
+    assert shapes == {
+        "obs": ((3, 3, 3), torch.float32),
+        "action": ((3, 3), torch.int64),
+        "reward": ((3, 3), torch.float32),
+        "next_obs": ((3, 3, 3), torch.float32),
+        "done": ((3, 3), torch.bool),
+        "terminated": ((3, 3), torch.bool),
+        "truncated": ((3, 3), torch.bool),
+        "episode_id": ((3, 3), torch.int64),
+        "collect_iter": ((3, 3), torch.int64),
+        "memory": ((3, 3), torch.int64),
+    }
+    assert (batch["collect_iter"] == 4).all()
+
+
+@pytest.mark.parametrize("n_samples", [[3] * 20, [60], [7, 1, 30, 3]])
+def test_episodes_go_on_from_call_to_call_without_a_gap(telling_envs, batched_policy, n_samples):
+    collector = RolloutCollector(batched_policy.collect_mode, telling_envs(LENGTHS))
+    batches = [collector.collect(n) for n in n_samples]
+    found = lanes(batches)
+    assert found == [expected_lane(lengths, len(found[0])) for lengths in LENGTHS]
+
+
+def test_next_obs_is_the_true_successor_also_at_an_end(telling_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, telling_envs(LENGTHS))
+    batch = collector.collect(90)
+    step, episode = batch["obs"][..., 2], batch["obs"][..., 1]
+    assert torch.equal(batch["next_obs"][..., 2], step + 1)
+    assert torch.equal(batch["next_obs"][..., 1], episode)
+    assert torch.equal(batch["reward"], step + 1)
+    ends = batch["done"]
+    assert torch.equal(ends, batch["terminated"] | batch["truncated"])
+    assert torch.equal(batch["terminated"], ends & (episode % 2 == 0))
+
+
+def test_an_episode_id_names_one_episode_of_one_env(telling_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, telling_envs(LENGTHS), source_id=5)
+    batches = [collector.collect(3) for _ in range(30)]
+    ids = torch.cat([batch["episode_id"] for batch in batches]).flatten().tolist()
+    places = [
+        (env, episode)
+        for batch in batches
+        for env, episode in batch["obs"][..., :2].reshape(-1, 2).tolist()
+    ]
+    named = dict(zip(ids, places, strict=True))
+    assert len(set(named.values())) == len(named) == len(set(places))
+    assert all(named[one] == place for one, place in zip(ids, places, strict=True))
+    assert {one >> 32 for one in ids} == {5}
+
+
+def test_counters_and_returns_are_exact(telling_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, telling_envs([(2,), (3,)]))
+    collector.collect(12)
+    assert collector.env_step == 12
+    assert collector.env_episode == 5
+    assert collector.episode_returns == [3.0, 6.0, 3.0, 3.0, 6.0]
+    collector.collect(2)
+    assert collector.episode_returns == []
+
+
+def test_the_policy_is_told_which_episodes_ended(telling_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, telling_envs([(2,), (3,)]))
+    batch = collector.collect(12)
+    assert batch["memory"].T.tolist() == [[1, 2, 1, 2, 1, 2], [1, 2, 3, 1, 2, 3]]
+
+
+def test_a_batch_owns_its_memory(telling_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, telling_envs([(50,), (50,)]))
+    for n_sample in (2, 2, 6, 2):
+        batch = collector.collect(n_sample)
+        for _, leaf in leaves(batch):
+            leaf.fill_(77)
+    assert lanes([collector.collect(2)]) == [[(0, 6)], [(0, 6)]]
+
+
+def test_keyword_arguments_reach_the_policy(telling_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, telling_envs([(50,)]))
+    plain = collector.collect(1)
+    shifted = collector.collect(1, policy_kwargs={"shift": 1})
+    assert (plain["action"].item(), shifted["action"].item()) == (0, 0)
+
+
+def test_random_actions_are_seeded_and_keep_the_columns(telling_envs, batched_policy):
+    def actions(seed):
+        envs = telling_envs(LENGTHS, seed=seed)
+        collector = RolloutCollector(batched_policy.collect_mode, envs)
+        batch = collector.collect(60, random=True)
+        assert "memory" in batch
+        assert batch["action"].dtype == torch.int64
+        return batch["action"].tolist()
+
+    assert actions(1) == actions(1) != actions(2)
+
+
+def test_a_policy_written_per_env_makes_its_own_transitions(telling_envs, per_env_policy):
+    collector = RolloutCollector(per_env_policy.collect_mode, telling_envs(LENGTHS))
+    batches = [collector.collect(9) for _ in range(4)]
+    found = lanes(batches)
+    assert found == [expected_lane(lengths, 12) for lengths in LENGTHS]
+    batch = batches[0]
+    assert torch.equal(batch["half_reward"], batch["reward"] / 2)
+    assert batch["terminated"].dtype == torch.bool
+    assert "value" not in batch
+
+
+def test_a_failed_env_loses_only_its_unfinished_trajectory(telling_envs, batched_policy):
+    crashes = {1: [(1, 4)]}  # env 1 plays episode 0 (3 steps), then four steps of episode 1
+    collector = RolloutCollector(batched_policy.collect_mode, telling_envs(LENGTHS, crashes))
+    batch = collector.collect(3 * 20)
+    found = lanes([batch])
+    assert found[0] == expected_lane(LENGTHS[0], 20)
+    assert found[2] == expected_lane(LENGTHS[2], 20)
+    assert found[1][:3] == [(0, 0), (0, 1), (0, 2)]
+    assert found[1][3] == (100, 0)
+    assert collector.dropped_steps == 4
+    # The others waited for it, so nothing is left over.
+    assert collector.waiting_steps == 0
+    assert collector.env_step == 60 + 4
+
+
+def test_rows_after_a_failure_have_another_episode_id(telling_envs, batched_policy):
+    collector = RolloutCollector(
+        batched_policy.collect_mode, telling_envs([(9,), (9,)], {0: [(0, 2)]})
+    )
+    before = collector.collect(4)["episode_id"][:, 0]
+    after = collector.collect(4)["episode_id"][:, 0]
+    assert before[0] == before[1]
+    assert after[0] == after[1]
+    assert before[0] != after[0]
+    # What was handed out already is not taken back.
+    assert collector.dropped_steps == 0
+    assert batched_policy.resets == [[0]]
+
+
+def test_envs_that_do_not_fit_the_policy_are_refused_before_the_first_step(dqn_policy):
+    with make_env_manager("Acrobot-v1", env_num=2) as envs, pytest.raises(SpaceError):
+        RolloutCollector(dqn_policy.collect_mode, envs).collect(2)
+
+
+@pytest.mark.parametrize("n_sample", [0, -1])
+def test_a_number_of_samples_that_is_not_positive_is_refused(
+    telling_envs, batched_policy, n_sample
+):
+    collector = RolloutCollector(batched_policy.collect_mode, telling_envs(LENGTHS))
+    with pytest.raises(ValueError, match="n_sample must be positive"):
+        collector.collect(n_sample)
+    with pytest.raises(ValueError, match="n_episode must be positive"):
+        collector.collect_episodes(n_sample)
+
+
+def test_every_env_gives_its_share_of_episodes(telling_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, telling_envs([(2,), (30,), (3,)]))
+    episodes = collector.collect_episodes(7)
+    assert len(episodes) == 7
+    envs = sorted(int(episode["obs"][0, 0]) for episode in episodes)
+    assert envs == [0, 0, 0, 1, 1, 2, 2]
+    for episode in episodes:
+        assert episode["obs"][:, 2].tolist() == list(range(len(episode["obs"])))
+        assert episode["done"].tolist() == [False] * (len(episode["obs"]) - 1) + [True]
+        assert len(set(episode["episode_id"].tolist())) == 1
+
+
+def test_the_remainder_goes_to_other_envs_in_the_next_call(telling_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, telling_envs([(2,), (3,), (4,)]))
+    found = [
+        sorted(int(episode["obs"][0, 0]) for episode in collector.collect_episodes(2))
+        for _ in range(3)
+    ]
+    assert found == [[0, 1], [0, 2], [1, 2]]
+
+
+def test_envs_that_have_given_their_share_pause(telling_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, telling_envs([(2,), (30,)]))
+    collector.collect_episodes(2)
+    assert collector.env_step == 32
+    assert collector.env_episode == 2
+    assert collector.dropped_steps == 0
+    assert sorted(collector.episode_returns) == [3.0, sum(range(31))]
+
+
+def test_episodes_come_in_order_and_none_is_missing(telling_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, telling_envs(LENGTHS))
+    numbers = [[], [], []]
+    for _ in range(6):
+        for episode in collector.collect_episodes(4):
+            env, number, _ = episode["obs"][0].tolist()
+            numbers[int(env)].append(int(number))
+    assert numbers == [list(range(8))] * 3
+
+
+def test_episodes_that_were_handed_out_in_part_are_given_up_for_whole_ones(
+    telling_envs, batched_policy
+):
+    collector = RolloutCollector(batched_policy.collect_mode, telling_envs([(4,), (6,)]))
+    collector.collect(8)  # env 0 is between episodes, env 1 within its first one
+    episodes = collector.collect_episodes(2)
+    firsts = sorted(tuple(episode["obs"][0].tolist()) for episode in episodes)
+    assert firsts == [(0.0, 1.0, 0.0), (1.0, 1.0, 0.0)]
+
+
+def test_a_failed_env_begins_its_episode_again(telling_envs, batched_policy):
+    collector = RolloutCollector(
+        batched_policy.collect_mode, telling_envs([(3,), (3,)], {1: [(0, 2)]})
+    )
+    episodes = collector.collect_episodes(2)
+    assert [len(episode["obs"]) for episode in episodes] == [3, 3]
+    assert collector.dropped_steps == 2
+
+
+def test_collecting_goes_on_from_a_saved_state(telling_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, telling_envs(LENGTHS))
+    collector.collect(30)
+    state = collector.state_dict()
+    other = RolloutCollector(batched_policy.collect_mode, telling_envs(LENGTHS))
+    other.load_state_dict(state)
+    assert (other.env_step, other.env_episode) == (collector.env_step, collector.env_episode)
+    old, new = collector.collect(3)["episode_id"], other.collect(3)["episode_id"]
+    # These envs cannot be restored: their episodes begin anew, under ids that no one has.
+    assert not set(old.flatten().tolist()) & set(new.flatten().tolist())
+
+
+def test_reset_begins_fresh_episodes(telling_envs, batched_policy, per_env_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, telling_envs(LENGTHS))
+    first = collector.collect(6)
+    collector.reset()
+    second = collector.collect(6)
+    assert lanes([second]) == [[(1, 0), (1, 1)]] * 3
+    assert not set(first["episode_id"].flatten().tolist()) & set(
+        second["episode_id"].flatten().tolist()
+    )
+    assert collector.env_step == 12
+    collector.reset(collect_mode=per_env_policy.collect_mode, env_manager=telling_envs([(5,)]))
+    assert collector.collect(2)["half_reward"].tolist() == [[0.5], [1.0]]
+
+
+def test_nested_observations_stay_nested(batched_policy):
+    import gymnasium as gym
+
+    class Nested(gym.Env):
+        observation_space = gym.spaces.Dict(
+            {"image": gym.spaces.Box(0, 255, (2, 2), np.uint8), "age": gym.spaces.Discrete(100)}
+        )
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            self.age = 0
+            return self._obs(), {}
+
+        def step(self, action):
+            self.age += 1
+            return self._obs(), 1.0, self.age == 3, False, {}
+
+        def _obs(self):
+            return {"image": np.full((2, 2), self.age, np.uint8), "age": self.age}
+
+    class Still(type(batched_policy)):
+        def _forward_collect_batch(self, obs, env_id, **kwargs):
+            return {"action": torch.zeros(len(env_id), dtype=torch.int64)}
+
+    policy = Still({}, torch.nn.Linear(1, 1))
+    with make_env_manager(Nested, env_num=2) as envs:
+        batch = RolloutCollector(policy.collect_mode, envs).collect(8)
+    assert batch["obs"]["image"].dtype == torch.uint8
+    assert batch["obs"]["image"].shape == (4, 2, 2, 2)
+    assert batch["obs"]["age"][:, 0].tolist() == [0, 1, 2, 0]
+    assert batch["next_obs"]["age"][:, 0].tolist() == [1, 2, 3, 1]
