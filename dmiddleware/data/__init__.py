@@ -2,7 +2,8 @@
 
 from dmiddleware.data.buffer_base import Buffer, BufferMiddleware
 from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
-from dmiddleware.data.samplers import Sampler, UniformSampler
+from dmiddleware.data.samplers import Eligible, PrioritySampler, Sampler, UniformSampler
+from dmiddleware.data.storage import SharedColumns, SharedHandle
 from dmiddleware.data.tensor_buffer import TensorBuffer
 from dmiddleware.data.tree import (
     Batch,
@@ -16,6 +17,7 @@ from dmiddleware.data.tree import (
     leaves,
     map_leaves,
     map_nested,
+    nest,
     stack,
     to_device,
     to_dict,
@@ -31,6 +33,7 @@ __all__ = [
     "to_dict",
     "to_device",
     "leaves",
+    "nest",
     "map_leaves",
     "map_nested",
     "lead_shape",
@@ -41,8 +44,12 @@ __all__ = [
     "Buffer",
     "BufferMiddleware",
     "TensorBuffer",
+    "SharedHandle",
+    "SharedColumns",
     "Sampler",
+    "Eligible",
     "UniformSampler",
+    "PrioritySampler",
     "load_checkpoint",
     "save_checkpoint",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -11,10 +11,10 @@ import numpy.typing as npt
 import torch
 import treetensor.torch as ttorch
 
-from dmiddleware.data.tree import Batch, as_tree, leaves
+from dmiddleware.data.tree import Batch, leaves
 from dmiddleware.errors import StructureError
 
-__all__ = ["Array", "Columns", "Leaf", "Schema", "nest", "to_array"]
+__all__ = ["Array", "Columns", "Leaf", "Schema", "to_array"]
 
 Array: TypeAlias = npt.NDArray[Any]
 Allocate: TypeAlias = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
@@ -71,18 +71,30 @@ class Schema:
             raise StructureError("a batch has at least one leaf, this one is empty")
         return cls(found)
 
-    def arrays(self, batch: Batch, lead: tuple[int, ...]) -> dict[str, Array]:
+    def below(self, root: str) -> list[Leaf]:
+        """Return the leaf called ``root``, or the leaves of the tree of that name."""
+        return [leaf for leaf in self.leaves.values() if leaf.path.partition(".")[0] == root]
+
+    def without(self, root: str) -> Schema:
+        """Return the structure without the leaf or tree called ``root``."""
+        left_out = self.below(root)
+        return Schema([leaf for leaf in self.leaves.values() if leaf not in left_out])
+
+    def arrays(
+        self, batch: Batch, lead: tuple[int, ...], *, partly: bool = False
+    ) -> dict[str, Array]:
         """Return the leaves of a batch as arrays of rows ``[N, …]``, checked against the schema.
 
         Args:
             batch: a batch of this structure.
             lead: its leading dimensions; ``N`` is their product.
+            partly: whether leaves may be missing.
 
         Raises:
             StructureError: if a leaf is missing, additional, or of another shape or dtype.
         """
         found: dict[str, Array] = {}
-        for path, leaf in self._fetch(batch):
+        for path, leaf in self._fetch(batch, partly):
             expected = self.leaves[path]
             array = to_array(leaf)
             if array.dtype != expected.dtype or array.shape != lead + expected.shape:
@@ -90,7 +102,7 @@ class Schema:
             found[path] = array if len(lead) == 1 else array.reshape((-1, *expected.shape))
         return found
 
-    def _fetch(self, batch: Batch) -> list[tuple[str, Any]]:
+    def _fetch(self, batch: Batch, partly: bool) -> list[tuple[str, Any]]:
         if self._is_flat and isinstance(batch, ttorch.Tensor):
             storage = batch._detach()
             if storage.size() == len(self._flat):
@@ -98,7 +110,8 @@ class Schema:
                 if all(isinstance(leaf, torch.Tensor) for _, leaf in got):
                     return got
         found = dict(_tensors(batch))
-        if found.keys() != self.leaves.keys():
+        odd = found.keys() - self.leaves.keys() if partly else found.keys() ^ self.leaves.keys()
+        if odd:
             raise StructureError(_odd_keys(set(found), set(self.leaves)))
         return list(found.items())
 
@@ -137,21 +150,20 @@ class Columns:
             column[start:] = array[:until_end]
             column[: n_rows - until_end] = array[until_end:]
 
-    def take(self, slots: npt.NDArray[np.int64]) -> dict[str, Array]:
-        """Copy rows: fresh arrays ``[*slots.shape, …]`` by leaf path."""
-        return {path: array.take(slots, axis=0) for path, array in self.arrays.items()}
+    def put(self, slots: npt.NDArray[np.int64], rows: Mapping[str, Array]) -> None:
+        """Write rows of some or all columns to slots, int64 ``[n]``."""
+        for path, array in rows.items():
+            self.arrays[path][slots] = array
 
-
-def nest(flat: Mapping[str, Any]) -> Batch:
-    """Build a batch from arrays or tensors by dotted path."""
-    root: dict[str, Any] = {}
-    for path, value in flat.items():
-        node = root
-        *parents, name = path.split(".")
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[name] = value
-    return as_tree(root)
+    def take(
+        self, slots: npt.NDArray[np.int64], paths: Collection[str] | None = None
+    ) -> dict[str, Array]:
+        """Copy rows: fresh arrays ``[*slots.shape, …]`` by leaf path; None takes all paths."""
+        return {
+            path: array.take(slots, axis=0)
+            for path, array in self.arrays.items()
+            if paths is None or path in paths
+        }
 
 
 def to_array(leaf: Any) -> Array:

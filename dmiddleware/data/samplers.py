@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Eligible", "Ints", "Sampler", "UniformSampler"]
+from dmiddleware.data.sum_tree import SumTree
+from dmiddleware.errors import NotEnoughData
+
+__all__ = ["Eligible", "Ints", "PrioritySampler", "Sampler", "UniformSampler"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float32]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Weights: TypeAlias = npt.NDArray[np.float32]
+
+_ROUNDS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,77 +26,118 @@ class Eligible:
     """The rows that may be drawn, by index (a row's running number since the buffer began).
 
     Attributes:
-        first: index of the oldest row.
-        count: number of rows; they are ``first … first + count - 1`` unless ``index`` is given.
+        first: index of the oldest row held.
+        count: number of rows that may be drawn.
         size: capacity of the buffer; row ``i`` lies in slot ``i % size``.
-        index: the rows one by one (int64 ``[count]``, ascending), where not all of them count.
+        is_all: whether these are all rows that the buffer holds.
+        index: the rows one by one (int64 ``[count]``, ascending); None if they are
+            ``first … first + count - 1``.
+        accept: a further condition: tells for indices of any shape which of them may be drawn
+            (bool, same shape).
     """
 
     first: int
     count: int
     size: int
+    is_all: bool = True
     index: Ints | None = None
+    accept: Callable[[Ints], npt.NDArray[np.bool_]] | None = None
+
+    def every_index(self) -> Ints:
+        """Return the index of each of the rows, ``accept`` aside, int64 ``[count]``."""
+        if self.index is not None:
+            return self.index
+        return np.arange(self.first, self.first + self.count)
+
+    def index_of(self, slots: Ints) -> Ints:
+        """Return the indices of the rows that lie in these slots."""
+        offset = self.first % self.size
+        return self.first + (slots - offset) % self.size
+
+    def only_accepted(self) -> Eligible:
+        """Return the same rows, with ``accept`` carried out; takes time for every row.
+
+        Raises:
+            NotEnoughData: if none is left.
+        """
+        if self.accept is None:
+            return self
+        index = self.every_index()
+        index = index[self.accept(index)]
+        if not len(index):
+            raise NotEnoughData(
+                f"none of the {self.count} rows begins a whole sequence; push longer stretches of "
+                "episodes, ask for a shorter unroll_len, or use unroll_pad=True"
+            )
+        return replace(self, count=len(index), is_all=False, index=index, accept=None)
 
 
 class Sampler(Protocol):
-    """Draws rows, and is told what happens to them."""
+    """Draws rows, and is told what happens to them.
+
+    Attributes:
+        adds: keys that the buffer adds to a sample because of this sampler.
+    """
+
+    adds: tuple[str, ...]
 
     def attach(self, size: int) -> None:
-        """Prepare for a buffer of ``size`` rows."""
+        """Prepare for a buffer of ``size`` rows; called once."""
 
     def draw(
         self, n: int, rows: Eligible, generator: np.random.Generator
-    ) -> tuple[Ints, Floats | None]:
+    ) -> tuple[Ints, Weights | None]:
         """Draw ``n`` of the rows: their index, and their importance weights if there are any."""
 
     def pushed(self, first: int, n: int) -> None:
-        """Rows ``first … first + n - 1`` were written."""
+        """Rows ``first … first + n - 1`` were written; those in their slots are gone."""
 
     def deleted(self, index: Ints) -> None:
-        """These rows, all present until now, were taken out."""
+        """These rows, all held until now, were taken out."""
 
     def cleared(self) -> None:
         """All rows were taken out."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything that later draws depend on."""
+    def update_priority(self, index: Ints, priority: Floats) -> None:
+        """Set the priorities of rows that are held."""
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+    def state_dict(self, index: Ints) -> dict[str, Any]:
+        """Return what later draws depend on; for each row of ``index`` where it is per row."""
+
+    def load_state_dict(self, state: Mapping[str, Any], index: Ints) -> None:
+        """Restore what :meth:`state_dict` returned for the rows of ``index``."""
 
 
 class UniformSampler:
     """Draws every row with the same probability.
 
     Args:
-        replace: whether one row may appear twice in a batch. Without replacement, a draw takes
+        replace: whether one row may appear twice in a batch. Without replacement a draw takes
             somewhat longer.
     """
+
+    adds: tuple[str, ...] = ()
 
     def __init__(self, *, replace: bool = True) -> None:
         self.replace = replace
 
     def attach(self, size: int) -> None:
-        """Do nothing: a uniform draw keeps no notes on rows."""
+        """Do nothing: a uniform draw keeps no notes on rows, so several buffers may share one."""
 
     def draw(
         self, n: int, rows: Eligible, generator: np.random.Generator
-    ) -> tuple[Ints, Floats | None]:
+    ) -> tuple[Ints, Weights | None]:
         """Draw ``n`` rows.
 
         Returns:
             Their index, int64 ``[n]``, and None: uniform draws need no weights.
+
+        Raises:
+            NotEnoughData: if, without replacement, there are fewer than ``n``.
         """
-        if self.replace:
-            # A third of the time of generator.integers; the bias is below 2**-53 * count.
-            index = (generator.random(n) * rows.count).astype(np.int64)
-        else:
-            index = generator.choice(rows.count, n, replace=False)
-        if rows.index is not None:
-            return rows.index[index], None
-        if rows.first:
-            index += rows.first
-        return index, None
+        if rows.accept is not None:
+            return _draw_accepted(self._draw, n, rows, generator, try_luck=self.replace), None
+        return self._draw(n, rows, generator), None
 
     def pushed(self, first: int, n: int) -> None:
         """Do nothing."""
@@ -101,9 +148,224 @@ class UniformSampler:
     def cleared(self) -> None:
         """Do nothing."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return an empty state: the buffer's generator is all that draws depend on."""
+    def update_priority(self, index: Ints, priority: Floats) -> None:
+        """Refuse: there are no priorities.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "this buffer draws uniformly and keeps no priorities; build it with "
+            "sampler=PrioritySampler() to use them"
+        )
+
+    def state_dict(self, index: Ints) -> dict[str, Any]:
+        """Return an empty state: draws depend on the buffer's generator alone."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], index: Ints) -> None:
         """Do nothing."""
+
+    def _draw(self, n: int, rows: Eligible, generator: np.random.Generator) -> Ints:
+        index: Ints
+        if self.replace:
+            # Half the time of generator.integers; no row's probability is off by more than 2**-53.
+            index = (generator.random(n) * rows.count).astype(np.int64)
+        elif n <= rows.count:
+            index = generator.choice(rows.count, n, replace=False)
+        else:
+            raise NotEnoughData(
+                f"asked for {n} different rows, but only {rows.count} can be drawn; sample fewer, "
+                "push more, or use UniformSampler(replace=True)"
+            )
+        if rows.index is not None:
+            return rows.index.take(index)
+        if rows.first:
+            index += rows.first
+        return index
+
+
+class PrioritySampler:
+    """Draws rows in proportion to their priorities (proportional prioritized replay).
+
+    Row ``i`` is drawn with probability ``p_i**alpha / sum(p**alpha)``, where ``p_i`` is the
+    priority that :meth:`update_priority` gave it plus ``eps``. A row without a priority yet has the
+    highest one given so far (at least 1), so that it is soon drawn. Draws are stratified: the total
+    mass is cut into ``n`` equal parts, and one row comes from each.
+
+    The weights correct the bias: ``(count * P(i))**-beta``, divided by the largest of the batch, so
+    that they only scale updates down. (Dividing by the largest of the whole buffer, as some do,
+    lets a single row of low priority shrink every update.)
+
+    Source: Schaul et al., "Prioritized Experience Replay", ICLR 2016, sections 3.3 and 3.4.
+
+    Args:
+        alpha: how much priorities count; 0 draws uniformly.
+        beta: how much of the bias the weights correct at first; 1 corrects all of it.
+        beta_anneal_steps: number of draws over which ``beta`` rises linearly to 1; None keeps it.
+        eps: added to every priority, so that each row can be drawn; positive.
+    """
+
+    adds: tuple[str, ...] = ("weight",)
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 0.6,
+        beta: float = 0.4,
+        beta_anneal_steps: int | None = None,
+        eps: float = 1e-6,
+    ) -> None:
+        if not 0.0 <= alpha < np.inf or not 0.0 <= beta <= 1.0:
+            raise ValueError(
+                f"alpha is not negative and beta lies in [0, 1], got alpha={alpha}, beta={beta}"
+            )
+        if not 0.0 < eps < np.inf:
+            raise ValueError(f"eps is positive, else some rows are never drawn; got {eps}")
+        if beta_anneal_steps is not None and beta_anneal_steps < 1:
+            raise ValueError(
+                f"beta_anneal_steps is a positive number of draws or None, got {beta_anneal_steps}"
+            )
+        self.alpha = alpha
+        self.eps = eps
+        self._first_beta = beta
+        self._anneal_steps = beta_anneal_steps
+        self._highest = 1.0
+        self._n_draws = 0
+        self._attached: SumTree | None = None
+
+    @property
+    def beta(self) -> float:
+        """The exponent of the weights at the next draw."""
+        if self._anneal_steps is None:
+            return self._first_beta
+        progress = min(self._n_draws / self._anneal_steps, 1.0)
+        return self._first_beta + progress * (1.0 - self._first_beta)
+
+    def attach(self, size: int) -> None:
+        """Prepare for a buffer of ``size`` rows.
+
+        Raises:
+            ValueError: if it already serves another buffer.
+        """
+        if self._attached is not None:
+            raise ValueError("a PrioritySampler serves one buffer; make another one for this")
+        self._attached = SumTree(size)
+
+    def draw(
+        self, n: int, rows: Eligible, generator: np.random.Generator
+    ) -> tuple[Ints, Weights | None]:
+        """Draw ``n`` rows.
+
+        Takes time in proportion to ``n`` if all rows are eligible, else to the number of these.
+
+        Returns:
+            Their index, int64 ``[n]``, and weights, float32 ``[n]``, in (0, 1].
+        """
+        if rows.accept is not None:
+            index = _draw_accepted(self._draw, n, rows, generator, try_luck=True)
+        else:
+            index = self._draw(n, rows, generator)
+        mass = self._tree.values.take(index % rows.size)
+        weight = (mass / mass.min()) ** -self.beta
+        self._n_draws += 1
+        return index, weight.astype(np.float32)
+
+    def pushed(self, first: int, n: int) -> None:
+        """Give new rows the highest priority given so far."""
+        tree = self._tree
+        mass = self._mass(self._highest)
+        start = first % tree.size
+        until_end = min(n, tree.size - start)
+        tree.fill(start, start + until_end, mass)
+        if until_end < n:
+            tree.fill(0, n - until_end, mass)
+
+    def deleted(self, index: Ints) -> None:
+        """Let these rows never be drawn again."""
+        self._tree.set(index % self._tree.size, 0.0)
+
+    def cleared(self) -> None:
+        """Forget all rows; the highest priority given so far stays."""
+        self._tree.fill(0, self._tree.size, 0.0)
+
+    def update_priority(self, index: Ints, priority: Floats) -> None:
+        """Set priorities; where an index appears twice, its last one holds.
+
+        Args:
+            index: int64 ``[n]``, rows that are held.
+            priority: float64 ``[n]``, not negative, finite; usually absolute TD errors.
+
+        Raises:
+            ValueError: if a priority is negative, infinite or NaN; nothing has changed.
+        """
+        if not len(priority):
+            return
+        highest = priority.max()
+        if not (priority.min() >= 0.0 and highest < np.inf):  # also when there is a NaN
+            odd = priority[~((priority >= 0.0) & (priority < np.inf))]
+            raise ValueError(
+                f"priorities are finite and not negative, but {len(odd)} of {len(priority)} are "
+                f"not, the first is {odd[0]}; give absolute TD errors, and look for NaN in the loss"
+            )
+        self._highest = max(self._highest, float(highest))
+        self._tree.set(index % self._tree.size, self._mass(priority))
+
+    def state_dict(self, index: Ints) -> dict[str, Any]:
+        """Return the rows' masses, the highest priority and the number of draws."""
+        return {
+            "mass": self._tree.values.take(index % self._tree.size),
+            "highest": self._highest,
+            "n_draws": self._n_draws,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], index: Ints) -> None:
+        """Restore what :meth:`state_dict` returned for the rows of ``index``."""
+        self.cleared()
+        self._tree.set(index % self._tree.size, state["mass"])
+        self._highest = state["highest"]
+        self._n_draws = state["n_draws"]
+
+    @property
+    def _tree(self) -> SumTree:
+        if self._attached is None:
+            raise ValueError("this PrioritySampler serves no buffer yet; give it to a TensorBuffer")
+        return self._attached
+
+    def _mass(self, priority: Any) -> Any:
+        return (priority + self.eps) ** self.alpha
+
+    def _draw(self, n: int, rows: Eligible, generator: np.random.Generator) -> Ints:
+        parts = generator.random(n)
+        parts += np.arange(n)
+        if rows.is_all:
+            parts *= self._tree.total / n
+            return rows.index_of(self._tree.find(parts))
+        index = rows.every_index()
+        ends = self._tree.values.take(index % rows.size).cumsum()
+        position = ends.searchsorted(parts * (ends[-1] / n), side="right")
+        drawn: Ints = index.take(np.minimum(position, len(index) - 1))
+        return drawn
+
+
+def _draw_accepted(
+    draw: Callable[[int, Eligible, np.random.Generator], Ints],
+    n: int,
+    rows: Eligible,
+    generator: np.random.Generator,
+    *,
+    try_luck: bool,
+) -> Ints:
+    """Draw rows until all are accepted; looking at every row comes last, since it takes long."""
+    if not try_luck or rows.accept is None:
+        return draw(n, rows.only_accepted(), generator)
+    index = draw(n, rows, generator)
+    for _ in range(_ROUNDS):
+        refused = np.flatnonzero(~rows.accept(index))
+        if not len(refused):
+            return index
+        index[refused] = draw(len(refused), rows, generator)
+    refused = np.flatnonzero(~rows.accept(index))
+    if len(refused):
+        index[refused] = draw(len(refused), rows.only_accepted(), generator)
+    return index

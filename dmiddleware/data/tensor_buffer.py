@@ -1,30 +1,55 @@
-"""TensorBuffer: a ring of rows, one preallocated array per leaf."""
+"""TensorBuffer: a replay buffer of columns, with n-step returns and sequences at sampling."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from dmiddleware.data.buffer_base import Buffer, generator_from_text, generator_to_text
-from dmiddleware.data.columns import Array, Columns, Schema, nest
-from dmiddleware.data.samplers import Eligible, Sampler, UniformSampler
-from dmiddleware.data.tree import Batch
-from dmiddleware.errors import NotEnoughData, StructureError
+from dmiddleware.data.columns import Array
+from dmiddleware.data.episodes import n_step_returns, reaches, unroll
+from dmiddleware.data.holes import Holes
+from dmiddleware.data.rows import Rows
+from dmiddleware.data.samplers import Eligible, Ints, Sampler, UniformSampler
+from dmiddleware.data.storage import SharedHandle, SharedStorage, make_storage
+from dmiddleware.data.tree import Batch, index_rows, nest
+from dmiddleware.errors import NotEnoughData
 
 __all__ = ["TensorBuffer"]
 
+_OF_THE_LAST_ROW = ("next_obs", "done", "terminated", "truncated")
+
 
 class TensorBuffer(Buffer):
-    """A replay buffer of tensors, that overwrites its oldest rows when it is full.
+    """A replay buffer that keeps the newest ``size`` rows, one preallocated array per leaf.
+
+    The first push fixes the structure. A row has an index for life: its running number since the
+    buffer began. With ``n_step``, ``unroll_len`` or ``store_next_obs=False`` the buffer follows
+    episodes: two rows of one env with one ``episode_id`` are consecutive steps, also across pushes.
 
     Args:
         size: capacity in rows.
-        sampler: draws rows; :class:`UniformSampler` by default.
-        seed: seed of the buffer's own random generator; None draws one from the system.
+        sampler: how rows are drawn; ``UniformSampler()`` by default.
+        n_step: if above 1, ``reward`` is the discounted sum over up to so many steps of the
+            episode; ``next_obs``, ``done``, ``terminated`` and ``truncated`` are those of the last
+            of them; ``discount`` is γ^k for k steps, to multiply the bootstrap value with.
+        discount: γ of the n-step sum.
+        unroll_len: if given, samples are sequences ``[n, unroll_len, …]`` within one episode, with
+            ``mask`` bool ``[n, unroll_len]``.
+        unroll_pad: whether a sequence may be cut short by the end of what is known of its episode:
+            its last row is repeated then, and ``mask`` is False there. If not, only rows that begin
+            a whole sequence are drawn.
+        store_next_obs: if False, ``next_obs`` takes no memory where it equals the next row's
+            ``obs``; samples have it all the same.
+        storage: ``"ram"``, ``"shared"`` (memory that other processes can attach to, see
+            :attr:`shared_handle`) or the path of a folder for memory-mapped files. The files are
+            scratch space, removed by :meth:`close`.
+        seed: seed of the buffer's own random generator; None takes one from the system.
     """
 
     def __init__(
@@ -35,39 +60,73 @@ class TensorBuffer(Buffer):
         n_step: int = 1,
         discount: float = 0.99,
         unroll_len: int | None = None,
+        unroll_pad: bool = True,
         store_next_obs: bool = True,
-        storage: str | Path = "ram",
+        storage: Literal["ram", "shared"] | Path = "ram",
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        if size < 1:
-            raise ValueError(f"a buffer holds at least one row, got size={size}")
-        if n_step != 1 or unroll_len is not None or not store_next_obs or storage != "ram":
-            raise NotImplementedError
-        self._size = size
+        for name, value in (("size", size), ("n_step", n_step), ("unroll_len", unroll_len or 1)):
+            if value < 1:
+                raise ValueError(f"{name} is at least 1, got {value}")
+        self._n_step = n_step
+        self._discount = discount
+        self._unroll_len = unroll_len
+        self._unroll_pad = unroll_pad
         self._sampler: Sampler = UniformSampler() if sampler is None else sampler
+        self._storage = make_storage(storage)
+        self._rows = Rows(
+            size,
+            self._storage,
+            linked=n_step > 1 or unroll_len is not None or not store_next_obs,
+            store_next_obs=store_next_obs,
+            needed=("reward",) if n_step > 1 else (),
+            reserved=(
+                "index",
+                *self._sampler.adds,
+                *(("discount",) if n_step > 1 else ()),
+                *(("mask",) if unroll_len is not None else ()),
+            ),
+        )
         self._sampler.attach(size)
+        self._holes = Holes(size)
         self._generator = np.random.default_rng(seed)
-        self._columns: Columns | None = None
-        self._total = 0
-        self._count = 0
+        self._closed = False
 
     @property
     def size(self) -> int:
         """Capacity in rows."""
-        return self._size
+        return self._rows.size
 
-    def __len__(self) -> int:
-        return self._count
-
-    def count(self) -> int:
-        """Return the number of rows held."""
-        return self._count
+    @property
+    def sampler(self) -> Sampler:
+        """What draws rows."""
+        return self._sampler
 
     @property
     def nbytes(self) -> int:
-        """Memory of the columns, in bytes; zero before the first push."""
-        return 0 if self._columns is None else self._columns.nbytes
+        """Memory of the rows and what belongs to them, in bytes; zero before the first push."""
+        return self._rows.nbytes
+
+    @property
+    def shared_handle(self) -> SharedHandle:
+        """What another process attaches to the columns with; can be pickled.
+
+        Raises:
+            ValueError: if the storage is not ``"shared"``, or nothing has been pushed.
+        """
+        if not isinstance(self._storage, SharedStorage) or not self._rows.paths:
+            raise ValueError(
+                "only a buffer with storage='shared' can be attached to, after its first push"
+            )
+        return self._storage.handle()
+
+    def __len__(self) -> int:
+        return self._rows.total - self._rows.first - len(self._holes)
+
+    def count(self) -> int:
+        """Return the number of rows held."""
+        return len(self)
 
     def push(self, batch: Batch) -> range:
         """Append the rows of a batch; the oldest rows go when there is no room.
@@ -76,120 +135,290 @@ class TensorBuffer(Buffer):
             batch: ``[N, …]``, or ``[T, E, …]`` if its ``done`` has two dimensions.
 
         Returns:
-            The indices of the rows, ascending; time runs slowest: row ``(t, e)`` is the
-            ``t * E + e``-th. Of a batch larger than the buffer only the newest rows stay.
+            The indices of the rows stored, ascending: row ``(t, e)`` comes as the ``t * E + e``-th.
+            Of a batch larger than the buffer only the newest rows are stored.
 
         Raises:
-            StructureError: if the batch differs from the first one; it names the leaf.
+            StructureError: if the batch differs from the first one (the leaf is named), or lacks
+                what the buffer's options need; the buffer is as it was.
         """
         if self._middleware:
             pushed: range = self._through("push", self._push, batch)
             return pushed
         return self._push(batch)
 
-    def sample(self, n: int) -> Batch:
-        """Draw a batch of fresh tensors, which the caller owns.
+    def sample(self, n: int, *, sample_range: slice | None = None, **kwargs: Any) -> Batch:
+        """Draw rows as a batch of fresh tensors, which the caller owns.
 
         Args:
-            n: number of rows.
+            n: number of rows, or of sequences.
+            sample_range: draws only from this part of the rows by age; ``slice(-100, None)`` is the
+                hundred newest.
+            kwargs: for buffer middleware; without it there are none.
 
         Returns:
-            ``[n, …]``: the stored leaves, and ``index`` int64 ``[n]``, the rows' indices.
+            ``[n, …]`` (``[n, unroll_len, …]``): the stored leaves; ``index`` int64 ``[n]``, the
+            index of the (first) row; ``weight`` float32 ``[n]`` if the sampler gives weights;
+            ``discount`` float32 if ``n_step`` is above 1; ``mask`` with ``unroll_len``.
 
         Raises:
-            NotEnoughData: if fewer than ``n`` rows are held.
+            NotEnoughData: if fewer than ``n`` rows can be drawn.
         """
         if self._middleware:
-            return self._through("sample", self._sample, n)
-        return self._sample(n)
+            return self._through("sample", self._sample, n, sample_range=sample_range, **kwargs)
+        return self._sample(n, sample_range=sample_range, **kwargs)
 
-    def update_priority(self, index: Any, priority: Any) -> None:
-        """Set priorities of rows; rows that have been overwritten since are left out."""
-        raise NotImplementedError
+    def get(self, index: Any) -> Batch:
+        """Copy rows ``[n, …]`` by their index, as they were pushed.
+
+        Raises:
+            IndexError: if a row is not held.
+        """
+        with self._lock:
+            wanted = _as_ints(index)
+            gone = wanted[~self._is_held(wanted)]
+            if len(gone):
+                raise IndexError(
+                    f"row {gone[0]} is not held any more (the oldest one is {self._rows.first})"
+                )
+            return _as_batch(self._rows.take(wanted))
+
+    def update(self, index: Any, batch: Batch) -> int:
+        """Replace some leaves of rows.
+
+        Args:
+            index: int64 ``[n]``, from ``push`` or a sample. Rows no longer held are left out.
+            batch: ``[n, …]``: the leaves to replace.
+
+        Returns:
+            The number of rows replaced.
+
+        Raises:
+            StructureError: if a leaf is unknown, has another shape or dtype, or is one that links
+                between rows are made from.
+            IndexError: if an index was never given out.
+        """
+        n_updated: int = self._through("update", self._update, index, batch)
+        return n_updated
+
+    def update_priority(self, index: Any, priority: Any) -> int:
+        """Set priorities, for a :class:`~dmiddleware.data.PrioritySampler`.
+
+        Args:
+            index: int64 ``[n]``, from a sample. Rows no longer held are left out; of an index that
+                appears twice, the last priority holds.
+            priority: ``[n]``, not negative, finite; usually the absolute TD errors.
+
+        Returns:
+            The number of rows whose priority was set.
+
+        Raises:
+            ValueError: if a priority is negative, infinite or NaN; nothing has changed.
+            TypeError: if the sampler has no priorities.
+        """
+        with self._lock:
+            rows, values = _as_ints(index), _as_floats(priority)
+            if rows.shape != values.shape:
+                raise ValueError(
+                    f"index and priority have one number per row, got the shapes {rows.shape} and "
+                    f"{values.shape}"
+                )
+            held = self._is_held(rows)
+            if not held.all():
+                rows, values = rows[held], values[held]
+            self._sampler.update_priority(rows, values)
+            return len(rows)
+
+    def delete(self, index: Any) -> int:
+        """Take rows out; they are not sampled any more, also not as part of a sequence.
+
+        Args:
+            index: int64 ``[n]``. Rows no longer held are left out.
+
+        Returns:
+            The number of rows taken out.
+
+        Raises:
+            IndexError: if an index was never given out.
+        """
+        n_deleted: int = self._through("delete", self._delete, index)
+        return n_deleted
 
     def clear(self) -> None:
-        """Forget all rows; the structure and the memory stay."""
+        """Forget all rows; the structure, the memory and the running number stay."""
         self._through("clear", self._clear)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return rows, order and generator; nothing that later draws depend on is missing."""
+    def close(self) -> None:
+        """Free the memory, and remove what the storage made; calling it twice does no harm."""
         with self._lock:
-            arrays = {} if self._columns is None else self._columns.arrays
+            self._closed = True
+            self._holes.clear()
+            self._rows.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that later samples depend on: rows, links, priorities, generator.
+
+        It holds numpy arrays, numbers and strings, all copied, fit for ``save_checkpoint``.
+        """
+        with self._lock:
+            self._check_open()
+            held = self._rows.first, self._rows.total
+            present = self._holes.present(*held)
             return {
-                "columns": {path: torch.from_numpy(a.copy()) for path, a in arrays.items()},
-                "total": self._total,
-                "count": self._count,
+                "rows": self._rows.state_dict(),
+                "holes": self._holes.state_dict(np.arange(*held)),
+                "sampler": self._sampler.state_dict(present),
                 "generator": generator_to_text(self._generator),
-                "sampler": self._sampler.state_dict(),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned; samples go on as the original's would.
+
+        Raises:
+            CheckpointMismatch: if this buffer has other options or rows of another structure.
+        """
         with self._lock:
-            if state["columns"]:
-                self._columns = Columns(self._size, Schema.of(state["columns"], 1), _in_ram)
-                for path, tensor in state["columns"].items():
-                    self._columns.arrays[path][...] = tensor.numpy()
-            self._total, self._count = state["total"], state["count"]
+            self._check_open()
+            self._rows.load_state_dict(state["rows"])
+            self._holes.load_state_dict(state["holes"])
+            present = self._holes.present(self._rows.first, self._rows.total)
+            self._sampler.load_state_dict(state["sampler"], present)
             self._generator = generator_from_text(state["generator"])
-            self._sampler.load_state_dict(state["sampler"])
 
     def _push(self, batch: Batch) -> range:
         with self._lock:
-            lead = _lead(batch)
-            if self._columns is None:
-                self._columns = Columns(self._size, Schema.of(batch, len(lead)), _in_ram)
-            rows = self._columns.schema.arrays(batch, lead)
-            n = lead[0] if len(lead) == 1 else lead[0] * lead[1]
-            first = self._total
-            self._total += n
-            if n > self._size:
-                rows = {path: array[n - self._size :] for path, array in rows.items()}
-                first, n = self._total - self._size, self._size
-            self._columns.write(first % self._size, rows, n)
-            self._count = min(self._count + n, self._size)
+            self._check_open()
+            first, n = self._rows.push(batch)
+            self._holes.fill(first, n)
             self._sampler.pushed(first, n)
-            return range(first, self._total)
+            return range(first, first + n)
 
-    def _sample(self, n: int) -> Batch:
+    def _sample(self, n: int, *, sample_range: slice | None = None) -> Batch:
         with self._lock:
-            if n > self._count or self._columns is None:
-                raise NotEnoughData(
-                    f"asked for {n} rows, but the buffer holds {self._count}; push "
-                    f"{n - self._count} more rows before sampling, or sample fewer"
-                )
-            eligible = Eligible(self._total - self._count, self._count, self._size)
+            self._check_open()
+            eligible = self._eligible(sample_range)
+            if n > eligible.count or n < 1:
+                raise _not_enough(n, eligible.count, len(self))
             index, weight = self._sampler.draw(n, eligible, self._generator)
-            slots = index if self._total <= self._size else index % self._size
-            taken: dict[str, Any] = {
-                path: torch.from_numpy(array) for path, array in self._columns.take(slots).items()
-            }
-            taken["index"] = torch.from_numpy(index)
+            taken = self._gather(index)
+            taken["index"] = index
             if weight is not None:
-                taken["weight"] = torch.from_numpy(weight)
-            return nest(taken)
+                taken["weight"] = weight
+            return _as_batch(taken)
+
+    def _eligible(self, sample_range: slice | None) -> Eligible:
+        first, count = self._rows.first, len(self)
+        index = self._holes.present(first, self._rows.total) if len(self._holes) else None
+        accept = None if self._unroll_len is None or self._unroll_pad else self._begins_sequence
+        if sample_range is None:
+            return Eligible(first, count, self.size, index=index, accept=accept)
+        start, stop, step = sample_range.indices(count)
+        if step != 1:
+            raise ValueError(f"sample_range has no step, got {sample_range}")
+        part = max(0, stop - start)
+        if index is None:
+            first += start
+        else:
+            index = index[start:stop]
+        return Eligible(first, part, self.size, part == count, index, accept)
+
+    def _gather(self, index: Ints) -> dict[str, Array]:
+        extra: dict[str, Array] = {}
+        if self._unroll_len is not None:
+            sequences = unroll(index, self._step, length=self._unroll_len)
+            index, extra["mask"] = sequences
+        if self._n_step == 1:
+            return self._rows.take(index) | extra
+        window = n_step_returns(
+            index,
+            self._step,
+            lambda rows: self._rows.take(rows, ("reward",))["reward"],
+            n_step=self._n_step,
+            discount=self._discount,
+        )
+        extra["reward"], extra["discount"] = window.ret, window.discount
+        ends = {p for p in self._rows.paths if p.partition(".")[0] in _OF_THE_LAST_ROW}
+        own = set(self._rows.paths) - ends - {"reward"}
+        return self._rows.take(index, own) | self._rows.take(window.last, ends) | extra
+
+    def _step(self, index: Ints) -> Ints:
+        following = self._rows.successor(index)
+        if len(self._holes):
+            following[self._holes.at(following)] = -1
+        return following
+
+    def _begins_sequence(self, index: Ints) -> npt.NDArray[np.bool_]:
+        return reaches(index, self._step, length=self._unroll_len or 1)
+
+    def _update(self, index: Any, batch: Batch) -> int:
+        with self._lock:
+            rows = _as_ints(index)
+            held = self._is_held(rows)
+            if not held.all():
+                kept = torch.from_numpy(np.flatnonzero(held))
+                rows, batch = rows[held], index_rows(batch, kept)
+            self._rows.update(rows, batch)
+            return len(rows)
+
+    def _delete(self, index: Any) -> int:
+        with self._lock:
+            rows = np.unique(_as_ints(index))
+            rows = rows[self._is_held(rows)]
+            if len(rows):
+                self._sampler.deleted(rows)
+                self._holes.dig(rows)
+                self._leave_holes_at_the_old_end()
+            return len(rows)
+
+    def _leave_holes_at_the_old_end(self) -> None:
+        present = self._holes.present(self._rows.first, self._rows.total)
+        oldest = int(present[0]) if len(present) else self._rows.total
+        if oldest > self._rows.first:
+            self._holes.leave(self._rows.first, oldest)
+            self._rows.first = oldest
 
     def _clear(self) -> None:
         with self._lock:
-            self._count = 0
+            self._holes.clear()
             self._sampler.cleared()
+            self._rows.clear()
+
+    def _is_held(self, index: Ints) -> npt.NDArray[np.bool_]:
+        if len(index) and not (index.min() >= 0 and index.max() < self._rows.total):
+            raise IndexError(
+                f"indices lie in 0 … {self._rows.total - 1} (the rows pushed so far), got "
+                f"{index.min()} … {index.max()}"
+            )
+        held = index >= self._rows.first
+        if len(self._holes):
+            held &= ~self._holes.at(index)
+        return held
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("this TensorBuffer is closed; build another one")
 
 
-def _in_ram(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    return np.zeros(shape, dtype)
+def _as_batch(arrays: Mapping[str, Array]) -> Batch:
+    return nest({path: torch.from_numpy(array) for path, array in arrays.items()})
 
 
-def _lead(batch: Batch) -> tuple[int, ...]:
-    try:
-        done = batch["done"]
-    except KeyError:
-        key = next(iter(batch.keys()), None)
-        if key is None:
-            raise StructureError("a batch has at least one leaf, this one is empty") from None
-        leaf = batch[key]
-        while not hasattr(leaf, "ndim"):
-            leaf = leaf[next(iter(leaf.keys()))]
-        return tuple(leaf.shape[:1])
-    if done.ndim not in (1, 2):
-        raise StructureError(f"`done` has shape {tuple(done.shape)}, it should be [N] or [T, E]")
-    return tuple(done.shape)
+def _as_ints(index: Any) -> Ints:
+    array = index.cpu().numpy() if isinstance(index, torch.Tensor) else np.asarray(index)
+    return np.atleast_1d(array).astype(np.int64, copy=False)
+
+
+def _as_floats(values: Any) -> npt.NDArray[np.float64]:
+    array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
+    return np.atleast_1d(np.asarray(array, np.float64))
+
+
+def _not_enough(n: int, count: int, held: int) -> Exception:
+    if n < 1:
+        return ValueError(f"a sample has at least one row, got n={n}")
+    where = f"the buffer holds {held}"
+    if count != held:
+        where += f", of which {count} are in sample_range"
+    return NotEnoughData(
+        f"asked for {n} rows, but {where}; push {n - count} more before sampling, or sample fewer"
+    )

@@ -28,6 +28,7 @@ __all__ = [
     "from_numpy",
     "to_numpy",
     "leaves",
+    "nest",
     "map_leaves",
     "map_nested",
     "lead_shape",
@@ -91,6 +92,18 @@ def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(tree[key], f"{prefix}.{key}" if prefix else key)
     else:
         yield prefix, tree
+
+
+def nest(flat: Mapping[str, Any]) -> Batch:
+    """Build a batch from its leaves (tensors or arrays) by dotted path; undoes :func:`leaves`."""
+    root: dict[str, Any] = {}
+    for path, value in flat.items():
+        node = root
+        *parents, name = path.split(".")
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = value
+    return as_tree(root)
 
 
 def map_leaves(function: Callable[..., Any], tree: Batch, *others: Batch) -> Batch:

@@ -1,0 +1,109 @@
+"""Walks along episodes: n-step returns and sequences, for many rows at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dmiddleware.data.samplers import Ints
+
+__all__ = ["NStep", "Sequences", "Step", "n_step_returns", "unroll", "reaches"]
+
+Step: TypeAlias = Callable[[Ints], Ints]
+"""Gives for each row (by index, any shape) the row that follows, -1 where there is none."""
+
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+
+class NStep(NamedTuple):
+    """The end of an n-step window for each row.
+
+    Attributes:
+        last: index of the last row of the window, int64.
+        ret: discounted sum of the window's rewards, of their dtype (float32 if they are integers).
+        discount: γ^k, where k is the number of rows in the window, float32.
+    """
+
+    last: Ints
+    ret: npt.NDArray[Any]
+    discount: npt.NDArray[np.float32]
+
+
+class Sequences(NamedTuple):
+    """Stretches of episodes.
+
+    Attributes:
+        rows: int64 ``[n, L]``; where the episode has ended, its last row is repeated.
+        mask: bool ``[n, L]``, True for real rows.
+    """
+
+    rows: Ints
+    mask: Bools
+
+
+def n_step_returns(
+    index: Ints,
+    step: Step,
+    reward_of: Callable[[Ints], npt.NDArray[Any]],
+    *,
+    n_step: int,
+    discount: float,
+) -> NStep:
+    """Sum rewards over ``n_step`` rows, or fewer where the known part of the episode ends.
+
+    With k rows in the window, ``ret = r_0 + γ r_1 + … + γ^(k-1) r_(k-1)``, and the target is
+    ``ret + γ^k V(next_obs of the last row)`` unless that row is terminal.
+
+    Source: Sutton & Barto, "Reinforcement Learning", 2nd edition, equation 7.1.
+
+    Args:
+        index: the first rows, int64 of any shape.
+        step: the successor of a row.
+        reward_of: the rewards of rows, ``[*index.shape, …]``.
+        n_step: the longest window.
+        discount: γ.
+    """
+    last = index
+    reward = reward_of(index)
+    ret = reward.astype(np.float64)
+    length = np.ones(index.shape, np.int64)
+    goes_on = np.ones(index.shape, np.bool_)
+    for distance in range(1, n_step):
+        following = step(last)
+        goes_on &= following >= 0
+        if not goes_on.any():
+            break
+        last = np.where(goes_on, following, last)
+        length += goes_on
+        counted = goes_on.reshape(goes_on.shape + (1,) * (reward.ndim - index.ndim))
+        ret += np.where(counted, discount**distance * reward_of(last).astype(np.float64), 0.0)
+    dtype = reward.dtype if np.issubdtype(reward.dtype, np.floating) else np.dtype(np.float32)
+    return NStep(last, ret.astype(dtype), np.power(discount, length).astype(np.float32))
+
+
+def unroll(start: Ints, step: Step, *, length: int) -> Sequences:
+    """Follow episodes from ``start`` (int64 ``[n]``) for ``length`` rows."""
+    index = np.empty((len(start), length), np.int64)
+    mask = np.zeros((len(start), length), np.bool_)
+    index[:, 0] = start
+    mask[:, 0] = True
+    for position in range(1, length):
+        before = index[:, position - 1]
+        following = step(before)
+        mask[:, position] = mask[:, position - 1] & (following >= 0)
+        index[:, position] = np.where(mask[:, position], following, before)
+    return Sequences(index, mask)
+
+
+def reaches(start: Ints, step: Step, *, length: int) -> Bools:
+    """Tell for rows (int64, any shape) whether ``length`` rows, themselves counted, follow on."""
+    row = start
+    goes_on = np.ones(start.shape, np.bool_)
+    for _ in range(1, length):
+        following = step(row)
+        goes_on &= following >= 0
+        row = np.where(goes_on, following, row)
+    return goes_on

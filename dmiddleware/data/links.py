@@ -1,0 +1,154 @@
+"""Links: which row follows which in its episode, for rows that share one ring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dmiddleware.data.samplers import Ints
+
+__all__ = ["EpisodeLinks", "Pushed"]
+
+Bools = npt.NDArray[np.bool_]
+
+NONE = -1
+
+
+class Pushed(NamedTuple):
+    """What a push changed: links from rows before it, and inside of it.
+
+    Attributes:
+        tail: index of rows from earlier pushes that now have a successor, int64 ``[k]``.
+        head: the successor of each, a row of this push, int64 ``[k]``.
+    """
+
+    tail: Ints
+    head: Ints
+
+
+class EpisodeLinks:
+    """The successor of every row: the next step of the same episode.
+
+    Rows are known by their index, which only grows; row ``i`` lies in slot ``i % size``. Within a
+    push of ``[T, E]`` rows, ``(t + 1, e)`` follows ``(t, e)`` if both have the same episode id and
+    ``(t, e)`` does not end its episode. A row whose successor has not come yet is an open tail: the
+    first row of its episode in a later push follows it. A successor is always younger than its row,
+    so the ring overwrites it later: a link from a row that is held leads to a row that is held.
+
+    Args:
+        size: capacity of the ring.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._successor = np.full(size, NONE)
+        self._tail_id = np.empty(0, np.int64)
+        self._tail = np.empty(0, np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the links, in bytes."""
+        return self._successor.nbytes
+
+    def of(self, index: Ints) -> Ints:
+        """Return the successors of rows that are held, -1 where there is none (yet)."""
+        return self._successor.take(index % self._size)
+
+    def push(self, first: int, episode_id: Ints, done: Bools, *, oldest: int) -> Pushed:
+        """Link new rows.
+
+        Args:
+            first: index of the first of them.
+            episode_id: int64 ``[T, E]``; row ``(t, e)`` has the index ``first + t * E + e``.
+            done: bool ``[T, E]``.
+            oldest: index of the oldest row that the ring will hold after this push.
+
+        Returns:
+            The links that lead into this push from before it.
+        """
+        n_steps, width = episode_id.shape
+        index = np.arange(first, first + n_steps * width).reshape(n_steps, width)
+        goes_on = (episode_id[1:] == episode_id[:-1]) & ~done[:-1]
+        successor = np.full((n_steps, width), NONE)
+        np.copyto(successor[:-1], index[1:], where=goes_on)
+        if self._is_simple(episode_id, goes_on):
+            entered = Pushed(self._tail, index[0])
+            open_rows = ~done[-1]
+            self._tail_id, self._tail = episode_id[-1][open_rows], index[-1][open_rows]
+        else:
+            entered = self._match(first, episode_id, done, index, goes_on, successor)
+        kept = index.reshape(-1)
+        self._write(kept[kept >= oldest], successor.reshape(-1)[kept >= oldest])
+        if oldest > 0:
+            entered = self._drop(entered, oldest)
+        self._write(*entered)
+        return entered
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._tail_id = self._tail_id[:0]
+        self._tail = self._tail[:0]
+
+    def state_dict(self, index: Ints) -> dict[str, Any]:
+        """Return the links of the rows of ``index``, and the open tails."""
+        return {"successor": self.of(index), "tail_id": self._tail_id, "tail": self._tail}
+
+    def load_state_dict(self, state: Mapping[str, Any], index: Ints) -> None:
+        """Restore what :meth:`state_dict` returned for the rows of ``index``."""
+        self._write(index, np.asarray(state["successor"]))
+        self._tail_id, self._tail = np.asarray(state["tail_id"]), np.asarray(state["tail"])
+
+    def _is_simple(self, episode_id: Ints, goes_on: Bools) -> bool:
+        """Tell whether every env continues the episode that it was in, all through the push."""
+        return np.array_equal(self._tail_id, episode_id[0]) and bool(goes_on.all())
+
+    def _match(
+        self,
+        first: int,
+        episode_id: Ints,
+        done: Bools,
+        index: Ints,
+        goes_on: Bools,
+        successor: Ints,
+    ) -> Pushed:
+        """Join stretches of one episode, in order of time; fills in ``successor``."""
+        is_head = np.ones(done.shape, np.bool_)
+        is_head[1:] = ~goes_on
+        is_tail = ~done
+        is_tail[:-1] &= ~goes_on
+        heads, tails = index[is_head], np.concatenate([self._tail, index[is_tail]])
+        tail_id = np.concatenate([self._tail_id, episode_id[is_tail]])
+        ids = np.concatenate([tail_id, episode_id[is_head]])
+        rows = np.concatenate([tails, heads])
+        kind = np.arange(len(rows)) >= len(tails)  # a stretch of one row: its head comes first
+        order = np.lexsort((~kind, rows, ids))
+        before, after = order[:-1], order[1:]
+        joined = (ids[before] == ids[after]) & ~kind[before] & kind[after]
+        tail, head = rows[before[joined]], rows[after[joined]]
+        inner = tail >= first
+        successor.reshape(-1)[tail[inner] - first] = head[inner]
+        still_open = np.ones(len(tails), np.bool_)
+        still_open[before[joined]] = False
+        self._tail_id, self._tail = tail_id[still_open], tails[still_open]
+        self._recent_first(first)
+        return Pushed(tail[~inner], head[~inner])
+
+    def _recent_first(self, first: int) -> None:
+        """Put the tails of the last push first, in their order: the next push may match them."""
+        old = self._tail < first
+        order = np.argsort(old, kind="stable")
+        self._tail_id, self._tail = self._tail_id[order], self._tail[order]
+
+    def _drop(self, entered: Pushed, oldest: int) -> Pushed:
+        """Forget rows that the ring has overwritten."""
+        held = self._tail >= oldest
+        if not held.all():
+            self._tail_id, self._tail = self._tail_id[held], self._tail[held]
+        alive = entered.tail >= oldest
+        return entered if alive.all() else Pushed(entered.tail[alive], entered.head[alive])
+
+    def _write(self, index: Ints, successor: Ints) -> None:
+        self._successor[index % self._size] = successor
