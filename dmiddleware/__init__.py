@@ -6,14 +6,27 @@ stock middleware that joins both is in the package ``middleware``. Importing thi
 import torch.
 """
 
-from dmiddleware.errors import DMiddlewareError
+from dmiddleware.errors import (
+    ChainError,
+    ContextError,
+    DMiddlewareError,
+    EventError,
+    EventQueueFull,
+    MiddlewareError,
+    PipelineError,
+    TaskStateError,
+    WaitTimeout,
+)
 from dmiddleware.pipeline import (
     Context,
+    Event,
     Middleware,
     OfflineRLContext,
     OnlineRLContext,
     Role,
+    StepTimer,
     Task,
+    TraceFile,
     kept,
     middleware,
     produced,
@@ -31,5 +44,16 @@ __all__ = [
     "Middleware",
     "Role",
     "middleware",
+    "Event",
+    "StepTimer",
+    "TraceFile",
     "DMiddlewareError",
+    "PipelineError",
+    "ChainError",
+    "MiddlewareError",
+    "ContextError",
+    "TaskStateError",
+    "EventError",
+    "WaitTimeout",
+    "EventQueueFull",
 ]

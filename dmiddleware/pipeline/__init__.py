@@ -1,25 +1,64 @@
 """The pipeline floor: contexts, middleware, tasks and events. It knows nothing of learning."""
 
+from dmiddleware.pipeline.clock import Clock, SystemClock
+from dmiddleware.pipeline.compose import Group, Lock
 from dmiddleware.pipeline.context import (
     Context,
+    FieldKind,
     OfflineRLContext,
     OnlineRLContext,
     kept,
     produced,
     renewed,
 )
-from dmiddleware.pipeline.declare import Middleware, Role, middleware
+from dmiddleware.pipeline.declare import (
+    Middleware,
+    Role,
+    Wrapper,
+    middleware,
+    middleware_location,
+    middleware_name,
+)
+from dmiddleware.pipeline.describe import ChainRow, ChainTable
+from dmiddleware.pipeline.events import EventBus, EventRouter
+from dmiddleware.pipeline.layers import Layer, Wrapped
+from dmiddleware.pipeline.mailbox import Delivery, Emission, Event, EventCounters
+from dmiddleware.pipeline.onion import around
 from dmiddleware.pipeline.task import Task
+from dmiddleware.pipeline.timing import StepTimer, Timing, TraceFile, merge_traces
 
 __all__ = [
+    "Task",
     "Context",
     "OnlineRLContext",
     "OfflineRLContext",
+    "FieldKind",
     "kept",
     "renewed",
     "produced",
     "Middleware",
+    "Wrapper",
     "Role",
     "middleware",
-    "Task",
+    "middleware_name",
+    "middleware_location",
+    "around",
+    "Group",
+    "Wrapped",
+    "Layer",
+    "Lock",
+    "ChainTable",
+    "ChainRow",
+    "Event",
+    "Delivery",
+    "Emission",
+    "EventBus",
+    "EventCounters",
+    "EventRouter",
+    "Clock",
+    "SystemClock",
+    "StepTimer",
+    "Timing",
+    "TraceFile",
+    "merge_traces",
 ]

@@ -68,7 +68,11 @@ def middleware(
         >>> learn.reads
         ('train_data',)
     """
-    declared = {"roles": _names(roles), "reads": _names(reads), "writes": _names(writes)}
+    declared = {
+        "roles": string_tuple(roles),
+        "reads": string_tuple(reads),
+        "writes": string_tuple(writes),
+    }
 
     def decorate(subject: F) -> F:
         if not factory:
@@ -125,7 +129,7 @@ def is_generator_middleware(subject: object) -> bool:
     )
 
 
-def _names(names: Iterable[str]) -> tuple[str, ...]:
+def string_tuple(names: Iterable[str]) -> tuple[str, ...]:
     # One string is an iterable of letters, which is never what was meant.
     return (names,) if isinstance(names, str) else tuple(names)
 

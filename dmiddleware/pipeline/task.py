@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from dmiddleware.errors import TaskStateError
+from dmiddleware.pipeline.clock import Clock, SystemClock
+from dmiddleware.pipeline.compose import (
+    Compiler,
+    Entry,
+    Group,
+    Lock,
+    Node,
+    leaves,
+    make_entry,
+    make_plan,
+)
 from dmiddleware.pipeline.context import Context
-from dmiddleware.pipeline.declare import Middleware, check_middleware
+from dmiddleware.pipeline.declare import Middleware, Wrapper, middleware_name, string_tuple
+from dmiddleware.pipeline.describe import ChainTable, describe_chain
+from dmiddleware.pipeline.emitter import Emitter
+from dmiddleware.pipeline.events import EventBus, EventRouter
+from dmiddleware.pipeline.layers import Layer, Wrapped
+from dmiddleware.pipeline.lifecycle import Lifecycle
+from dmiddleware.pipeline.onion import Chain, merge_errors
+from dmiddleware.pipeline.preflight import check_chain
 from dmiddleware.seeding import derive_seed
 
 __all__ = ["Task"]
@@ -15,95 +36,474 @@ __all__ = ["Task"]
 C = TypeVar("C", bound=Context)
 
 
-class Task(Generic[C]):
-    """Runs a chain of middleware on a context, step after step (first version)."""
+class Task(Emitter, Generic[C]):
+    """Runs a chain of middleware on a context, step after step.
 
-    def __init__(self, ctx: C, *, roles: Iterable[str] = (), seed: int = 0) -> None:
+    Use it in a ``with``: at the end, the middleware are closed in reverse order, also after an
+    error. A task without roles runs all of the chain; one with roles leaves out the middleware that
+    are for other roles only.
+
+    Args:
+        ctx: the context of the first step.
+        router: carries events between processes; None for a task on its own.
+        roles: the parts that this process plays in the run.
+        seed: the seed of the run, from which :meth:`seed_for` derives all others.
+        labels: names to find this process by, besides those that the router gives.
+        name: names the task in messages.
+        clock: times deadlines.
+        lock_timeout_s: the most seconds that a middleware waits for its lock.
+
+    Example:
+        >>> def count(ctx: Context) -> None:
+        ...     ctx.log("steps", ctx.total_step)
+        >>> with Task(Context()) as task:
+        ...     task.use(count).run(max_step=3)
+        >>> task.ctx.total_step
+        2
+    """
+
+    def __init__(
+        self,
+        ctx: C,
+        router: EventRouter | None = None,
+        *,
+        roles: Iterable[str] = (),
+        seed: int = 0,
+        labels: Iterable[str] = (),
+        name: str = "task",
+        clock: Clock | None = None,
+        lock_timeout_s: float = 600.0,
+    ) -> None:
         self.ctx = ctx
+        self.router = router
         self.seed = seed
-        self._roles = frozenset(roles)
-        self._middleware: list[Middleware[C]] = []
+        self.name = name
+        self.clock: Clock = clock if clock is not None else SystemClock()
+        self.events = EventBus(name=f"{name} events", clock=self.clock, router=router)
+        self._roles = frozenset(string_tuple(roles))
+        place = ("standalone",) if router is None else ("distributed", *router.labels)
+        self._labels = frozenset((*place, *string_tuple(labels)))
+        self._lock = threading.RLock()
+        self._lock_timeout_s = lock_timeout_s
+        self._entries: list[Entry] = []
+        self._by_hand: list[Entry] = []
+        self._wrappers: list[Wrapper[C]] = []
+        self._lifecycle = Lifecycle()
+        self._compilers: list[Compiler] = []
+        self._chain: Chain | None = None
+        self._layers: list[Layer] = []
+        self._at_step_end: list[Callable[[], object]] = []
         self._stop_reason: str | None = None
-        self._set_up = False
+        self._is_running = False
+        self._step_done = False
         self._closed = False
-        self._used = False
         ctx.task = self
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        errors = self._close_all()
+        if error is None and errors:
+            raise merge_errors(errors[0], errors[1:], what="closing the task")
+        if error is not None:
+            leaving = merge_errors(error, errors, what="the task")
+            if leaving is not error:
+                raise leaving from leaving.__cause__
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """The parts that this process plays; none means all."""
+        return self._roles
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """Names to find this process by."""
+        return self._labels
+
+    @property
+    def running(self) -> bool:
+        """Whether :meth:`run` is at work."""
+        return self._is_running
 
     @property
     def finish(self) -> bool:
-        """Whether the task was told to stop."""
+        """Whether the task was told to stop; setting it to True stops it."""
         return self._stop_reason is not None
+
+    @finish.setter
+    def finish(self, value: bool) -> None:
+        if not value:
+            raise TaskStateError("a task that was stopped stays so; build a new one")
+        self.stop("task.finish was set")
 
     @property
     def stop_reason(self) -> str | None:
         """Why the task was told to stop, or None."""
         return self._stop_reason
 
-    @property
-    def roles(self) -> frozenset[str]:
-        """The task's roles."""
-        return self._roles
+    def add_role(self, role: str) -> None:
+        """Let this process play a further role, from the next :meth:`run` on.
+
+        Raises:
+            TaskStateError: while the task runs, or when it is closed.
+        """
+        self._change("add_role")
+        self._roles |= {role}
 
     def has_role(self, role: str) -> bool:
-        """Tell whether the task plays the role."""
+        """Tell whether this process plays the role; without any roles, it plays them all."""
         return not self._roles or role in self._roles
 
-    def use(self, mw: Middleware[C], *, roles: Iterable[str] | None = None) -> Self:
-        """Add a middleware to the end of the chain."""
-        check_middleware(mw)
-        self._middleware.append(mw)
-        return self
-
-    def stop(self, reason: str) -> None:
-        """End the run when the current step is done."""
-        self._stop_reason = self._stop_reason or reason
+    def match_labels(self, patterns: str | Iterable[str]) -> bool:
+        """Tell whether any label matches any of the glob patterns (``"node.*"``)."""
+        wanted = string_tuple(patterns)
+        return any(fnmatchcase(label, pattern) for label in self._labels for pattern in wanted)
 
     def seed_for(self, *scope: str | int) -> int:
-        """Derive the seed of one random generator."""
+        """Derive the seed of one random generator from the run's seed.
+
+        Args:
+            scope: the generator's place in the run, from the outside in:
+                ``("collector", 0, 3)`` for role, node and env.
+
+        Returns:
+            An integer in ``[0, 2**31)``.
+        """
         return derive_seed(self.seed, *scope)
 
-    def run(self, *, max_step: int | None = None) -> None:
-        """Run the chain until the task is stopped."""
-        if self._closed:
-            raise TaskStateError("the task is closed")
-        if not self._set_up:
-            self._set_up = True
-            for mw in self._middleware:
-                if hasattr(mw, "setup"):
-                    mw.setup(self)
-        step = 0
-        while not self.finish and (max_step is None or step < max_step):
-            if self._used:
-                self.ctx = self.ctx.renew()
-            self._used = True
-            self._step()
-            step += 1
+    def use(
+        self,
+        mw: Middleware[C] | Wrapped[C],
+        *,
+        roles: Iterable[str] | None = None,
+        lock: bool | Lock | None = None,
+    ) -> Self:
+        """Add a middleware to the end of the chain.
+
+        Args:
+            mw: the middleware.
+            roles: the roles in which it is active, in place of those that it declares.
+            lock: a lock to hold while its code runs, in either direction, or True for the task's
+                own. Middleware that share a lock exclude each other.
+
+        Raises:
+            MiddlewareError: if it cannot be a middleware.
+            TaskStateError: while the task runs, or when it is closed.
+        """
+        self._change("use")
+        self._entries.append(self._entry(mw, roles=roles, lock=lock))
+        return self
+
+    def use_wrapper(self, wrapper: Wrapper[C]) -> Self:
+        """Apply a wrapper to every middleware of the chain, those in groups included.
+
+        Args:
+            wrapper: takes a middleware and returns one that does something around it; several are
+                applied in order, the first innermost. It may have ``setup`` and ``close``, too.
+
+        Raises:
+            TaskStateError: while the task runs, or when it is closed.
+        """
+        self._change("use_wrapper")
+        self._wrappers.append(wrapper)
+        return self
+
+    def serial(self, *mws: Middleware[C] | Wrapped[C]) -> Group:
+        """Return one middleware that runs several in order, and back in reverse."""
+        return self._group(mws, parallel=False)
+
+    def parallel(self, *mws: Middleware[C] | Wrapped[C]) -> Group:
+        """Return one middleware that runs several side by side, each on a thread of its own.
+
+        They share the context. The step goes on when all are done; errors come together as an
+        ``ExceptionGroup``. On the way back they run side by side again, each on its own thread, and
+        are all done before the middleware before them is resumed. A :meth:`serial` makes several
+        middleware one branch.
+        """
+        return self._group(mws, parallel=True)
+
+    def wrap(self, mw: Middleware[C], *, lock: bool | Lock | None = None) -> Wrapped[C]:
+        """Return a middleware in a form that another middleware can call.
+
+        ``layer = wrapped(ctx)`` runs the way forward, ``layer.back()`` the way back; ``with
+        wrapped(ctx): ...`` does both. A layer that is not taken back is taken back at the end of
+        the step.
+
+        Raises:
+            MiddlewareError: if it cannot be a middleware.
+        """
+        self._refuse_closed("wrap")
+        entry = self._entry(mw, lock=lock)
+        chain: Chain | None = None
+
+        def begin(ctx: Any) -> Layer:
+            nonlocal chain
+            if chain is None:
+                chain = self._compile((entry,))
+            layer = Layer(chain, ctx)
+            if layer.is_open:
+                self._layers.append(layer)
+            return layer
+
+        self._use_by_hand(entry)
+        return Wrapped(entry, begin)
+
+    def forward(self, mw: Middleware[C], ctx: C | None = None) -> Layer:
+        """Run the way forward of one middleware by hand.
+
+        Args:
+            mw: the middleware.
+            ctx: the context, the task's by default.
+
+        Returns:
+            The layer; :meth:`backward` takes back all that are open.
+        """
+        return self.wrap(mw)(ctx if ctx is not None else self.ctx)
+
+    def backward(self) -> None:
+        """Take back all layers that were begun by hand, the last first.
+
+        Raises:
+            BaseException: what one of them raises, after it was thrown into the others.
+        """
+        try:
+            while self._layers:
+                self._layers.pop().back()
+        except BaseException as error:
+            leaving = self._unwind_layers(error)
+            if leaving is not error:
+                raise leaving from leaving.__cause__
+            raise
+
+    def renew(self) -> Self:
+        """Put the context of the next step in place of this one's; :meth:`run` does it itself."""
+        self.ctx = self.ctx.renew()
+        self._step_done = False
+        return self
+
+    def sync(self, *, timeout_s: float = 60.0) -> None:
+        """Wait until all events that were emitted so far have been handled.
+
+        Raises:
+            WaitTimeout: when they are not in time.
+            Exception: what handlers have raised.
+        """
+        self.events.drain(timeout_s=timeout_s)
+        self._raise_event_errors()
+
+    def check(self) -> None:
+        """Check the chain, as :meth:`run` does before the first step.
+
+        Raises:
+            ChainError: with all problems at once, each with its remedy.
+        """
+        check_chain(self._plan(), self.ctx, self._roles)
+
+    def describe(self) -> ChainTable:
+        """Return the chain as a table: a rich one when printed by rich, plain text by ``str()``."""
+        roles = ", ".join(sorted(map(str, self._roles))) or "all roles"
+        return describe_chain(f"{self.name}: {roles}", self._plan())
+
+    def run(self, max_step: int | None = None) -> None:
+        """Run the chain until someone calls :meth:`stop`.
+
+        The chain is checked and compiled, and the middleware are set up, when they were not before.
+        Further runs go on where the last one ended. At the end, the events that were emitted are
+        all handled.
+
+        Args:
+            max_step: the most steps to run now; None means no limit.
+
+        Raises:
+            ChainError: before the first step, if the chain cannot run.
+            TaskStateError: if the task runs already, or is closed.
+            BaseException: what a middleware or an event handler raises; notes name the middleware,
+                or the event, and the step.
+        """
+        if max_step is not None and max_step < 0:
+            raise ValueError(f"max_step must not be negative, got {max_step}")
+        self._change("run", keep_chain=True)
+        self._is_running = True
+        try:
+            chain = self._prepare()
+            left = max_step
+            while self._stop_reason is None and left != 0:
+                if self._step_done:
+                    self.renew()
+                self._run_step(chain)
+                if left is not None:
+                    left -= 1
+            self.sync()
+        finally:
+            self._is_running = False
+
+    def stop(self, reason: str) -> None:
+        """End the run when the current step is done, its way back included.
+
+        Args:
+            reason: why, for the log and for :attr:`stop_reason`; the first reason stays.
+        """
+        if self._stop_reason is None:
+            self._stop_reason = reason
+
+    def at_step_end(self, function: Callable[[], object]) -> None:
+        """Call a function once, between the end of the current step and the next one."""
+        self._at_step_end.append(function)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the context and of every middleware that has one.
+
+        Between steps it is complete; within a step, have it taken by :meth:`at_step_end`. Values
+        are not copied.
+        """
+        return {
+            "context": self.ctx.state_dict(),
+            "step_done": self._step_done,
+            "middleware": self._lifecycle.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned, after setting up the middleware.
+
+        Raises:
+            CheckpointMismatch: if the chain is another one than the one that was saved.
+        """
+        self._change("load_state_dict", keep_chain=True)
+        self._prepare()
+        self._lifecycle.load_state_dict(state["middleware"])
+        self.ctx.load_state_dict(state["context"])
+        self._step_done = state["step_done"]
 
     def close(self) -> None:
-        """Close the middleware in reverse order."""
-        if self._closed:
-            return
-        self._closed = True
-        for mw in reversed(self._middleware):
-            if hasattr(mw, "close"):
-                mw.close()
+        """Close the middleware in reverse order, then the event bus; twice is fine.
 
-    def _step(self) -> None:
-        suspended: list[Generator[None, None, Any]] = []
+        Raises:
+            BaseException: what they raise; all of them are closed then.
+        """
+        errors = self._close_all()
+        if errors:
+            raise merge_errors(errors[0], errors[1:], what="closing the task")
+
+    def _entry(
+        self, mw: Any, *, roles: Iterable[str] | None = None, lock: bool | Lock | None = None
+    ) -> Entry:
+        return make_entry(mw, roles=roles, lock=self._lock if lock is True else lock or None)
+
+    def _group(self, mws: Iterable[Any], *, parallel: bool) -> Group:
+        self._refuse_closed("parallel" if parallel else "serial")
+        entries = [self._entry(mw) for mw in mws]
+        return Group(entries, parallel=parallel, compile_group=self._compile_group)
+
+    def _compile_group(self, group: Group) -> Callable[[Any], object]:
+        entry = Entry(group)
+        self._use_by_hand(entry)
+        return self._compile((entry,)).middleware
+
+    def _use_by_hand(self, entry: Entry) -> None:
+        self._by_hand.append(entry)
+        if self._chain is not None:
+            self._register()
+            self._set_up()
+
+    def _compile(self, entries: Sequence[Entry]) -> Chain:
+        compiler = Compiler(self._wrappers, lock_timeout_s=self._lock_timeout_s)
+        self._compilers.append(compiler)
+        return compiler.compile(make_plan(entries, self._roles))
+
+    def _plan(self) -> tuple[Node, ...]:
+        return make_plan(self._entries, self._roles)
+
+    def _prepare(self) -> Chain:
+        """Check, compile and set up what was not before."""
+        if self._chain is None:
+            self.check()
+            self._register()
+            self._chain = self._compile(self._entries)
+        self._set_up()
+        return self._chain
+
+    def _set_up(self) -> None:
+        plans = (*make_plan(self._by_hand, self._roles), *self._plan())
+        silent = {id(node.entry.middleware) for node in leaves(plans) if not node.active}
+        self._lifecycle.set_up(self, silent=silent)
+
+    def _register(self) -> None:
+        """Enter into the lifecycle what is used, in the order in which it is to be set up."""
+        for wrapper in self._wrappers:
+            self._lifecycle.add(middleware_name(wrapper), wrapper)
+        for node in leaves((*make_plan(self._by_hand, self._roles), *self._plan())):
+            self._lifecycle.add(node.name, node.entry.middleware)
+
+    def _run_step(self, chain: Chain) -> None:
         try:
-            for mw in self._middleware:
-                result = mw(self.ctx)
-                if isinstance(result, Generator):
-                    next(result, None)
-                    suspended.append(result)
-            while suspended:
-                next(suspended.pop(), None)
+            chain.run(self.ctx)
+            if self._layers:
+                self.backward()
+        except BaseException as error:
+            leaving = merge_errors(self._unwind_layers(error), self.events.take_errors())
+            leaving.add_note(f"in step {self.ctx.total_step} of the task {self.name!r}")
+            if leaving is not error:
+                raise leaving from leaving.__cause__
+            raise
         finally:
-            while suspended:
-                suspended.pop().close()
+            self._step_done = True
+        if self._at_step_end or self.events.has_errors:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        functions, self._at_step_end = self._at_step_end, []
+        for function in functions:
+            function()
+        self._raise_event_errors()
+
+    def _raise_event_errors(self) -> None:
+        errors = self.events.take_errors()
+        if errors:
+            raise merge_errors(errors[0], errors[1:], what="an event handler")
+
+    def _unwind_layers(self, error: BaseException) -> BaseException:
+        while self._layers:
+            error = self._layers.pop().unwind(error)
+        return error
+
+    def _close_all(self) -> list[BaseException]:
+        if self._closed:
+            return []
+        if self._is_running:
+            raise TaskStateError(
+                "a task cannot be closed while it runs; call task.stop(reason), and close it after"
+            )
+        self._register()
+        self._closed = True
+        closers = [layer.close for layer in reversed(self._layers)]
+        errors = _call_all(closers)
+        errors += self._lifecycle.close()
+        errors += _call_all([*(compiler.close for compiler in self._compilers), self.events.close])
+        return errors + self.events.take_errors()
+
+    def _change(self, what: str, *, keep_chain: bool = False) -> None:
+        self._refuse_closed(what)
+        if self._is_running:
+            raise TaskStateError(f"{what}() is not possible while the task runs")
+        if not keep_chain:
+            self._chain = None
+
+    def _refuse_closed(self, what: str) -> None:
+        if self._closed:
+            raise TaskStateError(f"{what}() is not possible: the task {self.name!r} is closed")
+
+
+def _call_all(functions: Iterable[Callable[[], object]]) -> list[BaseException]:
+    errors: list[BaseException] = []
+    for function in functions:
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 (raised when all were called)
+            errors.append(error)
+    return errors

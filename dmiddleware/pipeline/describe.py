@@ -1,0 +1,115 @@
+"""The description of a chain: a table of what stands where, for people to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dmiddleware.pipeline.compose import Node
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["ChainTable", "ChainRow", "describe_chain"]
+
+_HEADINGS = ("#", "middleware", "roles", "reads", "writes", "here", "defined in")
+
+
+@dataclass(frozen=True, slots=True)
+class ChainRow:
+    """One line of the description.
+
+    Attributes:
+        path: the middleware's number.
+        name: its name.
+        roles: the roles in which it is active; none means all.
+        reads: the fields that it declares to read.
+        writes: the fields that it declares to write.
+        active: whether it runs in this task's roles.
+        locked: whether it holds a lock while it runs.
+        location: where it is defined.
+    """
+
+    path: str
+    name: str
+    roles: tuple[str, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    active: bool
+    locked: bool
+    location: str
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the texts of the line's cells."""
+        indent = "  " * self.path.count(".")
+        return (
+            self.path,
+            f"{indent}{self.name}{' (locked)' if self.locked else ''}",
+            ", ".join(self.roles) or "all",
+            ", ".join(self.reads),
+            ", ".join(self.writes),
+            "active" if self.active else "silent",
+            self.location,
+        )
+
+
+@dataclass(frozen=True)
+class ChainTable:
+    """What stands where in a chain.
+
+    ``str()`` gives it as plain text; printed by rich, it is a table.
+
+    Attributes:
+        title: what the table is about.
+        rows: one for each middleware, in order; the members of a group follow it.
+    """
+
+    title: str
+    rows: Sequence[ChainRow]
+
+    def __str__(self) -> str:
+        lines = [_HEADINGS, *(row.cells() for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        table = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        ]
+        return "\n".join([self.title, *table])
+
+    def __rich__(self) -> Table:
+        # rich takes longer to import than all of the pipeline, and few runs print this table.
+        from rich.table import Table
+
+        table = Table(title=self.title)
+        for heading in _HEADINGS:
+            table.add_column(heading, overflow="fold", no_wrap=heading in ("#", "here"))
+        for row in self.rows:
+            cells = (cell.replace(", ", "\n") for cell in row.cells())
+            table.add_row(*cells, style=None if row.active else "dim")
+        return table
+
+
+def describe_chain(title: str, nodes: Iterable[Node]) -> ChainTable:
+    """Describe a chain.
+
+    Args:
+        title: what the table is about.
+        nodes: the plan.
+    """
+    return ChainTable(title, tuple(_rows(nodes)))
+
+
+def _rows(nodes: Iterable[Node]) -> Iterator[ChainRow]:
+    for node in nodes:
+        yield ChainRow(
+            node.path,
+            node.name,
+            node.entry.roles,
+            node.reads,
+            node.writes,
+            node.active,
+            node.entry.lock is not None,
+            node.location,
+        )
+        yield from _rows(node.children)

@@ -1,0 +1,298 @@
+"""The onion: one step through a chain, and back.
+
+Forward, every middleware runs in order; one that yields is suspended there. On the way back the
+suspended ones are resumed in reverse order. When a middleware raises, the error is thrown into
+every suspended one, in reverse order, so that ``finally`` blocks run, and then it leaves the chain:
+
+- A middleware may catch the error that is thrown into it, to clean up, but cannot swallow it: the
+  error goes on outwards all the same.
+- A middleware may translate it: an error that it raises ``from`` the one thrown in goes on in its
+  place.
+- Any other error raised meanwhile does not replace the first: both leave, as an ``ExceptionGroup``
+  with the first in front. An interrupt (``KeyboardInterrupt``, ``SystemExit``) is never wrapped.
+
+An error that leaves carries a note that names the middleware in which it arose.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import GeneratorType
+from typing import Any, TypeAlias
+
+from dmiddleware.errors import MiddlewareError
+from dmiddleware.pipeline.context import Context
+from dmiddleware.pipeline.declare import middleware_name
+
+__all__ = ["Step", "Suspended", "Frames", "Chain", "around", "merge_errors"]
+
+_logger = logging.getLogger(__name__)
+
+Suspended: TypeAlias = Generator[Any, Any, Any]
+
+_DONE: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One compiled middleware.
+
+    Attributes:
+        call: the middleware; it returns None or a generator.
+        label: how messages name it, such as ``middleware 3 (StepCollector)``.
+    """
+
+    call: Callable[[Any], object]
+    label: str
+
+
+Frames: TypeAlias = list[tuple[Step, Suspended]]
+
+
+class Chain:
+    """A compiled chain.
+
+    Args:
+        steps: in order of the way forward.
+    """
+
+    __slots__ = ("steps",)
+
+    def __init__(self, steps: Iterable[Step]) -> None:
+        self.steps = tuple(steps)
+
+    def run(self, ctx: Context) -> None:
+        """Go through the chain once, and back.
+
+        Raises:
+            MiddlewareError: when a middleware yields a second time, or returns a function.
+        """
+        frames: Frames = []
+        try:
+            forward(self.steps, ctx, frames)
+            backward(frames)
+        except BaseException as error:
+            leaving = unwind(frames, error)
+            if leaving is not error:
+                raise leaving from leaving.__cause__
+            raise
+
+    def middleware(self, ctx: Context) -> Generator[None, None, None]:
+        """Be one middleware of an outer chain: the way back is the outer chain's."""
+        frames: Frames = []
+        try:
+            forward(self.steps, ctx, frames)
+            if frames:
+                yield
+            backward(frames)
+        except BaseException as error:
+            leaving = unwind(frames, error)
+            if leaving is not error:
+                raise leaving from leaving.__cause__
+            raise
+
+
+def forward(steps: Sequence[Step], ctx: Context, frames: Frames) -> None:
+    """Run the way forward; suspended middleware are appended to ``frames``."""
+    push = frames.append
+    step = None
+    try:
+        for step in steps:
+            result = step.call(ctx)
+            if result is None:
+                continue
+            if type(result) is not GeneratorType and not _is_generator(result, step):
+                continue
+            if next(result, _DONE) is not _DONE:  # type: ignore[call-overload]
+                push((step, result))  # type: ignore[arg-type]
+    except StopIteration as stop:
+        # It must not pass for the end of a generator further out.
+        error = RuntimeError("a middleware raised StopIteration")
+        _note(error, step, "")
+        raise error from stop
+    except BaseException as error:
+        _note(error, step, "")
+        raise
+
+
+def backward(frames: Frames) -> None:
+    """Run the way back, the last suspended first; each is taken off ``frames`` before it runs."""
+    pop = frames.pop
+    step = None
+    try:
+        while frames:
+            step, generator = pop()
+            if next(generator, _DONE) is not _DONE:
+                raise _second_yield(step.label, generator)
+    except BaseException as error:
+        _note(error, step, " on the way back")
+        raise
+
+
+def unwind(frames: Frames, error: BaseException) -> BaseException:
+    """Throw the error into every suspended middleware, the last first.
+
+    Returns:
+        What is to leave the chain: the error itself, unless others arose meanwhile.
+    """
+    further: list[BaseException] = []
+    return merge_errors(throw_all(frames, error, further), further)
+
+
+def throw_all(frames: Frames, error: BaseException, further: list[BaseException]) -> BaseException:
+    """Throw the error into every suspended middleware, the last first.
+
+    Args:
+        frames: the suspended middleware; empty afterwards.
+        error: what to throw.
+        further: other errors that arise are appended.
+
+    Returns:
+        The error, or the one into which a middleware translated it.
+    """
+    traceback = error.__traceback__
+    while frames:
+        step, generator = frames.pop()
+        raised = _throw(step, generator, error)
+        if raised is None:
+            error.add_note(
+                f"{step.label} caught it; what is thrown into a middleware cannot be swallowed"
+            )
+        elif raised is not error:
+            _note(raised, step, " while an error passed through it")
+            if raised.__cause__ is error:
+                error, traceback = raised, raised.__traceback__
+            else:
+                further.append(raised)
+    error.__traceback__ = traceback  # without the detours through the suspended ones
+    return error
+
+
+def merge_errors(
+    first: BaseException, further: Sequence[BaseException], *, what: str = "a step"
+) -> BaseException:
+    """Make one error of several, losing none.
+
+    Args:
+        first: the one that was there first.
+        further: those that arose while it was dealt with.
+        what: what failed, for the group's message.
+
+    Returns:
+        ``first`` if it is alone; the first interrupt among them, with the others in notes and in
+        the log; otherwise an ``ExceptionGroup`` of all.
+    """
+    errors = [first, *further]
+    if not further:
+        return first
+    interrupt = next((e for e in errors if not isinstance(e, Exception)), None)
+    if interrupt is None:
+        return ExceptionGroup(
+            f"{what} failed with {type(first).__name__}, and {len(further)} more error(s) arose "
+            "on the way out",
+            [e for e in errors if isinstance(e, Exception)],
+        )
+    for other in errors:
+        if other is not interrupt:
+            interrupt.add_note(f"there was also: {other!r}")
+            _logger.error("an error beside %r", interrupt, exc_info=other)
+    return interrupt
+
+
+def around(
+    call: Callable[[Any], object],
+    guard: Callable[[Any, str], AbstractContextManager[object]],
+) -> Callable[[Any], Generator[None, None, None]]:
+    """Return a middleware that runs ``call``, each of its two halves within a guard.
+
+    This is what wrappers (timers, traces, locks) are made of.
+
+    Args:
+        call: the middleware to wrap.
+        guard: called with the context and ``"forward"`` or ``"back"``; returns the context manager
+            in which that half runs, which must not swallow errors. An error that passes through
+            the suspended middleware does so on its way back.
+    """
+    name = middleware_name(call)
+    step = Step(call, name)
+
+    def guarded(ctx: Any) -> Generator[None, None, None]:
+        with guard(ctx, "forward"):
+            generator = _start(step, ctx)
+        if generator is None:
+            return
+        try:
+            yield
+        except BaseException as error:
+            with guard(ctx, "back"):
+                raised = _throw(step, generator, error)
+                if raised is error:
+                    raise
+                if raised is not None:
+                    raise raised  # noqa: B904 (its context is the error already)
+            return
+        with guard(ctx, "back"):
+            if next(generator, _DONE) is not _DONE:
+                raise _second_yield(name, generator)
+
+    guarded.__name__ = name
+    guarded.__wrapped__ = call  # type: ignore[attr-defined]
+    return guarded
+
+
+def _start(step: Step, ctx: Any) -> Suspended | None:
+    result: Any = step.call(ctx)
+    if result is None or not _is_generator(result, step):
+        return None
+    return None if next(result, _DONE) is _DONE else result
+
+
+def _throw(step: Step, generator: Suspended, error: BaseException) -> BaseException | None:
+    """Return what came out: the error itself, another one, or None if the generator returned."""
+    try:
+        generator.throw(error)
+    except StopIteration:
+        return None
+    except BaseException as raised:  # noqa: BLE001 (the caller raises it)
+        return raised
+    return _second_yield(step.label, generator)
+
+
+def _is_generator(result: object, step: Step) -> bool:
+    if isinstance(result, Generator):
+        return True
+    if callable(result):
+        raise MiddlewareError(
+            f"{step.label} returned {result!r}, which is callable; if it is a function that builds "
+            "a middleware, call it when you use it: use(build(...))"
+        )
+    return False
+
+
+def _second_yield(label: str, generator: Suspended) -> MiddlewareError:
+    """Close the generator that yielded twice, and describe where it did."""
+    frame, code = getattr(generator, "gi_frame", None), getattr(generator, "gi_code", None)
+    place = (
+        f" in {code.co_qualname}, {code.co_filename} line {frame.f_lineno},"
+        if frame is not None and code is not None
+        else ""
+    )
+    error = MiddlewareError(
+        f"{label} yielded a second time{place} but a middleware yields at most once: what "
+        "stands before the yield runs on the way forward, what follows it on the way back"
+    )
+    try:
+        generator.close()
+    except BaseException as raised:  # noqa: BLE001 (it is told with the error that leaves)
+        error.add_note(f"closing it raised {raised!r}")
+    return error
+
+
+def _note(error: BaseException, step: Step | None, where: str) -> None:
+    note = f"in {step.label}{where}" if step is not None else "before the first middleware"
+    # A wrapped middleware is one step within another of the same label.
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)

@@ -1,0 +1,300 @@
+"""Timing: how long each middleware takes, and traces that Perfetto and chrome://tracing open."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedWriter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from dmiddleware.pipeline.clock import Clock, SystemClock
+from dmiddleware.pipeline.context import Context
+from dmiddleware.pipeline.declare import Middleware, middleware_name
+from dmiddleware.pipeline.onion import around
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["StepTimer", "Timing", "TraceFile", "merge_traces"]
+
+
+@dataclass(slots=True)
+class Timing:
+    """What one middleware has taken so far.
+
+    Attributes:
+        name: the middleware.
+        calls: how often it ran.
+        forward_s: seconds on the way forward, summed.
+        back_s: seconds on the way back, summed.
+    """
+
+    name: str
+    calls: int = 0
+    forward_s: float = 0.0
+    back_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Seconds in both directions."""
+        return self.forward_s + self.back_s
+
+    @property
+    def mean_s(self) -> float:
+        """Seconds of one call, in both directions."""
+        return self.total_s / self.calls if self.calls else 0.0
+
+
+class StepTimer:
+    """Measures how long each middleware takes; a wrapper for ``task.use_wrapper``.
+
+    Without it, nothing is measured and nothing is paid for. In a ``parallel``, the seconds of
+    branches that run side by side add up.
+
+    Args:
+        log: also write the seconds of each middleware to ``ctx.log`` as ``time_s/<name>``, where
+            loggers later in the chain see them.
+        clock: measures.
+
+    Example:
+        >>> timer = StepTimer()
+        >>> with Task(Context()) as task:  # doctest: +SKIP
+        ...     task.use_wrapper(timer).use(collect).use(learn).run(max_step=100)
+        >>> print(timer)  # doctest: +SKIP
+    """
+
+    def __init__(self, *, log: bool = False, clock: Clock | None = None) -> None:
+        self._log = log
+        self._clock = clock if clock is not None else SystemClock()
+        self._timings: dict[int, tuple[object, Timing]] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, mw: Middleware[Any]) -> Middleware[Any]:
+        """Return a middleware that does the same, measured."""
+        timing = self._timing_of(mw)
+
+        @contextmanager
+        def measure(ctx: Context, direction: str) -> Iterator[None]:
+            begin = self._clock.now()
+            try:
+                yield
+            finally:
+                seconds = self._clock.now() - begin
+                with self._lock:  # the same middleware may stand in two branches
+                    if direction == "forward":
+                        timing.calls += 1
+                        timing.forward_s += seconds
+                    else:
+                        timing.back_s += seconds
+                if self._log:
+                    name = f"time_s/{timing.name}"
+                    ctx.log(name, ctx.logged.get(name, 0.0) + seconds)
+
+        return around(mw, measure)
+
+    @property
+    def timings(self) -> tuple[Timing, ...]:
+        """The figures, in the order of the chain."""
+        return tuple(timing for _, timing in self._timings.values())
+
+    def reset(self) -> None:
+        """Begin anew, at the end of a warm-up, say."""
+        for timing in self.timings:
+            timing.calls, timing.forward_s, timing.back_s = 0, 0.0, 0.0
+
+    def __str__(self) -> str:
+        lines = [_HEADINGS, *self._cells()]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            "  ".join(
+                cell.rjust(width) if number else cell.ljust(width)
+                for number, (cell, width) in enumerate(zip(line, widths, strict=True))
+            )
+            for line in lines
+        )
+
+    def __rich__(self) -> Table:
+        # rich takes longer to import than all of the pipeline, and few runs print this table.
+        from rich.table import Table
+
+        table = Table(title="time in each middleware")
+        for number, heading in enumerate(_HEADINGS):
+            table.add_column(heading, justify="right" if number else "left")
+        for line in self._cells():
+            table.add_row(*line)
+        return table
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        whole = sum(timing.total_s for timing in self.timings) or 1.0
+        return [
+            (
+                timing.name,
+                str(timing.calls),
+                f"{timing.mean_s * 1e3:.3f}",
+                f"{timing.forward_s:.3f}",
+                f"{timing.back_s:.3f}",
+                f"{timing.total_s / whole:.1%}",
+            )
+            for timing in self.timings
+        ]
+
+    def _timing_of(self, mw: Middleware[Any]) -> Timing:
+        known = self._timings.get(id(mw))
+        if known is None:
+            name = middleware_name(mw)
+            same = sum(1 for timing in self.timings if timing.name.split("#")[0] == name)
+            # The middleware itself is kept, since its id is only its own while it lives.
+            known = (mw, Timing(name if not same else f"{name}#{same + 1}"))
+            self._timings[id(mw)] = known
+        return known[1]
+
+
+_HEADINGS = ("middleware", "calls", "mean ms", "forward s", "back s", "share")
+
+
+class TraceFile:
+    """Writes when each middleware ran, in the trace-event format; for ``task.use_wrapper``.
+
+    The file is whole JSON after each flush, also when the run ends in an error. Open it at
+    https://ui.perfetto.dev or chrome://tracing. Times are those of the machine's calendar clock, so
+    that the traces of several processes fit together (:func:`merge_traces`).
+
+    Format: "Trace Event Format", the Chromium project; JSON array form.
+
+    Args:
+        path: the file; its directory must exist.
+        process_name: names this process in the trace.
+        flush_every: spans to gather before they are written.
+        clock: measures.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        process_name: str = "task",
+        flush_every: int = 1000,
+        clock: Clock | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self._clock = clock if clock is not None else SystemClock()
+        self._start_s = self._clock.wall() - self._clock.now()
+        self._flush_every = flush_every
+        self._pid = os.getpid()
+        self._threads: set[int] = set()
+        self._events: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+        self._file: BufferedWriter | None = self.path.open("wb")
+        self._file.write(b"[\n]\n")
+        self._is_empty = True
+        self._events.append(self._name_of("process_name", process_name, tid=0))
+        self.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __call__(self, mw: Middleware[Any]) -> Middleware[Any]:
+        """Return a middleware that does the same, traced."""
+        name = middleware_name(mw)
+
+        @contextmanager
+        def trace(ctx: Context, direction: str) -> Iterator[None]:
+            label = name if direction == "forward" else f"{name} (back)"
+            with self.span(label, step=ctx.total_step):
+                yield
+
+        return around(mw, trace)
+
+    @contextmanager
+    def span(self, name: str, **details: object) -> Iterator[None]:
+        """Trace a stretch of code.
+
+        Args:
+            name: how the trace names it.
+            details: shown with it; values that JSON has.
+        """
+        begin = self._clock.now()
+        try:
+            yield
+        finally:
+            self._add(name, begin, self._clock.now(), details)
+
+    def flush(self) -> None:
+        """Write what was gathered; the file is whole JSON afterwards.
+
+        Raises:
+            OSError: if the file cannot be written.
+        """
+        with self._lock:
+            self._write()
+
+    def close(self) -> None:
+        """Write the rest and close the file; twice is fine."""
+        with self._lock:
+            if self._file is not None:
+                try:
+                    self._write()
+                finally:
+                    self._file.close()
+                    self._file = None
+
+    def _add(self, name: str, begin: float, end: float, details: dict[str, object]) -> None:
+        tid = threading.get_native_id()
+        event = {
+            "name": name,
+            "ph": "X",
+            "ts": round((self._start_s + begin) * 1e6, 3),
+            "dur": round((end - begin) * 1e6, 3),
+            "pid": self._pid,
+            "tid": tid,
+            "args": details,
+        }
+        with self._lock:
+            if tid not in self._threads:
+                self._threads.add(tid)
+                thread = threading.current_thread().name
+                self._events.append(self._name_of("thread_name", thread, tid=tid))
+            self._events.append(event)
+            if len(self._events) >= self._flush_every:
+                self._write()
+
+    def _name_of(self, what: str, name: str, *, tid: int) -> dict[str, Any]:
+        return {"name": what, "ph": "M", "pid": self._pid, "tid": tid, "args": {"name": name}}
+
+    def _write(self) -> None:
+        """Put the events in front of the closing bracket, with the lock held."""
+        if self._file is None or not self._events:
+            return
+        text = ",\n".join(json.dumps(event) for event in self._events)
+        self._file.seek(-len(b"\n]\n"), os.SEEK_END)
+        self._file.write(f"{'' if self._is_empty else ','}\n{text}\n]\n".encode())
+        self._file.flush()
+        self._is_empty = False
+        self._events.clear()
+
+
+def merge_traces(paths: Sequence[str | Path], target: str | Path) -> None:
+    """Put the traces of several processes into one file, on one time line.
+
+    Raises:
+        OSError: if a file cannot be read, or the target not be written.
+        ValueError: if a file is no trace.
+    """
+    events: list[Any] = []
+    for path in paths:
+        part = json.loads(Path(path).read_text())
+        if not isinstance(part, list):
+            raise ValueError(f"{path} is no trace: it holds a {type(part).__name__}, not a list")
+        events += part
+    Path(target).write_text(json.dumps(events))

@@ -1,0 +1,98 @@
+"""A clock that a test holds in its hand."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+__all__ = ["FakeClock"]
+
+
+class FakeClock:
+    """A clock that stands still until a test advances it.
+
+    Waits under it end when their predicate holds or when the clock was advanced past their
+    deadline. A wait that neither happens to within ``patience_s`` of real time fails, so that a
+    test cannot hang.
+
+    Args:
+        start_s: the first reading.
+        patience_s: real seconds after which a wait fails.
+
+    Example:
+        >>> clock = FakeClock()
+        >>> clock.advance(2.5)
+        >>> clock.now()
+        2.5
+    """
+
+    def __init__(self, *, start_s: float = 0.0, patience_s: float = 30.0) -> None:
+        self._now = start_s
+        self._patience_s = patience_s
+        self._lock = threading.Condition()
+        self._waiting: list[threading.Condition] = []
+
+    def now(self) -> float:
+        """Return the seconds to which the clock was advanced."""
+        with self._lock:
+            return self._now
+
+    def wall(self) -> float:
+        """Return the same; a fake day begins at 0."""
+        return self.now()
+
+    def wait_for(
+        self, condition: threading.Condition, predicate: Callable[[], bool], timeout_s: float
+    ) -> bool:
+        """Wait until the predicate holds or the clock was advanced by so many seconds.
+
+        Raises:
+            AssertionError: when neither happens within the clock's patience.
+        """
+        deadline = self.now() + timeout_s
+        give_up = time.monotonic() + self._patience_s
+        with self._lock:
+            self._waiting.append(condition)
+            self._lock.notify_all()
+        try:
+            while not (holds := predicate()) and self.now() < deadline:
+                left = give_up - time.monotonic()
+                if left <= 0 or not condition.wait(left):
+                    raise AssertionError(
+                        f"a wait of {timeout_s:g} s under a fake clock neither came true nor was "
+                        f"the clock advanced, within {self._patience_s:g} s of real time"
+                    )
+            return holds
+        finally:
+            with self._lock:
+                self._waiting.remove(condition)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and wake whoever waits.
+
+        Raises:
+            ValueError: for a negative number.
+        """
+        if seconds < 0:
+            raise ValueError(f"time does not go back, got {seconds}")
+        with self._lock:
+            self._now += seconds
+            waiting = list(self._waiting)
+        for condition in waiting:
+            with condition:
+                condition.notify_all()
+
+    def wait_until_waiting(self, count: int = 1) -> None:
+        """Block until so many waits are under way, to advance the clock only then.
+
+        Raises:
+            AssertionError: when there are fewer within the clock's patience.
+        """
+        with self._lock:
+            arrived = self._lock.wait_for(lambda: len(self._waiting) >= count, self._patience_s)
+        if not arrived:
+            raise AssertionError(
+                f"{len(self._waiting)} waits are under way, not {count}, within "
+                f"{self._patience_s:g} s of real time"
+            )
