@@ -382,6 +382,42 @@ def test_n_below_one_is_refused():
         nstep_return(reward, masks, masks, n=0, discount=0.9)
 
 
+def test_columns_that_are_views_of_other_memory_are_taken():
+    reward = torch.randn(3, 20).T
+    masks = (torch.rand(3, 20) < 0.2).T
+    assert not reward.is_contiguous()
+    scattered = every_function(reward, masks, masks)
+    dense = every_function(reward.contiguous(), masks.contiguous(), masks.contiguous())
+    for one, other in zip(scattered, dense, strict=True):
+        torch.testing.assert_close(one(), other(), rtol=0, atol=0)
+
+
+def test_no_environment_gives_no_numbers():
+    nothing = torch.zeros(4, 0)
+    for call in every_function(nothing, nothing.bool(), nothing.bool()):
+        result = call()
+        for part in result if isinstance(result, tuple) else (result,):
+            assert part.shape == (4, 0)
+
+
+def test_n_beyond_the_data_sums_what_there_is():
+    reward, masks = torch.ones(3), torch.zeros(3, dtype=torch.bool)
+    result = nstep_return(reward, masks, masks, n=100, discount=1.0)
+    assert result.reward.tolist() == [3.0, 2.0, 1.0]
+    assert result.bootstrap_row.tolist() == [2, 2, 2]
+
+
+def test_a_single_step_is_enough():
+    reward, no = torch.tensor([2.0]), torch.tensor([False])
+    value, next_value = torch.tensor([1.0]), torch.tensor([10.0])
+    masks = {"terminated": no, "done": no}
+    assert gae(reward, value, next_value, **masks, discount=0.5, gae_lambda=0.9).adv.tolist() == [6]
+    assert nstep_return(reward, **masks, n=3, discount=0.5).discount.tolist() == [0.5]
+    assert discounted_return(reward, **masks, discount=0.5).tolist() == [2.0]
+    mixed = lambda_return(reward, next_value, **masks, discount=0.5, trace_decay=0.9)
+    assert mixed.tolist() == [7.0]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("width", [8, 1000])

@@ -85,3 +85,14 @@ def test_td_error_has_no_gradient():
 def test_an_unknown_criterion_is_refused():
     with pytest.raises(ValueError, match="criterion must be 'huber' or 'mse', got 'l1'"):
         td_loss(torch.zeros(1, 2), torch.tensor([0]), torch.zeros(1), criterion="l1")
+
+
+def test_a_loss_that_is_not_a_number_says_so():
+    loss, td_error = td_loss(torch.tensor([[torch.nan, 0.0]]), torch.tensor([0]), torch.zeros(1))
+    assert loss.isnan()
+    assert td_error.isnan().all()
+
+
+def test_huber_of_a_huge_error_does_not_overflow():
+    loss, _ = td_loss(torch.tensor([[1e30, 0.0]]), torch.tensor([0]), torch.zeros(1))
+    assert torch.isfinite(loss)
