@@ -9,7 +9,6 @@ import torch
 
 from dmiddleware.data import cat
 from dmiddleware.env import BaseEnvManager
-from dmiddleware.errors import TaskStateError
 from dmiddleware.pipeline import OnlineRLContext, Role, Task
 from dmiddleware.policy import CollectMode
 from dmiddleware.worker import RolloutCollector
@@ -31,7 +30,7 @@ class _Collector:
         self._mode = collect_mode
         self._envs = env_manager
         self._launched_here = False
-        self._rollout: RolloutCollector | None = None
+        self._worker = RolloutCollector(collect_mode, env_manager)
 
     def setup(self, task: Task[Any]) -> None:
         """Launch the envs and refuse those that do not fit the policy, before the first step.
@@ -44,10 +43,6 @@ class _Collector:
         if self._envs.closed:
             self._envs.launch()
             self._launched_here = True
-        if self._rollout is None:
-            self._rollout = RolloutCollector(
-                self._mode, self._envs, seed=task.seed_for("collector", "random_actions")
-            )
 
     def close(self) -> None:
         """Close the envs, if this middleware launched them."""
@@ -57,17 +52,8 @@ class _Collector:
 
     @property
     def worker(self) -> RolloutCollector:
-        """The worker that collects; there once the task runs.
-
-        Raises:
-            TaskStateError: before that.
-        """
-        if self._rollout is None:
-            raise TaskStateError(
-                f"{type(self).__name__} collects within a task; add it with task.use(...) and call "
-                "task.run()"
-            )
-        return self._rollout
+        """The worker that collects."""
+        return self._worker
 
     def state_dict(self) -> dict[str, Any]:
         """Return the worker's state: unfinished episodes, counters, generators."""

@@ -38,7 +38,7 @@ def offpolicy_data_fetcher(
     if start < batch_size:
         raise ValueError(f"learn_start must be at least batch_size ({batch_size}), got {start}")
 
-    @middleware(roles=(Role.LEARNER,), writes=("train_data",))
+    @middleware(roles=(Role.LEARNER,), reads=("train_output",), writes=("train_data",))
     def offpolicy_data_fetcher(ctx: Any) -> Iterator[None]:
         if buffer.count() < start:
             return

@@ -9,7 +9,7 @@ import torch
 
 from dmiddleware.data import Batch, flatten_lead, index_rows
 from dmiddleware.errors import ConfigError
-from dmiddleware.pipeline import Role, Task
+from dmiddleware.pipeline import Middleware, Role, Task
 from dmiddleware.policy import LearnMode
 from dmiddleware.worker import BaseLearner
 from middleware.checks import check_positive
@@ -249,7 +249,7 @@ class _MultistepTrainer(_LearnerMiddleware):
         ctx.train_output = self._update(ctx, ctx.train_data)
 
 
-def trainer(learner: Learner) -> _Trainer:
+def trainer(learner: Learner) -> Middleware[Any]:
     """Update the policy once from ``ctx.train_data``; without data in a step, do nothing.
 
     Args:
@@ -266,7 +266,7 @@ def trainer(learner: Learner) -> _Trainer:
     return _Trainer(learner)
 
 
-def multistep_trainer(learner: Learner) -> _MultistepTrainer:
+def multistep_trainer(learner: Learner) -> Middleware[Any]:
     """Call a policy whose forward makes several updates from one batch.
 
     Such a forward returns a list of outputs, each of which counts as one update. Without data in a

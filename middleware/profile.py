@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from dmiddleware.pipeline import Context, Middleware, middleware
 
@@ -13,9 +12,7 @@ __all__ = ["epoch_timer"]
 _log = logging.getLogger(__name__)
 
 
-def epoch_timer(
-    *, every_step: int = 100, clock: Callable[[], float] = time.perf_counter
-) -> Middleware[Context]:
+def epoch_timer(*, every_step: int = 100) -> Middleware[Context]:
     """Measure how long a step takes; what is used after this middleware is inside the measure.
 
     The mean over each ``every_step`` steps goes to the text log and is logged as ``time/step_s`` in
@@ -24,7 +21,6 @@ def epoch_timer(
 
     Args:
         every_step: steps over which to average.
-        clock: returns seconds that only go up.
 
     Raises:
         ValueError: if ``every_step`` is not positive.
@@ -42,9 +38,10 @@ def epoch_timer(
             # Logged a step late, because loggers further in have run by the end of a step.
             ctx.log("time/step_s", mean_s)
             mean_s = None
-        begin = clock()
+        now = ctx.task.clock.now
+        begin = now()
         yield
-        total_s += clock() - begin
+        total_s += now() - begin
         n_steps += 1
         if n_steps == every_step:
             mean_s = total_s / n_steps

@@ -80,7 +80,7 @@ class RunFolder:
     @property
     def best_ckpt(self) -> Path:
         """Where CkptSaver puts the policy that evaluated best."""
-        return self.ckpt_dir / "best.ckpt"
+        return self.ckpt_dir / "best.safetensors"
 
     @property
     def curve_path(self) -> Path:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 
 from dmiddleware.pipeline import Context, Middleware, middleware
 
@@ -17,7 +15,6 @@ def termination_checker(
     max_train_iter: float = math.inf,
     max_train_epoch: float = math.inf,
     max_time_s: float = math.inf,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Middleware[Context]:
     """Stop the task at the end of the step in which a limit is reached.
 
@@ -25,8 +22,7 @@ def termination_checker(
         max_env_step: environment steps, summed over all collectors.
         max_train_iter: updates of the policy.
         max_train_epoch: passes over the data set (offline).
-        max_time_s: seconds since the first step.
-        clock: returns seconds that only go up.
+        max_time_s: seconds since the first step, by the task's clock.
 
     Reads:
         ctx.env_step, ctx.train_iter, ctx.train_epoch: those that have a limit.
@@ -50,7 +46,7 @@ def termination_checker(
     @middleware(reads=tuple(counted))
     def termination_checker(ctx: Context) -> None:
         nonlocal begin
-        now = clock()
+        now = ctx.task.clock.now()
         begin = now if begin is None else begin
         for name, limit in counted.items():
             value = getattr(ctx, name)

@@ -1,0 +1,149 @@
+"""Checkpoints: the policy on disk, while it learns and when it is done."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dmiddleware.data import save_checkpoint
+from dmiddleware.errors import CheckpointWriteError
+from dmiddleware.pipeline import Role, Task
+from dmiddleware.policy import LearnMode
+from middleware.checks import check_positive
+from middleware.run_folder import RunFolder
+
+__all__ = ["CkptSaver"]
+
+_log = logging.getLogger(__name__)
+
+
+class CkptSaver:
+    """Save the policy: whenever an evaluation is the best so far, now and then, and at the end.
+
+    In the run's folder ``ckpt`` there will be
+
+    - ``best.safetensors``: the policy of the best evaluation. If it learned on in the same step
+      before it could be saved, these are its parameters as they were evaluated; else its whole
+      state, with optimiser and counters.
+    - ``iteration_<n>.safetensors``: its whole state after ``n`` updates, the newest few.
+    - ``final.safetensors``: its whole state at the end of the run, also when an error ends it (a
+      loss that is NaN, Ctrl-C), so that nothing learned is lost.
+
+    Each file is written whole or not at all, and has, beside the policy's state, ``last_iter`` and
+    ``last_step``, as those of a learner's ``SaveCkptHook`` do.
+
+    Its place in the chain does not matter, as it works on the way back.
+
+    Args:
+        learn_mode: the policy's learn mode.
+        run: whose folder is used.
+        every_train_iter: updates from one periodic checkpoint to the next; None: none of these.
+        keep: how many periodic checkpoints to keep.
+
+    Reads:
+        ctx.train_iter: updates so far.
+        ctx.eval_value, ctx.eval_output: on the way back, if there was an evaluation.
+
+    Raises:
+        ValueError: if ``every_train_iter`` or ``keep`` is not positive.
+        CheckpointWriteError: if a file cannot be written; the one before it is intact.
+    """
+
+    roles = (Role.LEARNER,)
+    reads = ("train_iter",)
+
+    def __init__(
+        self,
+        learn_mode: LearnMode,
+        run: RunFolder,
+        *,
+        every_train_iter: int | None = None,
+        keep: int = 3,
+    ) -> None:
+        check_positive(every_train_iter=every_train_iter, keep=keep)
+        self._mode = learn_mode
+        self._run = run
+        self._every = every_train_iter
+        self._keep = keep
+        self._kept: deque[Path] = deque()
+        self._saved_iter = 0
+        self._best = -math.inf
+        self._disk_failed = False
+        self._task: Task[Any] | None = None
+
+    @property
+    def best_value(self) -> float:
+        """The mean return of the best evaluation; ``-inf`` before the first."""
+        return self._best
+
+    def setup(self, task: Task[Any]) -> None:
+        """Remember the task, whose last context is saved at the end."""
+        self._task = task
+        self._saved_iter = task.ctx.train_iter
+
+    def __call__(self, ctx: Any) -> Iterator[None]:
+        """Save on the way back, if there is a new best or it is time."""
+        yield
+        if ctx.eval_value is not None and ctx.eval_value > self._best:
+            # NaN is never the best: every comparison with it is false.
+            self._write("best", ctx, self._evaluated_state(ctx))
+            self._best = ctx.eval_value
+        if self._every is not None and ctx.train_iter - self._saved_iter >= self._every:
+            self._saved_iter = ctx.train_iter
+            self._write_periodic(ctx)
+
+    def close(self) -> None:
+        """Save what there is at the end of the run, also after an error."""
+        if self._task is None:
+            return
+        task, self._task = self._task, None
+        try:
+            self._write("final", task.ctx, self._mode.state_dict())
+        except CheckpointWriteError as error:
+            if not self._disk_failed:
+                raise
+            # The same failure has ended the run already; one error tells enough.
+            _log.error("the final checkpoint could not be saved either: %s", error)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value and which periodic checkpoints are kept."""
+        return {
+            "best": self._best,
+            "saved_iter": self._saved_iter,
+            "kept": [path.name for path in self._kept],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._best = float(state["best"])
+        self._saved_iter = int(state["saved_iter"])
+        self._kept = deque(self._run.ckpt_dir / name for name in state["kept"])
+
+    def _evaluated_state(self, ctx: Any) -> dict[str, Any]:
+        """Return the state of the policy that was evaluated, though it may have learned since."""
+        if ctx.last_eval_iter == ctx.train_iter:
+            return self._mode.state_dict()
+        evaluated: dict[str, Any] = ctx.eval_output["policy_state"]
+        return evaluated
+
+    def _write_periodic(self, ctx: Any) -> None:
+        self._kept.append(self._write(f"iteration_{ctx.train_iter}", ctx, self._mode.state_dict()))
+        while len(self._kept) > self._keep:
+            self._kept.popleft().unlink(missing_ok=True)
+
+    def _write(self, name: str, ctx: Any, policy_state: Mapping[str, Any]) -> Path:
+        path = self._run.ckpt_dir / f"{name}.safetensors"
+        counters = {"last_iter": ctx.train_iter, "last_step": getattr(ctx, "env_step", -1)}
+        if name == "best":
+            counters["last_iter"] = ctx.last_eval_iter
+        try:
+            save_checkpoint(path, {**policy_state, **counters})
+        except CheckpointWriteError:
+            self._disk_failed = True
+            raise
+        _log.info("saved %s at update %d", path, ctx.train_iter)
+        return path

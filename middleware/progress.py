@@ -1,0 +1,223 @@
+"""The progress bar: how far a run is, while it runs."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from dmiddleware.pipeline import Clock, Middleware, OnlineRLContext, SystemClock, Task
+from middleware.checks import check_positive
+
+__all__ = ["progress_bar"]
+
+_REFRESH_S = 0.1
+_RATE_WINDOW_S = 10.0
+_N_RETURNS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """How far a run is.
+
+    Attributes:
+        unit: what ``done`` and ``total`` count.
+        done: how much is done.
+        total: how much there is to do; None if no one knows.
+        updates: updates of the policy.
+        train_return: mean return of the newest training episodes; None before the first.
+        eval_return: mean return of the last evaluation; None before the first.
+        units_per_s: how fast ``done`` grows now.
+        updates_per_s: how fast ``updates`` grows now.
+    """
+
+    unit: str
+    done: int
+    total: int | None
+    updates: int
+    train_return: float | None
+    eval_return: float | None
+    units_per_s: float
+    updates_per_s: float
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until all is done, at the present rate; None if no one knows."""
+        if self.total is None or self.units_per_s <= 0:
+            return None
+        return max(self.total - self.done, 0) / self.units_per_s
+
+    def counts(self) -> str:
+        """Return what is done of how much."""
+        of = "" if self.total is None else f"/{self.total:,}"
+        return f"{self.unit} {self.done:,}{of}"
+
+    def returns(self) -> str:
+        """Return the returns, as far as there are any."""
+        parts = [
+            f"{name} {value:.1f}"
+            for name, value in (("return", self.train_return), ("eval", self.eval_return))
+            if value is not None
+        ]
+        return " ".join(parts) or "return -"
+
+    def rates(self) -> str:
+        """Return the throughput and the time left."""
+        text = f"{self.units_per_s:,.0f}/s"
+        if self.unit != "update":
+            text += f" {self.updates_per_s:,.0f} updates/s"
+        left = self.left_s
+        return text if left is None else f"{text} {_minutes(left)} left"
+
+
+class _Rate:
+    """How fast counters grow, over the last few seconds."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int, int]] = deque()
+
+    def __call__(self, now: float, done: int, updates: int) -> tuple[float, float]:
+        marks = self._marks
+        marks.append((now, done, updates))
+        while len(marks) > 2 and now - marks[1][0] >= _RATE_WINDOW_S:
+            marks.popleft()
+        then, done_then, updates_then = marks[0]
+        elapsed = now - then
+        if elapsed <= 0:
+            return 0.0, 0.0
+        return (done - done_then) / elapsed, (updates - updates_then) / elapsed
+
+
+class _ProgressBar:
+    """Shows how far the run is; see :func:`progress_bar`."""
+
+    __name__ = "progress_bar"
+
+    def __init__(
+        self,
+        *,
+        max_env_step: int | None,
+        max_train_iter: int | None,
+        every_s: float,
+        console: Console,
+    ) -> None:
+        self._limits = {"env_step": max_env_step, "train_iter": max_train_iter}
+        self._console = console
+        self._clock: Clock = SystemClock()
+        self._axis, self._unit = "env_step", "step"
+        self._every_s = _REFRESH_S if console.is_terminal else every_s
+        self._returns: deque[float] = deque(maxlen=_N_RETURNS)
+        self._rate = _Rate()
+        self._next = -math.inf
+        self._task: Task[Any] | None = None
+        self._bar: Progress | None = None
+
+    def setup(self, task: Task[Any]) -> None:
+        if not isinstance(task.ctx, OnlineRLContext) or (
+            self._limits["env_step"] is None and self._limits["train_iter"] is not None
+        ):
+            self._axis, self._unit = "train_iter", "update"
+        self._task = task
+        self._clock = task.clock
+        now = self._clock.now()
+        self._rate(now, getattr(task.ctx, self._axis), task.ctx.train_iter)
+        self._next = now + self._every_s
+        if self._console.is_terminal:
+            self._bar = Progress(
+                BarColumn(bar_width=None),
+                TextColumn("{task.percentage:>3.0f}%"),
+                TextColumn("{task.description}"),
+                console=self._console,
+                expand=True,
+                auto_refresh=False,
+            )
+            self._bar.start()
+            self._bar.add_task("", total=self._limits[self._axis])
+            self._bar.refresh()
+
+    def __call__(self, ctx: Any) -> Iterator[None]:
+        yield
+        train_return = ctx.logged.get("collect/return_mean")
+        if train_return is not None:
+            self._returns.append(train_return)
+        now = self._clock.now()
+        if now >= self._next:
+            self._next = now + self._every_s
+            self._show(self._snapshot(ctx, now))
+
+    def close(self) -> None:
+        if self._task is None:
+            return
+        task, self._task = self._task, None
+        self._show(self._snapshot(task.ctx, self._clock.now()))
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _snapshot(self, ctx: Any, now: float) -> Snapshot:
+        done = getattr(ctx, self._axis)
+        units_per_s, updates_per_s = self._rate(now, done, ctx.train_iter)
+        return Snapshot(
+            unit=self._unit,
+            done=done,
+            total=self._limits[self._axis],
+            updates=ctx.train_iter,
+            train_return=sum(self._returns) / len(self._returns) if self._returns else None,
+            eval_return=ctx.last_eval_value if math.isfinite(ctx.last_eval_value) else None,
+            units_per_s=units_per_s,
+            updates_per_s=updates_per_s,
+        )
+
+    def _show(self, snapshot: Snapshot) -> None:
+        texts = (snapshot.counts(), snapshot.returns(), snapshot.rates())
+        if self._bar is not None:
+            (bar_task,) = self._bar.task_ids
+            self._bar.update(bar_task, completed=snapshot.done, description="  ".join(texts))
+            self._bar.refresh()
+        else:
+            self._console.print(" | ".join(texts), highlight=False, soft_wrap=True)
+
+
+def progress_bar(
+    *,
+    max_env_step: int | None = None,
+    max_train_iter: int | None = None,
+    every_s: float = 5.0,
+    console: Console | None = None,
+) -> Middleware[Any]:
+    """Show how far the run is: steps, returns, throughput, and the time left.
+
+    On a terminal it is a live bar; elsewhere it is a plain line every few seconds.
+
+    Args:
+        max_env_step: environment steps at which the bar is full.
+        max_train_iter: updates at which the bar is full, if the run has no limit of steps. Without
+            any limit there is no time left to tell.
+        every_s: seconds from one plain line to the next.
+        console: where to show it; None: the standard error stream.
+
+    Reads:
+        ctx.env_step or ctx.train_iter, ctx.last_eval_value: counters.
+        ctx.logged: on the way back, the returns of training episodes, if they are there.
+
+    Raises:
+        ValueError: if a limit or ``every_s`` is not positive.
+    """
+    check_positive(max_env_step=max_env_step, max_train_iter=max_train_iter, every_s=every_s)
+    return _ProgressBar(
+        max_env_step=max_env_step,
+        max_train_iter=max_train_iter,
+        every_s=every_s,
+        console=Console(stderr=True) if console is None else console,
+    )
+
+
+def _minutes(seconds: float) -> str:
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

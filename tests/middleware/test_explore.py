@@ -1,0 +1,47 @@
+from typing import Any
+
+import pytest
+
+from dmiddleware.pipeline import OnlineRLContext, Role
+from middleware.explore import eps_greedy_handler
+
+
+def test_epsilon_falls_with_the_environment_steps(run_steps: Any) -> None:
+    seen: list[float] = []
+
+    def collect(ctx: OnlineRLContext) -> None:
+        seen.append(ctx.collect_kwargs["eps"])
+        ctx.env_step += 50
+
+    run_steps(eps_greedy_handler(start=1.0, end=0.2, decay_steps=100), collect, n_steps=4)
+    assert seen == pytest.approx([1.0, 0.6, 0.2, 0.2])
+
+
+def test_exponential_decay_is_a_third_of_the_way_off_after_decay_steps(run_steps: Any) -> None:
+    handler = eps_greedy_handler(start=1.0, end=0.0, decay_steps=100, kind="exponential")
+    ctx = run_steps(handler, ctx=OnlineRLContext(env_step=100))
+    assert ctx.collect_kwargs["eps"] == pytest.approx(0.36788, abs=1e-5)
+
+
+def test_epsilon_is_logged(run_steps: Any) -> None:
+    assert run_steps(eps_greedy_handler(start=0.5)).logged == {"collect/eps": 0.5}
+
+
+def test_other_collect_kwargs_stay(run_steps: Any) -> None:
+    def set_temperature(ctx: OnlineRLContext) -> None:
+        ctx.collect_kwargs["temperature"] = 2.0
+
+    ctx = run_steps(set_temperature, eps_greedy_handler())
+    assert ctx.collect_kwargs == {"temperature": 2.0, "eps": 1.0}
+
+
+def test_it_belongs_to_the_collector() -> None:
+    handler: Any = eps_greedy_handler()
+    assert handler.roles == (Role.COLLECTOR,)
+    assert handler.reads == ("env_step",)
+    assert handler.writes == ("collect_kwargs",)
+
+
+def test_impossible_probability_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"got 1\.5"):
+        eps_greedy_handler(start=1.5)

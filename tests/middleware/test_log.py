@@ -1,0 +1,135 @@
+import logging
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+
+from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext
+from middleware.log import offline_logger, online_logger
+from middleware.run_folder import RunFolder
+
+
+def written(run: RunFolder) -> dict[str, list[tuple[int, float]]]:
+    """Read all scalars below the run's tensorboard folder: name to (step, value)."""
+    run.close()
+    found: dict[str, list[tuple[int, float]]] = {}
+    for path in sorted((run.path / "tb").rglob("events.*")):
+        for event in events(path):
+            for value in event.summary.value:
+                kind = value.WhichOneof("value")
+                number = value.simple_value if kind == "simple_value" else float("nan")
+                found.setdefault(value.tag, []).append((event.step, number))
+    return found
+
+
+def events(path: Path) -> list[Any]:
+    data, at, found = path.read_bytes(), 0, []
+    while at < len(data):
+        (length,) = struct.unpack_from("<Q", data, at)
+        found.append(Event.FromString(data[at + 12 : at + 12 + length]))
+        at += length + 16
+    return found
+
+
+def collect(ctx: OnlineRLContext) -> None:
+    ctx.env_step += 8
+    ctx.log("collect/return_mean", float(ctx.env_step))
+
+
+def learn(ctx: Any) -> None:
+    ctx.train_iter += 2
+    ctx.train_output = [
+        {"total_loss": 1.0, "cur_lr": 0.5, "name": "text"},
+        {"total_loss": 2.0, "cur_lr": 0.5, "name": "text"},
+    ]
+
+
+def test_means_are_written_every_so_many_env_steps(run: RunFolder, run_steps: Any) -> None:
+    run_steps(online_logger(run, every_env_step=16), collect, learn, n_steps=4)
+    scalars = written(run)
+    assert scalars["collect/return_mean"] == [(16, 12.0), (32, 28.0)]
+    assert scalars["learn/total_loss"] == [(16, 1.5), (32, 1.5)]
+    assert scalars["learn/cur_lr"] == [(16, 0.5), (32, 0.5)]
+    assert "learn/name" not in scalars
+
+
+def test_what_is_left_is_written_at_the_end(run: RunFolder, run_steps: Any) -> None:
+    run_steps(online_logger(run, every_env_step=16), collect, n_steps=3)
+    assert written(run)["collect/return_mean"] == [(16, 12.0), (24, 24.0)]
+
+
+def test_evaluations_are_written_as_they_come(run: RunFolder, run_steps: Any) -> None:
+    def evaluate(ctx: OnlineRLContext) -> None:
+        if ctx.env_step == 16:
+            ctx.eval_value = 123.0
+
+    run_steps(online_logger(run, every_env_step=1000), collect, evaluate, n_steps=3)
+    assert written(run)["eval/return_mean"] == [(16, 123.0)]
+
+
+def test_throughput_is_measured(run: RunFolder, run_steps: Any, clock: Any) -> None:
+    def work(ctx: OnlineRLContext) -> None:
+        clock.advance(0.5)
+
+    run_steps(online_logger(run, every_env_step=16), collect, learn, work, n_steps=2)
+    scalars = written(run)
+    assert scalars["speed/env_step_per_s"] == [(16, 16.0)]
+    assert scalars["speed/train_iter_per_s"] == [(16, 4.0)]
+
+
+def test_histograms_and_groups_of_scalars_are_written_as_such(
+    run: RunFolder, run_steps: Any
+) -> None:
+    def report(ctx: OnlineRLContext) -> None:
+        ctx.train_output = {
+            "[histogram]q_value": [1.0, 2.0, 3.0],
+            "[scalars]heads": {"a": 1.0, "b": 2.0},
+        }
+
+    run_steps(online_logger(run, every_env_step=8), collect, report)
+    scalars = written(run)
+    assert [step for step, _ in scalars["learn/q_value"]] == [8]
+    assert scalars["learn/heads"] == [(8, 1.0), (8, 2.0)]
+
+
+def test_text_log_tells_the_same(
+    run: RunFolder, run_steps: Any, clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def evaluate(ctx: OnlineRLContext) -> None:
+        ctx.eval_value = 499.5
+
+    with caplog.at_level(logging.INFO, logger="middleware.log"):
+        run_steps(online_logger(run, every_env_step=8), collect, learn, evaluate)
+    assert caplog.messages == [
+        "env_step 8, update 2: evaluated, mean return 499.50",
+        "env_step 8: collect/return_mean 8, learn/cur_lr 0.5, learn/total_loss 1.5",
+    ]
+
+
+def test_place_in_the_chain_does_not_matter(run: RunFolder, run_steps: Any) -> None:
+    run_steps(collect, learn, online_logger(run, every_env_step=8))
+    assert written(run)["collect/return_mean"] == [(8, 8.0)]
+
+
+def test_offline_metrics_are_written_over_updates(run: RunFolder, run_steps: Any) -> None:
+    run_steps(offline_logger(run, every_train_iter=4), learn, n_steps=5, ctx=OfflineRLContext())
+    assert written(run)["learn/total_loss"] == [(4, 1.5), (8, 1.5), (10, 1.5)]
+
+
+def test_run_that_goes_on_counts_from_where_it_was(run: RunFolder, run_steps: Any) -> None:
+    run_steps(
+        online_logger(run, every_env_step=16),
+        collect,
+        n_steps=2,
+        ctx=OnlineRLContext(env_step=1000),
+    )
+    assert written(run)["collect/return_mean"] == [(1016, 1012.0)]
+
+
+def test_intervals_must_be_positive(run: RunFolder) -> None:
+    with pytest.raises(ValueError, match="every_env_step must be positive, got 0"):
+        online_logger(run, every_env_step=0)
+    with pytest.raises(ValueError, match="every_train_iter must be positive, got -1"):
+        offline_logger(run, every_train_iter=-1)

@@ -1,0 +1,137 @@
+import io
+import re
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Task
+from middleware.progress import progress_bar
+
+
+def plain() -> Console:
+    return Console(file=io.StringIO(), force_terminal=False, width=200)
+
+
+def terminal(width: int = 100) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+
+
+def shown(console: Console) -> str:
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text
+
+
+def work_with(clock: Any, seconds: float = 1.0) -> Any:
+    def work(ctx: OnlineRLContext) -> None:
+        ctx.env_step += 100
+        ctx.train_iter += 10
+        ctx.log("collect/return_mean", 20.0 + ctx.total_step)
+        clock.advance(seconds)
+
+    return work
+
+
+def test_plain_line_comes_every_few_seconds_and_at_the_end(run_steps: Any, clock: Any) -> None:
+    console = plain()
+    bar = progress_bar(max_env_step=2000, every_s=5.0, console=console)
+    run_steps(bar, work_with(clock), n_steps=12)
+    assert shown(console).splitlines() == [
+        "step 500/2,000 | return 22.0 | 100/s 10 updates/s 0:15 left",
+        "step 1,000/2,000 | return 24.5 | 100/s 10 updates/s 0:10 left",
+        "step 1,200/2,000 | return 25.5 | 100/s 10 updates/s 0:08 left",
+    ]
+
+
+def test_last_evaluation_is_shown(run_steps: Any, clock: Any) -> None:
+    def evaluate(ctx: OnlineRLContext) -> None:
+        ctx.last_eval_value = 321.04
+
+    console = plain()
+    run_steps(progress_bar(console=console), evaluate, work_with(clock))
+    assert shown(console) == "step 100 | return 20.0 eval 321.0 | 100/s 10 updates/s\n"
+
+
+def test_nothing_collected_yet_shows_a_dash(run_steps: Any, clock: Any) -> None:
+    console = plain()
+    run_steps(progress_bar(max_env_step=10, console=console))
+    assert shown(console) == "step 0/10 | return - | 0/s 0 updates/s\n"
+
+
+def test_return_is_that_of_the_newest_episodes(run_steps: Any, clock: Any) -> None:
+    console = plain()
+    bar = progress_bar(console=console, every_s=1e9)
+    run_steps(bar, work_with(clock), n_steps=100)
+    # The last 20 of 20, 21, …, 119.
+    assert "return 109.5" in shown(console)
+
+
+def test_rate_is_that_of_the_last_seconds(run_steps: Any, clock: Any) -> None:
+    def slow_down(ctx: OnlineRLContext) -> None:
+        clock.advance(1.0 if ctx.total_step < 30 else 4.0)
+
+    console = plain()
+    bar = progress_bar(console=console, every_s=1.0)
+    run_steps(bar, slow_down, work_with(clock, 0.0), n_steps=60)
+    assert "| 100/s" in shown(console).splitlines()[20]
+    assert "| 25/s" in shown(console).splitlines()[-1]
+
+
+def test_long_times_are_shown_in_hours(run_steps: Any, clock: Any) -> None:
+    console = plain()
+    run_steps(progress_bar(max_env_step=1_000_000, console=console), work_with(clock))
+    assert "2:46:39 left" in shown(console)
+
+
+def test_run_that_is_limited_in_updates_counts_these(run_steps: Any, clock: Any) -> None:
+    console = plain()
+    bar = progress_bar(max_train_iter=100, console=console)
+    run_steps(bar, work_with(clock), n_steps=4)
+    assert shown(console) == "update 40/100 | return 21.5 | 10/s 0:06 left\n"
+
+
+def test_offline_run_counts_updates(run_steps: Any, clock: Any) -> None:
+    def learn(ctx: OfflineRLContext) -> None:
+        ctx.train_iter += 10
+        clock.advance(1.0)
+
+    console = plain()
+    run_steps(progress_bar(console=console), learn, ctx=OfflineRLContext())
+    assert shown(console) == "update 10 | return - | 10/s\n"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_terminal_gets_a_live_bar_of_one_line(run_steps: Any, clock: Any, width: int) -> None:
+    console = terminal(width)
+    bar = progress_bar(max_env_step=2000, console=console)
+    run_steps(bar, work_with(clock), n_steps=10)
+    frames = re.split(r"\r|\n", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown(console)))
+    last = [frame for frame in frames if frame.strip()][-1]
+    assert " 50%" in last
+    assert "step 1,000/2,000  return 24.5  100/s 10 updates/s 0:10 left" in last
+    assert "━" in last
+    assert len(last) <= width
+
+
+def test_cursor_is_given_back_after_an_error(run_steps: Any, clock: Any) -> None:
+    def fail(ctx: OnlineRLContext) -> None:
+        raise RuntimeError("no")
+
+    console = terminal()
+    with pytest.raises(RuntimeError, match="no"):
+        run_steps(progress_bar(console=console), fail)
+    hide, show = "\x1b[?25l", "\x1b[?25h"
+    assert shown(console).count(hide) == shown(console).count(show) == 1
+
+
+def test_task_that_never_ran_shows_nothing(clock: Any) -> None:
+    console = plain()
+    with Task(OnlineRLContext()) as task:
+        task.use(progress_bar(console=console))
+    assert shown(console) == ""
+
+
+@pytest.mark.parametrize("name", ["max_env_step", "max_train_iter", "every_s"])
+def test_options_must_be_positive(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be positive, got 0"):
+        progress_bar(**{name: 0})

@@ -1,0 +1,74 @@
+from typing import Any
+
+import pytest
+
+from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Task
+from middleware.stop import termination_checker
+
+
+def count(ctx: Any) -> None:
+    ctx.env_step += 8
+    ctx.train_iter += 5
+
+
+def test_run_ends_in_the_step_that_reaches_the_limit() -> None:
+    with Task(OnlineRLContext()) as task:
+        task.use(count).use(termination_checker(max_env_step=20))
+        task.run(max_step=100)
+        assert task.ctx.env_step == 24
+        assert task.stop_reason == "env_step reached 24 (max_env_step is 20)"
+
+
+def test_updates_may_be_limited() -> None:
+    with Task(OnlineRLContext()) as task:
+        task.use(count).use(termination_checker(max_env_step=10_000, max_train_iter=15))
+        task.run(max_step=100)
+        assert task.ctx.train_iter == 15
+
+
+def test_epochs_may_be_limited_offline() -> None:
+    def pass_over_data(ctx: OfflineRLContext) -> None:
+        ctx.train_epoch += 1
+
+    with Task(OfflineRLContext()) as task:
+        task.use(pass_over_data).use(termination_checker(max_train_epoch=3))
+        task.run(max_step=100)
+        assert task.ctx.train_epoch == 3
+
+
+def test_time_may_be_limited(clock: Any) -> None:
+    def work(ctx: OnlineRLContext) -> None:
+        clock.advance(2.0)
+
+    with Task(OnlineRLContext(), clock=clock) as task:
+        task.use(termination_checker(max_time_s=5.0)).use(work)
+        task.run(max_step=100)
+        assert task.ctx.total_step == 3
+        assert task.stop_reason == "6.0 s have passed (max_time_s is 5)"
+
+
+def test_time_begins_with_the_first_step(clock: Any) -> None:
+    checker = termination_checker(max_time_s=5.0)
+    clock.advance(60.0)
+    with Task(OnlineRLContext(), clock=clock) as task:
+        task.use(checker)
+        task.run(max_step=3)
+        assert not task.finish
+
+
+def test_only_what_is_limited_is_read() -> None:
+    checker: Any = termination_checker(max_train_iter=3)
+    assert checker.reads == ("train_iter",)
+
+
+def test_checker_without_a_limit_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one limit, for example max_env_step"):
+        termination_checker()
+
+
+@pytest.mark.parametrize(
+    "name", ["max_env_step", "max_train_iter", "max_train_epoch", "max_time_s"]
+)
+def test_limit_that_is_not_positive_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be positive, got 0"):
+        termination_checker(**{name: 0})
