@@ -87,6 +87,7 @@ class Policy(TwoStyles, Configurable):
         if self._cfg.multi_gpu and "learn" in self._enabled:
             # Before _init_learn, so that target networks copy the common parameters.
             self._join_ranks()
+        self._init_common()
         for field in self.fields:
             if field in self._enabled:
                 getattr(self, f"_init_{field}")()
@@ -156,6 +157,9 @@ class Policy(TwoStyles, Configurable):
             "action_shape": action_shape_of(action_space),
         }
 
+    def _init_common(self) -> None:
+        """Build what all parts share, before any of them."""
+
     def _init_learn(self) -> None:
         """Build what learning needs: the optimiser, target networks."""
 
@@ -221,12 +225,19 @@ class Policy(TwoStyles, Configurable):
         Raises:
             SpaceError: with both shapes.
         """
-        spaces.check_spaces(
-            self._model,
-            lambda obs: self._public_eval(obs)["action"],
-            observation_space,
-            action_space,
-        )
+        spaces.check_spaces(self._model, self._probe, observation_space, action_space)
+
+    def _probe(self, obs: Any) -> torch.Tensor | None:
+        """Return the action for one observation, and leave no trace in the generator."""
+        field = next((one for one in ("eval", "collect") if one in self._enabled), None)
+        if field is None:
+            return None
+        before = self._generator.get_state()
+        try:
+            action: torch.Tensor = self._act(field, obs, None, {})["action"]
+        finally:
+            self._generator.set_state(before)
+        return action
 
     def _get_n_sample(self) -> int | None:
         return self._read("n_sample", "collect")

@@ -8,7 +8,14 @@ from typing import Any
 
 from dmiddleware.config import check_value
 
-__all__ = ["check_choice", "check_count", "check_fraction", "check_positive"]
+__all__ = [
+    "check_above",
+    "check_at_least",
+    "check_choice",
+    "check_count",
+    "check_fraction",
+    "check_positive",
+]
 
 
 def check_fraction(path: str, value: Any) -> None:
@@ -39,6 +46,26 @@ def check_count(path: str, value: Any, *, optional: bool = False) -> None:
     whole = isinstance(value, Integral) or (isinstance(value, float) and value.is_integer())
     fits = (whole and not isinstance(value, bool) and value >= 1) or (optional and value is None)
     check_value(fits, path, value, "a whole number ≥ 1" + (" or None" if optional else ""))
+
+
+def check_at_least(path: str, value: Any, least: float) -> None:
+    """Refuse what is no finite number of at least ``least``.
+
+    Raises:
+        ConfigError: with the path and the value.
+    """
+    fits = _is_real(value) and least <= value < float("inf")
+    check_value(fits, path, value, f"a number ≥ {least}")
+
+
+def check_above(path: str, value: Any, bound: float) -> None:
+    """Refuse what is neither None nor a finite number above ``bound``.
+
+    Raises:
+        ConfigError: with the path and the value.
+    """
+    fits = value is None or (_is_real(value) and bound < value < float("inf"))
+    check_value(fits, path, value, f"a number above {bound} or None")
 
 
 def check_choice(path: str, value: Any, choices: Iterable[Any]) -> None:

@@ -14,6 +14,7 @@ from dmiddleware.errors import ConfigError
 from dmiddleware.policy import state
 from dmiddleware.policy.checks import check_choice, check_count, check_fraction, check_positive
 from dmiddleware.policy.command import CommandModePolicy
+from dmiddleware.policy.fused_adam import FusedAdam
 from dmiddleware.policy.registry import POLICY_REGISTRY
 from dmiddleware.rl import EpsilonSchedule, epsilon_greedy, q_target, td_loss
 
@@ -96,11 +97,10 @@ class DQNPolicy(CommandModePolicy):
         self._target: nn.Module = copy.deepcopy(self._model).requires_grad_(False).eval()
         self._online_parameters: list[torch.Tensor] = list(self._model.parameters())
         self._target_parameters: list[torch.Tensor] = list(self._target.parameters())
-        self._optimizer = torch.optim.Adam(
+        self._optimizer = FusedAdam(
             (p for p in self._online_parameters if p.requires_grad),
             lr=learn.learning_rate,
             eps=learn.adam_eps,
-            fused=True,
         )
 
     def _init_command(self) -> None:

@@ -17,7 +17,7 @@ __all__ = ["check_spaces", "zero_observation"]
 
 def check_spaces(
     model: nn.Module,
-    act: Callable[[Any], torch.Tensor],
+    act: Callable[[Any], torch.Tensor | None],
     observation_space: gym.Space[Any],
     action_space: gym.Space[Any],
 ) -> None:
@@ -28,7 +28,7 @@ def check_spaces(
 
     Args:
         model: the policy's model.
-        act: observations ``[1, …]`` in, actions ``[1, …]`` out.
+        act: observations ``[1, …]`` in, actions ``[1, …]`` out; None if there are none to judge.
         observation_space: that of one environment.
         action_space: that of one environment.
 
@@ -46,7 +46,7 @@ def check_spaces(
             f"the model {type(model).__name__} cannot take observations of {observation_space}: "
             f"{error}"
         ) from error
-    if tuple(action.shape[1:]) != tuple(action_space.shape or ()):
+    if action is not None and tuple(action.shape[1:]) != tuple(action_space.shape or ()):
         raise SpaceError(
             f"for one environment the model {type(model).__name__} gives an action of shape "
             f"{tuple(action.shape[1:])}, but the environment takes {action_space}"

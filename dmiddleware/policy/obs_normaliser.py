@@ -1,0 +1,110 @@
+"""Observation normalisation that stays put while a batch is collected and learned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import treetensor.torch as ttorch
+
+from dmiddleware.data.tree import as_tree
+from dmiddleware.errors import CheckpointMismatch
+from dmiddleware.model.shapes import is_image, is_one_hot, shape_leaves
+from dmiddleware.rl import RunningMeanStd
+
+__all__ = ["ObsNormaliser"]
+
+
+class ObsNormaliser:
+    """Shifts and scales observations to mean 0 and standard deviation 1, and clips them.
+
+    New observations go into running statistics; what is used are published ones, a copy of them. A
+    policy that learns from a batch calls :meth:`hold`, and from then on statistics are published
+    only when the first new observations after learning come in. So a batch looks the same when it
+    is learned from as when it was collected, and importance ratios start at 1. Before the first
+    :meth:`hold` every update is published at once: early statistics are better than none.
+
+    Images (three dimensions, which networks scale by 1/255) and one-hot integers pass unchanged.
+
+    Args:
+        obs_shape: see :mod:`dmiddleware.model.shapes`.
+        clip: bound of the result's absolute value.
+        device: where observations come from.
+    """
+
+    def __init__(
+        self, obs_shape: Any, *, clip: float = 10.0, device: torch.device | str = "cpu"
+    ) -> None:
+        self._clip = clip
+        shapes = {
+            path: shape
+            for path, shape in shape_leaves(obs_shape)
+            if not (is_image(shape) or is_one_hot(shape))
+        }
+        self._running = {p: RunningMeanStd(s, device=device) for p, s in shapes.items()}
+        self._published = {p: RunningMeanStd(s, device=device) for p, s in shapes.items()}
+        self._held = False
+        self._learned = False
+
+    def update(self, obs: Any) -> None:
+        """Take in observations ``[…, *obs_shape]`` that a policy is about to act on."""
+        if self._learned:
+            self._publish()
+            self._learned = False
+        for path, stats in self._running.items():
+            stats.update(_leaf(obs, path))
+        if not self._held:
+            self._publish()
+
+    def hold(self) -> None:
+        """Keep the statistics in use as they are until new observations come in."""
+        self._held = True
+        self._learned = True
+
+    def __call__(self, obs: Any) -> Any:
+        """Return the observations, normalised, float32."""
+        return self._normalise(obs, ())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return both sets of statistics."""
+        return {
+            "running": {".".join(p): stats.state_dict() for p, stats in self._running.items()},
+            "published": {".".join(p): stats.state_dict() for p, stats in self._published.items()},
+            "held": self._held,
+            "learned": self._learned,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore both sets of statistics.
+
+        Raises:
+            CheckpointMismatch: if they are of other observations.
+        """
+        for name, own in (("running", self._running), ("published", self._published)):
+            paths = {".".join(path): stats for path, stats in own.items()}
+            if set(paths) != set(state[name]):
+                raise CheckpointMismatch(
+                    f"the checkpoint normalises the observations {sorted(state[name])}, this "
+                    f"policy {sorted(paths)}; it belongs to another model: check cfg.model"
+                )
+            for path, stats in paths.items():
+                stats.load_state_dict(state[name][path])
+        self._held = bool(state["held"])
+        self._learned = bool(state["learned"])
+
+    def _publish(self) -> None:
+        for path, stats in self._running.items():
+            self._published[path].load_state_dict(stats.state_dict())
+
+    def _normalise(self, obs: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(obs, ttorch.Tensor):
+            return as_tree({str(key): self._normalise(obs[key], (*path, str(key))) for key in obs})
+        stats = self._published.get(path)
+        return obs if stats is None else stats.normalise(obs, clip=self._clip)
+
+
+def _leaf(obs: Any, path: tuple[str, ...]) -> torch.Tensor:
+    for key in path:
+        obs = obs[key]
+    leaf: torch.Tensor = obs
+    return leaf

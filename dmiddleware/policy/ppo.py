@@ -1,0 +1,286 @@
+"""Proximal policy optimisation."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from easydict import EasyDict
+
+from dmiddleware.config import check_value
+from dmiddleware.data.tree import as_tree
+from dmiddleware.errors import ConfigError
+from dmiddleware.policy import parallel
+from dmiddleware.policy.actor import ActorPolicy
+from dmiddleware.policy.checks import (
+    check_above,
+    check_at_least,
+    check_count,
+    check_fraction,
+    check_positive,
+)
+from dmiddleware.policy.fused_adam import FusedAdam
+from dmiddleware.policy.obs_normaliser import ObsNormaliser
+from dmiddleware.policy.registry import POLICY_REGISTRY
+from dmiddleware.rl import (
+    RewardNormaliser,
+    categorical_entropy,
+    categorical_log_prob,
+    categorical_sample,
+    gaussian_entropy,
+    gaussian_log_prob,
+    gaussian_sample,
+    ppo_policy_loss,
+    ppo_value_loss,
+)
+
+__all__ = ["PPOPolicy"]
+
+
+@POLICY_REGISTRY.register("ppo")
+class PPOPolicy(ActorPolicy):
+    """Proximal policy optimisation (Schulman et al., "PPO Algorithms", 2017), with clipping.
+
+    The details follow Huang et al., "The 37 Implementation Details of PPO" (2022): orthogonal
+    initialisation (the model's), Adam with ε = 1e-5, advantages normalised in each minibatch, a
+    clipped value loss, an entropy bonus, a clipped gradient, and, if asked for, a learning rate
+    that falls linearly, normalised observations and scaled rewards.
+
+    One learn forward is one minibatch. Learns from the columns ``obs``, ``action`` (``raw_action``
+    where there is one), ``log_prob``, ``value``, ``adv`` and ``ret``; advantages and returns come
+    from ``gae_estimator``, which gets values of successors from the attribute ``value_fn``.
+
+    - Collecting gives ``action``, ``log_prob``, ``value`` and ``logit``, or, for continuous
+      actions, ``mu``, ``sigma`` and ``raw_action``: the draw, whose density ``log_prob`` is. Its
+      ``action`` is what the environment gets, inside its bounds.
+    - ``obs_norm``: statistics grow while collecting; observations are stored as they are and
+      normalised inside every forward, with statistics that do not change between the collecting of
+      a batch and the learning from it. Evaluation changes none.
+    - ``reward_norm``: ``get_train_sample`` divides the rewards of a collected batch by the running
+      standard deviation of the discounted return, each environment's return being followed through
+      its episodes from batch to batch.
+    - ``target_kl``: an answer with ``kl_stop=True`` says that the policy has moved further than
+      this from the one that collected (Spinning Up; estimator ``approx_kl``). That minibatch made
+      no step, and the learner should leave its remaining epochs.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "on_policy": True,
+        "discount_factor": 0.99,
+        "obs_norm": False,
+        "reward_norm": False,
+        "norm_clip": 10.0,
+        "target_kl": None,
+        "learn": {
+            "batch_size": 64,
+            "epoch_per_collect": 10,
+            "learning_rate": 3e-4,
+            "lr_anneal_updates": None,
+            "adam_eps": 1e-5,
+            "clip_ratio": 0.2,
+            "dual_clip": None,
+            "value_clip": 0.2,
+            "value_weight": 0.5,
+            "entropy_weight": 0.0,
+            "adv_norm": True,
+            "grad_clip_norm": 0.5,
+        },
+        "collect": {"n_sample": None, "n_episode": None},
+    }
+    learn_columns: ClassVar[tuple[str, ...]] = (
+        "obs",
+        "action",
+        "log_prob",
+        "value",
+        "adv",
+        "ret",
+    )
+
+    @classmethod
+    def check_config(cls, cfg: EasyDict) -> None:
+        """Refuse impossible values."""
+        super().check_config(cfg)
+        learn = cfg.learn
+        check_fraction("discount_factor", cfg.discount_factor)
+        check_positive("norm_clip", cfg.norm_clip)
+        check_value(
+            not (cfg.multi_gpu and (cfg.obs_norm or cfg.reward_norm)),
+            "multi_gpu",
+            cfg.multi_gpu,
+            "False with obs_norm or reward_norm, whose statistics every rank would have its own of",
+        )
+        check_positive("target_kl", cfg.target_kl, optional=True)
+        for name in ("batch_size", "epoch_per_collect"):
+            check_count(f"learn.{name}", learn[name])
+        check_count("learn.lr_anneal_updates", learn.lr_anneal_updates, optional=True)
+        for name in ("learning_rate", "adam_eps", "clip_ratio"):
+            check_positive(f"learn.{name}", learn[name])
+        for name in ("value_clip", "grad_clip_norm"):
+            check_positive(f"learn.{name}", learn[name], optional=True)
+        check_above("learn.dual_clip", learn.dual_clip, 1.0)
+        for name in ("value_weight", "entropy_weight"):
+            check_at_least(f"learn.{name}", learn[name], 0.0)
+        check_count("collect.n_sample", cfg.collect.n_sample, optional=True)
+        check_count("collect.n_episode", cfg.collect.n_episode, optional=True)
+
+    def default_model(self) -> tuple[str, list[str]]:
+        """Return the model that is built where ``cfg.model`` names none."""
+        return "actor_critic", ["dmiddleware.model"]
+
+    def _init_common(self) -> None:
+        super()._init_common()
+        self._target_kl = self._cfg.target_kl
+        self._obs_normaliser = self._make_obs_normaliser() if self._cfg.obs_norm else None
+        self._reward_normaliser: RewardNormaliser | None = None
+        if self._cfg.reward_norm:
+            self._reward_normaliser = RewardNormaliser(
+                discount=self._cfg.discount_factor, clip=self._cfg.norm_clip
+            )
+
+    def _make_obs_normaliser(self) -> ObsNormaliser:
+        obs_shape = getattr(self._model, "obs_shape", self._cfg.model.get("obs_shape"))
+        if obs_shape is None:
+            raise ConfigError(
+                "obs_norm is True, but the shape of observations is unknown: the model "
+                f"{type(self._model).__name__} has no attribute obs_shape; set model.obs_shape"
+            )
+        return ObsNormaliser(obs_shape, clip=self._cfg.norm_clip, device=self._device)
+
+    def _normalised(self, obs: Any) -> Any:
+        return obs if self._obs_normaliser is None else self._obs_normaliser(obs)
+
+    def _init_learn(self) -> None:
+        learn = self._cfg.learn
+        self._optimizer = FusedAdam(
+            (p for p in self._model.parameters() if p.requires_grad),
+            lr=learn.learning_rate,
+            eps=learn.adam_eps,
+        )
+
+    def _forward_collect_batch(self, obs: Any, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:
+        if self._obs_normaliser is not None:
+            self._obs_normaliser.update(obs)
+        # Drawing happens on the CPU, so that a run draws the same numbers with and without a GPU.
+        output = {key: item.cpu() for key, item in self._model(self._normalised(obs)).items()}
+        if "logit" in output:
+            action, log_prob = categorical_sample(output["logit"], generator=self._generator)
+            return {"action": action, "log_prob": log_prob, **output}
+        raw, log_prob = gaussian_sample(output["mu"], output["sigma"], generator=self._generator)
+        return {
+            "action": self._bounds.to_env(raw),
+            "raw_action": raw,
+            "log_prob": log_prob,
+            **output,
+        }
+
+    def _get_train_batch(self, batch: Any) -> Any:
+        """Scale the rewards, if ``reward_norm``; ``[T, E, …]``, or an episode ``[T, …]``."""
+        if self._reward_normaliser is None:
+            return batch
+        reward, done = batch["reward"], batch["done"]
+        lanes = reward.shape if reward.dim() == 2 else (-1, 1)
+        self._reward_normaliser.update(reward.reshape(lanes), done.reshape(lanes))
+        columns = {str(key): batch[key] for key in batch}
+        return as_tree({**columns, "reward": self._reward_normaliser.normalise(reward)})
+
+    def _forward_learn(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
+        learn = self._cfg.learn
+        if self._obs_normaliser is not None:
+            self._obs_normaliser.hold()
+        output = self._model(self._normalised(batch["obs"]))
+        log_prob, entropies = _judge(output, batch)
+        policy = ppo_policy_loss(
+            log_prob,
+            batch["log_prob"],
+            _standardised(batch["adv"]) if learn.adv_norm else batch["adv"],
+            clip_ratio=learn.clip_ratio,
+            dual_clip=learn.dual_clip,
+        )
+        value_loss = ppo_value_loss(
+            output["value"], batch["ret"], old_value=batch["value"], clip_range=learn.value_clip
+        )
+        entropy = entropies.mean()
+        loss = policy.loss + learn.value_weight * value_loss - learn.entropy_weight * entropy
+        names = ("total_loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+        terms = (loss, policy.loss, value_loss, entropy, policy.approx_kl, policy.clip_fraction)
+        answer: dict[str, Any] = dict(zip(names, self._scalars(*terms), strict=True))
+        self._check_finite(answer["total_loss"], batch)
+        answer["cur_lr"] = self._anneal()
+        answer["kl_stop"] = self._moved_too_far(answer["approx_kl"])
+        if not answer["kl_stop"]:
+            answer.update(self._descend(loss, batch, clip_norm=learn.grad_clip_norm))
+        return answer
+
+    def _monitor_vars_learn(self) -> list[str]:
+        return [
+            "cur_lr",
+            "total_loss",
+            "policy_loss",
+            "value_loss",
+            "entropy",
+            "approx_kl",
+            "clip_fraction",
+        ]
+
+    def _value_fn(self, obs: Any) -> torch.Tensor:
+        """Return V of observations ``[…, *obs_shape]``: ``[…]`` float32, on the CPU."""
+        critic = getattr(self._model, "compute_critic", None)
+        with torch.no_grad():
+            seen = self._normalised(self._as_obs(obs))
+            value: torch.Tensor = self._model(seen)["value"] if critic is None else critic(seen)
+        return value.cpu()
+
+    def _anneal(self) -> float:
+        learn, group = self._cfg.learn, self._optimizer.param_groups[0]  # type: ignore[union-attr]
+        if learn.lr_anneal_updates is not None:
+            left = 1.0 - self._train_iter / learn.lr_anneal_updates
+            group["lr"] = learn.learning_rate * max(left, 0.0)
+        return float(group["lr"])
+
+    def _moved_too_far(self, kl: float) -> bool:
+        if self._target_kl is None:
+            return False
+        stays = kl <= self._target_kl
+        if self._reducer is not None:
+            # All ranks stop together, else some would wait for the others' gradients.
+            stays = parallel.all_agree(stays, self._device)
+        return not stays
+
+    def _state_dict_collect(self) -> dict[str, Any]:
+        whole = super()._state_dict_collect()
+        if self._obs_normaliser is not None:
+            whole["obs_normaliser"] = self._obs_normaliser.state_dict()
+        return whole
+
+    def _load_state_dict_collect(self, state_dict: dict[str, Any]) -> None:
+        super()._load_state_dict_collect(state_dict)
+        if self._obs_normaliser is not None:
+            self._obs_normaliser.load_state_dict(state_dict["obs_normaliser"])
+
+    def _state_dict_learn(self) -> dict[str, Any]:
+        whole = super()._state_dict_learn()
+        if self._reward_normaliser is not None:
+            whole["reward_normaliser"] = self._reward_normaliser.state_dict()
+        return whole
+
+    def _load_state_dict_learn(self, state_dict: dict[str, Any]) -> None:
+        super()._load_state_dict_learn(state_dict)
+        if self._reward_normaliser is not None:
+            self._reward_normaliser.load_state_dict(state_dict["reward_normaliser"])
+
+
+def _judge(output: dict[str, torch.Tensor], batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log-probabilities and entropies, ``[B]`` each, of the batch's actions."""
+    if "logit" in output:
+        logit = output["logit"]
+        return categorical_log_prob(logit, batch["action"]), categorical_entropy(logit)
+    raw = batch["raw_action"] if "raw_action" in batch else batch["action"]
+    log_prob = gaussian_log_prob(output["mu"], output["sigma"], raw)
+    return log_prob, gaussian_entropy(output["sigma"])
+
+
+def _standardised(adv: torch.Tensor) -> torch.Tensor:
+    if adv.numel() < 2:
+        return adv
+    return (adv - adv.mean()) / (adv.std() + 1e-8)
