@@ -1,5 +1,6 @@
 """Env managers: several Gymnasium envs stepped as one, with true final observations."""
 
+from dmiddleware.env.async_manager import AsyncEnvManager
 from dmiddleware.env.base import BaseEnvManager
 from dmiddleware.env.factory import make_env_manager
 from dmiddleware.env.sync_manager import SyncEnvManager
@@ -9,6 +10,7 @@ __all__ = [
     "make_env_manager",
     "BaseEnvManager",
     "SyncEnvManager",
+    "AsyncEnvManager",
     "BatchedTimestep",
     "EnvTimestep",
     "StepInfo",

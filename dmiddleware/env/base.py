@@ -325,14 +325,42 @@ class BaseEnvManager(ABC):
             updated[env_id] = info
         self._ready_infos = updated
 
-    def _install_step(self, ids: list[int] | None, obs: NestedArrays) -> None:
+    def _finish(
+        self,
+        ids: list[int] | None,
+        obs: NestedArrays,
+        next_obs: NestedArrays,
+        reward: npt.NDArray[np.float64],
+        done: BoolArray,
+        terminated: BoolArray,
+        truncated: BoolArray,
+        infos: Sequence[Mapping[str, Any]],
+        failed: list[int] | None,
+    ) -> BatchedTimestep:
+        """Take over what to act on next, and hand out the step.
+
+        ``ids`` are the envs of the rows, ``failed`` the rows whose env was restarted.
+        """
+        abnormal = np.zeros(len(reward), np.bool_)
+        if failed is not None:
+            abnormal[failed] = True
+            self._totals.clear(failed if ids is None else [ids[row] for row in failed])
         self._ready_obs = obs if ids is None else replace_rows(self._ready_obs, ids, obs)
+        return BatchedTimestep(
+            self._all_ids if ids is None else self._id_array(ids),
+            obs,
+            next_obs,
+            reward.astype(np.float32),
+            done,
+            terminated,
+            truncated,
+            abnormal,
+            StepInfo(infos),
+            ids is None and failed is None,
+        )
 
     def _id_array(self, ids: list[int] | None) -> IdArray:
         return self._all_ids if ids is None else np.array(ids, dtype=np.int64)
-
-    def _no_rows(self, n_rows: int) -> BoolArray:
-        return np.zeros(n_rows, dtype=np.bool_)
 
 
 def _plain(sample: Any) -> NestedArrays:

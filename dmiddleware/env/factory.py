@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import gymnasium as gym
 
+from dmiddleware.env.async_manager import AsyncEnvManager
 from dmiddleware.env.base import BaseEnvManager
 from dmiddleware.env.sync_manager import EnvFn, SyncEnvManager
 from dmiddleware.errors import ConfigError, RegistryError
@@ -29,6 +30,7 @@ def make_env_manager(
     max_retry: int = 3,
     step_timeout_s: float = 60.0,
     reset_timeout_s: float = 60.0,
+    envs_per_process: int = 1,
 ) -> BaseEnvManager:
     """Make an env manager, not yet launched (``with`` launches it).
 
@@ -45,6 +47,7 @@ def make_env_manager(
         max_retry: restarts in a row that one env is allowed.
         step_timeout_s: how long a step may take ("async").
         reset_timeout_s: how long making and resetting an env may take ("async").
+        envs_per_process: how many envs share a process ("async").
 
     Raises:
         ConfigError: if ``env_num`` or ``mode`` is impossible.
@@ -53,6 +56,15 @@ def make_env_manager(
     make = functools.partial(_make_env, _checked_env(env), dict(env_kwargs or {}), tuple(wrappers))
     if mode == "sync":
         return SyncEnvManager(_repeat(make, env_num), seed=seed, max_retry=max_retry)
+    if mode == "async":
+        return AsyncEnvManager(
+            _repeat(make, env_num),
+            seed=seed,
+            max_retry=max_retry,
+            step_timeout_s=step_timeout_s,
+            reset_timeout_s=reset_timeout_s,
+            envs_per_process=envs_per_process,
+        )
     raise ConfigError(f"mode is 'sync', 'async' or 'vector', got {mode!r}")
 
 

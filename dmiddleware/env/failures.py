@@ -56,14 +56,14 @@ class FailureBudget:
             kind = EnvTimeout if isinstance(error, EnvTimeout) else EnvCrashed
             raise kind(
                 f"env {env_id} failed {failures} time(s) in a row, max_retry is "
-                f"{self._max_retry}; the last time it {error} in {doing}.\n{details}"
+                f"{self._max_retry}; the last time, in {doing}, it {error}.\n{details}"
             )
         self._restarts[env_id] += 1
         logger.warning(
-            "env %d %s in %s; restarting it (failure %d in a row, %d allowed)\n%s",
+            "env %d failed in %s: it %s; it is restarted (failure %d in a row, %d allowed).\n%s",
             env_id,
-            error,
             doing,
+            error,
             failures,
             self._max_retry,
             details,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -10,11 +11,19 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from dmiddleware.env.spaces import Collate
-from dmiddleware.env.timestep import IdArray
 from dmiddleware.errors import EnvProtocolError, EnvStateError
 
-__all__ = ["check_env", "check_same_spaces", "culprit", "as_frame"]
+__all__ = [
+    "check_env",
+    "check_same_spaces",
+    "check_result",
+    "check_first",
+    "bad_obs",
+    "as_frame",
+    "close_quietly",
+]
+
+logger = logging.getLogger(__name__)
 
 
 def check_env(env: Any, index: int) -> None:
@@ -60,31 +69,58 @@ def check_same_spaces(
                 )
 
 
-def culprit(results: Sequence[Any], env_ids: IdArray, collate: Collate) -> EnvProtocolError:
-    """Find the env whose step returned something that cannot be used, and say what."""
-    for env_id, result in zip(env_ids.tolist(), results, strict=True):
-        if not isinstance(result, tuple) or len(result) != 5:
-            return EnvProtocolError(
-                f"env {env_id} returned {_short(result)} from step(); it must return (obs, reward, "
-                "terminated, truncated, info). An env of the old Gym interface needs "
-                "gymnasium.make('GymV21Environment-v0', env=…) from shimmy around it"
-            )
-        problem = _problem_of(result, collate)
-        if problem:
-            return EnvProtocolError(f"env {env_id} {problem}")
-    return EnvProtocolError("the envs returned results from step() that do not fit together")
+def check_result(result: Any, env_id: int) -> None:
+    """Refuse what a step returned if it is not (obs, reward, terminated, truncated, info).
 
-
-def _problem_of(result: tuple[Any, ...], collate: Collate) -> str:
-    try:
-        collate([result[0]])
-    except (TypeError, ValueError, KeyError) as error:
-        return f"returned an observation outside its observation space from step(): {error}"
+    Raises:
+        EnvProtocolError: showing what was returned.
+    """
+    if not isinstance(result, tuple) or len(result) != 5:
+        raise EnvProtocolError(
+            f"env {env_id} returned {_short(result)} from step(); it must return (obs, reward, "
+            "terminated, truncated, info). An env of the old Gym interface needs shimmy's "
+            "GymV21CompatibilityV0 around it"
+        )
     try:
         float(result[1])
     except (TypeError, ValueError):
-        return f"returned the reward {_short(result[1])} from step(); it must be a number"
-    return ""
+        raise EnvProtocolError(
+            f"env {env_id} returned the reward {_short(result[1])}; it must be one number"
+        ) from None
+    if not isinstance(result[4], Mapping):
+        raise EnvProtocolError(
+            f"env {env_id} returned the info {_short(result[4])}; it must be a dictionary"
+        )
+
+
+def check_first(result: Any, env_id: int) -> tuple[Any, Any]:
+    """Return what a reset returned, or refuse it if it is not (obs, info).
+
+    Raises:
+        EnvProtocolError: showing what was returned.
+    """
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
+        raise EnvProtocolError(
+            f"env {env_id} returned {_short(result)} from reset(); it must return (obs, info), "
+            "with a dictionary for info"
+        )
+    return result
+
+
+def bad_obs(env_id: int, obs: Any, space: spaces.Space[Any], error: Exception) -> EnvProtocolError:
+    """Return the error for an observation that does not fit its space."""
+    return EnvProtocolError(
+        f"env {env_id} gave an observation that does not fit its observation space {space}: "
+        f"{type(error).__name__}: {error}. The observation: {_short(obs)}"
+    )
+
+
+def close_quietly(env: gym.Env[Any, Any]) -> None:
+    """Close an env; what it raises is logged, since there is no one left to be told."""
+    try:
+        env.close()
+    except Exception:
+        logger.warning("an env raised while it was closed", exc_info=True)
 
 
 def as_frame(frame: Any, render_mode: str | None) -> npt.NDArray[np.uint8]:

@@ -17,10 +17,13 @@ __all__ = [
     "Split",
     "Write",
     "make_collate",
+    "make_read",
     "make_split",
     "make_write",
+    "allocate",
     "copy_arrays",
     "map_arrays",
+    "map_space",
     "replace_rows",
     "take_row",
     "take_rows",
@@ -76,6 +79,11 @@ def _collate_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Collate:
     return collate
 
 
+def allocate(space: spaces.Space[Any], n_rows: int) -> NestedArrays:
+    """Return unset arrays ``[n_rows, …]`` for elements of ``space``, as :func:`make_collate`."""
+    return map_space(lambda shape, dtype: np.empty((n_rows, *shape), dtype), space)
+
+
 def make_write(space: spaces.Space[Any]) -> Write:
     """Return a function ``(arrays, row, obs)`` that writes one observation into its row.
 
@@ -113,6 +121,17 @@ def _write_array(shape: tuple[int, ...]) -> Write:
 
 def _wrong_shape(found: tuple[int, ...], expected: tuple[int, ...]) -> ValueError:
     return ValueError(f"its shape is {found}, that of the space is {expected}")
+
+
+def map_space(
+    function: Callable[[tuple[int, ...], np.dtype[Any]], Any], space: spaces.Space[Any]
+) -> Any:
+    """Apply ``function(shape, dtype)`` to every array of a space, nested as the space is."""
+    if isinstance(space, spaces.Dict):
+        return {str(key): map_space(function, sub) for key, sub in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(map_space(function, sub) for sub in space.spaces)
+    return function(*_shape_and_dtype(space))
 
 
 def _shape_and_dtype(space: spaces.Space[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -206,6 +225,22 @@ def _misfit(array: npt.NDArray[Any], space: spaces.Space[Any], expected: str) ->
         f"actions of shape {array.shape} and dtype {array.dtype} do not fit the action space "
         f"{space}: give {expected}, one row per ready env"
     )
+
+
+def make_read(space: spaces.Space[Any]) -> Callable[[NestedArrays, int], Any]:
+    """Return a function ``(arrays, row)`` that copies one element of ``space`` out of its row."""
+    if isinstance(space, spaces.Dict):
+        parts = [(str(key), key, make_read(sub)) for key, sub in space.spaces.items()]
+        return lambda arrays, row: {key: read(arrays[name], row) for name, key, read in parts}
+    if isinstance(space, spaces.Tuple):
+        items = [make_read(sub) for sub in space.spaces]
+        return lambda arrays, row: tuple(
+            read(part, row) for read, part in zip(items, arrays, strict=True)
+        )
+    if isinstance(space, spaces.Discrete):
+        kind = np.dtype(space.dtype).type
+        return lambda array, row: kind(array[row])
+    return lambda array, row: array[row].copy()
 
 
 def map_arrays(function: Callable[..., Any], nested: NestedArrays, *others: NestedArrays) -> Any:

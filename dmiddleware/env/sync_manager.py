@@ -15,10 +15,18 @@ from gymnasium import spaces
 
 from dmiddleware.env.base import BaseEnvManager
 from dmiddleware.env.failures import FailureBudget
-from dmiddleware.env.protocol import as_frame, check_env, check_same_spaces, culprit
-from dmiddleware.env.spaces import NestedArrays, copy_arrays
-from dmiddleware.env.timestep import BatchedTimestep, BoolArray, StepInfo
-from dmiddleware.errors import EnvCrashed, EnvError, StructureError
+from dmiddleware.env.protocol import (
+    as_frame,
+    bad_obs,
+    check_env,
+    check_first,
+    check_result,
+    check_same_spaces,
+    close_quietly,
+)
+from dmiddleware.env.spaces import NestedArrays, allocate, copy_arrays
+from dmiddleware.env.timestep import BatchedTimestep, BoolArray
+from dmiddleware.errors import EnvCrashed, EnvError, EnvProtocolError, StructureError
 from dmiddleware.seeding import derive_seed
 
 __all__ = ["SyncEnvManager", "EnvFn"]
@@ -87,7 +95,8 @@ class SyncEnvManager(BaseEnvManager):
                 for index in range(self._env_num)
             ]
             self._open = True
-            self._install_reset(range(self._env_num), *self._batch_resets(firsts))
+            ids = range(self._env_num)
+            self._install_reset(ids, *self._batch_resets(ids, firsts))
         except BaseException:
             self.close()
             raise
@@ -97,13 +106,18 @@ class SyncEnvManager(BaseEnvManager):
         self._open = False
         envs, self._envs, self._steps = self._envs, [], []
         for env in envs:
-            _close_quietly(env)
+            close_quietly(env)
 
     def reset(self, env_ids: Iterable[int] | None = None) -> None:
         """Begin a new episode in some envs, see :meth:`BaseEnvManager.reset`."""
         self._require_open("reset")
         ids = self._checked_ids(env_ids)
-        self._install_reset(ids, *self._batch_resets([self._reset(index) for index in ids]))
+        try:
+            firsts = [self._reset(env_id) for env_id in ids]
+            self._install_reset(ids, *self._batch_resets(ids, firsts))
+        except EnvError:
+            self.close()
+            raise
 
     def step(self, actions: NestedArrays | Mapping[int, Any]) -> BatchedTimestep:
         """Step the envs, and reset those whose episode ended, see :meth:`BaseEnvManager.step`."""
@@ -114,11 +128,15 @@ class SyncEnvManager(BaseEnvManager):
         append = results.append
         failed: list[int] | None = None
         try:
-            for step, action in zip(steps, rows, strict=True):
-                append(step(action))
-        except Exception as error:  # noqa: BLE001 - an env may raise anything
-            failed = self._finish_after_failure(ids, rows, results, error)
-        return self._assemble(ids, results, failed)
+            try:
+                for step, action in zip(steps, rows, strict=True):
+                    append(step(action))
+            except Exception as error:  # noqa: BLE001 - an env may raise anything
+                failed = self._finish_after_failure(ids, rows, results, error)
+            return self._assemble(ids, results, failed)
+        except EnvError:
+            self.close()
+            raise
 
     def render(self, env_ids: Iterable[int] | None = None) -> list[npt.NDArray[np.uint8]]:
         """Return a picture of each env, see :meth:`BaseEnvManager.render`."""
@@ -137,7 +155,10 @@ class SyncEnvManager(BaseEnvManager):
             next_obs = self._collate(obs_rows)
             reward = np.array(rewards, dtype=np.float64)
         except (TypeError, ValueError, KeyError) as error:
-            raise culprit(results, self._id_array(ids), self._collate) from error
+            self._blame_env(ids, results)
+            raise EnvProtocolError(
+                f"the envs' observations do not fit together: {error}"
+            ) from error
         self._totals.add(ids, reward)
         if ids is None:
             self._ready_infos = infos
@@ -146,29 +167,13 @@ class SyncEnvManager(BaseEnvManager):
         done = np.zeros(n_rows, np.bool_)
         terminated = np.zeros(n_rows, np.bool_)
         truncated = np.zeros(n_rows, np.bool_)
-        abnormal = np.zeros(n_rows, np.bool_)
         obs = next_obs
         if True in terminated_rows or True in truncated_rows:
             terminated[:] = terminated_rows
             truncated[:] = truncated_rows
             np.logical_or(terminated, truncated, out=done)
             infos, obs = self._reset_ended(ids, done, infos, next_obs)
-        if failed is not None:
-            abnormal[failed] = True
-            self._totals.clear(failed if ids is None else [ids[row] for row in failed])
-        self._install_step(ids, obs)
-        return BatchedTimestep(
-            self._all_ids if ids is None else self._id_array(ids),
-            obs,
-            next_obs,
-            reward.astype(np.float32),
-            done,
-            terminated,
-            truncated,
-            abnormal,
-            StepInfo(infos),
-            ids is None and failed is None,
-        )
+        return self._finish(ids, obs, next_obs, reward, done, terminated, truncated, infos, failed)
 
     def _reset_ended(
         self,
@@ -185,7 +190,7 @@ class SyncEnvManager(BaseEnvManager):
             last_infos[row] = {**self._totals.end(env_id), **infos[row]}
             self._failures.record_episode(env_id)
             first, ready_infos[env_id] = self._reset(env_id)
-            self._write(obs, row, first)
+            self._write_obs(obs, row, first, env_id)
         self._ready_infos = ready_infos
         return last_infos, obs
 
@@ -227,12 +232,8 @@ class SyncEnvManager(BaseEnvManager):
         while True:
             details = "".join(traceback.format_exception(error))
             summary = EnvCrashed(f"raised {type(error).__name__}: {error}")
-            try:
-                self._failures.record_failure(env_id, doing, summary, details)
-            except EnvError:
-                self.close()
-                raise
-            _close_quietly(self._envs[env_id])
+            self._failures.record_failure(env_id, doing, summary, details)
+            close_quietly(self._envs[env_id])
             if self._seeds is not None:
                 # Another seed than at the start, or the same failure would come again.
                 count = self._failures.restarts_of(env_id)
@@ -241,35 +242,64 @@ class SyncEnvManager(BaseEnvManager):
                 env = self._env_fns[env_id]()
                 self._envs[env_id], self._steps[env_id] = env, env.step
                 return self._reset_once(env_id)
+            except EnvProtocolError:
+                raise
             except Exception as another:  # noqa: BLE001 - an env may raise anything
                 error, doing = another, "restart"
 
     def _reset(self, env_id: int) -> tuple[Any, Any]:
         try:
             return self._reset_once(env_id)
+        except EnvProtocolError:
+            raise
         except Exception as error:  # noqa: BLE001 - an env may raise anything
             return self._restart(env_id, "reset", error)
 
     def _reset_once(self, env_id: int) -> tuple[Any, Any]:
         seed = self._pending_seeds.pop(env_id, None)
         env = self._envs[env_id]
-        if seed is None:
-            obs, info = env.reset()
-        else:
-            obs, info = env.reset(seed=seed)
+        result = env.reset() if seed is None else env.reset(seed=seed)
+        if seed is not None:
             env.action_space.seed(seed)
-        return obs, info
+        return check_first(result, env_id)
 
-    def _batch_resets(self, firsts: list[tuple[Any, Any]]) -> tuple[NestedArrays, list[Any]]:
-        return self._collate([obs for obs, _ in firsts]), [info for _, info in firsts]
+    def _batch_resets(
+        self, ids: Sequence[int], firsts: list[tuple[Any, Any]]
+    ) -> tuple[NestedArrays, list[Any]]:
+        arrays = allocate(self.observation_space, len(ids))
+        for row, (env_id, (obs, _)) in enumerate(zip(ids, firsts, strict=True)):
+            self._write_obs(arrays, row, obs, env_id)
+        return arrays, [info for _, info in firsts]
+
+    def _write_obs(self, arrays: NestedArrays, row: int, obs: Any, env_id: int) -> None:
+        try:
+            self._write(arrays, row, obs)
+        except (TypeError, ValueError, KeyError) as error:
+            raise bad_obs(env_id, obs, self.observation_space, error) from error
+
+    def _blame_env(self, ids: list[int] | None, results: list[Any]) -> None:
+        """Raise for the first env whose step returned something that cannot be used."""
+        for env_id, result in zip(self._id_array(ids).tolist(), results, strict=True):
+            check_result(result, env_id)
+            self._write_obs(allocate(self.observation_space, 1), 0, result[0], env_id)
 
     def _probe_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-        env = _first(0, "made", self._env_fns[0])
-        try:
-            check_env(env, 0)
-            return env.observation_space, env.action_space
-        finally:
-            _close_quietly(env)
+        return probe_spaces(self._env_fns[0])
+
+
+def probe_spaces(env_fn: EnvFn) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+    """Make an env, and close it, to learn its observation and action space.
+
+    Raises:
+        EnvCrashed: if it cannot be made.
+        EnvProtocolError: if it is no Gymnasium env.
+    """
+    env = _first(0, "made", env_fn)
+    try:
+        check_env(env, 0)
+        return env.observation_space, env.action_space
+    finally:
+        close_quietly(env)
 
 
 def _first(index: int, what: str, function: Callable[[], Any]) -> Any:
@@ -283,10 +313,3 @@ def _first(index: int, what: str, function: Callable[[], Any]) -> Any:
             f"env {index} could not be {what}: {type(error).__name__}: {error}\n"
             f"{traceback.format_exc()}"
         ) from error
-
-
-def _close_quietly(env: gym.Env[Any, Any]) -> None:
-    try:
-        env.close()
-    except Exception:
-        logger.warning("an env raised while it was closed", exc_info=True)

@@ -1,0 +1,167 @@
+"""Messages between a manager and the processes of its envs, with deadlines."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+__all__ = ["Channel", "ChannelClosed", "deadline_in", "read_what_is_there"]
+
+_HEADER = struct.Struct("=Q")
+_CHUNK = 1 << 20
+
+
+class ChannelClosed(Exception):
+    """The other end is gone."""
+
+
+def deadline_in(seconds: float) -> float:
+    """Return the moment, on the monotonic clock, that is ``seconds`` away."""
+    return time.monotonic() + seconds
+
+
+class Channel:
+    """Sends and receives whole messages over a stream socket.
+
+    Args:
+        sock: a connected stream socket; the channel owns it.
+        is_peer_alive: asked about once a second while waiting, for the case that the other end died
+            and a process that it started holds its socket open; None trusts the socket alone.
+    """
+
+    def __init__(
+        self, sock: socket.socket, *, is_peer_alive: Callable[[], bool] | None = None
+    ) -> None:
+        self._sock = sock
+        self._is_peer_alive = is_peer_alive
+
+    def fileno(self) -> int:
+        """Return the socket's file descriptor."""
+        return self._sock.fileno()
+
+    def send(self, message: bytes, *, deadline: float | None = None) -> None:
+        """Send one message.
+
+        Args:
+            message: any bytes.
+            deadline: on the monotonic clock; None: no limit.
+
+        Raises:
+            ChannelClosed: if the other end is gone.
+            TimeoutError: if the other end does not take it before the deadline.
+        """
+        self._sock.settimeout(_remaining(deadline))
+        try:
+            self._sock.sendall(_HEADER.pack(len(message)) + message)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise ChannelClosed from error
+
+    def receive(self, *, deadline: float | None = None) -> bytes:
+        """Wait for one message.
+
+        Args:
+            deadline: on the monotonic clock; None: no limit.
+
+        Raises:
+            ChannelClosed: if the other end is gone, perhaps in the middle of a message.
+            TimeoutError: if no whole message came before the deadline.
+        """
+        (size,) = _HEADER.unpack(self._receive_exactly(_HEADER.size, deadline))
+        return self._receive_exactly(size, deadline)
+
+    def send_fd(self, fd: int, *, deadline: float | None = None) -> None:
+        """Send an open file; the receiver gets a descriptor of its own."""
+        self._sock.settimeout(_remaining(deadline))
+        try:
+            socket.send_fds(self._sock, [b"\0"], [fd])
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise ChannelClosed from error
+
+    def receive_fd(self) -> int:
+        """Wait for an open file; the caller owns the descriptor."""
+        self._sock.settimeout(None)
+        data, fds, _, _ = socket.recv_fds(self._sock, 1, 1)
+        if not data or not fds:
+            raise ChannelClosed
+        return fds[0]
+
+    def wait_until_closed(self, *, deadline: float | None = None) -> bool:
+        """Wait until the other end is gone; messages that come meanwhile are left unread.
+
+        Returns:
+            Whether it is gone; False if the deadline came first.
+        """
+        poll = select.poll()
+        # No event is asked for: a hang-up is always reported.
+        poll.register(self._sock.fileno(), 0)
+        remaining = _remaining(deadline)
+        return bool(poll.poll(None if remaining is None else remaining * 1000))
+
+    def close(self) -> None:
+        """Close this end; a second call does nothing."""
+        with contextlib.suppress(OSError):
+            self._sock.close()
+
+    def _receive_exactly(self, size: int, deadline: float | None) -> bytes:
+        parts: list[bytes] = []
+        missing = size
+        while missing:
+            part = self._receive_some(min(missing, _CHUNK), deadline)
+            if not part:
+                raise ChannelClosed
+            if len(part) == size:
+                return part
+            parts.append(part)
+            missing -= len(part)
+        return b"".join(parts)
+
+    def _receive_some(self, size: int, deadline: float | None) -> bytes:
+        while True:
+            remaining = _remaining(deadline)
+            if self._is_peer_alive is None:
+                slice_s = remaining
+            else:
+                slice_s = 1.0 if remaining is None else min(remaining, 1.0)
+            self._sock.settimeout(slice_s)
+            try:
+                return self._sock.recv(size)
+            except TimeoutError:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise
+                if self._is_peer_alive is not None and not self._is_peer_alive():
+                    raise ChannelClosed from None
+            except OSError as error:
+                raise ChannelClosed from error
+
+
+def _remaining(deadline: float | None) -> float | None:
+    # Zero would make the socket non-blocking instead of letting it time out.
+    return None if deadline is None else max(deadline - time.monotonic(), 1e-4)
+
+
+def read_what_is_there(fd: int, *, wait_s: float, limit: int = 1 << 16) -> str:
+    """Read what another process has written into a pipe, without waiting for its end.
+
+    Args:
+        fd: the reading end.
+        wait_s: how long to wait for the first byte; what follows must follow within 50 ms.
+        limit: bytes to read at most.
+    """
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    parts: list[bytes] = []
+    while sum(map(len, parts)) < limit and poll.poll((0.05 if parts else wait_s) * 1000):
+        part = os.read(fd, limit)
+        if not part:
+            break
+        parts.append(part)
+    return b"".join(parts).decode(errors="replace")
