@@ -1,0 +1,435 @@
+"""The learner: trains a policy, with hooks around."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from easydict import EasyDict
+
+from dmiddleware.config import Configurable, check_value
+from dmiddleware.errors import ConfigError
+from dmiddleware.policy import LearnMode
+from dmiddleware.worker.learner.averages import MovingAverages
+from dmiddleware.worker.learner.counter import CountVar
+from dmiddleware.worker.learner.hook_building import (
+    Hooks,
+    add_learner_hook,
+    build_learner_hook_by_cfg,
+)
+from dmiddleware.worker.learner.hooks import LearnerHook, SaveCkptHook
+from dmiddleware.worker.learner.prefetch import PrefetchLoader
+from dmiddleware.worker.learner.sigterm import SigtermGuard
+from dmiddleware.worker.ranks import rank_and_world_size
+from dmiddleware.worker.tensorboard import LazyWriter
+
+__all__ = ["BaseLearner"]
+
+_WINDOW = 100
+_PLACES = ("replay_buffer_idx", "replay_unique_id", "index")
+_TIMES = ("train_time", "data_time")
+
+
+class BaseLearner(Configurable):
+    """Trains a policy: ``before_run → (before_iter → forward → after_iter)* → after_run``.
+
+    Used in one of two ways: someone else's loop calls :meth:`train` with a batch, or :meth:`start`
+    runs a loop of its own over a data loader.
+
+    Args:
+        cfg: what differs from ``default_config()``.
+        policy: a learn mode; may be set later.
+        tb_logger: a tensorboardX ``SummaryWriter``; None makes one in ``<exp_name>/log`` as soon as
+            something is logged.
+        dist_info: ``(rank, world_size)``; None asks ``torch.distributed``.
+        exp_name: folder for the learner's output.
+        instance_name: tells learners apart in logs and folders.
+
+    Raises:
+        ConfigError: for an unusable config.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "train_iterations": int(1e9),
+        "dataloader": {"num_workers": 0, "worker": "thread", "prefetch": 2, "timeout_s": 600.0},
+        "log_policy": True,
+        "only_monitor_rank0": True,
+        "hook": {
+            "load_ckpt_before_run": "",
+            "log_show_after_iter": 100,
+            "save_ckpt_after_iter": 10000,
+            "save_ckpt_after_run": True,
+        },
+    }
+    config_open: ClassVar[tuple[str, ...]] = ("hook",)
+
+    def __init__(
+        self,
+        cfg: Mapping[str, Any] | None = None,
+        policy: LearnMode | None = None,
+        tb_logger: Any = None,
+        dist_info: tuple[int, int] | None = None,
+        exp_name: str = "default_experiment",
+        instance_name: str = "learner",
+    ) -> None:
+        self._cfg: EasyDict = self.merged_config(cfg)
+        self._exp_name = exp_name
+        self._instance_name = instance_name
+        self._rank, self._world_size = dist_info or rank_and_world_size()
+        self._logger = logging.getLogger(f"{__name__}.{instance_name}")
+        self._writer = LazyWriter(tb_logger, Path(exp_name) / "log" / instance_name)
+        self._last_iter = CountVar()
+        self._collector_envstep = -1
+        self._done = False
+        self._ckpt_name: str | None = None
+        self._priority_info: dict[str, Any] = {}
+        self._log_buffer: dict[str, dict[str, Any]] = {
+            "scalar": {}, "scalars": {}, "histogram": {},
+        }  # fmt: skip
+        self._monitor = MovingAverages(_TIMES, window=_WINDOW)
+        self._loader: PrefetchLoader | None = None
+        self._get_data: Callable[[int], list[Callable[[], Any]]] | None = None
+        hook_cfg = dict(self._cfg.hook)
+        if self._world_size > 1:
+            hook_cfg.setdefault("log_reduce_after_iter", True)
+        self._hooks: Hooks = build_learner_hook_by_cfg(hook_cfg)
+        self._policy: LearnMode | None = None
+        if policy is not None:
+            self.policy = policy
+
+    @classmethod
+    def check_config(cls, cfg: EasyDict) -> None:
+        """Refuse impossible values."""
+        check_value(
+            cfg.train_iterations >= 0, "train_iterations", cfg.train_iterations, "at least 0"
+        )
+
+    # Training -------------------------------------------------------------------------------------
+
+    def train(
+        self, data: Any, envstep: int = -1, policy_kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Make one call of the policy's forward, with the hooks around it.
+
+        Args:
+            data: a batch, as the policy's forward takes it.
+            envstep: env steps that the collectors have made; negative: as before.
+            policy_kwargs: given to the policy's forward.
+
+        Returns:
+            What the forward returned: a dictionary, or a list of them, each of which counts as one
+            iteration.
+
+        Raises:
+            ConfigError: if no policy was set.
+            NonFiniteLoss: if the policy refuses a loss; hooks after the iteration do not run.
+        """
+        if envstep >= 0:
+            self._collector_envstep = envstep
+        policy = self.policy
+        self.call_hook("before_iter")
+        began = time.perf_counter()
+        outputs: Any = policy.forward(data, **(policy_kwargs or {}))
+        self._log_buffer["scalar"]["train_time"] = time.perf_counter() - began
+        for output in outputs if isinstance(outputs, list) else (outputs,):
+            self._take_output(output, data)
+            self.call_hook("after_iter")
+            self._last_iter.add(1)
+        return outputs
+
+    def _take_output(self, output: Mapping[str, Any], data: Any) -> None:
+        scalar = self._log_buffer["scalar"]
+        for key, value in output.items():
+            if isinstance(value, float | int):
+                scalar[key] = value
+            elif key == "priority":
+                self._priority_info = _priority_info(value, data)
+            elif key.startswith("[scalars]"):
+                self._log_buffer["scalars"][key.removeprefix("[scalars]")] = value
+            elif key.startswith("[histogram]"):
+                self._log_buffer["histogram"][key.removeprefix("[histogram]")] = value
+            elif isinstance(value, torch.Tensor | np.generic) and math.prod(value.shape) == 1:
+                scalar[key] = value.item()
+
+    def start(self) -> None:
+        """Run the whole training: ``train_iterations`` batches from the data loader.
+
+        If it ends by an exception or by SIGTERM, a checkpoint is saved first; then the exception is
+        raised, or the signal sent, again.
+
+        Raises:
+            ConfigError: if there is no policy or no data loader.
+        """
+        if self._loader is None:
+            raise ConfigError(
+                "the learner has no data; set `learner.get_data` and call setup_dataloader() "
+                "before start(), or call train(batch) in a loop of your own"
+            )
+        with SigtermGuard() as guard:
+            try:
+                self.call_hook("before_run")
+                for _ in range(int(self._cfg.train_iterations)):
+                    self._one_iteration(guard)
+                with guard.interruptible():
+                    pass
+                self.call_hook("after_run")
+                self._done = True
+            except BaseException as error:
+                self._save_what_there_is(error)
+                raise
+
+    def _one_iteration(self, guard: SigtermGuard) -> None:
+        assert self._loader is not None
+        began = time.perf_counter()
+        with guard.interruptible():
+            data = next(self._loader)
+        self._log_buffer["scalar"]["data_time"] = time.perf_counter() - began
+        self.train(data)
+
+    def _save_what_there_is(self, error: BaseException) -> None:
+        self._logger.error(
+            "%s stops at iteration %d because of %s; saving a checkpoint",
+            self._instance_name, self.train_iter, type(error).__name__,
+        )  # fmt: skip
+        try:
+            self.save_checkpoint()
+        except Exception as another:
+            # The first error is what the caller must see.
+            self._logger.exception("the checkpoint could not be saved either")
+            error.add_note(f"and the learner's checkpoint could not be saved: {another}")
+
+    def setup_dataloader(self) -> None:
+        """Begin to prefetch batches from ``get_data``.
+
+        Raises:
+            ConfigError: if ``get_data`` or the policy was not set.
+        """
+        if self._get_data is None:
+            raise ConfigError(
+                "set `learner.get_data` first: a function of the batch size that returns as many "
+                "callables, each of which loads one sample"
+            )
+        self._close_loader()
+        self._loader = PrefetchLoader(
+            self._get_data, self.policy.get_attribute("batch_size"), **self._cfg.dataloader
+        )
+
+    @property
+    def get_data(self) -> Callable[[int], list[Callable[[], Any]]] | None:
+        """Where batches come from: batch size → that many callables, each loads one sample."""
+        return self._get_data
+
+    @get_data.setter
+    def get_data(self, function: Callable[[int], list[Callable[[], Any]]]) -> None:
+        self._get_data = function
+
+    # Hooks ----------------------------------------------------------------------------------------
+
+    def call_hook(self, position: str) -> None:
+        """Call the hooks of one position, in order of priority."""
+        for hook in self._hooks[position]:
+            hook(self)
+
+    def register_hook(self, hook: LearnerHook) -> None:
+        """Add a hook at its place."""
+        add_learner_hook(self._hooks, hook)
+
+    @property
+    def hooks(self) -> Hooks:
+        """The hooks by position, in the order in which they run."""
+        return {position: list(hooks) for position, hooks in self._hooks.items()}
+
+    def save_checkpoint(self, ckpt_name: str | None = None) -> None:
+        """Save a checkpoint now, with the hook ``save_ckpt_after_run``.
+
+        Args:
+            ckpt_name: file name; None: :attr:`ckpt_name`, or by the iteration.
+
+        Raises:
+            CheckpointWriteError: if the file cannot be written; what was there before is intact.
+        """
+        before = self._ckpt_name
+        if ckpt_name is not None:
+            self._ckpt_name = ckpt_name
+        try:
+            self._save_hook()(self)
+        finally:
+            self._ckpt_name = before
+
+    def _save_hook(self) -> LearnerHook:
+        for hook in self._hooks["after_run"]:
+            if hook.name == "save_ckpt_after_run":
+                return hook
+        # Left out of the run's end by the config, but someone asks for a checkpoint now.
+        return SaveCkptHook("save_ckpt_after_run", 20, position="after_run")
+
+    # Logs -----------------------------------------------------------------------------------------
+
+    def info(self, s: str) -> None:
+        """Write to the text log, on rank 0."""
+        if self._rank == 0:
+            self._logger.info("%s", s)
+
+    def debug(self, s: str) -> None:
+        """Write to the text log at level DEBUG, on rank 0."""
+        if self._rank == 0:
+            self._logger.debug("%s", s)
+
+    def close(self) -> None:
+        """Stop the data loader and close the tensorboard writer, if it is the learner's own."""
+        self._close_loader()
+        self._writer.close()
+
+    def _close_loader(self) -> None:
+        if self._loader is not None:
+            self._loader.close()
+            self._loader = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._instance_name!r}, iteration {self.train_iter})"
+
+    # Properties -----------------------------------------------------------------------------------
+
+    @property
+    def learn_info(self) -> dict[str, Any]:
+        """What a commander needs to know."""
+        return {
+            "learner_step": self.train_iter,
+            "learner_done": self._done,
+            "priority_info": self._priority_info,
+            "envstep": self._collector_envstep,
+            "rank": self._rank,
+            "world_size": self._world_size,
+        }
+
+    @property
+    def priority_info(self) -> dict[str, Any]:
+        """The last priorities, with the data's places in its buffer, as far as it tells them."""
+        return self._priority_info
+
+    @property
+    def collector_envstep(self) -> int:
+        """Env steps that the collectors have made; -1: unknown."""
+        return self._collector_envstep
+
+    @collector_envstep.setter
+    def collector_envstep(self, value: int) -> None:
+        self._collector_envstep = value
+
+    @property
+    def last_iter(self) -> CountVar:
+        """The counter of finished iterations."""
+        return self._last_iter
+
+    @property
+    def train_iter(self) -> int:
+        """Finished iterations."""
+        return self._last_iter.val
+
+    @property
+    def rank(self) -> int:
+        """This learner's rank."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._world_size
+
+    @property
+    def policy(self) -> LearnMode:
+        """The policy's learn mode.
+
+        Raises:
+            ConfigError: if none was set.
+        """
+        if self._policy is None:
+            raise ConfigError("the learner has no policy; set `learner.policy = policy.learn_mode`")
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: LearnMode) -> None:
+        self._policy = policy
+        if self._cfg.log_policy:
+            self.info(policy.info())
+        self._monitor = MovingAverages([*_TIMES, *policy.monitor_vars()], window=_WINDOW)
+
+    @property
+    def monitor(self) -> MovingAverages:
+        """Moving averages of the policy's ``monitor_vars`` and of the learner's times."""
+        return self._monitor
+
+    @property
+    def monitors(self) -> bool:
+        """Whether this rank keeps moving averages."""
+        return self._rank == 0 or not self._cfg.only_monitor_rank0
+
+    @property
+    def log_buffer(self) -> dict[str, dict[str, Any]]:
+        """What the last iteration reported: ``scalar``, ``scalars`` and ``histogram``."""
+        return self._log_buffer
+
+    @property
+    def logger(self) -> logging.Logger:
+        """The text log."""
+        return self._logger
+
+    @property
+    def tb_logger(self) -> Any:
+        """The tensorboard writer."""
+        return self._writer.get()
+
+    @property
+    def ckpt_name(self) -> str | None:
+        """File name of the next checkpoints; None: by the iteration."""
+        return self._ckpt_name
+
+    @ckpt_name.setter
+    def ckpt_name(self, ckpt_name: str | None) -> None:
+        self._ckpt_name = ckpt_name
+
+    @property
+    def ckpt_dir(self) -> Path:
+        """Where checkpoints go: ``ckpt`` in the output folder, with the name of the instance."""
+        tail = "" if self._instance_name == "learner" else f"_{self._instance_name}"
+        return Path(self._exp_name) / f"ckpt{tail}"
+
+    @property
+    def exp_name(self) -> str:
+        """The output folder."""
+        return self._exp_name
+
+    @property
+    def instance_name(self) -> str:
+        """The name that tells learners apart."""
+        return self._instance_name
+
+
+def _priority_info(priority: Any, data: Any) -> dict[str, Any]:
+    """Return the priorities, with what the data tells about its places in its buffer."""
+    info: dict[str, Any] = {"priority": priority}
+    for key in _PLACES:
+        if isinstance(data, list):
+            if data and key in data[0]:
+                info[key] = [sample[key] for sample in data]
+        elif key in data:
+            info[key] = data[key]
+    return info

@@ -1,0 +1,265 @@
+"""Hooks: what a learner does around its run and around each iteration."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
+from dmiddleware.errors import ConfigError
+from dmiddleware.worker.ranks import mean_over_ranks
+from dmiddleware.worker.text import table
+
+if TYPE_CHECKING:
+    from dmiddleware.worker.learner.base import BaseLearner
+
+__all__ = [
+    "POSITIONS",
+    "Hook",
+    "LearnerHook",
+    "LoadCkptHook",
+    "LogReduceHook",
+    "LogShowHook",
+    "SaveCkptHook",
+    "checkpoint_name",
+]
+
+logger = logging.getLogger(__name__)
+
+POSITIONS = ("before_run", "after_run", "before_iter", "after_iter")
+"""Where a learner calls its hooks."""
+
+SUFFIX = ".safetensors"
+
+
+class Hook(ABC):
+    """Something that a worker calls at a certain place of its work.
+
+    Args:
+        name: tells it apart; may be anything.
+        priority: hooks with lower ones run first, equal ones in the order of registration.
+    """
+
+    def __init__(self, name: str, priority: float) -> None:
+        if priority < 0:
+            raise ConfigError(f"the priority of hook {name!r} must be at least 0, got {priority}")
+        self._name = name
+        self._priority = priority
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return self._name
+
+    @property
+    def priority(self) -> float:
+        """The rank among the hooks of one position; lower runs first."""
+        return self._priority
+
+    @abstractmethod
+    def __call__(self, engine: Any) -> None:
+        """Do the hook's work for the worker that calls it."""
+
+
+class LearnerHook(Hook):
+    """A hook of a learner.
+
+    Args:
+        args: name and priority, see :class:`Hook`.
+        position: when it runs: ``before_run``, ``after_run``, ``before_iter`` or ``after_iter``.
+
+    Raises:
+        ConfigError: for another position.
+    """
+
+    def __init__(self, *args: Any, position: str) -> None:
+        super().__init__(*args)
+        if position not in POSITIONS:
+            raise ConfigError(
+                f"the position of hook {self.name!r} must be one of {', '.join(POSITIONS)}, "
+                f"got {position!r}"
+            )
+        self._position = position
+
+    @property
+    def position(self) -> str:
+        """When the hook runs."""
+        return self._position
+
+    def _option(self, ext_args: Mapping[str, Any] | None, key: str, default: Any) -> Any:
+        """Return one of ``ext_args``; no others may be there."""
+        given = dict(ext_args or {})
+        value = given.pop(key, default)
+        if given:
+            raise ConfigError(
+                f"hook {self.name!r}: unknown ext_args {', '.join(sorted(given))}; "
+                f"{type(self).__name__} knows {key}"
+            )
+        return value
+
+
+class _PeriodicHook(LearnerHook):
+    """A hook that does its work every ``ext_args.freq`` iterations (1 if it is not given)."""
+
+    def __init__(
+        self, *args: Any, position: str, ext_args: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(*args, position=position)
+        freq = self._option(ext_args, "freq", 1)
+        if isinstance(freq, bool) or not isinstance(freq, int | float) or freq != int(freq):
+            raise ConfigError(f"hook {self.name!r}: freq must be a whole number, got {freq!r}")
+        if freq < 1:
+            raise ConfigError(f"hook {self.name!r}: freq must be at least 1, got {freq}")
+        self._freq = int(freq)
+
+    def _is_due(self, n_iterations: int) -> bool:
+        return self._position != "after_iter" or n_iterations % self._freq == 0
+
+
+class LoadCkptHook(LearnerHook):
+    """Restores policy, iteration and env step from a checkpoint.
+
+    Args:
+        args: name and priority.
+        position: ``before_run``, usually.
+        ext_args: ``load_path``; ``""`` (the default) does nothing.
+    """
+
+    def __init__(
+        self, *args: Any, position: str, ext_args: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(*args, position=position)
+        self._load_path = str(self._option(ext_args, "load_path", ""))
+
+    def __call__(self, engine: BaseLearner) -> None:
+        """Load the checkpoint into the learner's policy.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            CheckpointDamaged: if the file is not a whole checkpoint.
+            CheckpointMismatch: if it belongs to another model.
+        """
+        if not self._load_path:
+            return
+        state = load_checkpoint(self._load_path)
+        last_iter, last_step = state.pop("last_iter", 0), state.pop("last_step", 0)
+        engine.policy.load_state_dict(state)
+        engine.last_iter.update(last_iter)
+        engine.collector_envstep = last_step
+        engine.info(
+            f"{engine.instance_name} loaded {self._load_path}: iteration {last_iter}, "
+            f"env step {last_step}"
+        )
+
+
+class SaveCkptHook(_PeriodicHook):
+    """Saves the policy, the iteration and the env step, on rank 0.
+
+    The file is ``<exp_name>/ckpt[_<instance_name>]/iteration_<n>.safetensors``, ``n`` being the
+    number of finished iterations, or the learner's ``ckpt_name``, if that is set. It is written
+    whole or not at all.
+
+    Args:
+        args: name and priority.
+        position: ``after_iter`` or ``after_run``, usually.
+        ext_args: ``freq``, in iterations (``after_iter`` only).
+    """
+
+    def __call__(self, engine: BaseLearner) -> None:
+        """Save, if it is time.
+
+        Raises:
+            CheckpointWriteError: if the file cannot be written; what was there before is intact.
+        """
+        n_iterations = finished_iterations(engine, self._position)
+        if engine.rank != 0 or not self._is_due(n_iterations):
+            return
+        path = engine.ckpt_dir / checkpoint_name(engine.ckpt_name or f"iteration_{n_iterations}")
+        state = {
+            **engine.policy.state_dict(),
+            "last_iter": n_iterations,
+            "last_step": engine.collector_envstep,
+        }
+        save_checkpoint(path, state)
+        engine.info(f"{engine.instance_name} saved {path}")
+
+
+class LogShowHook(_PeriodicHook):
+    """Shows averages of what the learner reports, on rank 0, and clears its log buffer.
+
+    Averages of the policy's ``monitor_vars`` and of the learner's own times go as a table into the
+    text log, and into tensorboard as ``<instance>_iter/<name>`` over iterations and
+    ``<instance>_step/<name>`` over env steps; so do histograms and groups of scalars.
+
+    Args:
+        args: name and priority.
+        position: ``after_iter``, usually.
+        ext_args: ``freq``, in iterations.
+    """
+
+    def __call__(self, engine: BaseLearner) -> None:
+        """Take in the newest values; show, if it is time."""
+        buffer = engine.log_buffer
+        if engine.monitors:
+            engine.monitor.update(buffer["scalar"])
+            n_iterations = finished_iterations(engine, self._position)
+            if engine.rank == 0 and self._is_due(n_iterations):
+                self._show(engine, n_iterations)
+        for part in buffer.values():
+            part.clear()
+
+    @staticmethod
+    def _show(engine: BaseLearner, n_iterations: int) -> None:
+        means = engine.monitor.means()
+        engine.info(
+            f"{engine.instance_name}: iteration {n_iterations}, env step "
+            f"{engine.collector_envstep}\n{table(means)}"
+        )
+        writer = engine.tb_logger
+        axes = {"iter": n_iterations, "step": engine.collector_envstep}
+        for axis, at in axes.items():
+            # Without a collector there are no env steps to plot over.
+            if at < 0:
+                continue
+            prefix = f"{engine.instance_name}_{axis}"
+            for name, value in means.items():
+                writer.add_scalar(f"{prefix}/{name}", value, at)
+            for name, group in engine.log_buffer["scalars"].items():
+                writer.add_scalars(f"{prefix}/{name}", group, at)
+            for name, values in engine.log_buffer["histogram"].items():
+                writer.add_histogram(f"{prefix}/{name}", values, at)
+
+
+class LogReduceHook(LearnerHook):
+    """Averages the log buffer over all ranks; keys that begin with ``noreduce_`` stay.
+
+    Args:
+        args: name and priority; it must run before the hook that shows.
+        position: ``after_iter``, usually.
+        ext_args: none.
+    """
+
+    def __init__(
+        self, *args: Any, position: str, ext_args: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(*args, position=position)
+        if ext_args:
+            raise ConfigError(f"hook {self.name!r} takes no ext_args, got {dict(ext_args)}")
+
+    def __call__(self, engine: BaseLearner) -> None:
+        """Average; every rank must call it with the same keys."""
+        for name, part in engine.log_buffer.items():
+            engine.log_buffer[name] = mean_over_ranks(part)
+
+
+def finished_iterations(engine: BaseLearner, position: str) -> int:
+    """Return how many iterations are finished; ``after_iter`` runs before the last is counted."""
+    return engine.train_iter + (position == "after_iter")
+
+
+def checkpoint_name(name: str) -> str:
+    """Return a file name with the suffix of checkpoints, unless it has one."""
+    return name if Path(name).suffix else f"{name}{SUFFIX}"

@@ -1,0 +1,104 @@
+"""What workers do across the ranks of a data-parallel run; alone, all of it is free.
+
+Rank and world size are those of ``torch.distributed``. Waits end at the process group's timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["broadcast_from_first", "mean_over_ranks", "rank_and_world_size", "sum_over_ranks"]
+
+KEEP_PREFIX = "noreduce_"
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks; ``(0, 1)`` without a process group."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
+
+
+def sum_over_ranks(values: Sequence[float]) -> list[float]:
+    """Add each value up over all ranks; every rank must call it with as many values."""
+    if rank_and_world_size()[1] == 1:
+        return list(values)
+    total = torch.tensor(values, dtype=torch.float64, device=_device())
+    dist.all_reduce(total)
+    summed: list[float] = total.tolist()
+    return summed
+
+
+def broadcast_from_first(value: Any) -> Any:
+    """Return rank 0's value on every rank (what the others pass is ignored)."""
+    if rank_and_world_size()[1] == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0, device=_device())
+    return box[0]
+
+
+def mean_over_ranks(data: Any) -> Any:
+    """Average nested data over all ranks; every rank must call it with the same structure.
+
+    All numbers travel in one message. Keys that begin with ``noreduce_`` stay as they are.
+
+    Args:
+        data: a tensor, a number, or a dict or list of such data; other values stay as they are.
+
+    Returns:
+        The same structure; tensors keep their dtype and device, numbers become floats.
+    """
+    world_size = rank_and_world_size()[1]
+    if world_size == 1:
+        return data
+    numbers: list[float] = []
+    _collect_numbers(data, numbers)
+    mean = iter([total / world_size for total in sum_over_ranks(numbers)])
+    return _replace(data, mean, world_size)
+
+
+def _collect_numbers(data: Any, into: list[float]) -> None:
+    if isinstance(data, dict):
+        for key, value in data.items():
+            if not _is_kept(key):
+                _collect_numbers(value, into)
+    elif isinstance(data, list):
+        for value in data:
+            _collect_numbers(value, into)
+    elif _is_number(data):
+        into.append(float(data))
+
+
+def _replace(data: Any, mean: Any, world_size: int) -> Any:
+    if isinstance(data, dict):
+        return {
+            key: value if _is_kept(key) else _replace(value, mean, world_size)
+            for key, value in data.items()
+        }
+    if isinstance(data, list):
+        return [_replace(value, mean, world_size) for value in data]
+    if isinstance(data, torch.Tensor):
+        total = data.detach().to(_device(), torch.float64)
+        dist.all_reduce(total)
+        return (total / world_size).to(data.device, data.dtype)
+    return next(mean) if _is_number(data) else data
+
+
+def _is_kept(key: Any) -> bool:
+    return isinstance(key, str) and key.startswith(KEEP_PREFIX)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _device() -> torch.device:
+    # nccl carries CUDA tensors only.
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

@@ -1,0 +1,443 @@
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from tensorboardX import SummaryWriter
+
+from dmiddleware.data.checkpoint import load_checkpoint
+from dmiddleware.data.tree import as_tree
+from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteLoss, RegistryError
+from dmiddleware.policy import DQNPolicy
+from dmiddleware.worker.learner import BaseLearner, LearnerHook, create_learner
+
+
+def sample(index=0, **extra):
+    rng = np.random.default_rng(index)
+    return {
+        "obs": rng.normal(size=4).astype(np.float32),
+        "next_obs": rng.normal(size=4).astype(np.float32),
+        "action": index % 2,
+        "reward": float(index),
+        "done": False,
+        "terminated": False,
+        "truncated": False,
+        "collect_iter": 3,
+        **extra,
+    }
+
+
+def samples(n=8, **extra):
+    return [sample(index, **extra) for index in range(n)]
+
+
+class Tape(LearnerHook):
+    def __init__(self, tape, position, priority=30):
+        super().__init__(f"tape {position}", priority, position=position)
+        self.tape = tape
+
+    def __call__(self, engine):
+        self.tape.append((self.position, engine.train_iter))
+
+
+class Stub:
+    """A learn mode whose forward answers what the test wants."""
+
+    def __new__(cls, answers):
+        answers = iter(answers)
+        mode = DQNPolicy(
+            {"model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [4]}}
+        ).learn_mode
+        return mode._replace(
+            forward=lambda data, **kwargs: next(answers), monitor_vars=lambda: ["total_loss"]
+        )
+
+
+@pytest.fixture
+def learner(dqn_policy, tmp_path):
+    with BaseLearner({}, dqn_policy.learn_mode, exp_name=str(tmp_path / "run")) as learner:
+        yield learner
+
+
+def scalars(folder):
+    """Read a tensorboard folder: (tag, step) → value."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found = {}
+    for file in folder.rglob("events*"):
+        data = file.read_bytes()
+        while data:
+            length = int.from_bytes(data[:8], "little")
+            event = Event.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
+            for value in event.summary.value:
+                found[value.tag, event.step] = value.simple_value
+    return found
+
+
+def test_training_updates_the_policy_and_counts(learner, dqn_policy):
+    before = [p.clone() for p in dqn_policy.learn_mode.state_dict()["model"].values()]
+    output = learner.train(samples(), envstep=40)
+    after = dqn_policy.learn_mode.state_dict()["model"].values()
+    assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert output["total_loss"] > 0
+    assert learner.train_iter == learner.last_iter.val == int(learner.last_iter) == 1
+    assert learner.collector_envstep == 40
+    learner.train(samples())
+    assert learner.collector_envstep == 40  # not told: as before
+
+
+def test_hooks_run_around_each_iteration_in_order(learner):
+    tape = []
+    for position in ("after_iter", "before_iter", "before_run", "after_run"):
+        learner.register_hook(Tape(tape, position))
+    learner.train(samples())
+    learner.train(samples())
+    assert tape == [("before_iter", 0), ("after_iter", 0), ("before_iter", 1), ("after_iter", 1)]
+
+
+def test_a_list_of_outputs_counts_one_each(tmp_path):
+    outputs = [{"total_loss": 1.0}, {"total_loss": 2.0}, {"total_loss": 6.0}]
+    with BaseLearner({}, Stub([outputs]), exp_name=str(tmp_path)) as learner:
+        tape = []
+        learner.register_hook(Tape(tape, "after_iter"))
+        learner.train(samples())
+        assert learner.train_iter == 3
+        assert [at for _, at in tape] == [0, 1, 2]
+        assert learner.monitor.mean("total_loss") == 3.0
+
+
+def test_keyword_arguments_reach_the_forward(tmp_path):
+    got = {}
+    mode = Stub([{}])._replace(forward=lambda data, **kwargs: got.update(kwargs) or {})
+    with BaseLearner({}, mode, exp_name=str(tmp_path)) as learner:
+        learner.train([], policy_kwargs={"beta": 0.5})
+    assert got == {"beta": 0.5}
+
+
+def test_priorities_come_with_their_places_in_the_buffer(tmp_path):
+    priority = torch.ones(2)
+    with BaseLearner({}, Stub([{"priority": priority}] * 2), exp_name=str(tmp_path)) as learner:
+        learner.train(
+            [
+                sample(0, replay_buffer_idx=7, replay_unique_id="a"),
+                sample(1, replay_buffer_idx=9, replay_unique_id="b"),
+            ]
+        )
+        assert learner.priority_info == {
+            "priority": priority,
+            "replay_buffer_idx": [7, 9],
+            "replay_unique_id": ["a", "b"],
+        }
+        learner.train(as_tree({"index": torch.tensor([3, 4])}))
+        assert learner.priority_info["index"].tolist() == [3, 4]
+        assert "priority" not in learner.log_buffer["scalar"]
+
+
+def test_outputs_are_sorted_into_the_log_buffer(tmp_path):
+    output = {
+        "total_loss": 1.5,
+        "tensor": torch.tensor(2.0),
+        "numpy": np.float32(3),
+        "text": "no number",
+        "[scalars]q": {"a": 1.0, "b": 2.0},
+        "[histogram]weights": np.arange(3),
+    }
+    cfg = {"hook": {"log_show_after_iter": None}}
+    with BaseLearner(cfg, Stub([output]), exp_name=str(tmp_path)) as learner:
+        learner.train(samples())
+        buffer = learner.log_buffer
+        time = buffer["scalar"].pop("train_time")
+        assert time > 0
+        assert buffer["scalar"] == {"total_loss": 1.5, "tensor": 2.0, "numpy": 3.0}
+        assert buffer["scalars"] == {"q": {"a": 1.0, "b": 2.0}}
+        assert list(buffer["histogram"]) == ["weights"]
+
+
+def test_averages_are_shown_and_the_log_buffer_is_cleared(tmp_path, caplog):
+    outputs = [
+        {"total_loss": float(i), "[scalars]q": {"a": 1.0}, "[histogram]w": np.arange(4.0)}
+        for i in range(5)
+    ]
+    cfg = {"hook": {"log_show_after_iter": 2}, "log_policy": False}
+    caplog.set_level(logging.INFO)
+    with BaseLearner(cfg, Stub(outputs), exp_name=str(tmp_path)) as learner:
+        for step in range(5):
+            learner.train(samples(), envstep=10 * step)
+            assert learner.log_buffer == {"scalar": {}, "scalars": {}, "histogram": {}}
+    found = scalars(tmp_path / "log" / "learner")
+    assert found["learner_iter/total_loss", 2] == 0.5
+    assert found["learner_iter/total_loss", 4] == 1.5
+    assert found["learner_step/total_loss", 30] == 1.5
+    assert ("learner_iter/train_time", 2) in found
+    assert ("learner_iter/w", 4) in found
+    assert found["learner_iter/q", 4] == 1.0
+    assert sum("iteration" in record.message for record in caplog.records) == 2
+    assert "total_loss" in caplog.records[-1].message
+
+
+def test_nothing_is_plotted_over_env_steps_that_no_one_counts(tmp_path):
+    cfg = {"hook": {"log_show_after_iter": 1}}
+    with BaseLearner(cfg, Stub([{"total_loss": 1.0}]), exp_name=str(tmp_path)) as learner:
+        learner.train(samples())
+    tags = {tag for tag, _ in scalars(tmp_path / "log" / "learner")}
+    assert "learner_iter/total_loss" in tags
+    assert not any(tag.startswith("learner_step") for tag in tags)
+
+
+def test_only_rank_0_writes(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    cfg = {"hook": {"log_show_after_iter": 1, "save_ckpt_after_iter": 1}}
+    learner = BaseLearner(
+        cfg, Stub([{"total_loss": 1.0}]), dist_info=(1, 1), exp_name=str(tmp_path)
+    )
+    with learner:
+        learner.train(samples())
+        assert learner.log_buffer["scalar"] == {}
+        assert (learner.rank, learner.world_size) == (1, 1)
+    assert list(tmp_path.iterdir()) == []
+    assert not caplog.records
+
+
+def test_several_ranks_reduce_before_they_show(tmp_path):
+    with BaseLearner({}, Stub([]), dist_info=(0, 2), exp_name=str(tmp_path)) as learner:
+        names = [hook.name for hook in learner.hooks["after_iter"]]
+    assert names == ["log_reduce_after_iter", "log_show_after_iter", "save_ckpt_after_iter"]
+
+
+def test_checkpoints_carry_policy_iteration_and_step(learner, dqn_policy, tmp_path):
+    learner.train(samples(), envstep=64)
+    learner.save_checkpoint()
+    learner.save_checkpoint("ckpt_best.safetensors")
+    learner.save_checkpoint("by_hand")
+    folder = tmp_path / "run" / "ckpt"
+    assert {file.name for file in folder.iterdir()} == {
+        "iteration_1.safetensors",
+        "ckpt_best.safetensors",
+        "by_hand.safetensors",
+    }
+    state = load_checkpoint(folder / "ckpt_best.safetensors")
+    assert (state["last_iter"], state["last_step"]) == (1, 64)
+    assert set(dqn_policy.learn_mode.state_dict()) <= set(state)
+    assert learner.ckpt_name is None
+
+
+def test_checkpoints_are_saved_every_so_many_iterations(dqn_policy, tmp_path):
+    cfg = {"hook": {"save_ckpt_after_iter": 2}}
+    with BaseLearner(
+        cfg, dqn_policy.learn_mode, exp_name=str(tmp_path), instance_name="second"
+    ) as learner:
+        for _ in range(5):
+            learner.train(samples())
+    names = {file.name for file in (tmp_path / "ckpt_second").iterdir()}
+    assert names == {"iteration_2.safetensors", "iteration_4.safetensors"}
+    assert load_checkpoint(tmp_path / "ckpt_second" / "iteration_4.safetensors")["last_iter"] == 4
+
+
+def make_policy(width):
+    model = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [width, 8]}
+    return DQNPolicy({"model": model, "seed": 1})
+
+
+def test_a_loaded_checkpoint_goes_on_as_if_never_stopped(learner, dqn_policy, tmp_path):
+    batches = [samples(8 + i) for i in range(4)]
+    for batch in batches[:2]:
+        learner.train(batch, envstep=10)
+    learner.save_checkpoint("half")
+    for batch in batches[2:]:
+        learner.train(batch, envstep=20)
+
+    other = make_policy(8)
+    path = tmp_path / "run" / "ckpt" / "half.safetensors"
+    cfg = {"hook": {"load_ckpt_before_run": str(path)}}
+    with BaseLearner(cfg, other.learn_mode, exp_name=str(tmp_path / "other")) as resumed:
+        resumed.call_hook("before_run")
+        assert (resumed.train_iter, resumed.collector_envstep) == (2, 10)
+        for batch in batches[2:]:
+            resumed.train(batch, envstep=20)
+    mine, theirs = (p.learn_mode.state_dict()["model"] for p in (dqn_policy, other))
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_a_checkpoint_of_another_model_is_refused(learner, tmp_path):
+    learner.save_checkpoint("mine")
+    path = tmp_path / "run" / "ckpt" / "mine.safetensors"
+    cfg = {"hook": {"load_ckpt_before_run": str(path)}}
+    with (
+        BaseLearner(cfg, make_policy(9).learn_mode, exp_name=str(tmp_path)) as other,
+        pytest.raises(CheckpointMismatch),
+    ):
+        other.call_hook("before_run")
+
+
+def source(n_batches=100, poison_at=None):
+    """Sample loaders; one sample of batch ``poison_at`` has a reward that is not finite."""
+    given = []
+
+    def get_data(n):
+        given.append(n)
+        reward = float("nan") if len(given) - 1 == poison_at else 1.0
+        return [functools.partial(sample, i, reward=reward) for i in range(n)]
+
+    return get_data
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_start_runs_all_iterations_with_hooks_around(dqn_policy, tmp_path, num_workers):
+    cfg = {"train_iterations": 3, "dataloader": {"num_workers": num_workers}}
+    with BaseLearner(cfg, dqn_policy.learn_mode, exp_name=str(tmp_path)) as learner:
+        tape = []
+        for position in ("before_run", "after_run"):
+            learner.register_hook(Tape(tape, position))
+        learner.get_data = source()
+        learner.setup_dataloader()
+        assert not learner.learn_info["learner_done"]
+        learner.start()
+        assert tape == [("before_run", 0), ("after_run", 3)]
+        info = learner.learn_info
+        assert (info["learner_step"], info["learner_done"], info["envstep"]) == (3, True, -1)
+        assert learner.monitor.latest("data_time") > 0
+    assert (tmp_path / "ckpt" / "iteration_3.safetensors").is_file()
+
+
+def test_a_loss_that_is_not_finite_saves_what_there_is_and_is_raised(dqn_policy, tmp_path):
+    cfg = {"train_iterations": 5}
+    with BaseLearner(cfg, dqn_policy.learn_mode, exp_name=str(tmp_path)) as learner:
+        learner.get_data = source(poison_at=2)
+        learner.setup_dataloader()
+        with pytest.raises(NonFiniteLoss, match="3"):
+            learner.start()
+        assert not learner.learn_info["learner_done"]
+    state = load_checkpoint(tmp_path / "ckpt" / "iteration_2.safetensors")
+    assert state["last_iter"] == 2
+    assert all(torch.isfinite(tensor).all() for tensor in state["model"].values())
+
+
+def test_a_failed_save_does_not_hide_the_first_error(dqn_policy, tmp_path, monkeypatch):
+    (tmp_path / "ckpt").write_text("a file where the folder should be")
+    with BaseLearner({}, dqn_policy.learn_mode, exp_name=str(tmp_path)) as learner:
+        learner.get_data = source(poison_at=0)
+        learner.setup_dataloader()
+        with pytest.raises(NonFiniteLoss) as caught:
+            learner.start()
+    assert "could not be saved" in caught.value.__notes__[-1]
+
+
+def test_sigterm_waits_for_the_iteration_and_saves(dqn_policy, tmp_path):
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with BaseLearner({}, dqn_policy.learn_mode, exp_name=str(tmp_path)) as learner:
+
+            class Kill(Tape):
+                def __call__(self, engine):
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+            learner.register_hook(Kill([], "before_iter"))
+            learner.get_data = source()
+            learner.setup_dataloader()
+            with pytest.raises(BaseException, match="SIGTERM"):
+                learner.start()
+            assert learner.train_iter == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    # The signal went on to who handled it before.
+    assert heard == [signal.SIGTERM]
+    assert (tmp_path / "ckpt" / "iteration_1.safetensors").is_file()
+
+
+@pytest.mark.process
+def test_sigterm_ends_a_learner_that_waits_for_data(tmp_path):
+    script = textwrap.dedent(
+        """
+        import sys, threading
+        from dmiddleware.policy import DQNPolicy
+        from dmiddleware.worker.learner import BaseLearner
+
+        def get_data(n):
+            print("waiting", flush=True)
+            threading.Event().wait(60)
+
+        model = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [4]}
+        policy = DQNPolicy({"model": model})
+        cfg = {"dataloader": {"num_workers": 1}}
+        learner = BaseLearner(cfg, policy.learn_mode, exp_name=sys.argv[1])
+        learner.get_data = get_data
+        learner.setup_dataloader()
+        learner.start()
+        """
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout.readline() == "waiting\n"
+        process.terminate()
+        assert process.wait(timeout=60) == -signal.SIGTERM
+    assert (tmp_path / "ckpt" / "iteration_0.safetensors").is_file()
+
+
+def test_what_is_missing_is_named(tmp_path):
+    with BaseLearner({}, exp_name=str(tmp_path)) as learner:
+        with pytest.raises(ConfigError, match="no policy"):
+            learner.train(samples())
+        with pytest.raises(ConfigError, match="get_data"):
+            learner.setup_dataloader()
+        with pytest.raises(ConfigError, match="no data"):
+            learner.start()
+
+
+def test_a_config_with_an_unknown_key_is_refused():
+    with pytest.raises(ConfigError, match="train_iterations"):
+        BaseLearner({"train_iteration": 5})
+    with pytest.raises(ConfigError, match="at least 0"):
+        BaseLearner({"train_iterations": -1})
+
+
+def test_a_given_writer_is_used_and_not_closed(tmp_path, dqn_policy):
+    writer = SummaryWriter(str(tmp_path / "tb"))
+    with BaseLearner({}, dqn_policy.learn_mode, writer, exp_name=str(tmp_path)) as learner:
+        assert learner.tb_logger is writer
+    writer.add_scalar("still", 1.0, 1)
+    writer.close()
+    assert ("still", 1) in scalars(tmp_path / "tb")
+
+
+def test_the_policy_is_logged_when_it_is_set(dqn_policy, caplog, tmp_path):
+    caplog.set_level(logging.INFO)
+    with BaseLearner({}, exp_name=str(tmp_path)) as learner:
+        learner.policy = dqn_policy.learn_mode
+        assert learner.policy.monitor_vars() == list(learner.monitor.names)[2:]
+    assert "DQNPolicy" in caplog.text
+
+
+def test_learners_are_created_by_name(dqn_policy, tmp_path):
+    with create_learner(
+        {"type": "base"}, policy=dqn_policy.learn_mode, exp_name=str(tmp_path)
+    ) as learner:
+        assert type(learner) is BaseLearner
+    with pytest.raises(RegistryError, match="base"):
+        create_learner({"type": "bas"})
+    with pytest.raises(ConfigError, match="no key type"):
+        create_learner({})
+
+
+def test_defaults_are_those_of_the_classic_learner():
+    cfg = BaseLearner.default_config()
+    assert cfg.train_iterations == 1e9
+    assert cfg.dataloader.num_workers == 0
+    assert cfg.hook == {
+        "load_ckpt_before_run": "",
+        "log_show_after_iter": 100,
+        "save_ckpt_after_iter": 10000,
+        "save_ckpt_after_run": True,
+    }
+    assert cfg.cfg_type == "BaseLearnerDict"

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+import threading
+
+import pytest
+
+from dmiddleware.errors import NotEnoughData
+from dmiddleware.worker.learner.prefetch import PrefetchLoader
+
+
+def numbers():
+    """A source of samples 0, 1, 2, …"""
+    counter = itertools.count()
+    return lambda n: [functools.partial(operator.mul, next(counter), 10) for _ in range(n)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_batches_come_whole_and_in_order(num_workers):
+    with PrefetchLoader(numbers(), 4, num_workers=num_workers, timeout_s=20) as loader:
+        batches = list(itertools.islice(loader, 5))
+    assert batches == [[10 * (4 * b + i) for i in range(4)] for b in range(5)]
+
+
+@pytest.mark.process
+def test_samples_can_be_loaded_in_processes():
+    with PrefetchLoader(numbers(), 2, num_workers=1, worker="process", timeout_s=60) as loader:
+        assert next(loader) == [0, 10]
+
+
+def test_only_so_many_batches_are_under_way():
+    asked = threading.Semaphore(0)
+    source, n_asked = numbers(), []
+
+    def get_data(n):
+        n_asked.append(n)
+        asked.release()
+        return source(n)
+
+    with PrefetchLoader(get_data, 1, num_workers=1, prefetch=2, timeout_s=20) as loader:
+        # Two wait in the queue, and one in the hand of the thread that puts them there.
+        for _ in range(3):
+            assert asked.acquire(timeout=20)
+        assert next(loader) == [0]
+        assert asked.acquire(timeout=20)
+    assert len(n_asked) == 4
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("what", ["get_data", "a sample"])
+def test_an_error_reaches_who_takes_the_batch(num_workers, what):
+    def broken(*_):
+        raise OSError("a broken file")
+
+    get_data = broken if what == "get_data" else lambda n: [broken] * n
+    with (
+        PrefetchLoader(get_data, 2, num_workers=num_workers, timeout_s=20) as loader,
+        pytest.raises(OSError, match="a broken file"),
+    ):
+        next(loader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_source_that_gives_nothing_is_an_error(num_workers):
+    with (
+        PrefetchLoader(lambda n: None, 2, num_workers=num_workers, timeout_s=20) as loader,
+        pytest.raises(NotEnoughData, match=r"get_data\(2\) gave None"),
+    ):
+        next(loader)
+
+
+def test_a_batch_that_does_not_come_is_a_timeout():
+    release = threading.Event()
+    with PrefetchLoader(
+        lambda n: [lambda: release.wait(20)] * n, 1, num_workers=1, timeout_s=0.01
+    ) as loader:
+        with pytest.raises(TimeoutError, match=r"within 0\.01 s"):
+            next(loader)
+        release.set()
+
+
+def test_closing_twice_is_fine_and_ends_the_threads():
+    before = threading.active_count()
+    loader = PrefetchLoader(numbers(), 2, num_workers=2, timeout_s=20)
+    next(loader)
+    loader.close()
+    loader.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        next(loader)
+    for thread in threading.enumerate():
+        if thread.name.startswith(("prefetch", "sample-loader")):
+            thread.join(timeout=20)
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_workers": -1}, {"prefetch": 0}, {"num_workers": 1, "worker": "fiber"}]
+)
+def test_impossible_options_are_refused(options):
+    with pytest.raises(ValueError, match=r"must be"):
+        PrefetchLoader(numbers(), 2, **options)
