@@ -163,12 +163,41 @@ def throw_all(frames: Frames, error: BaseException, further: list[BaseException]
             )
         elif raised is not error:
             _note(raised, step, " while an error passed through it")
-            if raised.__cause__ is error:
-                error, traceback = raised, raised.__traceback__
-            else:
-                further.append(raised)
+            continued, others = _part(raised, error)
+            if continued is not error:
+                error, traceback = continued, continued.__traceback__
+            further += others
     error.__traceback__ = traceback  # without the detours through the suspended ones
     return error
+
+
+def _part(
+    raised: BaseException, thrown: BaseException
+) -> tuple[BaseException, Sequence[BaseException]]:
+    """Part what came out of a middleware into what the error became, and what is new.
+
+    An inner chain, like anyone who unwinds several things, raises a group of the error thrown into
+    it and of those that it met besides.
+    """
+    if _comes_from(raised, thrown):
+        return raised, ()
+    members = raised.exceptions if isinstance(raised, BaseExceptionGroup) else ()
+    for member in members:
+        if _comes_from(member, thrown):
+            return member, [other for other in members if other is not member]
+    return thrown, (raised,)
+
+
+def _comes_from(error: BaseException, source: BaseException) -> bool:
+    """Tell whether the error is the source, or was raised from it, by one or more translations."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        if link is source:
+            return True
+        seen.add(id(link))
+        link = link.__cause__
+    return False
 
 
 def merge_errors(
