@@ -93,7 +93,8 @@ class StepCollector(_Collector):
         ctx.collect_kwargs: given to the policy's forward, such as ``eps``.
 
     Writes:
-        ctx.trajectories: a batch ``[T, E, …]`` of transitions.
+        ctx.trajectories: a batch ``[T, E, …]`` of transitions, such as the policy's
+            ``get_train_sample`` makes them of what was collected.
         ctx.trajectory_end_idx: int64 ``[number of ends]``: the rows that end an episode, as indices
             into the trajectories flattened to ``[T * E, …]``.
         ctx.env_step, ctx.env_episode: with what was collected.
@@ -125,12 +126,13 @@ class StepCollector(_Collector):
         worker = self.worker
         before = worker.env_step, worker.env_episode
         still_random = self._random_steps - ctx.env_step
-        ctx.trajectories = worker.collect(
+        collected = worker.collect(
             max(self._n_sample, still_random),
             train_iter=ctx.train_iter,
             policy_kwargs=ctx.collect_kwargs,
             random=still_random > 0,
         )
+        ctx.trajectories = self._mode.get_train_sample(collected)
         ctx.trajectory_end_idx = ctx.trajectories["done"].reshape(-1).nonzero().squeeze(1)
         self._count(ctx, *before)
 
@@ -152,7 +154,8 @@ class EpisodeCollector(_Collector):
         ctx.collect_kwargs: given to the policy's forward, such as ``eps``.
 
     Writes:
-        ctx.episodes: a list of batches ``[T_i, …]``, one an episode.
+        ctx.episodes: a list of batches ``[T_i, …]``, one an episode, such as the policy's
+            ``get_train_sample`` makes them of what was collected.
         ctx.trajectories: the same rows as one batch ``[T_0 + T_1 + …, …]``.
         ctx.trajectory_end_idx: int64 ``[n_episode]``: each episode's last row in the trajectories.
         ctx.env_step, ctx.env_episode: with what was collected.
@@ -175,9 +178,10 @@ class EpisodeCollector(_Collector):
         """Collect."""
         worker = self.worker
         before = worker.env_step, worker.env_episode
-        ctx.episodes = worker.collect_episodes(
+        collected = worker.collect_episodes(
             self._n_episode, train_iter=ctx.train_iter, policy_kwargs=ctx.collect_kwargs
         )
+        ctx.episodes = [self._mode.get_train_sample(episode) for episode in collected]
         ctx.trajectories = cat(ctx.episodes)
         lengths = torch.tensor([len(episode["done"]) for episode in ctx.episodes])
         ctx.trajectory_end_idx = lengths.cumsum(0) - 1

@@ -11,7 +11,7 @@ from dmiddleware.data import Batch, flatten_lead, index_rows
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import Middleware, Role, Task
 from dmiddleware.policy import LearnMode
-from dmiddleware.worker import BaseLearner
+from dmiddleware.worker.learner import BaseLearner
 from middleware.checks import check_positive
 
 __all__ = ["OffPolicyLearner", "OnPolicyLearner", "trainer", "multistep_trainer"]
@@ -73,11 +73,12 @@ class _LearnerMiddleware:
             self._learner.call_hook("after_run")
 
     def _update(self, ctx: Any, batch: Batch) -> list[dict[str, Any]]:
-        """Make one call of the policy's forward; a list of outputs counts one update each."""
+        """Make one call of the policy's forward; each of a list of outputs counts as an update."""
         self._env_step = getattr(ctx, "env_step", -1)
         outputs = self._forward(batch)
         outputs = outputs if isinstance(outputs, list) else [outputs]
-        ctx.train_iter += len(outputs)
+        # An update that the policy has left out is none.
+        ctx.train_iter += sum(not output.get("kl_stop") for output in outputs)
         return outputs
 
     def _train(self, batch: Batch) -> Any:
@@ -152,13 +153,13 @@ class OnPolicyLearner(_LearnerMiddleware):
 
     The minibatches of an epoch are a random partition of the rows into parts that are all of one
     size, up to one row, and not smaller than ``batch_size`` (unless there are fewer rows at all).
+    When the policy answers that it has moved too far from the one that collected (``kl_stop``), the
+    rest of the epochs is left out.
 
     Args:
         learner: a policy's learn mode, or a learner with hooks.
         batch_size: rows in a minibatch.
         epochs: passes over the data in each step of the task.
-        target_kl: stop learning from these data once a minibatch reports an ``approx_kl`` above 1.5
-            times this (as in Stable-Baselines3); None: never.
 
     Reads:
         ctx.train_data: a batch ``[N, …]`` or ``[T, E, …]``, used once.
@@ -181,13 +182,11 @@ class OnPolicyLearner(_LearnerMiddleware):
         *,
         batch_size: int,
         epochs: int,
-        target_kl: float | None = None,
     ) -> None:
         super().__init__(learner)
-        check_positive(batch_size=batch_size, epochs=epochs, target_kl=target_kl)
+        check_positive(batch_size=batch_size, epochs=epochs)
         self._batch_size = batch_size
         self._epochs = epochs
-        self._kl_limit = None if target_kl is None else 1.5 * target_kl
         self._generator = torch.Generator()
 
     def setup(self, task: Task[Any]) -> None:
@@ -220,7 +219,7 @@ class OnPolicyLearner(_LearnerMiddleware):
         for rows in order.tensor_split(max(1, n_rows // self._batch_size)):
             for output in self._update(ctx, index_rows(data, rows)):
                 ctx.train_output.append(output)
-                if self._kl_limit is not None and output["approx_kl"] > self._kl_limit:
+                if output.get("kl_stop"):
                     return False
         return True
 

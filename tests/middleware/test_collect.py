@@ -1,0 +1,235 @@
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+
+from dmiddleware.env import make_env_manager
+from dmiddleware.errors import SpaceError
+from dmiddleware.pipeline import OnlineRLContext, Role, Task
+from dmiddleware.policy import DQNPolicy, PPOPolicy
+from middleware.collect import EpisodeCollector, StepCollector
+
+
+@pytest.fixture
+def envs() -> Any:
+    return make_env_manager("CartPole-v1", env_num=2, seed=0)
+
+
+@pytest.fixture
+def dqn() -> DQNPolicy:
+    return DQNPolicy(
+        {"seed": 0, "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]}}
+    )
+
+
+def test_step_collector_writes_a_batch_of_time_by_env(
+    run_steps: Any, dqn: DQNPolicy, envs: Any
+) -> None:
+    ctx = run_steps(StepCollector(dqn.collect_mode, envs, n_sample=6))
+    assert ctx.trajectories["obs"].shape == (3, 2, 4)
+    assert ctx.trajectories["action"].dtype == torch.int64
+    assert ctx.trajectories["done"].shape == (3, 2)
+    assert ctx.env_step == 6
+
+
+def test_counters_grow_from_step_to_step(run_steps: Any, dqn: DQNPolicy, envs: Any) -> None:
+    ends = []
+
+    def count_ends(ctx: OnlineRLContext) -> None:
+        ends.append(int(ctx.trajectories["done"].sum()))
+
+    ctx = run_steps(StepCollector(dqn.collect_mode, envs, n_sample=40), count_ends, n_steps=5)
+    assert ctx.env_step == 200
+    assert ctx.env_episode == sum(ends) > 0
+
+
+def test_counters_of_a_resumed_run_are_counted_on(
+    run_steps: Any, dqn: DQNPolicy, envs: Any
+) -> None:
+    ctx = OnlineRLContext(env_step=1000, env_episode=50)
+    ctx = run_steps(StepCollector(dqn.collect_mode, envs, n_sample=40), ctx=ctx)
+    assert ctx.env_step == 1040
+    assert ctx.env_episode >= 50
+
+
+def test_ends_are_indices_into_the_flattened_rows(
+    run_steps: Any, dqn: DQNPolicy, envs: Any
+) -> None:
+    ctx = run_steps(StepCollector(dqn.collect_mode, envs, n_sample=100))
+    done = ctx.trajectories["done"].flatten()
+    assert done[ctx.trajectory_end_idx].all()
+    assert len(ctx.trajectory_end_idx) == int(done.sum()) > 0
+
+
+def test_collect_kwargs_reach_the_policy(run_steps: Any, dqn: DQNPolicy, envs: Any) -> None:
+    def explore(ctx: OnlineRLContext) -> None:
+        ctx.collect_kwargs["eps"] = 1.0
+
+    def share_of_greedy(ctx: OnlineRLContext) -> float:
+        rows = ctx.trajectories
+        return float((rows["action"] == rows["logit"].argmax(-1)).float().mean())
+
+    greedy = run_steps(StepCollector(dqn.collect_mode, envs, n_sample=200))
+    random = run_steps(explore, StepCollector(dqn.collect_mode, envs, n_sample=200))
+    assert share_of_greedy(greedy) == 1.0
+    assert 0.3 < share_of_greedy(random) < 0.7
+
+
+def test_rows_carry_the_iteration_that_collected_them(
+    run_steps: Any, dqn: DQNPolicy, envs: Any
+) -> None:
+    collector = StepCollector(dqn.collect_mode, envs, n_sample=4)
+    ctx = run_steps(collector, ctx=OnlineRLContext(train_iter=7))
+    assert ctx.trajectories["collect_iter"].unique().tolist() == [7]
+
+
+def test_random_steps_come_first_and_all_at_once(run_steps: Any, dqn: DQNPolicy, envs: Any) -> None:
+    steps = []
+
+    def note(ctx: OnlineRLContext) -> None:
+        greedy = ctx.trajectories["action"] == ctx.trajectories["logit"].argmax(-1)
+        steps.append((ctx.env_step, bool(greedy.all())))
+
+    collector = StepCollector(dqn.collect_mode, envs, n_sample=4, random_steps=100)
+    run_steps(collector, note, n_steps=3)
+    assert steps == [(100, False), (104, True), (108, True)]
+
+
+def test_resumed_run_collects_no_random_steps_again(
+    run_steps: Any, dqn: DQNPolicy, envs: Any
+) -> None:
+    collector = StepCollector(dqn.collect_mode, envs, n_sample=4, random_steps=100)
+    ctx = run_steps(collector, ctx=OnlineRLContext(env_step=100))
+    assert ctx.env_step == 104
+
+
+def test_returns_of_finished_episodes_are_logged(run_steps: Any, dqn: DQNPolicy, envs: Any) -> None:
+    ctx = run_steps(StepCollector(dqn.collect_mode, envs, n_sample=100))
+    rows, done = ctx.trajectories, ctx.trajectories["done"]
+    # CartPole pays one a step, and all episodes began in this batch.
+    finished = [
+        rows["reward"][rows["episode_id"] == number].sum() for number in rows["episode_id"][done]
+    ]
+    assert ctx.logged["collect/return_mean"] == pytest.approx(float(sum(finished) / len(finished)))
+
+
+def test_step_without_a_finished_episode_logs_no_return(
+    run_steps: Any, dqn: DQNPolicy, envs: Any
+) -> None:
+    assert run_steps(StepCollector(dqn.collect_mode, envs, n_sample=4)).logged == {}
+
+
+def test_policy_makes_its_training_samples(run_steps: Any) -> None:
+    policy = PPOPolicy(
+        {"reward_norm": True, "model": {"obs_shape": 4, "action_shape": 2}, "seed": 0}
+    )
+    envs = make_env_manager("CartPole-v1", env_num=2, seed=0)
+    ctx = run_steps(StepCollector(policy.collect_mode, envs, n_sample=100))
+    assert ctx.trajectories["reward"].max() < 1.0
+
+
+def test_envs_are_closed_by_whom_they_were_launched(
+    run_steps: Any, dqn: DQNPolicy, envs: Any
+) -> None:
+    run_steps(StepCollector(dqn.collect_mode, envs, n_sample=4))
+    assert envs.closed
+    with envs:
+        run_steps(StepCollector(dqn.collect_mode, envs, n_sample=4))
+        assert not envs.closed
+
+
+def test_envs_are_closed_after_an_error(run_steps: Any, dqn: DQNPolicy, envs: Any) -> None:
+    def fail(ctx: OnlineRLContext) -> None:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        run_steps(StepCollector(dqn.collect_mode, envs, n_sample=4), fail)
+    assert envs.closed
+
+
+@pytest.mark.parametrize("make", [StepCollector, EpisodeCollector])
+def test_envs_that_do_not_fit_the_model_are_refused_before_the_first_step(
+    dqn: DQNPolicy, make: Any
+) -> None:
+    envs = make_env_manager("Acrobot-v1", env_num=2)
+    size = {"n_sample": 2} if make is StepCollector else {"n_episode": 2}
+    reached = []
+    with Task(OnlineRLContext()) as task:
+        task.use(reached.append).use(make(dqn.collect_mode, envs, **size))
+        with pytest.raises(SpaceError, match=r"(?s)4.*6|6.*4"):
+            task.run(max_step=1)
+    assert reached == []
+    assert envs.closed
+
+
+def test_same_seeds_collect_the_same(run_steps: Any) -> None:
+    def collect() -> Any:
+        policy = DQNPolicy({"seed": 3, "model": {"obs_shape": 4, "action_shape": 2}})
+        envs = make_env_manager("CartPole-v1", env_num=2, seed=5)
+        collector = StepCollector(policy.collect_mode, envs, n_sample=20, random_steps=20)
+        return run_steps(collector, n_steps=2).trajectories
+
+    first, second = collect(), collect()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_collector_goes_on_from_its_state(run_steps: Any, dqn: DQNPolicy, envs: Any) -> None:
+    first = StepCollector(dqn.collect_mode, envs, n_sample=40)
+    with Task(OnlineRLContext()) as task:
+        task.use(first).run(max_step=2)
+        state = task.state_dict()
+    second = StepCollector(
+        dqn.collect_mode, make_env_manager("CartPole-v1", env_num=2, seed=9), n_sample=40
+    )
+    with Task(OnlineRLContext()) as task:
+        task.use(second).load_state_dict(state)
+        task.run(max_step=1)
+        assert task.ctx.env_step == 120
+        assert second.worker.env_step == 120
+
+
+def test_episode_collector_writes_whole_episodes(run_steps: Any, dqn: DQNPolicy, envs: Any) -> None:
+    ctx = run_steps(EpisodeCollector(dqn.collect_mode, envs, n_episode=5))
+    assert len(ctx.episodes) == 5
+    for episode in ctx.episodes:
+        assert episode["done"].tolist() == [False] * (len(episode["done"]) - 1) + [True]
+        assert len(episode["episode_id"].unique()) == 1
+    assert ctx.env_episode >= 5
+    assert ctx.env_step >= sum(len(episode["done"]) for episode in ctx.episodes)
+
+
+def test_episodes_are_trajectories_too(run_steps: Any, dqn: DQNPolicy, envs: Any) -> None:
+    ctx = run_steps(EpisodeCollector(dqn.collect_mode, envs, n_episode=3))
+    assert torch.equal(
+        ctx.trajectories["obs"], torch.cat([episode["obs"] for episode in ctx.episodes])
+    )
+    assert ctx.trajectories["done"][ctx.trajectory_end_idx].all()
+    assert len(ctx.trajectory_end_idx) == 3
+
+
+def test_continuous_actions_are_collected(run_steps: Any) -> None:
+    envs = make_env_manager("Pendulum-v1", env_num=2, seed=0)
+    space = gym.spaces.Box(-2.0, 2.0, (1,))
+    policy = PPOPolicy.from_spaces(envs.observation_space, space, {"seed": 0})
+    ctx = run_steps(StepCollector(policy.collect_mode, envs, n_sample=8, random_steps=8))
+    assert ctx.trajectories["action"].shape == (4, 2, 1)
+    assert ctx.trajectories["action"].dtype == torch.float32
+
+
+def test_collectors_belong_to_the_collector(dqn: DQNPolicy, envs: Any) -> None:
+    for collector in (
+        StepCollector(dqn.collect_mode, envs, n_sample=1),
+        EpisodeCollector(dqn.collect_mode, envs, n_episode=1),
+    ):
+        assert collector.roles == (Role.COLLECTOR,)
+        assert "trajectories" in collector.writes
+
+
+def test_sizes_must_be_positive(dqn: DQNPolicy, envs: Any) -> None:
+    with pytest.raises(ValueError, match="n_sample must be positive, got 0"):
+        StepCollector(dqn.collect_mode, envs, n_sample=0)
+    with pytest.raises(ValueError, match="random_steps must not be negative, got -1"):
+        StepCollector(dqn.collect_mode, envs, n_sample=1, random_steps=-1)
+    with pytest.raises(ValueError, match="n_episode must be positive, got 0"):
+        EpisodeCollector(dqn.collect_mode, envs, n_episode=0)
