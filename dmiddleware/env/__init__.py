@@ -5,12 +5,14 @@ from dmiddleware.env.base import BaseEnvManager
 from dmiddleware.env.factory import make_env_manager
 from dmiddleware.env.sync_manager import SyncEnvManager
 from dmiddleware.env.timestep import BatchedTimestep, EnvTimestep, StepInfo
+from dmiddleware.env.vector_manager import VectorEnvManager
 
 __all__ = [
     "make_env_manager",
     "BaseEnvManager",
     "SyncEnvManager",
     "AsyncEnvManager",
+    "VectorEnvManager",
     "BatchedTimestep",
     "EnvTimestep",
     "StepInfo",

@@ -130,19 +130,6 @@ class AsyncEnvManager(BaseEnvManager):
             self._shared.close()
             self._shared = None
 
-    def seed(self, seed: int | Sequence[int]) -> None:
-        """Seed the envs and the action spaces, see :meth:`BaseEnvManager.seed`."""
-        super().seed(seed)
-        if self._open:
-            pending, self._pending_seeds = self._pending_seeds, {}
-            self._ask_all(
-                {
-                    index: (b"d", pickle.dumps({key: pending[key] for key in process.env_ids}))
-                    for index, process in enumerate(self._processes)
-                },
-                "seed",
-            )
-
     def reset(self, env_ids: Iterable[int] | None = None) -> None:
         """Begin a new episode in some envs, see :meth:`BaseEnvManager.reset`."""
         self._require_open("reset")
@@ -188,7 +175,7 @@ class AsyncEnvManager(BaseEnvManager):
         self._require_open("render")
         ids = self._checked_ids(env_ids)
         groups = self._by_process(ids)
-        answers = self._ask_all(
+        answers = self._ask(
             {index: (b"p", pickle.dumps(own)) for index, own in groups.items()}, "render"
         )
         frames = {
@@ -317,7 +304,7 @@ class AsyncEnvManager(BaseEnvManager):
                 failures[index] = failure
         return answers, failures
 
-    def _ask_all(self, requests: Mapping[int, tuple[bytes, bytes]], doing: str) -> dict[int, Any]:
+    def _ask(self, requests: Mapping[int, tuple[bytes, bytes]], doing: str) -> dict[int, Any]:
         """Ask where a failure is not survived: what was asked would be lost."""
         with self._closing_on_error():
             answers, failures = self._exchange(requests, doing, self._reset_timeout_s)
@@ -428,6 +415,28 @@ class AsyncEnvManager(BaseEnvManager):
         except BaseException:
             self.close()
             raise
+
+    def _seed_envs(self, seeds: list[int]) -> None:
+        if not self._open:
+            super()._seed_envs(seeds)
+            return
+        requests = {
+            index: (b"d", pickle.dumps({key: seeds[key] for key in process.env_ids}))
+            for index, process in enumerate(self._processes)
+        }
+        self._ask(requests, "seed")
+
+    def _env_states(self) -> list[dict[str, Any] | None]:
+        requests = dict.fromkeys(range(len(self._processes)), (b"g", b""))
+        states = _merged(self._ask(requests, "get_state"))
+        return [states[env_id] for env_id in range(self._env_num)]
+
+    def _set_env_states(self, states: Sequence[Any]) -> None:
+        requests = {
+            index: (b"l", pickle.dumps({key: states[key] for key in process.env_ids}))
+            for index, process in enumerate(self._processes)
+        }
+        self._ask(requests, "set_state")
 
     def _probe_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         return probe_spaces(self._env_fns[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
@@ -21,11 +22,14 @@ from dmiddleware.env.spaces import (
     map_arrays,
     replace_rows,
 )
+from dmiddleware.env.state import infos_of_plain, plain_infos, set_space_state, space_state
 from dmiddleware.env.timestep import BatchedTimestep, BoolArray, IdArray, StepInfo
-from dmiddleware.errors import ConfigError, EnvStateError, StructureError
+from dmiddleware.errors import CheckpointMismatch, ConfigError, EnvStateError, StructureError
 from dmiddleware.seeding import derive_seed
 
 __all__ = ["BaseEnvManager"]
+
+logger = logging.getLogger(__name__)
 
 
 class BaseEnvManager(ABC):
@@ -43,6 +47,10 @@ class BaseEnvManager(ABC):
     Raises:
         ConfigError: if ``env_num`` is not a positive integer.
     """
+
+    _ready_obs: NestedArrays
+    _ready_infos: StepInfo | Sequence[Mapping[str, Any]]
+    _totals: EpisodeTotals
 
     def __init__(self, env_num: int, *, seed: int | Sequence[int] | None = None) -> None:
         if isinstance(env_num, bool) or not isinstance(env_num, int | np.integer) or env_num < 1:
@@ -143,7 +151,7 @@ class BaseEnvManager(ABC):
         if len(seeds) != self._env_num:
             raise ConfigError(f"{len(seeds)} seeds were given for {self._env_num} envs")
         self._seeds = seeds
-        self._pending_seeds = dict(enumerate(seeds))
+        self._seed_envs(seeds)
         if self._action_space is not None:
             self._seed_action_spaces()
 
@@ -174,7 +182,8 @@ class BaseEnvManager(ABC):
     def ready_info(self) -> StepInfo:
         """The infos that came with ``ready_obs``: of the last step or the reset (action masks)."""
         self._require_open("ready_info")
-        return StepInfo(self._ready_infos)
+        infos = self._ready_infos
+        return infos if isinstance(infos, StepInfo) else StepInfo(infos)
 
     @abstractmethod
     def reset(self, env_ids: Iterable[int] | None = None) -> None:
@@ -225,7 +234,89 @@ class BaseEnvManager(ABC):
         """How many env steps since launch belonged to episodes that a failure cut off."""
         return self._dropped_steps
 
+    @property
+    def in_lockstep(self) -> bool:
+        """Whether all envs are always stepped together: :meth:`step` then wants all actions."""
+        return False
+
+    # State
+
+    @property
+    def resumable(self) -> bool:
+        """Whether :meth:`state_dict` holds the state of every env, so that episodes can go on."""
+        self._require_open("resumable")
+        return all(state is not None for state in self._env_states())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that is needed to go on as if nothing had happened, as plain data.
+
+        Envs whose state cannot be saved (see :mod:`dmiddleware.env.state`) are left out; their
+        episodes begin anew when the state is loaded.
+        """
+        self._require_open("state_dict")
+        return {
+            "env_num": self._env_num,
+            "envs": self._env_states(),
+            "ready_obs": map_arrays(np.copy, self._ready_obs),
+            "ready_infos": plain_infos(self.ready_info.rows()),
+            "totals": self._totals.state_dict(),
+            "seeds": self._seeds,
+            "samplers": [
+                space_state(space) for space in (self.action_space, self._batched_action_space)
+            ],
+            "dropped_steps": self._dropped_steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Go on from a state; the manager is launched already, with envs made as they were then.
+
+        Returns:
+            Whether the episodes go on. If an env's state was not saved, all envs begin new episodes
+            instead, with other seeds than they had at the start (a warning is logged).
+
+        Raises:
+            CheckpointMismatch: if the state is that of other envs, or of another number.
+        """
+        self._require_open("load_state_dict")
+        if state["env_num"] != self._env_num:
+            raise CheckpointMismatch(
+                f"the state is that of {state['env_num']} envs, this manager has {self._env_num}"
+            )
+        self._seeds = None if state["seeds"] is None else list(state["seeds"])
+        for space, sampler in zip(
+            (self.action_space, self._batched_action_space), state["samplers"], strict=True
+        ):
+            set_space_state(space, sampler)
+        self._dropped_steps = state["dropped_steps"]
+        if any(one is None for one in state["envs"]):
+            logger.warning("the envs' states could not be saved; their episodes begin anew")
+            self._begin_anew(int(state["totals"]["n_steps"]))
+            return False
+        self._set_env_states(state["envs"])
+        self._pending_seeds = {}
+        self._totals.load_state_dict(state["totals"])
+        self._ready_obs = map_arrays(np.array, state["ready_obs"])
+        self._ready_infos = infos_of_plain(state["ready_infos"])
+        return True
+
+    def _begin_anew(self, n_steps: int) -> None:
+        if self._seeds is not None:
+            self._seed_envs([derive_seed(seed, "resume", n_steps) for seed in self._seeds])
+        self.reset()
+
+    def _seed_envs(self, seeds: list[int]) -> None:
+        """Let the next reset of each env take its seed."""
+        self._pending_seeds = dict(enumerate(seeds))
+
     # For subclasses
+
+    @abstractmethod
+    def _env_states(self) -> list[dict[str, Any] | None]:
+        """Return the states of the envs, None for one that cannot be saved."""
+
+    @abstractmethod
+    def _set_env_states(self, states: Sequence[Any]) -> None:
+        """Bring the envs into states that :meth:`_env_states` gave."""
 
     @abstractmethod
     def _probe_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
@@ -267,8 +358,8 @@ class BaseEnvManager(ABC):
         self._clear_episodes()
 
     def _clear_episodes(self) -> None:
-        self._ready_obs: NestedArrays = None
-        self._ready_infos: Sequence[Mapping[str, Any]] = ()
+        self._ready_obs = None
+        self._ready_infos = ()
         self._totals = EpisodeTotals(self._env_num)
 
     def _checked_ids(self, env_ids: Iterable[int] | None) -> list[int]:
@@ -320,10 +411,14 @@ class BaseEnvManager(ABC):
         self._replace_infos(ids, infos)
 
     def _replace_infos(self, ids: Iterable[int], infos: Iterable[Mapping[str, Any]]) -> None:
-        updated = list(self._ready_infos)
+        updated = self._ready_rows()
         for env_id, info in zip(ids, infos, strict=True):
             updated[env_id] = info
         self._ready_infos = updated
+
+    def _ready_rows(self) -> list[Mapping[str, Any]]:
+        infos = self._ready_infos
+        return [*infos.rows()] if isinstance(infos, StepInfo) else [*infos]
 
     def _finish(
         self,
@@ -334,7 +429,7 @@ class BaseEnvManager(ABC):
         done: BoolArray,
         terminated: BoolArray,
         truncated: BoolArray,
-        infos: Sequence[Mapping[str, Any]],
+        infos: StepInfo | Sequence[Mapping[str, Any]],
         failed: list[int] | None,
     ) -> BatchedTimestep:
         """Take over what to act on next, and hand out the step.
@@ -355,7 +450,7 @@ class BaseEnvManager(ABC):
             terminated,
             truncated,
             abnormal,
-            StepInfo(infos),
+            infos if isinstance(infos, StepInfo) else StepInfo(infos),
             ids is None and failed is None,
         )
 

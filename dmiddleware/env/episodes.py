@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,3 +55,17 @@ class EpisodeTotals:
         for env_id in ids:
             self._returns[env_id] = 0.0
             self._begun[env_id] = self._n_steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums and counts."""
+        return {
+            "returns": self._returns.copy(),
+            "n_steps": self._n_steps,
+            "begun": list(self._begun),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Count on from a state."""
+        self._returns = np.array(state["returns"], dtype=np.float64)
+        self._n_steps = int(state["n_steps"])
+        self._begun = list(state["begun"])

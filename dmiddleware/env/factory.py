@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
 
 from dmiddleware.env.async_manager import AsyncEnvManager
 from dmiddleware.env.base import BaseEnvManager
 from dmiddleware.env.sync_manager import EnvFn, SyncEnvManager
+from dmiddleware.env.vector_manager import VectorEnvManager
 from dmiddleware.errors import ConfigError, RegistryError
 from dmiddleware.registry import nearest
 
 __all__ = ["make_env_manager"]
 
-Wrapper = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
+Wrapper: TypeAlias = Callable[[Any], Any]
+Maker: TypeAlias = EnvSpec | Callable[..., Any]
 
 
 def make_env_manager(
@@ -35,13 +39,14 @@ def make_env_manager(
     """Make an env manager, not yet launched (``with`` launches it).
 
     Args:
-        env: an id that Gymnasium knows, or a factory of envs, called once per env.
+        env: an id that Gymnasium knows ("CartPole-v1", "module:Env-v0"), or a factory of envs,
+            called once per env; with "vector" a factory of vector envs, called once.
         env_num: the number of envs.
         mode: "sync" steps the envs one after the other in this process, the best for envs that
             take microseconds; "async" steps them in processes of their own, for envs that take
             milliseconds, or crash or hang; "vector" uses the env's own vectorised implementation.
         env_kwargs: keyword arguments for the env.
-        wrappers: put around each env, the first one innermost.
+        wrappers: put around each env, the first one innermost; with "vector" around the vector env.
         seed: an integer, from which each env's seed derives, or one seed per env; None leaves them
             unseeded.
         max_retry: restarts in a row that one env is allowed.
@@ -50,22 +55,31 @@ def make_env_manager(
         envs_per_process: how many envs share a process ("async").
 
     Raises:
-        ConfigError: if ``env_num`` or ``mode`` is impossible.
+        ConfigError: if ``env_num`` or ``mode`` is impossible, or the env has no vectorised
+            implementation of its own ("vector").
         RegistryError: if no env is registered under the id; the nearest ones are named.
     """
-    make = functools.partial(_make_env, _checked_env(env), dict(env_kwargs or {}), tuple(wrappers))
-    if mode == "sync":
-        return SyncEnvManager(_repeat(make, env_num), seed=seed, max_retry=max_retry)
-    if mode == "async":
-        return AsyncEnvManager(
-            _repeat(make, env_num),
+    if mode not in ("sync", "async", "vector"):
+        raise ConfigError(f"mode is 'sync', 'async' or 'vector', got {mode!r}")
+    maker, kwargs, layers = _checked_env(env), dict(env_kwargs or {}), tuple(wrappers)
+    if mode == "vector":
+        return VectorEnvManager(
+            functools.partial(_make_vector_env, _vector_maker(maker, env_num), kwargs, layers),
+            env_num,
             seed=seed,
             max_retry=max_retry,
-            step_timeout_s=step_timeout_s,
-            reset_timeout_s=reset_timeout_s,
-            envs_per_process=envs_per_process,
         )
-    raise ConfigError(f"mode is 'sync', 'async' or 'vector', got {mode!r}")
+    env_fns = _repeat(functools.partial(_make_env, maker, kwargs, layers), env_num)
+    if mode == "sync":
+        return SyncEnvManager(env_fns, seed=seed, max_retry=max_retry)
+    return AsyncEnvManager(
+        env_fns,
+        seed=seed,
+        max_retry=max_retry,
+        step_timeout_s=step_timeout_s,
+        reset_timeout_s=reset_timeout_s,
+        envs_per_process=envs_per_process,
+    )
 
 
 def _repeat(env_fn: EnvFn, env_num: int) -> list[EnvFn]:
@@ -74,24 +88,46 @@ def _repeat(env_fn: EnvFn, env_num: int) -> list[EnvFn]:
     return [env_fn] * env_num
 
 
-def _make_env(
-    env: str | Callable[..., Any], kwargs: dict[str, Any], wrappers: tuple[Wrapper, ...]
-) -> Any:
-    made = gym.make(env, **kwargs) if isinstance(env, str) else env(**kwargs)
+def _make_env(maker: Maker, kwargs: dict[str, Any], wrappers: tuple[Wrapper, ...]) -> Any:
+    made = gym.make(maker, **kwargs) if isinstance(maker, EnvSpec) else maker(**kwargs)
     for wrapper in wrappers:
         made = wrapper(made)
     return made
 
 
-def _checked_env(env: str | EnvFn) -> str | EnvFn:
+def _make_vector_env(
+    maker: Callable[..., Any], kwargs: dict[str, Any], wrappers: tuple[Wrapper, ...]
+) -> Any:
+    made = maker(**kwargs)
+    for wrapper in wrappers:
+        made = wrapper(made)
+    return made
+
+
+def _vector_maker(maker: Maker, env_num: int) -> Callable[..., Any]:
+    if not isinstance(maker, EnvSpec):
+        return maker
+    if maker.vector_entry_point is None:
+        raise ConfigError(
+            f"{maker.id} has no vectorised implementation of its own; use mode='sync' or 'async'"
+        )
+    return functools.partial(
+        gym.make_vec, maker, num_envs=env_num, vectorization_mode="vector_entry_point"
+    )
+
+
+def _checked_env(env: str | EnvFn) -> Maker:
+    """Return the factory, or what Gymnasium knows of the id: another process may not know it."""
     if not isinstance(env, str):
         if not callable(env):
             raise ConfigError(f"env is an env's id or a factory of envs, got {env!r}")
         return env
+    module, colon, name = env.rpartition(":")
     try:
-        gym.spec(env)
+        if colon:
+            importlib.import_module(module)
+        return gym.spec(name)
     except (gym.error.Error, ModuleNotFoundError) as error:
-        near = nearest(env, gym.registry)
+        near = nearest(name, gym.registry)
         hint = f"; nearest known: {', '.join(near)}" if near else ""
-        raise RegistryError(f"no env is registered as {env!r}{hint} ({error})") from error
-    return env
+        raise RegistryError(f"no env is registered as {env!r}{hint}. {error}") from error

@@ -21,9 +21,11 @@ class FailureBudget:
     Args:
         env_num: the number of envs.
         max_retry: restarts in a row that one env is allowed; 0 makes its first failure final.
+        kind: what an env is called in messages.
     """
 
-    def __init__(self, env_num: int, *, max_retry: int) -> None:
+    def __init__(self, env_num: int, *, max_retry: int, kind: str = "env") -> None:
+        self._kind = kind
         self._max_retry = max_retry
         self._in_a_row = [0] * env_num
         self._restarts = [0] * env_num
@@ -55,12 +57,13 @@ class FailureBudget:
         if failures > self._max_retry:
             kind = EnvTimeout if isinstance(error, EnvTimeout) else EnvCrashed
             raise kind(
-                f"env {env_id} failed {failures} time(s) in a row, max_retry is "
+                f"{self._kind} {env_id} failed {failures} time(s) in a row, max_retry is "
                 f"{self._max_retry}; the last time, in {doing}, it {error}.\n{details}"
             )
         self._restarts[env_id] += 1
         logger.warning(
-            "env %d failed in %s: it %s; it is restarted (failure %d in a row, %d allowed).\n%s",
+            "%s %d failed in %s: it %s; it is restarted (failure %d in a row, %d allowed).\n%s",
+            self._kind,
             env_id,
             doing,
             error,

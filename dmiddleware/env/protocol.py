@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -24,6 +24,13 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+
+class Closable(Protocol):
+    """An env, or a vector env."""
+
+    def close(self) -> None:
+        """Free what it holds."""
 
 
 def check_env(env: Any, index: int) -> None:
@@ -115,7 +122,7 @@ def bad_obs(env_id: int, obs: Any, space: spaces.Space[Any], error: Exception) -
     )
 
 
-def close_quietly(env: gym.Env[Any, Any]) -> None:
+def close_quietly(env: Closable) -> None:
     """Close an env; what it raises is logged, since there is no one left to be told."""
     try:
         env.close()

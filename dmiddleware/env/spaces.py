@@ -16,6 +16,7 @@ __all__ = [
     "Collate",
     "Split",
     "Write",
+    "make_check",
     "make_collate",
     "make_read",
     "make_split",
@@ -145,72 +146,90 @@ def _shape_and_dtype(space: spaces.Space[Any]) -> tuple[tuple[int, ...], np.dtyp
     )
 
 
-def make_split(space: spaces.Space[Any]) -> Split:
-    """Return a function that takes a batch of actions apart into one action per env.
+def make_check(space: spaces.Space[Any]) -> Callable[[NestedArrays], NestedArrays]:
+    """Return a function that brings a batch of actions into the form and dtypes of ``space``.
 
     Args:
         space: the action space of a single env.
 
     Returns:
-        A function from arrays ``[E, …]`` (nested as the space is) to a list of ``E`` actions:
-        integers for Discrete, arrays for the others, of the space's dtype. It raises
-        :class:`~dmiddleware.errors.StructureError` if the batch does not fit the space.
+        A function from arrays ``[E, …]``, nested as the space is, to such arrays of the space's
+        dtypes. It raises :class:`~dmiddleware.errors.StructureError` if the batch does not fit.
 
     Raises:
         EnvProtocolError: for a space whose elements have no fixed shape.
     """
-    if isinstance(space, spaces.Discrete):
-        return _split_integers(space)
+    if isinstance(space, spaces.Dict):
+        parts = {key: make_check(sub) for key, sub in space.spaces.items()}
+        return lambda actions: {
+            key: parts[key](actions[key]) for key in _checked_keys(actions, parts, space)
+        }
+    if isinstance(space, spaces.Tuple):
+        items = tuple(make_check(sub) for sub in space.spaces)
+        return lambda actions: tuple(
+            check(part)
+            for check, part in zip(items, _checked_tuple(actions, items, space), strict=True)
+        )
+    shape, dtype = _shape_and_dtype(space)
+    dtype = np.dtype(space.dtype) if isinstance(space, spaces.Discrete) else dtype
+    kinds = "iu" if isinstance(space, spaces.Discrete) else "iufb"
+    rank = 1 + len(shape)
+
+    def check(actions: Any) -> npt.NDArray[Any]:
+        array = np.asarray(actions)
+        if array.ndim != rank or array.shape[1:] != shape or array.dtype.kind not in kinds:
+            raise _misfit(array, space, shape, kinds)
+        return array if array.dtype == dtype else array.astype(dtype)
+
+    return check
+
+
+def make_split(space: spaces.Space[Any]) -> Split:
+    """Return a function that takes a batch of actions apart into one action per env.
+
+    Args:
+        space: as in :func:`make_check`; so are the errors.
+
+    Returns:
+        A function from arrays ``[E, …]`` (nested as the space is) to a list of ``E`` actions, as
+        ``space.sample()`` gives them: numpy integers for Discrete (Gymnasium 1.4 checks Python's at
+        a higher cost), arrays for the others.
+    """
     if isinstance(space, spaces.Dict):
         parts = {key: make_split(sub) for key, sub in space.spaces.items()}
-        return lambda actions: _split_dict(actions, parts, space)
+
+        def split_dict(actions: Any) -> list[Any]:
+            keys = _checked_keys(actions, parts, space)
+            columns = [parts[key](actions[key]) for key in keys]
+            return [dict(zip(keys, row, strict=True)) for row in _rows(columns, space)]
+
+        return split_dict
     if isinstance(space, spaces.Tuple):
         items = tuple(make_split(sub) for sub in space.spaces)
-        return lambda actions: _split_tuple(actions, items, space)
-    return _split_arrays(space)
+
+        def split_tuple(actions: Any) -> list[Any]:
+            columns = zip(items, _checked_tuple(actions, items, space), strict=True)
+            return _rows([split(part) for split, part in columns], space)
+
+        return split_tuple
+    check = make_check(space)
+    return lambda actions: list(check(actions))
 
 
-def _split_integers(space: spaces.Discrete[Any]) -> Split:
-    dtype = np.dtype(space.dtype)
-
-    def split(actions: Any) -> list[Any]:
-        array = np.asarray(actions)
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise _misfit(array, space, "integers of shape [E]")
-        # What space.sample() gives; Gymnasium 1.4 checks Python integers at a higher cost.
-        return list(array if array.dtype == dtype else array.astype(dtype))
-
-    return split
-
-
-def _split_arrays(space: spaces.Space[Any]) -> Split:
-    shape, dtype = _shape_and_dtype(space)
-
-    def split(actions: Any) -> list[Any]:
-        array = np.asarray(actions)
-        if array.ndim == 0 or array.shape[1:] != shape or array.dtype.kind not in "iufb":
-            raise _misfit(array, space, f"numbers of shape [E{''.join(f', {n}' for n in shape)}]")
-        return list(array if array.dtype == dtype else array.astype(dtype))
-
-    return split
-
-
-def _split_dict(
-    actions: Any, parts: Mapping[Any, Split], space: spaces.Space[Any]
-) -> list[dict[Any, Any]]:
+def _checked_keys(actions: Any, parts: Mapping[Any, Any], space: spaces.Space[Any]) -> list[Any]:
     if not isinstance(actions, Mapping) or set(actions) != set(parts):
         found = sorted(map(str, actions)) if isinstance(actions, Mapping) else type(actions)
         raise StructureError(f"actions for {space} are a dict with its keys, got {found}")
-    columns = [split(actions[key]) for key, split in parts.items()]
-    return [dict(zip(parts, row, strict=True)) for row in _rows(columns, space)]
+    return list(parts)
 
 
-def _split_tuple(
-    actions: Any, items: tuple[Split, ...], space: spaces.Space[Any]
-) -> list[tuple[Any, ...]]:
+def _checked_tuple(actions: Any, items: tuple[Any, ...], space: spaces.Space[Any]) -> Any:
+    # A treetensor has the items of a tuple under "0", "1", ….
+    if isinstance(actions, Mapping) and set(actions) == set(map(str, range(len(items)))):
+        return tuple(actions[str(index)] for index in range(len(items)))
     if not isinstance(actions, tuple | list) or len(actions) != len(items):
         raise StructureError(f"actions for {space} are a tuple of {len(items)}, got {actions!r}")
-    return _rows([split(part) for split, part in zip(items, actions, strict=True)], space)
+    return actions
 
 
 def _rows(columns: list[list[Any]], space: spaces.Space[Any]) -> list[tuple[Any, ...]]:
@@ -220,10 +239,13 @@ def _rows(columns: list[list[Any]], space: spaces.Space[Any]) -> list[tuple[Any,
     return list(zip(*columns, strict=True))
 
 
-def _misfit(array: npt.NDArray[Any], space: spaces.Space[Any], expected: str) -> StructureError:
+def _misfit(
+    array: npt.NDArray[Any], space: spaces.Space[Any], shape: tuple[int, ...], kinds: str
+) -> StructureError:
+    wanted = "integers" if kinds == "iu" else "numbers"
     return StructureError(
         f"actions of shape {array.shape} and dtype {array.dtype} do not fit the action space "
-        f"{space}: give {expected}, one row per ready env"
+        f"{space}: give {wanted} of shape [E{''.join(f', {n}' for n in shape)}], one row per env"
     )
 
 

@@ -15,7 +15,7 @@ import json
 import random
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -25,10 +25,17 @@ from gymnasium.envs.registration import EnvSpec
 
 from dmiddleware.errors import CheckpointMismatch
 
-__all__ = ["get_state", "set_state", "get_generator_state", "set_generator_state"]
+__all__ = [
+    "get_state",
+    "set_state",
+    "space_state",
+    "set_space_state",
+    "plain_infos",
+    "infos_of_plain",
+]
 
 # Constructor arguments that Gymnasium keeps for `spec`; they do not change.
-_CONSTANT_ATTRIBUTES = frozenset({"env", "_saved_kwargs", "_cached_spec", "spec"})
+_CONSTANT_ATTRIBUTES = frozenset({"_saved_kwargs", "_cached_spec", "spec"})
 _CODE = (
     types.FunctionType,
     types.BuiltinFunctionType,
@@ -67,18 +74,10 @@ def get_state(env: Any) -> dict[str, Any] | None:
         A dictionary of plain data (strings, numbers, arrays, lists), one entry per layer, or None
         if the env holds something that cannot be saved.
     """
-    encoder = _Encoder()
-    layers: list[Any] = []
     try:
-        for layer in _layers(env):
-            name = type(layer).__name__
-            if _saves_itself(layer):
-                layers.append({"class": name, "own": layer.state_dict()})
-            else:
-                layers.append({"class": name, "attributes": encoder.attributes(layer)})
+        return {"layers": _Encoder().layers(env)}
     except _NotPlainError:
         return None
-    return {"layers": layers}
 
 
 def set_state(env: Any, state: Mapping[str, Any]) -> None:
@@ -87,36 +86,78 @@ def set_state(env: Any, state: Mapping[str, Any]) -> None:
     Raises:
         CheckpointMismatch: if the state is that of another env.
     """
+    _set_layers(env, state["layers"])
+
+
+def _set_layers(env: Any, saved: list[Any]) -> None:
     layers = list(_layers(env))
-    names, saved = [type(layer).__name__ for layer in layers], [s["class"] for s in state["layers"]]
-    if names != saved:
+    names, saved_names = [type(layer).__name__ for layer in layers], [one["class"] for one in saved]
+    if names != saved_names:
         raise CheckpointMismatch(
-            f"the saved env is {' > '.join(saved)}, this one is {' > '.join(names)}; make it as it "
-            "was made when it was saved"
+            f"the saved env is {' > '.join(saved_names)}, this one is {' > '.join(names)}; make it "
+            "as it was made when it was saved"
         )
-    for layer, own in zip(layers, state["layers"], strict=True):
-        if "own" in own:
-            layer.load_state_dict(own["own"])
+    for layer, one in zip(layers, saved, strict=True):
+        if "own" in one:
+            layer.load_state_dict(one["own"])
         else:
-            _set_attributes(layer, own["attributes"])
+            _set_attributes(layer, one["attributes"])
 
 
-def get_generator_state(generator: np.random.Generator) -> str:
+def space_state(space: spaces.Space[Any]) -> list[str]:
+    """Return the states of the generators that a space samples with."""
+    return [_generator_state(generator) for generator in _generators(space)]
+
+
+def set_space_state(space: spaces.Space[Any], state: list[str]) -> None:
+    """Bring a space's generators into the states that :func:`space_state` gave.
+
+    Raises:
+        CheckpointMismatch: if the state is that of another space.
+    """
+    generators = list(_generators(space))
+    if len(generators) != len(state):
+        raise CheckpointMismatch(f"the saved state of a space does not fit {space}")
+    for generator, one in zip(generators, state, strict=True):
+        _set_generator_state(generator, one)
+
+
+def plain_infos(infos: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return infos as plain data; one that holds something else becomes an empty one."""
+    found: list[Any] = []
+    for info in infos:
+        try:
+            found.append(_Encoder().encode(dict(info)))
+        except _NotPlainError:
+            found.append(_Encoder().encode({}))
+    return found
+
+
+def infos_of_plain(plain: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the infos that :func:`plain_infos` was given."""
+    return [_decode(one, None) for one in plain]
+
+
+def _generator_state(generator: np.random.Generator) -> str:
     """Return the state of a numpy generator as JSON text (its integers exceed 64 bits)."""
     return json.dumps(generator.bit_generator.state, default=lambda array: array.tolist())
 
 
-def set_generator_state(generator: np.random.Generator, state: str) -> None:
-    """Bring a numpy generator into a state that :func:`get_generator_state` gave."""
+def _set_generator_state(generator: np.random.Generator, state: str) -> None:
+    """Bring a numpy generator into a state that :func:`_generator_state` gave."""
     generator.bit_generator.state = json.loads(state)
 
 
 def _layers(env: Any) -> Iterator[Any]:
     while True:
         yield env
-        if not isinstance(env, gym.Wrapper | gym.vector.VectorWrapper):
+        if not _is_wrapper(env):
             return
         env = env.env
+
+
+def _is_wrapper(env: Any) -> bool:
+    return isinstance(env, gym.Wrapper | gym.vector.VectorWrapper)
 
 
 def _saves_itself(layer: Any) -> bool:
@@ -129,14 +170,25 @@ class _Encoder:
         self._objects: set[int] = set()
         self._mutables: set[int] = set()
 
+    def layers(self, env: Any) -> list[Any]:
+        found: list[Any] = []
+        for layer in _layers(env):
+            name = type(layer).__name__
+            if _saves_itself(layer):
+                found.append({"class": name, "own": layer.state_dict()})
+            else:
+                found.append({"class": name, "attributes": self.attributes(layer)})
+        return found
+
     def attributes(self, owner: Any) -> list[list[Any]]:
         # A class with slots, or with a part written in C, is larger than its attributes show.
         if not hasattr(owner, "__dict__") or type(owner).__basicsize__ > _Ordinary.__basicsize__:
             raise _NotPlainError
+        left_out = _CONSTANT_ATTRIBUTES | ({"env"} if _is_wrapper(owner) else set())
         return [
             [name, self.encode(value)]
             for name, value in vars(owner).items()
-            if name not in _CONSTANT_ATTRIBUTES and not _is_code(value)
+            if name not in left_out and not _is_code(value)
         ]
 
     def encode(self, value: Any) -> Any:
@@ -183,11 +235,13 @@ class _Encoder:
         if isinstance(value, np.random.Generator):
             if type(value.bit_generator).__name__ not in _GENERATORS:
                 raise _NotPlainError
-            return {"kind": "generator", "value": get_generator_state(value)}
+            return {"kind": "generator", "value": _generator_state(value)}
         if type(value) is random.Random:
             return {"kind": "random", "value": json.dumps(value.getstate())}
         if isinstance(value, spaces.Space):
-            return {"kind": "space", "value": [get_generator_state(g) for g in _generators(value)]}
+            return {"kind": "space", "value": space_state(value)}
+        if isinstance(value, gym.Env):
+            return {"kind": "env", "value": self.layers(value)}
         return {"kind": "object", "value": self.attributes(value)}
 
     def _note_mutable(self, value: Any) -> None:
@@ -252,7 +306,7 @@ def _generator(encoded: Mapping[str, Any], existing: Any) -> Any:
     state = encoded["value"]
     if not isinstance(existing, np.random.Generator):
         existing = np.random.Generator(_GENERATORS[json.loads(state)["bit_generator"]]())
-    set_generator_state(existing, state)
+    _set_generator_state(existing, state)
     return existing
 
 
@@ -265,12 +319,9 @@ def _random(encoded: Mapping[str, Any], existing: Any) -> Any:
 
 
 def _space(encoded: Mapping[str, Any], existing: Any) -> Any:
-    value = encoded["value"]
-    generators = list(_generators(existing)) if isinstance(existing, spaces.Space) else []
-    if len(generators) != len(value):
+    if not isinstance(existing, spaces.Space):
         raise CheckpointMismatch(f"the saved env has a space where this one has {existing!r}")
-    for generator, state in zip(generators, value, strict=True):
-        set_generator_state(generator, state)
+    set_space_state(existing, encoded["value"])
     return existing
 
 
@@ -278,6 +329,11 @@ def _object(encoded: Mapping[str, Any], existing: Any) -> Any:
     if not hasattr(existing, "__dict__"):
         raise CheckpointMismatch(f"the saved env has an object where this one has {existing!r}")
     _set_attributes(existing, encoded["value"])
+    return existing
+
+
+def _env(encoded: Mapping[str, Any], existing: Any) -> Any:
+    _set_layers(existing, encoded["value"])
     return existing
 
 
@@ -298,4 +354,5 @@ _DECODERS: dict[str, Callable[[Mapping[str, Any], Any], Any]] = {
     "random": _random,
     "space": _space,
     "object": _object,
+    "env": _env,
 }

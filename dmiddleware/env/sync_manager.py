@@ -25,6 +25,7 @@ from dmiddleware.env.protocol import (
     close_quietly,
 )
 from dmiddleware.env.spaces import NestedArrays, allocate, copy_arrays
+from dmiddleware.env.state import get_state, set_state
 from dmiddleware.env.timestep import BatchedTimestep, BoolArray
 from dmiddleware.errors import EnvCrashed, EnvError, EnvProtocolError, StructureError
 from dmiddleware.seeding import derive_seed
@@ -183,7 +184,7 @@ class SyncEnvManager(BaseEnvManager):
         next_obs: NestedArrays,
     ) -> tuple[Any, NestedArrays]:
         """Reset the envs whose episode ended; return the last infos, and what to act on next."""
-        last_infos, ready_infos = list(infos), list(self._ready_infos)
+        last_infos, ready_infos = list(infos), self._ready_rows()
         obs = copy_arrays(next_obs)
         for row in done.nonzero()[0].tolist():
             env_id = row if ids is None else ids[row]
@@ -282,6 +283,13 @@ class SyncEnvManager(BaseEnvManager):
         for env_id, result in zip(self._id_array(ids).tolist(), results, strict=True):
             check_result(result, env_id)
             self._write_obs(allocate(self.observation_space, 1), 0, result[0], env_id)
+
+    def _env_states(self) -> list[dict[str, Any] | None]:
+        return [get_state(env) for env in self._envs]
+
+    def _set_env_states(self, states: Sequence[Any]) -> None:
+        for env, state in zip(self._envs, states, strict=True):
+            set_state(env, state)
 
     def _probe_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         return probe_spaces(self._env_fns[0])

@@ -58,9 +58,9 @@ class StepInfo(Mapping[str, Any]):
         assert self._columns is not None
         return _row_of(self._columns, index)
 
-    def take(self, indices: Sequence[int] | IdArray) -> StepInfo:
-        """Return the info of some of the envs, in the order of ``indices``."""
-        return StepInfo([self.row(int(index)) for index in indices])
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the infos of all envs, as :meth:`row` gives each."""
+        return [self.row(index) for index in range(self._n_rows)]
 
     def __getitem__(self, key: str) -> Any:
         return self._as_columns()[key]
