@@ -1,0 +1,176 @@
+from typing import Any
+
+import pytest
+import torch
+
+from dmiddleware.data import as_tree, index_rows
+from dmiddleware.env import make_env_manager
+from dmiddleware.pipeline import OnlineRLContext
+from dmiddleware.policy import PPOPolicy
+from middleware.advantage import (
+    gae_estimator,
+    montecarlo_return_estimator,
+    nstep_reward_enhancer,
+)
+from middleware.collect import EpisodeCollector, StepCollector
+
+DISCOUNT, LAMBDA = 0.9, 0.8
+
+
+@pytest.fixture
+def ppo() -> PPOPolicy:
+    return PPOPolicy(
+        {"seed": 0, "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]}}
+    )
+
+
+def cartpole(**kwargs: Any) -> Any:
+    return make_env_manager("CartPole-v1", env_num=3, seed=0, env_kwargs=kwargs)
+
+
+def short_cartpole() -> Any:
+    """Episodes of CartPole that a time limit cuts after 7 steps."""
+    return cartpole(max_episode_steps=7)
+
+
+def gae_by_hand(rows: Any, value_fn: Any) -> torch.Tensor:
+    """Follow every row to the end of its episode, or of the data, one step after the other."""
+    adv = torch.zeros(rows["reward"].shape)
+    n_steps, n_envs = adv.shape
+    for env in range(n_envs):
+        for begin in range(n_steps):
+            weight = 1.0
+            for t in range(begin, n_steps):
+                row = index_rows(index_rows(rows, t), env)
+                next_value = value_fn(row["next_obs"][None])[0]
+                bootstrap = 0.0 if row["terminated"] else DISCOUNT * next_value
+                adv[begin, env] += weight * (row["reward"] + bootstrap - row["value"])
+                weight *= DISCOUNT * LAMBDA
+                follows = t + 1 < n_steps and rows["episode_id"][t + 1, env] == row["episode_id"]
+                if row["done"] or not follows:
+                    break
+    return adv
+
+
+@pytest.mark.parametrize("make_envs", [cartpole, short_cartpole])
+def test_gae_is_that_of_following_each_row_by_hand(
+    run_steps: Any, ppo: PPOPolicy, make_envs: Any
+) -> None:
+    ctx = run_steps(
+        StepCollector(ppo.collect_mode, make_envs(), n_sample=90),
+        gae_estimator(ppo.learn_mode, discount=DISCOUNT, gae_lambda=LAMBDA),
+    )
+    data = ctx.train_data
+    assert data["done"].any()
+    assert data["truncated"].any() == (make_envs is short_cartpole)
+    expected = gae_by_hand(ctx.trajectories, ppo.learn_mode.get_attribute("value_fn"))
+    torch.testing.assert_close(data["adv"], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(data["ret"], expected + data["value"], rtol=1e-4, atol=1e-5)
+
+
+def test_gae_stops_at_an_episode_that_a_failing_env_cut(run_steps: Any, ppo: PPOPolicy) -> None:
+    def break_off(ctx: OnlineRLContext) -> None:
+        rows = dict(ctx.trajectories.items())
+        rows["episode_id"] = rows["episode_id"].clone()
+        rows["episode_id"][5:, 1] += 1000
+        ctx.trajectories = as_tree(rows)
+
+    ctx = run_steps(
+        StepCollector(ppo.collect_mode, short_cartpole(), n_sample=30),
+        break_off,
+        gae_estimator(ppo.learn_mode, discount=DISCOUNT, gae_lambda=LAMBDA),
+    )
+    expected = gae_by_hand(ctx.trajectories, ppo.learn_mode.get_attribute("value_fn"))
+    torch.testing.assert_close(ctx.train_data["adv"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gae_takes_episodes_that_are_joined(run_steps: Any, ppo: PPOPolicy) -> None:
+    ctx = run_steps(
+        EpisodeCollector(ppo.collect_mode, cartpole(), n_episode=4),
+        gae_estimator(ppo.collect_mode, discount=DISCOUNT, gae_lambda=LAMBDA),
+    )
+    rows = ctx.trajectories
+    expected = gae_by_hand(
+        as_tree({key: rows[key].unsqueeze(1) for key in rows}),
+        ppo.learn_mode.get_attribute("value_fn"),
+    )
+    torch.testing.assert_close(ctx.train_data["adv"], expected[:, 0], rtol=1e-4, atol=1e-5)
+
+
+def test_gae_of_nested_observations_asks_for_values_of_trees(run_steps: Any) -> None:
+    shape = (4, 2)
+    rows = as_tree(
+        {
+            "next_obs": {"a": torch.ones(*shape, 3), "b": torch.ones(*shape)},
+            "value": torch.zeros(shape),
+            "reward": torch.zeros(shape),
+            "terminated": torch.zeros(shape, dtype=torch.bool),
+            "done": torch.tensor([[False, True], [False] * 2, [False] * 2, [False] * 2]),
+            "episode_id": torch.tensor([[0, 1], [0, 2], [0, 2], [0, 2]]),
+        }
+    )
+
+    def give(ctx: OnlineRLContext) -> None:
+        ctx.trajectories = rows
+
+    give.writes = ("trajectories",)  # type: ignore[attr-defined]
+    asked = []
+
+    def value_fn(obs: Any) -> torch.Tensor:
+        asked.append((tuple(obs["a"].shape), tuple(obs["b"].shape)))
+        return obs["a"].sum(-1)
+
+    ppo = PPOPolicy({"model": {"obs_shape": 4, "action_shape": 2}})
+    mode = ppo.learn_mode._replace(get_attribute=lambda name: value_fn)
+    ctx = run_steps(give, gae_estimator(mode, discount=1.0, gae_lambda=1.0))
+    assert asked == [((3, 3), (3,))]
+    assert ctx.train_data["adv"].tolist() == [[3.0, 3.0]] * 4
+
+
+def test_montecarlo_returns_sum_to_the_end_of_the_episode(run_steps: Any, ppo: PPOPolicy) -> None:
+    ctx = run_steps(
+        EpisodeCollector(ppo.collect_mode, cartpole(), n_episode=3),
+        montecarlo_return_estimator(discount=0.5),
+    )
+    lengths = [len(episode["done"]) for episode in ctx.episodes]
+    expected = [2.0 - 0.5 ** (length - t - 1) for length in lengths for t in range(length)]
+    assert ctx.train_data["ret"].tolist() == pytest.approx(expected)
+    assert ctx.train_data["obs"].shape == (sum(lengths), 4)
+
+
+def test_nstep_rows_sum_rewards_and_look_ahead(run_steps: Any, ppo: PPOPolicy) -> None:
+    before: list[Any] = []
+
+    def note(ctx: OnlineRLContext) -> None:
+        before.append(ctx.trajectories)
+
+    ctx = run_steps(
+        StepCollector(ppo.collect_mode, cartpole(), n_sample=90),
+        note,
+        nstep_reward_enhancer(n_step=3, discount=0.5),
+    )
+    (old,), new = before, ctx.trajectories
+    n_steps, n_envs = old["done"].shape
+    for t in range(n_steps):
+        for env in range(n_envs):
+            k = 1
+            while k < 3 and t + k < n_steps and not old["done"][t + k - 1, env]:
+                k += 1
+            assert float(new["reward"][t, env]) == pytest.approx(sum(0.5**i for i in range(k)))
+            assert float(new["discount"][t, env]) == pytest.approx(0.5**k)
+            assert torch.equal(new["next_obs"][t, env], old["next_obs"][t + k - 1, env])
+            assert new["terminated"][t, env] == old["terminated"][t + k - 1, env]
+            assert torch.equal(new["obs"][t, env], old["obs"][t, env])
+
+
+def test_nstep_refuses_zero_steps() -> None:
+    with pytest.raises(ValueError, match="n_step must be positive, got 0"):
+        nstep_reward_enhancer(n_step=0)
+
+
+def test_values_out_of_range_are_refused_when_they_are_used(run_steps: Any, ppo: PPOPolicy) -> None:
+    with pytest.raises(ValueError, match="discount"):
+        run_steps(
+            StepCollector(ppo.collect_mode, cartpole(), n_sample=3),
+            gae_estimator(ppo.learn_mode, discount=1.5),
+        )

@@ -1,0 +1,362 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dmiddleware.data import PrioritySampler, TensorBuffer, as_tree, save_checkpoint
+from dmiddleware.errors import ConfigError, NonFiniteLoss
+from dmiddleware.pipeline import OnlineRLContext, Role, Task
+from dmiddleware.policy import DQNPolicy, PPOPolicy
+from dmiddleware.worker.learner import BaseLearner, LearnerHook
+from middleware.fetch import offpolicy_data_fetcher
+from middleware.learn import OffPolicyLearner, OnPolicyLearner, multistep_trainer, trainer
+
+
+def transitions(n: int, seed: int = 0) -> Any:
+    draw = torch.Generator().manual_seed(seed)
+    return as_tree(
+        {
+            "obs": torch.randn(n, 4, generator=draw),
+            "action": torch.randint(2, (n,), generator=draw),
+            "reward": torch.rand(n, generator=draw),
+            "next_obs": torch.randn(n, 4, generator=draw),
+            "done": torch.zeros(n, dtype=torch.bool),
+            "terminated": torch.zeros(n, dtype=torch.bool),
+            "truncated": torch.zeros(n, dtype=torch.bool),
+            "episode_id": torch.zeros(n, dtype=torch.int64),
+            "collect_iter": torch.full((n,), 3),
+        }
+    )
+
+
+def filled(n: int = 64, **options: Any) -> TensorBuffer:
+    buffer = TensorBuffer(1000, seed=0, **options)
+    buffer.push(transitions(n))
+    return buffer
+
+
+SMALL = {"seed": 0, "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]}}
+
+
+@pytest.fixture
+def dqn() -> DQNPolicy:
+    return DQNPolicy(SMALL)
+
+
+@pytest.fixture
+def ppo() -> PPOPolicy:
+    return PPOPolicy(SMALL)
+
+
+def weights(policy: Any) -> torch.Tensor:
+    state = policy.learn_mode.state_dict()["model"]
+    return torch.cat([value.flatten() for value in state.values()])
+
+
+def test_offpolicy_learner_updates_so_many_times(run_steps: Any, dqn: DQNPolicy) -> None:
+    before = weights(dqn)
+    learner = OffPolicyLearner(dqn.learn_mode, filled(), batch_size=16, updates_per_collect=5)
+    ctx = run_steps(learner, n_steps=2)
+    assert ctx.train_iter == 10
+    assert len(ctx.train_output) == 5
+    assert ctx.train_output[0]["total_loss"] > 0
+    assert not torch.equal(before, weights(dqn))
+
+
+def test_it_does_what_a_loop_by_hand_does(run_steps: Any, dqn: DQNPolicy) -> None:
+    other = DQNPolicy(SMALL)
+    run_steps(OffPolicyLearner(dqn.learn_mode, filled(), batch_size=16, updates_per_collect=7))
+    buffer = filled()
+    for _ in range(7):
+        other.learn_mode.forward(buffer.sample(16))
+    assert torch.equal(weights(dqn), weights(other))
+
+
+def test_nothing_is_learned_until_the_buffer_holds_enough(run_steps: Any, dqn: DQNPolicy) -> None:
+    buffer = TensorBuffer(1000, seed=0)
+    done = []
+
+    def collect(ctx: OnlineRLContext) -> None:
+        buffer.push(transitions(10))
+
+    def note(ctx: OnlineRLContext) -> None:
+        done.append((buffer.count(), ctx.train_iter, ctx.train_output is None))
+
+    learner = OffPolicyLearner(dqn.learn_mode, buffer, batch_size=8, learn_start=25)
+    run_steps(collect, learner, note, n_steps=4)
+    assert done == [(10, 0, True), (20, 0, True), (30, 1, False), (40, 2, False)]
+
+
+def test_learning_starts_with_one_batch_by_default(run_steps: Any, dqn: DQNPolicy) -> None:
+    learner = OffPolicyLearner(dqn.learn_mode, filled(15), batch_size=16)
+    assert run_steps(learner).train_iter == 0
+    learner = OffPolicyLearner(dqn.learn_mode, filled(16), batch_size=16)
+    assert run_steps(learner).train_iter == 1
+
+
+def test_priorities_go_back_to_the_buffer(run_steps: Any, dqn: DQNPolicy) -> None:
+    sampler = PrioritySampler(alpha=1.0)
+    buffer = filled(4, sampler=sampler)
+    before = buffer.sample(4)["weight"]
+    ctx = run_steps(OffPolicyLearner(dqn.learn_mode, buffer, batch_size=4, updates_per_collect=20))
+    after = buffer.sample(4)["weight"]
+    assert before.unique().tolist() == [1.0]
+    assert len(after.unique()) > 1
+    assert "priority" not in ctx.train_output[0]
+
+
+def test_nan_stops_the_run_and_leaves_the_parameters(run_steps: Any, dqn: DQNPolicy) -> None:
+    buffer = TensorBuffer(100)
+    bad = transitions(16)
+    bad["reward"][:] = float("nan")
+    buffer.push(bad)
+    before = weights(dqn)
+    with pytest.raises(NonFiniteLoss, match="train_iter 3"):
+        run_steps(OffPolicyLearner(dqn.learn_mode, buffer, batch_size=16))
+    assert torch.equal(before, weights(dqn))
+
+
+class Note(LearnerHook):
+    def __init__(self, tape: list[Any], position: str) -> None:
+        super().__init__(f"note_{position}", 10, position=position)
+        self._tape = tape
+
+    def __call__(self, engine: Any) -> None:
+        self._tape.append((self.position, engine.train_iter, engine.collector_envstep))
+
+
+def hooked(policy: DQNPolicy, tape: list[Any], folder: Path, **hooks: Any) -> BaseLearner:
+    none = {"save_ckpt_after_run": False, "save_ckpt_after_iter": 1_000_000}
+    learner = BaseLearner(
+        {"hook": {**none, **hooks}}, policy=policy.learn_mode, exp_name=str(folder)
+    )
+    for position in ("before_run", "before_iter", "after_iter", "after_run"):
+        learner.register_hook(Note(tape, position))
+    return learner
+
+
+def test_hooks_of_a_learner_run_around_each_update_and_the_run(
+    run_steps: Any, dqn: DQNPolicy, tmp_path: Path
+) -> None:
+    tape: list[Any] = []
+    with hooked(dqn, tape, tmp_path) as learner:
+        middleware = OffPolicyLearner(learner, filled(), batch_size=16, updates_per_collect=2)
+        ctx = run_steps(middleware, ctx=OnlineRLContext(env_step=80))
+    assert ctx.train_iter == learner.train_iter == 2
+    assert tape == [
+        ("before_run", 0, -1),
+        ("before_iter", 0, 80),
+        ("after_iter", 0, 80),
+        ("before_iter", 1, 80),
+        ("after_iter", 1, 80),
+        ("after_run", 2, 80),
+    ]
+
+
+def test_hooks_of_the_end_run_after_an_error_too(
+    run_steps: Any, dqn: DQNPolicy, tmp_path: Path
+) -> None:
+    def fail(ctx: OnlineRLContext) -> None:
+        raise RuntimeError("no")
+
+    tape: list[Any] = []
+    with hooked(dqn, tape, tmp_path) as learner, pytest.raises(RuntimeError, match="no"):
+        run_steps(OffPolicyLearner(learner, filled(), batch_size=16), fail)
+    assert tape[-1][0] == "after_run"
+
+
+def test_run_goes_on_from_the_checkpoint_that_a_hook_loads(
+    run_steps: Any, dqn: DQNPolicy, tmp_path: Path
+) -> None:
+    path = tmp_path / "before.safetensors"
+    save_checkpoint(path, {**dqn.learn_mode.state_dict(), "last_iter": 40, "last_step": 320})
+    with hooked(dqn, [], tmp_path, load_ckpt_before_run=str(path)) as learner:
+        ctx = run_steps(OffPolicyLearner(learner, filled(), batch_size=16))
+    assert ctx.train_iter == learner.train_iter == 41
+
+
+def test_something_else_than_a_learner_is_refused(dqn: DQNPolicy) -> None:
+    with pytest.raises(ConfigError, match=r"learn mode \(policy.learn_mode\) or a BaseLearner"):
+        OffPolicyLearner(dqn, filled(), batch_size=16)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be positive, got 0"),
+        ({"batch_size": 8, "updates_per_collect": 0}, "updates_per_collect must be positive"),
+        ({"batch_size": 8, "learn_start": 7}, r"learn_start must be at least batch_size \(8\)"),
+    ],
+)
+def test_impossible_options_are_refused(
+    dqn: DQNPolicy, options: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        OffPolicyLearner(dqn.learn_mode, filled(), **options)  # type: ignore[arg-type]
+
+
+def on_policy_data(n_steps: int, n_envs: int) -> Any:
+    n = n_steps * n_envs
+    draw = torch.Generator().manual_seed(0)
+    columns = {
+        "row": torch.arange(n),
+        "obs": torch.randn(n, 4, generator=draw),
+        "action": torch.randint(2, (n,), generator=draw),
+        "log_prob": torch.full((n,), -0.7),
+        "value": torch.zeros(n),
+        "adv": torch.randn(n, generator=draw),
+        "ret": torch.randn(n, generator=draw),
+        "done": torch.zeros(n, dtype=torch.bool),
+    }
+    return as_tree(
+        {key: value.reshape(n_steps, n_envs, *value.shape[1:]) for key, value in columns.items()}
+    )
+
+
+def give(data: Any) -> Any:
+    def give(ctx: OnlineRLContext) -> None:
+        ctx.train_data = data
+
+    give.writes = ("train_data",)  # type: ignore[attr-defined]
+    return give
+
+
+def recording(policy: PPOPolicy, seen: list[list[int]], **answer: Any) -> Any:
+    mode = policy.learn_mode
+
+    def forward(batch: Any) -> dict[str, Any]:
+        seen.append(batch["row"].tolist())
+        return {**mode.forward(batch), **answer}
+
+    return mode._replace(forward=forward)
+
+
+def test_onpolicy_learner_sees_every_row_once_an_epoch(run_steps: Any, ppo: PPOPolicy) -> None:
+    seen: list[list[int]] = []
+    learner = OnPolicyLearner(recording(ppo, seen), batch_size=8, epochs=3)
+    ctx = run_steps(give(on_policy_data(5, 6)), learner)
+    assert ctx.train_iter == len(ctx.train_output) == 9
+    epochs = [[row for part in seen[i : i + 3] for row in part] for i in (0, 3, 6)]
+    assert all(sorted(epoch) == list(range(30)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+def test_minibatches_are_of_one_size_and_never_tiny(run_steps: Any, ppo: PPOPolicy) -> None:
+    seen: list[list[int]] = []
+    learner = OnPolicyLearner(recording(ppo, seen), batch_size=8, epochs=1)
+    run_steps(give(on_policy_data(11, 3)), learner)
+    assert sorted(len(rows) for rows in seen) == [8, 8, 8, 9]
+
+
+def test_fewer_rows_than_a_minibatch_make_one(run_steps: Any, ppo: PPOPolicy) -> None:
+    seen: list[list[int]] = []
+    learner = OnPolicyLearner(recording(ppo, seen), batch_size=64, epochs=1)
+    run_steps(give(on_policy_data(2, 3)), learner)
+    assert [len(rows) for rows in seen] == [6]
+
+
+def test_order_of_minibatches_follows_the_seed_of_the_task(run_steps: Any, ppo: PPOPolicy) -> None:
+    def order(seed: int) -> list[list[int]]:
+        seen: list[list[int]] = []
+        learner = OnPolicyLearner(recording(ppo, seen), batch_size=8, epochs=1)
+        run_steps(give(on_policy_data(5, 6)), learner, seed=seed)
+        return seen
+
+    assert order(1) == order(1) != order(2)
+
+
+def test_policy_that_moved_too_far_ends_the_epochs(run_steps: Any, ppo: PPOPolicy) -> None:
+    seen: list[list[int]] = []
+    learner = OnPolicyLearner(recording(ppo, seen, kl_stop=True), batch_size=8, epochs=3)
+    ctx = run_steps(give(on_policy_data(5, 6)), learner)
+    assert len(seen) == len(ctx.train_output) == 1
+    assert ctx.train_iter == 0
+
+
+def test_real_kl_stop_of_ppo_ends_the_epochs(run_steps: Any) -> None:
+    policy = PPOPolicy({**SMALL, "target_kl": 0.01, "learn": {"learning_rate": 0.05}})
+    learner = OnPolicyLearner(policy.learn_mode, batch_size=8, epochs=100)
+    ctx = run_steps(give(on_policy_data(5, 6)), learner)
+    assert ctx.train_output[-1]["kl_stop"]
+    assert ctx.train_iter == len(ctx.train_output) - 1 < 299
+
+
+def test_order_goes_on_from_a_saved_state(ppo: PPOPolicy) -> None:
+    def order(n_steps: int, state: Any = None) -> tuple[list[list[int]], Any]:
+        seen: list[list[int]] = []
+        with Task(OnlineRLContext()) as task:
+            task.use(give(on_policy_data(5, 6)))
+            task.use(OnPolicyLearner(recording(ppo, seen), batch_size=30, epochs=1))
+            if state is not None:
+                task.load_state_dict(state)
+            task.run(max_step=n_steps)
+            return seen, task.state_dict()
+
+    whole, _ = order(4)
+    begin, state = order(2)
+    rest, _ = order(2, state)
+    assert begin + rest == whole
+
+
+def test_trainer_learns_from_what_was_fetched(run_steps: Any, dqn: DQNPolicy) -> None:
+    ctx = run_steps(
+        offpolicy_data_fetcher(filled(), batch_size=16), trainer(dqn.learn_mode), n_steps=3
+    )
+    assert ctx.train_iter == 3
+    assert ctx.train_data["obs"].shape == (16, 4)
+    assert ctx.train_output["total_loss"] > 0
+
+
+def test_trainer_waits_while_the_buffer_fills(run_steps: Any, dqn: DQNPolicy) -> None:
+    fetcher = offpolicy_data_fetcher(filled(20), batch_size=16, learn_start=21)
+    ctx = run_steps(fetcher, trainer(dqn.learn_mode))
+    assert (ctx.train_iter, ctx.train_data, ctx.train_output) == (0, None, None)
+
+
+def test_fetcher_gives_priorities_back(run_steps: Any, dqn: DQNPolicy) -> None:
+    buffer = filled(4, sampler=PrioritySampler(alpha=1.0))
+    ctx = run_steps(
+        offpolicy_data_fetcher(buffer, batch_size=4), trainer(dqn.learn_mode), n_steps=20
+    )
+    assert len(buffer.sample(4)["weight"].unique()) > 1
+    assert "priority" not in ctx.train_output
+
+
+def test_fetcher_asks_for_a_trainer(dqn: DQNPolicy) -> None:
+    with Task(OnlineRLContext()) as task:
+        task.use(offpolicy_data_fetcher(filled(), batch_size=4))
+        with pytest.raises(ValueError, match=r"reads ctx\.train_output"):
+            task.run(max_step=1)
+
+
+def test_fetcher_refuses_a_start_below_the_batch() -> None:
+    with pytest.raises(ValueError, match=r"learn_start must be at least batch_size \(8\), got 7"):
+        offpolicy_data_fetcher(filled(), batch_size=8, learn_start=7)
+
+
+def test_multistep_trainer_counts_every_update_of_a_forward(run_steps: Any, dqn: DQNPolicy) -> None:
+    mode = dqn.learn_mode
+
+    def several(batch: Any) -> list[dict[str, Any]]:
+        return [mode.forward(batch) for _ in range(3)]
+
+    ctx = run_steps(
+        offpolicy_data_fetcher(filled(), batch_size=16),
+        multistep_trainer(mode._replace(forward=several)),
+        n_steps=2,
+    )
+    assert ctx.train_iter == 6
+    assert len(ctx.train_output) == 3
+
+
+def test_learners_belong_to_the_learner(dqn: DQNPolicy) -> None:
+    mode = dqn.learn_mode
+    for one in (
+        OffPolicyLearner(mode, filled(), batch_size=1),
+        OnPolicyLearner(mode, batch_size=1, epochs=1),
+        trainer(mode),
+        multistep_trainer(mode),
+        offpolicy_data_fetcher(filled(), batch_size=1),
+    ):
+        assert one.roles == (Role.LEARNER,)  # type: ignore[union-attr]

@@ -1,0 +1,105 @@
+from typing import Any
+
+import pytest
+import torch
+
+from dmiddleware.data import PrioritySampler, TensorBuffer, as_tree
+from dmiddleware.errors import StructureError
+from dmiddleware.pipeline import OnlineRLContext, Role
+from middleware.priority import priority_calculator
+from middleware.push import data_pusher
+
+
+def rows(*lead: int, **more: torch.Tensor) -> Any:
+    n = int(torch.tensor(lead).prod())
+    return as_tree(
+        {
+            "obs": torch.arange(float(n)).reshape(*lead, 1),
+            "reward": torch.ones(lead),
+            "done": torch.zeros(lead, dtype=torch.bool),
+            **more,
+        }
+    )
+
+
+def write(**fields: Any) -> Any:
+    def write(ctx: OnlineRLContext) -> None:
+        for name, value in fields.items():
+            setattr(ctx, name, value)
+
+    write.writes = tuple(fields)  # type: ignore[attr-defined]
+    return write
+
+
+def test_trajectories_are_pushed_as_one_batch(run_steps: Any) -> None:
+    buffer = TensorBuffer(100, seed=0)
+    run_steps(write(trajectories=rows(3, 2)), data_pusher(buffer), n_steps=2)
+    assert buffer.count() == 12
+    assert buffer.get(range(12))["obs"].flatten().tolist() == [0, 1, 2, 3, 4, 5] * 2
+
+
+def test_episodes_are_pushed_one_by_one(run_steps: Any) -> None:
+    buffer = TensorBuffer(100, seed=0)
+    episodes = [rows(3), rows(5)]
+    run_steps(write(episodes=episodes), data_pusher(buffer, what="episodes"))
+    assert buffer.count() == 8
+
+
+def test_batch_of_another_structure_is_refused_and_the_leaf_named(run_steps: Any) -> None:
+    buffer = TensorBuffer(100)
+    run_steps(write(trajectories=rows(3, 2)), data_pusher(buffer))
+    other = rows(3, 2, obs=torch.zeros(3, 2, 7))
+    with pytest.raises(StructureError, match="'obs'"):
+        run_steps(write(trajectories=other), data_pusher(buffer))
+    assert buffer.count() == 6
+
+
+def test_column_priority_becomes_the_priority_in_the_buffer(run_steps: Any) -> None:
+    buffer = TensorBuffer(100, sampler=PrioritySampler(alpha=1.0, eps=1e-9), seed=0)
+    run_steps(
+        write(trajectories=rows(2, 2)),
+        priority_calculator(lambda batch: (batch["obs"][..., 0] == 2.0).float()),
+        data_pusher(buffer),
+    )
+    batch = buffer.sample(4)
+    assert "priority" not in batch
+    assert batch["obs"].unique().tolist() == [2.0]
+
+
+def test_priorities_of_rows_that_found_no_room_are_left_out(run_steps: Any) -> None:
+    buffer = TensorBuffer(3, sampler=PrioritySampler(alpha=1.0, eps=1e-9), seed=0)
+    run_steps(
+        write(trajectories=rows(8)),
+        priority_calculator(lambda batch: (batch["obs"][..., 0] == 6.0).float()),
+        data_pusher(buffer),
+    )
+    assert buffer.sample(3)["obs"].unique().tolist() == [6.0]
+
+
+def test_priorities_of_a_wrong_shape_are_refused(run_steps: Any) -> None:
+    with pytest.raises(StructureError, match=r"shape \(2,\) for rows of shape \(2, 3\)"):
+        run_steps(write(trajectories=rows(2, 3)), priority_calculator(lambda batch: torch.ones(2)))
+
+
+def test_priorities_are_float32_without_gradient(run_steps: Any) -> None:
+    scale = torch.tensor(2.0, requires_grad=True, dtype=torch.float64)
+    ctx = run_steps(
+        write(trajectories=rows(2, 3)), priority_calculator(lambda batch: batch["reward"] * scale)
+    )
+    priority = ctx.trajectories["priority"]
+    assert priority.dtype == torch.float32
+    assert not priority.requires_grad
+    assert priority.tolist() == [[2.0] * 3] * 2
+
+
+def test_pusher_reads_what_it_pushes() -> None:
+    trajectories: Any = data_pusher(TensorBuffer(1))
+    episodes: Any = data_pusher(TensorBuffer(1), what="episodes")
+    assert trajectories.reads == ("trajectories",)
+    assert episodes.reads == ("episodes",)
+    assert trajectories.roles == (Role.LEARNER,)
+
+
+def test_other_things_to_push_are_refused() -> None:
+    with pytest.raises(ValueError, match="'trajectories' or 'episodes', got 'obs'"):
+        data_pusher(TensorBuffer(1), what="obs")  # type: ignore[arg-type]
