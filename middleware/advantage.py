@@ -11,6 +11,7 @@ from dmiddleware.data import Batch, as_tree, cat, map_nested
 from dmiddleware.pipeline import Middleware, OnlineRLContext, Role, middleware
 from dmiddleware.policy import CollectMode, LearnMode
 from dmiddleware.rl import discounted_return, gae, nstep_return, take_rows
+from middleware.checks import check_fraction, check_positive
 
 __all__ = ["gae_estimator", "montecarlo_return_estimator", "nstep_reward_enhancer"]
 
@@ -37,7 +38,11 @@ def gae_estimator(
 
     Writes:
         ctx.train_data: the same rows with the columns ``adv`` and ``ret`` float32.
+
+    Raises:
+        ValueError: if ``discount`` or ``gae_lambda`` is outside ``[0, 1]``.
     """
+    check_fraction(discount=discount, gae_lambda=gae_lambda)
 
     @middleware(roles=(Role.LEARNER,), reads=("trajectories",), writes=("train_data",))
     def gae_estimator(ctx: OnlineRLContext) -> None:
@@ -75,7 +80,11 @@ def montecarlo_return_estimator(*, discount: float = 0.99) -> Middleware[OnlineR
     Writes:
         ctx.train_data: their rows as one batch ``[T_0 + T_1 + …, …]``, with the column ``ret``
             float32.
+
+    Raises:
+        ValueError: if ``discount`` is outside ``[0, 1]``.
     """
+    check_fraction(discount=discount)
 
     @middleware(roles=(Role.LEARNER,), reads=("episodes",), writes=("train_data",))
     def montecarlo_return_estimator(ctx: OnlineRLContext) -> None:
@@ -106,10 +115,10 @@ def nstep_reward_enhancer(*, n_step: int, discount: float = 0.99) -> Middleware[
             with.
 
     Raises:
-        ValueError: if ``n_step`` is not positive.
+        ValueError: if ``n_step`` is not positive, or ``discount`` outside ``[0, 1]``.
     """
-    if n_step < 1:
-        raise ValueError(f"n_step must be positive, got {n_step}")
+    check_positive(n_step=n_step)
+    check_fraction(discount=discount)
 
     @middleware(roles=(Role.COLLECTOR,), reads=("trajectories",), writes=("trajectories",))
     def nstep_reward_enhancer(ctx: OnlineRLContext) -> None:

@@ -57,7 +57,7 @@ def test_gae_is_that_of_following_each_row_by_hand(
     run_steps: Any, ppo: PPOPolicy, make_envs: Any
 ) -> None:
     ctx = run_steps(
-        StepCollector(ppo.collect_mode, make_envs(), n_sample=90),
+        StepCollector(ppo.collect_mode, make_envs(), n_sample=60),
         gae_estimator(ppo.learn_mode, discount=DISCOUNT, gae_lambda=LAMBDA),
     )
     data = ctx.train_data
@@ -168,9 +168,12 @@ def test_nstep_refuses_zero_steps() -> None:
         nstep_reward_enhancer(n_step=0)
 
 
-def test_values_out_of_range_are_refused_when_they_are_used(run_steps: Any, ppo: PPOPolicy) -> None:
+def test_fractions_out_of_range_are_refused(ppo: PPOPolicy) -> None:
+    with pytest.raises(ValueError, match=r"discount must be in \[0, 1\], got 1\.5"):
+        gae_estimator(ppo.learn_mode, discount=1.5)
+    with pytest.raises(ValueError, match=r"gae_lambda must be in \[0, 1\], got -1"):
+        gae_estimator(ppo.learn_mode, gae_lambda=-1)
     with pytest.raises(ValueError, match="discount"):
-        run_steps(
-            StepCollector(ppo.collect_mode, cartpole(), n_sample=3),
-            gae_estimator(ppo.learn_mode, discount=1.5),
-        )
+        montecarlo_return_estimator(discount=2.0)
+    with pytest.raises(ValueError, match="discount"):
+        nstep_reward_enhancer(n_step=3, discount=2.0)
