@@ -14,7 +14,7 @@ from tests.benchmarks.ours import ChainDQN
 from tests.benchmarks.report import Row, interleaved
 
 STEPS = 60
-REPEATS = 21
+REPEATS = 15
 
 
 def rows() -> list[Row]:

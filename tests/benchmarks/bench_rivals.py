@@ -5,7 +5,8 @@ environments, network, batch size, number of updates and target updates, on one 
 settings that suit their speed: no logging, no evaluation, no progress bar; stable-baselines3 clips
 gradients always, so its bound is set to infinity; tianshou is driven by a loop of our own, because
 its trainer searches the whole buffer for NaN after each collecting. Our optimiser is fused Adam.
-"As it comes" is a library's own default optimiser, plain Adam; "fused Adam" gives it ours.
+"As it comes" is a library with its own default optimiser, plain Adam; "given fused Adam" tells how
+much of the ratio the optimiser alone makes.
 """
 
 from __future__ import annotations
@@ -20,9 +21,13 @@ from tests.benchmarks.report import Row, interleaved
 
 STEPS = 40
 COLLECT_STEPS = 256
-REPEATS = 11
+REPEATS = 9
 CHAIN = "DQN chain, 8 CartPole envs"
 COLLECT = "collecting, 8 CartPole envs"
+# The bar is for the libraries as their users get them; the other row tells how much of the ratio
+# the optimiser alone makes.
+AS_IT_COMES, FUSED = "as it comes", "given fused Adam"
+BARS = {AS_IT_COMES: 1.5, FUSED: None}
 
 
 def rows() -> list[Row]:
@@ -39,17 +44,17 @@ def rows() -> list[Row]:
 
 def _stable_baselines3() -> list[Row]:
     found = []
-    for fused, against in ((False, "as it comes"), (True, "fused Adam")):
-        rival = rivals.StableBaselines3DQN(fused=fused)
-        found.append(_training(rival, f"stable-baselines3, {against}"))
+    for variant in BARS:
+        rival = rivals.StableBaselines3DQN(fused=variant == FUSED)
+        found.append(_training(rival, "stable-baselines3", variant))
     return found
 
 
 def _tianshou() -> list[Row]:
     found = []
-    for fused, against in ((False, "as it comes"), (True, "fused Adam")):
-        rival = rivals.TianshouDQN(fused=fused)
-        found.append(_training(rival, f"tianshou, {against}"))
+    for variant in BARS:
+        rival = rivals.TianshouDQN(fused=variant == FUSED)
+        found.append(_training(rival, "tianshou", variant))
     with ChainCollect(steps_per_call=64) as ours:
         pair = interleaved(
             lambda: ours.run(COLLECT_STEPS), lambda: rival.collect(COLLECT_STEPS), repeats=REPEATS
@@ -61,7 +66,7 @@ def _tianshou() -> list[Row]:
     return found
 
 
-def _training(rival: rivals.Rival, against: str) -> Row:
+def _training(rival: rivals.Rival, library: str, variant: str) -> Row:
     with ChainDQN() as ours:
         before = ours.updates, rival.updates
         pair = interleaved(lambda: ours.run(STEPS), lambda: rival.run(STEPS), repeats=REPEATS)
@@ -72,8 +77,8 @@ def _training(rival: rivals.Rival, against: str) -> Row:
         pair,
         count=STEPS * S.UPDATES_PER_STEP,
         unit="updates/s",
-        against=against,
-        at_least=1.5,
+        against=f"{library}, {variant}",
+        at_least=BARS[variant],
     )
 
 
