@@ -135,7 +135,13 @@ def string_tuple(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _declare(subject: F, declared: dict[str, tuple[str, ...]]) -> F:
-    check_middleware(subject) if not inspect.isclass(subject) else None
+    if not inspect.isclass(subject):
+        problem = _problem(subject)
+        if problem:
+            raise MiddlewareError(
+                f"cannot declare {subject!r} as a middleware: {problem}; or decorate it with "
+                "@middleware(..., factory=True) if it is a function that returns the middleware"
+            )
     for attribute, names in declared.items():
         setattr(subject, attribute, names)
     return subject
@@ -153,7 +159,8 @@ def _problem(candidate: object) -> str | None:
     if inspect.isclass(candidate):
         return f"it is a class; build an object of it: use({name}(...))"
     if not callable(candidate):
-        return f"a {name} is not callable; a middleware is a callable that takes the context"
+        kind = type(candidate).__name__
+        return f"a {kind} is not callable; a middleware is a callable that takes the context"
     if getattr(candidate, _FACTORY, False) or _returns_middleware(candidate):
         return f"it is a function that returns a middleware; call it: use({name}(...))"
     if _is_async(candidate):

@@ -18,7 +18,7 @@ C = TypeVar("C", bound=Context)
 class Layer:
     """A middleware whose way forward has run, and whose way back is still to come.
 
-    Take it back by calling it, or by using it in a ``with``, which also unwinds it when the block
+    Take it back with :meth:`back`, or use it in a ``with``, which also unwinds it when the block
     raises. A layer that no one takes back is taken back by the task at the end of the step.
 
     Args:
@@ -50,8 +50,6 @@ class Layer:
             if leaving is not error:
                 raise leaving from leaving.__cause__
             raise
-
-    __call__ = back
 
     def unwind(self, error: BaseException) -> BaseException:
         """Throw an error into what is suspended, and return what is to be raised."""

@@ -213,7 +213,7 @@ def generator_of(leaf, tape):
             raise Boom(leaf.name)
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (reacting is what the description asks)
             tape("!" + leaf.name, leaf.strand)
             yield from react(leaf, error)
             return
@@ -275,7 +275,7 @@ def seen_from(marks, strand):
     return [name for name, own in marks if own == strand[: len(own)]]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(chains, st.sets(st.sampled_from(ROLES)), st.booleans())
 def test_the_compiled_chain_does_what_the_interpreter_says(nodes, roles, wrapped):
     name_all(nodes)

@@ -1,0 +1,244 @@
+"""Contexts: what carries over, what returns to its default, and what is not there."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from dmiddleware import (
+    Context,
+    ContextError,
+    OfflineRLContext,
+    OnlineRLContext,
+    Task,
+    kept,
+    produced,
+    renewed,
+)
+from dmiddleware.pipeline import FieldKind
+
+
+@dataclass
+class MyContext(OnlineRLContext):
+    visits: dict = kept(default_factory=dict)
+    novelty: float = renewed(0.5)
+    batch: list = renewed(default_factory=list)
+    result: list | None = produced()
+    plain: int = 7
+    nested: dict = field(default_factory=dict)
+
+
+def test_kept_fields_carry_over_and_the_others_return_to_their_defaults():
+    ctx = MyContext()
+    ctx.env_step = 10
+    ctx.visits["a"] = 1
+    ctx.novelty, ctx.plain, ctx.result = 0.9, 8, [1]
+    ctx.batch.append(1)
+    ctx.nested["k"] = 1
+    new = ctx.renew()
+    assert new is not ctx
+    assert type(new) is MyContext
+    assert (new.env_step, new.visits) == (10, {"a": 1})
+    assert new.visits is ctx.visits
+    assert (new.novelty, new.plain, new.result, new.batch, new.nested) == (0.5, 7, None, [], {})
+    assert new.batch is not ctx.batch
+    assert ctx.novelty == 0.9, "the old context is left as it was"
+
+
+def test_steps_are_counted():
+    assert Context().renew().renew().total_step == 2
+
+
+def test_online_context_keeps_its_counters_only():
+    ctx = OnlineRLContext()
+    kinds = OnlineRLContext.field_kinds()
+    assert {name for name, kind in kinds.items() if kind is FieldKind.KEPT} == {
+        "total_step", "task", "env_step", "env_episode", "train_iter", "last_eval_iter",
+        "last_eval_value",
+    }  # fmt: skip
+    for name in kinds:
+        if name not in ("task", "logged"):
+            setattr(ctx, name, 3)
+    new = ctx.renew()
+    assert (new.env_step, new.env_episode, new.train_iter, new.last_eval_iter) == (3, 3, 3, 3)
+    assert new.last_eval_value == 3
+    assert new.collect_kwargs == {}
+    produced_fields = {name for name, kind in kinds.items() if kind is FieldKind.PRODUCED}
+    assert produced_fields == {
+        "trajectories", "trajectory_end_idx", "episodes", "train_data", "train_output",
+        "eval_value", "eval_output",
+    }  # fmt: skip
+    assert all(getattr(new, name) is None for name in (*produced_fields, "obs", "action"))
+
+
+def test_offline_context_keeps_its_counters():
+    ctx = OfflineRLContext(train_epoch=1, train_iter=2, trained_env_step=3, train_data=[1])
+    new = ctx.renew()
+    assert (new.train_epoch, new.train_iter, new.trained_env_step) == (1, 2, 3)
+    assert new.train_data is None
+
+
+def test_before_the_first_evaluation_every_return_is_an_improvement():
+    assert OnlineRLContext().last_eval_value == -np.inf
+    assert OnlineRLContext().last_eval_iter == -1
+
+
+def test_keep_carries_a_field_over_for_good():
+    ctx = OnlineRLContext()
+    ctx.train_data = [1]
+    ctx.own = "x"
+    ctx.keep("train_data", "own")
+    third = ctx.renew().renew()
+    assert (third.train_data, third.own) == ([1], "x")
+
+
+def test_keep_may_come_before_the_value():
+    ctx = Context()
+    ctx.keep("own")
+    ctx = ctx.renew()
+    ctx.own = 1
+    assert ctx.renew().own == 1
+
+
+def test_an_assigned_field_lasts_for_the_step():
+    ctx = Context()
+    ctx.own = 1
+    assert ctx.own == 1
+    with pytest.raises(ContextError, match=r"no one has set ctx\.own"):
+        ctx.renew().own  # noqa: B018 (reading it is what raises)
+
+
+def test_a_missing_field_names_near_misses():
+    ctx = OnlineRLContext()
+    with pytest.raises(AttributeError, match="did you mean train_data") as caught:
+        ctx.train_dat  # noqa: B018 (reading it is what raises)
+    assert isinstance(caught.value, ContextError)
+    assert "OnlineRLContext" in str(caught.value)
+    ctx.novelty_bonus = 1
+    with pytest.raises(ContextError, match="did you mean novelty_bonus"):
+        ctx.novelty_bonsu  # noqa: B018 (reading it is what raises)
+
+
+def test_a_missing_field_without_near_misses_guesses_nothing():
+    with pytest.raises(ContextError) as caught:
+        Context().zzz  # noqa: B018 (reading it is what raises)
+    assert "did you mean" not in str(caught.value)
+
+
+def test_hasattr_and_getattr_with_a_default_work():
+    ctx = Context()
+    assert not hasattr(ctx, "own")
+    assert getattr(ctx, "own", 5) == 5
+
+
+def test_metrics_are_numbers_and_last_for_the_step():
+    ctx = Context()
+    ctx.log("loss", np.float32(0.5))
+    ctx.log("return", 1)
+    ctx.log("return", 2)
+    assert ctx.logged == {"loss": 0.5, "return": 2.0}
+    assert all(type(value) is float for value in ctx.logged.values())
+    assert ctx.renew().logged == {}
+
+
+def test_the_task_is_there_once_it_has_the_context_and_stays():
+    ctx = OnlineRLContext()
+    with pytest.raises(ContextError, match="belongs to no task yet"):
+        ctx.task  # noqa: B018 (reading it is what raises)
+    task = Task(ctx)
+    assert ctx.task is task
+    assert ctx.renew().renew().task is task
+
+
+def test_a_context_travels_without_its_task():
+    ctx = MyContext(env_step=4)
+    ctx.own = 1
+    Task(ctx)
+    for other in (pickle.loads(pickle.dumps(ctx)), copy.copy(ctx)):
+        assert (other.env_step, other.own, other.visits) == (4, 1, {})
+        assert not hasattr(other, "task")
+    assert ctx.renew().env_step == 4
+
+
+def test_state_is_what_carries_over():
+    ctx = MyContext(env_step=4, visits={"a": 1}, novelty=0.9)
+    ctx.own = "x"
+    ctx.keep("own")
+    Task(ctx)
+    state = ctx.state_dict()
+    assert set(state["values"]) == {
+        "total_step", "env_step", "env_episode", "train_iter", "last_eval_iter",
+        "last_eval_value", "visits", "own",
+    }  # fmt: skip
+    other = MyContext()
+    other.load_state_dict(state)
+    assert (other.env_step, other.visits, other.own, other.novelty) == (4, {"a": 1}, "x", 0.5)
+    assert other.renew().own == "x"
+
+
+def test_a_subclass_that_is_no_dataclass_is_refused():
+    class Forgotten(OnlineRLContext):
+        novelty: float = renewed(0.0)
+
+    with pytest.raises(TypeError, match=r"Forgotten declares context fields .* put @dataclass"):
+        Forgotten()
+
+
+def test_a_subclass_with_methods_only_needs_no_decorator():
+    class Helpful(OnlineRLContext):
+        def steps_left(self):
+            return 10 - self.env_step
+
+    assert Helpful().renew().steps_left() == 10
+
+
+def test_subclasses_of_subclasses_renew_by_their_own_fields():
+    @dataclass
+    class Base(Context):
+        a: int = kept(0)
+        b: int = renewed(1)
+
+    @dataclass
+    class Derived(Base):
+        b: int = kept(2)  # another kind than in the base class
+        c: int = renewed(3)
+
+    base, derived = Base(), Derived()
+    base.a = base.b = 9
+    derived.a = derived.b = derived.c = 9
+    base, derived = base.renew(), derived.renew()
+    assert (base.a, base.b) == (9, 1)
+    assert (derived.a, derived.b, derived.c) == (9, 9, 3)
+
+
+def test_a_field_without_a_default_has_nothing_to_return_to_and_is_kept():
+    @dataclass(kw_only=True)
+    class Named(Context):
+        name: str
+
+    ctx = Named(name="x")
+    assert ctx.renew().name == "x"
+
+
+def test_a_deleted_field_stays_away():
+    ctx = OnlineRLContext()
+    del ctx.env_step
+    new = ctx.renew()
+    # The class's default shows through, as with any dataclass.
+    assert "env_step" not in vars(new)
+
+
+def test_is_kept_and_has_value():
+    ctx = OnlineRLContext()
+    assert ctx.is_kept("env_step")
+    assert not ctx.is_kept("train_data")
+    ctx.keep("train_data")
+    assert ctx.is_kept("train_data")
+    assert not ctx.has_value("train_data")
+    ctx.train_data = 0
+    assert ctx.has_value("train_data")
+    assert not ctx.has_value("nonsense")

@@ -1,0 +1,248 @@
+"""The check before the first step: what it finds, what it says, and what it lets pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import pytest
+
+from dmiddleware import (
+    ChainError,
+    Context,
+    OnlineRLContext,
+    Role,
+    Task,
+    kept,
+    middleware,
+    produced,
+    renewed,
+)
+
+
+def part(name="part", **declared):
+    def mw(ctx):
+        pass
+
+    mw.__name__ = name
+    return middleware(**declared)(mw)
+
+
+def returning(name="part", **declared):
+    def mw(ctx):
+        yield
+
+    mw.__name__ = name
+    return middleware(**declared)(mw)
+
+
+collect = part("collect", writes=("trajectories",))
+push = part("push", reads=("trajectories",))
+fetch = part("fetch", writes=("train_data",))
+learn = part("learn", reads=("train_data",), writes=("train_output",))
+
+
+def problems_of(*mws, ctx=None, roles=()):
+    with Task(ctx if ctx is not None else OnlineRLContext(), roles=roles) as task:
+        for mw in mws:
+            task.use(mw(task) if getattr(mw, "__name__", "") == "<lambda>" else mw)
+        try:
+            task.check()
+        except ChainError as error:
+            first, *problems = str(error).splitlines()
+            assert first == f"the chain cannot run; {len(problems)} problem(s):"
+            return problems
+    return []
+
+
+def test_a_chain_in_which_all_is_written_before_it_is_read_passes():
+    assert problems_of(collect, push, fetch, learn) == []
+
+
+def test_the_chain_is_checked_before_the_first_step_and_before_any_set_up():
+    class Part:
+        def setup(self, task):
+            raise AssertionError("never called")
+
+        def __call__(self, ctx):
+            raise AssertionError("never called")
+
+    with Task(OnlineRLContext()) as task, pytest.raises(ChainError):
+        task.use(Part()).use(learn).run()
+
+
+def test_all_problems_are_listed_at_once_each_with_its_remedy():
+    problems = problems_of(push, learn, part("log", reads=("eval_value",)))
+    assert len(problems) == 3
+    assert problems[0] == (
+        "  1. middleware 1 (push) reads ctx.trajectories, which nothing before it writes; add "
+        "StepCollector(policy.collect_mode, env, n_sample=...) before it"
+    )
+    assert "middleware 2 (learn) reads ctx.train_data" in problems[1]
+    assert "offpolicy_data_fetcher" in problems[1]
+    assert "interaction_evaluator" in problems[2]
+
+
+def test_every_produced_field_of_the_stock_contexts_has_a_remedy_of_its_own():
+    for kind in (OnlineRLContext,):
+        for name, what in kind.field_kinds().items():
+            if what == "produced":
+                (problem,) = problems_of(part(reads=(name,)))
+                assert "a middleware that declares" not in problem, name
+
+
+def test_kept_and_renewed_fields_may_be_read_without_a_writer():
+    assert (
+        problems_of(part(reads=("env_step", "last_eval_value", "collect_kwargs", "logged"))) == []
+    )
+
+
+def test_what_is_only_written_later_is_named_with_both_remedies():
+    (problem,) = problems_of(learn, fetch)
+    assert "which only middleware 2 (fetch) writes, after it" in problem
+    assert "ctx.keep('train_data')" in problem
+
+
+def test_what_is_written_later_may_be_read_if_it_is_kept():
+    ctx = OnlineRLContext()
+    ctx.keep("train_data")
+    assert problems_of(learn, fetch, ctx=ctx) == []
+    ctx = OnlineRLContext()
+    ctx.keep("train_data")
+    (problem,) = problems_of(learn, ctx=ctx)
+    assert "nothing before it writes" in problem
+
+
+def test_what_is_kept_and_set_already_needs_no_writer():
+    ctx = OnlineRLContext(train_data=[1])
+    ctx.keep("train_data")
+    assert problems_of(learn, ctx=ctx) == []
+
+
+def test_what_is_set_but_not_kept_is_gone_after_the_first_step():
+    (problem,) = problems_of(learn, ctx=OnlineRLContext(train_data=[1]))
+    assert "is set now, but is gone after the first step" in problem
+    assert "ctx.keep('train_data')" in problem
+
+
+def test_a_middleware_with_a_way_back_may_read_there_what_others_write():
+    assert problems_of(returning("log", reads=("train_output",)), fetch, learn) == []
+
+    class Log:
+        reads = ("train_output",)
+
+        def __call__(self, ctx):
+            yield
+
+    assert problems_of(Log(), fetch, learn) == []
+    (problem,) = problems_of(returning("log", reads=("train_output",)))
+    assert "nothing before it writes" in problem
+
+
+def test_an_unknown_field_names_near_misses():
+    (problem,) = problems_of(part(reads=("train_dat",)))
+    assert "is no field of OnlineRLContext, and which nothing writes" in problem
+    assert "did you mean train_data" in problem
+
+
+def test_own_fields_count_when_they_are_declared_or_written():
+    @dataclass
+    class MyContext(OnlineRLContext):
+        visits: int = kept(0)
+        novelty: float = renewed(0.0)
+        map: list | None = produced()
+
+    assert problems_of(part(reads=("visits", "novelty")), ctx=MyContext()) == []
+    (problem,) = problems_of(part(reads=("map",)), ctx=MyContext())
+    assert "add a middleware that declares writes=('map',) before it" in problem
+    bonus = part("bonus", writes=("bonus",))
+    assert problems_of(bonus, part(reads=("bonus",))) == []
+    ctx = OnlineRLContext()
+    ctx.bonus = 1
+    ctx.keep("bonus")
+    assert problems_of(part(reads=("bonus",)), ctx=ctx) == []
+
+
+def test_a_slip_in_what_is_written_is_found():
+    (problem,) = problems_of(part("collect", writes=("trajectorie",)))
+    assert "writes ctx.trajectorie, which is no field of OnlineRLContext" in problem
+    assert "did you mean trajectories?" in problem
+
+
+def test_a_name_of_its_own_may_be_written():
+    assert problems_of(part(writes=("novelty_map",))) == []
+    near = part(writes=("train_date",))
+    assert problems_of(near, part(reads=("train_date",))) == [], "both mean the same field"
+
+
+def test_members_of_a_serial_count_in_their_order():
+    assert problems_of(lambda task: task.serial(fetch, task.serial(learn))) == []
+    (problem,) = problems_of(lambda task: task.serial(learn, fetch))
+    assert "middleware 1.1 (learn)" in problem
+    assert "middleware 1.2 (fetch)" in problem
+
+
+def test_branches_of_a_parallel_do_not_see_what_the_others_write():
+    (problem,) = problems_of(lambda task: task.parallel(fetch, learn))
+    assert "which only middleware 1.1 (fetch) writes, in another branch" in problem
+    assert "task.serial(...)" in problem
+    assert problems_of(lambda task: task.parallel(fetch, collect), learn, push) == []
+    assert problems_of(fetch, lambda task: task.parallel(learn, collect)) == []
+    assert problems_of(lambda task: task.parallel(task.serial(fetch, learn), collect)) == []
+
+
+def test_an_empty_chain_is_refused():
+    (problem,) = problems_of()
+    assert "it is empty; give it something to do" in problem
+
+
+def test_every_role_of_the_task_needs_a_part():
+    collector = part("collect", roles=(Role.COLLECTOR,), writes=("trajectories",))
+    assert problems_of(collector, roles=("collector",)) == []
+    problems = problems_of(collector, roles=("collector", "learner"))
+    assert (
+        "the task has the role 'learner', but no middleware of the chain is for it" in problems[0]
+    )
+    assert "it has parts for collector" in problems[0]
+    (problem,) = problems_of(part(), roles=(Role.LEARNER,))
+    assert "(it has none)" in problem
+
+
+def test_a_role_no_one_plays_is_refused_when_it_looks_like_a_slip():
+    (problem,) = problems_of(part("learn", roles=("lerner",)))
+    assert "is for the role 'lerner', which no one plays; did you mean 'learner'?" in problem
+    assert problems_of(part(roles=("teacher",))) == []
+    (problem,) = problems_of(
+        part(roles=("teachers",)), part(roles=("teacher",)), roles=("teacher",)
+    )
+    assert "did you mean 'teacher'?" in problem
+
+
+def test_a_role_of_an_enum_is_no_slip():
+    class MyRole(StrEnum):
+        LEARNERS = "learners"
+
+    assert problems_of(part(roles=(MyRole.LEARNERS,))) == []
+
+
+def test_silent_middleware_is_not_checked_and_its_writes_do_not_count():
+    silent = part("collect", roles=("collector",), writes=("trajectories",))
+    reader = part("push", roles=("learner",), reads=("trajectories",))
+    assert problems_of(silent, reader) == []
+    (problem,) = problems_of(silent, reader, roles=("learner",))
+    assert "which middleware 1 (collect) writes, but that is silent in the role learner" in problem
+    assert "ContextExchanger" in problem
+    unread = part("push", roles=("collector",), reads=("train_data",))
+    assert problems_of(unread, part(roles=("learner",)), roles=("learner",)) == []
+
+
+def test_an_exchange_that_declares_what_it_writes_satisfies_the_reads():
+    silent = part("collect", roles=("collector",), writes=("trajectories",))
+    exchange = part("exchange", writes=("trajectories",))
+    reader = part("push", roles=("learner",), reads=("trajectories",))
+    assert problems_of(silent, exchange, reader, roles=("learner",)) == []
+
+
+def test_a_context_of_any_kind_is_checked():
+    (problem,) = problems_of(part(reads=("env_step",)), ctx=Context())
+    assert "is no field of Context" in problem

@@ -1,0 +1,557 @@
+"""The task: runs, stops, roles, labels, seeds, groups by hand, state and closing."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from dmiddleware import Context, MiddlewareError, OnlineRLContext, Role, Task, TaskStateError
+from dmiddleware.errors import CheckpointMismatch
+from dmiddleware.seeding import derive_seed
+from dmiddleware.testing import FakeClock, Tape
+
+
+class Boom(Exception):
+    pass
+
+
+class Part:
+    """A middleware with everything that a middleware may have."""
+
+    def __init__(self, tape, name, *, roles=(), fails=()):
+        self.tape, self.name, self.roles, self.fails = tape, name, roles, fails
+        self.count = 0
+
+    def __call__(self, ctx):
+        self.count += 1
+
+    def setup(self, task):
+        self.tape(f"setup {self.name}")
+        if "setup" in self.fails:
+            raise Boom(f"setup {self.name}")
+
+    def close(self):
+        self.tape(f"close {self.name}")
+        if "close" in self.fails:
+            raise Boom(f"close {self.name}")
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.tape(f"load {self.name}")
+        self.count = state["count"]
+
+
+def nothing(ctx):
+    pass
+
+
+def test_a_run_ends_when_a_middleware_stops_it_after_the_whole_step():
+    tape = Tape()
+
+    def stop(ctx):
+        if ctx.total_step == 2:
+            ctx.task.stop("enough")
+            ctx.task.stop("a later reason")
+
+    with Task(Context()) as task:
+        task.use(tape.generator("a")).use(stop).use(tape.function("b")).run()
+        assert task.finish
+        assert task.stop_reason == "enough"
+        assert task.ctx.total_step == 2
+    assert tape == ["a", "b", "/a"] * 3
+
+
+def test_max_step_limits_one_run_and_the_next_one_goes_on():
+    tape = Tape()
+    with Task(Context()) as task:
+        task.use(lambda ctx: tape(ctx.total_step))
+        task.run(max_step=2)
+        assert task.ctx.total_step == 1, "the last step's context is there to be read"
+        assert not task.finish
+        task.run(2)
+        task.run(max_step=0)
+    assert tape == [0, 1, 2, 3]
+
+
+def test_a_stopped_task_runs_no_further_step():
+    tape = Tape()
+    with Task(Context()) as task:
+        task.use(tape.function("a"))
+        task.finish = True
+        task.run()
+        assert task.stop_reason == "task.finish was set"
+        with pytest.raises(TaskStateError, match="stays so"):
+            task.finish = False
+    assert tape == []
+
+
+def test_an_event_handler_may_stop_the_task():
+    arrived = threading.Event()
+
+    def emit(ctx):
+        ctx.task.emit("solved")
+        assert arrived.wait(20)
+
+    with Task(Context()) as task:
+        task.on("solved", lambda: (task.stop("solved"), arrived.set()))
+        task.use(emit).run()
+        assert task.stop_reason == "solved"
+
+
+def test_a_negative_max_step_is_refused():
+    with pytest.raises(ValueError, match="max_step must not be negative, got -1"):
+        Task(Context()).use(nothing).run(max_step=-1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda task: task.use(nothing),
+        lambda task: task.use_wrapper(lambda mw: mw),
+        lambda task: task.add_role("learner"),
+        lambda task: task.run(),
+        lambda task: task.load_state_dict({}),
+        lambda task: task.close(),
+    ],
+)
+def test_a_task_is_not_changed_while_it_runs(change):
+    with Task(Context()) as task, pytest.raises(TaskStateError, match="while"):
+        task.use(lambda ctx: change(task)).run()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda task: task.use(nothing),
+        lambda task: task.run(),
+        lambda task: task.serial(nothing),
+        lambda task: task.wrap(nothing),
+    ],
+)
+def test_a_closed_task_is_not_used(use):
+    task = Task(Context(), name="trial")
+    task.close()
+    task.close()
+    with pytest.raises(TaskStateError, match="the task 'trial' is closed"):
+        use(task)
+
+
+def test_running_tells_whether_a_run_is_at_work():
+    with Task(Context()) as task:
+        seen = []
+        task.use(lambda ctx: seen.append(ctx.task.running)).run(max_step=1)
+        assert seen == [True]
+        assert not task.running
+
+
+def test_middleware_of_other_roles_is_silent():
+    tape = Tape()
+    collect, learn = tape.function("collect"), tape.function("learn")
+    collect.roles, learn.roles = (Role.COLLECTOR,), (Role.LEARNER,)
+    with Task(Context(), roles=(Role.LEARNER,)) as task:
+        task.use(collect).use(learn).use(tape.function("everywhere"))
+        task.use(collect, roles=(Role.LEARNER, "evaluator")).run(max_step=1)
+    assert tape == ["learn", "everywhere", "collect"]
+
+
+def test_without_roles_everything_is_active():
+    tape = Tape()
+    collect = tape.function("collect")
+    collect.roles = (Role.COLLECTOR,)
+    with Task(Context()) as task:
+        assert task.has_role("learner")
+        assert task.roles == frozenset()
+        task.use(collect).run(max_step=1)
+    assert tape == ["collect"]
+
+
+def test_roles_can_be_added_between_runs():
+    tape = Tape()
+    collect, learn = tape.function("collect"), tape.function("learn")
+    collect.roles, learn.roles = (Role.COLLECTOR,), (Role.LEARNER,)
+    with Task(Context(), roles="learner") as task:
+        task.use(collect).use(learn).run(max_step=1)
+        assert not task.has_role(Role.COLLECTOR)
+        task.add_role(Role.COLLECTOR)
+        assert task.has_role(Role.COLLECTOR)
+        task.run(max_step=1)
+    assert tape == ["learn", "collect", "learn"]
+
+
+def test_labels_are_matched_by_globs():
+    task = Task(Context(), labels=("gpu.a100", "fast"))
+    assert task.labels == {"standalone", "gpu.a100", "fast"}
+    assert task.match_labels("gpu.*")
+    assert task.match_labels(["cpu.*", "fa?t"])
+    assert not task.match_labels("cpu.*")
+    assert not task.match_labels([])
+
+
+def test_seeds_derive_from_the_runs_seed_and_the_place():
+    task = Task(Context(), seed=3)
+    assert task.seed == 3
+    assert task.seed_for("collector", 0, 1) == derive_seed(3, "collector", 0, 1)
+    assert task.seed_for("collector", 0, 1) != task.seed_for("collector", 0, 2)
+
+
+def test_set_up_runs_in_order_and_closing_in_reverse_members_of_groups_included():
+    tape = Tape()
+    with Task(Context()) as task:
+        group = task.serial(Part(tape, "b"), task.parallel(Part(tape, "c"), Part(tape, "d")))
+        task.use(Part(tape, "a")).use(group).use(Part(tape, "e"))
+        assert tape == [], "nothing happens before the run"
+        task.run(max_step=1)
+        task.run(max_step=1)
+    expected = [f"setup {name}" for name in "abcde"] + [f"close {name}" for name in "edcba"]
+    assert tape == expected
+
+
+def test_an_object_that_is_used_twice_is_set_up_and_closed_once():
+    tape = Tape()
+    part = Part(tape, "a")
+    with Task(Context()) as task:
+        task.use(part).use(task.serial(part)).run(max_step=1)
+        assert part.count == 2
+    assert tape == ["setup a", "close a"]
+
+
+def test_what_is_used_between_runs_is_set_up_by_the_next_one():
+    tape = Tape()
+    with Task(Context()) as task:
+        task.use(Part(tape, "a")).run(max_step=1)
+        task.use(Part(tape, "b")).run(max_step=1)
+    assert tape == ["setup a", "setup b", "close b", "close a"]
+
+
+def test_silent_middleware_is_not_set_up_but_closed():
+    tape = Tape()
+    with Task(Context(), roles=("learner",)) as task:
+        task.use(Part(tape, "silent", roles=("collector",)))
+        task.use(Part(tape, "learn", roles=("learner",))).run(max_step=1)
+    assert tape == ["setup learn", "close learn", "close silent"]
+
+
+def test_middleware_is_closed_also_when_nothing_was_run():
+    tape = Tape()
+    with Task(Context()) as task:
+        task.use(Part(tape, "a"))
+    assert tape == ["close a"]
+
+
+def test_middleware_is_closed_after_an_error():
+    tape = Tape()
+
+    def fail(ctx):
+        raise Boom
+
+    with pytest.raises(Boom), Task(Context()) as task:
+        task.use(Part(tape, "a")).use(fail).run()
+    assert tape == ["setup a", "close a"]
+
+
+def test_a_failed_set_up_names_its_middleware_and_closes_all():
+    tape = Tape()
+    with pytest.raises(Boom, match="setup b") as caught, Task(Context()) as task:
+        parts = [Part(tape, "a"), Part(tape, "b", fails=("setup",)), Part(tape, "c")]
+        for part in parts:
+            task.use(part)
+        task.run()
+    assert "in the set-up of Part#2" in caught.value.__notes__
+    assert tape == ["setup a", "setup b", "close c", "close b", "close a"]
+
+
+def test_all_are_closed_even_when_closing_fails_and_no_error_is_lost():
+    tape = Tape()
+    with (
+        pytest.raises(ExceptionGroup, match="closing the task failed") as caught,
+        Task(Context()) as task,
+    ):
+        for name in "abc":
+            task.use(Part(tape, name, fails=("close",)))
+    assert [str(error) for error in caught.value.exceptions] == ["close c", "close b", "close a"]
+    assert caught.value.exceptions[0].__notes__ == ["while Part#3 was closed"]
+    with pytest.raises(Boom, match="close a"):
+        Task(Context()).use(Part(tape, "a", fails=("close",))).close()
+
+
+def test_an_error_of_the_run_and_one_of_closing_leave_together():
+    tape = Tape()
+
+    def fail(ctx):
+        raise KeyError("run")
+
+    with pytest.raises(ExceptionGroup) as caught, Task(Context()) as task:
+        task.use(Part(tape, "a", fails=("close",))).use(fail).run()
+    assert [type(error) for error in caught.value.exceptions] == [KeyError, Boom]
+
+
+def test_an_error_that_passes_the_with_leaves_as_it_is():
+    error = KeyError("outside of the run")
+    with pytest.raises(KeyError) as caught, Task(Context()):
+        raise error
+    assert caught.value is error
+
+
+def test_the_chain_is_compiled_once_and_anew_when_it_changes():
+    compiled = []
+
+    def wrapper(mw):
+        compiled.append(mw)
+        return mw
+
+    with Task(Context()) as task:
+        task.use(nothing).use_wrapper(wrapper)
+        task.run(max_step=3)
+        task.run(max_step=3)
+        assert compiled == [nothing]
+        task.use(nothing).run(max_step=1)
+        assert compiled == [nothing] * 3
+
+
+def test_wrappers_apply_to_every_middleware_the_first_innermost():
+    tape = Tape()
+
+    def named(name):
+        def wrapper(mw):
+            def wrapped(ctx):
+                tape(f"<{name}")
+                mw(ctx)
+                tape(f"{name}>")
+
+            return wrapped
+
+        return wrapper
+
+    with Task(Context()) as task:
+        task.use(task.serial(tape.function("a"), task.parallel(tape.function("b"))))
+        task.use_wrapper(named("inner")).use_wrapper(named("outer")).run(max_step=1)
+    around = ["<outer", "<inner", "{}", "inner>", "outer>"]
+    assert tape == [mark.format(name) for name in "ab" for mark in around]
+
+
+def test_wrappers_are_set_up_first_and_closed_last():
+    tape = Tape()
+
+    class Wrapper(Part):
+        def __call__(self, mw):
+            return mw
+
+    with Task(Context()) as task:
+        task.use(Part(tape, "a")).use_wrapper(Wrapper(tape, "w")).run(max_step=1)
+    assert tape == ["setup w", "setup a", "close a", "close w"]
+
+
+def test_wrap_lets_a_middleware_call_another_and_take_it_back():
+    tape = Tape()
+    with Task(Context()) as task:
+        inner = task.wrap(tape.generator("inner"))
+
+        def outer(ctx):
+            with inner(ctx):
+                tape("within")
+            layer = inner(ctx)
+            tape("by hand")
+            layer.back()
+            layer.back()
+
+        task.use(outer).run(max_step=1)
+    assert tape == ["inner", "within", "/inner", "inner", "by hand", "/inner"]
+
+
+def test_a_layer_that_no_one_takes_back_comes_back_at_the_end_of_the_step():
+    tape = Tape()
+    with Task(Context()) as task:
+        first, second = task.wrap(tape.generator("1")), task.wrap(tape.generator("2"))
+
+        def forgetful(ctx):
+            first(ctx)
+            second(ctx)
+            yield
+            tape("way back")
+
+        task.use(forgetful).use(tape.function("inner")).run(max_step=2)
+    assert tape == ["1", "2", "inner", "way back", "/2", "/1"] * 2
+
+
+def test_an_error_unwinds_the_layers_that_are_open():
+    tape = Tape()
+    with pytest.raises(Boom), Task(Context()) as task:
+        wrapped = task.wrap(tape.generator("open"))
+        managed = task.wrap(tape.generator("managed"))
+
+        def fail(ctx):
+            wrapped(ctx)
+            with managed(ctx):
+                raise Boom
+
+        task.use(fail).run()
+    assert tape == ["open", "managed", "!managed", "!open"]
+
+
+def test_an_error_in_a_layers_way_back_is_thrown_into_the_other_layers():
+    tape = Tape()
+
+    def late(ctx):
+        yield
+        raise Boom
+
+    with pytest.raises(Boom), Task(Context()) as task:
+        outer, inner = task.wrap(tape.generator("outer")), task.wrap(late)
+        task.use(lambda ctx: outer(ctx)).use(lambda ctx: inner(ctx)).run()
+    assert tape == ["outer", "!outer"]
+
+
+def test_what_is_wrapped_is_set_up_and_closed():
+    tape = Tape()
+
+    class Owner:
+        def setup(self, task):
+            self.late = task.wrap(Part(tape, "late"))
+
+        def __call__(self, ctx):
+            self.late(ctx)
+
+    with Task(Context()) as task:
+        early = task.wrap(Part(tape, "early"))
+        task.use(lambda ctx: early(ctx)).use(Owner()).run(max_step=2)
+    assert tape == ["setup early", "setup late", "close late", "close early"]
+
+
+def test_wrapping_what_is_no_middleware_is_refused_at_once():
+    with pytest.raises(MiddlewareError, match="it is a class"):
+        Task(Context()).wrap(Part)
+
+
+def test_steps_can_be_made_by_hand():
+    tape = Tape()
+    with Task(OnlineRLContext()) as task:
+        for _ in range(2):
+            task.forward(tape.generator("a"))
+            task.forward(lambda ctx: tape(ctx.total_step))
+            task.forward(tape.generator("b"), task.ctx)
+            task.backward()
+            task.renew()
+    assert tape == ["a", 0, "b", "/b", "/a", "a", 1, "b", "/b", "/a"]
+
+
+def test_an_error_by_hand_is_thrown_into_what_is_open():
+    tape = Tape()
+
+    def late(ctx):
+        yield
+        raise Boom
+
+    def fail(ctx):
+        raise KeyError
+
+    with Task(Context()) as task:
+        task.forward(tape.generator("a"))
+        with pytest.raises(KeyError):
+            task.forward(fail)
+        task.forward(late)
+        with pytest.raises(Boom):
+            task.backward()
+    assert tape == ["a", "!a"]
+
+
+def test_closing_runs_the_finally_blocks_of_what_is_open_by_hand():
+    tape = Tape()
+
+    def careful(ctx):
+        try:
+            yield
+            tape("never")
+        finally:
+            tape("finally")
+
+    def careless(ctx):
+        try:
+            yield
+        finally:
+            raise Boom
+
+    with pytest.raises(Boom) as caught, Task(Context()) as task:
+        task.forward(careful)
+        task.forward(careless)
+    assert tape == ["finally"]
+    assert caught.value.__notes__ == ["in middleware 1 (careless) while it was closed"]
+
+
+def test_functions_run_between_steps_once_and_in_order():
+    tape = Tape()
+
+    def ask(ctx):
+        if ctx.total_step == 0:
+            ctx.task.at_step_end(lambda: tape("saved"))
+            ctx.task.at_step_end(lambda: tape("twice"))
+
+    with Task(Context()) as task:
+        task.use(tape.generator("a")).use(ask).run(max_step=2)
+    assert tape == ["a", "/a", "saved", "twice", "a", "/a"]
+
+
+def test_state_is_restored_into_the_same_chain():
+    def build():
+        task = Task(OnlineRLContext(), seed=1)
+        parts = [Part(Tape(), name) for name in "ab"]
+        task.use(parts[0]).use(task.serial(parts[1])).use(nothing)
+        task.use(lambda ctx: setattr(ctx, "env_step", ctx.env_step + 8))
+        return task, parts
+
+    first, _ = build()
+    first.run(max_step=3)
+    state = first.state_dict()
+    assert state["middleware"] == {"Part": {"count": 3}, "Part#2": {"count": 3}}
+    second, parts = build()
+    second.load_state_dict(state)
+    assert parts[0].tape == ["setup a", "load a"], "the state goes into what is set up"
+    second.run(max_step=1)
+    assert second.ctx.total_step == 3, "as if the first had run on"
+    assert second.ctx.env_step == 32
+    assert [part.count for part in parts] == [4, 4]
+    first.close()
+    second.close()
+
+
+def test_the_state_of_another_chain_is_refused_and_nothing_is_restored():
+    tape = Tape()
+    with Task(Context()) as task:
+        task.use(Part(tape, "a")).use(Part(tape, "b")).run(max_step=1)
+        state = task.state_dict()
+    part = Part(tape, "a")
+    with Task(Context()) as other:
+        other.use(part)
+        with pytest.raises(CheckpointMismatch, match="it has besides Part#2"):
+            other.load_state_dict(state)
+        with pytest.raises(CheckpointMismatch, match="it lacks Part"):
+            other.load_state_dict({**state, "middleware": {}})
+    assert part.count == 0
+
+
+def test_two_tasks_run_side_by_side():
+    tapes = [Tape(), Tape()]
+    tasks = [Task(Context(), name=f"task {n}") for n in range(2)]
+
+    def use(task, tape):
+        task.on("x", lambda n: tape("handled", n))
+        task.use(lambda ctx: ctx.task.emit("x", ctx.total_step))
+
+    for task, tape in zip(tasks, tapes, strict=True):
+        use(task, tape)
+    threads = [threading.Thread(target=task.run, args=(50,)) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    for task, tape in zip(tasks, tapes, strict=True):
+        task.close()
+        assert tape == [("handled", n) for n in range(50)]
+
+
+def test_the_clock_is_the_given_one():
+    clock = FakeClock()
+    assert Task(Context(), clock=clock).clock is clock
+    assert Task(Context()).clock.now() > 0
