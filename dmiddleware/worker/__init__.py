@@ -1,6 +1,14 @@
 """Workers: collect, evaluate and learn, with or without a task."""
 
-from dmiddleware.worker.collector import RolloutCollector
+from dmiddleware.worker.collector import (
+    EpisodeSerialCollector,
+    ISerialCollector,
+    RolloutCollector,
+    SampleSerialCollector,
+    create_serial_collector,
+    get_serial_collector_cls,
+    to_tensor_transitions,
+)
 from dmiddleware.worker.learner import (
     BaseLearner,
     LearnerHook,
@@ -14,6 +22,12 @@ from dmiddleware.worker.learner import (
 
 __all__ = [
     "RolloutCollector",
+    "ISerialCollector",
+    "SampleSerialCollector",
+    "EpisodeSerialCollector",
+    "create_serial_collector",
+    "get_serial_collector_cls",
+    "to_tensor_transitions",
     "BaseLearner",
     "create_learner",
     "LearnerHook",

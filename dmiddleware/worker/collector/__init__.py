@@ -1,5 +1,23 @@
 """Collectors: a policy acts in envs, and what happens becomes training data."""
 
+from dmiddleware.worker.collector.base import (
+    SERIAL_COLLECTOR_REGISTRY,
+    ISerialCollector,
+    create_serial_collector,
+    get_serial_collector_cls,
+)
+from dmiddleware.worker.collector.episode import EpisodeSerialCollector
 from dmiddleware.worker.collector.rollout import RolloutCollector
+from dmiddleware.worker.collector.sample import SampleSerialCollector
+from dmiddleware.worker.collector.transitions import to_tensor_transitions
 
-__all__ = ["RolloutCollector"]
+__all__ = [
+    "RolloutCollector",
+    "ISerialCollector",
+    "SampleSerialCollector",
+    "EpisodeSerialCollector",
+    "SERIAL_COLLECTOR_REGISTRY",
+    "create_serial_collector",
+    "get_serial_collector_cls",
+    "to_tensor_transitions",
+]

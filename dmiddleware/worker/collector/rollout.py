@@ -279,11 +279,12 @@ class RolloutCollector:
         """Go on where the collector was that gave ``state``.
 
         Where the envs' state cannot be restored, their episodes begin anew, under new ids; rows
-        that waited are still handed out.
+        that waited for the end of their episode are dropped then, and counted.
         """
-        self._stepper.load_state_dict(state["stepper"])
-        self._store.load_state_dict(state["store"])
         self._dropped, self._n_extra = state["dropped"], state["n_extra"]
+        self._store.load_state_dict(state["store"])
+        if not self._stepper.load_state_dict(state["stepper"]):
+            self._dropped += self._store.drop(self._store.open_episodes)
         self._skipped.clear()
 
 

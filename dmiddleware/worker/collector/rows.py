@@ -76,6 +76,13 @@ class RowStore:
         return np.bincount(env_id[_as_array(rows["done"])], minlength=self._env_num)
 
     @property
+    def open_episodes(self) -> Ids:
+        """Ids of the episodes that have rows here, and no end among them."""
+        rows, _ = self._joined()
+        ids = _as_array(rows["episode_id"])
+        return np.setdiff1d(ids, ids[_as_array(rows["done"])])
+
+    @property
     def cut_episodes(self) -> Ids:
         """Ids of the episodes of which rectangles held a part, and not their ends."""
         return self._last_id[~self._last_done]

@@ -157,11 +157,13 @@ class Stepper:
             policy_kwargs: given to the policy's forward.
             random: replace the actions by draws from the manager's seeded action space. The policy
                 is asked all the same, so that the columns are those of any other step.
-            only: step only these envs (sorted).
+            only: step these envs alone (sorted), if the manager can; else step all.
         """
         episode_id = self.episode_id
         manager = self._manager
         env_id, obs = manager.ready_obs_id, manager.ready_obs
+        if manager.in_lockstep:
+            only = None
         if only is not None:
             chosen = np.flatnonzero(np.isin(env_id, only))
             env_id, obs = env_id[chosen], tree.map_nested(lambda leaf: leaf[chosen], obs)
@@ -232,14 +234,27 @@ class Stepper:
             "env_episode": self.env_episode,
             "n_begun": self._n_begun,
             "episode_id": None if self._episode_id is None else self._episode_id.tolist(),
+            "envs": None if self._manager.closed else self._manager.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Count on from ``state``; see :meth:`RolloutCollector.load_state_dict`."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Count on from ``state``, in the episodes of ``state`` where the envs can go on.
+
+        Returns:
+            Whether they can; otherwise their episodes begin anew, under new ids.
+        """
         self.env_step, self.env_episode = state["env_step"], state["env_episode"]
         self._n_begun = state["n_begun"]
         self.episode_returns = []
         self._episode_id = None
+        if state["envs"] is None or state["episode_id"] is None:
+            return False
+        if self._manager.closed:
+            self._manager.launch()
+        if not self._manager.load_state_dict(state["envs"]):
+            return False
+        self._episode_id = np.array(state["episode_id"], np.int64)
+        return True
 
 
 def _to_numpy(action: Any) -> Any:

@@ -82,7 +82,9 @@ class BatchedPolicy(Policy):
     def _forward_learn(self, batch, **kwargs):
         return {}
 
-    def _forward_collect_batch(self, obs, env_id, *, shift=0, **kwargs):
+    def _forward_collect_batch(self, obs, env_id, *, shift=0, fail_at=None, **kwargs):
+        if fail_at is not None and (obs[:, 2] == fail_at).any():
+            raise ArithmeticError("a failure that the test asked for")
         for one in env_id.tolist():
             self._steps[one] = self._steps.get(one, 0) + 1
         memory = torch.tensor([self._steps[one] for one in env_id.tolist()])
@@ -106,7 +108,7 @@ def telling_envs():
     """Make a manager of TellingEnvs: ``telling_envs([lengths of env 0, …], crashes={env: …})``."""
     made = []
 
-    def make(lengths, crashes=None, **kwargs):
+    def make(lengths, crashes=None, resumable=True, **kwargs):
         crashes = {i: set(places) for i, places in (crashes or {}).items()}
 
         def factory(index):
@@ -117,6 +119,8 @@ def telling_envs():
                 # A restarted env goes on counting, so that its episodes can be told apart.
                 env.episode = 99 if index in built else -1
                 built.add(index)
+                if not resumable:
+                    env.simulator = iter(())  # stands for what has a state that cannot be saved
                 env.crashes = own if env.episode < 0 else set()
                 return env
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from dmiddleware.data.tree import leaves
-from dmiddleware.env import make_env_manager
+from dmiddleware.data.tree import cat, leaves
+from dmiddleware.env import VectorEnvManager, make_env_manager
 from dmiddleware.errors import SpaceError
 from dmiddleware.worker import RolloutCollector
 
@@ -239,16 +239,39 @@ def test_a_failed_env_begins_its_episode_again(telling_envs, batched_policy):
     assert collector.dropped_steps == 2
 
 
-def test_collecting_goes_on_from_a_saved_state(telling_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, telling_envs(LENGTHS))
+def test_envs_that_cannot_be_restored_begin_new_episodes(telling_envs, batched_policy):
+    collector = RolloutCollector(
+        batched_policy.collect_mode, telling_envs(LENGTHS, resumable=False)
+    )
     collector.collect(30)
     state = collector.state_dict()
-    other = RolloutCollector(batched_policy.collect_mode, telling_envs(LENGTHS))
+    other = RolloutCollector(batched_policy.collect_mode, telling_envs(LENGTHS, resumable=False))
     other.load_state_dict(state)
     assert (other.env_step, other.env_episode) == (collector.env_step, collector.env_episode)
     old, new = collector.collect(3)["episode_id"], other.collect(3)["episode_id"]
-    # These envs cannot be restored: their episodes begin anew, under ids that no one has.
     assert not set(old.flatten().tolist()) & set(new.flatten().tolist())
+
+
+def test_rows_that_were_made_before_an_error_are_handed_out_later(telling_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, telling_envs([(9,), (9,)]))
+    with pytest.raises(ArithmeticError):
+        collector.collect(8, policy_kwargs={"fail_at": 3})
+    assert collector.waiting_steps == 6
+    assert lanes([collector.collect(8)]) == [expected_lane((9,), 4)] * 2
+
+
+def test_rows_that_wait_do_not_outlive_an_episode_that_cannot_go_on(telling_envs, batched_policy):
+    lengths = [(2,), (9,)]
+    collector = RolloutCollector(
+        batched_policy.collect_mode, telling_envs(lengths, resumable=False)
+    )
+    with pytest.raises(ArithmeticError):
+        collector.collect(8, policy_kwargs={"fail_at": 3})
+    other = RolloutCollector(batched_policy.collect_mode, telling_envs(lengths, resumable=False))
+    other.load_state_dict(collector.state_dict())
+    # Env 0 has ended an episode of two steps and begun another; env 1 is within its first one.
+    assert (collector.waiting_steps, other.waiting_steps) == (6, 2)
+    assert other.dropped_steps == 4
 
 
 def test_reset_begins_fresh_episodes(telling_envs, batched_policy, per_env_policy):
@@ -296,3 +319,100 @@ def test_nested_observations_stay_nested(batched_policy):
     assert batch["obs"]["image"].shape == (4, 2, 2, 2)
     assert batch["obs"]["age"][:, 0].tolist() == [0, 1, 2, 0]
     assert batch["next_obs"]["age"][:, 0].tolist() == [1, 2, 3, 1]
+
+
+def cartpole(dqn_policy, **kwargs):
+    envs = make_env_manager("CartPole-v1", env_num=3, seed=0, **kwargs)
+    return envs, RolloutCollector(dqn_policy.collect_mode, envs)
+
+
+@pytest.mark.parametrize("episodes", [False, True])
+def test_envs_that_can_be_restored_go_on_within_their_episodes(dqn_policy, episodes):
+    def go_on(collector):
+        if episodes:
+            return [row.tolist() for e in collector.collect_episodes(4) for row in e["obs"]]
+        return collector.collect(30)["obs"].tolist()
+
+    envs, collector = cartpole(dqn_policy)
+    other_envs, other = cartpole(dqn_policy)
+    with envs, other_envs:
+        collector.collect_episodes(4)
+        collector.collect(21)
+        state = collector.state_dict()
+        expected = go_on(collector)
+        other.load_state_dict(state)
+        assert go_on(other) == expected
+        assert (
+            other.state_dict()["stepper"]["episode_id"]
+            == (collector.state_dict()["stepper"]["episode_id"])
+        )
+        assert (other.env_step, other.env_episode) == (collector.env_step, collector.env_episode)
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_a_vector_env_gives_the_same_rows_in_every_way_of_resetting(dqn_policy, mode):
+    """Rows are missing in steps that reset; rectangles are whole nevertheless."""
+    import gymnasium as gym
+
+    class Vector(gym.vector.SyncVectorEnv):
+        pass
+
+    def make():
+        return gym.vector.SyncVectorEnv(
+            [lambda: gym.make("CartPole-v1")] * 3,
+            autoreset_mode=gym.vector.AutoresetMode(mode),
+        )
+
+    with VectorEnvManager(make, 3, seed=0) as envs:
+        collector = RolloutCollector(dqn_policy.collect_mode, envs)
+        batches = [collector.collect(n) for n in (3, 60, 3, 3, 90)]
+        n_rows = sum(batch["done"].numel() for batch in batches)
+        assert n_rows == 159
+        assert collector.env_step == 159 + collector.waiting_steps
+        lane = cat(batches)
+        same = lane["episode_id"][1:] == lane["episode_id"][:-1]
+        assert torch.equal(same, ~lane["done"][:-1])
+        assert torch.equal(lane["obs"][1:][same], lane["next_obs"][:-1][same])
+        episodes = collector.collect_episodes(4)
+    assert len(episodes) == 4
+    for episode in episodes:
+        assert episode["done"].tolist() == [False] * (len(episode["done"]) - 1) + [True]
+        assert torch.equal(episode["obs"][1:], episode["next_obs"][:-1])
+
+
+def test_lockstep_envs_keep_as_many_extra_episodes_as_their_share(batched_policy):
+    import gymnasium as gym
+
+    class Short(gym.Env):
+        observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        action_space = gym.spaces.Discrete(2)
+
+        def __init__(self, length):
+            self.length, self.episode = length, -1
+
+        def reset(self, *, seed=None, options=None):
+            self.t, self.episode = 0, self.episode + 1
+            return np.array([self.length, self.episode, 0], np.float32), {}
+
+        def step(self, action):
+            self.t += 1
+            obs = np.array([self.length, self.episode, self.t], np.float32)
+            return obs, 1.0, self.t == self.length, False, {}
+
+    def make():
+        return gym.vector.SyncVectorEnv(
+            [lambda: Short(2), lambda: Short(21)],
+            autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,
+        )
+
+    with VectorEnvManager(make, 2) as envs:
+        collector = RolloutCollector(batched_policy.collect_mode, envs)
+        first = collector.collect_episodes(2)
+        assert sorted(len(episode["done"]) for episode in first) == [2, 21]
+        # The short env ended 10 episodes meanwhile: one was handed out, one more kept.
+        assert collector.waiting_steps == 2
+        assert collector.dropped_steps == 21 - 4
+        second = collector.collect_episodes(2)
+        short = min(second, key=lambda episode: len(episode["done"]))
+        assert short["obs"][0].tolist() == [2.0, 1.0, 0.0]
+        assert collector.dropped_steps + collector.waiting_steps + 46 == collector.env_step

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.data.tree import as_tree
@@ -82,6 +82,7 @@ def fill(store, naive, plan, serial=0):
             store.add_some(piece, np.array(envs, np.int64))
 
 
+@settings(max_examples=50, deadline=None)
 @given(plan=steps, n_steps=st.integers(1, 4))
 def test_rectangles_are_the_oldest_rows_of_every_env_and_the_rest_stays(plan, n_steps):
     store, naive = RowStore(ENV_NUM), NaiveStore(ENV_NUM)
@@ -94,6 +95,7 @@ def test_rectangles_are_the_oldest_rows_of_every_env_and_the_rest_stays(plan, n_
         assert store.counts.tolist() == [len(rows) for rows in naive.rows]
 
 
+@settings(max_examples=50, deadline=None)
 @given(plan=steps, shares=st.lists(st.integers(0, 2), min_size=ENV_NUM, max_size=ENV_NUM))
 def test_episodes_are_whole_and_come_in_the_order_in_which_they_ended(plan, shares):
     store, naive = RowStore(ENV_NUM), NaiveStore(ENV_NUM)
@@ -103,6 +105,7 @@ def test_episodes_are_whole_and_come_in_the_order_in_which_they_ended(plan, shar
     assert store.counts.tolist() == [len(rows) for rows in naive.rows]
 
 
+@settings(max_examples=50, deadline=None)
 @given(plan=steps, episodes=st.lists(st.sampled_from([0, 1, 100, 101, 200])))
 def test_dropped_episodes_are_gone_and_counted(plan, episodes):
     store, naive = RowStore(ENV_NUM), NaiveStore(ENV_NUM)
@@ -111,6 +114,7 @@ def test_dropped_episodes_are_gone_and_counted(plan, episodes):
     assert store.counts.tolist() == [len(rows) for rows in naive.rows]
 
 
+@settings(max_examples=50, deadline=None)
 @given(plan=steps)
 def test_a_restored_store_hands_out_the_same(plan):
     store, naive = RowStore(ENV_NUM), NaiveStore(ENV_NUM)

@@ -1,0 +1,276 @@
+"""Serial collectors: what they share, and their names."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from easydict import EasyDict
+
+from dmiddleware.config import check_value
+from dmiddleware.data import tree
+from dmiddleware.env import BaseEnvManager
+from dmiddleware.errors import ConfigError
+from dmiddleware.policy import CollectMode
+from dmiddleware.registry import Registry
+from dmiddleware.worker.collector.rollout import RolloutCollector
+from dmiddleware.worker.ranks import sum_over_ranks
+from dmiddleware.worker.serial import SerialWorker, get_worker_cls
+
+__all__ = [
+    "SERIAL_COLLECTOR_REGISTRY",
+    "ISerialCollector",
+    "create_serial_collector",
+    "get_serial_collector_cls",
+]
+
+Transition = dict[str, Any]
+
+SERIAL_COLLECTOR_REGISTRY: Registry[Callable[..., ISerialCollector]] = Registry("serial collector")
+"""Registered collectors; ``@SERIAL_COLLECTOR_REGISTRY.register("mine")`` adds one."""
+
+
+class ISerialCollector(SerialWorker, ABC):
+    """Collects in this process and hands transitions out as dictionaries.
+
+    It is a face of :class:`RolloutCollector`, which keeps unfinished episodes between calls.
+
+    Args:
+        cfg: what differs from ``default_config()``: ``deepcopy_obs`` gives each transition its own
+            memory for ``obs`` and ``next_obs`` (they share it otherwise), ``transform_obs`` makes
+            observations float32, for the policy too, ``collect_print_freq`` is how many training
+            iterations apart the logs are.
+        env: an env manager.
+        policy: a collect mode.
+        tb_logger: a tensorboardX ``SummaryWriter``; None makes one when it is needed.
+        exp_name: folder for the output.
+        instance_name: tells collectors apart in logs.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "deepcopy_obs": False,
+        "transform_obs": False,
+        "collect_print_freq": 100,
+    }
+
+    def __init__(
+        self,
+        cfg: Mapping[str, Any] | None = None,
+        env: BaseEnvManager | None = None,
+        policy: CollectMode | None = None,
+        tb_logger: Any = None,
+        exp_name: str = "default_experiment",
+        instance_name: str = "collector",
+    ) -> None:
+        super().__init__(cfg, env, policy, tb_logger, exp_name, instance_name)
+        self._rollout: RolloutCollector | None = None
+        self._total_envstep = 0
+        self._total_samples = 0
+        self._total_episodes = 0
+        self._total_time_s = 0.0
+        self._last_print = 0
+        self._n_dropped = 0
+        self._clear_stats()
+
+    @classmethod
+    def check_config(cls, cfg: EasyDict) -> None:
+        """Refuse impossible values."""
+        check_value(
+            cfg.collect_print_freq >= 1, "collect_print_freq", cfg.collect_print_freq, "at least 1"
+        )
+
+    @abstractmethod
+    def collect(self, target: int | None = None, **kwargs: Any) -> list[Any]:
+        """Collect as much as ``target`` says, in the class's own unit."""
+
+    def reset_env(self, _env: BaseEnvManager | None = None) -> None:
+        """Begin fresh episodes, in other envs if some are given (launched if they are not yet)."""
+        self.reset(_env=_env)
+
+    def reset_policy(self, _policy: CollectMode | None = None) -> None:
+        """Clear the policy's collecting state, or use another policy from now on."""
+        if _policy is None:
+            self.policy.reset()
+            return
+        self._policy = _policy
+        if self._rollout is not None:
+            self._rollout.reset(collect_mode=self._acting_mode())
+            self._drop_unfinished()
+
+    def reset(self, _policy: CollectMode | None = None, _env: BaseEnvManager | None = None) -> None:
+        """Begin anew, with another policy or in other envs if they are given; totals stay."""
+        self._policy = _policy or self._policy
+        self._env = _env or self._env
+        self._drop_unfinished()
+        self._clear_stats()
+        if self._rollout is not None:
+            self._rollout.reset(collect_mode=self._acting_mode(), env_manager=self.env)
+        elif _env is not None and _env.closed:
+            _env.launch()
+
+    @property
+    def envstep(self) -> int:
+        """Env steps in total, over all ranks."""
+        return self._total_envstep
+
+    @envstep.setter
+    def envstep(self, value: int) -> None:
+        self._total_envstep = value
+
+    @property
+    def dropped_steps(self) -> int:
+        """Transitions made and never handed out, because their env failed or was reset."""
+        return self._n_dropped + (0 if self._rollout is None else self._rollout.dropped_steps)
+
+    def _drop_unfinished(self) -> None:
+        """Forget what is kept from call to call."""
+
+    def _core(self) -> RolloutCollector:
+        if self._rollout is None:
+            self._rollout = RolloutCollector(self._acting_mode(), self.env, source_id=self._rank)
+        return self._rollout
+
+    def _acting_mode(self) -> CollectMode:
+        mode: CollectMode = self.policy
+        if not self._cfg.transform_obs:
+            return mode
+
+        def forward(obs: Any, **kwargs: Any) -> dict[Any, Any]:
+            return mode.forward(_map_tree(torch.Tensor.float, obs), **kwargs)
+
+        return mode._replace(forward=forward)
+
+    def _finished(self, transitions: list[Transition]) -> list[Transition]:
+        """Bring transitions into the form that the config asks for."""
+        if self._cfg.transform_obs or self._cfg.deepcopy_obs:
+            for transition in transitions:
+                for key in ("obs", "next_obs"):
+                    if key in transition:
+                        transition[key] = _map_tree(self._transform, transition[key])
+        return transitions
+
+    def _transform(self, leaf: torch.Tensor) -> torch.Tensor:
+        changed = leaf.float() if self._cfg.transform_obs else leaf
+        return changed.clone() if self._cfg.deepcopy_obs else changed
+
+    def _target(self, given: int | None, name: str) -> int:
+        """Return the number to collect: as given, else the policy's."""
+        value = self.policy.get_attribute(name) if given is None else given
+        if value is None:
+            raise ConfigError(
+                f"{self} was not told how much to collect; give collect({name}=…), or set "
+                f"policy.collect.{name} in the config"
+            )
+        if value <= 0:
+            raise ConfigError(f"{name} must be positive, got {value}")
+        return int(value)
+
+    # Statistics -----------------------------------------------------------------------------------
+
+    def _clear_stats(self) -> None:
+        self._steps = self._samples = self._episodes = 0
+        self._time_s = 0.0
+        self._returns: list[float] = []
+
+    def _count(
+        self,
+        before: tuple[int, int],
+        began: float,
+        n_samples: int,
+        returns: list[float],
+        *,
+        is_recorded: bool = True,
+    ) -> None:
+        """Add up one call's work, over all ranks; into the totals alone unless it is recorded."""
+        core = self._core()
+        steps, samples, episodes = (
+            int(value)
+            for value in sum_over_ranks(
+                [core.env_step - before[0], n_samples, core.env_episode - before[1]]
+            )
+        )
+        duration_s = time.perf_counter() - began
+        self._total_envstep += steps
+        self._total_samples += samples
+        self._total_episodes += episodes
+        self._total_time_s += duration_s
+        if not is_recorded:
+            return
+        self._steps += steps
+        self._samples += samples
+        self._episodes += episodes
+        self._time_s += duration_s
+        self._returns += returns
+
+    def _log(self, train_iter: int, extra: Mapping[str, float]) -> None:
+        """Log, if ``collect_print_freq`` training iterations have passed since the last time."""
+        if train_iter - self._last_print < self._cfg.collect_print_freq:
+            return
+        self._last_print = train_iter
+        seconds = max(self._time_s, 1e-9)
+        values: dict[str, float] = {
+            "episode_count": self._episodes,
+            "envstep_count": self._steps,
+            "train_sample_count": self._samples,
+            "avg_envstep_per_episode": self._steps / max(self._episodes, 1),
+            "avg_envstep_per_sec": self._steps / seconds,
+            "avg_train_sample_per_sec": self._samples / seconds,
+            "avg_episode_per_sec": self._episodes / seconds,
+            **_spread(self._returns),
+            "total_envstep_count": self._total_envstep,
+            "total_train_sample_count": self._total_samples,
+            "total_episode_count": self._total_episodes,
+            "total_duration": self._total_time_s,
+            "dropped_envstep_count": self.dropped_steps,
+            **extra,
+        }
+        self._show(
+            f"iteration {train_iter}, env step {self._total_envstep}",
+            values,
+            train_iter=train_iter,
+            envstep=self._total_envstep,
+        )
+        self._clear_stats()
+
+
+def _spread(returns: list[float]) -> dict[str, float]:
+    if not returns:
+        return {}
+    return {
+        "reward_mean": float(np.mean(returns)),
+        "reward_std": float(np.std(returns)),
+        "reward_max": max(returns),
+        "reward_min": min(returns),
+    }
+
+
+def _map_tree(function: Callable[[torch.Tensor], torch.Tensor], obs: Any) -> Any:
+    return function(obs) if isinstance(obs, torch.Tensor) else tree.map_leaves(function, obs)
+
+
+def get_serial_collector_cls(cfg: Mapping[str, Any]) -> Callable[..., ISerialCollector]:
+    """Return the class that ``cfg.type`` names, after importing ``cfg.import_names``.
+
+    Raises:
+        ConfigError: if ``cfg`` has no ``type``.
+        RegistryError: if no one registered the name; the nearest names are listed.
+    """
+    return get_worker_cls(SERIAL_COLLECTOR_REGISTRY, cfg, "a serial collector")
+
+
+def create_serial_collector(cfg: Mapping[str, Any], **kwargs: Any) -> ISerialCollector:
+    """Build the collector that ``cfg.type`` names (``sample``, ``episode``).
+
+    Args:
+        cfg: the collector's config, with ``type``.
+        kwargs: given to the class's constructor.
+
+    Raises:
+        ConfigError: if ``cfg`` has no ``type``, or for what the class refuses.
+        RegistryError: if no one registered the name; the nearest names are listed.
+    """
+    return get_serial_collector_cls(cfg)(cfg, **kwargs)

@@ -1,0 +1,73 @@
+"""A serial collector that hands out whole episodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from dmiddleware.worker.collector.base import (
+    SERIAL_COLLECTOR_REGISTRY,
+    ISerialCollector,
+    Transition,
+)
+from dmiddleware.worker.collector.transitions import split_rows, to_tensor_transitions
+
+__all__ = ["EpisodeSerialCollector"]
+
+
+@SERIAL_COLLECTOR_REGISTRY.register("episode")
+class EpisodeSerialCollector(ISerialCollector):
+    """Collects whole episodes, without preferring short ones.
+
+    Args:
+        cfg: see :class:`ISerialCollector`; with ``get_train_sample=True`` the policy makes training
+            samples of each episode.
+        env: an env manager.
+        policy: a collect mode.
+        tb_logger: a tensorboardX ``SummaryWriter``.
+        exp_name: folder for the output.
+        instance_name: tells collectors apart in logs.
+    """
+
+    config: ClassVar[dict[str, Any]] = {"get_train_sample": False}
+
+    def collect(  # type: ignore[override]
+        self,
+        n_episode: int | None = None,
+        train_iter: int = 0,
+        policy_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Collect episodes: a fixed share from every env.
+
+        Args:
+            n_episode: how many; None: the policy's ``n_episode``.
+            train_iter: the policy's iteration, stamped on each transition as ``collect_iter``.
+            policy_kwargs: given to the policy's forward.
+
+        Returns:
+            Episodes, each a list of transitions; with ``get_train_sample=True`` the samples of all
+            episodes in one list.
+
+        Raises:
+            ConfigError: if ``n_episode`` is given nowhere or not positive.
+        """
+        target = self._target(n_episode, "n_episode")
+        core = self._core()
+        began, before = time.perf_counter(), (core.env_step, core.env_episode)
+        episodes = [
+            self._finished(to_tensor_transitions(split_rows(batch), not self._cfg.deepcopy_obs))
+            for batch in core.collect_episodes(
+                target, train_iter=train_iter, policy_kwargs=policy_kwargs
+            )
+        ]
+        data: list[Any] = episodes
+        if self._cfg.get_train_sample:
+            samples: list[Transition] = []
+            for episode in episodes:
+                samples += self.policy.get_train_sample(episode)
+            data = samples
+        n_samples = len(data) if self._cfg.get_train_sample else sum(map(len, episodes))
+        self._count(before, began, n_samples, core.episode_returns)
+        self._log(train_iter, {})
+        return data

@@ -1,0 +1,390 @@
+from __future__ import annotations
+
+import itertools
+import logging
+
+import pytest
+import torch
+
+from dmiddleware.errors import ConfigError, RegistryError
+from dmiddleware.worker.collector import (
+    EpisodeSerialCollector,
+    ISerialCollector,
+    SampleSerialCollector,
+    create_serial_collector,
+    get_serial_collector_cls,
+    to_tensor_transitions,
+)
+
+LENGTHS = [(5,), (3, 7), (4, 2, 9)]
+
+
+@pytest.fixture
+def sampler(telling_envs, batched_policy, tmp_path):
+    collector = SampleSerialCollector(
+        {}, telling_envs(LENGTHS), batched_policy.collect_mode, exp_name=str(tmp_path)
+    )
+    with collector:
+        yield collector
+
+
+@pytest.fixture
+def episoder(telling_envs, batched_policy, tmp_path):
+    collector = EpisodeSerialCollector(
+        {}, telling_envs(LENGTHS), batched_policy.collect_mode, exp_name=str(tmp_path)
+    )
+    with collector:
+        yield collector
+
+
+def place(transition):
+    return tuple(int(value) for value in transition["obs"])
+
+
+def record_trajectories(collector):
+    """Return the list of the trajectories that get_train_sample is given from now on."""
+    trajectories = []
+
+    def get_train_sample(transitions):
+        trajectories.append([place(transition) for transition in transitions])
+        return transitions
+
+    collector.reset_policy(collector.policy._replace(get_train_sample=get_train_sample))
+    return trajectories
+
+
+def test_exactly_so_many_samples_come_and_the_rest_is_kept(sampler):
+    first = sampler.collect(10)
+    assert len(first) == 10
+    kept = sampler.n_extra
+    second = sampler.collect(11)
+    assert len(second) == 11
+    places = [place(sample) for sample in first + second]
+    assert kept > 0
+    assert len(set(places)) == 21
+    for env in range(3):
+        mine = [p[1:] for p in places if p[0] == env]
+        assert mine == sorted(mine)
+        assert mine[0] == (0, 0)
+
+
+def test_extra_samples_are_returned_if_they_are_not_to_be_dropped(sampler):
+    samples = sampler.collect(10, drop_extra=False)
+    assert len(samples) == 11
+    assert sampler.n_extra == 0
+
+
+def test_trajectories_end_with_the_episode_or_at_the_trajectory_length(sampler):
+    trajectories = record_trajectories(sampler)
+    sampler.collect(12)  # an even share of four each
+    assert trajectories == [
+        [(1, 0, 0), (1, 0, 1), (1, 0, 2)],
+        [(0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 0, 3)],
+        [(2, 0, 0), (2, 0, 1), (2, 0, 2), (2, 0, 3)],
+        [(0, 0, 4)],
+    ]
+
+
+def test_transitions_gather_from_call_to_call(sampler):
+    trajectories = record_trajectories(sampler)
+    for _ in range(30):
+        sampler.collect(6)  # two each, while episodes have odd lengths
+    for trajectory in trajectories:
+        firsts = trajectory[0]
+        assert trajectory == [(*firsts[:2], firsts[2] + i) for i in range(len(trajectory))]
+        assert len(trajectory) <= 2
+    places = [p for trajectory in trajectories for p in trajectory]
+    assert len(set(places)) == len(places)
+    for env in range(3):
+        mine = sorted(p[1:] for p in places if p[0] == env)
+        lengths = LENGTHS[env]
+        expected = [
+            (e, t) for e in range(mine[-1][0] + 1) for t in range(lengths[e % len(lengths)])
+        ]
+        assert mine == expected[: len(mine)]
+
+
+def test_a_policy_may_want_whole_episodes(telling_envs, batched_policy, tmp_path):
+    policy = type(batched_policy)({"traj_len_inf": True}, torch.nn.Linear(1, 1))
+    with SampleSerialCollector(
+        {}, telling_envs(LENGTHS), policy.collect_mode, exp_name=str(tmp_path)
+    ) as collector:
+        trajectories = record_trajectories(collector)
+        collector.collect(12)
+    assert all(trajectory[0][2] == 0 for trajectory in trajectories)
+    assert {len(trajectory) for trajectory in trajectories} <= {5, 3, 7, 4, 2, 9}
+
+
+def test_a_failed_env_loses_what_has_gathered(telling_envs, batched_policy, tmp_path):
+    with SampleSerialCollector(
+        {},
+        telling_envs([(9,), (9,)], {0: [(0, 3)]}),
+        batched_policy.collect_mode,
+        exp_name=str(tmp_path),
+    ) as collector:
+        trajectories = record_trajectories(collector)
+        collector.collect(8)
+        assert collector.dropped_steps == 3
+    assert trajectories[0] == [(1, 0, 0), (1, 0, 1), (1, 0, 2), (1, 0, 3)]
+    assert [p[1:] for p in trajectories[1]][:2] == [(100, 0), (100, 1)]
+
+
+def test_transitions_are_tensors_with_stamps(sampler):
+    sample = sampler.collect(6, train_iter=7, level_seeds=[11, 12, 13])[0]
+    assert sample["collect_iter"].item() == 7
+    assert sample["seed"].item() == 11 + place(sample)[0]
+    assert {key: value.dtype for key, value in sample.items()} == {
+        "obs": torch.float32,
+        "next_obs": torch.float32,
+        "action": torch.int64,
+        "memory": torch.int64,
+        "reward": torch.float32,
+        "done": torch.bool,
+        "terminated": torch.bool,
+        "truncated": torch.bool,
+        "episode_id": torch.int64,
+        "collect_iter": torch.int64,
+        "seed": torch.int64,
+    }
+
+
+def test_level_seeds_are_one_per_env(sampler):
+    with pytest.raises(ConfigError, match="2 seeds for 3 envs"):
+        sampler.collect(6, level_seeds=[1, 2])
+
+
+@pytest.mark.parametrize("deepcopy_obs", [False, True])
+def test_consecutive_transitions_share_observations_unless_told_otherwise(
+    telling_envs, batched_policy, tmp_path, deepcopy_obs
+):
+    with EpisodeSerialCollector(
+        {"deepcopy_obs": deepcopy_obs},
+        telling_envs([(4,)]),
+        batched_policy.collect_mode,
+        exp_name=str(tmp_path),
+    ) as collector:
+        (episode,) = collector.collect(1)
+    for before, after in itertools.pairwise(episode):
+        assert torch.equal(before["next_obs"], after["obs"])
+        shared = before["next_obs"].data_ptr() == after["obs"].data_ptr()
+        assert shared != deepcopy_obs
+    assert place({"obs": episode[-1]["next_obs"]}) == (0, 0, 4)
+
+
+def test_observations_can_be_made_float32_for_policy_and_transitions(telling_envs, tmp_path):
+    import gymnasium as gym
+    import numpy as np
+
+    from dmiddleware.env import make_env_manager
+    from dmiddleware.policy import Policy
+
+    seen = []
+
+    class Seeing(Policy):
+        def _forward_learn(self, batch, **kwargs):
+            return {}
+
+        def _forward_collect_batch(self, obs, env_id, **kwargs):
+            seen.append(obs.dtype)
+            return {"action": torch.zeros(len(env_id), dtype=torch.int64)}
+
+        def _forward_eval_batch(self, obs, env_id, **kwargs):
+            return {}
+
+        def _check_spaces(self, observation_space, action_space):
+            pass
+
+    class Bytes(gym.Env):
+        observation_space = gym.spaces.Box(0, 255, (2,), np.uint8)
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(2, np.uint8), {}
+
+        def step(self, action):
+            return np.ones(2, np.uint8), 0.0, False, False, {}
+
+    policy = Seeing({}, torch.nn.Linear(1, 1))
+    for transform, dtype in ((False, torch.uint8), (True, torch.float32)):
+        with SampleSerialCollector(
+            {"transform_obs": transform},
+            make_env_manager(Bytes, env_num=1),
+            policy.collect_mode,
+            exp_name=str(tmp_path),
+        ) as collector:
+            samples = collector.collect(2)
+        assert seen[-1] == dtype
+        assert {sample[key].dtype for sample in samples for key in ("obs", "next_obs")} == {dtype}
+
+
+def test_totals_count_and_can_be_set(sampler):
+    sampler.collect(12, drop_extra=False)
+    assert sampler.envstep == sampler._core().env_step
+    sampler.envstep = 1000
+    sampler.collect(12)
+    assert sampler.envstep > 1000
+
+
+def test_logs_come_every_so_many_iterations(telling_envs, batched_policy, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    with SampleSerialCollector(
+        {"collect_print_freq": 10},
+        telling_envs(LENGTHS),
+        batched_policy.collect_mode,
+        exp_name=str(tmp_path),
+    ) as collector:
+        for train_iter in range(0, 31, 3):
+            collector.collect(12, train_iter=train_iter)
+    logged = [record.message for record in caplog.records]
+    assert len(logged) == 2
+    assert "iteration 12" in logged[0]
+    assert "iteration 24" in logged[1]
+    for word in ("reward_mean", "avg_envstep_per_sec", "total_episode_count", "extra_sample"):
+        assert word in logged[0]
+    assert list((tmp_path / "log" / "collector").glob("events*"))
+
+
+def test_what_is_collected_at_random_can_stay_out_of_the_logs(
+    telling_envs, batched_policy, tmp_path, caplog
+):
+    caplog.set_level(logging.INFO)
+    with SampleSerialCollector(
+        {"collect_print_freq": 1},
+        telling_envs(LENGTHS, seed=0),
+        batched_policy.collect_mode,
+        exp_name=str(tmp_path),
+    ) as collector:
+        collector.collect(60, train_iter=5, random_collect=True, record_random_collect=False)
+        assert not caplog.records
+        steps = collector.envstep
+        assert steps >= 60
+        collector.collect(12, train_iter=5)
+        (record,) = caplog.records
+    assert f"{steps}" not in record.message.split("\n")[2].split()
+
+
+def test_whole_episodes_are_spread_over_the_envs(episoder):
+    episodes = episoder.collect(7)
+    assert [sum(place(e[0])[0] == env for e in episodes) for env in range(3)] == [3, 2, 2]
+    for episode in episodes:
+        assert [place(t)[2] for t in episode] == list(range(len(episode)))
+        assert bool(episode[-1]["done"])
+    assert episoder.envstep == sum(len(episode) for episode in episodes)
+
+
+def test_episodes_can_be_made_into_samples(telling_envs, batched_policy, tmp_path):
+    with EpisodeSerialCollector(
+        {"get_train_sample": True},
+        telling_envs(LENGTHS),
+        batched_policy.collect_mode,
+        exp_name=str(tmp_path),
+    ) as collector:
+        mode = batched_policy.collect_mode
+        collector.reset_policy(mode._replace(get_train_sample=lambda data: data[:1]))
+        samples = collector.collect(3)
+    assert [place(sample) for sample in samples] == [(1, 0, 0), (2, 0, 0), (0, 0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"), [(SampleSerialCollector, "n_sample"), (EpisodeSerialCollector, "n_episode")]
+)
+def test_a_missing_target_is_named(telling_envs, batched_policy, tmp_path, cls, name):
+    with cls(
+        {}, telling_envs(LENGTHS), batched_policy.collect_mode, exp_name=str(tmp_path)
+    ) as collector:
+        with pytest.raises(ConfigError, match=rf"collect\({name}="):
+            collector.collect()
+        with pytest.raises(ConfigError, match=f"{name} must be positive, got 0"):
+            collector.collect(0)
+
+
+def test_the_policys_own_target_is_the_default(telling_envs, batched_policy, tmp_path):
+    mode = batched_policy.collect_mode
+
+    def get_attribute(name):
+        return 5 if name == "n_sample" else mode.get_attribute(name)
+
+    with SampleSerialCollector(
+        {},
+        telling_envs(LENGTHS),
+        mode._replace(get_attribute=get_attribute),
+        exp_name=str(tmp_path),
+    ) as collector:
+        assert len(collector.collect()) == 5
+
+
+def test_reset_takes_other_envs_and_launches_them(sampler, telling_envs):
+    sampler.collect(7)
+    other = telling_envs([(5,)])
+    sampler.reset_env(other)
+    assert sampler.env is other
+    assert not other.closed
+    assert sampler.n_extra == 0
+    assert [place(sample) for sample in sampler.collect(2)] == [(0, 0, 0), (0, 0, 1)]
+    sampler.reset_env()
+    assert place(sampler.collect(1)[0]) == (0, 1, 0)
+
+
+def test_reset_policy_without_one_clears_its_state(sampler, batched_policy):
+    sampler.collect(3)
+    batched_policy.resets.clear()
+    sampler.reset_policy()
+    assert batched_policy.resets == [None]
+
+
+def test_what_is_missing_is_named(batched_policy):
+    with pytest.raises(ConfigError, match="no policy"):
+        SampleSerialCollector().collect(3)
+    with pytest.raises(ConfigError, match="no envs"):
+        SampleSerialCollector(policy=batched_policy.collect_mode).collect(3)
+
+
+def test_collectors_are_created_by_name():
+    assert get_serial_collector_cls({"type": "episode"}) is EpisodeSerialCollector
+    collector = create_serial_collector({"type": "sample", "collect_print_freq": 5})
+    assert isinstance(collector, SampleSerialCollector)
+    with pytest.raises(RegistryError, match="sample"):
+        create_serial_collector({"type": "samples"})
+    with pytest.raises(ConfigError, match="collect_print_freq"):
+        create_serial_collector({"type": "sample", "collect_print_frequency": 5})
+    with pytest.raises(ConfigError, match="at least 1"):
+        create_serial_collector({"type": "sample", "collect_print_freq": 0})
+
+
+def test_defaults_are_those_of_the_classic_collectors():
+    assert dict(ISerialCollector.default_config()) == {
+        "deepcopy_obs": False,
+        "transform_obs": False,
+        "collect_print_freq": 100,
+        "cfg_type": "ISerialCollectorDict",
+    }
+    assert EpisodeSerialCollector.default_config().get_train_sample is False
+
+
+def test_transitions_become_tensors_and_share_their_observations():
+    import numpy as np
+
+    data = [
+        {
+            "obs": np.full(2, i, np.float64),
+            "next_obs": np.full(2, i + 1, np.float64),
+            "reward": 1.5,
+            "done": i == 1,
+            "action": i,
+            "extra": {"mask": np.ones(2, bool)},
+            "name": "kept",
+        }
+        for i in range(3)
+    ]
+    shared = to_tensor_transitions(data)
+    assert shared[0]["next_obs"] is shared[1]["obs"]
+    assert shared[1]["next_obs"] is not shared[2]["obs"]  # an episode ended in between
+    assert shared[2]["next_obs"].tolist() == [3.0, 3.0]
+    assert shared[0]["obs"].dtype == shared[0]["reward"].dtype == torch.float32
+    assert shared[0]["action"].dtype == torch.int64
+    assert shared[1]["done"].dtype == torch.bool
+    assert shared[0]["extra"]["mask"].dtype == torch.bool
+    assert shared[0]["name"] == "kept"
+    apart = to_tensor_transitions(data, shallow_copy_next_obs=False)
+    assert apart[0]["next_obs"] is not apart[1]["obs"]
+    assert apart[0]["next_obs"].tolist() == [1.0, 1.0]
