@@ -37,7 +37,10 @@ built-in error that a Python reader would expect, so that either can be caught::
         ├── FrameTooLarge (ValueError)      a frame larger than its receiver accepts
         ├── AuthError (PermissionError)     a peer or frame without the right key
         ├── HandshakeRefused (ConnectionError)  a listener that does not let a node in
-        └── TopologyError (ValueError)      a network that cannot be laid out
+        ├── TopologyError (ValueError)      a network that cannot be laid out
+        ├── TransportError (ConnectionError)    an address that cannot be reached or listened on
+        ├── DeliveryTimeout (TimeoutError)  a peer that took nothing until the deadline
+        └── RouterStateError (RuntimeError) a router used before start, after close or after fork
 
 A message says what happened, with which value, and what to do about it.
 """
@@ -78,6 +81,9 @@ __all__ = [
     "AuthError",
     "HandshakeRefused",
     "TopologyError",
+    "TransportError",
+    "DeliveryTimeout",
+    "RouterStateError",
 ]
 
 
@@ -232,3 +238,15 @@ class HandshakeRefused(RouterError, ConnectionError):
 
 class TopologyError(RouterError, ValueError):
     """A network cannot be laid out from these arguments."""
+
+
+class TransportError(RouterError, ConnectionError):
+    """An address cannot be reached, or not be listened on, or did not answer in time."""
+
+
+class DeliveryTimeout(RouterError, TimeoutError):
+    """A peer did not take an event before the emitter's deadline; it was not accepted."""
+
+
+class RouterStateError(RouterError, RuntimeError):
+    """A router was used before its start, after its close, or in a forked process."""

@@ -16,14 +16,14 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
 
 from dmiddleware.errors import DecodeError, EncodeError
 
-__all__ = ["TypeAdapter", "Codec", "DTYPES", "MAX_DEPTH"]
+__all__ = ["Adapter", "TypeAdapter", "Codec", "DTYPES", "MAX_DEPTH"]
 
 DTYPES: Final[tuple[str, ...]] = (
     "|b1",
@@ -59,6 +59,30 @@ _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 _encoder = msgspec.msgpack.Encoder()
 
 
+class Adapter(Protocol):
+    """What the codec needs of an adapter; see :class:`TypeAdapter`."""
+
+    @property
+    def name(self) -> str:
+        """The type's name on the wire."""
+        ...
+
+    @property
+    def type(self) -> type:
+        """The class."""
+        ...
+
+    @property
+    def to_plain(self) -> Callable[[Any], Any]:
+        """From an instance to a value that the codec knows."""
+        ...
+
+    @property
+    def from_plain(self) -> Callable[[Any], Any]:
+        """Back."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TypeAdapter:
     """How a type that this package does not know travels.
@@ -88,17 +112,17 @@ class Codec:
 
     def __init__(
         self,
-        adapters: Iterable[TypeAdapter] = (),
+        adapters: Iterable[Adapter] = (),
         *,
         pickle: tuple[Callable[[Any], bytes], Callable[[bytes], Any]] | None = None,
     ) -> None:
-        self._by_type: dict[type, TypeAdapter] = {}
-        self._by_name: dict[str, TypeAdapter] = {}
+        self._by_type: dict[type, Adapter] = {}
+        self._by_name: dict[str, Adapter] = {}
         self._pickle = pickle
         for adapter in adapters:
             self.add(adapter)
 
-    def add(self, adapter: TypeAdapter) -> None:
+    def add(self, adapter: Adapter) -> None:
         """Add an adapter; a later one for the same type or name replaces an earlier one."""
         self._by_type[adapter.type] = adapter
         self._by_name[adapter.name] = adapter
@@ -195,14 +219,14 @@ class Codec:
             "add a TypeAdapter for it"
         )
 
-    def _adapter_for(self, kind: type) -> TypeAdapter | None:
+    def _adapter_for(self, kind: type) -> Adapter | None:
         adapter = self._by_type.get(kind)
         if adapter is None:
             self._load_installed(kind.__module__.partition(".")[0])
             adapter = self._by_type.get(kind)
         return adapter
 
-    def _adapter_named(self, name: str) -> TypeAdapter:
+    def _adapter_named(self, name: str) -> Adapter:
         adapter = self._by_name.get(name)
         if adapter is None:
             self._load_installed(name.partition(".")[0])

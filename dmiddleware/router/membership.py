@@ -135,12 +135,18 @@ class Membership:
         self._peers[node_id] = peer
         return [] if known.here else [Change("rejoined", peer)]
 
-    def on_left(self, node_id: str, reason: str) -> list[Change]:
-        """Take note that a peer said goodbye or is known to be dead."""
+    def on_left(self, node_id: str, reason: str, *, for_good: bool = False) -> list[Change]:
+        """Take note that a peer said goodbye or is known to be dead.
+
+        Args:
+            node_id: which.
+            reason: why.
+            for_good: whether its session is over, so that frames still under way count for nothing.
+        """
         known = self.get(node_id)
         if known is None:
             return []
-        gone = replace(known, here=False)
+        gone = replace(known, here=False, session=0 if for_good else known.session)
         self._peers[node_id] = gone
         return [Change("left", gone, reason)]
 

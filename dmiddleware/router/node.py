@@ -11,6 +11,8 @@ Every method may be called from one thread at a time; the router holds a lock ar
 from __future__ import annotations
 
 import fnmatch
+import sys
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -26,6 +28,7 @@ from dmiddleware.router.handshake import (
     Identity,
     Limits,
     ListenerHandshake,
+    Refusal,
     Session,
     hkdf,
 )
@@ -136,6 +139,8 @@ class Link:
     busy: list[tuple[int, int, float]] = field(default_factory=list)
     gone_since: float | None = None
     forgotten: bool = False
+    told_wants: bool = False
+    told_goodbye: bool = False
     requests: int = 0
     seen: _Seen = field(default_factory=_Seen)
     counters: Counters = field(default_factory=Counters)
@@ -187,6 +192,7 @@ class Node:
         self.links: dict[str, Link] = {}
         self.changes: list[Change] = []
         self.refused = 0
+        self.closing = False
         self._key = key
         self._nonce = nonce
         self._members = Membership(
@@ -198,9 +204,10 @@ class Node:
             limits=Limits(options.max_frame_bytes, options.inbox_bytes, options.window),
             nonce=nonce,
             session_number=session_number,
-            admit=self._members.admit,
+            admit=self._admit,
         )
         self._by_session: dict[int, Link] = {}
+        self._left_behind: deque[tuple[str, EncodedEvent]] = deque()
         self._wants: tuple[str, ...] = ()
 
     # Events -----------------------------------------------------------------------------------
@@ -231,16 +238,23 @@ class Node:
 
     def take(self, n: int) -> list[tuple[str, EncodedEvent]]:
         """Remove and return up to ``n`` events of each peer, as ``(node id, event)``."""
-        taken = []
+        taken = list(self._left_behind)
+        self._left_behind.clear()
         for link in self.links.values():
             if link.incoming.waiting:
                 for event in link.incoming.take(n):
                     if event.event == WANTS_EVENT:
                         link.wants = read_metadata(_wants, event.skeleton, "list of events")
                         link.matches.clear()
+                        link.told_wants = True
                     else:
                         taken.append((link.node_id, event))
         return taken
+
+    @property
+    def has_mail(self) -> bool:
+        """Whether :meth:`take` would return something."""
+        return bool(self._left_behind) or any(x.incoming.waiting for x in self.links.values())
 
     # Membership -------------------------------------------------------------------------------
 
@@ -313,7 +327,7 @@ class Node:
             parked = Parked(link.node_id, link.session.number)
             return self.resume(parked, now) or parked
         if frame.type is FrameType.BYE:
-            self._on_bye(link, now)
+            self.on_goodbye(link, now)
         elif frame.type is not FrameType.HEARTBEAT:
             raise FrameError(f"a dialer does not send {frame.type.name}")
         return self._frame(frame.type, link.session.number, link.sign)
@@ -324,7 +338,12 @@ class Node:
         if link is None or link.session.number != parked.session or link.dialed:
             return self._refused(HandshakeRefused("the session is over", code="stale"))
         sending = link.outgoing.next_sending(now)
-        return None if sending is None else self._data(link, sending)
+        if sending is not None:
+            return self._data(link, sending)
+        if self.closing and link.outgoing.empty:
+            link.told_goodbye = True
+            return self._frame(FrameType.BYE, parked.session, link.sign)
+        return None
 
     def nothing(self, parked: Parked) -> bytearray:
         """Return the answer that there was nothing to send."""
@@ -402,6 +421,8 @@ class Node:
             self._take_answer(link, frame, now)
         elif sent is not None:
             link.outgoing.on_failed(sent, now)
+        if frame.type is FrameType.BYE:
+            self.on_goodbye(link, now)
         return frame.type
 
     def on_no_answer(self, link: Link, sent: Sending, now: float) -> None:
@@ -431,10 +452,20 @@ class Node:
         kind = FrameType.BUSY if verdict is Verdict.BUSY else FrameType.ACK
         return self._frame(kind, link.session.number, link.sign, 0, _take_answers(link))
 
-    def _on_bye(self, link: Link, now: float) -> None:
-        self._note(self._members.on_left(link.node_id, "said goodbye"), now)
-        del self.links[link.node_id]
-        del self._by_session[link.session.number]
+    def on_goodbye(self, link: Link, now: float) -> None:
+        """Take note that a peer leaves for good, or that this node left it."""
+        left = self._members.on_left(link.node_id, "said goodbye", for_good=True)
+        self._note(left, now)
+        if self.links.get(link.node_id) is link:
+            self._empty(link)
+            del self.links[link.node_id]
+        if not link.dialed:
+            self._by_session.pop(link.session.number, None)
+
+    def _admit(self, identity: Identity) -> Refusal | None:
+        if self.closing:
+            return Refusal("closing", f"node {self.identity.node_id} is closing")
+        return self._members.admit(identity)
 
     def _begin(self, session: Session, now: float, *, dialed: bool, cover_body: bool) -> Link:
         node_id = session.peer.node_id
@@ -460,6 +491,7 @@ class Node:
     def _new_link(self, session: Session, dialed: bool, old: Link | None) -> Link:
         options = self.options
         if old is not None:
+            self._empty(old)
             self._by_session.pop(old.session.number, None)
             outgoing = old.outgoing
             outgoing.on_new_peer()
@@ -475,6 +507,12 @@ class Node:
             max_bytes=options.inbox_bytes, window=options.window, max_lossy=options.max_lossy
         )
         return Link(session.peer.node_id, session, dialed, outgoing, incoming)
+
+    def _empty(self, link: Link) -> None:
+        """Keep what a peer that is no more has sent, and was acknowledged, until it is taken."""
+        for event in link.incoming.take(sys.maxsize):
+            if event.event != WANTS_EVENT:
+                self._left_behind.append((link.node_id, event))
 
     def _tell_wants(self, link: Link) -> None:
         skeleton = _encode(self._wants)

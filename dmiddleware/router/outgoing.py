@@ -72,6 +72,11 @@ class Outgoing:
         self._latest_under_way: Sending | None = None
         self._latest_again_at = 0.0
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits that must or should arrive."""
+        return self.outbox.empty and not self._latest and self._latest_under_way is None
+
     def offer(self, event: EncodedEvent) -> bool:
         """Accept a reliable event, unless the outbox is full: then the emitter waits."""
         return self.outbox.offer(Message(event, event.size))

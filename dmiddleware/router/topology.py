@@ -87,8 +87,12 @@ def plan(
     ]
 
 
-def check_address(address: str) -> None:
+def check_address(address: str, *, any_port: bool = False) -> None:
     """Refuse an address that no transport understands.
+
+    Args:
+        address: what to look at.
+        any_port: whether port 0 is allowed, which means one that is free.
 
     Raises:
         TopologyError: with what is wrong.
@@ -106,7 +110,7 @@ def check_address(address: str) -> None:
             )
         return
     host, separator, port = rest.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not host or not port.isdecimal() or not (not any_port) <= int(port) < 65536:
         raise TopologyError(f"{address!r} needs a host and a port from 1 to 65535, as in host:5555")
 
 

@@ -86,3 +86,10 @@ def test_an_older_start_of_a_node_is_stale(members: Membership) -> None:
     assert refusal is not None and refusal.code == "stale"
     assert members.admit(node("a", 5)) is None
     assert members.admit(node("a", 6)) is None
+
+
+def test_frames_under_way_at_a_goodbye_do_not_bring_the_node_back(members: Membership) -> None:
+    members.on_session(node("a"), 1, 0.0)
+    members.on_left("a", "said goodbye", for_good=True)
+    assert members.on_heard("a", 1, 0.1) == []
+    assert told(members.on_session(node("a"), 2, 5.0)) == [("rejoined", "a")]

@@ -288,6 +288,21 @@ def test_goodbye_ends_the_link(pair: tuple[Node, Node, Link]) -> None:
     assert refused.value.code == "stale"
 
 
+@pytest.mark.parametrize("returns", [False, True])
+def test_what_a_peer_sent_before_it_left_is_still_delivered(
+    pair: tuple[Node, Node, Link], returns: bool
+) -> None:
+    dialer, listener, link = pair
+    emit(dialer, "learner", "e", "last words")
+    exchange(dialer, listener, link)
+    if returns:
+        join(make_node("collector", incarnation=2), listener, 1.0)
+    else:
+        answered(listener, dialer.request(link, FrameType.BYE), 0.0)
+    assert listener.has_mail
+    assert taken(listener) == [("collector", "e", "last words")]
+
+
 def test_a_request_is_not_answered_twice(pair: tuple[Node, Node, Link]) -> None:
     dialer, listener, link = pair
     raw = dialer.request(link, FrameType.HEARTBEAT)

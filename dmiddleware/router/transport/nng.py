@@ -1,0 +1,308 @@
+"""Requests and answers over nng: Req0 and Rep0 with contexts, on ipc, tcp and tls+tcp."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import pynng
+
+from dmiddleware.errors import TransportError
+from dmiddleware.router.transport.base import Serve
+
+__all__ = ["NngTransport"]
+
+_logger = logging.getLogger(__name__)
+
+_BASE_WORKERS: Final = 4
+_COPY_BYTES: Final = 16 * 1024
+_SEND_TIMEOUT_MS: Final = 5_000
+_JOIN_S: Final = 5.0
+
+
+class NngTransport:
+    """nng's request and reply sockets.
+
+    Args:
+        tls: certificates for ``tls+tcp`` addresses; None: such addresses are refused.
+    """
+
+    def __init__(self, *, tls: pynng.TLSConfig | None = None) -> None:
+        self._tls = tls
+
+    def listen(
+        self, address: str, serve: Serve, *, on_gone: Callable[[int], None], max_frame_bytes: int
+    ) -> NngListener:
+        """Listen on an address; see :class:`~dmiddleware.router.transport.base.Transport`."""
+        return NngListener(
+            address, serve, on_gone=on_gone, max_frame_bytes=max_frame_bytes, tls=self._tls
+        )
+
+    def dial(
+        self, address: str, *, connect_s: float, answer_s: float, max_frame_bytes: int
+    ) -> NngChannel:
+        """Connect to an address; see :class:`~dmiddleware.router.transport.base.Transport`."""
+        return NngChannel(
+            address,
+            connect_s=connect_s,
+            answer_s=answer_s,
+            max_frame_bytes=max_frame_bytes,
+            tls=self._tls,
+        )
+
+    def covers_body(self, address: str) -> bool:
+        """Tell whether frames need all their bytes signed: on bare tcp only."""
+        return address.startswith("tcp://")
+
+
+class _Gate:
+    """Lets threads send until it is closed, which waits for those that are at it.
+
+    nng aborts the process when a context sends while its socket closes.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._closed = False
+
+    def __enter__(self) -> None:
+        with self._changed:
+            if self._closed:
+                raise pynng.Closed("Object closed", 7)
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._changed:
+            self._inside -= 1
+            if not self._inside:
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: not self._inside, _JOIN_S)
+
+
+class NngListener:
+    """A Rep0 socket, served by threads with a context each."""
+
+    def __init__(
+        self,
+        address: str,
+        serve: Serve,
+        *,
+        on_gone: Callable[[int], None],
+        max_frame_bytes: int,
+        tls: pynng.TLSConfig | None,
+    ) -> None:
+        self._serve = serve
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+        self._sending = _Gate()
+        self._contexts: list[pynng.Context] = []
+        with _translated(f"listen on {address}"):
+            self._socket = pynng.Rep0(send_timeout=_SEND_TIMEOUT_MS)
+            try:
+                _prepare(self._socket, max_frame_bytes, tls)
+                # The callback runs on nng's thread: it may only take note.
+                self._socket.add_post_pipe_remove_cb(lambda pipe: on_gone(pipe.id))
+                listener = self._socket.listen(address)
+            except BaseException:
+                self._socket.close()
+                raise
+        self._address = _real_address(address, listener)
+        self.grow(_BASE_WORKERS)
+
+    @property
+    def address(self) -> str:
+        """Where others can dial; port 0 has become a real one."""
+        return self._address
+
+    def grow(self, workers: int) -> None:
+        """Serve at least so many requests at a time."""
+        while len(self._threads) < workers and not self._closed:
+            name = f"router-serve-{len(self._threads)}"
+            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def close(self) -> None:
+        """Stop listening and end the threads."""
+        if self._closed:
+            return
+        self._closed = True
+        self._sending.close()
+        self._socket.close()
+        for thread in self._threads:
+            thread.join(_JOIN_S)
+        _close_contexts(self._contexts)
+
+    def _work(self) -> None:
+        with contextlib.suppress(pynng.Closed):
+            context = self._socket.new_context()
+            self._contexts.append(context)
+            while not self._closed:
+                self._serve_one(context)
+
+    def _serve_one(self, context: pynng.Context) -> None:
+        message = context.recv_msg()
+        pipe = message.pipe
+        connection = 0 if pipe is None else pipe.id
+        answer = self._serve(_view(message), connection)
+        if answer is None:
+            if pipe is not None:
+                pipe.close()
+            return
+        try:
+            with self._sending:
+                context.send(bytes(answer))
+        except pynng.Closed:
+            raise
+        except pynng.NNGException as error:
+            # The dialer is gone or does not read; it will ask again if it lives.
+            _logger.debug("an answer could not be sent: %s", error)
+
+
+class NngChannel:
+    """A Req0 socket; each request under way has a context of its own."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        connect_s: float,
+        answer_s: float,
+        max_frame_bytes: int,
+        tls: pynng.TLSConfig | None,
+    ) -> None:
+        self._address = address
+        self._unused = threading.Condition()
+        self._sending = _Gate()
+        self._idle: list[pynng.Context] = []
+        self._under_way = 0
+        self._closed = False
+        with _translated(f"dial {address}"):
+            # nng itself never repeats a request: a repeated one could be taken twice.
+            deadline_ms = int(answer_s * 1000)
+            self._socket = pynng.Req0(
+                resend_time=-1, send_timeout=deadline_ms, recv_timeout=deadline_ms
+            )
+            try:
+                _prepare(self._socket, max_frame_bytes, tls)
+                self._connect(address, connect_s)
+            except BaseException:
+                self._socket.close()
+                raise
+
+    def request(self, raw: bytes | bytearray) -> memoryview:
+        """Make a request and wait for its answer."""
+        with _translated(f"ask {self._address}"):
+            context = self._borrow()
+            answer: memoryview | None = None
+            try:
+                with self._sending:
+                    context.send(bytes(raw))
+                answer = _view(context.recv_msg())
+                return answer
+            finally:
+                self._give_back(context, reusable=answer is not None)
+
+    def close(self) -> None:
+        """Close the connection; requests under way fail at once."""
+        with self._unused:
+            if self._closed:
+                return
+            self._closed = True
+            self._sending.close()
+            self._socket.close()
+            self._unused.wait_for(lambda: not self._under_way, _JOIN_S)
+            _close_contexts(self._idle)
+
+    def _connect(self, address: str, timeout_s: float) -> None:
+        # A blocking dial has no deadline: where packets vanish it would last for minutes.
+        connected = threading.Event()
+        self._socket.add_post_pipe_connect_cb(lambda _: connected.set())
+        self._socket.dial(address, block=False)
+        if not connected.wait(timeout_s):
+            raise TransportError(
+                f"could not dial {address}: nobody answered within {timeout_s:g} s"
+            )
+
+    def _borrow(self) -> pynng.Context:
+        with self._unused:
+            if self._closed:
+                raise TransportError(f"the channel to {self._address} is closed")
+            context = self._idle.pop() if self._idle else self._socket.new_context()
+            self._under_way += 1
+            return context
+
+    def _give_back(self, context: pynng.Context, *, reusable: bool) -> None:
+        with self._unused:
+            self._under_way -= 1
+            if reusable or self._closed:
+                self._idle.append(context)
+            else:
+                # It may still await its answer, which no other request may get.
+                context.close()
+            self._unused.notify_all()
+
+
+def _close_contexts(contexts: list[pynng.Context]) -> None:
+    """Close contexts after their socket, when no thread uses them.
+
+    nng has closed them with the socket, and aborts the process if both happen at once; pynng must
+    be told, or it tries again when they are collected.
+    """
+    for context in contexts:
+        with contextlib.suppress(pynng.Closed):
+            context.close()
+    contexts.clear()
+
+
+class _Owner(np.ndarray):
+    """A view of a message's memory that keeps the message alive."""
+
+    message: pynng.Message
+
+
+def _view(message: pynng.Message) -> memoryview:
+    """Return a message's memory, valid as long as a view of it lives; a copy if it is small."""
+    buffer = message._buffer  # documented by pynng, underscore and all
+    if len(buffer) < _COPY_BYTES:
+        return memoryview(bytearray(buffer))
+    owner = np.frombuffer(buffer, np.uint8).view(_Owner)
+    owner.message = message
+    return owner.data
+
+
+def _prepare(socket: pynng.Socket, max_frame_bytes: int, tls: pynng.TLSConfig | None) -> None:
+    socket.recv_max_size = max_frame_bytes
+    if socket.recv_max_size != max_frame_bytes:
+        raise TransportError(
+            f"nng did not take the bound of {max_frame_bytes} bytes, it says {socket.recv_max_size}"
+        )
+    if tls is not None:
+        socket.tls_config = tls
+
+
+def _real_address(address: str, listener: Any) -> str:
+    if not address.endswith(":0"):
+        return address
+    local = str(listener.local_address)
+    return f"{address[:-2]}:{local.rpartition(':')[2]}"
+
+
+@contextlib.contextmanager
+def _translated(doing: str) -> Iterator[None]:
+    """Turn nng's errors into the router's."""
+    try:
+        yield
+    except pynng.Timeout as error:
+        raise TransportError(f"could not {doing}: no answer in time") from error
+    except pynng.NNGException as error:
+        raise TransportError(f"could not {doing}: {error}") from error

@@ -1,0 +1,187 @@
+"""The router over real sockets: events between two and more nodes of one process."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dmiddleware.errors import (
+    DeliveryTimeout,
+    HandshakeRefused,
+    RouterStateError,
+    TopologyError,
+    WaitTimeout,
+)
+from dmiddleware.pipeline import Event
+from dmiddleware.router import NodeOptions, Router
+
+KEY = bytes(range(32))
+DEADLINE_S = 20.0
+
+
+class Received:
+    """What a router delivered, and a way to wait for it."""
+
+    def __init__(self, router: Router, *events: str) -> None:
+        self.changed = threading.Condition()
+        self.events: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.hold = False
+        router.attach(self.deliver)
+        for event in events:
+            router.subscribe(event, active=True)
+
+    def deliver(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: not self.hold, DEADLINE_S)
+            self.events.append((name, args, kwargs))
+            self.changed.notify_all()
+
+    def release(self) -> None:
+        with self.changed:
+            self.hold = False
+            self.changed.notify_all()
+
+    def of(self, event: str, count: int) -> list[tuple[Any, ...]]:
+        """Wait for ``count`` emissions of an event; return their arguments."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: self._count(event) >= count, DEADLINE_S), (
+                f"{self._count(event)} of {count} came"
+            )
+            return [args for name, args, _ in self.events if name == event]
+
+    def _count(self, event: str) -> int:
+        return sum(name == event for name, _, _ in self.events)
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def listen(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/0.sock" if request.param == "ipc" else "tcp://127.0.0.1:0"
+
+
+@contextlib.contextmanager
+def two(listen: str, **options: Any) -> Iterator[tuple[Router, Router]]:
+    settings = NodeOptions(**options)
+    with (
+        Router(node_id=0, listen=listen, roles=["learner"], key=KEY, options=settings) as learner,
+        Router(
+            node_id=1, dial=[learner.address], roles=["collector"], key=KEY, options=settings
+        ) as collector,
+    ):
+        yield learner, collector
+
+
+def test_events_reach_those_who_subscribed_whole_and_in_order(listen: str) -> None:
+    with two(listen) as (learner, collector):
+        got = Received(learner, "trajectories")
+        Received(collector, "weights")
+        collector.wait_for_peers(1, timeout_s=DEADLINE_S)
+        event = Event("trajectories")
+        for number in range(300):
+            collector.emit(event, (number, np.full(100, number)), {"tag": "x"})
+        collector.emit(Event("unwanted"), (1,), {})
+        args = got.of("trajectories", 300)
+        assert [one[0] for one in args] == list(range(300))
+        assert all((one[1] == one[0]).all() for one in args)
+        assert got._count("unwanted") == 0
+        assert collector.traffic()["trajectories"].sent == 300
+        assert "unwanted" not in collector.traffic()
+
+
+def test_a_listener_sends_to_its_dialers_too(listen: str) -> None:
+    with two(listen) as (learner, collector):
+        got = Received(collector, "weights")
+        Received(learner)
+        learner.wait_for_peers(1, timeout_s=DEADLINE_S)
+        learner.emit(Event("weights"), (1,), {})
+        assert got.of("weights", 1) == [(1,)]
+
+
+def test_nodes_that_start_before_their_peer_find_it(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/late.sock"
+    with Router(node_id=1, dial=[address]) as early:
+        got = Received(early, "hello")
+        with Router(node_id=0, listen=address) as late:
+            late.wait_for_peers(1, timeout_s=DEADLINE_S)
+            late.emit(Event("hello"), (), {})
+            got.of("hello", 1)
+
+
+def test_a_peer_that_closes_is_told_from_one_that_breaks(listen: str) -> None:
+    with Router(node_id=0, listen=listen, key=KEY) as learner:
+        got = Received(learner)
+        with Router(node_id=1, dial=[learner.address], key=KEY):
+            assert got.of("node.joined", 1) == [(1,)]
+        got.of("node.left", 1)
+        assert got.events[-1][2] == {"reason": "said goodbye"}
+
+
+def test_closing_delivers_what_was_accepted(listen: str) -> None:
+    with Router(node_id=0, listen=listen, key=KEY) as learner:
+        got = Received(learner, "e")
+        collector = Router(node_id=1, dial=[learner.address], key=KEY)
+        collector.start()
+        collector.wait_for_peers(1, timeout_s=DEADLINE_S)
+        for number in range(500):
+            collector.emit(Event("e"), (number,), {})
+        assert collector.close(deadline_s=DEADLINE_S) == {}
+        assert [one[0] for one in got.of("e", 500)] == list(range(500))
+
+
+def test_a_slow_reader_makes_the_emitter_wait_and_its_deadline_names_the_peer(listen: str) -> None:
+    with two(listen, outbox_bytes=20_000, inbox_bytes=20_000, batch_bytes=5_000) as (a, b):
+        got = Received(a, "e")
+        Received(b)
+        b.wait_for_peers(1, timeout_s=DEADLINE_S)
+        got.hold = True
+        event = Event("e", timeout_s=0.3)
+        accepted = 0
+        with pytest.raises(DeliveryTimeout, match=r"node 0 .here"):
+            for accepted in range(1000):
+                b.emit(event, (accepted, bytes(1000)), {})
+        got.release()
+        assert [one[0] for one in got.of("e", accepted)] == list(range(accepted))
+        assert b.traffic()["e"].blocked_s > 0
+        assert b.traffic()["e"].sent == accepted
+
+
+def test_a_wrong_key_is_told_to_the_emitter(listen: str) -> None:
+    with (
+        Router(node_id=0, listen=listen, key=KEY) as learner,
+        Router(node_id=1, dial=[learner.address], key=bytes(32)) as collector,
+        pytest.raises(HandshakeRefused, match="key"),
+    ):
+        collector.wait_for_peers(1, timeout_s=DEADLINE_S)
+
+
+def test_waiting_for_peers_that_do_not_come_says_who_is_here(listen: str) -> None:
+    with two(listen) as (learner, _):
+        learner.wait_for_peers(1, timeout_s=DEADLINE_S)
+        with pytest.raises(WaitTimeout, match=r"2 peers were awaited and 1 came.*\[1\]"):
+            learner.wait_for_peers(2, timeout_s=0.05)
+
+
+def test_an_address_beyond_this_host_needs_a_key() -> None:
+    with pytest.raises(TopologyError, match="there is no key"):
+        Router(listen="tcp://0.0.0.0:5555")
+
+
+def test_a_closed_router_says_so(listen: str) -> None:
+    router = Router(listen=listen, key=KEY)
+    router.start()
+    router.close()
+    router.close()
+    with pytest.raises(RouterStateError, match="closed"):
+        router.emit(Event("e"), (), {})
+
+
+def test_closing_leaves_no_thread_behind(listen: str) -> None:
+    before = set(threading.enumerate())
+    with two(listen) as (learner, _):
+        learner.wait_for_peers(1, timeout_s=DEADLINE_S)
+    assert set(threading.enumerate()) <= before
