@@ -345,7 +345,7 @@ def _check_next_obs(schema: Schema) -> None:
 
 def _lead(batch: Batch) -> tuple[int, ...]:
     try:
-        done = batch["done"]
+        done: Any = batch["done"]
     except (KeyError, TypeError):
         found: Any = next(leaves(batch), ("", None))[1]
         if getattr(found, "ndim", 0) < 1:
@@ -353,12 +353,14 @@ def _lead(batch: Batch) -> tuple[int, ...]:
                 "a batch is a treetensor or a dictionary with leaves [N, …], got "
                 f"{type(batch).__name__}; build one with dmiddleware.data.as_tree"
             ) from None
-        return tuple(found.shape[:1])
+        lead: tuple[int, ...] = tuple(found.shape[:1])
+        return lead
     if done.ndim not in (1, 2):
         raise StructureError(
             f"`done` has shape {tuple(done.shape)}; it is [N], or [T, E] (time, env)"
         )
-    return tuple(done.shape)
+    shape: tuple[int, ...] = done.shape
+    return shape
 
 
 def _same_rows(a: Array, b: Array) -> npt.NDArray[np.bool_]:

@@ -21,13 +21,14 @@ Weights: TypeAlias = npt.NDArray[np.float32]
 _ROUNDS = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Eligible:
     """The rows that may be drawn, by index (a row's running number since the buffer began).
 
     Attributes:
-        first: index of the oldest row held.
-        count: number of rows that may be drawn.
+        first: index of the oldest of them.
+        count: their number.
+        total: number of rows pushed since the buffer began; the newest has index ``total - 1``.
         size: capacity of the buffer; row ``i`` lies in slot ``i % size``.
         is_all: whether these are all rows that the buffer holds.
         index: the rows one by one (int64 ``[count]``, ascending); None if they are
@@ -38,6 +39,7 @@ class Eligible:
 
     first: int
     count: int
+    total: int
     size: int
     is_all: bool = True
     index: Ints | None = None
@@ -50,9 +52,13 @@ class Eligible:
         return np.arange(self.first, self.first + self.count)
 
     def index_of(self, slots: Ints) -> Ints:
-        """Return the indices of the rows that lie in these slots."""
-        offset = self.first % self.size
-        return self.first + (slots - offset) % self.size
+        """Return the indices of the rows that lie in these slots; int64 ``[n]``."""
+        if self.total <= self.size:
+            return slots
+        newest_slot_0 = self.total - self.total % self.size
+        return slots + np.where(
+            slots < self.total % self.size, newest_slot_0, newest_slot_0 - self.size
+        )
 
     def only_accepted(self) -> Eligible:
         """Return the same rows, with ``accept`` carried out; takes time for every row.
@@ -262,14 +268,16 @@ class PrioritySampler:
         Returns:
             Their index, int64 ``[n]``, and weights, float32 ``[n]``, in (0, 1].
         """
-        if rows.accept is not None:
-            index = _draw_accepted(self._draw, n, rows, generator, try_luck=True)
+        if rows.is_all and rows.accept is None:
+            slots, mass = self._tree.find(_strata(n, generator))
+            index = rows.index_of(slots)
         else:
-            index = self._draw(n, rows, generator)
-        mass = self._tree.values.take(index % rows.size)
-        weight = (mass / mass.min()) ** -self.beta
+            index = _draw_accepted(self._draw, n, rows, generator, try_luck=True)
+            mass = self._tree.values.take(index % rows.size)
+        mass /= np.minimum.reduce(mass)
+        mass **= -self.beta
         self._n_draws += 1
-        return index, weight.astype(np.float32)
+        return index, mass.astype(np.float32)
 
     def pushed(self, first: int, n: int) -> None:
         """Give new rows the highest priority given so far."""
@@ -301,8 +309,10 @@ class PrioritySampler:
         """
         if not len(priority):
             return
-        highest = priority.max()
-        if not (priority.min() >= 0.0 and highest < np.inf):  # also when there is a NaN
+        highest = np.maximum.reduce(priority)
+        if not (
+            np.minimum.reduce(priority) >= 0.0 and highest < np.inf
+        ):  # also when there is a NaN
             odd = priority[~((priority >= 0.0) & (priority < np.inf))]
             raise ValueError(
                 f"priorities are finite and not negative, but {len(odd)} of {len(priority)} are "
@@ -336,16 +346,21 @@ class PrioritySampler:
         return (priority + self.eps) ** self.alpha
 
     def _draw(self, n: int, rows: Eligible, generator: np.random.Generator) -> Ints:
-        parts = generator.random(n)
-        parts += np.arange(n)
         if rows.is_all:
-            parts *= self._tree.total / n
-            return rows.index_of(self._tree.find(parts))
+            return rows.index_of(self._tree.find(_strata(n, generator))[0])
         index = rows.every_index()
         ends = self._tree.values.take(index % rows.size).cumsum()
-        position = ends.searchsorted(parts * (ends[-1] / n), side="right")
+        position = ends.searchsorted(_strata(n, generator) * ends[-1], side="right")
         drawn: Ints = index.take(np.minimum(position, len(index) - 1))
         return drawn
+
+
+def _strata(n: int, generator: np.random.Generator) -> Floats:
+    """Cut [0, 1) into ``n`` equal parts and draw a point of each, float64 ``[n]``."""
+    points = generator.random(n)
+    points += np.arange(n)
+    points *= 1.0 / n
+    return points
 
 
 def _draw_accepted(

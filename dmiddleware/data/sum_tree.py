@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 __all__ = ["SumTree"]
 
@@ -24,7 +25,7 @@ class SumTree:
         fan_out: children of a node.
     """
 
-    def __init__(self, size: int, *, fan_out: int = 32) -> None:
+    def __init__(self, size: int, *, fan_out: int = 16) -> None:
         if size < 1 or fan_out < 2:
             raise ValueError(
                 f"a sum tree has at least 1 value and fan-out 2, got {size} and {fan_out}"
@@ -39,6 +40,11 @@ class SumTree:
             self._levels.append(np.zeros(n_blocks * fan_out))
             width = n_blocks
         self._levels.append(np.zeros(width))
+        # Torch adds up several times as fast as numpy, so it works on the same memory.
+        self._top = torch.from_numpy(self._levels[-1])
+        self._ends = np.zeros(width + 1)
+        self._last_ends = self._ends[1:]
+        self._ends_of_top = torch.from_numpy(self._last_ends)
         self._blocks = [level.reshape(-1, fan_out) for level in self._levels[:-1]]
 
     @property
@@ -51,7 +57,7 @@ class SumTree:
     @property
     def total(self) -> float:
         """The sum of all values."""
-        return float(self._levels[-1].sum())
+        return float(np.add.reduce(self._levels[-1]))
 
     def set(self, index: npt.NDArray[np.int64], value: Any) -> None:
         """Set values; where an index appears twice, its last value holds.
@@ -65,46 +71,61 @@ class SumTree:
             # A block that several indices share is added up several times, to the same sum: that
             # is faster than finding the distinct ones.
             index = index // self.fan_out
-            sums[index] = blocks.take(index, axis=0).sum(1)
+            sums[index] = np.add.reduce(blocks.take(index, axis=0), axis=1)
 
     def fill(self, start: int, stop: int, value: Any) -> None:
         """Set the values ``start … stop - 1``, to one number or to float64 ``[stop - start]``."""
         self._levels[0][start:stop] = value
         for blocks, sums in zip(self._blocks, self._levels[1:], strict=True):
             start, stop = start // self.fan_out, -(-stop // self.fan_out)
-            sums[start:stop] = blocks[start:stop].sum(1)
+            sums[start:stop] = np.add.reduce(blocks[start:stop], axis=1)
 
-    def find(self, mass: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """Find the indices below which the values add up to ``mass``.
+    def find(
+        self, part: npt.NDArray[np.float64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Find the indices below which the values add up to a part of their total.
 
         Args:
-            mass: float64 ``[n]``, in ``[0, total)``.
+            part: float64 ``[n]``, in [0, 1).
 
         Returns:
-            For each ``m`` of ``mass`` the index ``i`` with ``sum(values[:i]) <= m`` and
-            ``m < sum(values[:i + 1])``, up to rounding; the value at ``i`` is never zero.
+            For each ``p`` of ``part`` the index ``i`` with ``sum(values[:i]) <= p * total`` and
+            ``p * total < sum(values[:i + 1])``, up to rounding, int64 ``[n]``; and the value there,
+            which is never zero, float64 ``[n]``.
 
         Raises:
             ValueError: if all values are zero.
         """
-        top = self._levels[-1]
-        ends = np.empty(len(top) + 1)
-        ends[0] = 0.0
-        np.cumsum(top, out=ends[1:])
+        torch.cumsum(self._top, 0, out=self._ends_of_top)
+        mass = part * self._last_ends[-1]
+        found = self._last_ends.searchsorted(mass, side="right")
+        rest = mass - self._ends.take(found)
+        for depth in range(len(self._blocks) - 1, -1, -1):
+            inside = torch.from_numpy(self._blocks[depth].take(found, axis=0, mode="clip"))
+            ends = inside.cumsum_(1).numpy()
+            ends[:, -1] = np.inf
+            child = (ends > rest[:, None]).argmax(1)
+            if depth:
+                before = ends[np.arange(len(child)), child - 1]
+                rest -= np.where(child > 0, before, 0.0)
+            found *= self.fan_out
+            found += child
+        np.minimum(found, len(self._levels[0]) - 1, out=found)
+        value = self._levels[0].take(found, mode="clip")
+        if not np.minimum.reduce(value, initial=np.inf) > 0.0:
+            # Sums that were rounded differently have led beside the value that was meant.
+            astray = np.flatnonzero(value <= 0.0)
+            found[astray] = self._find_by_adding_all(mass[astray])
+            value[astray] = self._levels[0].take(found[astray])
+        return found, value
+
+    def _find_by_adding_all(self, mass: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        ends = self._levels[0].cumsum()
         if not ends[-1] > 0.0:
             raise ValueError("all values of the sum tree are zero, there is nothing to find")
-        found = ends.searchsorted(mass, side="right") - 1
-        # Rounding may carry the mass past the last entry that is not zero.
-        np.minimum(found, ends.searchsorted(ends[-1]) - 1, out=found)
-        rest = mass - ends.take(found)
-        for depth in range(len(self._blocks) - 1, -1, -1):
-            inside = self._blocks[depth].take(found, axis=0).cumsum(1)
-            np.minimum(rest, np.nextafter(inside[:, -1], 0.0), out=rest)
-            # The first end beyond `rest` belongs to a child that is not zero, since the end
-            # before it is not beyond.
-            child = (inside > rest[:, None]).argmax(1)
-            if depth:
-                before = inside[np.arange(len(child)), child - 1]
-                rest -= np.where(child > 0, before, 0.0)
-            found = found * self.fan_out + child
-        return found
+        found = ends.searchsorted(mass, side="right")
+        # The first end beyond the mass, and the first that equals the last, belong to values above
+        # zero.
+        last = np.int64(ends.searchsorted(ends[-1]))
+        result: npt.NDArray[np.int64] = np.minimum(found, last)
+        return result

@@ -223,8 +223,8 @@ class TensorBuffer(Buffer):
                     f"index and priority have one number per row, got the shapes {rows.shape} and "
                     f"{values.shape}"
                 )
-            held = self._is_held(rows)
-            if not held.all():
+            if not self._are_all_held(rows):
+                held = self._is_held(rows)
                 rows, values = rows[held], values[held]
             self._sampler.update_priority(rows, values)
             return len(rows)
@@ -307,11 +307,11 @@ class TensorBuffer(Buffer):
             return _as_batch(taken)
 
     def _eligible(self, sample_range: slice | None) -> Eligible:
-        first, count = self._rows.first, len(self)
-        index = self._holes.present(first, self._rows.total) if len(self._holes) else None
+        first, total, count = self._rows.first, self._rows.total, len(self)
+        index = self._holes.present(first, total) if len(self._holes) else None
         accept = None if self._unroll_len is None or self._unroll_pad else self._begins_sequence
         if sample_range is None:
-            return Eligible(first, count, self.size, index=index, accept=accept)
+            return Eligible(first, count, total, self.size, index=index, accept=accept)
         start, stop, step = sample_range.indices(count)
         if step != 1:
             raise ValueError(f"sample_range has no step, got {sample_range}")
@@ -320,7 +320,7 @@ class TensorBuffer(Buffer):
             first += start
         else:
             index = index[start:stop]
-        return Eligible(first, part, self.size, part == count, index, accept)
+        return Eligible(first, part, total, self.size, part == count, index, accept)
 
     def _gather(self, index: Ints) -> dict[str, Array]:
         extra: dict[str, Array] = {}
@@ -383,8 +383,17 @@ class TensorBuffer(Buffer):
             self._sampler.cleared()
             self._rows.clear()
 
+    def _are_all_held(self, index: Ints) -> bool:
+        """Tell, fast, whether these rows (at least one) are certainly all held."""
+        return (
+            len(index) > 0
+            and not len(self._holes)
+            and bool(np.minimum.reduce(index) >= self._rows.first)
+            and bool(np.maximum.reduce(index) < self._rows.total)
+        )
+
     def _is_held(self, index: Ints) -> npt.NDArray[np.bool_]:
-        if len(index) and not (index.min() >= 0 and index.max() < self._rows.total):
+        if len(index) and (index.min() < 0 or index.max() >= self._rows.total):
             raise IndexError(
                 f"indices lie in 0 … {self._rows.total - 1} (the rows pushed so far), got "
                 f"{index.min()} … {index.max()}"
@@ -405,12 +414,12 @@ def _as_batch(arrays: Mapping[str, Array]) -> Batch:
 
 def _as_ints(index: Any) -> Ints:
     array = index.cpu().numpy() if isinstance(index, torch.Tensor) else np.asarray(index)
-    return np.atleast_1d(array).astype(np.int64, copy=False)
+    return array.astype(np.int64, copy=False).reshape(-1)
 
 
 def _as_floats(values: Any) -> npt.NDArray[np.float64]:
     array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
-    return np.atleast_1d(np.asarray(array, np.float64))
+    return np.asarray(array, np.float64).reshape(-1)
 
 
 def _not_enough(n: int, count: int, held: int) -> Exception:

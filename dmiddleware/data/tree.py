@@ -57,7 +57,14 @@ def as_tree(mapping: Mapping[str, Any]) -> Batch:
     Returns:
         A ``treetensor.torch.Tensor`` with the same keys.
     """
-    return ttorch.Tensor(create_storage({key: _as_value(item) for key, item in mapping.items()}))
+    return ttorch.Tensor(
+        create_storage(
+            {
+                key: item if type(item) is torch.Tensor else _as_value(item)
+                for key, item in mapping.items()
+            }
+        )
+    )
 
 
 def from_numpy(nested: Nested) -> Any:
@@ -96,6 +103,8 @@ def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def nest(flat: Mapping[str, Any]) -> Batch:
     """Build a batch from its leaves (tensors or arrays) by dotted path; undoes :func:`leaves`."""
+    if "." not in "".join(flat):
+        return as_tree(flat)
     root: dict[str, Any] = {}
     for path, value in flat.items():
         node = root

@@ -1,0 +1,216 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmiddleware.data import Eligible, PrioritySampler, TensorBuffer, UniformSampler, as_tree
+from dmiddleware.errors import NotEnoughData
+
+
+def rows(first, n):
+    return as_tree({"x": torch.arange(first, first + n), "done": torch.zeros(n, dtype=torch.bool)})
+
+
+def chi_square(counts, probabilities):
+    """Pearson's statistic, relative to its mean: near 1 if the counts follow the probabilities."""
+    expected = probabilities * counts.sum()
+    used = expected > 0
+    assert (counts[~used] == 0).all()
+    return ((counts - expected)[used] ** 2 / expected[used]).sum() / (used.sum() - 1)
+
+
+def drawn(buffer, n, times):
+    index = np.concatenate([buffer.sample(n)["index"].numpy() for _ in range(times)])
+    return np.bincount(index, minlength=buffer._rows.total)
+
+
+def test_a_uniform_sampler_draws_every_row_alike():
+    buffer = TensorBuffer(50, seed=0)
+    buffer.push(rows(0, 80))
+    counts = drawn(buffer, 50, 400)
+    assert (counts[:30] == 0).all()
+    assert 0.5 < chi_square(counts[30:], np.full(50, 1 / 50)) < 1.6
+
+
+def test_a_uniform_sampler_without_replacement_repeats_no_row():
+    buffer = TensorBuffer(50, sampler=UniformSampler(replace=False), seed=0)
+    buffer.push(rows(0, 80))
+    assert sorted(buffer.sample(50).x.tolist()) == list(range(30, 80))
+    counts = sum(np.bincount(buffer.sample(20).x, minlength=80) for _ in range(600))
+    assert counts.max() < 600
+    assert chi_square(counts[30:], np.full(50, 1 / 50)) < 1.6
+
+
+def test_without_replacement_a_part_too_small_is_refused():
+    sampler = UniformSampler(replace=False)
+    eligible = Eligible(0, 6, 6, 8, accept=lambda index: index % 2 == 0)
+    index, _ = sampler.draw(3, eligible, np.random.default_rng(0))
+    assert sorted(index) == [0, 2, 4]
+    with pytest.raises(NotEnoughData, match="4 different rows, but only 3"):
+        sampler.draw(4, eligible, np.random.default_rng(0))
+
+
+def test_a_priority_sampler_draws_in_proportion_to_priority_to_the_alpha():
+    buffer = TensorBuffer(40, sampler=PrioritySampler(alpha=0.6), seed=0)
+    buffer.push(rows(0, 65))
+    priority = np.random.default_rng(1).exponential(size=40) * 3
+    buffer.update_priority(np.arange(25, 65), priority)
+    mass = (priority + 1e-6) ** 0.6
+    # Strata make the counts of a batch less scattered than independent draws, so single draws too.
+    counts = drawn(buffer, 1, 8000)
+    assert 0.5 < chi_square(counts[25:], mass / mass.sum()) < 1.6
+    counts = drawn(buffer, 32, 400)
+    assert chi_square(counts[25:], mass / mass.sum()) < 1.6
+
+
+@pytest.mark.parametrize("part", ["sample_range", "deleted", "accept"])
+def test_a_part_of_the_rows_is_drawn_in_the_same_proportion(part):
+    sampler = PrioritySampler(alpha=1.0)
+    buffer = TensorBuffer(40, sampler=sampler, seed=0)
+    buffer.push(rows(0, 65))
+    priority = np.random.default_rng(1).exponential(size=65)
+    buffer.update_priority(np.arange(65), priority)
+    allowed = np.arange(65) >= 25
+    if part == "sample_range":
+        allowed &= (np.arange(65) >= 30) & (np.arange(65) < 50)
+        index = [buffer.sample(10, sample_range=slice(5, -15))["index"] for _ in range(800)]
+    elif part == "deleted":
+        buffer.delete([27, 40, 64])
+        allowed[[27, 40, 64]] = False
+        index = [buffer.sample(10)["index"] for _ in range(800)]
+    else:
+        allowed &= np.arange(65) % 7 == 0
+        eligible = Eligible(25, 40, 65, 40, accept=lambda i: i % 7 == 0)
+        generator = np.random.default_rng(0)
+        index = [sampler.draw(10, eligible, generator)[0] for _ in range(800)]
+    counts = np.bincount(np.concatenate(index), minlength=65)
+    mass = np.where(allowed, priority, 0)
+    assert chi_square(counts, mass / mass.sum()) < 1.7
+
+
+def test_weights_correct_the_bias_relative_to_the_largest_of_the_batch():
+    buffer = TensorBuffer(8, sampler=PrioritySampler(alpha=0.5, beta=0.7), seed=0)
+    buffer.push(rows(0, 8))
+    priority = np.arange(1.0, 9.0)
+    buffer.update_priority(np.arange(8), priority)
+    batch = buffer.sample(8)
+    probability = (priority + 1e-6) ** 0.5
+    probability /= probability.sum()
+    weight = (8 * probability[batch["index"]]) ** -0.7
+    assert np.allclose(batch.weight, weight / weight.max(), rtol=1e-6)
+    assert batch.weight.dtype == torch.float32
+
+
+def test_beta_rises_linearly_to_one_over_the_draws():
+    sampler = PrioritySampler(beta=0.4, beta_anneal_steps=3)
+    buffer = TensorBuffer(8, sampler=sampler)
+    buffer.push(rows(0, 8))
+    seen = []
+    for _ in range(5):
+        seen.append(sampler.beta)
+        buffer.sample(2)
+    assert np.allclose(seen, [0.4, 0.6, 0.8, 1.0, 1.0])
+    assert PrioritySampler(beta=0.4).beta == 0.4
+
+
+def test_new_rows_have_the_highest_priority_given_so_far():
+    sampler = PrioritySampler(alpha=1.0, eps=0.5)
+    buffer = TensorBuffer(10, sampler=sampler)
+    buffer.push(rows(0, 8))
+    assert np.allclose(sampler.state_dict(np.arange(8))["mass"], 1.5)
+    buffer.update_priority(np.arange(8), np.arange(8.0))
+    buffer.update_priority(np.arange(8), np.zeros(8))
+    buffer.push(rows(8, 4))  # around the end of the ring
+    assert np.allclose(sampler.state_dict(np.arange(2, 12))["mass"], [0.5] * 6 + [7.5] * 4)
+
+
+def test_the_last_priority_of_an_index_holds_and_rows_that_are_gone_are_left_out():
+    sampler = PrioritySampler(alpha=1.0, eps=1e-6)
+    buffer = TensorBuffer(4, sampler=sampler)
+    buffer.push(rows(0, 6))
+    buffer.delete([3])
+    n_set = buffer.update_priority(torch.tensor([5, 1, 3, 5, 4]), torch.tensor([9.0, 9, 9, 2, 3]))
+    assert n_set == 3
+    mass = sampler.state_dict(np.arange(2, 6))["mass"]
+    assert np.allclose(mass, [1, 0, 3, 2], atol=1e-5)
+    assert buffer.update_priority([], []) == 0
+    assert buffer.update_priority([0], [1.0]) == 0
+
+
+@pytest.mark.parametrize("odd", [-1.0, np.nan, np.inf])
+def test_a_priority_that_is_no_finite_positive_number_changes_nothing(odd):
+    sampler = PrioritySampler()
+    buffer = TensorBuffer(4, sampler=sampler, seed=0)
+    buffer.push(rows(0, 4))
+    before = sampler.state_dict(np.arange(4))["mass"]
+    with pytest.raises(ValueError, match="1 of 2 are not, the first is"):
+        buffer.update_priority([0, 1], [5.0, odd])
+    assert np.array_equal(sampler.state_dict(np.arange(4))["mass"], before)
+
+
+def test_mistakes_with_priorities_are_told():
+    buffer = TensorBuffer(4)
+    buffer.push(rows(0, 4))
+    with pytest.raises(TypeError, match=r"sampler=PrioritySampler\(\)"):
+        buffer.update_priority([0], [1.0])
+    prioritized = TensorBuffer(4, sampler=PrioritySampler())
+    prioritized.push(rows(0, 4))
+    with pytest.raises(IndexError, match="indices lie in 0 … 3"):
+        prioritized.update_priority([4], [1.0])
+    with pytest.raises(ValueError, match="one number per row"):
+        prioritized.update_priority([0, 1], [1.0])
+    with pytest.raises(ValueError, match="serves one buffer"):
+        TensorBuffer(4, sampler=prioritized.sampler)
+    with pytest.raises(ValueError, match="serves no buffer yet"):
+        PrioritySampler().pushed(0, 1)
+    for options in ({"alpha": -1.0}, {"beta": 1.5}, {"eps": 0.0}, {"beta_anneal_steps": 0}):
+        with pytest.raises(ValueError):  # noqa: PT011
+            PrioritySampler(**options)
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["push", "update", "delete", "clear", "sample"]), st.integers(0, 2**32 - 1)
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(ACTIONS, st.integers(1, 40))
+def test_priorities_are_those_of_a_naive_model(actions, size):
+    sampler = PrioritySampler(alpha=0.6)
+    buffer = TensorBuffer(size, sampler=sampler, seed=0)
+    model, total, highest = {}, 0, 1.0
+    for name, seed in actions:
+        generator = np.random.default_rng(seed)
+        if name == "push":
+            n = int(generator.integers(1, 50))
+            buffer.push(rows(total, n))
+            model |= dict.fromkeys(range(total, total + n), highest)
+            total += n
+            model = {i: p for i, p in model.items() if i >= total - size}
+        elif name == "update" and total:
+            index = generator.integers(0, total, 10)
+            priority = generator.exponential(size=10)
+            buffer.update_priority(index, priority)
+            for i, p in zip(index, priority, strict=True):
+                if i in model:
+                    model[i] = p
+                    highest = max(highest, p)
+        elif name == "delete" and total:
+            index = generator.integers(0, total, 5)
+            buffer.delete(index)
+            model = {i: p for i, p in model.items() if i not in index}
+        elif name == "clear":
+            buffer.clear()
+            model = {}
+        elif name == "sample" and model:
+            batch = buffer.sample(len(model))
+            assert set(batch["index"].tolist()) <= set(model)
+            assert torch.equal(batch.x, batch["index"])
+        assert len(buffer) == len(model)
+        mass = sampler.state_dict(np.array(list(model), np.int64))["mass"]
+        assert np.allclose(mass, [(p + 1e-6) ** 0.6 for p in model.values()], rtol=1e-12)
+        assert np.isclose(sampler._tree.total, mass.sum())
