@@ -30,17 +30,18 @@ built-in error that a Python reader would expect, so that either can be caught::
     │   ├── CheckpointWriteError (OSError)  a checkpoint that could not be written
     │   ├── CheckpointDamaged (ValueError)  a file that is not a whole checkpoint
     │   └── CheckpointMismatch (ValueError) a checkpoint of another model
-    └── RouterError
-        ├── EncodeError (TypeError)         a value that cannot travel
-        ├── DecodeError (ValueError)        bytes that are no encoded value
-        ├── FrameError (ValueError)         bytes that are no frame
-        ├── FrameTooLarge (ValueError)      a frame larger than its receiver accepts
-        ├── AuthError (PermissionError)     a peer or frame without the right key
-        ├── HandshakeRefused (ConnectionError)  a listener that does not let a node in
-        ├── TopologyError (ValueError)      a network that cannot be laid out
-        ├── TransportError (ConnectionError)    an address that cannot be reached or listened on
-        ├── DeliveryTimeout (TimeoutError)  a peer that took nothing until the deadline
-        └── RouterStateError (RuntimeError) a router used before start, after close or after fork
+    ├── RouterError
+    │   ├── EncodeError (TypeError)         a value that cannot travel
+    │   ├── DecodeError (ValueError)        bytes that are no encoded value
+    │   ├── FrameError (ValueError)         bytes that are no frame
+    │   ├── FrameTooLarge (ValueError)      a frame larger than its receiver accepts
+    │   ├── AuthError (PermissionError)     a peer or frame without the right key
+    │   ├── HandshakeRefused (ConnectionError)  a listener that does not let a node in
+    │   ├── TopologyError (ValueError)      a network that cannot be laid out
+    │   ├── TransportError (ConnectionError)    an address that cannot be reached or listened on
+    │   ├── DeliveryTimeout (TimeoutError)  a peer that took nothing until the deadline
+    │   └── RouterStateError (RuntimeError) a router used before start, after close or after fork
+    └── LaunchError (ValueError)            a run that cannot be started as asked
 
 A message says what happened, with which value, and what to do about it.
 """
@@ -84,6 +85,7 @@ __all__ = [
     "TransportError",
     "DeliveryTimeout",
     "RouterStateError",
+    "LaunchError",
 ]
 
 
@@ -231,7 +233,7 @@ class HandshakeRefused(RouterError, ConnectionError):
             ``closing``.
     """
 
-    def __init__(self, reason: str, *, code: str) -> None:
+    def __init__(self, reason: str, *, code: str = "unknown") -> None:
         super().__init__(reason)
         self.code = code
 
@@ -250,3 +252,7 @@ class DeliveryTimeout(RouterError, TimeoutError):
 
 class RouterStateError(RouterError, RuntimeError):
     """A router was used before its start, after its close, or in a forked process."""
+
+
+class LaunchError(DMiddlewareError, ValueError):
+    """A run cannot be started as asked: options or the environment do not fit together."""

@@ -1,0 +1,135 @@
+"""Configs: defaults merged along the class hierarchy, and strictly checked."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from easydict import EasyDict
+
+from dmiddleware.config import Configurable, check_value, merge_config
+from dmiddleware.errors import ConfigError
+
+
+class Policy(Configurable):
+    config = {
+        "cuda": False,
+        "learn": {"batch_size": 64, "learning_rate": 1e-3, "hook": None},
+        "other": {"eps": {"start": 1.0, "decay": 10_000}},
+    }
+
+
+class DQN(Policy):
+    config = {"learn": {"target_update": 100}, "double": True, "layers": [128, 64]}
+
+    @classmethod
+    def check_config(cls, cfg):
+        super().check_config(cfg)
+        check_value(cfg.learn.batch_size > 0, "learn.batch_size", cfg.learn.batch_size, "positive")
+
+
+class Open(Configurable):
+    config = {"model": {"hidden": 64}, "env": {"kwargs": {"render": False}}}
+    config_open = ("env.kwargs",)
+
+
+def test_defaults_are_merged_from_the_base_classes_down():
+    cfg = DQN.default_config()
+    assert isinstance(cfg, EasyDict)
+    assert cfg.learn == {
+        "batch_size": 64, "learning_rate": 1e-3, "hook": None, "target_update": 100,
+    }  # fmt: skip
+    assert (cfg.cuda, cfg.double) == (False, True)
+    assert cfg.cfg_type == "DQNDict"
+    assert Policy.default_config().cfg_type == "PolicyDict"
+    assert "double" not in Policy.default_config()
+
+
+def test_defaults_are_fresh_copies():
+    cfg = DQN.default_config()
+    cfg.learn.batch_size = 1
+    cfg.layers.append(3)
+    assert DQN.default_config().learn.batch_size == 64
+    assert DQN.default_config().layers == [128, 64]
+
+
+def test_what_is_given_is_merged_in_and_not_changed():
+    given = {"learn": {"batch_size": 32}, "layers": [8]}
+    cfg = DQN.merged_config(given)
+    assert (cfg.learn.batch_size, cfg.learn.target_update, cfg.layers) == (32, 100, [8])
+    cfg.layers.append(9)
+    assert given == {"learn": {"batch_size": 32}, "layers": [8]}
+    assert DQN.merged_config(None) == DQN.merged_config({}) == DQN.default_config()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"learn": {"batchsize": 1}}, "DQN: unknown key learn.batchsize; did you mean learn.batch"),
+        ({"other": {"eps": {"stat": 1}}}, "unknown key other.eps.stat; did you mean other.eps.st"),
+        ({"zzzzzzzzz": 1}, "unknown key zzzzzzzzz; known here are: cfg_type, cuda, double"),
+        ({"learn": {"type": "x"}}, "unknown key learn.type"),
+        ({"learn": 3}, "learn must be a dictionary, got 3"),
+        ({"cuda": 1}, "cuda must be of type bool like its default False, got 1 of type int"),
+        ({"learn": {"batch_size": True}}, "learn.batch_size must be of type int"),
+        ({"learn": {"batch_size": "64"}}, "batch_size must be of type int like its default 64"),
+        ({"learn": {"batch_size": 6.5}}, "learn.batch_size must be of type int"),
+        ({"layers": 3}, "layers must be of type list"),
+        ({"learn": {"batch_size": -1}}, "learn.batch_size must be positive, got -1"),
+    ],
+)
+def test_mistakes_are_refused_with_the_full_path(given, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        DQN.merged_config(given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"learn": {"batch_size": 1e3}},  # how people write a thousand
+        {"learn": {"learning_rate": 1}},
+        {"learn": {"hook": object()}},  # None accepts anything
+        {"learn": {"learning_rate": None}},
+        {"layers": (1, 2)},
+        {"type": "dqn", "import_names": ["mine"]},
+    ],
+)
+def test_what_means_the_same_is_accepted(given):
+    DQN.merged_config(given)
+
+
+def test_open_dictionaries_take_any_key_and_others_do_not():
+    cfg = Open.merged_config({"env": {"kwargs": {"gravity": 9.8, "nested": {"a": 1}}}})
+    assert cfg.env.kwargs == {"render": False, "gravity": 9.8, "nested": {"a": 1}}
+    with pytest.raises(ConfigError, match=r"model\.gravity"):
+        Open.merged_config({"model": {"gravity": 9.8}})
+
+
+def test_open_dictionaries_of_base_classes_stay_open():
+    class Derived(Open):
+        config_open = ("model",)
+
+    cfg = Derived.merged_config({"env": {"kwargs": {"x": 1}}, "model": {"y": 2}})
+    assert (cfg.env.kwargs.x, cfg.model.y) == (1, 2)
+
+
+def test_functions_are_accepted_where_the_default_is_one():
+    class WithFunction(Configurable):
+        config = {"wrap": len}
+
+    assert WithFunction.merged_config({"wrap": max}).wrap is max
+    with pytest.raises(ConfigError, match="wrap must be of type"):
+        WithFunction.merged_config({"wrap": 3})
+
+
+def test_plain_dictionaries_can_be_merged():
+    cfg = merge_config({"a": {"b": 1}}, {"a": {"b": 2}}, owner="mine")
+    assert cfg.a.b == 2
+    with pytest.raises(ConfigError, match=r"mine: unknown key a\.c"):
+        merge_config({"a": {"b": 1}}, {"a": {"c": 2}}, owner="mine")
+
+
+def test_check_value_names_path_value_and_wish():
+    check_value(True, "a.b", 3, "odd")
+    with pytest.raises(ConfigError, match=r"a\.b must be even, got 3"):
+        check_value(False, "a.b", 3, "even")

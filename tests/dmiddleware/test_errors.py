@@ -1,0 +1,63 @@
+"""The error tree: drawn as it is, and catchable in both ways."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+
+import pytest
+
+from dmiddleware import errors
+from dmiddleware.errors import DMiddlewareError
+
+CLASSES = [getattr(errors, name) for name in errors.__all__]
+
+
+def drawn():
+    """Read the docstring's drawing: each class with its parent and the built-in beside it."""
+    tree, path = {}, []
+    for line in inspect.getdoc(errors).splitlines():
+        match = re.match(r" {4}([│├└─ ]*)(\w+)(?: \((\w+)\))?(?: |$)", line)
+        if match is not None and match[2] in errors.__all__:
+            depth = len(match[1]) // 4
+            path[depth:] = [match[2]]
+            tree[match[2]] = (path[depth - 1] if depth else None, match[3])
+    return tree
+
+
+def test_the_drawing_in_the_docstring_is_the_tree():
+    tree = drawn()
+    assert set(tree) == set(errors.__all__)
+    for cls in CLASSES:
+        parent, builtin = tree[cls.__name__]
+        bases = [base.__name__ for base in cls.__bases__]
+        if parent is None:
+            assert cls is DMiddlewareError
+        else:
+            assert bases == [parent, *([builtin] if builtin else [])], cls
+
+
+def test_every_public_error_is_listed():
+    defined = {
+        name
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and value.__module__ == errors.__name__
+    }
+    assert defined == set(errors.__all__)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_error_is_one_of_ours_says_what_it_is_told_and_travels(cls):
+    error = cls("what happened, with 3, and what to do")
+    assert isinstance(error, DMiddlewareError)
+    assert str(error) == "what happened, with 3, and what to do"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert cls.__doc__
+
+
+def test_leaves_are_also_the_built_in_error_that_a_reader_expects():
+    builtin_of = {name: builtin for name, (_, builtin) in drawn().items()}
+    for cls in CLASSES:
+        if not cls.__subclasses__():
+            assert builtin_of[cls.__name__] is not None, cls

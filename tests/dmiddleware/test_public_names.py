@@ -1,0 +1,52 @@
+"""The public names, pinned; and what importing them must not do."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import dmiddleware
+from dmiddleware import pipeline, testing
+
+PACKAGE = [
+    "Task", "Context", "OnlineRLContext", "OfflineRLContext", "kept", "renewed", "produced",
+    "Middleware", "Role", "middleware", "Event", "StepTimer", "TraceFile", "DMiddlewareError",
+    "PipelineError", "ChainError", "MiddlewareError", "ContextError", "TaskStateError",
+    "EventError", "WaitTimeout", "EventQueueFull",
+]  # fmt: skip
+
+PIPELINE = [
+    "Task", "Context", "OnlineRLContext", "OfflineRLContext", "FieldKind", "kept", "renewed",
+    "produced", "Middleware", "Wrapper", "Role", "middleware", "middleware_name",
+    "middleware_location", "around", "Group", "Wrapped", "Layer", "Lock", "ChainTable", "ChainRow",
+    "Event", "Delivery", "Emission", "EventBus", "EventCounters", "EventRouter", "Clock",
+    "SystemClock", "StepTimer", "Timing", "TraceFile", "merge_traces",
+]  # fmt: skip
+
+TESTING = ["FakeClock", "Tape"]
+
+
+@pytest.mark.parametrize(
+    ("package", "names"), [(dmiddleware, PACKAGE), (pipeline, PIPELINE), (testing, TESTING)]
+)
+def test_the_public_names_are_these(package, names):
+    assert package.__all__ == names
+    for name in names:
+        value = getattr(package, name)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            assert value.__doc__, f"{name} has no docstring"
+
+
+@pytest.mark.process
+def test_importing_the_package_imports_nothing_heavy():
+    program = """
+import sys
+import dmiddleware, dmiddleware.testing
+heavy = {"torch", "treetensor", "gymnasium", "rich", "easydict", "pynng", "matplotlib"}
+loaded = heavy.intersection(sys.modules)
+assert not loaded, loaded
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)

@@ -1,0 +1,85 @@
+"""Registries: names for classes and functions."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from dmiddleware.errors import RegistryError
+from dmiddleware.registry import Registry, import_modules, nearest
+
+
+@pytest.fixture
+def registry():
+    registry = Registry("policy")
+
+    @registry.register("dqn")
+    class DQN:
+        pass
+
+    registry.register("ppo")(object())
+    return registry
+
+
+def test_what_is_registered_is_found_and_left_as_it_is(registry):
+    class SAC:
+        pass
+
+    assert registry.register("sac")(SAC) is SAC
+    assert registry.get("sac") is SAC
+    assert "sac" in registry
+    assert list(registry) == ["dqn", "ppo", "sac"]
+    assert len(registry) == 3
+
+
+def test_an_unknown_name_lists_near_ones_and_how_to_import_an_own(registry):
+    with pytest.raises(RegistryError) as caught:
+        registry.get("dqnn")
+    message = str(caught.value)
+    assert message.startswith("no policy is registered as 'dqnn'; did you mean dqn?")
+    assert "import_names" in message
+    assert isinstance(caught.value, KeyError)
+
+
+def test_an_unknown_name_without_near_ones_lists_all(registry):
+    with pytest.raises(RegistryError, match="known are: dqn, ppo"):
+        registry.get("zzzzzz")
+    with pytest.raises(RegistryError, match=r"known are: \(none\)"):
+        Registry("buffer").get("x")
+
+
+@pytest.mark.parametrize("name", [None, 3, ["dqn"]])
+def test_names_of_other_types_are_unknown(registry, name):
+    with pytest.raises(RegistryError, match="no policy is registered"):
+        registry.get(name)
+
+
+def test_a_name_stands_for_one_thing_only(registry):
+    with pytest.raises(RegistryError, match="the policy name 'dqn' already stands for"):
+        registry.register("dqn")(object())
+
+
+def test_registering_the_same_definition_again_is_fine(registry):
+    """A module that runs as a program and is imported, too, defines its classes twice."""
+    source = "class Mine:\n    def __init__(self): self.x = 1\n"
+    spaces = [{}, {}]
+    for space in spaces:
+        exec(source, space)
+        registry.register("mine")(space["Mine"])
+    assert registry.get("mine") is spaces[1]["Mine"]
+
+
+def test_modules_are_imported_for_their_side_effects(tmp_path, monkeypatch):
+    (tmp_path / "my_policies.py").write_text("LOADED = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import_modules(["my_policies"])
+    assert sys.modules.pop("my_policies").LOADED
+    with pytest.raises(ModuleNotFoundError):
+        import_modules(["no_such_module"])
+
+
+def test_nearest_names_come_best_first():
+    assert nearest("train_dat", ["train_iter", "train_data", "obs"])[0] == "train_data"
+    assert nearest("zzz", ["train_data"]) == []
+    assert len(nearest("a1", [f"a{n}" for n in range(9)], n=2)) == 2
