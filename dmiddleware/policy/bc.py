@@ -48,6 +48,8 @@ class BCPolicy(ActorPolicy):
         check_positive("learn.adam_eps", learn.adam_eps)
         check_fraction("learn.label_smoothing", learn.label_smoothing)
         check_positive("learn.grad_clip_norm", learn.grad_clip_norm, optional=True)
+        check_count("collect.n_sample", cfg.collect.n_sample, optional=True)
+        check_count("collect.n_episode", cfg.collect.n_episode, optional=True)
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model that is built where ``cfg.model`` names none."""

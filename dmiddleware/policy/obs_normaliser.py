@@ -68,8 +68,8 @@ class ObsNormaliser:
     def state_dict(self) -> dict[str, Any]:
         """Return both sets of statistics."""
         return {
-            "running": {".".join(p): stats.state_dict() for p, stats in self._running.items()},
-            "published": {".".join(p): stats.state_dict() for p, stats in self._published.items()},
+            "running": {_name(p): stats.state_dict() for p, stats in self._running.items()},
+            "published": {_name(p): stats.state_dict() for p, stats in self._published.items()},
             "held": self._held,
             "learned": self._learned,
         }
@@ -81,7 +81,7 @@ class ObsNormaliser:
             CheckpointMismatch: if they are of other observations.
         """
         for name, own in (("running", self._running), ("published", self._published)):
-            paths = {".".join(path): stats for path, stats in own.items()}
+            paths = {_name(path): stats for path, stats in own.items()}
             if set(paths) != set(state[name]):
                 raise CheckpointMismatch(
                     f"the checkpoint normalises the observations {sorted(state[name])}, this "
@@ -108,3 +108,7 @@ def _leaf(obs: Any, path: tuple[str, ...]) -> torch.Tensor:
         obs = obs[key]
     leaf: torch.Tensor = obs
     return leaf
+
+
+def _name(path: tuple[str, ...]) -> str:
+    return ".".join(("obs", *path))

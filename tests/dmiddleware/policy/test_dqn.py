@@ -1,0 +1,257 @@
+import copy
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dmiddleware.data.tree import as_tree
+from dmiddleware.errors import NonFiniteLoss, SpaceError
+from dmiddleware.policy import DQNPolicy
+
+
+def by_hand(model, target, batch, *, double, loss, discount=0.99, weight=None):
+    """The loss and absolute TD errors, row by row, as the papers have them."""
+    losses, errors = [], []
+    for i in range(len(batch["action"])):
+        next_q = target(batch["next_obs"][i : i + 1])["logit"][0]
+        chooser = model(batch["next_obs"][i : i + 1])["logit"][0] if double else next_q
+        wanted = batch["reward"][i]
+        if not batch["terminated"][i]:
+            gamma = discount[i] if isinstance(discount, torch.Tensor) else discount
+            wanted = wanted + gamma * next_q[chooser.argmax()]
+        q = model(batch["obs"][i : i + 1])["logit"][0, batch["action"][i]]
+        error = (q - wanted.detach()).abs()
+        one = torch.where(error < 1, 0.5 * error**2, error - 0.5) if loss == "huber" else error**2
+        losses.append(one if weight is None else weight[i] * one)
+        errors.append(error.detach())
+    return torch.stack(losses).mean(), torch.stack(errors)
+
+
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("loss", ["huber", "mse"])
+def test_an_update_is_what_the_papers_write(small, transitions, double, loss):
+    policy = DQNPolicy({"model": small, "learn": {"double": double, "loss": loss}, "seed": 1})
+    batch = transitions(32)
+    for _ in range(3):  # so that online and target network differ
+        policy.learn_mode.forward(transitions(32, seed=9))
+    model = copy.deepcopy(policy.get_attribute("model"))
+    target = policy.get_attribute("target")
+    wanted, errors = by_hand(model, target, batch, double=double, loss=loss)
+    gradient = torch.autograd.grad(wanted, list(model.parameters()))
+    output = policy.learn_mode.forward(batch)
+    assert output["total_loss"] == pytest.approx(wanted.item(), rel=1e-5)
+    assert "priority" not in output
+    got = [p.grad for p in policy.get_attribute("model").parameters()]
+    for ours, theirs in zip(got, gradient, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert output["target_q_value"] - output["q_value"] == pytest.approx(
+        (-by_hand_signed(model, target, batch, double)).mean().item(), abs=1e-5
+    )
+    assert errors.shape == (32,)
+
+
+def by_hand_signed(model, target, batch, double):
+    next_q = target(batch["next_obs"])["logit"]
+    chooser = model(batch["next_obs"])["logit"] if double else next_q
+    bootstrap = next_q.gather(1, chooser.argmax(1, keepdim=True)).squeeze(1)
+    wanted = batch["reward"] + 0.99 * bootstrap * ~batch["terminated"]
+    return model(batch["obs"])["logit"].gather(1, batch["action"][:, None]).squeeze(1) - wanted
+
+
+def test_discount_and_weight_columns_are_honoured(small, transitions):
+    weight, discount = torch.rand(32), torch.rand(32)
+    batch = transitions(32, weight=weight, discount=discount)
+    policy = DQNPolicy({"model": small})
+    model, target = policy.get_attribute("model"), policy.get_attribute("target")
+    wanted, errors = by_hand(
+        model, target, batch, double=True, loss="huber", discount=discount, weight=weight
+    )
+    output = policy.learn_mode.forward(batch)
+    assert output["total_loss"] == pytest.approx(wanted.item(), rel=1e-5)
+    torch.testing.assert_close(output["priority"], errors, rtol=1e-4, atol=1e-6)
+    assert output["priority"].dtype == torch.float32
+
+
+def test_priorities_are_given_on_request(small, transitions):
+    output = DQNPolicy({"model": small, "priority": True}).learn_mode.forward(transitions(8))
+    assert output["priority"].shape == (8,)
+
+
+def test_a_truncated_row_bootstraps(small, transitions):
+    batch = transitions(4)
+    batch["terminated"][:] = False
+    policy, other = (DQNPolicy({"model": small, "seed": 0}) for _ in range(2))
+    plain = policy.learn_mode.forward(batch)["total_loss"]
+    batch["truncated"][:] = True
+    batch["done"][:] = True
+    assert other.learn_mode.forward(batch)["total_loss"] == plain
+
+
+def test_a_hard_target_jumps_at_its_updates_only(small, transitions):
+    policy = DQNPolicy({"model": small, "learn": {"target_update_freq": 3}})
+    first = copy.deepcopy(policy.get_attribute("target").state_dict())
+    for update in range(1, 7):
+        policy.learn_mode.forward(transitions(8, seed=update))
+        target = policy.get_attribute("target").state_dict()
+        online = policy.get_attribute("model").state_dict()
+        moved = [not torch.equal(first[name], target[name]) for name in first]
+        assert all(moved) if update >= 3 else not any(moved)
+        equal = [torch.equal(online[name], target[name]) for name in online]
+        assert all(equal) if update % 3 == 0 else not any(equal)
+
+
+def test_a_soft_target_goes_a_fraction_of_the_way(small, transitions):
+    policy = DQNPolicy({"model": small, "learn": {"target_update_freq": 1, "target_tau": 0.25}})
+    before = copy.deepcopy(policy.get_attribute("target").state_dict())
+    policy.learn_mode.forward(transitions(8))
+    online = policy.get_attribute("model").state_dict()
+    for name, value in policy.get_attribute("target").state_dict().items():
+        torch.testing.assert_close(value, 0.75 * before[name] + 0.25 * online[name])
+
+
+def test_buffers_of_the_model_reach_the_target(transitions):
+    class Counting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 2)
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, obs):
+            self.calls += 1
+            return {"logit": self.layer(obs)}
+
+    policy = DQNPolicy({"learn": {"target_update_freq": 2}}, model=Counting())
+    for seed in range(2):
+        policy.learn_mode.forward(transitions(4, seed=seed))
+    assert int(policy.get_attribute("target").calls) == int(policy.get_attribute("model").calls) > 2
+
+
+def test_the_gradient_is_clipped_to_its_norm(small, transitions):
+    batch = transitions(16)
+    policy = DQNPolicy({"model": small, "learn": {"grad_clip_norm": 0.01}, "seed": 0})
+    output = policy.learn_mode.forward(batch)
+    gradients = [p.grad.flatten() for p in policy.get_attribute("model").parameters()]
+    assert output["grad_norm"] > 0.01
+    assert torch.cat(gradients).norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_epsilon_decides_how_often_actions_are_random(small):
+    policy = DQNPolicy({"model": small, "seed": 0})
+    obs = torch.randn(4000, 4)
+    greedy = policy.eval_mode.forward(obs)["action"]
+    assert torch.equal(policy.collect_mode.forward(obs)["action"], greedy)
+    explored = policy.collect_mode.forward(obs, eps=0.4)["action"]
+    # Half of the random actions happen to be the greedy one.
+    assert (explored != greedy).float().mean().item() == pytest.approx(0.2, abs=0.03)
+    assert explored.dtype == torch.int64
+
+
+def test_collecting_gives_the_values_of_the_actions(small):
+    policy = DQNPolicy({"model": small})
+    obs = torch.randn(3, 4)
+    with torch.no_grad():
+        wanted = policy.get_attribute("model")(obs)["logit"]
+    assert torch.equal(policy.collect_mode.forward(obs)["logit"], wanted)
+
+
+@pytest.mark.parametrize("column", ["reward", "obs"])
+def test_a_loss_that_is_not_finite_names_the_iterations_and_changes_nothing(
+    small, transitions, column
+):
+    policy = DQNPolicy({"model": small})
+    policy.learn_mode.forward(transitions(16))
+    before = policy.learn_mode.state_dict()
+    batch = transitions(16)
+    batch[column][3] = float("nan")
+    with pytest.raises(NonFiniteLoss, match=r"the loss is nan.*train_iter 7 to 22"):
+        policy.learn_mode.forward(batch)
+    after = policy.learn_mode.state_dict()
+    assert all(torch.equal(before["model"][k], after["model"][k]) for k in before["model"])
+    assert after["train_iter"] == 1
+
+
+def test_a_gradient_that_is_not_finite_is_caught_before_the_step(transitions):
+    class Root(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(2))
+
+        def forward(self, obs):
+            # The root of 0 is 0, its slope is infinite.
+            return {"logit": self.weight.sqrt().expand(len(obs), 2)}
+
+    policy = DQNPolicy({"learn": {"grad_clip_norm": 1.0}}, model=Root())
+    batch = transitions(4)
+    rows = as_tree({key: batch[key] for key in batch if key != "collect_iter"})
+    with pytest.raises(NonFiniteLoss, match=r"norm of the gradient is .* without a column collect"):
+        policy.learn_mode.forward(rows)
+    assert policy.get_attribute("model").weight.tolist() == [0.0, 0.0]
+
+
+def test_the_commander_lowers_epsilon_with_the_env_steps(small):
+    eps = {"type": "linear", "start": 1.0, "end": 0.1, "decay": 100}
+    mode = DQNPolicy({"model": small, "other": {"eps": eps}}).command_mode
+    got = [mode.get_setting_collect({"envstep": n})["eps"] for n in (0, 50, 1000)]
+    assert got == pytest.approx([1.0, 0.55, 0.1])
+
+
+def test_dueling_is_a_matter_of_the_model(small, transitions):
+    policy = DQNPolicy({"model": {**small, "dueling": True}})
+    assert policy.get_attribute("model").value_head is not None
+    policy.learn_mode.forward(transitions(8))
+
+
+def test_images_and_nested_observations_are_learned_from(transitions):
+    model = {"obs_shape": {"image": (1, 36, 36), "speed": 2}, "action_shape": 2}
+    policy = DQNPolicy({"model": {**model, "encoder_hidden_sizes": [8]}})
+    plain = transitions(4)
+    obs = {"image": torch.zeros(4, 1, 36, 36, dtype=torch.uint8), "speed": torch.randn(4, 2)}
+    batch = as_tree({**dict(plain.items()), "obs": obs, "next_obs": obs})
+    assert np.isfinite(policy.learn_mode.forward(batch)["total_loss"])
+
+
+def test_shapes_are_taken_from_spaces(cartpole_spaces):
+    policy = DQNPolicy.from_spaces(*cartpole_spaces, {"model": {"encoder_hidden_sizes": [8]}})
+    assert policy.cfg.model.obs_shape == 4
+    assert policy.cfg.model.action_shape == 2
+    policy.collect_mode.get_attribute("check_spaces")(*cartpole_spaces)
+
+
+def test_spaces_that_do_not_fit_are_refused(small, cartpole_spaces, pendulum_spaces):
+    check = DQNPolicy({"model": small}).collect_mode.get_attribute("check_spaces")
+    check(*cartpole_spaces)
+    with pytest.raises(SpaceError, match=r"\(4,\).*\(3,\)"):
+        check(pendulum_spaces[0], cartpole_spaces[1])
+    with pytest.raises(SpaceError, match=r"size 2.*size 5"):
+        check(cartpole_spaces[0], gym.spaces.Discrete(5))
+    with pytest.raises(SpaceError, match="continuous"):
+        DQNPolicy.from_spaces(*pendulum_spaces)
+
+
+def test_a_model_without_shapes_is_tried_with_an_observation(linear, cartpole_spaces):
+    policy = DQNPolicy({"seed": 0}, model=linear())
+    before = policy.get_attribute("generator").get_state()
+    policy._check_spaces(*cartpole_spaces)
+    with pytest.raises(SpaceError, match="cannot take observations of Box"):
+        policy._check_spaces(gym.spaces.Box(0, 1, (7,)), cartpole_spaces[1])
+    with pytest.raises(SpaceError, match=r"action of shape \(\).*Box"):
+        policy._check_spaces(cartpole_spaces[0], gym.spaces.Box(0, 1, (1,)))
+    assert torch.equal(policy.get_attribute("generator").get_state(), before)
+
+
+def test_one_update_lowers_the_loss_on_its_batch(small, transitions):
+    policy = DQNPolicy({"model": small, "seed": 0})
+    batch = transitions(64)
+    losses = [policy.learn_mode.forward(batch)["total_loss"] for _ in range(200)]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_huber_is_the_loss_that_torch_has(small, transitions):
+    policy = DQNPolicy({"model": small, "discount_factor": 0.0})
+    batch = transitions(8)
+    q = policy.get_attribute("model")(batch["obs"])["logit"]
+    taken = q.gather(1, batch["action"][:, None]).squeeze(1)
+    wanted = F.smooth_l1_loss(taken, batch["reward"]).item()
+    assert policy.learn_mode.forward(batch)["total_loss"] == pytest.approx(wanted, rel=1e-6)

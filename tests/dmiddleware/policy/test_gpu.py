@@ -1,0 +1,75 @@
+"""The same policies on a GPU."""
+
+import pytest
+import torch
+
+from dmiddleware.data.tree import leaves, to_device
+from dmiddleware.errors import NonFiniteLoss
+from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def pair(policy, cfg):
+    return policy({**cfg, "seed": 0}), policy({**cfg, "seed": 0, "cuda": True})
+
+
+def assert_close(ours, theirs):
+    ours, theirs = dict(leaves(ours)), dict(leaves(theirs))
+    assert ours.keys() == theirs.keys()
+    for path, value in ours.items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            torch.testing.assert_close(value.cpu(), theirs[path].cpu(), rtol=1e-3, atol=1e-4)
+
+
+def test_dqn_learns_the_same_on_both_devices(small, transitions):
+    cfg = {"model": small, "learn": {"target_update_freq": 3, "grad_clip_norm": 1.0}}
+    host, device = pair(DQNPolicy, cfg)
+    for seed in range(6):
+        batch = transitions(32, seed=seed, weight=torch.rand(32))
+        ours, theirs = host.learn_mode.forward(batch), device.learn_mode.forward(batch)
+        assert ours.pop("priority").shape == theirs.pop("priority").shape
+        assert ours == pytest.approx(theirs, rel=1e-2, abs=1e-3)
+    assert_close(host.learn_mode.state_dict()["model"], device.learn_mode.state_dict()["model"])
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_ppo_collects_and_learns_the_same_on_both_devices(small, ppo_batch, kind):
+    model = {**small, "action_space": kind}
+    bounds = {"action_low": [-1, -1], "action_high": [1, 1]} if kind == "continuous" else {}
+    cfg = {"model": model, "obs_norm": True, "reward_norm": True, **bounds}
+    host, device = pair(PPOPolicy, cfg)
+    for seed in range(3):
+        ours, theirs = ppo_batch(host, seed=seed), ppo_batch(device, seed=seed)
+        assert_close(ours, theirs)
+        assert all(leaf.device.type == "cpu" for _, leaf in leaves(theirs))
+        answers = [p.learn_mode.forward(b) for p, b in ((host, ours), (device, theirs))]
+        assert answers[0] == pytest.approx(answers[1], rel=1e-2, abs=1e-3)
+    assert device.get_attribute("value_fn")(torch.randn(2, 3, 4)).device.type == "cpu"
+
+
+def test_bc_takes_batches_that_are_on_the_device_already(small, transitions):
+    model = {**small, "action_space": "continuous"}
+    policy = BCPolicy({"model": model, "cuda": True, "action_low": [0, 0], "action_high": [1, 1]})
+    batch = to_device(transitions(8, action=torch.rand(8, 2)), "cuda")
+    policy.learn_mode.forward(batch)
+    assert policy.eval_mode.forward(torch.randn(3, 4))["action"].device.type == "cpu"
+
+
+def test_a_state_moves_between_devices(small, transitions):
+    host, device = pair(DQNPolicy, {"model": small})
+    device.learn_mode.forward(transitions(16))
+    host.learn_mode.load_state_dict(device.learn_mode.state_dict())
+    batch = transitions(16, seed=1)
+    ours, theirs = host.learn_mode.forward(batch), device.learn_mode.forward(batch)
+    assert ours == pytest.approx(theirs, rel=1e-3)
+
+
+def test_a_loss_that_is_not_finite_is_refused(small, transitions):
+    batch = transitions(4)
+    batch["reward"][0] = float("nan")
+    with pytest.raises(NonFiniteLoss, match="train_iter 7 to 10"):
+        DQNPolicy({"model": small, "cuda": True}).learn_mode.forward(batch)

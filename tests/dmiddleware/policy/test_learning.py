@@ -1,0 +1,95 @@
+"""The algorithms learn, in the smallest loops that show it."""
+
+import numpy as np
+import pytest
+import torch
+
+from dmiddleware.data.tree import as_tree, flatten_lead, index_rows
+from dmiddleware.env import make_env_manager
+from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
+from dmiddleware.rl import gae
+from dmiddleware.worker import RolloutCollector
+
+pytestmark = pytest.mark.learning
+
+DISCOUNT = 0.9
+
+
+def test_dqn_finds_the_values_of_a_chain():
+    """Two states: action 1 moves on and, in the last state, ends the episode with a reward."""
+    policy = DQNPolicy(
+        {
+            "model": {"obs_shape": 2, "action_shape": 2, "encoder_hidden_sizes": [32]},
+            "discount_factor": DISCOUNT,
+            "learn": {"target_update_freq": 20, "learning_rate": 0.01},
+            "seed": 0,
+        }
+    )
+    first, last = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    batch = as_tree(
+        {
+            "obs": torch.stack([first, first, last, last]),
+            "action": torch.tensor([0, 1, 0, 1]),
+            "reward": torch.tensor([0.0, 0.0, 0.0, 1.0]),
+            "next_obs": torch.stack([first, last, first, first]),
+            "terminated": torch.tensor([False, False, False, True]),
+        }
+    )
+    for _ in range(400):
+        policy.learn_mode.forward(batch)
+    q = policy.collect_mode.forward(torch.stack([first, last]))["logit"]
+    wanted = [[DISCOUNT**2, DISCOUNT], [DISCOUNT**2, 1.0]]
+    torch.testing.assert_close(q, torch.tensor(wanted), rtol=0, atol=0.02)
+
+
+def mean_return(policy, env, n_steps=500, seed=100):
+    with make_env_manager(env, env_num=8, seed=seed) as envs:
+        totals, finished = np.zeros(8), []
+        for _ in range(n_steps):
+            obs = torch.from_numpy(envs.ready_obs)
+            step = envs.step(policy.eval_mode.forward(obs)["action"].numpy())
+            totals += step.reward
+            finished += totals[step.done].tolist()
+            totals[step.done] = 0
+    return np.mean(finished)
+
+
+def train_ppo(env, cfg, *, n_envs, n_steps, iterations, epochs, size, gae_lambda=0.95):
+    with make_env_manager(env, env_num=n_envs, seed=0) as envs:
+        policy = PPOPolicy.from_spaces(envs.observation_space, envs.action_space, cfg)
+        collector = RolloutCollector(policy.collect_mode, envs)
+        value_fn = policy.learn_mode.get_attribute("value_fn")
+        order = torch.Generator().manual_seed(0)
+        for _ in range(iterations):
+            rows = policy.collect_mode.get_train_sample(collector.collect(n_envs * n_steps))
+            adv, ret = gae(
+                rows["reward"],
+                rows["value"],
+                value_fn(rows["next_obs"]),
+                rows["terminated"],
+                rows["done"],
+                discount=policy.cfg.discount_factor,
+                gae_lambda=gae_lambda,
+            )
+            flat = flatten_lead(as_tree({**dict(rows.items()), "adv": adv, "ret": ret}))
+            for _ in range(epochs):
+                for chosen in torch.randperm(n_envs * n_steps, generator=order).split(size):
+                    policy.learn_mode.forward(index_rows(flat, chosen))
+    return policy
+
+
+def test_ppo_balances_the_pole():
+    cfg = {"seed": 0, "learn": {"learning_rate": 1e-3}}
+    policy = train_ppo("CartPole-v1", cfg, n_envs=8, n_steps=128, iterations=15, epochs=8, size=256)
+    assert mean_return(policy, "CartPole-v1") > 150
+
+
+def test_bc_clones_a_rule_that_balances_the_pole():
+    with make_env_manager("CartPole-v1", env_num=8, seed=0) as envs:
+        policy = BCPolicy.from_spaces(envs.observation_space, envs.action_space, {"seed": 0})
+    obs = torch.randn(4096, 4, generator=torch.Generator().manual_seed(0)) * 0.5
+    action = (obs[:, 2] + 0.5 * obs[:, 3] > 0).long()
+    for _ in range(20):
+        for rows in torch.randperm(4096).split(256):
+            policy.learn_mode.forward(as_tree({"obs": obs[rows], "action": action[rows]}))
+    assert mean_return(policy, "CartPole-v1") > 150

@@ -1,0 +1,73 @@
+import pytest
+import torch
+
+from dmiddleware.data.tree import as_tree
+from dmiddleware.errors import CheckpointMismatch
+from dmiddleware.policy.obs_normaliser import ObsNormaliser
+
+
+def test_early_statistics_are_used_at_once():
+    normaliser = ObsNormaliser(2)
+    obs = torch.tensor([[0.0, 10.0], [2.0, 30.0]])
+    normaliser.update(obs)
+    torch.testing.assert_close(normaliser(obs), torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
+
+
+def test_held_statistics_change_only_when_the_first_new_observations_come():
+    normaliser = ObsNormaliser(1)
+    probe = torch.tensor([[7.0]])
+    normaliser.update(torch.tensor([[0.0], [2.0]]))
+    normaliser.hold()
+    first = normaliser(probe)
+    normaliser.hold()
+    assert torch.equal(normaliser(probe), first)
+    # Publishes what came before, which is what is in use already.
+    normaliser.update(torch.full((10, 1), 50.0))
+    assert torch.equal(normaliser(probe), first)
+    normaliser.update(torch.full((10, 1), 60.0))
+    assert torch.equal(normaliser(probe), first)
+    normaliser.hold()
+    assert torch.equal(normaliser(probe), first)
+    normaliser.update(probe)
+    assert not torch.equal(normaliser(probe), first)
+
+
+def test_results_are_clipped():
+    normaliser = ObsNormaliser(1, clip=3.0)
+    normaliser.update(torch.tensor([[0.0], [2.0]]))
+    assert normaliser(torch.tensor([[100.0], [-100.0]])).flatten().tolist() == [3.0, -3.0]
+
+
+def test_images_and_one_hot_integers_pass_nested_numbers_are_normalised():
+    normaliser = ObsNormaliser({"image": (3, 36, 36), "kind": ("one_hot", 4), "in": {"v": 2}})
+    obs = as_tree(
+        {
+            "image": torch.zeros(2, 3, 36, 36, dtype=torch.uint8),
+            "kind": torch.tensor([1, 3]),
+            "in": {"v": torch.tensor([[0.0, 0.0], [4.0, 2.0]])},
+        }
+    )
+    normaliser.update(obs)
+    seen = normaliser(obs)
+    assert seen["image"] is obs["image"]
+    assert seen["kind"] is obs["kind"]
+    torch.testing.assert_close(seen["in"]["v"], torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
+
+
+def test_a_restored_normaliser_goes_on_alike():
+    ours, theirs = ObsNormaliser(2), ObsNormaliser(2)
+    ours.update(torch.randn(5, 2))
+    ours.hold()
+    ours.update(torch.randn(5, 2))
+    theirs.load_state_dict(ours.state_dict())
+    probe = torch.randn(4, 2)
+    for _ in range(2):
+        assert torch.equal(ours(probe), theirs(probe))
+        for normaliser in (ours, theirs):
+            normaliser.hold()
+            normaliser.update(probe)
+
+
+def test_a_state_of_other_observations_is_refused():
+    with pytest.raises(CheckpointMismatch, match="normalises the observations"):
+        ObsNormaliser({"a": 2}).load_state_dict(ObsNormaliser({"b": 2}).state_dict())

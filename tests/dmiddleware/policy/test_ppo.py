@@ -1,0 +1,279 @@
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from dmiddleware.data.tree import as_tree, leaves
+from dmiddleware.errors import ConfigError, NonFiniteLoss, SpaceError
+from dmiddleware.policy import PPOPolicy
+from dmiddleware.rl import RunningMeanStd
+
+
+@pytest.fixture
+def continuous():
+    return {
+        "obs_shape": 3,
+        "action_shape": 2,
+        "action_space": "continuous",
+        "encoder_hidden_sizes": [16],
+    }
+
+
+def test_collecting_gives_discrete_actions_with_their_log_probability(small):
+    policy = PPOPolicy({"model": small})
+    output = policy.collect_mode.forward(torch.randn(6, 4))
+    assert set(output) == {"action", "log_prob", "logit", "value"}
+    assert output["action"].dtype == torch.int64
+    wanted = torch.log_softmax(output["logit"], -1).gather(1, output["action"][:, None]).squeeze(1)
+    torch.testing.assert_close(output["log_prob"], wanted)
+    assert output["value"].shape == (6,)
+
+
+def test_collecting_gives_continuous_draws_and_what_the_env_gets(continuous):
+    policy = PPOPolicy({"model": continuous, "action_low": [-2, 0], "action_high": [2, 1]})
+    output = policy.collect_mode.forward(torch.randn(500, 3))
+    assert set(output) == {"action", "raw_action", "log_prob", "mu", "sigma", "value"}
+    normal = torch.distributions.Normal(output["mu"], output["sigma"])
+    torch.testing.assert_close(output["log_prob"], normal.log_prob(output["raw_action"]).sum(-1))
+    low, high = output["action"].amin(0), output["action"].amax(0)
+    assert low.tolist() == [-2.0, 0.0]
+    assert high.tolist() == [2.0, 1.0]
+
+
+def test_evaluating_is_greedy_and_draws_nothing(small, continuous):
+    discrete, gaussian = PPOPolicy({"model": small}), PPOPolicy({"model": continuous})
+    for policy, size in ((discrete, 4), (gaussian, 3)):
+        before = policy.get_attribute("generator").get_state()
+        obs = torch.randn(5, size)
+        action = policy.eval_mode.forward(obs)["action"]
+        output = policy.collect_mode.forward(obs)
+        wanted = output["logit"].argmax(-1) if "logit" in output else output["mu"]
+        torch.testing.assert_close(action, wanted)
+        assert not torch.equal(policy.get_attribute("generator").get_state(), before)
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_the_loss_is_what_the_paper_writes(small, continuous, ppo_batch, kind):
+    learn = {"entropy_weight": 0.03, "clip_ratio": 0.1, "value_clip": 0.05, "learning_rate": 0.02}
+    model, size = (small, 4) if kind == "discrete" else (continuous, 3)
+    policy = PPOPolicy({"model": model, "learn": learn, "seed": 0})
+    batch = ppo_batch(policy, obs_size=size)
+    policy.learn_mode.forward(batch)  # so that ratios differ from 1
+    output = policy.get_attribute("model")(batch["obs"])
+    if kind == "discrete":
+        distribution = torch.distributions.Categorical(logits=output["logit"])
+        log_prob, entropy = distribution.log_prob(batch["action"]), distribution.entropy()
+    else:
+        distribution = torch.distributions.Normal(output["mu"], output["sigma"])
+        log_prob = distribution.log_prob(batch["raw_action"]).sum(-1)
+        entropy = distribution.entropy().sum(-1)
+    ratio = (log_prob - batch["log_prob"]).exp()
+    adv = (batch["adv"] - batch["adv"].mean()) / (batch["adv"].std() + 1e-8)
+    policy_loss = -torch.minimum(ratio * adv, ratio.clamp(0.9, 1.1) * adv).mean()
+    clipped = batch["value"] + (output["value"] - batch["value"]).clamp(-0.05, 0.05)
+    errors = torch.maximum((output["value"] - batch["ret"]) ** 2, (clipped - batch["ret"]) ** 2)
+    value_loss = 0.5 * errors.mean()
+    wanted = policy_loss + 0.5 * value_loss - 0.03 * entropy.mean()
+    got = policy.learn_mode.forward(batch)
+    assert got["total_loss"] == pytest.approx(wanted.item(), rel=1e-4)
+    assert got["policy_loss"] == pytest.approx(policy_loss.item(), abs=1e-5)
+    assert got["value_loss"] == pytest.approx(value_loss.item(), rel=1e-4)
+    assert got["entropy"] == pytest.approx(entropy.mean().item(), rel=1e-4)
+    assert 0 < got["clip_fraction"] < 1
+    assert got["kl_stop"] is False
+    assert set(policy.learn_mode.monitor_vars()) <= set(got)
+
+
+def test_the_first_minibatch_sees_ratios_of_1(small, ppo_batch):
+    policy = PPOPolicy({"model": small})
+    answer = policy.learn_mode.forward(ppo_batch(policy))
+    assert answer["approx_kl"] == pytest.approx(0, abs=1e-6)
+    assert answer["clip_fraction"] == 0
+
+
+def test_one_row_is_learned_from_without_normalising(small, ppo_batch):
+    policy = PPOPolicy({"model": small})
+    assert np.isfinite(policy.learn_mode.forward(ppo_batch(policy, n=1))["total_loss"])
+
+
+def test_a_policy_that_moved_too_far_makes_no_step_and_says_so(small, ppo_batch):
+    policy = PPOPolicy({"model": small, "target_kl": 0.01, "learn": {"learning_rate": 0.05}})
+    assert policy.learn_mode.get_attribute("target_kl") == 0.01
+    batch = ppo_batch(policy)
+    stopped = None
+    for _ in range(20):
+        before = policy.learn_mode.state_dict()
+        answer = policy.learn_mode.forward(batch)
+        assert answer["kl_stop"] is (answer["approx_kl"] > 0.01)
+        if answer["kl_stop"]:
+            stopped = answer
+            break
+    assert stopped is not None
+    after = policy.learn_mode.state_dict()
+    assert after["train_iter"] == before["train_iter"]
+    assert all(torch.equal(before["model"][k], after["model"][k]) for k in before["model"])
+    assert "cur_lr" in stopped
+
+
+def test_the_learning_rate_falls_linearly_to_nothing(small, ppo_batch):
+    learn = {"learning_rate": 1.0e-3, "lr_anneal_updates": 4}
+    policy = PPOPolicy({"model": small, "learn": learn})
+    batch = ppo_batch(policy)
+    got = [policy.learn_mode.forward(batch)["cur_lr"] for _ in range(6)]
+    assert got == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4, 0.0, 0.0])
+
+
+def test_the_gradient_is_clipped(small, ppo_batch):
+    policy = PPOPolicy({"model": small, "learn": {"grad_clip_norm": 0.02}})
+    assert policy.learn_mode.forward(ppo_batch(policy))["grad_norm"] > 0.02
+    gradients = [p.grad.flatten() for p in policy.get_attribute("model").parameters()]
+    assert torch.cat(gradients).norm().item() == pytest.approx(0.02, rel=1e-3)
+
+
+def test_the_network_starts_orthogonal(small):
+    policy = PPOPolicy({"model": small})
+    weights = [p for p in policy.get_attribute("model").parameters() if p.dim() == 2]
+    first = weights[0]
+    gram = first.T @ first
+    torch.testing.assert_close(gram / gram[0, 0], torch.eye(4), atol=1e-5, rtol=0)
+
+
+def test_a_loss_that_is_not_finite_is_refused(small, ppo_batch):
+    policy = PPOPolicy({"model": small})
+    batch = ppo_batch(policy)
+    batch["ret"][0] = float("inf")
+    with pytest.raises(NonFiniteLoss, match="the loss is inf"):
+        policy.learn_mode.forward(batch)
+
+
+def test_the_value_function_takes_any_leading_dimensions(small):
+    policy = PPOPolicy({"model": small})
+    value_fn = policy.learn_mode.get_attribute("value_fn")
+    obs = torch.randn(5, 3, 4)
+    value = value_fn(obs)
+    assert value.shape == (5, 3)
+    assert not value.requires_grad
+    torch.testing.assert_close(
+        value.flatten(), policy.collect_mode.forward(obs.flatten(0, 1))["value"]
+    )
+
+
+def test_observations_are_normalised_by_what_was_seen_before_learning(small):
+    policy = PPOPolicy({"model": small, "obs_norm": True, "seed": 0})
+    twin = PPOPolicy({"model": small, "seed": 0})
+    seen = [5 + 3 * torch.randn(8, 4) for _ in range(3)]
+    outputs = [policy.collect_mode.forward(obs) for obs in seen]
+    stats = RunningMeanStd((4,))
+    for obs, output in zip(seen, outputs, strict=True):
+        stats.update(obs)
+        wanted = twin.collect_mode.forward(stats.normalise(obs))
+        torch.testing.assert_close(output["logit"], wanted["logit"])
+    # What evaluating and valuing see changes nothing.
+    before = dict(leaves(policy.collect_mode.state_dict()["obs_normaliser"]))
+    policy.eval_mode.forward(torch.full((4, 4), 100.0))
+    policy.get_attribute("value_fn")(torch.full((4, 4), 100.0))
+    after = dict(leaves(policy.collect_mode.state_dict()["obs_normaliser"]))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(torch.as_tensor(before[k]), torch.as_tensor(after[k])) for k in before)
+
+
+def test_statistics_stay_put_between_collecting_a_batch_and_learning_from_it(small, ppo_batch):
+    policy = PPOPolicy({"model": small, "obs_norm": True})
+    policy.learn_mode.forward(ppo_batch(policy))
+    for seed in range(1, 4):
+        obs, outputs = [], []
+        for step in range(5):  # each step's observations are unlike the last one's
+            obs.append(torch.randn(6, 4) * step + seed)
+            outputs.append(policy.collect_mode.forward(obs[-1]))
+        rows = {key: torch.cat([output[key] for output in outputs]) for key in outputs[0]}
+        adv = torch.randn(30)
+        batch = as_tree({**rows, "obs": torch.cat(obs), "adv": adv, "ret": adv + rows["value"]})
+        torch.testing.assert_close(
+            policy.get_attribute("value_fn")(batch["obs"]), rows["value"], rtol=1e-4, atol=1e-5
+        )
+        answer = policy.learn_mode.forward(batch)
+        assert answer["approx_kl"] == pytest.approx(0, abs=1e-6)
+        assert answer["clip_fraction"] == 0
+
+
+def test_rewards_are_scaled_by_the_running_return(small):
+    policy = PPOPolicy({"model": small, "reward_norm": True, "discount_factor": 0.9})
+    mode = policy.collect_mode
+    generator = torch.Generator().manual_seed(0)
+    running, returns = torch.zeros(2, dtype=torch.float64), []
+    for _ in range(4):
+        reward = torch.randn(6, 2, generator=generator) * 5
+        done = torch.rand(6, 2, generator=generator) < 0.3
+        for t in range(6):
+            running = 0.9 * running + reward[t]
+            returns.append(running.clone())
+            running = running.masked_fill(done[t], 0)
+        scale = torch.stack(returns).var(unbiased=False).add(1e-8).sqrt()
+        batch = as_tree({"reward": reward, "done": done, "obs": torch.zeros(6, 2, 4)})
+        got = mode.get_train_sample(batch)
+        torch.testing.assert_close(got["reward"], (reward / scale).float())
+        assert torch.equal(batch["reward"], reward), "the batch given stays as it was"
+        assert got["reward"].dtype == torch.float32
+
+
+def test_rewards_of_whole_episodes_are_scaled_too(small):
+    lanes, episodes = (PPOPolicy({"model": small, "reward_norm": True}) for _ in range(2))
+    reward = torch.randn(5)
+    done = torch.tensor([False] * 4 + [True])
+    column = lanes.collect_mode.get_train_sample(
+        as_tree({"reward": reward[:, None], "done": done[:, None]})
+    )
+    episode = episodes.collect_mode.get_train_sample(as_tree({"reward": reward, "done": done}))
+    assert torch.equal(episode["reward"], column["reward"][:, 0])
+
+
+def test_bounds_come_from_the_first_spaces(continuous, pendulum_spaces):
+    policy = PPOPolicy.from_spaces(*pendulum_spaces, {"model": {"encoder_hidden_sizes": [8]}})
+    assert policy.cfg.model.action_space == "continuous"
+    output = policy.collect_mode.forward(torch.randn(300, 3))
+    assert output["action"].abs().max().item() == 2.0
+    torch.testing.assert_close(output["action"], (2 * output["raw_action"]).clamp(-2, 2))
+    wider = gym.spaces.Box(-3.0, 3.0, (1,), np.float32)
+    with pytest.raises(SpaceError, match=r"from \[-2.0\] to \[2.0\].*takes \[-3.0\] to \[3.0\]"):
+        policy.get_attribute("check_spaces")(pendulum_spaces[0], wider)
+
+
+def test_bounds_are_not_adopted_once_the_policy_has_learned(pendulum_spaces, ppo_batch):
+    model = {"obs_shape": 3, "action_shape": 1, "action_space": "continuous"}
+    policy = PPOPolicy({"model": model})
+    policy.learn_mode.forward(ppo_batch(policy, obs_size=3))
+    policy.get_attribute("check_spaces")(*pendulum_spaces)
+    output = policy.collect_mode.forward(torch.randn(50, 3))
+    assert torch.equal(output["action"], output["raw_action"])
+
+
+def test_bounds_travel_with_the_checkpoint(pendulum_spaces):
+    model = {"obs_shape": 3, "action_shape": 1, "action_space": "continuous"}
+    trained, fresh = PPOPolicy.from_spaces(*pendulum_spaces), PPOPolicy({"model": model})
+    fresh.eval_mode.load_state_dict(trained.learn_mode.state_dict())
+    obs = 100 * torch.randn(40, 3)
+    assert torch.equal(
+        fresh.eval_mode.forward(obs)["action"], trained.eval_mode.forward(obs)["action"]
+    )
+
+
+def test_normalising_observations_needs_their_shape(small):
+    class Bare(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 3)
+
+        def forward(self, obs):
+            out = self.layer(obs)
+            return {"logit": out[..., :2], "value": out[..., 2]}
+
+    with pytest.raises(ConfigError, match=r"set model\.obs_shape"):
+        PPOPolicy({"obs_norm": True}, model=Bare())
+    policy = PPOPolicy({"obs_norm": True, "model": {"obs_shape": 4}}, model=Bare())
+    policy.collect_mode.forward(torch.randn(3, 4))
+    assert policy.get_attribute("value_fn")(torch.randn(3, 4)).shape == (3,)
+
+
+def test_normalising_and_several_ranks_do_not_go_together(small):
+    with pytest.raises(ConfigError, match="multi_gpu must be False with obs_norm"):
+        PPOPolicy({"model": small, "multi_gpu": True, "obs_norm": True})

@@ -1,0 +1,67 @@
+import sys
+
+import pytest
+
+import dmiddleware.policy
+from dmiddleware.errors import ConfigError, RegistryError
+from dmiddleware.policy import (
+    POLICY_REGISTRY,
+    BCPolicy,
+    DQNPolicy,
+    PPOPolicy,
+    create_policy,
+    get_policy_cls,
+)
+
+
+def test_the_public_names_are_these():
+    assert sorted(dmiddleware.policy.__all__) == [
+        "ActorPolicy",
+        "BCPolicy",
+        "CollectMode",
+        "CommandMode",
+        "CommandModePolicy",
+        "DQNPolicy",
+        "EvalMode",
+        "LearnMode",
+        "POLICY_REGISTRY",
+        "PPOPolicy",
+        "Policy",
+        "collate",
+        "create_policy",
+        "data_parallel",
+        "get_policy_cls",
+    ]
+    assert all(hasattr(dmiddleware.policy, name) for name in dmiddleware.policy.__all__)
+
+
+def test_stock_policies_have_names():
+    found = {name: POLICY_REGISTRY.get(name) for name in ("dqn", "ppo", "bc")}
+    assert found == {"dqn": DQNPolicy, "ppo": PPOPolicy, "bc": BCPolicy}
+
+
+def test_a_policy_is_built_by_name(small):
+    policy = create_policy({"type": "dqn", "model": small}, enable_field=["collect"])
+    assert isinstance(policy, DQNPolicy)
+    assert policy.cfg.type == "dqn"
+
+
+def test_modules_are_imported_first(tmp_path, monkeypatch):
+    (tmp_path / "policy_of_mine.py").write_text(
+        "from dmiddleware.policy import POLICY_REGISTRY, DQNPolicy\n"
+        "@POLICY_REGISTRY.register('of_mine')\n"
+        "class MyPolicy(DQNPolicy): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    cls = get_policy_cls({"type": "of_mine", "import_names": ["policy_of_mine"]})
+    assert cls is sys.modules["policy_of_mine"].MyPolicy
+
+
+def test_an_unknown_name_lists_the_nearest():
+    with pytest.raises(RegistryError, match="did you mean dqn"):
+        create_policy({"type": "dqnn"})
+
+
+def test_a_config_without_a_name_is_refused():
+    with pytest.raises(ConfigError, match="no key type"):
+        create_policy({})
