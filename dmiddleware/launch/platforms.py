@@ -1,0 +1,141 @@
+"""Cluster platforms: what Slurm and Kubernetes tell a process about the run, in its environment.
+
+Pure: a mapping of variables in, a :class:`Placement` out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from dmiddleware.errors import LaunchError
+
+__all__ = ["PlatformName", "Placement", "place", "expand_slurm_hosts"]
+
+PlatformName = Literal["local", "slurm", "k8s"]
+
+DEFAULT_PORT = 50515
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where this launcher stands among those of the run.
+
+    Attributes:
+        index: this launcher's place, from 0.
+        count: launchers of the run.
+        address: this host's address, which the others can reach.
+        first_address: the address of the host with index 0.
+        port: the port on which the first host's first process listens.
+    """
+
+    index: int
+    count: int
+    address: str
+    first_address: str
+    port: int = DEFAULT_PORT
+
+    @property
+    def attach_to(self) -> tuple[str, ...]:
+        """What to dial to reach the run: the first host, unless this is it."""
+        return () if self.index == 0 else (f"tcp://{self.first_address}:{self.port}",)
+
+
+def place(platform: PlatformName, env: Mapping[str, str], *, port: int | None = None) -> Placement:
+    """Read the placement from a platform's variables.
+
+    Args:
+        platform: ``slurm``: one task a host, started by ``srun``; ``k8s``: an indexed Job or a
+            StatefulSet with a headless service.
+        env: the environment.
+        port: the port of the first host; None: 50515.
+
+    Raises:
+        LaunchError: if a variable is missing or cannot be read; it is named.
+    """
+    chosen = DEFAULT_PORT if port is None else port
+    if platform == "slurm":
+        return _slurm(env, chosen)
+    if platform == "k8s":
+        return _k8s(env, chosen)
+    return Placement(0, 1, "127.0.0.1", "127.0.0.1", chosen)
+
+
+def expand_slurm_hosts(text: str) -> list[str]:
+    """Expand Slurm's list of hosts: ``gpu[01-03,7],login`` to five names.
+
+    Raises:
+        LaunchError: for what is no such list.
+    """
+    hosts: list[str] = []
+    for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
+        matched = re.fullmatch(r"([^\[\]]*)(?:\[([^\]]+)\])?([^\[\]]*)", part)
+        if matched is None:
+            raise LaunchError(f"SLURM_JOB_NODELIST: {part!r} is no list of hosts")
+        prefix, ranges, suffix = matched.groups()
+        if ranges is None:
+            hosts.append(part)
+        else:
+            hosts += [f"{prefix}{number}{suffix}" for number in _expand_ranges(ranges)]
+    if not hosts:
+        raise LaunchError(f"SLURM_JOB_NODELIST={text!r} names no host")
+    return hosts
+
+
+def _expand_ranges(ranges: str) -> list[str]:
+    numbers: list[str] = []
+    for one in ranges.split(","):
+        first, dash, last = one.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise LaunchError(f"SLURM_JOB_NODELIST: [{ranges}] is no range of numbers")
+        width = len(first)
+        end = int(last) if dash else int(first)
+        numbers += [str(number).zfill(width) for number in range(int(first), end + 1)]
+    return numbers
+
+
+def _slurm(env: Mapping[str, str], port: int) -> Placement:
+    index, count = _number(env, "SLURM_PROCID"), _number(env, "SLURM_NTASKS")
+    hosts = expand_slurm_hosts(_word(env, "SLURM_JOB_NODELIST"))
+    if not 0 <= index < count:
+        raise LaunchError(f"SLURM_PROCID={index} does not fit SLURM_NTASKS={count}")
+    if len(hosts) != count:
+        raise LaunchError(
+            f"Slurm runs {count} tasks on {len(hosts)} hosts; start one ditask a host "
+            "(--ntasks-per-node=1), and let each start several processes"
+        )
+    return Placement(index, count, hosts[index], hosts[0], port)
+
+
+def _k8s(env: Mapping[str, str], port: int) -> Placement:
+    count = _number(env, "DITASK_REPLICAS")
+    pod = env.get("POD_NAME") or env.get("HOSTNAME", "")
+    index = env.get("JOB_COMPLETION_INDEX") or pod.rpartition("-")[2]
+    if not index.isdecimal():
+        raise LaunchError(
+            "on k8s this pod's index comes from JOB_COMPLETION_INDEX (an indexed Job) or from the "
+            f"end of POD_NAME (a StatefulSet), and neither has one (POD_NAME={pod!r})"
+        )
+    number = int(index)
+    if not 0 <= number < count:
+        raise LaunchError(f"this pod's index {number} does not fit DITASK_REPLICAS={count}")
+    service = _word(env, "DITASK_SERVICE")
+    base = pod.rpartition("-")[0] if pod.rpartition("-")[2].isdecimal() else pod
+    address = env.get("POD_IP") or f"{base}-{number}.{service}"
+    return Placement(number, count, address, f"{base}-0.{service}", port)
+
+
+def _word(env: Mapping[str, str], name: str) -> str:
+    value = env.get(name, "")
+    if not value:
+        raise LaunchError(f"the variable {name} is not set; is this the right --platform?")
+    return value
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    value = _word(env, name)
+    if not value.isdecimal():
+        raise LaunchError(f"{name}={value!r} is no number")
+    return int(value)
