@@ -101,10 +101,11 @@ class CkptSaver:
         if self._task is None:
             return
         task, self._task = self._task, None
+        failed_before = self._disk_failed
         try:
             self._write("final", task.ctx, self._mode.state_dict())
         except CheckpointWriteError as error:
-            if not self._disk_failed:
+            if not failed_before:
                 raise
             # The same failure has ended the run already; one error tells enough.
             _log.error("the final checkpoint could not be saved either: %s", error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._made_at = time.perf_counter()
         self._tb_logger: SummaryWriter | None = None
 
     @classmethod
@@ -69,6 +71,11 @@ class RunFolder:
     def name(self) -> str:
         """The folder's own name."""
         return self.path.name
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since this object was made."""
+        return time.perf_counter() - self._made_at
 
     @property
     def ckpt_dir(self) -> Path:

@@ -1,0 +1,212 @@
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from dmiddleware.data import load_checkpoint
+from dmiddleware.errors import CheckpointWriteError
+from dmiddleware.pipeline import OnlineRLContext, Role, Task
+from dmiddleware.policy import DQNPolicy
+from middleware.checkpoint import CkptSaver
+from middleware.run_folder import RunFolder
+
+
+@pytest.fixture
+def dqn() -> DQNPolicy:
+    return DQNPolicy(
+        {"seed": 0, "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]}}
+    )
+
+
+def learn(policy: DQNPolicy) -> Any:
+    """Stand for a learner: every parameter becomes the number of updates."""
+
+    def learn(ctx: OnlineRLContext) -> None:
+        ctx.train_iter += 10
+        ctx.env_step += 80
+        state = policy.learn_mode.state_dict()
+        for value in state["model"].values():
+            value.fill_(ctx.train_iter)
+        policy.learn_mode.load_state_dict(state)
+
+    return learn
+
+
+def evaluate(policy: DQNPolicy, *values: float) -> Any:
+    """Stand for an evaluator, with the state of the policy that it evaluated."""
+    left = list(values)
+
+    def evaluate(ctx: OnlineRLContext) -> None:
+        ctx.eval_value = ctx.last_eval_value = left.pop(0)
+        ctx.last_eval_iter = ctx.train_iter
+        ctx.eval_output = {"policy_state": policy.eval_mode.state_dict()}
+
+    return evaluate
+
+
+def saved(run: RunFolder) -> list[str]:
+    return sorted(path.name for path in run.ckpt_dir.iterdir())
+
+
+def load(run: RunFolder, name: str) -> Any:
+    return load_checkpoint(run.ckpt_dir / f"{name}.safetensors")
+
+
+def parameter(state: Any) -> float:
+    (value,) = {float(number) for leaf in state["model"].values() for number in leaf.unique()}
+    return value
+
+
+def test_best_is_the_policy_of_the_best_evaluation(
+    run: RunFolder, run_steps: Any, dqn: DQNPolicy
+) -> None:
+    scores = evaluate(dqn, 10.0, 30.0, 20.0, 30.0)
+    saver = CkptSaver(dqn.learn_mode, run)
+    run_steps(learn(dqn), scores, saver, n_steps=4)
+    assert saver.best_value == 30.0
+    assert saved(run) == ["best.safetensors", "final.safetensors"]
+    assert run.best_ckpt.exists()
+    state = load(run, "best")
+    assert parameter(state) == state["last_iter"] == 20
+    assert state["last_step"] == 160
+    assert "optimizer" in state
+
+
+def test_best_is_what_was_evaluated_though_it_learned_on(
+    run: RunFolder, run_steps: Any, dqn: DQNPolicy
+) -> None:
+    run_steps(CkptSaver(dqn.learn_mode, run), evaluate(dqn, 1.0, 3.0, 2.0), learn(dqn), n_steps=3)
+    state = load(run, "best")
+    assert parameter(state) == state["last_iter"] == 10
+    dqn.eval_mode.load_state_dict(state)
+    assert parameter(load(run, "final")) == 30
+
+
+def test_value_that_is_nan_is_never_the_best(
+    run: RunFolder, run_steps: Any, dqn: DQNPolicy
+) -> None:
+    scores = evaluate(dqn, float("nan"), -5.0, float("nan"))
+    run_steps(learn(dqn), scores, CkptSaver(dqn.learn_mode, run), n_steps=3)
+    assert parameter(load(run, "best")) == 20
+
+
+def test_periodic_ones_come_every_so_many_updates_and_the_newest_stay(
+    run: RunFolder, run_steps: Any, dqn: DQNPolicy
+) -> None:
+    saver = CkptSaver(dqn.learn_mode, run, every_train_iter=15, keep=2)
+    run_steps(learn(dqn), saver, n_steps=9)
+    assert saved(run) == [
+        "final.safetensors",
+        "iteration_60.safetensors",
+        "iteration_80.safetensors",
+    ]
+    assert parameter(load(run, "iteration_60")) == 60
+
+
+def test_final_state_can_be_learned_on_from(run: RunFolder, run_steps: Any, dqn: DQNPolicy) -> None:
+    run_steps(learn(dqn), CkptSaver(dqn.learn_mode, run), n_steps=2)
+    state = load(run, "final")
+    assert (state["last_iter"], state["last_step"]) == (20, 160)
+    other = DQNPolicy(dict(dqn.cfg, seed=1, cfg_type=dqn.cfg.cfg_type))
+    other.learn_mode.load_state_dict(state)
+    assert parameter(other.learn_mode.state_dict()) == 20
+
+
+def test_what_there_is_is_saved_after_an_error(
+    run: RunFolder, run_steps: Any, dqn: DQNPolicy
+) -> None:
+    def fail(ctx: OnlineRLContext) -> None:
+        if ctx.train_iter == 30:
+            raise FloatingPointError("a loss that is NaN")
+
+    with pytest.raises(FloatingPointError):
+        run_steps(learn(dqn), fail, CkptSaver(dqn.learn_mode, run), n_steps=9)
+    assert parameter(load(run, "final")) == 30
+
+
+def test_ctrl_c_saves_too(run: RunFolder, run_steps: Any, dqn: DQNPolicy) -> None:
+    def interrupt(ctx: OnlineRLContext) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_steps(learn(dqn), CkptSaver(dqn.learn_mode, run), interrupt)
+    assert parameter(load(run, "final")) == 10
+
+
+def test_task_that_never_ran_saves_nothing(run: RunFolder, dqn: DQNPolicy) -> None:
+    with Task(OnlineRLContext()) as task:
+        task.use(CkptSaver(dqn.learn_mode, run))
+    assert saved(run) == []
+
+
+@contextmanager
+def no_room(n_bytes: int) -> Iterator[None]:
+    """Let the system refuse to make files larger than this, as a full disk would."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_full_disk_ends_the_run_and_leaves_the_old_checkpoint(
+    run: RunFolder, run_steps: Any, dqn: DQNPolicy
+) -> None:
+    limits: list[Any] = []
+
+    def fill_disk(ctx: OnlineRLContext) -> None:
+        if ctx.train_iter == 20:
+            limit = no_room(500)
+            limit.__enter__()
+            limits.append(limit)
+
+    try:
+        with pytest.raises(CheckpointWriteError) as raised:
+            run_steps(
+                learn(dqn),
+                evaluate(dqn, 1.0, 2.0, 3.0),
+                fill_disk,
+                CkptSaver(dqn.learn_mode, run),
+                n_steps=3,
+            )
+    finally:
+        limits[0].__exit__(None, None, None)
+    assert "best.safetensors" in str(raised.value)
+    assert saved(run) == ["best.safetensors"]
+    assert parameter(load(run, "best")) == 10
+
+
+def test_full_disk_at_the_end_is_an_error(run: RunFolder, run_steps: Any, dqn: DQNPolicy) -> None:
+    with no_room(500), pytest.raises(CheckpointWriteError, match="final"):
+        run_steps(learn(dqn), CkptSaver(dqn.learn_mode, run))
+    assert saved(run) == []
+
+
+def test_restored_saver_knows_its_best_and_its_files(
+    run: RunFolder, run_steps: Any, dqn: DQNPolicy
+) -> None:
+    first = CkptSaver(dqn.learn_mode, run, every_train_iter=10, keep=2)
+    run_steps(learn(dqn), evaluate(dqn, 5.0, 6.0), first, n_steps=2)
+    second = CkptSaver(dqn.learn_mode, run, every_train_iter=10, keep=2)
+    second.load_state_dict(first.state_dict())
+    run_steps(learn(dqn), evaluate(dqn, 5.5), second, ctx=OnlineRLContext(train_iter=20))
+    assert second.best_value == 6.0
+    assert parameter(load(run, "best")) == 20
+    assert [name for name in saved(run) if name.startswith("iteration")] == [
+        "iteration_20.safetensors",
+        "iteration_30.safetensors",
+    ]
+
+
+def test_it_belongs_to_the_learner(run: RunFolder, dqn: DQNPolicy) -> None:
+    assert CkptSaver(dqn.learn_mode, run).roles == (Role.LEARNER,)
+
+
+def test_options_must_be_positive(run: RunFolder, dqn: DQNPolicy) -> None:
+    with pytest.raises(ValueError, match="every_train_iter must be positive, got 0"):
+        CkptSaver(dqn.learn_mode, run, every_train_iter=0)
+    with pytest.raises(ValueError, match="keep must be positive, got 0"):
+        CkptSaver(dqn.learn_mode, run, keep=0)
