@@ -9,6 +9,13 @@ from dmiddleware.worker.collector import (
     get_serial_collector_cls,
     to_tensor_transitions,
 )
+from dmiddleware.worker.evaluator import (
+    InteractionSerialEvaluator,
+    ISerialEvaluator,
+    VectorEvalMonitor,
+    create_serial_evaluator,
+    evaluate_episodes,
+)
 from dmiddleware.worker.learner import (
     BaseLearner,
     LearnerHook,
@@ -28,6 +35,11 @@ __all__ = [
     "create_serial_collector",
     "get_serial_collector_cls",
     "to_tensor_transitions",
+    "ISerialEvaluator",
+    "InteractionSerialEvaluator",
+    "VectorEvalMonitor",
+    "evaluate_episodes",
+    "create_serial_evaluator",
     "BaseLearner",
     "create_learner",
     "LearnerHook",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from dmiddleware.data import tree
 from dmiddleware.data.tree import Batch
@@ -44,6 +45,7 @@ class RolloutCollector:
     ) -> None:
         self._stepper = Stepper(collect_mode, env_manager, source_id=source_id)
         self._store = RowStore(env_manager.env_num)
+        self._mode = collect_mode
         self._one_by_one: bool = collect_mode.get_attribute("own_transition")
         self._dropped = 0
         # Envs whose current episode collect_episodes does not want (see there).
@@ -101,8 +103,9 @@ class RolloutCollector:
         """
         self._dropped += len(self._store)
         if collect_mode is not None:
+            self._mode = collect_mode
             self._one_by_one = collect_mode.get_attribute("own_transition")
-        self._stepper.reset(collect_mode=collect_mode, env_manager=env_manager)
+        self._stepper.reset(mode=collect_mode, env_manager=env_manager)
         self._store = RowStore(self.env_num)
         self._skipped.clear()
 
@@ -254,7 +257,17 @@ class RolloutCollector:
         if len(wanted) == 0:
             return {}
         timestep = step.timestep
-        transitions = collate(self._stepper.transitions(step, wanted))
+        timesteps = list(timestep)
+        transitions = collate(
+            [
+                self._mode.process_transition(
+                    _row(step.obs, row),
+                    {name: _row(column, row) for name, column in step.output.items()},
+                    timesteps[row],
+                )
+                for row in wanted.tolist()
+            ]
+        )
         return {
             "done": timestep.done[wanted],
             "terminated": timestep.terminated[wanted],
@@ -286,6 +299,10 @@ class RolloutCollector:
         if not self._stepper.load_state_dict(state["stepper"]):
             self._dropped += self._store.drop(self._store.open_episodes)
         self._skipped.clear()
+
+
+def _row(column: Any, row: int) -> Any:
+    return column[row] if isinstance(column, torch.Tensor) else tree.index_rows(column, row)
 
 
 def _rows(piece: Piece, rows: Ids) -> Piece:

@@ -1,4 +1,4 @@
-"""The step that all collectors share: the policy acts, the envs answer, the books are kept."""
+"""The step that collectors and evaluators share: the policy acts and the envs answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from dmiddleware.data import tree
 from dmiddleware.env import BaseEnvManager, BatchedTimestep
-from dmiddleware.policy import CollectMode
+from dmiddleware.policy import CollectMode, EvalMode
 
 __all__ = ["Step", "Stepper"]
 
@@ -51,32 +51,27 @@ class Stepper:
     the upper 32 bits, a running number in the lower ones.
 
     Args:
-        collect_mode: the policy's collect mode.
+        mode: the policy's collect or eval mode.
         env_manager: a manager; it is launched at the first step if it is not yet.
         source_id: tells the collectors of one run apart, below 2^31.
     """
 
     def __init__(
         self,
-        collect_mode: CollectMode,
+        mode: CollectMode | EvalMode,
         env_manager: BaseEnvManager,
         *,
         source_id: int = 0,
     ) -> None:
         if not 0 <= source_id < 2**31:
             raise ValueError(f"source_id must be in [0, 2**31), got {source_id}")
-        self._mode = collect_mode
+        self._mode = mode
         self._manager = env_manager
         self._n_begun = source_id << _EPISODE_BITS
         self._episode_id: Ids | None = None
         self.env_step = 0
         self.env_episode = 0
         self.episode_returns: list[float] = []
-
-    @property
-    def collect_mode(self) -> CollectMode:
-        """The policy's collect mode."""
-        return self._mode
 
     @property
     def env_manager(self) -> BaseEnvManager:
@@ -120,29 +115,17 @@ class Stepper:
     def reset(
         self,
         *,
-        collect_mode: CollectMode | None = None,
+        mode: CollectMode | EvalMode | None = None,
         env_manager: BaseEnvManager | None = None,
     ) -> None:
         """Begin fresh episodes in all envs, maybe of another manager, maybe with another policy."""
-        self._mode = collect_mode or self._mode
+        self._mode = mode or self._mode
         if env_manager is not None:
             self._manager = env_manager
         if not self._manager.closed:
             self._manager.reset()
         self._mode.reset()
         self.begin()
-
-    def transitions(self, step: Step, rows: Ids) -> list[dict[str, Any]]:
-        """Let the policy make some rows of a step into transitions, one by one."""
-        timesteps = list(step.timestep)
-        return [
-            self._mode.process_transition(
-                _rows(step.obs, row),
-                {name: _rows(column, row) for name, column in step.output.items()},
-                timesteps[row],
-            )
-            for row in rows.tolist()
-        ]
 
     def step(
         self,
@@ -270,5 +253,5 @@ def _by_env(actions: Any, env_id: Ids) -> dict[int, Any]:
     return {env: one(row) for row, env in enumerate(env_id.tolist())}
 
 
-def _rows(column: Any, rows: torch.Tensor | int) -> Any:
+def _rows(column: Any, rows: torch.Tensor) -> Any:
     return column[rows] if isinstance(column, torch.Tensor) else tree.index_rows(column, rows)

@@ -1,1 +1,21 @@
-"""The evaluator package."""
+"""Evaluators: how good is the policy?"""
+
+from dmiddleware.worker.evaluator.base import (
+    SERIAL_EVALUATOR_REGISTRY,
+    ISerialEvaluator,
+    create_serial_evaluator,
+    get_serial_evaluator_cls,
+)
+from dmiddleware.worker.evaluator.episodes import evaluate_episodes
+from dmiddleware.worker.evaluator.interaction import InteractionSerialEvaluator
+from dmiddleware.worker.evaluator.monitor import VectorEvalMonitor
+
+__all__ = [
+    "evaluate_episodes",
+    "VectorEvalMonitor",
+    "ISerialEvaluator",
+    "InteractionSerialEvaluator",
+    "SERIAL_EVALUATOR_REGISTRY",
+    "create_serial_evaluator",
+    "get_serial_evaluator_cls",
+]

@@ -1,0 +1,119 @@
+"""Serial evaluators: what they share, and their names."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from easydict import EasyDict
+
+from dmiddleware.config import check_value
+from dmiddleware.registry import Registry
+from dmiddleware.worker.serial import SerialWorker, get_worker_cls
+
+__all__ = [
+    "SERIAL_EVALUATOR_REGISTRY",
+    "ISerialEvaluator",
+    "create_serial_evaluator",
+    "get_serial_evaluator_cls",
+]
+
+SERIAL_EVALUATOR_REGISTRY: Registry[Callable[..., ISerialEvaluator]] = Registry("serial evaluator")
+"""Registered evaluators; ``@SERIAL_EVALUATOR_REGISTRY.register("mine")`` adds one."""
+
+
+class ISerialEvaluator(SerialWorker, ABC):
+    """Evaluates a policy from time to time, in this process.
+
+    Args:
+        cfg: what differs from ``default_config()``; ``eval_freq`` is in training iterations.
+        env: an env manager.
+        policy: an eval mode.
+        tb_logger: a tensorboardX ``SummaryWriter``; None makes one when it is needed.
+        exp_name: folder for the output.
+        instance_name: tells evaluators apart in logs.
+    """
+
+    config: ClassVar[dict[str, Any]] = {"eval_freq": 1000}
+
+    def __init__(
+        self,
+        cfg: Mapping[str, Any] | None = None,
+        env: Any = None,
+        policy: Any = None,
+        tb_logger: Any = None,
+        exp_name: str = "default_experiment",
+        instance_name: str = "evaluator",
+    ) -> None:
+        super().__init__(cfg, env, policy, tb_logger, exp_name, instance_name)
+        self._last_eval_iter: int | None = None
+
+    @classmethod
+    def check_config(cls, cfg: EasyDict) -> None:
+        """Refuse impossible values."""
+        check_value(cfg.eval_freq >= 1, "eval_freq", cfg.eval_freq, "at least 1")
+
+    @abstractmethod
+    def eval(self, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
+        """Evaluate; return whether to stop, and what was found."""
+
+    def should_eval(self, train_iter: int) -> bool:
+        """Tell whether it is time: at iteration 0, and ``eval_freq`` iterations after the last.
+
+        An answer of True counts as an evaluation, so it is never given twice for one iteration.
+        """
+        last = self._last_eval_iter
+        if train_iter == last:
+            return False
+        if train_iter != 0 and train_iter - (last or 0) < self._cfg.eval_freq:
+            return False
+        self._last_eval_iter = train_iter
+        return True
+
+    def reset_env(self, _env: Any = None) -> None:
+        """Begin fresh episodes, or evaluate in other envs from now on (launched if need be)."""
+        if _env is not None:
+            self._env = _env
+        if self.env.closed:
+            self.env.launch()
+        elif _env is None:
+            self.env.reset()
+
+    def reset_policy(self, _policy: Any = None) -> None:
+        """Clear the policy's evaluating state, or evaluate another policy from now on."""
+        if _policy is not None:
+            self._policy = _policy
+        self.policy.reset()
+
+    def reset(self, _policy: Any = None, _env: Any = None) -> None:
+        """Begin anew, with another policy or in other envs if they are given."""
+        if _env is not None or self._env is not None:
+            self.reset_env(_env)
+        if _policy is not None or self._policy is not None:
+            self.reset_policy(_policy)
+        self._last_eval_iter = None
+
+
+def get_serial_evaluator_cls(cfg: Mapping[str, Any]) -> Callable[..., ISerialEvaluator]:
+    """Return the class that ``cfg.type`` names, after importing ``cfg.import_names``.
+
+    Raises:
+        ConfigError: if ``cfg`` has no ``type``.
+        RegistryError: if no one registered the name; the nearest names are listed.
+    """
+    return get_worker_cls(SERIAL_EVALUATOR_REGISTRY, cfg, "a serial evaluator")
+
+
+def create_serial_evaluator(cfg: Mapping[str, Any], **kwargs: Any) -> ISerialEvaluator:
+    """Build the evaluator that ``cfg.type`` names (``interaction``).
+
+    Args:
+        cfg: the evaluator's config, with ``type``.
+        kwargs: given to the class's constructor.
+
+    Raises:
+        ConfigError: if ``cfg`` has no ``type``, or for what the class refuses.
+        RegistryError: if no one registered the name; the nearest names are listed.
+    """
+    return get_serial_evaluator_cls(cfg)(cfg, **kwargs)

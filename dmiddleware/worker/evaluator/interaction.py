@@ -1,0 +1,235 @@
+"""An evaluator that lets the policy play."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from easydict import EasyDict
+
+from dmiddleware.config import check_value
+from dmiddleware.errors import ConfigError, DMiddlewareError
+from dmiddleware.worker.evaluator.base import SERIAL_EVALUATOR_REGISTRY, ISerialEvaluator
+from dmiddleware.worker.evaluator.episodes import evaluate_episodes
+from dmiddleware.worker.evaluator.monitor import VectorEvalMonitor
+from dmiddleware.worker.evaluator.pictures import add_video, draw_returns
+from dmiddleware.worker.ranks import broadcast_from_first
+
+__all__ = ["InteractionSerialEvaluator"]
+
+BEST_CHECKPOINT = "ckpt_best.safetensors"
+
+SaveCkpt = Callable[[str], Any]
+
+
+@SERIAL_EVALUATOR_REGISTRY.register("interaction")
+class InteractionSerialEvaluator(ISerialEvaluator):
+    """Plays whole episodes greedily, a fixed share in each env, and looks at their returns.
+
+    With several ranks, rank 0 plays and tells the others what came of it.
+
+    Args:
+        cfg: what differs from ``default_config()``:
+
+            - ``eval_freq``: training iterations between evaluations;
+            - ``n_episode``: episodes per evaluation, at least one per env;
+            - ``stop_value``: mean return at which to stop; None: never;
+            - ``render.render_freq``: film an evaluation that comes so many training iterations (or
+              env steps, with ``render.mode="envstep"``) after the last film; -1: never.
+              ``render.max_frames`` and ``render.fps`` are the film's;
+            - ``figure_path``: file of a picture of the returns, drawn anew by each evaluation.
+        env: an env manager; for films its envs need ``render_mode="rgb_array"``.
+        policy: an eval mode.
+        tb_logger: a tensorboardX ``SummaryWriter``; None makes one when it is needed.
+        exp_name: folder for the output.
+        instance_name: tells evaluators apart in logs.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "n_episode": None,
+        "stop_value": None,
+        "render": {"render_freq": -1, "mode": "train_iter", "max_frames": 500, "fps": 20},
+        "figure_path": None,
+    }
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._best = float("-inf")
+        self._last_render = 0
+        self._history: list[tuple[int, list[float]]] = []
+
+    @classmethod
+    def check_config(cls, cfg: EasyDict) -> None:
+        """Refuse impossible values."""
+        super().check_config(cfg)
+        check_value(
+            cfg.render.mode in ("train_iter", "envstep"),
+            "render.mode", cfg.render.mode, "'train_iter' or 'envstep'",
+        )  # fmt: skip
+        for key in ("max_frames", "fps"):
+            check_value(cfg.render[key] >= 1, f"render.{key}", cfg.render[key], "at least 1")
+
+    @property
+    def best_return(self) -> float:
+        """The best mean return so far; minus infinity before the first evaluation."""
+        return self._best
+
+    def reset(self, _policy: Any = None, _env: Any = None) -> None:
+        """Begin anew, with another policy or in other envs if they are given."""
+        super().reset(_policy, _env)
+        self._best = float("-inf")
+        self._last_render = 0
+        self._history.clear()
+
+    def eval(
+        self,
+        save_ckpt_fn: SaveCkpt | None = None,
+        train_iter: int = -1,
+        envstep: int = -1,
+        n_episode: int | None = None,
+        force_render: bool = False,
+        policy_kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[bool, dict[str, Any]]:
+        """Evaluate.
+
+        Args:
+            save_ckpt_fn: called with a file name when the mean return is the best so far.
+            train_iter: training iterations so far; negative: unknown.
+            envstep: env steps so far; negative: unknown.
+            n_episode: how many episodes; None: ``cfg.n_episode``.
+            force_render: film this evaluation.
+            policy_kwargs: given to the policy's forward.
+
+        Returns:
+            Whether to stop (the mean return has reached ``stop_value``, and training has begun);
+            and what was found: means of the episodes' last infos, ``return_mean``, ``return_std``,
+            ``return_max``, ``return_min``, and the list ``episode_return``.
+
+        Raises:
+            ConfigError: if the number of episodes is given nowhere, or is below that of the envs.
+            EnvCrashed: if an env keeps failing.
+            DMiddlewareError: on the other ranks, if rank 0 failed.
+        """
+        outcome: tuple[str, Any] = ("", None)
+        if self._rank == 0:
+            try:
+                outcome = ("", self._eval(
+                    save_ckpt_fn, train_iter, envstep, n_episode, force_render, policy_kwargs
+                ))  # fmt: skip
+            except Exception as error:
+                broadcast_from_first((f"{type(error).__name__}: {error}", None))
+                raise
+        failure, found = broadcast_from_first(outcome)
+        if failure:
+            raise DMiddlewareError(f"the evaluation on rank 0 failed: {failure}")
+        stop, info = found
+        return stop, info
+
+    def _eval(
+        self,
+        save_ckpt_fn: SaveCkpt | None,
+        train_iter: int,
+        envstep: int,
+        n_episode: int | None,
+        force_render: bool,
+        policy_kwargs: Mapping[str, Any] | None,
+    ) -> tuple[bool, dict[str, Any]]:
+        began = time.perf_counter()
+        films = force_render or self._should_render(train_iter, envstep)
+        monitor = evaluate_episodes(
+            self.policy,
+            self.env,
+            self._n_episode(n_episode),
+            policy_kwargs=policy_kwargs,
+            max_frames=self._cfg.render.max_frames if films else 0,
+        )
+        returns = monitor.get_episode_return()
+        info = {**monitor.get_episode_info(), **_summary(returns)}
+        seconds = time.perf_counter() - began
+        self._log(info, train_iter, envstep, seconds)
+        if films:
+            self._show_film(monitor, train_iter, envstep)
+        self._draw(train_iter, returns)
+        mean = info["return_mean"]
+        if mean > self._best:
+            self._best = mean
+            if save_ckpt_fn is not None:
+                save_ckpt_fn(BEST_CHECKPOINT)
+        stop_value = self._cfg.stop_value
+        stop = stop_value is not None and mean >= stop_value and train_iter > 0
+        if stop:
+            self._logger.info(
+                "%s: the mean return %.6g has reached stop_value %.6g",
+                self._instance_name, mean, stop_value,
+            )  # fmt: skip
+        return stop, info
+
+    def _n_episode(self, given: int | None) -> int:
+        value = self._cfg.n_episode if given is None else given
+        if value is None:
+            raise ConfigError(
+                f"{self} was not told how many episodes to play; give eval(n_episode=…), or set "
+                "n_episode in the config"
+            )
+        return int(value)
+
+    def _log(self, info: Mapping[str, Any], train_iter: int, envstep: int, seconds: float) -> None:
+        values = {key: value for key, value in info.items() if not isinstance(value, list)}
+        values["evaluate_time"] = seconds
+        self._show(
+            f"iteration {train_iter}, env step {envstep}",
+            values,
+            train_iter=train_iter,
+            envstep=envstep,
+        )
+
+    def _should_render(self, train_iter: int, envstep: int) -> bool:
+        render = self._cfg.render
+        now = train_iter if render.mode == "train_iter" else envstep
+        if render.render_freq < 0 or now - self._last_render < render.render_freq:
+            return False
+        self._last_render = now
+        return True
+
+    def _show_film(self, monitor: VectorEvalMonitor, train_iter: int, envstep: int) -> None:
+        axis, at = (
+            ("iter", train_iter) if self._cfg.render.mode == "train_iter" else ("step", envstep)
+        )
+        tag = f"{self._instance_name}_{axis}/video"
+        add_video(self.tb_logger, tag, monitor.get_video(), max(at, 0), fps=self._cfg.render.fps)
+
+    def _draw(self, train_iter: int, returns: list[float]) -> None:
+        if self._cfg.figure_path is None:
+            return
+        self._history.append((train_iter, returns))
+        iterations, all_returns = zip(*self._history, strict=True)
+        draw_returns(self._cfg.figure_path, iterations, all_returns)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best return and when the last evaluation and film were."""
+        return {
+            "best": self._best,
+            "last_eval_iter": self._last_eval_iter,
+            "last_render": self._last_render,
+            "history": [[at, returns] for at, returns in self._history],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._best = state["best"]
+        self._last_eval_iter = state["last_eval_iter"]
+        self._last_render = state["last_render"]
+        self._history = [(at, list(returns)) for at, returns in state["history"]]
+
+
+def _summary(returns: list[float]) -> dict[str, Any]:
+    return {
+        "episode_count": len(returns),
+        "return_mean": float(np.mean(returns)),
+        "return_std": float(np.std(returns)),
+        "return_max": max(returns),
+        "return_min": min(returns),
+        "episode_return": returns,
+    }

@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import logging
+import math
+
+import pytest
+import torch
+
+from dmiddleware.env import VectorEnvManager, make_env_manager
+from dmiddleware.errors import ConfigError, RegistryError, SpaceError
+from dmiddleware.worker.evaluator import (
+    InteractionSerialEvaluator,
+    create_serial_evaluator,
+    evaluate_episodes,
+    get_serial_evaluator_cls,
+)
+
+LENGTHS = [(2,), (3, 5), (4,)]
+RETURNS = {2: 3.0, 3: 6.0, 4: 10.0, 5: 15.0}
+
+
+@pytest.fixture
+def evaluator(telling_envs, batched_policy, tmp_path):
+    with InteractionSerialEvaluator(
+        {"n_episode": 6, "stop_value": 7.0, "eval_freq": 10},
+        telling_envs(LENGTHS),
+        batched_policy.eval_mode,
+        exp_name=str(tmp_path),
+    ) as evaluator:
+        yield evaluator
+
+
+def test_every_env_plays_its_share_and_pauses(telling_envs, batched_policy):
+    with telling_envs(LENGTHS) as envs:
+        monitor = evaluate_episodes(batched_policy.eval_mode, envs, 7)
+        assert monitor.get_episode_return() == [3.0, 3.0, 3.0, 15.0, 6.0, 10.0, 10.0]
+        assert monitor.get_episode_info()["eval_episode_length"] == (2 * 3 + 5 + 3 + 4 * 2) / 7
+        assert [env.t for env in envs.envs] == [0, 0, 0]
+
+
+def test_envs_in_lockstep_give_the_same_shares(batched_policy):
+    import gymnasium as gym
+    import numpy as np
+
+    class Short(gym.Env):
+        observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        action_space = gym.spaces.Discrete(2)
+
+        def __init__(self, length):
+            self.length = length
+
+        def reset(self, *, seed=None, options=None):
+            self.t = 0
+            return np.zeros(3, np.float32), {}
+
+        def step(self, action):
+            self.t += 1
+            return np.zeros(3, np.float32), 1.0, self.t == self.length, False, {}
+
+    for mode in gym.vector.AutoresetMode:
+
+        def make(mode=mode):
+            fns = [lambda: Short(2), lambda: Short(15)]
+            return gym.vector.SyncVectorEnv(fns, autoreset_mode=mode)
+
+        with VectorEnvManager(make, 2) as envs:
+            monitor = evaluate_episodes(batched_policy.eval_mode, envs, 4)
+        assert monitor.get_episode_return() == [2.0, 2.0, 15.0, 15.0]
+
+
+def test_the_episode_of_a_failed_env_does_not_count(telling_envs, batched_policy):
+    with telling_envs(LENGTHS, {2: [(0, 2)]}) as envs:
+        monitor = evaluate_episodes(batched_policy.eval_mode, envs, 3)
+    # All envs began their second episode, since evaluating begins with a reset.
+    assert monitor.get_episode_return() == [3.0, 15.0, 10.0]
+
+
+def test_the_policy_acts_greedily_and_is_told_which_episodes_ended(telling_envs):
+    from torch import nn
+
+    from dmiddleware.policy import Policy
+
+    told = []
+
+    class Told(Policy):
+        def _forward_learn(self, batch, **kwargs):
+            return {}
+
+        def _forward_collect(self, data, **kwargs):
+            raise AssertionError("evaluating does not collect")
+
+        def _forward_eval(self, data, *, mark=None, **kwargs):
+            told.append((sorted(data), mark))
+            return {env_id: {"action": torch.tensor(0)} for env_id in data}
+
+        def _reset_eval(self, data_id=None):
+            told.append(("reset", data_id))
+
+        def _check_spaces(self, observation_space, action_space):
+            pass
+
+    policy = Told({}, nn.Linear(1, 1))
+    with telling_envs([(1,), (2,)]) as envs:
+        evaluate_episodes(policy.eval_mode, envs, 2, policy_kwargs={"mark": 1})
+    assert told == [
+        ("reset", None),
+        ([0, 1], 1),
+        ("reset", [0]),
+        ([1], 1),
+        ("reset", [1]),
+    ]
+
+
+def test_what_was_found_is_returned(evaluator):
+    stop, info = evaluator.eval(train_iter=0)
+    assert not stop  # training has not begun
+    # The envs were not launched before, so their first episodes count.
+    assert info["episode_return"] == [3.0, 3.0, 6.0, 15.0, 10.0, 10.0]
+    assert info["episode_count"] == 6
+    assert info["return_mean"] == pytest.approx(47 / 6)
+    assert (info["return_min"], info["return_max"]) == (3.0, 15.0)
+    assert info["return_std"] == pytest.approx(
+        math.sqrt(sum((x - 47 / 6) ** 2 for x in info["episode_return"]) / 6)
+    )
+    assert info["eval_episode_return"] == pytest.approx(47 / 6)
+    stop, _ = evaluator.eval(train_iter=1)
+    assert stop
+
+
+def test_it_does_not_stop_below_the_stop_value(telling_envs, batched_policy, tmp_path):
+    with InteractionSerialEvaluator(
+        {"n_episode": 3, "stop_value": 100.0},
+        telling_envs(LENGTHS),
+        batched_policy.eval_mode,
+        exp_name=str(tmp_path),
+    ) as evaluator:
+        assert evaluator.eval(train_iter=5)[0] is False
+
+
+def test_a_new_best_is_saved_and_nothing_else(evaluator, telling_envs):
+    saved = []
+    evaluator.eval(saved.append, train_iter=1)
+    evaluator.eval(saved.append, train_iter=2)  # the same returns
+    assert saved == ["ckpt_best.safetensors"]
+    evaluator.reset_env(telling_envs([(9,), (9,), (9,)]))
+    evaluator.eval(saved.append, train_iter=3)
+    assert saved == ["ckpt_best.safetensors"] * 2
+    assert evaluator.best_return == 45.0
+    evaluator.reset_env(telling_envs([(1,), (1,), (1,)]))
+    evaluator.eval(saved.append, train_iter=4)
+    assert len(saved) == 2
+
+
+def test_it_is_time_at_iteration_0_and_every_so_many_iterations_after(evaluator):
+    times = [i for i in range(0, 41) for _ in range(2) if evaluator.should_eval(i)]
+    assert times == [0, 10, 20, 30, 40]
+    evaluator.reset()
+    assert [i for i in (3, 9, 12, 15, 21, 22) if evaluator.should_eval(i)] == [12, 22]
+
+
+def test_the_state_remembers_the_best_and_the_last_time(evaluator):
+    assert evaluator.should_eval(13)
+    evaluator.eval(train_iter=13)
+    state = evaluator.state_dict()
+    evaluator.reset()
+    assert evaluator.best_return == -math.inf
+    evaluator.load_state_dict(state)
+    assert evaluator.best_return == pytest.approx(47 / 6)
+    assert not evaluator.should_eval(22)
+    assert evaluator.should_eval(23)
+
+
+def test_results_are_logged(evaluator, caplog, tmp_path):
+    caplog.set_level(logging.INFO)
+    evaluator.eval(train_iter=3, envstep=50)
+    assert "iteration 3, env step 50" in caplog.text
+    assert "return_mean" in caplog.text
+    assert "has reached stop_value 7" in caplog.text
+    assert list((tmp_path / "log" / "evaluator").glob("events*"))
+
+
+def test_a_number_of_episodes_is_needed(telling_envs, batched_policy, tmp_path):
+    with InteractionSerialEvaluator(
+        {}, telling_envs(LENGTHS), batched_policy.eval_mode, exp_name=str(tmp_path)
+    ) as evaluator:
+        with pytest.raises(ConfigError, match="n_episode"):
+            evaluator.eval()
+        with pytest.raises(ConfigError, match="2 episode"):
+            evaluator.eval(n_episode=2)
+        assert evaluator.eval(n_episode=3)[1]["episode_count"] == 3
+
+
+def test_envs_that_do_not_fit_the_policy_are_refused(dqn_policy, tmp_path):
+    with (
+        make_env_manager("Acrobot-v1", env_num=2) as envs,
+        InteractionSerialEvaluator(
+            {"n_episode": 2}, envs, dqn_policy.eval_mode, exp_name=str(tmp_path)
+        ) as evaluator,
+        pytest.raises(SpaceError),
+    ):
+        evaluator.eval()
+
+
+def images(folder):
+    from tensorboardX.proto.event_pb2 import Event
+
+    for file in folder.rglob("events*"):
+        data = file.read_bytes()
+        while data:
+            length = int.from_bytes(data[:8], "little")
+            event = Event.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
+            for value in event.summary.value:
+                if value.HasField("image"):
+                    yield value.tag, event.step, value.image
+
+
+def test_evaluations_are_filmed_when_it_is_time(dqn_policy, tmp_path):
+    import io
+
+    from PIL import Image, ImageSequence
+
+    envs = make_env_manager(
+        "CartPole-v1", env_num=3, seed=0, env_kwargs={"render_mode": "rgb_array"}
+    )
+    cfg = {"n_episode": 3, "render": {"render_freq": 10, "max_frames": 4}}
+    with InteractionSerialEvaluator(
+        cfg, envs, dqn_policy.eval_mode, exp_name=str(tmp_path)
+    ) as evaluator:
+        for train_iter in (5, 10, 15):
+            evaluator.eval(train_iter=train_iter, envstep=8 * train_iter)
+        evaluator.eval(train_iter=16, envstep=128, force_render=True)
+    found = list(images(tmp_path))
+    assert [(tag, step) for tag, step, _ in found] == [
+        ("evaluator_iter/video", 10),
+        ("evaluator_iter/video", 16),
+    ]
+    film = Image.open(io.BytesIO(found[0][2].encoded_image_string))
+    assert film.size == (3 * 600, 400)
+    # Equal pictures are stored once, with a longer duration.
+    assert sum(frame.info["duration"] for frame in ImageSequence.Iterator(film)) == 4 * 50
+
+
+def test_a_picture_of_the_returns_is_drawn(telling_envs, batched_policy, tmp_path):
+    from PIL import Image
+
+    path = tmp_path / "figures" / "returns.png"
+    with InteractionSerialEvaluator(
+        {"n_episode": 3, "figure_path": str(path)},
+        telling_envs(LENGTHS),
+        batched_policy.eval_mode,
+        exp_name=str(tmp_path),
+    ) as evaluator:
+        evaluator.eval(train_iter=0)
+        first = path.read_bytes()
+        evaluator.eval(train_iter=1)
+    assert path.read_bytes() != first
+    with Image.open(path) as picture:
+        assert picture.format == "PNG"
+
+
+def test_reset_takes_another_policy(evaluator, per_env_policy):
+    evaluator.reset(_policy=per_env_policy.eval_mode)
+    assert evaluator.policy == per_env_policy.eval_mode
+    assert evaluator.eval()[1]["episode_count"] == 6
+
+
+def test_evaluators_are_created_by_name():
+    assert get_serial_evaluator_cls({"type": "interaction"}) is InteractionSerialEvaluator
+    assert isinstance(
+        create_serial_evaluator({"type": "interaction", "eval_freq": 5}), InteractionSerialEvaluator
+    )
+    with pytest.raises(RegistryError, match="interaction"):
+        create_serial_evaluator({"type": "interactions"})
+    with pytest.raises(ConfigError, match=r"render\.mode"):
+        create_serial_evaluator({"type": "interaction", "render": {"mode": "never"}})
+    with pytest.raises(ConfigError, match="no key type"):
+        create_serial_evaluator({})
+
+
+def test_defaults_are_those_of_the_classic_evaluator():
+    cfg = InteractionSerialEvaluator.default_config()
+    assert (cfg.eval_freq, cfg.render.render_freq, cfg.render.mode) == (1000, -1, "train_iter")
+    assert cfg.figure_path is None
