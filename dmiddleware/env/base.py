@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from dmiddleware.env.episodes import EpisodeTotals
+from dmiddleware.env.plain import set_space_state, space_state
 from dmiddleware.env.spaces import (
     NestedArrays,
     make_collate,
@@ -22,7 +23,7 @@ from dmiddleware.env.spaces import (
     map_arrays,
     replace_rows,
 )
-from dmiddleware.env.state import infos_of_plain, plain_infos, set_space_state, space_state
+from dmiddleware.env.state import infos_of_plain, plain_infos
 from dmiddleware.env.timestep import BatchedTimestep, BoolArray, IdArray, StepInfo
 from dmiddleware.errors import CheckpointMismatch, ConfigError, EnvStateError, StructureError
 from dmiddleware.seeding import derive_seed

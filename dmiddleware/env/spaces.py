@@ -213,6 +213,9 @@ def make_split(space: spaces.Space[Any]) -> Split:
 
         return split_tuple
     check = make_check(space)
+    if space.shape == () and not isinstance(space, spaces.Discrete):
+        # Iterating would give numpy scalars, which such a space does not contain.
+        return lambda actions: [np.array(action) for action in check(actions)]
     return lambda actions: list(check(actions))
 
 
@@ -262,7 +265,7 @@ def make_read(space: spaces.Space[Any]) -> Callable[[NestedArrays, int], Any]:
     if isinstance(space, spaces.Discrete):
         kind = np.dtype(space.dtype).type
         return lambda array, row: kind(array[row])
-    return lambda array, row: array[row].copy()
+    return lambda array, row: np.array(array[row])
 
 
 def map_arrays(function: Callable[..., Any], nested: NestedArrays, *others: NestedArrays) -> Any:

@@ -62,7 +62,8 @@ class VectorEnvManager(BaseEnvManager):
     Args:
         vector_fn: makes the vector env.
         env_num: how many envs it has, ``E``.
-        seed: as in :meth:`seed`. A vector env that takes one seed only gets that of env 0.
+        seed: as in :meth:`seed`, with two limits: a vector env that takes one seed only gets that
+            of env 0, and one that resets its envs by itself takes seeds at :meth:`reset` alone.
         max_retry: restarts in a row that are allowed before
             :class:`~dmiddleware.errors.EnvCrashed` is raised; an episode's end sets the count back.
     """

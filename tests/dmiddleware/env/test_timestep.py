@@ -1,0 +1,104 @@
+import numpy as np
+import pytest
+from gymnasium.vector import VectorEnv
+
+from dmiddleware.env import BatchedTimestep, StepInfo
+
+ROWS = [
+    {"a": 1, "b": 0.5, "deep": {"x": np.arange(2), "y": True}},
+    {},
+    {"a": 3, "name": "z", "deep": {"x": np.arange(2) + 5}},
+]
+
+
+def test_columns_are_gymnasiums_vector_info():
+    expected = {}
+    vector = VectorEnv()
+    vector.num_envs = 3
+    for index, row in enumerate(ROWS):
+        expected = vector._add_info(expected, row, index)
+
+    info = StepInfo(ROWS)
+
+    def same(ours, theirs):
+        assert set(ours) == set(theirs)
+        for key, value in theirs.items():
+            if isinstance(value, dict):
+                same(ours[key], value)
+            else:
+                np.testing.assert_array_equal(ours[key], value)
+                assert ours[key].dtype == value.dtype, key
+
+    same(info, expected)
+
+
+def test_columns_give_the_rows_back():
+    again = StepInfo.from_columns(dict(StepInfo(ROWS)), 3)
+    for index, row in enumerate(ROWS):
+        np.testing.assert_equal(again.row(index), row)
+
+
+def test_a_value_without_a_mask_belongs_to_every_row():
+    info = StepInfo.from_columns({"score": np.array([1, 2]), "level": 7}, 2)
+    assert info.rows() == [{"score": 1, "level": 7}, {"score": 2, "level": 7}]
+
+
+def test_membership_is_known_without_building_columns():
+    info = StepInfo(ROWS)
+    assert "a" in info
+    assert "_a" in info
+    assert "c" not in info
+    assert "_c" not in info
+    assert 5 not in info
+    assert info._columns is None
+
+
+def test_numbers_of_different_types_share_a_column_that_holds_both():
+    info = StepInfo([{"a": 1}, {"a": 0.5}])
+    assert info["a"].tolist() == [1.0, 0.5]
+
+
+def test_arrays_of_different_shapes_become_objects():
+    info = StepInfo([{"a": np.zeros(2)}, {"a": np.zeros(3)}])
+    assert info["a"].dtype == object
+    assert [len(one) for one in info["a"]] == [2, 3]
+
+
+def test_a_row_is_a_fresh_dictionary():
+    info = StepInfo(ROWS)
+    info.row(0)["a"] = 99
+    assert ROWS[0]["a"] == 1
+
+
+def test_an_info_without_keys_is_empty():
+    info = StepInfo([{}, {}])
+    assert len(info) == 0
+    assert info.n_rows == 2
+    assert repr(info) == "StepInfo({})"
+    with pytest.raises(KeyError):
+        info["a"]
+
+
+def test_a_batch_is_iterated_env_by_env():
+    obs = {"x": np.array([[1.0], [2.0]]), "pair": (np.array([5, 6]),)}
+    batch = BatchedTimestep(
+        env_id=np.array([0, 3]),
+        obs=obs,
+        next_obs=obs,
+        reward=np.array([0.5, 1.5], np.float32),
+        done=np.array([False, True]),
+        terminated=np.array([False, False]),
+        truncated=np.array([False, True]),
+        abnormal=np.array([False, False]),
+        info=StepInfo([{}, {"eval_episode_return": 3.0}]),
+        is_full=False,
+    )
+    first, second = batch
+    assert len(batch) == 2
+    assert (first.env_id, second.env_id) == (0, 3)
+    assert (first.reward, first.done, second.done, second.truncated) == (0.5, False, True, True)
+    assert second.info == {"eval_episode_return": 3.0}
+    assert second.obs["x"].tolist() == [2.0]
+    assert second.next_obs["pair"][0] == 6
+    assert type(first.reward) is float
+    assert type(first.done) is bool
