@@ -236,6 +236,8 @@ class EventBus:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+        for name in list(self._handlers):
+            self._tell_router(name)
         thread = self._thread
         if thread is None:
             return
@@ -270,7 +272,8 @@ class EventBus:
         """
         if self._router is not None:
             with self._routing:
-                self._router.subscribe(name, active=bool(self._handlers.get(name)))
+                wanted = bool(self._handlers.get(name)) and not self._closing
+                self._router.subscribe(name, active=wanted)
 
     def _resolve(self, event: str | Event) -> Event:
         """Return the event of a name; an :class:`Event` declares its contract."""
@@ -286,8 +289,18 @@ class EventBus:
         return known_event if known_event is not None else Event(event)
 
     def _deliver(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take an event that came from another process."""
-        self._accept(self._resolve(name), Emission(args, kwargs))
+        """Take an event that came from another process.
+
+        Raises:
+            EventQueueFull: when the queue stays full past the deadline; to be delivered again.
+        """
+        try:
+            self._accept(self._resolve(name), Emission(args, kwargs))
+        except EventQueueFull:
+            raise
+        except EventError:
+            # It crossed with the news that this end is closed.
+            _logger.info("the event %r came from another process after the task was closed", name)
 
     def _accept(self, event: Event, emission: Emission) -> None:
         in_handler = threading.current_thread() is self._thread

@@ -101,7 +101,8 @@ def forward(steps: Sequence[Step], ctx: Context, frames: Frames) -> None:
     step = None
     try:
         for step in steps:
-            result = step.call(ctx)
+            call = step.call  # by itself: the interpreter is faster so than with step.call(ctx)
+            result = call(ctx)
             if result is None:
                 continue
             if type(result) is not GeneratorType and not _is_generator(result, step):

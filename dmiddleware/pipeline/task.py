@@ -95,6 +95,7 @@ class Task(Emitter, Generic[C]):
         self._at_step_end: list[Callable[[], object]] = []
         self._stop_reason: str | None = None
         self._is_running = False
+        self._is_set_up = False
         self._step_done = False
         self._closed = False
         ctx.task = self
@@ -407,7 +408,7 @@ class Task(Emitter, Generic[C]):
 
     def _use_by_hand(self, entry: Entry) -> None:
         self._by_hand.append(entry)
-        if self._chain is not None:
+        if self._is_set_up:
             self._register()
             self._set_up()
 
@@ -424,8 +425,10 @@ class Task(Emitter, Generic[C]):
         if self._chain is None:
             self.check()
             self._register()
-            self._chain = self._compile(self._entries)
-        self._set_up()
+            chain = self._compile(self._entries)
+            self._is_set_up = True
+            self._set_up()
+            self._chain = chain
         return self._chain
 
     def _set_up(self) -> None:

@@ -649,6 +649,30 @@ def test_a_router_is_told_who_listens():
     bus.close()
 
 
+def test_a_closed_bus_takes_no_more_from_afar_and_says_so_to_the_router(tape):
+    end = Wire().end()
+    bus = EventBus(router=end)
+    bus.on("a", tape)
+    bus.close()
+    assert end.names == set()
+    end.deliver("a", (1,), {})
+    assert tape == []
+
+
+def test_a_full_queue_refuses_what_comes_from_afar(tape):
+    end = Wire().end()
+    bus = EventBus(router=end)
+    gate = Gate()
+    bus.on(Event("a", capacity=1, timeout_s=0.0), gate)
+    end.deliver("a", (), {})
+    assert gate.entered.wait(DEADLINE_S)
+    end.deliver("a", (), {})
+    with pytest.raises(EventQueueFull):
+        end.deliver("a", (), {})
+    gate.opened.set()
+    bus.close()
+
+
 def test_the_system_clock_waits_no_longer_than_asked():
     clock = SystemClock()
     condition = threading.Condition()
