@@ -38,6 +38,7 @@ ObsShape: TypeAlias = Any
 """``int | tuple | Mapping[str, ObsShape]``, as the module's docstring says."""
 
 ActionKind: TypeAlias = Literal["discrete", "continuous"]
+"""Whether actions are numbers of choices or vectors."""
 
 ONE_HOT = "one_hot"
 
