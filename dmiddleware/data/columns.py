@@ -11,10 +11,10 @@ import numpy.typing as npt
 import torch
 import treetensor.torch as ttorch
 
-from dmiddleware.data.tree import Batch, leaves
+from dmiddleware.data.tree import Batch, as_tree, leaves
 from dmiddleware.errors import StructureError
 
-__all__ = ["Array", "Columns", "Leaf", "Schema", "to_array"]
+__all__ = ["Array", "Columns", "Leaf", "Schema", "as_batch", "to_array"]
 
 Array: TypeAlias = npt.NDArray[Any]
 Allocate: TypeAlias = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
@@ -59,7 +59,8 @@ class Schema:
             StructureError: if a leaf lacks these dimensions, or a key contains a dot.
         """
         found = []
-        for path, leaf in _tensors(batch):
+        for path, leaf in leaves(batch):
+            _check_keys(batch, path)
             if leaf.ndim < n_lead:
                 raise StructureError(
                     f"leaf {path!r} has shape {tuple(leaf.shape)}, but the leaves of this batch "
@@ -92,7 +93,7 @@ class Schema:
         Raises:
             StructureError: if a leaf is missing, additional, or of another shape or dtype.
         """
-        if self._is_flat and isinstance(batch, ttorch.Tensor):
+        if self._is_flat and not partly:
             quickly = self._arrays_of_flat(batch, lead)
             if quickly is not None:
                 return quickly
@@ -128,7 +129,7 @@ class Schema:
         return {path: array.reshape(-1, *array.shape[n_lead:]) for path, array in found.items()}
 
     def _fetch(self, batch: Batch, partly: bool) -> list[tuple[str, Any]]:
-        found = dict(_tensors(batch))
+        found = dict(leaves(as_batch(batch)))
         odd = found.keys() - self.leaves.keys() if partly else found.keys() ^ self.leaves.keys()
         if odd:
             raise StructureError(_odd_keys(set(found), set(self.leaves)))
@@ -200,13 +201,31 @@ def to_array(leaf: Any) -> Array:
     return np.asarray(leaf)
 
 
-def _tensors(batch: Batch) -> list[tuple[str, Any]]:
-    if not isinstance(batch, ttorch.Tensor | Mapping):
-        raise StructureError(
-            f"a batch is a treetensor or a dictionary of tensors, got {type(batch).__name__}; "
-            "build one with dmiddleware.data.as_tree"
-        )
-    return list(leaves(batch))
+def as_batch(batch: Any) -> Batch:
+    """Return a treetensor as it is, and a dictionary of tensors or arrays as a treetensor.
+
+    Raises:
+        StructureError: for anything else.
+    """
+    if isinstance(batch, ttorch.Tensor):
+        return batch
+    if isinstance(batch, Mapping):
+        return as_tree(batch)
+    raise StructureError(
+        f"a batch is a treetensor or a dictionary of tensors, got {type(batch).__name__}; "
+        "build one with dmiddleware.data.as_tree"
+    )
+
+
+def _check_keys(batch: Batch, path: str) -> None:
+    node = batch
+    for key in path.split("."):
+        if not isinstance(node, ttorch.Tensor) or key not in node:
+            raise StructureError(
+                f"the path {path!r} is ambiguous, since a key of the batch has a dot in it; "
+                "rename the key"
+            )
+        node = node[key]
 
 
 def _odd_keys(found: set[str], expected: set[str]) -> str:

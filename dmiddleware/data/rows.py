@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dmiddleware.data.columns import Array, Columns, Leaf, Schema
+from dmiddleware.data.columns import Array, Columns, Leaf, Schema, as_batch
 from dmiddleware.data.links import NONE, EpisodeLinks, Pushed
 from dmiddleware.data.samplers import Ints
 from dmiddleware.data.side_table import SideTable
@@ -82,6 +82,7 @@ class Rows:
             StructureError: if the batch has not the structure of the first one, or lacks a column
                 that the buffer's options need; nothing has changed.
         """
+        batch = as_batch(batch)
         lead = _lead(batch)
         if self._schema is None or self._columns is None:
             schema = Schema.of(batch, len(lead))
@@ -198,9 +199,10 @@ class Rows:
             self._load_structure(state)
         self.clear()
         self.first, self.total = state["first"], state["total"]
+        if self._columns is None or not state["leaves"]:
+            return  # the state is that of a buffer before its first push
         index = np.arange(self.first, self.total)
-        if self._columns is not None:
-            self._columns.put(index % self.size, _as_arrays(state["columns"]))
+        self._columns.put(index % self.size, _as_arrays(state["columns"]))
         if self._links is not None:
             self._links.load_state_dict(state["links"], index)
         if self._side is not None:
@@ -269,6 +271,8 @@ class Rows:
     def _store(self, rows: Mapping[str, Array], first: int, n: int) -> None:
         assert self._columns is not None  # set up by push
         start = first % self.size
+        if self._side is not None:
+            rows = {path: rows[path] for path in self._columns.arrays}
         self._columns.write(start, rows, n)
         if self._side is not None:
             self._side.free(np.arange(start, start + n) % self.size)
@@ -346,12 +350,11 @@ def _check_next_obs(schema: Schema) -> None:
 def _lead(batch: Batch) -> tuple[int, ...]:
     try:
         done: Any = batch["done"]
-    except (KeyError, TypeError):
+    except KeyError:
         found: Any = next(leaves(batch), ("", None))[1]
         if getattr(found, "ndim", 0) < 1:
             raise StructureError(
-                "a batch is a treetensor or a dictionary with leaves [N, …], got "
-                f"{type(batch).__name__}; build one with dmiddleware.data.as_tree"
+                "a batch has leaves [N, …], but this one has a leaf without dimensions, or none"
             ) from None
         lead: tuple[int, ...] = tuple(found.shape[:1])
         return lead

@@ -109,6 +109,8 @@ def write_safetensors(
 def raw_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
     """Return the bytes of a tensor, row by row; shares memory with a contiguous one on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
+    if not len(flat):  # one made by numpy has no strides that torch would view as bytes
+        return np.empty(0, np.uint8)
     array: npt.NDArray[np.uint8] = flat.view(torch.uint8).numpy()
     return array
 

@@ -18,7 +18,7 @@ from dmiddleware.data.rows import Rows
 from dmiddleware.data.samplers import Eligible, Ints, Sampler, UniformSampler
 from dmiddleware.data.storage import SharedHandle, SharedStorage, make_storage
 from dmiddleware.data.tree import Batch, index_rows, nest
-from dmiddleware.errors import NotEnoughData
+from dmiddleware.errors import CheckpointMismatch, NotEnoughData
 
 __all__ = ["TensorBuffer"]
 
@@ -268,6 +268,7 @@ class TensorBuffer(Buffer):
                 "rows": self._rows.state_dict(),
                 "holes": self._holes.state_dict(np.arange(*held)),
                 "sampler": self._sampler.state_dict(present),
+                "sampler_type": type(self._sampler).__name__,
                 "generator": generator_to_text(self._generator),
             }
 
@@ -279,6 +280,12 @@ class TensorBuffer(Buffer):
         """
         with self._lock:
             self._check_open()
+            own = type(self._sampler).__name__
+            if state["sampler_type"] != own:
+                raise CheckpointMismatch(
+                    f"the state is that of a buffer with another sampler, {state['sampler_type']}; "
+                    f"this one has {own}; build it with the same options"
+                )
             self._rows.load_state_dict(state["rows"])
             self._holes.load_state_dict(state["holes"])
             present = self._holes.present(self._rows.first, self._rows.total)

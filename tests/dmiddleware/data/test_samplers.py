@@ -165,7 +165,7 @@ def test_mistakes_with_priorities_are_told():
     with pytest.raises(ValueError, match="serves no buffer yet"):
         PrioritySampler().pushed(0, 1)
     for options in ({"alpha": -1.0}, {"beta": 1.5}, {"eps": 0.0}, {"beta_anneal_steps": 0}):
-        with pytest.raises(ValueError):  # noqa: PT011
+        with pytest.raises(ValueError):
             PrioritySampler(**options)
 
 

@@ -1,9 +1,25 @@
+import threading
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dmiddleware.data import TensorBuffer, as_tree
-from dmiddleware.errors import NotEnoughData, StructureError
+from dmiddleware.data import (
+    PrioritySampler,
+    TensorBuffer,
+    UniformSampler,
+    as_tree,
+    leaves,
+    load_checkpoint,
+    save_checkpoint,
+    to_dict,
+)
+from dmiddleware.errors import CheckpointMismatch, NotEnoughData, StructureError
+
+from .collecting import Collector, as_batch
 
 
 def rows(first, n, lead=None):
@@ -30,27 +46,280 @@ def test_sampled_rows_are_rows_that_were_pushed():
     assert batch.obs.image.dtype == torch.uint8
 
 
-def test_a_batch_of_another_structure_is_refused_by_the_name_of_its_leaf():
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 20),
+    st.lists(st.tuples(st.sampled_from(["push", "delete", "clear"]), st.integers(0, 30))),
+)
+def test_it_holds_what_a_naive_model_holds(size, actions):
+    buffer, model, total = TensorBuffer(size), [], 0
+    for name, n in actions:
+        if name == "push":
+            assert list(buffer.push(rows(total, n)))[-n:] == [*range(total, total + n)][-size:]
+            model = [i for i in [*model, *range(total, total + n)] if i >= total + n - size]
+            total += n
+        elif name == "delete" and total:
+            gone = n % total
+            assert buffer.delete([gone, gone]) == (gone in model)
+            model = [i for i in model if i != gone]
+        elif name == "clear":
+            buffer.clear()
+            model = []
+        assert len(buffer) == len(model)
+        assert buffer.get(model).number.tolist() == model if model else True
+        if model:
+            start, stop = sorted((n % len(model), len(model)))
+            part = buffer.sample(stop - start, sample_range=slice(start, stop)).number.tolist()
+            assert set(part) <= set(model[start:stop])
+
+
+def test_a_sample_belongs_to_the_caller():
+    buffer = TensorBuffer(4, seed=0)
+    buffer.push(rows(0, 4))
+    batch = buffer.sample(4)
+    batch.number.fill_(-1)
+    batch.obs.speed.fill_(-1)
+    assert buffer.get(range(4)).number.tolist() == [0, 1, 2, 3]
+    kept = buffer.sample(4)
+    before = kept.number.clone()
+    buffer.push(rows(4, 4))
+    assert torch.equal(kept.number, before)
+
+
+def test_what_is_pushed_is_copied():
+    buffer, batch = TensorBuffer(4), rows(0, 4)
+    buffer.push(batch)
+    batch.number.fill_(-1)
+    assert buffer.get(range(4)).number.tolist() == [0, 1, 2, 3]
+
+
+def test_leaves_that_need_a_conversion_first_are_taken_too():
+    buffer = TensorBuffer(8)
+    weight = torch.ones(2, 3, requires_grad=True)
+    buffer.push({"x": weight * 2, "y": np.arange(2), "z": (torch.zeros(2), torch.ones(2))})
+    pair = {"0": weight[:, 0], "1": weight[:, 1]}
+    buffer.push(as_tree({"x": weight * 3, "y": torch.arange(2), "z": pair}))
+    assert buffer.get([0, 3]).x.tolist() == [[2.0] * 3, [3.0] * 3]
+    assert buffer.get([0, 1]).z["1"].tolist() == [1.0, 1.0]
+    flat = TensorBuffer(8)
+    for _ in range(2):
+        flat.push(as_tree({"x": weight * 2, "strided": torch.arange(6).reshape(3, 2).t()}))
+    assert flat.get([2]).strided.tolist() == [[0, 2, 4]]
+
+
+def damaged(**changes):
+    batch = rows(6, 2)
+    for path, value in changes.items():
+        if value is None:
+            del batch[path]
+        else:
+            batch[path] = value
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (damaged(number=torch.zeros(2, 3)), r"'number' .* is float32\[2, 3\].* int64\[2\]"),
+        (damaged(number=torch.zeros(2)), r"'number' .* is float32\[2\].* stores int64\[2\]"),
+        (damaged(number=torch.arange(3)), r"'number' .* is int64\[3\].* stores int64\[2\]"),
+        (damaged(number=None), "it lacks number"),
+        (damaged(extra=torch.zeros(2)), "it has extra on top"),
+        (damaged(obs=torch.zeros(2)), r"it lacks obs\.image, obs\.speed and it has obs on top"),
+        (damaged(done=torch.zeros(2, 1, 1)), r"`done` has shape \(2, 1, 1\)"),
+        (torch.zeros(2), r"got Tensor; build one with dmiddleware\.data\.as_tree"),
+        (as_tree({}), "a leaf without dimensions, or none"),
+    ],
+)
+def test_a_batch_of_another_structure_is_refused_by_the_name_of_its_leaf(batch, message):
     buffer = TensorBuffer(10)
     buffer.push(rows(0, 6))
-    batch = rows(6, 2)
-    batch.obs.speed = torch.zeros(2, 3)
-    with pytest.raises(StructureError, match=r"obs\.speed.*float32\[2, 3\].*float32\[2\]"):
+    with pytest.raises(StructureError, match=message):
         buffer.push(batch)
+    assert len(buffer) == 6
 
 
-def test_sampling_more_than_is_held_says_how_many_are_missing():
+def test_a_flat_batch_of_another_structure_is_refused_too():
     buffer = TensorBuffer(10)
+    buffer.push(as_tree({"x": torch.zeros(3), "y": torch.zeros(3, 2)}))
+    for other, message in [
+        ({"x": torch.zeros(3), "y": torch.zeros(3, 1)}, r"'y' .* is float32\[3, 1\]"),
+        ({"x": torch.zeros(3), "z": torch.zeros(3)}, "it lacks y and it has z on top"),
+        ({"x": torch.zeros(3), "y": {"a": torch.zeros(3)}}, "it lacks y"),
+        ({"x": torch.zeros(3, dtype=torch.bfloat16), "y": torch.zeros(3, 2)}, "not bfloat16"),
+    ]:
+        with pytest.raises(StructureError, match=message):
+            buffer.push(as_tree(other))
+
+
+def test_the_first_batch_is_checked_as_well():
+    with pytest.raises(StructureError, match=r"leaf 'x' has shape \(2,\).* 2 dimension"):
+        TensorBuffer(4).push({"x": torch.zeros(2), "done": torch.zeros(2, 3)})
+    with pytest.raises(StructureError, match=r"'x' of the batch is float32\[3\]"):
+        TensorBuffer(4).push({"x": torch.zeros(3), "done": torch.zeros(2)})
+    with pytest.raises(StructureError, match=r"the path 'a\.b' is ambiguous"):
+        TensorBuffer(4).push({"a.b": torch.zeros(2)})
+    with pytest.raises(StructureError, match="has a column index"):
+        TensorBuffer(4).push({"index": torch.zeros(3)})
+    with pytest.raises(StructureError, match="has a column weight"):
+        TensorBuffer(4, sampler=PrioritySampler()).push({"weight": torch.zeros(3)})
+    TensorBuffer(4).push({"weight": torch.zeros(3)})
+
+
+def test_sampling_too_much_says_how_many_are_missing():
+    buffer = TensorBuffer(10)
+    with pytest.raises(NotEnoughData, match="asked for 1 rows, but the buffer holds 0"):
+        buffer.sample(1)
     buffer.push(rows(0, 6))
     with pytest.raises(NotEnoughData, match="asked for 8 rows, but the buffer holds 6; push 2"):
         buffer.sample(8)
+    with pytest.raises(NotEnoughData, match="of which 2 are in sample_range"):
+        buffer.sample(3, sample_range=slice(-2, None))
+    with pytest.raises(ValueError, match="at least one row, got n=0"):
+        buffer.sample(0)
+    with pytest.raises(ValueError, match="has no step"):
+        buffer.sample(1, sample_range=slice(0, 4, 2))
 
 
-def test_a_loaded_buffer_draws_as_the_original_does():
-    buffer, other = TensorBuffer(10, seed=0), TensorBuffer(10, seed=1)
-    buffer.push(rows(0, 16))
-    buffer.sample(4)
-    other.load_state_dict(buffer.state_dict())
-    for _ in range(3):
-        buffer.push(rows(16, 3)), other.push(rows(16, 3))
-        assert np.array_equal(buffer.sample(8).number, other.sample(8).number)
+def test_rows_are_updated_in_place():
+    buffer = TensorBuffer(4)
+    buffer.push(rows(0, 6))
+    n = buffer.update([1, 5, 2], {"obs": {"speed": torch.tensor([7.0, 8.0, 9.0])}})
+    assert n == 2  # row 1 is gone
+    assert buffer.get([2, 3, 4, 5]).obs.speed.tolist() == [9, 3, 4, 8]
+    with pytest.raises(StructureError, match="it has odd on top"):
+        buffer.update([2], {"odd": torch.zeros(1)})
+    with pytest.raises(IndexError, match="indices lie in 0 … 5"):
+        buffer.update([6], {"number": torch.zeros(1, dtype=torch.int64)})
+    with pytest.raises(IndexError, match="row 1 is not held any more"):
+        buffer.get([2, 1])
+    linked = TensorBuffer(4, n_step=2)
+    linked.push(as_batch([step[0] for step in Collector(1, 0).rows(3)], (3,)))
+    linked.update([0], {"reward": torch.tensor([5.0])})
+    with pytest.raises(StructureError, match="done cannot be updated"):
+        linked.update([0], {"done": torch.tensor([True])})
+
+
+@pytest.mark.parametrize(
+    "options", [{"size": 0}, {"size": 3, "n_step": 0}, {"size": 3, "unroll_len": -1}]
+)
+def test_impossible_options_are_refused(options):
+    with pytest.raises(ValueError, match="is at least 1"):
+        TensorBuffer(**options)
+
+
+OPTIONS = {
+    "uniform": {},
+    "without replacement": {"sampler": lambda: UniformSampler(replace=False)},
+    "prioritized": {"sampler": lambda: PrioritySampler(beta_anneal_steps=10)},
+    "n-step": {"n_step": 3},
+    "once": {"n_step": 2, "store_next_obs": False},
+    "sequences": {"unroll_len": 3, "unroll_pad": False},
+    "everything": {
+        "sampler": PrioritySampler,
+        "n_step": 2,
+        "unroll_len": 2,
+        "store_next_obs": False,
+    },
+}
+
+
+def build(name, seed):
+    options = dict(OPTIONS[name])
+    if "sampler" in options:
+        options["sampler"] = options["sampler"]()
+    return TensorBuffer(50, seed=seed, **options)
+
+
+def equal(a, b):
+    a, b = dict(leaves(a)), dict(leaves(b))
+    return a.keys() == b.keys() and all(torch.equal(a[path], b[path]) for path in a)
+
+
+@pytest.mark.parametrize("n_pushes", [0, 3, 12])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_loaded_buffer_goes_on_as_the_original_does(name, n_pushes, tmp_path):
+    collector = Collector(3, seed=1, odd_next_obs=True)
+
+    def batch():
+        return as_batch([row for step in collector.rows(8) for row in step], (8, 3))
+
+    def live(buffers, n):
+        """Do the same to all buffers, and compare what they give."""
+        for _ in range(n):
+            pushed = batch()
+            indices = [buffer.push(pushed) for buffer in buffers]
+            for a, b in pairwise(indices):
+                assert a == b
+            samples = [buffer.sample(4) for buffer in buffers]
+            for a, b in pairwise(samples):
+                assert equal(a, b)
+            for buffer, sample in zip(buffers, samples, strict=True):
+                if "weight" in to_dict(sample):
+                    buffer.update_priority(sample["index"], sample["index"] % 7 + 0.1)
+                buffer.delete([sample["index"][0]])
+
+    original, copy = build(name, 0), build(name, 99)
+    copy.push(batch())  # what a buffer held before is forgotten
+    live([original], n_pushes)
+    save_checkpoint(tmp_path / "buffer.safetensors", original.state_dict())
+    copy.load_state_dict(load_checkpoint(tmp_path / "buffer.safetensors"))
+    assert len(copy) == len(original)
+    live([original, copy], 8)
+
+
+def test_a_state_of_other_options_or_leaves_is_refused():
+    buffer = TensorBuffer(10)
+    buffer.push(rows(0, 4))
+    state = buffer.state_dict()
+    with pytest.raises(CheckpointMismatch, match="with size=10, this one has 11"):
+        TensorBuffer(11).load_state_dict(state)
+    with pytest.raises(CheckpointMismatch, match="with linked=False, this one has True"):
+        TensorBuffer(10, n_step=2).load_state_dict(state)
+    other = TensorBuffer(10)
+    other.push({"x": torch.zeros(2)})
+    with pytest.raises(CheckpointMismatch, match="other leaves"):
+        other.load_state_dict(state)
+    with pytest.raises(CheckpointMismatch, match="another sampler"):
+        TensorBuffer(10, sampler=PrioritySampler()).load_state_dict(state)
+
+
+def test_a_closed_buffer_says_so():
+    with TensorBuffer(10) as buffer:
+        buffer.push(rows(0, 4))
+    buffer.close()
+    for action in (lambda: buffer.push(rows(0, 1)), lambda: buffer.sample(1), buffer.state_dict):
+        with pytest.raises(ValueError, match="this TensorBuffer is closed"):
+            action()
+
+
+def test_the_same_seed_draws_the_same_rows():
+    one, two = TensorBuffer(50, seed=3), TensorBuffer(50, seed=3)
+    for buffer in (one, two):
+        buffer.push(rows(0, 50))
+    assert torch.equal(one.sample(20).number, two.sample(20).number)
+    assert not torch.equal(one.sample(20).number, one.sample(20).number)
+
+
+def test_threads_may_share_a_buffer():
+    buffer = TensorBuffer(64, sampler=PrioritySampler(), seed=0)
+    buffer.push(rows(0, 64))
+    failures = []
+
+    def work(first):
+        try:
+            for k in range(60):
+                buffer.push(rows(first + 16 * k, 16))
+                batch = buffer.sample(16)
+                assert torch.equal(batch.obs.speed, batch.number.float())
+                buffer.update_priority(batch["index"], torch.rand(16))
+        except BaseException as error:  # noqa: BLE001  told by the test's own thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(1000 * n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not failures
+    assert len(buffer) == 64

@@ -1,0 +1,223 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmiddleware.data import TensorBuffer, to_dict
+from dmiddleware.errors import NotEnoughData, StructureError
+
+from .collecting import Collector, NaiveBuffer, as_batch
+
+
+@st.composite
+def histories(draw):
+    """Actions on a buffer: pushes of several collectors in several layouts, deletions, clearing."""
+    return [
+        (
+            draw(st.sampled_from(["push"] * 6 + ["flat", "episode", "delete", "clear"])),
+            draw(st.integers(0, 1)),
+            draw(st.integers(1, 6)),
+        )
+        for _ in range(draw(st.integers(1, 12)))
+    ]
+
+
+def run(history, size, seed, *, odd_next_obs=False, **options):
+    """Do the same to a buffer and to its model."""
+    buffer = TensorBuffer(size, seed=seed, **options)
+    naive = NaiveBuffer(
+        size, options.get("n_step", 1), options.get("discount", 0.99), options.get("unroll_len")
+    )
+    collectors = [
+        Collector(3, seed, 0, odd_next_obs),
+        Collector(1 + seed % 4, seed + 1, 10_000, odd_next_obs),
+        Collector(1, seed + 2, 20_000, odd_next_obs),
+    ]
+    generator = np.random.default_rng(seed)
+    for name, which, n_steps in history:
+        if name == "push":
+            rows = collectors[which].rows(n_steps)
+            flat = [row for step in rows for row in step]
+            buffer.push(as_batch(flat, (n_steps, len(rows[0]))))
+            naive.push(flat)
+        elif name == "flat":  # [N, …] with the envs' rows in turns
+            flat = [row for step in collectors[which].rows(n_steps) for row in step]
+            buffer.push(as_batch(flat, (len(flat),)))
+            naive.push(flat)
+        elif name == "episode":  # [T, …], consecutive rows of one env
+            flat = [step[0] for step in collectors[2].rows(n_steps)]
+            buffer.push(as_batch(flat, (n_steps,)))
+            naive.push(flat)
+        elif name == "delete" and naive.rows:
+            index = generator.choice(list(naive.rows), 2)
+            buffer.delete(index)
+            naive.delete(index)
+        elif name == "clear":
+            buffer.clear()
+            naive.delete(list(naive.rows))
+        assert len(buffer) == len(naive.rows)
+    return buffer, naive
+
+
+def check(value, expected):
+    assert torch.allclose(value.double(), torch.tensor(expected).double(), atol=1e-5)
+
+
+CASES = {"history": histories(), "size": st.integers(1, 40), "seed": st.integers(0, 10_000)}
+
+
+@settings(max_examples=150, deadline=None)
+@given(**CASES, n_step=st.integers(2, 5), once=st.booleans(), odd=st.booleans())
+def test_n_step_samples_are_those_of_a_walk_along_the_episode(
+    history, size, seed, n_step, once, odd
+):
+    buffer, naive = run(
+        history,
+        size,
+        seed,
+        n_step=n_step,
+        discount=0.9,
+        store_next_obs=not once,
+        odd_next_obs=odd,
+    )
+    if not naive.rows:
+        return
+    batch = buffer.sample(len(naive.rows))
+    expected = [naive.window(i) for i in batch["index"].tolist()]
+    for name in ("reward", "discount", "done", "terminated", "truncated", "episode_id"):
+        check(batch[name], [row[name] for row in expected])
+    check(batch.obs.both, [row["obs"] for row in expected])
+    check(batch.next_obs.both, [row["next_obs"] for row in expected])
+    check(batch.next_obs.episode, [row["next_obs"][0] for row in expected])
+
+
+@settings(max_examples=100, deadline=None)
+@given(**CASES, odd=st.booleans())
+def test_next_obs_read_from_obs_is_the_next_obs_that_was_pushed(history, size, seed, odd):
+    buffer, naive = run(history, size, seed, store_next_obs=False, odd_next_obs=odd)
+    index = np.array(list(naive.rows), np.int64)
+    if len(index):
+        check(buffer.get(index).next_obs.both, [row["next_obs"] for row in naive.rows.values()])
+
+
+@settings(max_examples=100, deadline=None)
+@given(**CASES, unroll_len=st.integers(1, 6))
+def test_sequences_follow_one_episode_and_are_masked_beyond_it(history, size, seed, unroll_len):
+    buffer, naive = run(history, size, seed, unroll_len=unroll_len)
+    if not naive.rows:
+        return
+    batch = buffer.sample(len(naive.rows))
+    assert batch.obs.both.shape == (len(naive.rows), unroll_len, 2)
+    for n, start in enumerate(batch["index"].tolist()):
+        rows = naive.sequence(start)
+        assert batch.mask[n].tolist() == [i < len(rows) for i in range(unroll_len)]
+        rows += [rows[-1]] * (unroll_len - len(rows))
+        check(batch.obs.both[n], [naive.rows[i]["obs"] for i in rows])
+        check(batch.reward[n], [naive.rows[i]["reward"] for i in rows])
+
+
+@settings(max_examples=100, deadline=None)
+@given(**CASES, unroll_len=st.integers(2, 4))
+def test_without_padding_only_whole_sequences_are_drawn(history, size, seed, unroll_len):
+    buffer, naive = run(history, size, seed, unroll_len=unroll_len, unroll_pad=False)
+    whole = {i for i in naive.rows if len(naive.sequence(i)) == unroll_len}
+    if not naive.rows:
+        return
+    if not whole:
+        with pytest.raises(NotEnoughData, match="begins a whole sequence"):
+            buffer.sample(1)
+        return
+    batch = buffer.sample(len(naive.rows))
+    assert batch.mask.all()
+    assert set(batch["index"].tolist()) <= whole
+
+
+def test_whole_sequences_are_drawn_alike():
+    buffer, naive = run([("push", 0, 30)], 200, 4, unroll_len=3, unroll_pad=False)
+    whole = [i for i in naive.rows if len(naive.sequence(i)) == 3]
+    index = torch.cat([buffer.sample(40)["index"] for _ in range(300)])
+    counts = np.bincount(index, minlength=naive.total)[whole]
+    expected = len(index) / len(whole)
+    assert ((counts - expected) ** 2 / expected).sum() / (len(whole) - 1) < 1.6
+
+
+def test_sequences_and_n_step_windows_go_together():
+    buffer, naive = run([("push", 0, 20)], 200, 1, unroll_len=3, n_step=2, discount=0.5)
+    batch = buffer.sample(20)
+    assert batch.reward.shape == batch.discount.shape == batch.mask.shape == (20, 3)
+    for n, start in enumerate(batch["index"].tolist()):
+        expected = [naive.window(i) for i in naive.sequence(start)]
+        k = len(expected)
+        check(batch.reward[n, :k], [row["reward"] for row in expected])
+        check(batch.next_obs.both[n, :k], [row["next_obs"] for row in expected])
+
+
+def test_next_obs_takes_memory_only_where_obs_does_not_tell_it():
+    rows = [
+        {
+            "obs": (1, step),
+            "reward": 0.0,
+            "next_obs": (1, step + 1),
+            "done": step == 99,
+            "terminated": step == 99,
+            "truncated": False,
+            "episode_id": 1,
+        }
+        for step in range(100)
+    ]
+    once, twice = (
+        TensorBuffer(1000, store_next_obs=False),
+        TensorBuffer(1000, n_step=2),
+    )
+    for start in range(0, 100, 10):
+        for buffer in (once, twice):
+            buffer.push(as_batch(rows[start : start + 10], (10,)))
+        # Of ten pushes only the last row's next_obs, an open tail's, is kept.
+        assert len(once._rows._side) == 1
+    assert once.nbytes < twice.nbytes
+    assert torch.equal(
+        once.get(range(100)).next_obs.both, once.get(range(100)).obs.both + torch.tensor([0, 1])
+    )
+    once.clear()
+    assert len(once._rows._side) == 0
+
+
+def test_what_following_episodes_needs_is_asked_for_at_the_first_push():
+    batch = as_batch([step[0] for step in Collector(1, 0).rows(4)], (4,))
+    without = {key: leaf for key, leaf in to_dict(batch).items() if key != "episode_id"}
+    buffer = TensorBuffer(10, n_step=3)
+    with pytest.raises(StructureError, match="but the batch has no episode_id"):
+        buffer.push(without)
+    buffer.push(batch)  # the refused batch has fixed nothing
+    wrong = {**to_dict(batch), "next_obs": batch.obs.both}
+    with pytest.raises(StructureError, match="both have the same leaves"):
+        TensorBuffer(10, store_next_obs=False).push(wrong)
+    vector = {**to_dict(batch), "episode_id": batch.obs.both.long()}
+    with pytest.raises(StructureError, match="episode_id is one number per row"):
+        TensorBuffer(10, n_step=2).push(vector)
+    no_reward = {key: leaf for key, leaf in to_dict(batch).items() if key != "reward"}
+    with pytest.raises(StructureError, match="has no reward"):
+        TensorBuffer(10, n_step=2).push(no_reward)
+
+
+def test_integer_rewards_are_summed_as_floats():
+    batch = as_batch([step[0] for step in Collector(1, 3).rows(6)], (6,))
+    batch.reward = torch.ones(6, dtype=torch.int64)
+    buffer = TensorBuffer(10, n_step=2, discount=0.5)
+    buffer.push(batch)
+    sample = buffer.sample(6)
+    assert sample.reward.dtype == torch.float32
+    assert set(sample.reward.tolist()) <= {1.0, 1.5}
+    assert 1.5 in sample.reward
+
+
+def test_rewards_of_several_parts_are_summed_part_by_part():
+    batch = as_batch([step[0] for step in Collector(1, 3).rows(6)], (6,))
+    single = TensorBuffer(10, n_step=3, seed=0)
+    single.push(batch)
+    batch.reward = torch.stack([batch.reward, 2 * batch.reward], dim=1)
+    double = TensorBuffer(10, n_step=3, seed=0)
+    double.push(batch)
+    a, b = single.sample(6).reward, double.sample(6).reward
+    assert torch.allclose(torch.stack([a, 2 * a], dim=1), b)
