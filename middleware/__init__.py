@@ -1,1 +1,49 @@
-"""The middleware package."""
+"""Stock middleware: each fits one piece of the learning floor into a chain, one file a kind.
+
+Observers (loggers, the progress bar, the learning curve, ``CkptSaver``) work on the way back of a
+step, so their place in the chain does not matter; the others stand in the order in which the work
+is done: explore, collect, push, learn, evaluate.
+"""
+
+from middleware.advantage import gae_estimator, montecarlo_return_estimator, nstep_reward_enhancer
+from middleware.checkpoint import CkptSaver
+from middleware.collect import EpisodeCollector, StepCollector
+from middleware.curve import learning_curve
+from middleware.evaluate import interaction_evaluator
+from middleware.explore import eps_greedy_handler
+from middleware.fetch import offpolicy_data_fetcher
+from middleware.final import final_ctx_saver
+from middleware.learn import OffPolicyLearner, OnPolicyLearner, multistep_trainer, trainer
+from middleware.log import offline_logger, online_logger
+from middleware.priority import priority_calculator
+from middleware.profile import epoch_timer
+from middleware.progress import progress_bar
+from middleware.push import data_pusher
+from middleware.run_folder import RunFolder
+from middleware.stop import termination_checker
+
+__all__ = [
+    "eps_greedy_handler",
+    "StepCollector",
+    "EpisodeCollector",
+    "data_pusher",
+    "priority_calculator",
+    "nstep_reward_enhancer",
+    "gae_estimator",
+    "montecarlo_return_estimator",
+    "offpolicy_data_fetcher",
+    "OffPolicyLearner",
+    "OnPolicyLearner",
+    "trainer",
+    "multistep_trainer",
+    "interaction_evaluator",
+    "CkptSaver",
+    "online_logger",
+    "offline_logger",
+    "termination_checker",
+    "epoch_timer",
+    "progress_bar",
+    "learning_curve",
+    "final_ctx_saver",
+    "RunFolder",
+]

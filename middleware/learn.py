@@ -11,7 +11,7 @@ from dmiddleware.data import Batch, flatten_lead, index_rows
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import Middleware, Role, Task
 from dmiddleware.policy import LearnMode
-from dmiddleware.worker.learner import BaseLearner
+from dmiddleware.worker import BaseLearner
 from middleware.checks import check_positive
 
 __all__ = ["OffPolicyLearner", "OnPolicyLearner", "trainer", "multistep_trainer"]

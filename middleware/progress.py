@@ -67,12 +67,13 @@ class Snapshot:
         return " ".join(parts) or "return -"
 
     def rates(self) -> str:
-        """Return the throughput and the time left."""
+        """Return the throughput."""
         text = f"{self.units_per_s:,.0f}/s"
-        if self.unit != "update":
-            text += f" {self.updates_per_s:,.0f} updates/s"
-        left = self.left_s
-        return text if left is None else f"{text} {_minutes(left)} left"
+        return text if self.unit == "update" else f"{text} {self.updates_per_s:,.0f} updates/s"
+
+    def time_left(self) -> str:
+        """Return the time left, or nothing if no one knows."""
+        return "" if self.left_s is None else f" {_minutes(self.left_s)} left"
 
 
 class _Rate:
@@ -86,11 +87,7 @@ class _Rate:
         marks.append((now, done, updates))
         while len(marks) > 2 and now - marks[1][0] >= _RATE_WINDOW_S:
             marks.popleft()
-        then, done_then, updates_then = marks[0]
-        elapsed = now - then
-        if elapsed <= 0:
-            return 0.0, 0.0
-        return (done - done_then) / elapsed, (updates - updates_then) / elapsed
+        return _growth(marks[0], marks[-1])
 
 
 class _ProgressBar:
@@ -114,6 +111,7 @@ class _ProgressBar:
         self._returns: deque[float] = deque(maxlen=_N_RETURNS)
         self._rate = _Rate()
         self._next = -math.inf
+        self._begin = (0.0, 0, 0)
         self._task: Task[Any] | None = None
         self._bar: Progress | None = None
 
@@ -125,7 +123,8 @@ class _ProgressBar:
         self._task = task
         self._clock = task.clock
         now = self._clock.now()
-        self._rate(now, getattr(task.ctx, self._axis), task.ctx.train_iter)
+        self._begin = (now, getattr(task.ctx, self._axis), task.ctx.train_iter)
+        self._rate(*self._begin)
         self._next = now + self._every_s
         if self._console.is_terminal:
             self._bar = Progress(
@@ -148,23 +147,31 @@ class _ProgressBar:
         now = self._clock.now()
         if now >= self._next:
             self._next = now + self._every_s
-            self._show(self._snapshot(ctx, now))
+            snapshot = self._snapshot(ctx, self._rate(now, *self._counts(ctx)))
+            self._show(snapshot, snapshot.rates() + snapshot.time_left())
 
     def close(self) -> None:
         if self._task is None:
             return
         task, self._task = self._task, None
-        self._show(self._snapshot(task.ctx, self._clock.now()))
+        # At the end, what counts is the whole run.
+        now = self._clock.now()
+        snapshot = self._snapshot(task.ctx, _growth(self._begin, (now, *self._counts(task.ctx))))
+        self._show(snapshot, f"{snapshot.rates()} in {_minutes(now - self._begin[0])}")
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+        elif task.stop_reason is not None:
+            self._console.print(f"stopped: {task.stop_reason}", highlight=False, soft_wrap=True)
 
-    def _snapshot(self, ctx: Any, now: float) -> Snapshot:
-        done = getattr(ctx, self._axis)
-        units_per_s, updates_per_s = self._rate(now, done, ctx.train_iter)
+    def _counts(self, ctx: Any) -> tuple[int, int]:
+        return getattr(ctx, self._axis), ctx.train_iter
+
+    def _snapshot(self, ctx: Any, rates: tuple[float, float]) -> Snapshot:
+        units_per_s, updates_per_s = rates
         return Snapshot(
             unit=self._unit,
-            done=done,
+            done=getattr(ctx, self._axis),
             total=self._limits[self._axis],
             updates=ctx.train_iter,
             train_return=sum(self._returns) / len(self._returns) if self._returns else None,
@@ -173,8 +180,8 @@ class _ProgressBar:
             updates_per_s=updates_per_s,
         )
 
-    def _show(self, snapshot: Snapshot) -> None:
-        texts = (snapshot.counts(), snapshot.returns(), snapshot.rates())
+    def _show(self, snapshot: Snapshot, pace: str) -> None:
+        texts = (snapshot.counts(), snapshot.returns(), pace)
         if self._bar is not None:
             (bar_task,) = self._bar.task_ids
             self._bar.update(bar_task, completed=snapshot.done, description="  ".join(texts))
@@ -215,6 +222,14 @@ def progress_bar(
         every_s=every_s,
         console=Console(stderr=True) if console is None else console,
     )
+
+
+def _growth(then: tuple[float, int, int], now: tuple[float, int, int]) -> tuple[float, float]:
+    """Return how much the two counters have grown each second."""
+    elapsed = now[0] - then[0]
+    if elapsed <= 0:
+        return 0.0, 0.0
+    return (now[1] - then[1]) / elapsed, (now[2] - then[2]) / elapsed
 
 
 def _minutes(seconds: float) -> str:

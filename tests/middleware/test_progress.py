@@ -39,7 +39,7 @@ def test_plain_line_comes_every_few_seconds_and_at_the_end(run_steps: Any, clock
     assert shown(console).splitlines() == [
         "step 500/2,000 | return 22.0 | 100/s 10 updates/s 0:15 left",
         "step 1,000/2,000 | return 24.5 | 100/s 10 updates/s 0:10 left",
-        "step 1,200/2,000 | return 25.5 | 100/s 10 updates/s 0:08 left",
+        "step 1,200/2,000 | return 25.5 | 100/s 10 updates/s in 0:12",
     ]
 
 
@@ -49,13 +49,13 @@ def test_last_evaluation_is_shown(run_steps: Any, clock: Any) -> None:
 
     console = plain()
     run_steps(progress_bar(console=console), evaluate, work_with(clock))
-    assert shown(console) == "step 100 | return 20.0 eval 321.0 | 100/s 10 updates/s\n"
+    assert shown(console) == "step 100 | return 20.0 eval 321.0 | 100/s 10 updates/s in 0:01\n"
 
 
 def test_nothing_collected_yet_shows_a_dash(run_steps: Any, clock: Any) -> None:
     console = plain()
     run_steps(progress_bar(max_env_step=10, console=console))
-    assert shown(console) == "step 0/10 | return - | 0/s 0 updates/s\n"
+    assert shown(console) == "step 0/10 | return - | 0/s 0 updates/s in 0:00\n"
 
 
 def test_return_is_that_of_the_newest_episodes(run_steps: Any, clock: Any) -> None:
@@ -74,12 +74,14 @@ def test_rate_is_that_of_the_last_seconds(run_steps: Any, clock: Any) -> None:
     bar = progress_bar(console=console, every_s=1.0)
     run_steps(bar, slow_down, work_with(clock, 0.0), n_steps=60)
     assert "| 100/s" in shown(console).splitlines()[20]
-    assert "| 25/s" in shown(console).splitlines()[-1]
+    assert "| 25/s" in shown(console).splitlines()[-2]
+    assert "| 40/s" in shown(console).splitlines()[-1]
 
 
 def test_long_times_are_shown_in_hours(run_steps: Any, clock: Any) -> None:
     console = plain()
-    run_steps(progress_bar(max_env_step=1_000_000, console=console), work_with(clock))
+    bar = progress_bar(max_env_step=1_000_000, every_s=1.0, console=console)
+    run_steps(bar, work_with(clock))
     assert "2:46:39 left" in shown(console)
 
 
@@ -87,7 +89,7 @@ def test_run_that_is_limited_in_updates_counts_these(run_steps: Any, clock: Any)
     console = plain()
     bar = progress_bar(max_train_iter=100, console=console)
     run_steps(bar, work_with(clock), n_steps=4)
-    assert shown(console) == "update 40/100 | return 21.5 | 10/s 0:06 left\n"
+    assert shown(console) == "update 40/100 | return 21.5 | 10/s in 0:04\n"
 
 
 def test_offline_run_counts_updates(run_steps: Any, clock: Any) -> None:
@@ -97,7 +99,7 @@ def test_offline_run_counts_updates(run_steps: Any, clock: Any) -> None:
 
     console = plain()
     run_steps(progress_bar(console=console), learn, ctx=OfflineRLContext())
-    assert shown(console) == "update 10 | return - | 10/s\n"
+    assert shown(console) == "update 10 | return - | 10/s in 0:01\n"
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -108,7 +110,7 @@ def test_terminal_gets_a_live_bar_of_one_line(run_steps: Any, clock: Any, width:
     frames = re.split(r"\r|\n", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown(console)))
     last = [frame for frame in frames if frame.strip()][-1]
     assert " 50%" in last
-    assert "step 1,000/2,000  return 24.5  100/s 10 updates/s 0:10 left" in last
+    assert "step 1,000/2,000  return 24.5  100/s 10 updates/s in 0:10" in last
     assert "━" in last
     assert len(last) <= width
 
@@ -122,6 +124,17 @@ def test_cursor_is_given_back_after_an_error(run_steps: Any, clock: Any) -> None
         run_steps(progress_bar(console=console), fail)
     hide, show = "\x1b[?25l", "\x1b[?25h"
     assert shown(console).count(hide) == shown(console).count(show) == 1
+
+
+def test_last_line_tells_why_the_run_stopped(run_steps: Any, clock: Any) -> None:
+    def stop(ctx: OnlineRLContext) -> None:
+        ctx.task.stop("the mean return 500 has reached stop_value 495")
+
+    console = plain()
+    run_steps(progress_bar(console=console), work_with(clock), stop, n_steps=9)
+    assert shown(console).splitlines()[-1] == (
+        "stopped: the mean return 500 has reached stop_value 495"
+    )
 
 
 def test_task_that_never_ran_shows_nothing(clock: Any) -> None:

@@ -1,0 +1,1 @@
+"""Runnable programs, each a whole training: ``python -m examples.cartpole_dqn``."""
