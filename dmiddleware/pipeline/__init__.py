@@ -25,6 +25,7 @@ from dmiddleware.pipeline.layers import Layer, Wrapped
 from dmiddleware.pipeline.mailbox import Delivery, Emission, Event, EventCounters
 from dmiddleware.pipeline.onion import around
 from dmiddleware.pipeline.task import Task
+from dmiddleware.pipeline.this_node import Progress, ThisNode, running_as, this_node
 from dmiddleware.pipeline.timing import StepTimer, Timing, TraceFile, merge_traces
 
 __all__ = [
@@ -61,4 +62,8 @@ __all__ = [
     "Timing",
     "TraceFile",
     "merge_traces",
+    "ThisNode",
+    "Progress",
+    "running_as",
+    "this_node",
 ]

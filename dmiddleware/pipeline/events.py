@@ -50,6 +50,10 @@ class EventRouter(Protocol):
         """Send the event to the peers that subscribed to it, as its contract says."""
         ...
 
+    def begin(self) -> None:
+        """Wait until every expected peer is ready too, so that nothing emitted misses anyone."""
+        ...
+
 
 class EventBus:
     """Carries events to handlers, and, with a router, to other processes.
@@ -300,7 +304,7 @@ class EventBus:
             raise
         except EventError:
             # It crossed with the news that this end is closed.
-            _logger.info("the event %r came from another process after the task was closed", name)
+            _logger.debug("the event %r came from another process after the task was closed", name)
 
     def _accept(self, event: Event, emission: Emission) -> None:
         in_handler = threading.current_thread() is self._thread

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from dmiddleware.errors import TaskStateError
+from dmiddleware.errors import DMiddlewareError, TaskStateError
 from dmiddleware.pipeline.clock import Clock, SystemClock
 from dmiddleware.pipeline.compose import (
     Compiler,
@@ -27,13 +28,19 @@ from dmiddleware.pipeline.emitter import Emitter
 from dmiddleware.pipeline.events import EventBus, EventRouter
 from dmiddleware.pipeline.layers import Layer, Wrapped
 from dmiddleware.pipeline.lifecycle import Lifecycle
+from dmiddleware.pipeline.mailbox import Event
 from dmiddleware.pipeline.onion import Chain, merge_errors
 from dmiddleware.pipeline.preflight import check_chain
+from dmiddleware.pipeline.this_node import this_node
 from dmiddleware.seeding import derive_seed
 
 __all__ = ["Task"]
 
 C = TypeVar("C", bound=Context)
+
+_logger = logging.getLogger(__name__)
+
+_STOPPED = Event("task.stopped")
 
 
 class Task(Emitter, Generic[C]):
@@ -45,8 +52,9 @@ class Task(Emitter, Generic[C]):
 
     Args:
         ctx: the context of the first step.
-        router: carries events between processes; None for a task on its own.
-        roles: the parts that this process plays in the run.
+        router: carries events between processes; None: that of the node that this program runs as
+            (see :func:`~dmiddleware.pipeline.running_as`), if any.
+        roles: the parts that this process plays in the run; none: those of that node, if any.
         seed: the seed of the run, from which :meth:`seed_for` derives all others.
         labels: names to find this process by, besides those that the router gives.
         name: names the task in messages.
@@ -74,6 +82,9 @@ class Task(Emitter, Generic[C]):
         clock: Clock | None = None,
         lock_timeout_s: float = 600.0,
     ) -> None:
+        node = this_node() if router is None else None
+        if node is not None:
+            router, roles, labels = node.router, roles or node.roles, (*node.labels, *labels)
         self.ctx = ctx
         self.router = router
         self.seed = seed
@@ -94,11 +105,17 @@ class Task(Emitter, Generic[C]):
         self._layers: list[Layer] = []
         self._at_step_end: list[Callable[[], object]] = []
         self._stop_reason: str | None = None
+        self._stopped_ok = True
+        self._stopped_by_peer = False
         self._is_running = False
         self._is_set_up = False
         self._step_done = False
         self._closed = False
         ctx.task = self
+        if router is not None:
+            self.on(_STOPPED, self._on_peer_stopped)
+        if node is not None:
+            node.register(self)
 
     def __enter__(self) -> Self:
         return self
@@ -147,6 +164,11 @@ class Task(Emitter, Generic[C]):
     def stop_reason(self) -> str | None:
         """Why the task was told to stop, or None."""
         return self._stop_reason
+
+    @property
+    def stopped_ok(self) -> bool:
+        """Whether nothing has failed: False after ``stop(reason, ok=False)`` here or at a peer."""
+        return self._stopped_ok
 
     def add_role(self, role: str) -> None:
         """Let this process play a further role, from the next :meth:`run` on.
@@ -316,7 +338,8 @@ class Task(Emitter, Generic[C]):
 
         The chain is checked and compiled, and the middleware are set up, when they were not before.
         Further runs go on where the last one ended. At the end, the events that were emitted are
-        all handled.
+        all handled. With a router, the first step waits until all expected peers are ready, and
+        when this task was stopped, the peers' tasks stop as well, with its reason.
 
         Args:
             max_step: the most steps to run now; None means no limit.
@@ -333,6 +356,8 @@ class Task(Emitter, Generic[C]):
         self._is_running = True
         try:
             chain = self._prepare()
+            if self.router is not None:
+                self.router.begin()
             left = max_step
             while self._stop_reason is None and left != 0:
                 if self._step_done:
@@ -340,18 +365,28 @@ class Task(Emitter, Generic[C]):
                 self._run_step(chain)
                 if left is not None:
                     left -= 1
+            if self._stop_reason is not None:
+                self._tell_peers(self._stop_reason, ok=self._stopped_ok)
             self.sync()
+        except BaseException:
+            # Whether the peers go on without this one is for the launcher to decide.
+            self._stopped_ok = False
+            raise
         finally:
             self._is_running = False
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str, *, ok: bool = True) -> None:
         """End the run when the current step is done, its way back included.
+
+        With a router, the tasks of all peers are stopped too.
 
         Args:
             reason: why, for the log and for :attr:`stop_reason`; the first reason stays.
+            ok: False says that the run has failed.
         """
         if self._stop_reason is None:
             self._stop_reason = reason
+            self._stopped_ok = ok
 
     def at_step_end(self, function: Callable[[], object]) -> None:
         """Call a function once, between the end of the current step and the next one."""
@@ -390,6 +425,20 @@ class Task(Emitter, Generic[C]):
         errors = self._close_all()
         if errors:
             raise merge_errors(errors[0], errors[1:], what="closing the task")
+
+    def _tell_peers(self, reason: str, *, ok: bool) -> None:
+        """Stop the peers' tasks, unless it was one of them that stopped this one."""
+        if self.router is None or self._stopped_by_peer:
+            return
+        try:
+            self.emit(_STOPPED, self.router.node_id, reason, ok, only_remote=True)
+        except DMiddlewareError as error:
+            _logger.warning("the peers could not be told that this task stopped: %s", error)
+
+    def _on_peer_stopped(self, node_id: int, reason: str, ok: bool) -> None:
+        if self._stop_reason is None:
+            self._stopped_by_peer = True
+            self.stop(f"node {node_id}: {reason}", ok=ok)
 
     def _entry(
         self, mw: Any, *, roles: Iterable[str] | None = None, lock: bool | Lock | None = None

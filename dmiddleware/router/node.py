@@ -53,7 +53,7 @@ WANTS_EVENT: Final = "$wants"
 
 _encode = msgspec.msgpack.Encoder().encode
 _answers = msgspec.msgpack.Decoder(Answer)
-_wants = msgspec.msgpack.Decoder(tuple[str, ...])
+_wants = msgspec.msgpack.Decoder(tuple[bool, tuple[str, ...]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +140,7 @@ class Link:
     gone_since: float | None = None
     forgotten: bool = False
     told_wants: bool = False
+    ready: bool = False
     told_goodbye: bool = False
     requests: int = 0
     seen: _Seen = field(default_factory=_Seen)
@@ -209,6 +210,7 @@ class Node:
         self._by_session: dict[int, Link] = {}
         self._left_behind: deque[tuple[str, EncodedEvent]] = deque()
         self._wants: tuple[str, ...] = ()
+        self._ready = False
 
     # Events -----------------------------------------------------------------------------------
 
@@ -217,6 +219,13 @@ class Node:
         wants = tuple(sorted(set(patterns)))
         if wants != self._wants:
             self._wants = wants
+            for link in self.links.values():
+                self._tell_wants(link)
+
+    def get_ready(self) -> None:
+        """Tell the peers that all that this node wants at the start has been said."""
+        if not self._ready:
+            self._ready = True
             for link in self.links.values():
                 self._tell_wants(link)
 
@@ -244,7 +253,8 @@ class Node:
             if link.incoming.waiting:
                 for event in link.incoming.take(n):
                     if event.event == WANTS_EVENT:
-                        link.wants = read_metadata(_wants, event.skeleton, "list of events")
+                        told = read_metadata(_wants, event.skeleton, "list of events")
+                        link.ready, link.wants = told
                         link.matches.clear()
                         link.told_wants = True
                     else:
@@ -515,7 +525,7 @@ class Node:
                 self._left_behind.append((link.node_id, event))
 
     def _tell_wants(self, link: Link) -> None:
-        skeleton = _encode(self._wants)
+        skeleton = _encode((self._ready, self._wants))
         link.outgoing.push(EncodedEvent(WANTS_EVENT, skeleton, (), len(skeleton)))
 
     def _note(self, changes: list[Change], now: float) -> None:

@@ -123,6 +123,8 @@ class Router:
         clock: times deadlines.
         adapters: for types that peers exchange beyond the built-in ones.
         pickle: ``(dumps, loads)`` to exchange what nothing else can carry; both ends must opt in.
+        expected_peers: how many must be ready before the task's first step.
+        start_timeout_s: how long the first step waits for them.
 
     Raises:
         TopologyError: for an address that is none, or one beyond loopback without a key.
@@ -143,6 +145,8 @@ class Router:
         clock: Clock | None = None,
         adapters: Iterable[Adapter] = (),
         pickle: tuple[Callable[[Any], bytes], Callable[[bytes], Any]] | None = None,
+        expected_peers: int = 0,
+        start_timeout_s: float = 60.0,
     ) -> None:
         for address in dial:
             check_address(address)
@@ -159,6 +163,8 @@ class Router:
         self._codec = Codec(adapters, pickle=pickle)
         self._identity = Identity(run_id, str(node_id), time.time_ns(), tuple(roles), tuple(labels))
         self._node_id = node_id
+        self._expected_peers = expected_peers
+        self._start_timeout_s = start_timeout_s
         self._node = Node(
             self._identity,
             key,
@@ -335,21 +341,38 @@ class Router:
             WaitTimeout: if they are not in time; it names those that are.
             RouterError: if a peer refused this node.
         """
+        return self._wait_for_links(count, lambda link: link.told_wants, timeout_s)
 
-        def ready() -> bool:
-            here = [link for link in self._node.links.values() if link.told_wants]
-            return self._fatal is not None or len(here) >= count
+    def begin(self) -> None:
+        """Wait until every expected peer is ready too, so that nothing emitted misses anyone.
+
+        Raises:
+            WaitTimeout: if they are not in time; it names those that are here.
+            RouterError: if a peer refused this node.
+        """
+        with self._lock:
+            self._node.get_ready()
+            self._wake_all()
+        self._wait_for_links(self._expected_peers, lambda link: link.ready, self._start_timeout_s)
+
+    def _wait_for_links(
+        self, count: int, is_there: Callable[[Link], bool], timeout_s: float
+    ) -> list[Identity]:
+        def there() -> bool:
+            n_there = sum(map(is_there, self._node.links.values()))
+            return self._fatal is not None or n_there >= count
 
         with self._lock:
-            if self._clock.wait_for(self._members, ready, timeout_s):
+            if self._clock.wait_for(self._members, there, timeout_s):
                 if self._fatal is not None:
                     raise self._fatal
                 return self._node.peers()
             here = sorted(int(identity.node_id) for identity in self._node.peers())
+            ready = [int(link.node_id) for link in self._node.links.values() if is_there(link)]
         raise WaitTimeout(
-            f"{count} peers were awaited and {len(here)} came within {timeout_s:g} s (nodes "
-            f"{here}); is the rest started, with the same key, and can it reach "
-            f"{self.address or ', '.join(self._dial_addresses)}?"
+            f"{count} peers were awaited, and within {timeout_s:g} s {len(here)} came (nodes "
+            f"{here}) and {len(ready)} got ready ({sorted(ready)}); are the others started, with "
+            f"the same key, and can they reach {self.address or ', '.join(self._dial_addresses)}?"
         )
 
     def traffic(self) -> dict[str, EventTraffic]:

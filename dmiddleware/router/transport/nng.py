@@ -8,13 +8,14 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pynng
 
 from dmiddleware.errors import TransportError
 from dmiddleware.router.transport.base import Serve
 
-__all__ = ["NngTransport"]
+__all__ = ["NngTransport", "TlsFiles"]
 
 _logger = logging.getLogger(__name__)
 
@@ -24,6 +25,30 @@ _SEND_TIMEOUT_MS: Final = 5_000
 _JOIN_S: Final = 5.0
 
 
+class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
+    """Certificates for ``tls+tcp``, as PEM files; both sides must show one.
+
+    Attributes:
+        ca: whom to trust.
+        cert_and_key: this side's certificate and private key, in one file.
+        server_name: the name in the listeners' certificates.
+    """
+
+    ca: str
+    cert_and_key: str
+    server_name: str
+
+    def config(self, *, listens: bool) -> pynng.TLSConfig:
+        """Return what nng needs, for one side of a connection."""
+        return pynng.TLSConfig(
+            pynng.TLSConfig.MODE_SERVER if listens else pynng.TLSConfig.MODE_CLIENT,
+            server_name=None if listens else self.server_name,
+            ca_files=[self.ca],
+            cert_key_file=self.cert_and_key,
+            auth_mode=pynng.TLSConfig.AUTH_MODE_REQUIRED,
+        )
+
+
 class NngTransport:
     """nng's request and reply sockets.
 
@@ -31,7 +56,7 @@ class NngTransport:
         tls: certificates for ``tls+tcp`` addresses; None: such addresses are refused.
     """
 
-    def __init__(self, *, tls: pynng.TLSConfig | None = None) -> None:
+    def __init__(self, *, tls: TlsFiles | None = None) -> None:
         self._tls = tls
 
     def listen(
@@ -39,7 +64,11 @@ class NngTransport:
     ) -> NngListener:
         """Listen on an address; see :class:`~dmiddleware.router.transport.base.Transport`."""
         return NngListener(
-            address, serve, on_gone=on_gone, max_frame_bytes=max_frame_bytes, tls=self._tls
+            address,
+            serve,
+            on_gone=on_gone,
+            max_frame_bytes=max_frame_bytes,
+            tls=self._tls_config(address, listens=True),
         )
 
     def dial(
@@ -51,12 +80,19 @@ class NngTransport:
             connect_s=connect_s,
             answer_s=answer_s,
             max_frame_bytes=max_frame_bytes,
-            tls=self._tls,
+            tls=self._tls_config(address, listens=False),
         )
 
     def covers_body(self, address: str) -> bool:
         """Tell whether frames need all their bytes signed: on bare tcp only."""
         return address.startswith("tcp://")
+
+    def _tls_config(self, address: str, *, listens: bool) -> pynng.TLSConfig | None:
+        if not address.startswith("tls+tcp://"):
+            return None
+        if self._tls is None:
+            raise TransportError(f"{address} needs certificates; give TlsFiles to the transport")
+        return self._tls.config(listens=listens)
 
 
 class _Gate:

@@ -1,0 +1,228 @@
+"""From the command line's options to a run: keys, folders, ports, processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from dmiddleware.errors import LaunchError
+from dmiddleware.launch.platforms import Placement, place
+from dmiddleware.launch.request import (
+    LaunchRequest,
+    ProcessPlan,
+    make_plans,
+    needs_key,
+    parse_roles,
+)
+from dmiddleware.launch.screen import choose_screen
+from dmiddleware.launch.status import WorkerConfig
+from dmiddleware.launch.supervisor import Supervisor, SupervisorOptions
+from dmiddleware.router.transport.nng import TlsFiles
+
+__all__ = ["launch"]
+
+KEY_VARIABLE: Final = "DITASK_KEY"
+_SHORTEST_KEY: Final = 32
+_NODES_PER_HOST: Final = 1000
+_RUN_DIR_PREFIX: Final = "ditask-"
+
+
+def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
+    """Run what the command line asks for; returns the exit code.
+
+    Args:
+        options: the command line's options by name.
+        env: the environment's variables.
+
+    Raises:
+        LaunchError: if options cannot work together; nothing was started.
+    """
+    with _run_dir() as run_dir:
+        placement = place(options["platform"], env, port=_spec(options).get("port"))
+        request = _request(options, placement, run_dir)
+        plans = make_plans(request, free_ports=_free_ports(request))
+        key = _key(options, env, plans, alone=not request.attach_to and placement.count == 1)
+        configs = [_config(options, plan, key) for plan in plans]
+        console = Console(stderr=False)
+        with choose_screen(console) as screen:
+            for plan in plans:
+                if plan.listen and request.protocol != "ipc":
+                    screen.note(f"node {plan.node_id} listens on {plan.listen}")
+            supervisor = Supervisor(
+                configs,
+                plans,
+                options=SupervisorOptions(
+                    on_failure=options["on_failure"],
+                    max_restarts=options["max_restarts"],
+                    startup_interval_s=options["startup_interval"],
+                ),
+                screen=screen,
+            )
+            return supervisor.run()
+
+
+def _request(options: Mapping[str, Any], placement: Placement, run_dir: Path) -> LaunchRequest:
+    spec = _spec(options)
+    roles = options["roles"]
+    address, protocol = options["address"], options["protocol"]
+    attach_to = _words(options["attach_to"])
+    ports = _numbers(options["ports"], "--ports")
+    if placement.count > 1:
+        if protocol == "ipc":
+            raise LaunchError("several hosts cannot meet over ipc; use --protocol tcp or tls+tcp")
+        roles = _of_host(spec, placement, roles)
+        address, ports = placement.address, ports or (placement.port,)
+        attach_to = (*attach_to, *placement.attach_to)
+    return LaunchRequest(
+        main=options["main"],
+        package=options["package"],
+        roles=parse_roles(roles),
+        parallel_workers=options["parallel_workers"],
+        protocol=protocol,
+        address=address,
+        ports=ports,
+        topology=options["topology"],
+        attach_to=attach_to,
+        node_ids=_numbers(options["node_ids"], "--node-ids"),
+        first_node_id=_NODES_PER_HOST * placement.index,
+        labels=_words(options["labels"]),
+        run_dir=run_dir,
+        on_failure=options["on_failure"],
+        max_restarts=options["max_restarts"],
+    )
+
+
+def _config(options: Mapping[str, Any], plan: ProcessPlan, key: bytes | None) -> WorkerConfig:
+    return WorkerConfig(
+        main=options["main"],
+        package=str(Path(options["package"]).resolve()),
+        run_id=options["run_id"] or "run",
+        node_id=plan.node_id,
+        roles=list(plan.roles),
+        labels=list(plan.labels),
+        listen=plan.listen,
+        dial=list(plan.dial),
+        n_peers=plan.n_peers,
+        start_timeout_s=options["start_timeout"],
+        key_hex=key.hex() if key is not None else "",
+        tls=_tls(options),
+        transport=options["mq_type"],
+        status_fd=-1,
+    )
+
+
+def _key(
+    options: Mapping[str, Any],
+    env: Mapping[str, str],
+    plans: list[ProcessPlan],
+    *,
+    alone: bool,
+) -> bytes | None:
+    """Return the run's key: from a file, from the environment, or, on one host, a fresh one."""
+    if options["key_file"] is not None:
+        text = Path(options["key_file"]).read_bytes().strip()
+    else:
+        text = env.get(KEY_VARIABLE, "").encode()
+    if text:
+        if len(text) < _SHORTEST_KEY:
+            raise LaunchError(
+                f"the key has {len(text)} characters, at least {_SHORTEST_KEY} are needed; make "
+                "one with: openssl rand -hex 32"
+            )
+        return text
+    if alone and not needs_key(plans):
+        return secrets.token_bytes(32)
+    if needs_key(plans):
+        raise LaunchError(
+            f"other hosts can reach this run, so it needs a key; set {KEY_VARIABLE} or give "
+            "--key-file on every host (make a key with: openssl rand -hex 32)"
+        )
+    raise LaunchError(
+        f"to join a run that goes on already, this side needs its key; start both with the same "
+        f"--key-file, or with {KEY_VARIABLE} set to the same value"
+    )
+
+
+def _tls(options: Mapping[str, Any]) -> TlsFiles | None:
+    ca, cert = options["tls_ca"], options["tls_cert"]
+    if options["protocol"] != "tls+tcp":
+        if ca or cert:
+            raise LaunchError("--tls-ca and --tls-cert are for --protocol tls+tcp")
+        return None
+    for option, file in (("--tls-ca", ca), ("--tls-cert", cert)):
+        if not file or not Path(file).is_file():
+            raise LaunchError(f"--protocol tls+tcp needs {option}, a PEM file; got {file!r}")
+    return TlsFiles(ca=ca, cert_and_key=cert, server_name=options["tls_name"])
+
+
+def _of_host(spec: Mapping[str, Any], placement: Placement, roles: str) -> str:
+    """Return the roles of this host's processes: its entry of the platform's spec, or --roles."""
+    per_host = spec.get("roles")
+    if per_host is None:
+        return roles
+    if not isinstance(per_host, list) or len(per_host) != placement.count:
+        raise LaunchError(
+            f'--platform-spec: "roles" needs one entry for each of the {placement.count} hosts, '
+            f"got {per_host!r}"
+        )
+    return str(per_host[placement.index])
+
+
+def _spec(options: Mapping[str, Any]) -> dict[str, Any]:
+    text = options["platform_spec"]
+    if not text:
+        return {}
+    if options["platform"] == "local":
+        raise LaunchError("--platform-spec is for --platform slurm or k8s")
+    try:
+        spec = json.loads(text)
+    except ValueError as error:
+        raise LaunchError(f"--platform-spec is no JSON: {error}") from error
+    unknown = set(spec) - {"roles", "port"} if isinstance(spec, dict) else {str(spec)}
+    if unknown:
+        raise LaunchError(f"--platform-spec: known are roles and port, got {sorted(unknown)}")
+    return dict(spec)
+
+
+def _free_ports(request: LaunchRequest) -> list[int]:
+    """Find ports that are free on this host, for as many processes as can be asked for."""
+    if request.protocol == "ipc" or request.ports or request.topology == "alone":
+        return []
+    count = sum(n for _, n in request.roles) or request.parallel_workers or 1
+    with contextlib.ExitStack() as stack:
+        ports = []
+        for _ in range(1 if request.topology == "star" else count):
+            probe = stack.enter_context(socket.socket())
+            probe.bind((request.address, 0))
+            ports.append(int(probe.getsockname()[1]))
+        return ports
+
+
+@contextlib.contextmanager
+def _run_dir() -> Iterator[Path]:
+    """Make a folder that only this user can enter, for sockets; nothing of it stays behind."""
+    folder = Path(tempfile.mkdtemp(prefix=_RUN_DIR_PREFIX))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    words = _words(text)
+    if not all(word.isdecimal() for word in words):
+        raise LaunchError(f"{option} is a list of numbers, got {text!r}")
+    return tuple(map(int, words))

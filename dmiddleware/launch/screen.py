@@ -1,0 +1,188 @@
+"""What the person at the launcher sees: a live table in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from dmiddleware.launch.status import Status
+from dmiddleware.launch.supervisor import Child
+
+__all__ = ["LiveScreen", "PlainScreen", "choose_screen"]
+
+_PLAIN_EVERY_S: Final = 10.0
+_PHASE_STYLE: Final = {
+    "starting": "yellow",
+    "running": "green",
+    "finished": "dim",
+    "failed": "bold red",
+}
+
+
+def choose_screen(console: Console) -> LiveScreen | PlainScreen:
+    """Return a live table for a terminal, plain lines for a file or a pipe."""
+    return LiveScreen(console) if console.is_terminal else PlainScreen(console)
+
+
+class _Rates:
+    """Throughput of each process: what was counted between two looks."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._last: dict[int, tuple[float, int, int]] = {}
+        self._rates: dict[int, tuple[float, float]] = {}
+
+    def of(self, child: Child) -> tuple[float, float]:
+        """Return environment steps and updates per second."""
+        status, key, now = child.status, child.plan.node_id, self._now()
+        since, env_step, train_iter = self._last.get(key, (now, 0, 0))
+        if now - since >= 1.0 or key not in self._last:
+            elapsed = max(now - since, 1e-9)
+            if key in self._last:
+                self._rates[key] = (
+                    max(0.0, (status.env_step - env_step) / elapsed),
+                    max(0.0, (status.train_iter - train_iter) / elapsed),
+                )
+            self._last[key] = (now, status.env_step, status.train_iter)
+        return self._rates.get(key, (0.0, 0.0))
+
+
+class PlainScreen:
+    """Lines, each with the node that it comes from; where all stand every ten seconds.
+
+    Args:
+        console: where to write.
+        now: returns seconds that do not go back.
+    """
+
+    def __init__(self, console: Console, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._now = now
+        self._next = now() + _PLAIN_EVERY_S
+        self._rates = _Rates(now)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        pass
+
+    def line(self, child: Child, text: str) -> None:
+        """Show a line that a process wrote."""
+        self._print(f"[node {child.plan.node_id}] {text}")
+
+    def note(self, text: str) -> None:
+        """Show a line of the launcher's own."""
+        self._print(f"[ditask] {text}")
+
+    def update(self, children: Sequence[Child]) -> None:
+        """Show, now and then, where the processes stand."""
+        if self._now() < self._next:
+            return
+        self._next = self._now() + _PLAIN_EVERY_S
+        for child in children:
+            if child.alive:
+                self.note(_sentence(child, self._rates.of(child)))
+
+    def _print(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True)
+
+
+class LiveScreen:
+    """A table that is drawn anew under the lines that the processes write.
+
+    Args:
+        console: where to draw.
+        now: returns seconds that do not go back.
+    """
+
+    def __init__(self, console: Console, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._rates = _Rates(now)
+        self._live = Live(console=console, refresh_per_second=4, transient=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def line(self, child: Child, text: str) -> None:
+        """Show a line that a process wrote, above the table."""
+        self._console.print(Text(f"node {child.plan.node_id} │ ", style="cyan") + Text(text))
+
+    def note(self, text: str) -> None:
+        """Show a line of the launcher's own, above the table."""
+        self._console.print(Text(f"ditask │ {text}", style="bold"))
+
+    def update(self, children: Sequence[Child]) -> None:
+        """Draw the table."""
+        self._live.update(make_table(children, self._rates.of))
+
+
+def make_table(children: Sequence[Child], rates: Callable[[Child], tuple[float, float]]) -> Table:
+    """Return a table with a row a process: what it does, how far it is, how fast, what is wrong."""
+    table = Table(expand=False, header_style="bold")
+    for name in ("node", "roles", "phase", "peers"):
+        table.add_column(name)
+    for name in ("step", "env steps", "env steps/s", "updates", "updates/s", "blocked"):
+        table.add_column(name, justify="right")
+    table.add_column("last word", overflow="fold")
+    for child in children:
+        status = child.status
+        env_rate, update_rate = rates(child)
+        phase = _phase(child)
+        table.add_row(
+            str(child.plan.node_id),
+            "+".join(child.plan.roles) or "all",
+            Text(phase, style=_PHASE_STYLE.get(phase.split(" ")[0], "")),
+            str(status.peers),
+            f"{status.step:,}",
+            f"{status.env_step:,}",
+            f"{env_rate:,.0f}",
+            f"{status.train_iter:,}",
+            f"{update_rate:,.0f}",
+            f"{status.blocked_s:.1f} s",
+            Text(_last_word(status)),
+        )
+    return table
+
+
+def _phase(child: Child) -> str:
+    if child.restart_at is not None:
+        return "failed (restarts soon)"
+    if child.exit_code is not None:
+        return "finished" if child.exit_code == 0 else f"failed ({child.exit_code})"
+    return child.status.phase + (f" (start {child.restarts + 1})" if child.restarts else "")
+
+
+def _last_word(status: Status) -> str:
+    return status.error or status.reason
+
+
+def _sentence(child: Child, rates: tuple[float, float]) -> str:
+    status = child.status
+    env_rate, update_rate = rates
+    return (
+        f"{child.name}: {_phase(child)}, step {status.step}, {status.env_step} env steps "
+        f"({env_rate:.0f}/s), {status.train_iter} updates ({update_rate:.0f}/s), blocked "
+        f"{status.blocked_s:.1f} s, {status.peers} peers"
+    )
