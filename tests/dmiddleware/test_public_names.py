@@ -23,7 +23,8 @@ PIPELINE = [
     "produced", "Middleware", "Wrapper", "Role", "middleware", "middleware_name",
     "middleware_location", "around", "Group", "Wrapped", "Layer", "Lock", "ChainTable", "ChainRow",
     "Event", "Delivery", "Emission", "EventBus", "EventCounters", "EventRouter", "Clock",
-    "SystemClock", "StepTimer", "Timing", "TraceFile", "merge_traces",
+    "SystemClock", "StepTimer", "Timing", "TraceFile", "merge_traces", "ThisNode", "Progress",
+    "running_as", "this_node",
 ]  # fmt: skip
 
 TESTING = ["FakeClock", "Tape"]
