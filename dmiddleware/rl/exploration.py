@@ -108,7 +108,6 @@ class EpsilonSchedule:
         return curve(self.start, self.end, max(step, 0.0) / self.decay_steps)
 
 
-@torch.no_grad()
 def epsilon_greedy(
     q: torch.Tensor,
     eps: float | torch.Tensor,
