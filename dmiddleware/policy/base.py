@@ -78,6 +78,7 @@ class Policy(TwoStyles, Configurable):
         self._enabled = self._check_fields(enable_field)
         self._find_styles()
         self._device = self._choose_device()
+        self._on_gpu = self._device.type != "cpu"
         seed = torch.initial_seed() if self._cfg.seed is None else self._cfg.seed
         self._generator = torch.Generator().manual_seed(derive_seed(seed, "policy", "act"))
         self._model = self._take_model(model).to(self._device)
@@ -346,7 +347,7 @@ class Policy(TwoStyles, Configurable):
                 f"{type(self).__name__} learns from the columns {', '.join(self.learn_columns)}, "
                 f"but the batch lacks {', '.join(missing)}; it has {', '.join(map(str, batch))}"
             )
-        if self._device.type != "cpu":
+        if self._on_gpu:
             batch = to_device(batch, self._device)
         if not self._model.training:
             self._model.train()
@@ -387,7 +388,7 @@ class Policy(TwoStyles, Configurable):
 
     def _scalars(self, *tensors: torch.Tensor) -> list[float]:
         """Turn scalar tensors into Python numbers, with one transfer from a GPU."""
-        if self._device.type == "cpu":
+        if not self._on_gpu:
             return [float(tensor.item()) for tensor in tensors]
         packed: list[float] = torch.stack([tensor.detach().float() for tensor in tensors]).tolist()
         return packed

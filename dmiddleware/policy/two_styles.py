@@ -28,6 +28,7 @@ class TwoStyles:
 
     _model: nn.Module
     _device: torch.device
+    _on_gpu: bool
     _enabled: frozenset[str]
 
     _pairs: ClassVar[dict[str, tuple[str, str]]] = {
@@ -144,9 +145,7 @@ class TwoStyles:
                 if env_id is None:
                     env_id = np.arange(len(next(iter(leaves(obs)))[1]))
                 outputs = self._batch[field](obs, np.asarray(env_id), **kwargs)
-        if self._device.type != "cpu":
-            outputs = _to_cpu(outputs)
-        return outputs
+        return _to_cpu(outputs) if self._on_gpu else outputs
 
     def _public_transition(self, obs: Any, policy_output: Any, timestep: Any) -> Any:
         """Make one transition, or, of batched data, the columns of one step of all envs."""
@@ -176,9 +175,9 @@ class TwoStyles:
 
     def _as_obs(self, data: Any) -> Any:
         """Bring a batch of observations to the policy's device, as a tensor or treetensor."""
-        if isinstance(data, np.ndarray | Mapping | tuple):
+        if not isinstance(data, torch.Tensor) and isinstance(data, np.ndarray | Mapping | tuple):
             data = from_numpy(data)
-        return data if self._device.type == "cpu" else to_device(data, self._device)
+        return to_device(data, self._device) if self._on_gpu else data
 
     def _per_env_from_batch(
         self, forward: Act, data: dict[int, Any], kwargs: dict[str, Any]
