@@ -2,6 +2,7 @@
 
 from dmiddleware.data.buffer_base import Buffer, BufferMiddleware
 from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
+from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
 from dmiddleware.data.samplers import Eligible, PrioritySampler, Sampler, UniformSampler
 from dmiddleware.data.storage import SharedColumns, SharedHandle
 from dmiddleware.data.tensor_buffer import TensorBuffer
@@ -44,6 +45,8 @@ __all__ = [
     "Buffer",
     "BufferMiddleware",
     "TensorBuffer",
+    "DequeBuffer",
+    "BufferedData",
     "SharedHandle",
     "SharedColumns",
     "Sampler",

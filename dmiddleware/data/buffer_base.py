@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 
-__all__ = ["ACTIONS", "Buffer", "BufferMiddleware", "generator_from_text", "generator_to_text"]
+from dmiddleware.errors import CheckpointMismatch
+
+__all__ = ["ACTIONS", "Buffer", "BufferMiddleware"]
 
 ACTIONS = ("push", "sample", "update", "delete", "clear")
 """The actions that buffer middleware wraps."""
@@ -29,12 +31,40 @@ class Buffer:
     arguments and result, call the chain several times, or not at all. The first one used is the
     outermost.
 
+    A middleware object may also offer ``attach(buffer)``, called by :meth:`use`, and
+    ``state_dict()`` and ``load_state_dict(state)``, which then are part of the buffer's state.
+
     Methods exclude one another, so several threads may share a buffer.
+
+    Args:
+        size: capacity in items.
+        seed: seed of the buffer's own random generator; None takes one from the system.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, size: int, seed: int | None) -> None:
+        if size < 1:
+            raise ValueError(f"size is at least 1, got {size}")
+        self._size = size
         self._lock = threading.RLock()
         self._middleware: list[BufferMiddleware] = []
+        self._generator = np.random.default_rng(seed)
+
+    @property
+    def size(self) -> int:
+        """Capacity in items."""
+        return self._size
+
+    @property
+    def generator(self) -> np.random.Generator:
+        """The buffer's own random generator; middleware draws from it too."""
+        return self._generator
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def count(self) -> int:
+        """Return the number of items held."""
+        return len(self)
 
     def use(self, middleware: BufferMiddleware) -> Self:
         """Add a middleware, inside of those added before.
@@ -43,7 +73,7 @@ class Buffer:
             The buffer itself, so that calls can be chained.
 
         Raises:
-            TypeError: if it is not callable.
+            TypeError: if it is not callable, or not meant for this kind of buffer.
         """
         if not callable(middleware):
             raise TypeError(
@@ -51,6 +81,9 @@ class Buffer:
                 f"{middleware!r} is not callable; pass a function, or the result of one of the "
                 "factories in dmiddleware.data.buffer_middleware"
             )
+        attach = getattr(middleware, "attach", None)
+        if attach is not None:
+            attach(self)
         self._middleware.append(middleware)
         return self
 
@@ -69,19 +102,41 @@ class Buffer:
         self.close()
 
     def _through(self, action: str, do: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        chain = do
-        for middleware in reversed(self._middleware):
-            chain = partial(middleware, action, chain)
-        return chain(*args, **kwargs)
+        with self._lock:
+            chain = do
+            for middleware in reversed(self._middleware):
+                chain = partial(middleware, action, chain)
+            return chain(*args, **kwargs)
+
+    def _common_state(self) -> dict[str, Any]:
+        """Return the state of the generator and of the middleware."""
+        return {
+            "generator": _generator_to_text(self._generator),
+            "middleware": [
+                middleware.state_dict() if hasattr(middleware, "state_dict") else None
+                for middleware in self._middleware
+            ],
+        }
+
+    def _load_common_state(self, state: Mapping[str, Any]) -> None:
+        if len(state["middleware"]) != len(self._middleware):
+            raise CheckpointMismatch(
+                f"the state is that of a buffer with {len(state['middleware'])} middleware, this "
+                f"one has {len(self._middleware)}; use the same ones before loading"
+            )
+        self._generator = _generator_from_text(state["generator"])
+        for middleware, own in zip(self._middleware, state["middleware"], strict=True):
+            if hasattr(middleware, "load_state_dict") and own is not None:
+                middleware.load_state_dict(own)
 
 
-def generator_to_text(generator: np.random.Generator) -> str:
+def _generator_to_text(generator: np.random.Generator) -> str:
     """Return the state of a generator as JSON (its integers have more than 64 bits)."""
     return json.dumps(generator.bit_generator.state)
 
 
-def generator_from_text(text: str) -> np.random.Generator:
-    """Return a generator in the state that :func:`generator_to_text` wrote."""
+def _generator_from_text(text: str) -> np.random.Generator:
+    """Return a generator in the state that :func:`_generator_to_text` wrote."""
     bit_generator = np.random.PCG64()
     bit_generator.state = json.loads(text)
     return np.random.Generator(bit_generator)

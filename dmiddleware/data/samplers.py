@@ -248,6 +248,11 @@ class PrioritySampler:
         progress = min(self._n_draws / self._anneal_steps, 1.0)
         return self._first_beta + progress * (1.0 - self._first_beta)
 
+    @property
+    def highest(self) -> float:
+        """The highest priority given so far, at least 1; new rows have it."""
+        return self._highest
+
     def attach(self, size: int) -> None:
         """Prepare for a buffer of ``size`` rows.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dmiddleware.data.buffer_base import Buffer, generator_from_text, generator_to_text
+from dmiddleware.data.buffer_base import Buffer
 from dmiddleware.data.columns import Array
 from dmiddleware.data.episodes import n_step_returns, reaches, unroll
 from dmiddleware.data.holes import Holes
@@ -65,9 +65,9 @@ class TensorBuffer(Buffer):
         storage: Literal["ram", "shared"] | Path = "ram",
         seed: int | None = None,
     ) -> None:
-        super().__init__()
-        for name, value in (("size", size), ("n_step", n_step), ("unroll_len", unroll_len or 1)):
-            if value < 1:
+        super().__init__(size, seed)
+        for name, value in (("n_step", n_step), ("unroll_len", unroll_len)):
+            if value is not None and value < 1:
                 raise ValueError(f"{name} is at least 1, got {value}")
         self._n_step = n_step
         self._discount = discount
@@ -90,13 +90,7 @@ class TensorBuffer(Buffer):
         )
         self._sampler.attach(size)
         self._holes = Holes(size)
-        self._generator = np.random.default_rng(seed)
         self._closed = False
-
-    @property
-    def size(self) -> int:
-        """Capacity in rows."""
-        return self._rows.size
 
     @property
     def sampler(self) -> Sampler:
@@ -121,12 +115,14 @@ class TensorBuffer(Buffer):
             )
         return self._storage.handle()
 
+    @property
+    def index(self) -> Ints:
+        """The indices of all rows held, oldest first: int64 ``[len(buffer)]``."""
+        with self._lock:
+            return self._holes.present(self._rows.first, self._rows.total).copy()
+
     def __len__(self) -> int:
         return self._rows.total - self._rows.first - len(self._holes)
-
-    def count(self) -> int:
-        """Return the number of rows held."""
-        return len(self)
 
     def push(self, batch: Batch) -> range:
         """Append the rows of a batch; the oldest rows go when there is no room.
@@ -168,11 +164,19 @@ class TensorBuffer(Buffer):
             return self._through("sample", self._sample, n, sample_range=sample_range, **kwargs)
         return self._sample(n, sample_range=sample_range, **kwargs)
 
-    def get(self, index: Any) -> Batch:
-        """Copy rows ``[n, …]`` by their index, as they were pushed.
+    def get(self, index: Any, leaves: Collection[str] | None = None) -> Batch:
+        """Copy rows by their index, as they were pushed.
+
+        Args:
+            index: int64 ``[n]``.
+            leaves: dotted paths of the leaves to copy; None copies all.
+
+        Returns:
+            ``[n, …]``
 
         Raises:
             IndexError: if a row is not held.
+            KeyError: if there is no such leaf.
         """
         with self._lock:
             wanted = _as_ints(index)
@@ -181,7 +185,10 @@ class TensorBuffer(Buffer):
                 raise IndexError(
                     f"row {gone[0]} is not held any more (the oldest one is {self._rows.first})"
                 )
-            return _as_batch(self._rows.take(wanted))
+            for path in leaves or ():
+                if path not in self._rows.paths:
+                    raise KeyError(f"the rows have no leaf {path!r}, only {self._rows.paths}")
+            return _as_batch(self._rows.take(wanted, leaves))
 
     def update(self, index: Any, batch: Batch) -> int:
         """Replace some leaves of rows.
@@ -269,7 +276,7 @@ class TensorBuffer(Buffer):
                 "holes": self._holes.state_dict(np.arange(*held)),
                 "sampler": self._sampler.state_dict(present),
                 "sampler_type": type(self._sampler).__name__,
-                "generator": generator_to_text(self._generator),
+                **self._common_state(),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -290,7 +297,7 @@ class TensorBuffer(Buffer):
             self._holes.load_state_dict(state["holes"])
             present = self._holes.present(self._rows.first, self._rows.total)
             self._sampler.load_state_dict(state["sampler"], present)
-            self._generator = generator_from_text(state["generator"])
+            self._load_common_state(state)
 
     def _push(self, batch: Batch) -> range:
         with self._lock:
@@ -318,7 +325,7 @@ class TensorBuffer(Buffer):
         index = self._holes.present(first, total) if len(self._holes) else None
         accept = None if self._unroll_len is None or self._unroll_pad else self._begins_sequence
         if sample_range is None:
-            return Eligible(first, count, total, self.size, index=index, accept=accept)
+            return Eligible(first, count, total, self._size, index=index, accept=accept)
         start, stop, step = sample_range.indices(count)
         if step != 1:
             raise ValueError(f"sample_range has no step, got {sample_range}")
@@ -327,7 +334,7 @@ class TensorBuffer(Buffer):
             first += start
         else:
             index = index[start:stop]
-        return Eligible(first, part, total, self.size, part == count, index, accept)
+        return Eligible(first, part, total, self._size, part == count, index, accept)
 
     def _gather(self, index: Ints) -> dict[str, Array]:
         extra: dict[str, Array] = {}

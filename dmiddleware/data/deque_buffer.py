@@ -1,0 +1,423 @@
+"""DequeBuffer: a buffer of any Python objects, each with notes of its own."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dmiddleware.data.buffer_base import Buffer
+from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
+from dmiddleware.data.groups import Groups
+from dmiddleware.data.holes import Holes
+from dmiddleware.data.samplers import Eligible, Ints
+from dmiddleware.errors import CheckpointMismatch, NotEnoughData
+
+__all__ = ["BufferedData", "DequeBuffer"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class BufferedData:
+    """One item of a :class:`DequeBuffer`, as sampling gives it.
+
+    Attributes:
+        data: the object that was pushed, not a copy.
+        index: its running number since the buffer began; None for padding.
+        meta: a copy of its notes.
+    """
+
+    data: Any
+    index: int | None
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+class DequeBuffer(Buffer):
+    """A buffer of any Python objects, that drops its oldest items when it is full.
+
+    It handles each item by itself, so it suits whole episodes and odd objects; for transitions of
+    one structure, :class:`~dmiddleware.data.TensorBuffer` is many times faster.
+
+    Args:
+        size: capacity in items.
+        seed: seed of the buffer's own random generator; None takes one from the system.
+    """
+
+    def __init__(self, size: int, *, seed: int | None = None) -> None:
+        super().__init__(size, seed)
+        self._slots: list[BufferedData | None] = [None] * size
+        self._holes = Holes(size)
+        self._groups = Groups()
+        self._first = 0
+        self._total = 0
+
+    def __len__(self) -> int:
+        return self._total - self._first - len(self._holes)
+
+    def __contains__(self, index: object) -> bool:
+        return isinstance(index, int | np.integer) and self._find(int(index)) is not None
+
+    def __iter__(self) -> Iterator[BufferedData]:
+        """Iterate over copies of the items as they are now, oldest first."""
+        with self._lock:
+            items = [self._copy(int(i)) for i in self.drawable().every_index()]
+        return iter(items)
+
+    def push(self, data: Any, meta: Mapping[str, Any] | None = None) -> int:
+        """Append an item; the oldest one goes when there is no room.
+
+        Args:
+            data: any object; it is not copied (see ``clone_object``).
+            meta: notes on it, by name.
+
+        Returns:
+            Its index, which it keeps.
+        """
+        index: int = self._through("push", self._push, data, meta=meta)
+        return index
+
+    def sample(
+        self,
+        size: int | None = None,
+        indices: Sequence[int] | None = None,
+        *,
+        replace: bool = False,
+        sample_range: slice | None = None,
+        ignore_insufficient: bool = False,
+        groupby: str | None = None,
+        unroll_len: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Draw items, or fetch named ones.
+
+        Args:
+            size: number of items, or of groups.
+            indices: fetch these items, in this order, instead of drawing.
+            replace: whether one item (or group) may be drawn twice.
+            sample_range: draw only from this part of the items by age: ``slice(-10, None)`` is the
+                ten newest.
+            ignore_insufficient: if there are too few, give what there is (and log a warning)
+                instead of raising.
+            groupby: draw groups: the items that have the same value of this key of their meta,
+                oldest first. Items without the key belong to no group.
+            unroll_len: of each group, give a stretch of so many consecutive items that begins at
+                random; shorter groups are not drawn. Needs ``groupby``.
+            kwargs: for buffer middleware; without it there are none.
+
+        Returns:
+            ``list[BufferedData]``, or, with ``groupby``, ``list[list[BufferedData]]``.
+
+        Raises:
+            NotEnoughData: if there are fewer than ``size`` items (or groups) to draw from, or an
+                item of ``indices`` is not held any more.
+            ValueError: if the options contradict one another.
+        """
+        return self._through(
+            "sample",
+            self._sample,
+            size=size,
+            indices=indices,
+            replace=replace,
+            sample_range=sample_range,
+            ignore_insufficient=ignore_insufficient,
+            groupby=groupby,
+            unroll_len=unroll_len,
+            **kwargs,
+        )
+
+    def get(self, index: int) -> BufferedData:
+        """Return one item by its index.
+
+        Raises:
+            IndexError: if it is not held (any more).
+        """
+        with self._lock:
+            if index not in self:
+                raise IndexError(f"item {index} is not held (any more)")
+            return self._copy(index)
+
+    def update(self, index: int, data: Any = None, meta: Mapping[str, Any] | None = None) -> bool:
+        """Change an item.
+
+        Args:
+            index: which one.
+            data: its new object; None leaves it.
+            meta: notes to set; others stay.
+
+        Returns:
+            Whether the item was held.
+        """
+        updated: bool = self._through("update", self._update, index, data=data, meta=meta)
+        return updated
+
+    def delete(self, indices: int | Iterable[int]) -> int:
+        """Take items out.
+
+        Args:
+            indices: one or several; those not held are left out.
+
+        Returns:
+            The number of items taken out.
+        """
+        n_deleted: int = self._through("delete", self._delete, indices)
+        return n_deleted
+
+    def clear(self) -> None:
+        """Forget all items; indices go on from where they were."""
+        self._through("clear", self._clear)
+
+    def drawable(self, sample_range: slice | None = None) -> Eligible:
+        """Return which items may be drawn, all or a part of them by age."""
+        first, total, count = self._first, self._total, len(self)
+        index = self._holes.present(first, total) if len(self._holes) else None
+        if sample_range is None:
+            return Eligible(first, count, total, self._size, index=index)
+        part = range(count)[sample_range]
+        chosen: Ints = np.arange(part.start, part.stop, part.step)
+        chosen = first + chosen if index is None else index[chosen]
+        return Eligible(first, len(part), total, self._size, len(part) == count, chosen)
+
+    def export_data(self) -> list[BufferedData]:
+        """Return all items, oldest first."""
+        return list(self)
+
+    def import_data(self, items: Iterable[tuple[Any, Mapping[str, Any] | None]]) -> None:
+        """Push pairs of data and meta."""
+        for data, meta in items:
+            self.push(data, meta)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return items, order and generator.
+
+        ``save_checkpoint`` can write it if it can write the items; :meth:`save_data` says what to
+        do about others.
+        """
+        with self._lock:
+            return {
+                "size": self._size,
+                "total": self._total,
+                "items": [(item.index, item.data, item.meta) for item in self],
+                **self._common_state(),
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            CheckpointMismatch: if the buffer has another size, or other middleware.
+        """
+        with self._lock:
+            if state["size"] != self._size:
+                raise CheckpointMismatch(
+                    f"the state is that of a buffer with size={state['size']}, this one has "
+                    f"{self._size}; build it with the same size"
+                )
+            self._restore(state["items"], state["total"])
+            self._load_common_state(state)
+
+    def save_data(self, path: str | Path, *, allow_pickle: bool = False) -> None:
+        """Write the items to a file, whole or not at all.
+
+        Args:
+            path: the file; its folder is made if need be.
+            allow_pickle: whether to pickle objects that a checkpoint cannot hold (see
+                ``save_checkpoint`` for what it can). To load them runs code from the file.
+
+        Raises:
+            TypeError: if there is such an object and ``allow_pickle`` is False; its place is named.
+            CheckpointWriteError: if the file cannot be written.
+        """
+        with self._lock:
+            state = {"items": [(item.data, item.meta) for item in self]}
+        try:
+            save_checkpoint(path, state)
+        except TypeError:
+            if not allow_pickle:
+                raise
+            save_checkpoint(path, {"pickled": pickle.dumps(state)})
+
+    def load_data(self, path: str | Path, *, allow_pickle: bool = False) -> None:
+        """Replace the items by those that :meth:`save_data` wrote, the newest if not all fit.
+
+        They are pushed one by one, through the middleware, and get new indices.
+
+        Args:
+            path: the file.
+            allow_pickle: whether pickled objects may be loaded. That can run any code: allow it
+                only for files that you trust.
+
+        Raises:
+            ValueError: if the file holds pickled objects and ``allow_pickle`` is False.
+            FileNotFoundError: if there is no such file.
+            CheckpointDamaged: if the file is not whole.
+        """
+        state = load_checkpoint(path)
+        if "pickled" in state:
+            if not allow_pickle:
+                raise ValueError(
+                    f"{path} holds pickled objects, and loading these can run any code; pass "
+                    "allow_pickle=True if you trust whoever wrote it"
+                )
+            state = pickle.loads(state["pickled"])
+        with self._lock:
+            self.clear()
+            self.import_data(state["items"])
+
+    def _push(self, data: Any, meta: Mapping[str, Any] | None = None) -> int:
+        index = self._total
+        slot = index % self._size
+        if index - self._size >= self._first:
+            self._first = index - self._size + 1
+        old = self._slots[slot]
+        if old is not None:
+            self._groups.remove(old.index, old.meta)
+        item = BufferedData(data, index, dict(meta or {}))
+        self._groups.add(index, item.meta)
+        self._slots[slot] = item
+        self._total += 1
+        self._holes.fill(index, 1)
+        return index
+
+    def _sample(
+        self,
+        *,
+        size: int | None = None,
+        indices: Sequence[int] | None = None,
+        replace: bool = False,
+        sample_range: slice | None = None,
+        ignore_insufficient: bool = False,
+        groupby: str | None = None,
+        unroll_len: int | None = None,
+    ) -> Any:
+        size = _checked_size(size, indices, groupby, unroll_len)
+        rows = self.drawable(sample_range)
+        result: list[Any]
+        if indices is not None:
+            allowed = None if sample_range is None else set(rows.every_index().tolist())
+            result = [
+                self._copy(i) for i in indices if i in self and (allowed is None or i in allowed)
+            ]
+        elif groupby is not None:
+            result = self._sample_groups(size, groupby, replace, unroll_len, rows)
+        else:
+            chosen = self._choose(rows.count, size, replace)
+            index = rows.first + chosen if rows.index is None else rows.index[chosen]
+            result = [self._copy(int(i)) for i in index]
+        if len(result) < size:
+            told = (
+                f"asked for {size} {'groups' if groupby else 'items'}, but there are "
+                f"{len(result)}; push more before sampling, or sample fewer"
+            )
+            if not ignore_insufficient:
+                raise NotEnoughData(told)
+            _log.warning(told)
+        return result
+
+    def _sample_groups(
+        self,
+        size: int,
+        groupby: str,
+        replace: bool,
+        unroll_len: int | None,
+        rows: Eligible,
+    ) -> list[list[BufferedData]]:
+        if rows.is_all:
+            self._groups.watch(groupby, (self._item(int(i)) for i in rows.every_index()))
+            groups = self._groups.of(groupby)
+        else:
+            part = Groups()
+            part.watch(groupby, (self._item(int(i)) for i in rows.every_index()))
+            groups = part.of(groupby)
+        long_enough = [group for group in groups if len(group) >= (unroll_len or 1)]
+        drawn = [list(long_enough[k]) for k in self._choose(len(long_enough), size, replace)]
+        if unroll_len is not None:
+            starts = [self._generator.integers(len(group) - unroll_len + 1) for group in drawn]
+            drawn = [g[s : s + unroll_len] for g, s in zip(drawn, starts, strict=True)]
+        return [[self._copy(i) for i in group] for group in drawn]
+
+    def _choose(self, count: int, size: int, replace: bool) -> Ints:
+        if count and replace:
+            return self._generator.integers(count, size=size)
+        chosen: Ints = self._generator.choice(count, min(size, count), replace=False)
+        return chosen
+
+    def _update(self, index: int, data: Any = None, meta: Mapping[str, Any] | None = None) -> bool:
+        item = self._find(index)
+        if item is None:
+            return False
+        if data is not None:
+            item.data = data
+        if meta:
+            self._groups.remove(index, item.meta)
+            item.meta.update(meta)
+            self._groups.add(index, item.meta, in_between=True)
+        return True
+
+    def _delete(self, indices: int | Iterable[int]) -> int:
+        wanted = [indices] if isinstance(indices, int | np.integer) else list(indices)
+        gone = sorted({int(index) for index in wanted if index in self})
+        for index in gone:
+            self._groups.remove(index, self._item(index).meta)
+            self._slots[index % self._size] = None
+        if gone:
+            self._holes.dig(np.array(gone))
+            present = self._holes.present(self._first, self._total)
+            oldest = int(present[0]) if len(present) else self._total
+            self._holes.leave(self._first, oldest)
+            self._first = oldest
+        return len(gone)
+
+    def _clear(self) -> None:
+        self._slots = [None] * self._size
+        self._holes.clear()
+        self._groups.clear()
+        self._first = self._total
+
+    def _restore(self, items: Sequence[tuple[int, Any, Mapping[str, Any]]], total: int) -> None:
+        self._clear()
+        self._first = items[0][0] if items else total
+        self._total = total
+        self._holes.dig(np.setdiff1d(np.arange(self._first, total), [item[0] for item in items]))
+        for index, data, meta in items:
+            self._slots[index % self._size] = BufferedData(data, index, dict(meta))
+
+    def _find(self, index: int) -> BufferedData | None:
+        if not self._first <= index < self._total:
+            return None
+        return self._slots[index % self._size]
+
+    def _item(self, index: int) -> BufferedData:
+        item = self._find(index)
+        assert item is not None  # callers look up what is held
+        return item
+
+    def _copy(self, index: int) -> BufferedData:
+        item = self._item(index)
+        return BufferedData(item.data, item.index, dict(item.meta))
+
+
+def _checked_size(
+    size: int | None, indices: Sequence[int] | None, groupby: str | None, unroll_len: int | None
+) -> int:
+    if size is None and indices is None:
+        raise ValueError("sample needs a size, or the indices of items")
+    if size is not None and indices is not None and size != len(indices):
+        raise ValueError(f"size is {size}, but there are {len(indices)} indices; give one of them")
+    if indices is not None and groupby is not None:
+        raise ValueError("indices name items and groupby draws groups; give one of them")
+    if unroll_len is not None and (groupby is None or unroll_len < 1):
+        raise ValueError(
+            f"unroll_len is at least 1 and needs groupby, got unroll_len={unroll_len}, "
+            f"groupby={groupby!r}"
+        )
+    wanted = len(indices) if size is None and indices is not None else size
+    assert wanted is not None  # one of them is given
+    if wanted < 0:
+        raise ValueError(f"size is not negative, got {wanted}")
+    return wanted

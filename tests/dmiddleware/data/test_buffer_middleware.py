@@ -1,0 +1,394 @@
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmiddleware.data import BufferedData, DequeBuffer, PrioritySampler, TensorBuffer, as_tree
+from dmiddleware.data.buffer_middleware import (
+    PriorityExperienceReplay,
+    clone_object,
+    group_sample,
+    padding,
+    sample_range_view,
+    staleness_check,
+    use_time_check,
+)
+from dmiddleware.errors import CheckpointMismatch, NotEnoughData
+
+
+def rows(first, n, iteration=0):
+    return as_tree(
+        {
+            "x": torch.arange(first, first + n),
+            "collect_iter": torch.full((n,), iteration),
+        }
+    )
+
+
+def deque(n=6, size=10, **meta):
+    buffer = DequeBuffer(size, seed=0)
+    for i in range(n):
+        buffer.push(i, {key: value(i) for key, value in meta.items()})
+    return buffer
+
+
+def test_middleware_wraps_the_actions_from_the_outside_in():
+    tape = []
+
+    def recorder(name):
+        def middleware(action, chain, *args, **kwargs):
+            tape.append(f"{name} before {action}")
+            result = chain(*args, **kwargs)
+            tape.append(f"{name} after {action}")
+            return result
+
+        return middleware
+
+    for buffer, item in ((DequeBuffer(4), "x"), (TensorBuffer(4), rows(0, 1))):
+        tape.clear()
+        assert buffer.use(recorder("a")).use(recorder("b")) is buffer
+        buffer.push(item)
+        assert tape == ["a before push", "b before push", "b after push", "a after push"]
+        buffer.sample(1)
+        buffer.update(0, item)
+        buffer.delete([0])
+        buffer.clear()
+        assert [line[9:] for line in tape if line.startswith("a before")] == [
+            "push",
+            "sample",
+            "update",
+            "delete",
+            "clear",
+        ]
+
+
+def test_middleware_may_change_arguments_and_results():
+    def doubling(action, chain, *args, **kwargs):
+        if action == "push":
+            return chain(args[0] * 2, **kwargs)
+        result = chain(*args, **kwargs)
+        return [item.data for item in result] if action == "sample" else result
+
+    buffer = DequeBuffer(4).use(doubling)
+    buffer.push(21)
+    assert buffer.sample(1) == [42]
+
+
+def test_what_cannot_be_called_is_no_middleware():
+    with pytest.raises(TypeError, match="'clone' is not callable"):
+        DequeBuffer(4).use("clone")
+
+
+@pytest.mark.parametrize(
+    ("make", "instead"),
+    [
+        (PriorityExperienceReplay, r"sampler=PrioritySampler\(\)"),
+        (lambda buffer: clone_object(), "it copies rows"),
+        (lambda buffer: group_sample(2), "unroll_len"),
+        (lambda buffer: padding(), "gives a mask"),
+    ],
+)
+def test_a_tensor_buffer_refuses_what_does_not_suit_it(make, instead):
+    buffer = TensorBuffer(4)
+    with pytest.raises(TypeError, match=f"not for a TensorBuffer: .*{instead}"):
+        buffer.use(make(buffer))
+
+
+def test_a_middleware_serves_the_buffer_that_it_was_made_for():
+    with pytest.raises(ValueError, match="use_time_check was made for another buffer"):
+        DequeBuffer(4).use(use_time_check(DequeBuffer(4)))
+
+
+class TestClone:
+    def test_neither_side_changes_what_the_buffer_holds(self):
+        buffer = DequeBuffer(4).use(clone_object())
+        data = {"x": torch.ones(2), "list": [np.zeros(1)], "batch": rows(0, 2)}
+        meta = {"notes": [1]}
+        buffer.push(data, meta)
+        (
+            data["x"].zero_(),
+            data["list"][0].fill(9),
+            data["batch"].x.fill_(9),
+            meta["notes"].append(2),
+        )
+        item = buffer.sample(1)[0]
+        assert item.data["x"].sum() == 2
+        assert item.data["list"][0] == 0
+        assert item.data["batch"].x.tolist() == [0, 1]
+        assert item.meta == {"notes": [1]}
+        item.data["x"].zero_(), item.meta["notes"].append(3)
+        again = buffer.sample(1)[0]
+        assert again.data["x"].sum() == 2
+        assert again.meta == {"notes": [1]}
+        new = torch.ones(1)
+        buffer.update(0, data=new)
+        new.zero_()
+        assert buffer.sample(1)[0].data == 1
+
+    def test_without_it_the_very_object_comes_out(self):
+        buffer, data = DequeBuffer(4), [1]
+        buffer.push(data)
+        assert buffer.sample(1)[0].data is data
+
+    def test_groups_are_copied_too(self):
+        buffer = deque(3, g=lambda i: 0).use(clone_object())
+        assert [item.data for item in buffer.sample(1, groupby="g")[0]] == [0, 1, 2]
+
+
+class TestPriority:
+    def test_items_are_drawn_in_proportion(self):
+        buffer = DequeBuffer(8, seed=0)
+        buffer.use(
+            PriorityExperienceReplay(
+                buffer, priority_power_factor=1.0, IS_weight_anneal_train_iter=None
+            )
+        )
+        for i in range(10):
+            buffer.push(i, {"priority": i + 1.0})
+        buffer.update(3, meta={"priority": 10.0})
+        counts = Counter(item.data for _ in range(500) for item in buffer.sample(8))
+        priority = np.array([3, 10, 5, 6, 7, 8, 9, 10.0])
+        expected = 4000 * priority / priority.sum()
+        seen = np.array([counts[i] for i in range(2, 10)])
+        assert ((seen - expected) ** 2 / expected).sum() / 7 < 1.7
+
+    def test_samples_tell_priority_and_weight(self):
+        buffer = DequeBuffer(8, seed=0)
+        replay = PriorityExperienceReplay(
+            buffer, priority_power_factor=0.5, IS_weight_power_factor=0.4,
+            IS_weight_anneal_train_iter=2,
+        )  # fmt: skip
+        buffer.use(replay)
+        buffer.push("a", {"priority": 4.0})
+        buffer.push("b")  # the highest so far
+        buffer.push("c", {"priority": 1.0})
+        assert buffer.get(1).meta["priority"] == 4.0
+        weights = {item.data: item.meta["priority_IS"] for item in buffer.sample(3)}
+        low = min(1.0 if "c" in weights else 4.0, 4.0)
+        for data, weight in weights.items():
+            priority = 1.0 if data == "c" else 4.0
+            assert weight == pytest.approx((low / priority) ** (0.5 * 0.4), rel=1e-4)
+        assert replay.beta == pytest.approx(0.7)
+        assert "priority_IS" not in buffer.get(0).meta
+
+    def test_weights_are_left_out_if_not_wanted(self):
+        buffer = DequeBuffer(8, seed=0)
+        buffer.use(PriorityExperienceReplay(buffer, IS_weight=False))
+        buffer.push("a")
+        assert "priority_IS" not in buffer.sample(1)[0].meta
+
+    def test_named_items_are_fetched_and_groups_refused(self):
+        buffer = DequeBuffer(8, seed=0)
+        buffer.use(PriorityExperienceReplay(buffer))
+        with pytest.raises(NotEnoughData):
+            buffer.sample(1)
+        buffer.push("a", {"g": 1})
+        assert buffer.sample(indices=[0])[0].data == "a"
+        with pytest.raises(ValueError, match="draws items, not groups"):
+            buffer.sample(1, groupby="g")
+
+    @pytest.mark.parametrize("odd", [-1.0, float("nan"), float("inf")])
+    def test_odd_priorities_are_refused_and_change_nothing(self, odd):
+        buffer = DequeBuffer(8, seed=0)
+        buffer.use(PriorityExperienceReplay(buffer))
+        buffer.push("a")
+        with pytest.raises(ValueError, match="finite and not negative"):
+            buffer.push("b", {"priority": odd})
+        with pytest.raises(ValueError, match="finite and not negative"):
+            buffer.update(0, meta={"priority": odd})
+        assert len(buffer) == 1
+        assert buffer.get(0).meta["priority"] == 1.0
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        st.integers(1, 6),
+        st.lists(
+            st.tuples(
+                st.sampled_from(["push", "push", "update", "delete", "clear", "reload"]),
+                st.integers(0, 12),
+                st.floats(0, 9),
+            ),
+            max_size=20,
+        ),
+    )
+    def test_it_draws_what_a_naive_model_could(self, size, actions):
+        def build():
+            buffer = DequeBuffer(size, seed=0)
+            replay = PriorityExperienceReplay(buffer, priority_power_factor=1.0)
+            return buffer.use(replay), replay
+
+        buffer, replay = build()
+        model, total = {}, 0
+        for name, number, priority in actions:
+            if name == "push":
+                buffer.push(number, {"priority": priority})
+                model = {i: p for i, p in model.items() if i > total - size} | {total: priority}
+                total += 1
+            elif name == "update":
+                buffer.update(number, meta={"priority": priority})
+                model |= {number: priority} if number in model else {}
+            elif name == "delete":
+                buffer.delete([number, number])
+                model.pop(number, None)
+            elif name == "clear":
+                buffer.clear()
+                model.clear()
+            else:
+                state = buffer.state_dict()
+                buffer, replay = build()
+                buffer.load_state_dict(state)
+            mass = replay.state_dict()["mass"]
+            assert np.allclose(mass, np.array(list(model.values())) + 1e-6, rtol=1e-12)
+            if model:
+                drawn = buffer.sample(2)
+                assert {item.index for item in drawn} <= set(model)
+                assert all(item.meta["priority"] == model[item.index] for item in drawn)
+
+
+class TestStaleness:
+    def test_old_items_of_a_deque_are_deleted_before_a_sample(self):
+        buffer = deque(6, train_iter_data_collected=lambda i: i)
+        buffer.use(staleness_check(buffer, max_staleness=3))
+        items = buffer.sample(4, train_iter_sample_data=5)
+        assert {item.data for item in items} == {2, 3, 4, 5}
+        assert all(item.meta["staleness"] == 5 - item.data for item in items)
+        with pytest.raises(NotEnoughData):
+            buffer.sample(4, train_iter_sample_data=6)
+        with pytest.raises(ValueError, match="needs items pushed with meta"):
+            buffer.push("x")
+        with pytest.raises(ValueError, match="needs the learner's iteration"):
+            buffer.sample(1)
+        buffer.push("x", {"train_iter_data_collected": 9})
+        assert buffer.sample(1, train_iter_sample_data=12)[0].data == "x"
+
+    def test_old_rows_of_a_tensor_buffer_are_deleted_before_a_sample(self):
+        buffer = TensorBuffer(10, seed=0)
+        buffer.use(staleness_check(buffer, max_staleness=3))
+        for iteration in range(4):
+            buffer.push(rows(2 * iteration, 2, iteration))
+        assert set(buffer.sample(4, train_iter_sample_data=5).x.tolist()) <= {4, 5, 6, 7}
+        assert len(buffer) == 4
+        with pytest.raises(NotEnoughData):
+            buffer.sample(1, train_iter_sample_data=9)
+        assert len(buffer) == 0
+        with pytest.raises(ValueError, match="needs the column collect_iter"):
+            buffer.push({"x": torch.zeros(1)})
+
+
+class TestUse:
+    def test_used_up_items_of_a_deque_are_deleted(self):
+        buffer = deque(4)
+        buffer.use(use_time_check(buffer, max_use=2))
+        assert {item.meta["use_count"] for item in buffer.sample(4)} == {1}
+        buffer.sample(indices=[0, 1])
+        assert sorted(item.index for item in buffer) == [2, 3]
+        buffer.push("new")
+        assert buffer.sample(indices=[4])[0].meta["use_count"] == 1
+
+    def test_used_up_rows_of_a_tensor_buffer_are_deleted(self):
+        buffer = TensorBuffer(4, sampler=PrioritySampler(), seed=0)
+        buffer.use(use_time_check(buffer, max_use=3))
+        buffer.push(rows(0, 6))
+        counts = Counter()
+        while len(buffer):
+            for index in buffer.sample(1)["index"].tolist():
+                counts[index] += 1
+        assert counts == {2: 3, 3: 3, 4: 3, 5: 3}
+        buffer.push(rows(6, 1))
+        assert buffer.sample(1).x.tolist() == [6]
+        assert len(buffer) == 1
+
+    def test_counts_are_part_of_the_state(self):
+        buffer, other = deque(2), DequeBuffer(10)
+        buffer.use(use_time_check(buffer, max_use=2))
+        buffer.sample(2)
+        with pytest.raises(CheckpointMismatch, match="with 1 middleware, this one has 0"):
+            other.load_state_dict(buffer.state_dict())
+        other.use(use_time_check(other, max_use=2))
+        other.load_state_dict(buffer.state_dict())
+        other.sample(2)
+        assert len(other) == 0
+
+    def test_an_impossible_limit_is_refused(self):
+        with pytest.raises(ValueError, match="at least 1"):
+            use_time_check(DequeBuffer(1), max_use=0)
+
+
+class TestGroups:
+    def groups(self, *middleware):
+        buffer = deque(9, g=lambda i: 0 if i < 5 else 1 if i < 8 else 2)
+        for one in middleware:
+            buffer.use(one)
+        return buffer
+
+    def starts(self, buffer):
+        seen = set()
+        for _ in range(100):
+            for group in buffer.sample(3, groupby="g"):
+                seen.add(tuple(item.data for item in group))
+        return seen
+
+    def test_consecutive_items_are_kept(self):
+        assert self.starts(self.groups(group_sample(3))) == {
+            (0, 1, 2), (1, 2, 3), (2, 3, 4), (5, 6, 7), (8,)
+        }  # fmt: skip
+
+    def test_a_start_anywhere_gives_the_last_items_their_share(self):
+        assert self.starts(self.groups(group_sample(3, max_use_in_group=False))) == {
+            (0, 1, 2), (1, 2, 3), (2, 3, 4), (3, 4), (4,), (5, 6, 7), (6, 7), (7,), (8,)
+        }  # fmt: skip
+
+    def test_items_in_any_order_are_kept(self):
+        seen = self.starts(self.groups(group_sample(2, ordered_in_group=False)))
+        assert {tuple(sorted(pair)) for pair in seen if max(pair) < 5} == {
+            (a, b) for a in range(5) for b in range(a + 1, 5)
+        }
+        assert (1, 0) in seen
+
+    def test_padding_fills_up_to_the_longest(self):
+        buffer = self.groups(padding())
+        for group in buffer.sample(3, groupby="g"):
+            assert len(group) == 5
+            assert len({item.meta["g"] for item in group}) == 1
+        buffer = self.groups(padding("none"))
+        groups = buffer.sample(3, groupby="g")
+        assert sorted(group.count(BufferedData(None, None)) for group in groups) == [0, 2, 4]
+        assert isinstance(buffer.sample(2)[0], BufferedData)
+        assert self.groups(padding()).sample(0, groupby="g") == []
+
+    def test_they_work_together(self):
+        buffer = self.groups(padding(), group_sample(3))
+        assert {len(group) for group in buffer.sample(3, groupby="g")} == {3}
+
+    def test_mistakes_are_told(self):
+        with pytest.raises(ValueError, match="group_sample works on groups"):
+            self.groups(group_sample(3)).sample(2)
+        with pytest.raises(ValueError, match="size_in_group is at least 1"):
+            group_sample(0)
+        with pytest.raises(ValueError, match="policy is 'random' or 'none'"):
+            padding("zeros")
+        with pytest.raises(ValueError, match="group_sample serves no buffer yet"):
+            group_sample(1)("sample", lambda **kwargs: [["x"]], groupby="g")
+
+
+class TestView:
+    def test_only_a_part_by_age_is_drawn(self):
+        buffer = deque(8)
+        buffer.use(sample_range_view(buffer, -4, -1))
+        assert {item.data for item in buffer.sample(100, replace=True)} == {4, 5, 6}
+        part = buffer.sample(100, replace=True, sample_range=slice(-2, None))
+        assert {item.data for item in part} == {5, 6}
+
+    def test_of_a_tensor_buffer_as_well(self):
+        buffer = TensorBuffer(8, seed=0)
+        buffer.use(sample_range_view(buffer, start=-3))
+        buffer.push(rows(0, 20))
+        drawn = {x for _ in range(30) for x in buffer.sample(3).x.tolist()}
+        assert drawn == {17, 18, 19}
+        drawn = {
+            x for _ in range(30) for x in buffer.sample(1, sample_range=slice(0, 1)).x.tolist()
+        }
+        assert drawn == {17}
