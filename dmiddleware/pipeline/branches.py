@@ -79,8 +79,12 @@ class Branches:
 
     def _run_all(self, halves: Sequence[Callable[[], BaseException | None]]) -> None:
         futures = [thread.submit(half) for thread, half in zip(self._threads, halves, strict=True)]
-        self._join(futures)
+        interrupt = self._join(futures)
+        if interrupt is not None and self._abandoned:
+            raise interrupt
         errors = [error for future in futures if (error := future.result()) is not None]
+        if interrupt is not None:
+            raise merge_errors(interrupt, errors)
         if not errors:
             return
         if all(isinstance(error, Exception) for error in errors):
@@ -90,8 +94,8 @@ class Branches:
             )
         raise merge_errors(errors[0], errors[1:])
 
-    def _join(self, futures: Sequence[Future[BaseException | None]]) -> None:
-        """Wait until all are done, an interrupt notwithstanding; the second one is obeyed."""
+    def _join(self, futures: Sequence[Future[BaseException | None]]) -> KeyboardInterrupt | None:
+        """Wait until all are done, and return an interrupt that came; a second one is obeyed."""
         interrupt: KeyboardInterrupt | None = None
         pending = set(futures)
         while pending:
@@ -104,7 +108,7 @@ class Branches:
             except KeyboardInterrupt as raised:
                 if interrupt is not None:
                     self._abandoned = True
-                    raise
+                    return interrupt
                 interrupt = raised
                 _logger.warning(
                     "%s is interrupted; it waits for its branches %s to finish. "
@@ -112,8 +116,7 @@ class Branches:
                     self._label,
                     _numbers(futures),
                 )
-        if interrupt is not None:
-            raise interrupt
+        return interrupt
 
     def _unwind_all(self, frames: Sequence[Frames], error: BaseException) -> BaseException:
         if self._abandoned:

@@ -18,6 +18,7 @@ class FakeClock:
 
     Args:
         start_s: the first reading.
+        epoch_s: what the calendar's time, :meth:`wall`, is ahead of it.
         patience_s: real seconds after which a wait fails.
 
     Example:
@@ -27,8 +28,11 @@ class FakeClock:
         2.5
     """
 
-    def __init__(self, *, start_s: float = 0.0, patience_s: float = 30.0) -> None:
+    def __init__(
+        self, *, start_s: float = 0.0, epoch_s: float = 0.0, patience_s: float = 30.0
+    ) -> None:
         self._now = start_s
+        self._epoch_s = epoch_s
         self._patience_s = patience_s
         self._lock = threading.Condition()
         self._waiting: list[threading.Condition] = []
@@ -39,8 +43,8 @@ class FakeClock:
             return self._now
 
     def wall(self) -> float:
-        """Return the same; a fake day begins at 0."""
-        return self.now()
+        """Return the calendar's seconds, which go along."""
+        return self._epoch_s + self.now()
 
     def wait_for(
         self, condition: threading.Condition, predicate: Callable[[], bool], timeout_s: float

@@ -152,7 +152,6 @@ def test_an_interrupt_raised_in_a_branch_is_not_wrapped():
 
 
 def test_an_interrupt_from_the_keyboard_waits_for_the_branches(monkeypatch, caplog):
-    """The first interrupt is raised when the branches are done, the second one at once."""
     real_wait = branches_module.wait
     presses = [1]
 
@@ -164,27 +163,28 @@ def test_an_interrupt_from_the_keyboard_waits_for_the_branches(monkeypatch, capl
 
     monkeypatch.setattr(branches_module, "wait", wait_interrupted)
     tape = Tape()
-    with pytest.raises(KeyboardInterrupt), Task(Context()) as task:
-        task.use(task.parallel(tape.generator("a"), tape.generator("b"))).run()
+    with pytest.raises(KeyboardInterrupt) as caught, Task(Context()) as task:
+        task.use(task.parallel(tape.generator("a"), tape.generator("b"), fail)).run()
     assert sorted(tape) == ["!a", "!b", "a", "b"]
     assert "is interrupted; it waits for its branches" in caplog.text
+    assert "there was also: Boom()" in caught.value.__notes__
 
 
 def test_a_second_interrupt_leaves_the_branches_alone(monkeypatch):
-    gate = threading.Event()
+    gate, tape = threading.Event(), Tape()
 
     def wait_interrupted(futures, timeout):
         raise KeyboardInterrupt
 
     def slow(ctx):
-        gate.wait(DEADLINE_S)
+        tape(gate.wait(DEADLINE_S))
 
     monkeypatch.setattr(branches_module, "wait", wait_interrupted)
-    try:
-        with pytest.raises(KeyboardInterrupt), Task(Context()) as task:
-            task.use(task.parallel(slow)).run()
-    finally:
-        gate.set()
+    with pytest.raises(KeyboardInterrupt), Task(Context()) as task:
+        task.use(task.parallel(task.serial(Tape().generator("suspended"), slow))).run()
+    gate.set()
+    tape.wait_for(1)
+    assert tape == [True], "the interrupt did not wait for it"
 
 
 def test_a_long_wait_names_the_branches_in_the_log(caplog):

@@ -20,7 +20,7 @@ class Boom(Exception):
 
 @pytest.fixture
 def clock():
-    return FakeClock(start_s=100.0)
+    return FakeClock(start_s=100.0, epoch_s=900.0)
 
 
 def taking(clock, forward_s, back_s=None, *, name="part"):
@@ -133,7 +133,7 @@ def test_a_trace_has_a_span_for_each_direction_of_each_middleware(clock, tmp_pat
     ]
     assert [span["args"]["step"] for span in spans] == [0, 0, 0, 1, 1, 1]
     assert spans[1]["ts"] - spans[0]["ts"] == 1e6
-    assert spans[0]["ts"] == 100e6, "the calendar's time, in microseconds"
+    assert spans[0]["ts"] == 1000e6, "the calendar's time, in microseconds"
     assert all(span["pid"] == spans[0]["pid"] for span in spans)
 
 
@@ -141,12 +141,12 @@ def test_a_trace_names_its_process_and_threads(tmp_path):
     path = tmp_path / "trace.json"
     with Task(Context()) as task:
         task.use_wrapper(TraceFile(path, process_name="collector 0"))
-        task.use(task.parallel(lambda ctx: None, lambda ctx: None)).run(max_step=1)
+        task.use(task.parallel(lambda ctx: None, lambda ctx: None)).run(max_step=2)
     events = json.loads(path.read_text())
     names = [(e["name"], e["args"]["name"]) for e in events if e["ph"] == "M"]
     assert names[0] == ("process_name", "collector 0")
-    threads = {name for what, name in names if what == "thread_name"}
-    assert len(threads) == 2
+    threads = [name for what, name in names if what == "thread_name"]
+    assert len(threads) == len(set(threads)) == 2
     assert all("parallel" in name for name in threads)
     tids = {e["tid"] for e in events if e["ph"] == "X"}
     assert tids == {e["tid"] for e in events if e["name"] == "thread_name"}

@@ -14,6 +14,7 @@ def test_it_stands_still_until_it_is_advanced():
     assert clock.now() == clock.wall() == 5.0
     clock.advance(2.5)
     assert clock.now() == clock.wall() == 7.5
+    assert FakeClock(start_s=1.0, epoch_s=10.0).wall() == 11.0
 
 
 def test_time_does_not_go_back():
