@@ -10,7 +10,7 @@ KINDS = [Actor, ActorCritic]
 
 
 @pytest.mark.parametrize("share_encoder", [None, False, True])
-@pytest.mark.parametrize("lead", [(), (8,), (3, 8)], ids=str)
+@pytest.mark.parametrize("lead", [(), (1,), (8,), (3, 8)], ids=str)
 def test_discrete_output_has_logits_and_a_value(lead, share_encoder):
     output = ActorCritic(4, 3, share_encoder=share_encoder)(torch.randn(*lead, 4))
     assert set(output) == {"logit", "value"}
@@ -18,7 +18,7 @@ def test_discrete_output_has_logits_and_a_value(lead, share_encoder):
     assert output["value"].shape == lead
 
 
-@pytest.mark.parametrize("lead", [(), (8,), (3, 8)], ids=str)
+@pytest.mark.parametrize("lead", [(), (1,), (8,), (3, 8)], ids=str)
 def test_continuous_output_has_a_gaussian_and_a_value(lead):
     network = ActorCritic(4, 2, action_space="continuous", log_std_init=-0.5)
     output = network(torch.randn(*lead, 4))

@@ -183,6 +183,11 @@ def test_options_reach_every_part_of_an_encoder():
     assert not any(p.any() for name, p in encoder.named_parameters() if name.endswith("0.bias"))
 
 
+@pytest.mark.parametrize("shape", [4, (1, 36, 36), ("one_hot", 4), {"a": 4}], ids=str)
+def test_hidden_sizes_set_the_width_of_every_encoder(shape):
+    assert make_encoder(shape, (24, 12)).out_features == 12
+
+
 def test_no_hidden_layer_at_all_is_refused():
     with pytest.raises(ValueError, match="hidden_sizes needs at least one layer"):
         make_encoder(4, ())

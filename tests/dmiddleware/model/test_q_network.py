@@ -28,6 +28,7 @@ def test_dueling_streams_are_joined_by_equation_9():
     network = QNetwork(4, 3, dueling=True, head_hidden_sizes=(5,))
     obs = torch.randn(6, 4)
     features = network.encoder(obs)
+    assert [len(network.head), len(network.value_head)] == [3, 3]
     advantage, value = network.head(features), network.value_head(features)
     wanted = value + (advantage - advantage.mean(1, keepdim=True))
     torch.testing.assert_close(network(obs)["logit"], wanted)

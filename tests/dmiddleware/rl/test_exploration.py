@@ -97,6 +97,12 @@ def test_random_actions_come_as_often_as_epsilon_says_and_evenly():
     torch.testing.assert_close(shares, wanted, atol=0.006, rtol=0)
 
 
+def test_every_row_of_a_grid_explores_for_itself():
+    q = torch.tensor([0.0, 1.0]).expand(10_000, 1, 2)
+    action = epsilon_greedy(q, 0.5, generator=seeded())
+    assert action.double().mean().item() == pytest.approx(0.75, abs=0.02)
+
+
 def test_each_row_may_have_its_own_epsilon():
     q = torch.tensor([0.0, 1.0]).expand(2, 10_000, 2)
     eps = torch.tensor([[0.0], [1.0]]).expand(2, 10_000)

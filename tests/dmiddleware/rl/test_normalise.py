@@ -113,6 +113,7 @@ def test_restored_statistics_go_on_as_if_never_saved():
     stats.update(first)
     other = RunningMeanStd((2,))
     other.load_state_dict(stats.state_dict())
+    assert torch.equal(stats.normalise(probe), other.normalise(probe))
     for one in (stats, other):
         one.update(second)
     assert torch.equal(stats.normalise(probe), other.normalise(probe))

@@ -100,6 +100,12 @@ def test_value_loss_weights_the_samples():
     assert loss.item() == pytest.approx(0.5 * 4.0 / 2)
 
 
+def test_approx_kl_is_the_estimator_k3_not_the_log_ratio():
+    new, old = torch.tensor([-1.0, -3.0]), torch.tensor([-2.0, -2.0])
+    wanted = [math.e - 1 - 1, 1 / math.e - 1 + 1]
+    assert approx_kl(new, old).item() == pytest.approx(sum(wanted) / 2)
+
+
 def test_approx_kl_is_zero_for_the_same_policy_and_never_negative():
     log_prob = torch.randn(50)
     assert approx_kl(log_prob, log_prob).item() == 0.0

@@ -212,6 +212,14 @@ def test_take_rows_fetches_the_observation_to_bootstrap_from():
             assert torch.equal(taken[t, e], next_obs[row[t, e], e])
 
 
+def test_take_rows_keeps_each_place_of_a_grid_of_environments():
+    column = torch.randn(5, 2, 3, 4)
+    row = torch.randint(5, (5, 2, 3))
+    taken = take_rows(column, row)
+    for t, i, j in torch.cartesian_prod(torch.arange(5), torch.arange(2), torch.arange(3)):
+        assert torch.equal(taken[t, i, j], column[row[t, i, j], i, j])
+
+
 def test_take_rows_of_a_single_environment_indexes_time():
     column = torch.randn(4, 3)
     assert torch.equal(take_rows(column, torch.tensor([3, 3, 0, 1])), column[[3, 3, 0, 1]])
