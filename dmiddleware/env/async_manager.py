@@ -23,7 +23,7 @@ from dmiddleware.env.spaces import NestedArrays, copy_arrays, make_write, replac
 from dmiddleware.env.sync_manager import EnvFn, probe_spaces
 from dmiddleware.env.timestep import BatchedTimestep
 from dmiddleware.env.worker import Setup, StepInfos
-from dmiddleware.errors import ConfigError, StructureError
+from dmiddleware.errors import ConfigError, EnvTimeout, StructureError
 from dmiddleware.seeding import derive_seed
 
 __all__ = ["AsyncEnvManager"]
@@ -302,6 +302,9 @@ class AsyncEnvManager(BaseEnvManager):
                 )
             except ProcessFailure as failure:
                 failures[index] = failure
+                if isinstance(failure.error, EnvTimeout):
+                    # It would not take a request to close, either.
+                    process.kill()
         return answers, failures
 
     def _ask(self, requests: Mapping[int, tuple[bytes, bytes]], doing: str) -> dict[int, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from dmiddleware.errors import EnvCrashed, EnvError, EnvTimeout
+from dmiddleware.errors import ConfigError, EnvCrashed, EnvError, EnvTimeout
 
 __all__ = ["FailureBudget"]
 
@@ -22,9 +22,14 @@ class FailureBudget:
         env_num: the number of envs.
         max_retry: restarts in a row that one env is allowed; 0 makes its first failure final.
         kind: what an env is called in messages.
+
+    Raises:
+        ConfigError: if ``max_retry`` is negative.
     """
 
     def __init__(self, env_num: int, *, max_retry: int, kind: str = "env") -> None:
+        if max_retry < 0:
+            raise ConfigError(f"max_retry is not negative, got {max_retry!r}")
         self._kind = kind
         self._max_retry = max_retry
         self._in_a_row = [0] * env_num

@@ -162,9 +162,16 @@ class Encoder:
         if not hasattr(owner, "__dict__") or type(owner).__basicsize__ > _Ordinary.__basicsize__:
             raise NotPlainError
         left_out = _CONSTANT_ATTRIBUTES | ({"env"} if _is_wrapper(owner) else set())
+        attributes = vars(owner)
+        if isinstance(owner, gym.Env) and not _is_wrapper(owner):
+            # Often stated on the class; an env may draw from them.
+            own = {
+                name: getattr(owner, name, None) for name in ("action_space", "observation_space")
+            }
+            attributes = {**own, **attributes}
         return [
             [name, self.encode(value)]
-            for name, value in vars(owner).items()
+            for name, value in attributes.items()
             if name not in left_out and not _is_code(value)
         ]
 
@@ -243,7 +250,7 @@ class Decoder:
 
     def _set_attributes(self, owner: Any, encoded: list[Any]) -> None:
         for name, value in encoded:
-            setattr(owner, name, self.decode(value, vars(owner).get(name)))
+            setattr(owner, name, self.decode(value, getattr(owner, name, None)))
 
 
 def space_state(space: spaces.Space[Any]) -> list[str]:

@@ -65,14 +65,14 @@ def check_same_spaces(
     """Refuse envs whose (observation, action) spaces differ.
 
     Raises:
-        EnvProtocolError: naming the first env that differs from env 0, and how.
+        EnvProtocolError: telling the first difference.
     """
-    for index, pair in enumerate(found):
+    for pair in found:
         for name, first, own in zip(("observation", "action"), found[0], pair, strict=True):
             if own != first:
                 raise EnvProtocolError(
-                    f"the envs of one manager share their spaces, but the {name} space of env "
-                    f"{index} is {own} and that of env 0 is {first}"
+                    f"the envs of one manager share their spaces, but the {name} space of one is "
+                    f"{own} and that of another is {first}"
                 )
 
 
@@ -88,12 +88,11 @@ def check_result(result: Any, env_id: int) -> None:
             "terminated, truncated, info). An env of the old Gym interface needs shimmy's "
             "GymV21CompatibilityV0 around it"
         )
-    try:
-        float(result[1])
-    except (TypeError, ValueError):
+    reward = np.asarray(result[1])
+    if reward.shape or reward.dtype.kind not in "iufb":
         raise EnvProtocolError(
             f"env {env_id} returned the reward {_short(result[1])}; it must be one number"
-        ) from None
+        )
     if not isinstance(result[4], Mapping):
         raise EnvProtocolError(
             f"env {env_id} returned the info {_short(result[4])}; it must be a dictionary"

@@ -147,10 +147,10 @@ def _shape_and_dtype(space: spaces.Space[Any]) -> tuple[tuple[int, ...], np.dtyp
 
 
 def make_check(space: spaces.Space[Any]) -> Callable[[NestedArrays], NestedArrays]:
-    """Return a function that brings a batch of actions into the form and dtypes of ``space``.
+    """Return a function that brings a batch into the form and dtypes of ``space``.
 
     Args:
-        space: the action space of a single env.
+        space: the action (or observation) space of a single env.
 
     Returns:
         A function from arrays ``[E, …]``, nested as the space is, to such arrays of the space's
@@ -222,7 +222,7 @@ def make_split(space: spaces.Space[Any]) -> Split:
 def _checked_keys(actions: Any, parts: Mapping[Any, Any], space: spaces.Space[Any]) -> list[Any]:
     if not isinstance(actions, Mapping) or set(actions) != set(parts):
         found = sorted(map(str, actions)) if isinstance(actions, Mapping) else type(actions)
-        raise StructureError(f"actions for {space} are a dict with its keys, got {found}")
+        raise StructureError(f"a batch of {space} is a dict with its keys, got {found}")
     return list(parts)
 
 
@@ -231,14 +231,14 @@ def _checked_tuple(actions: Any, items: tuple[Any, ...], space: spaces.Space[Any
     if isinstance(actions, Mapping) and set(actions) == set(map(str, range(len(items)))):
         return tuple(actions[str(index)] for index in range(len(items)))
     if not isinstance(actions, tuple | list) or len(actions) != len(items):
-        raise StructureError(f"actions for {space} are a tuple of {len(items)}, got {actions!r}")
+        raise StructureError(f"a batch of {space} is a tuple of {len(items)}, got {actions!r:.120}")
     return actions
 
 
 def _rows(columns: list[list[Any]], space: spaces.Space[Any]) -> list[tuple[Any, ...]]:
     lengths = sorted({len(column) for column in columns})
     if len(lengths) > 1:
-        raise StructureError(f"the parts of the actions for {space} differ in length: {lengths}")
+        raise StructureError(f"the parts of a batch of {space} differ in length: {lengths}")
     return list(zip(*columns, strict=True))
 
 
@@ -247,8 +247,8 @@ def _misfit(
 ) -> StructureError:
     wanted = "integers" if kinds == "iu" else "numbers"
     return StructureError(
-        f"actions of shape {array.shape} and dtype {array.dtype} do not fit the action space "
-        f"{space}: give {wanted} of shape [E{''.join(f', {n}' for n in shape)}], one row per env"
+        f"an array of shape {array.shape} and dtype {array.dtype} does not fit the space {space}: "
+        f"give {wanted} of shape [E{''.join(f', {n}' for n in shape)}], one row per env"
     )
 
 

@@ -154,7 +154,7 @@ class SyncEnvManager(BaseEnvManager):
         try:
             obs_rows, rewards, terminated_rows, truncated_rows, infos = zip(*results, strict=False)
             next_obs = self._collate(obs_rows)
-            reward = np.array(rewards, dtype=np.float64)
+            reward = _as_rewards(rewards)
         except (TypeError, ValueError, KeyError) as error:
             self._blame_env(ids, results)
             raise EnvProtocolError(
@@ -242,6 +242,9 @@ class SyncEnvManager(BaseEnvManager):
             try:
                 env = self._env_fns[env_id]()
                 self._envs[env_id], self._steps[env_id] = env, env.step
+                check_env(env, env_id)
+                known = self.observation_space, self.action_space
+                check_same_spaces([known, (env.observation_space, env.action_space)])
                 return self._reset_once(env_id)
             except EnvProtocolError:
                 raise
@@ -308,6 +311,18 @@ def probe_spaces(env_fn: EnvFn) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         return env.observation_space, env.action_space
     finally:
         close_quietly(env)
+
+
+def _as_rewards(values: Sequence[Any]) -> npt.NDArray[np.float64]:
+    # Told a dtype, numpy is slower, and takes None for a number.
+    rewards = np.array(values)
+    if rewards.dtype != np.float64:
+        if rewards.dtype.kind not in "iufb":
+            raise TypeError
+        rewards = rewards.astype(np.float64)
+    if rewards.ndim != 1:
+        raise ValueError
+    return rewards
 
 
 def _first(index: int, what: str, function: Callable[[], Any]) -> Any:

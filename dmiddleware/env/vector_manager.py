@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 from dmiddleware.env.base import BaseEnvManager
 from dmiddleware.env.failures import FailureBudget
-from dmiddleware.env.protocol import as_frame, close_quietly
+from dmiddleware.env.protocol import as_frame, check_same_spaces, close_quietly
 from dmiddleware.env.spaces import (
     NestedArrays,
     copy_arrays,
@@ -29,6 +29,7 @@ from dmiddleware.env.state import get_state, set_state
 from dmiddleware.env.timestep import BatchedTimestep, BoolArray, StepInfo
 from dmiddleware.errors import (
     ConfigError,
+    DMiddlewareError,
     EnvCrashed,
     EnvError,
     EnvProtocolError,
@@ -102,7 +103,8 @@ class VectorEnvManager(BaseEnvManager):
         self._begin()
         self._failures = FailureBudget(1, max_retry=self._max_retry, kind="vector env")
         with self._failing_for_good():
-            self._make()
+            vector = self._make()
+            self._set_spaces(vector.single_observation_space, vector.single_action_space)
             self._install_reset(range(self._env_num), *self._reset_all())
         self._open = True
 
@@ -209,12 +211,17 @@ class VectorEnvManager(BaseEnvManager):
         """Return a copy of the observations: the env may write them again."""
         try:
             arrays = self._check_obs(obs)
+            map_arrays(self._check_n_obs, arrays)
         except StructureError as error:
             raise EnvProtocolError(
                 f"the vector env gave observations that do not fit its observation space "
                 f"{self._observation_space}: {error}"
             ) from error
         return copy_arrays(arrays)
+
+    def _check_n_obs(self, array: npt.NDArray[Any]) -> None:
+        if len(array) != self._env_num:
+            raise StructureError(f"there are {len(array)} rows for {self._env_num} envs")
 
     def _final(
         self, obs: NestedArrays, infos: dict[str, Any], ended: list[int]
@@ -295,7 +302,13 @@ class VectorEnvManager(BaseEnvManager):
                 count = self._failures.restarts
                 self._seed_envs([derive_seed(seed, "restart", count) for seed in self._seeds])
             try:
-                self._make()
+                vector = self._make()
+                check_same_spaces(
+                    [
+                        (self.observation_space, self.action_space),
+                        (vector.single_observation_space, vector.single_action_space),
+                    ]
+                )
                 return self._reset_all()
             except EnvProtocolError:
                 raise
@@ -345,14 +358,13 @@ class VectorEnvManager(BaseEnvManager):
         self._ended = np.zeros(self._env_num, np.bool_)
         self._adrift = np.zeros(self._env_num, np.bool_)
 
-    def _make(self) -> None:
+    def _make(self) -> gym.vector.VectorEnv[Any, Any, Any]:
         self._vector = self._vector_fn()
         self._mode = _autoreset_mode(self._vector, self._env_num)
-        observation, action = (
-            self._vector.single_observation_space,
-            self._vector.single_action_space,
-        )
-        self._set_spaces(observation, action)
+        return self._vector
+
+    def _set_spaces(self, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
+        super()._set_spaces(observation, action)
         self._check_obs, self._check_actions = make_check(observation), make_check(action)
         self._collate_actions = make_collate(action)
 
@@ -391,7 +403,7 @@ class VectorEnvManager(BaseEnvManager):
     def _failing_for_good(self) -> Iterator[None]:
         try:
             yield
-        except EnvError:
+        except DMiddlewareError:
             self.close()
             raise
         except Exception as error:
@@ -399,6 +411,9 @@ class VectorEnvManager(BaseEnvManager):
             raise EnvCrashed(
                 f"the vector env raised {type(error).__name__}: {error}\n{traceback.format_exc()}"
             ) from error
+        except BaseException:
+            self.close()
+            raise
 
     def _env_states(self) -> list[dict[str, Any] | None]:
         state = get_state(self._env)

@@ -1,0 +1,271 @@
+import functools
+import logging
+import signal
+import threading
+
+import numpy as np
+import psutil
+import pytest
+from strange_envs import (
+    FailsToClose,
+    Fragile,
+    HangsInClose,
+    NoReward,
+    NoSpaces,
+    OldApi,
+    Parent,
+    SlowToReset,
+    Walk,
+    WrongShape,
+    python_process,
+)
+
+from dmiddleware.env import AsyncEnvManager
+from dmiddleware.errors import (
+    ConfigError,
+    EnvCrashed,
+    EnvProtocolError,
+    EnvTimeout,
+    StructureError,
+)
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("leaves_nothing_behind")]
+
+
+def managed(*env_fns, **kwargs):
+    return AsyncEnvManager(env_fns, **{"seed": 5, **kwargs})
+
+
+def stay(n):
+    return np.zeros(n, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("raise", "raised RuntimeError: the motor burned out"),
+        ("exit", "lost its process, which exited with code 3"),
+        ("kill", "lost its process, which was ended by SIGKILL"),
+        ("hang", "did not answer in time"),
+    ],
+)
+def test_an_env_that_fails_is_restarted_and_the_others_go_on(how, told, tmp_path, caplog):
+    fragile = functools.partial(Fragile, how=how, at=3, once=tmp_path / "failed")
+    with managed(Walk, fragile, step_timeout_s=10 if how != "hang" else 1.0) as manager:
+        first = manager.ready_obs.copy()
+        for _ in range(2):
+            manager.step(stay(2))
+        pids = manager.pids
+        with caplog.at_level(logging.WARNING):
+            batch = manager.step(stay(2))
+        assert batch.abnormal.tolist() == [False, True]
+        assert not batch.is_full
+        assert batch.obs[:, 0].tolist() == [3, 0]
+        assert batch.next_obs[1].tolist() == batch.obs[1].tolist()
+        assert batch.obs[1].tolist() != first[1].tolist()
+        assert (batch.reward[1], batch.done[1]) == (0, False)
+        assert batch.info.rows() == [{}, {"abnormal": True}]
+        assert (manager.restarts, manager.dropped_steps) == (1, 2)
+        assert manager.pids[0] == pids[0]
+        assert manager.pids[1] != pids[1]
+        for _ in range(9):
+            batch = manager.step(stay(2))
+        assert batch.is_full
+        assert batch.info.row(1)["eval_episode_length"] == 9
+    assert f"env 1 failed in step: it {told}" in caplog.text
+    if how in ("raise", "hang"):
+        assert "strange_envs.py" in caplog.text  # where it happened
+
+
+def test_a_death_by_the_interpreter_tells_where_it_was(caplog):
+    with managed(functools.partial(Fragile, how="abort", at=1), max_retry=0) as manager:
+        with pytest.raises(EnvCrashed, match="was ended by SIGABRT") as caught:
+            manager.step(stay(1))
+        assert manager.closed
+    assert "strange_envs.py" in str(caught.value)
+    assert "in fail" in str(caught.value)
+
+
+def test_an_env_that_keeps_hanging_stops_the_run_and_tells_where_it_hangs():
+    hangs = functools.partial(Fragile, how="hang", at=1)
+    with managed(hangs, step_timeout_s=1.0, max_retry=1) as manager:
+        assert manager.step(stay(1)).abnormal.all()
+        with pytest.raises(EnvTimeout, match="failed 2 time") as caught:
+            manager.step(stay(1))
+        assert manager.closed
+    assert "in wait_for_ever" in str(caught.value)
+
+
+def test_a_reset_has_a_deadline_of_its_own(tmp_path):
+    # The reset within the step takes longer than the step may.
+    slow = functools.partial(SlowToReset, limit=1)
+    with managed(slow, step_timeout_s=0.5, reset_timeout_s=60) as manager:
+        assert manager.step(stay(1)).done.all()
+        assert manager.restarts == 0
+    hangs = functools.partial(Fragile, how="hang", where="reset", at=2, limit=1)
+    with managed(hangs, step_timeout_s=60, max_retry=0) as manager:
+        manager._reset_timeout_s = 0.3
+        with pytest.raises(EnvTimeout, match="in reset, it did not answer in time"):
+            manager.step(stay(1))
+
+
+@pytest.mark.parametrize("how", ["raise", "exit"])
+@pytest.mark.parametrize("where", ["make", "reset"])
+def test_a_failure_at_launch_is_told_at_once(how, where):
+    manager = managed(Walk, functools.partial(Fragile, how=how, where=where, at=1))
+    with pytest.raises(EnvCrashed, match=r"env 1 failed in (start|reset), and nothing is tried"):
+        manager.launch()
+    assert manager.closed
+
+
+def test_a_factory_that_cannot_be_imported_there_is_told_at_once():
+    class Unknown:
+        def __reduce__(self):
+            return (__import__, ("no_such_module_anywhere",))
+
+    manager = managed(functools.partial(Walk, Unknown()))
+    with pytest.raises(EnvCrashed, match="No module named 'no_such_module_anywhere'"):
+        manager.launch()
+
+
+def test_a_factory_that_cannot_be_sent_is_refused():
+    manager = managed(functools.partial(Walk, (one for one in ())))
+    with pytest.raises(ConfigError, match="cannot be sent to a process"):
+        manager.launch()
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (OldApi, r"env 1 returned \(array.* from step\(\)"),
+        (WrongShape, r"env 1 gave an observation.*its shape is \(2,\)"),
+        (NoReward, "env 1 returned the reward None"),
+    ],
+)
+def test_an_env_that_breaks_the_protocol_is_not_retried(env, message):
+    with managed(Walk, env, envs_per_process=2) as manager:
+        with pytest.raises(EnvProtocolError, match=message):
+            manager.step(stay(2))
+        assert manager.closed
+        assert manager.restarts == 0
+
+
+def test_an_env_without_spaces_is_refused():
+    with pytest.raises(EnvProtocolError, match=r"env 0 .NoSpaces. has observation_space = None"):
+        managed(NoSpaces).launch()
+
+
+def test_an_action_outside_the_space_is_blamed_and_not_the_env():
+    class Strict(Walk):
+        def step(self, action):
+            assert self.action_space.contains(action)
+            return super().step(action)
+
+    with managed(Walk, Strict, envs_per_process=2) as manager:
+        with pytest.raises(StructureError, match=r"env 1 was given the action .*7.*Discrete\(3\)"):
+            manager.step(np.array([0, 7]))
+        assert manager.closed
+
+
+def test_envs_that_share_a_process_share_its_fate(tmp_path):
+    fragile = functools.partial(Fragile, how="exit", at=2, once=tmp_path / "failed")
+    with managed(Walk, fragile, Walk, envs_per_process=2) as manager:
+        manager.step(stay(3))
+        # Env 0 is not asked to step, but its episode is lost with env 1's.
+        batch = manager.step({1: 0, 2: 0})
+        assert batch.env_id.tolist() == [1, 2, 0]
+        assert batch.abnormal.tolist() == [True, False, True]
+        assert manager.ready_obs[:, 0].tolist() == [0, 0, 2]
+        assert manager.dropped_steps == 2
+        assert manager.step(stay(3)).is_full
+
+
+def test_an_episode_lost_by_anothers_reset_is_told_in_the_next_step(tmp_path):
+    fragile = functools.partial(Fragile, how="exit", where="reset", at=2, once=tmp_path / "failed")
+    with managed(Walk, fragile, Walk, envs_per_process=2) as manager:
+        manager.step(stay(3))
+        manager.reset([1])
+        assert manager.ready_obs[:, 0].tolist() == [0, 0, 1]
+        assert manager.restarts == 1
+        batch = manager.step(stay(3))
+        assert batch.abnormal.tolist() == [True, False, False]
+        assert batch.obs[:, 0].tolist() == [1, 1, 2]
+        assert manager.step(stay(3)).is_full
+
+
+def test_large_infos_and_unpicklable_ones():
+    class Chatty(Walk):
+        def step(self, action):
+            obs, *rest, _ = super().step(action)
+            size = 3_000_000 if self.t == 1 else 0
+            return obs, *rest, {"log": b"x" * size} if size else {"lock": threading.Lock()}
+
+    with managed(Chatty, max_retry=0) as manager:
+        assert len(manager.step(stay(1)).info.row(0)["log"]) == 3_000_000
+        with pytest.raises(EnvCrashed, match="cannot pickle"):
+            manager.step(stay(1))
+
+
+def test_close_ends_envs_that_hang_and_those_that_their_envs_started(tmp_path, caplog):
+    pid_file = tmp_path / "pid"
+    manager = managed(
+        HangsInClose, functools.partial(Parent, pid_file), FailsToClose, close_timeout_s=1.0
+    )
+    with caplog.at_level(logging.WARNING):
+        with manager:
+            grandchild = psutil.Process(int(pid_file.read_text()))
+            assert grandchild.is_running()
+        assert "envs [0] did not close them in time" in caplog.text
+        assert "envs [1]" not in caplog.text
+    psutil.wait_procs([grandchild], timeout=10)
+    assert not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
+
+
+def test_ctrl_c_in_a_step_ends_the_processes():
+    interrupting = functools.partial(Fragile, how="interrupt", at=2)
+    manager = managed(Walk, interrupting, close_timeout_s=0.3)
+    manager.launch()
+    pids = manager.pids
+    manager.step(stay(2))
+    with pytest.raises(KeyboardInterrupt):
+        manager.step(stay(2))
+    assert manager.closed
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_processes_end_when_the_manager_is_killed():
+    code = (
+        "import numpy as np; from strange_envs import *;"
+        "from dmiddleware.env import AsyncEnvManager;"
+        "m = AsyncEnvManager([Walk, lambda: Fragile(how='hang', at=1)]); m.launch();"
+        "print(*m.pids, flush=True); m.step(np.zeros(2, int))"
+    )
+    with python_process(code) as program:
+        pids = [int(pid) for pid in program.stdout.readline().split()]
+        processes = [psutil.Process(pid) for pid in pids]
+        program.send_signal(signal.SIGKILL)
+    assert len(processes) == 2
+    gone, _ = psutil.wait_procs(processes, timeout=20)
+    alive = [one for one in processes if one not in gone and one.status() != psutil.STATUS_ZOMBIE]
+    assert not alive
+
+
+def test_a_program_needs_no_main_guard():
+    code = (
+        "import gymnasium as gym; from dmiddleware.env import AsyncEnvManager\n"
+        "from strange_envs import Walk\n"
+        "class Mine(Walk): pass\n"
+        "with AsyncEnvManager([Mine, lambda: Mine(limit=1)]) as m:\n"
+        "    print(m.step(m.sample_actions()).done.tolist(), flush=True)\n"
+    )
+    with python_process(code) as program:
+        assert program.stdout.read().strip() == "[False, True]"
+    assert program.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "option", ["step_timeout_s", "reset_timeout_s", "close_timeout_s", "envs_per_process"]
+)
+def test_options_are_positive(option):
+    with pytest.raises(ConfigError, match=f"{option} is positive, got 0"):
+        managed(Walk, **{option: 0})

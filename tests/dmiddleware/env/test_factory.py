@@ -1,0 +1,142 @@
+import functools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from strange_envs import Walk
+
+import dmiddleware.env
+from dmiddleware.env import (
+    AsyncEnvManager,
+    SyncEnvManager,
+    VectorEnvManager,
+    make_env_manager,
+)
+from dmiddleware.errors import ConfigError, RegistryError
+
+
+def test_the_public_names_are_these():
+    assert dmiddleware.env.__all__ == [
+        "make_env_manager",
+        "BaseEnvManager",
+        "SyncEnvManager",
+        "AsyncEnvManager",
+        "VectorEnvManager",
+        "BatchedTimestep",
+        "EnvTimestep",
+        "StepInfo",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [("sync", SyncEnvManager), ("async", AsyncEnvManager), ("vector", VectorEnvManager)],
+)
+def test_the_mode_chooses_the_manager_and_nothing_is_launched(mode, kind):
+    manager = make_env_manager("CartPole-v1", env_num=2, mode=mode)
+    assert type(manager) is kind
+    assert manager.env_num == 2
+    assert manager.closed
+    assert manager.action_space == gym.spaces.Discrete(2)
+
+
+@pytest.mark.process
+def test_a_gymnasium_env_steps_alike_in_this_process_and_in_others():
+    def run(mode):
+        with make_env_manager(
+            "Pendulum-v1",
+            env_num=2,
+            mode=mode,
+            seed=1,
+            env_kwargs={"max_episode_steps": 5},
+            wrappers=[functools.partial(gym.wrappers.ClipReward, max_reward=0.0)],
+            envs_per_process=2,
+        ) as manager:
+            steps = [manager.step(manager.sample_actions()) for _ in range(12)]
+        return steps
+
+    for ours, theirs in zip(run("sync"), run("async"), strict=True):
+        for name in ("obs", "next_obs", "reward", "truncated"):
+            one, other = getattr(ours, name), getattr(theirs, name)
+            np.testing.assert_array_equal(one, other)
+            assert one.dtype == other.dtype
+        np.testing.assert_equal(ours.info.rows(), theirs.info.rows())
+    assert ours.reward.max() <= 0
+
+
+def test_wrappers_go_around_each_env_the_first_innermost():
+    shift = functools.partial(gym.wrappers.TransformReward, func=lambda reward: reward + 1)
+    double = functools.partial(gym.wrappers.TransformReward, func=lambda reward: reward * 2)
+    with make_env_manager(
+        Walk, env_num=1, env_kwargs={"reward": 1.0}, wrappers=[shift, double]
+    ) as manager:
+        assert manager.step(np.zeros(1, int)).reward.tolist() == [4.0]
+
+
+def test_options_reach_the_manager():
+    manager = make_env_manager(
+        Walk,
+        env_num=3,
+        mode="async",
+        seed=4,
+        max_retry=7,
+        step_timeout_s=1.5,
+        reset_timeout_s=2.5,
+        envs_per_process=3,
+    )
+    assert manager._step_timeout_s == 1.5
+    assert manager._reset_timeout_s == 2.5
+    assert manager._envs_per_process == 3
+    assert manager._max_retry == 7
+    assert manager._seeds == make_env_manager(Walk, env_num=3, seed=4)._seeds
+    assert make_env_manager(Walk, env_num=1, max_retry=7)._max_retry == 7
+
+
+def test_an_unknown_id_names_the_nearest_ones():
+    with pytest.raises(RegistryError, match=r"'CartPol-v1'; nearest known: .*CartPole-v1"):
+        make_env_manager("CartPol-v1", env_num=1)
+    with pytest.raises(RegistryError, match="v99"):
+        make_env_manager("CartPole-v99", env_num=1)
+    with pytest.raises(RegistryError, match="No module named 'no_such_module'"):
+        make_env_manager("no_such_module:Walk-v0", env_num=1)
+
+
+def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
+    (tmp_path / "my_walks.py").write_text(
+        "import gymnasium as gym\ngym.register('MyWalk-v0', entry_point='strange_envs:Walk')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(gym.envs.registration, "registry", {**gym.registry})
+    manager = make_env_manager("my_walks:MyWalk-v0", env_num=1)
+    assert manager.action_space == Walk.action_space
+
+
+@pytest.mark.process
+def test_what_this_program_registered_is_known_in_other_processes(monkeypatch):
+    monkeypatch.setattr(gym.envs.registration, "registry", {**gym.registry})
+    gym.register("OnlyHere-v0", entry_point=Walk, max_episode_steps=1)
+    with make_env_manager("OnlyHere-v0", env_num=1, mode="async") as manager:
+        assert manager.step(np.zeros(1, int)).truncated.all()
+
+
+@pytest.mark.parametrize("env_num", [0, -1, 1.5, "2", True])
+@pytest.mark.parametrize("mode", ["sync", "async", "vector"])
+def test_the_number_of_envs_is_a_positive_integer(env_num, mode):
+    with pytest.raises(ConfigError, match="env_num is a positive integer, got"):
+        make_env_manager("CartPole-v1", env_num=env_num, mode=mode)
+
+
+def test_other_mistakes_are_told():
+    with pytest.raises(ConfigError, match="mode is 'sync', 'async' or 'vector', got 'threads'"):
+        make_env_manager("CartPole-v1", env_num=1, mode="threads")
+    with pytest.raises(ConfigError, match="an env's id or a factory of envs, got 5"):
+        make_env_manager(5, env_num=1)
+    with pytest.raises(ConfigError, match="Acrobot-v1 has no vectorised implementation"):
+        make_env_manager("Acrobot-v1", env_num=1, mode="vector")
+    with pytest.raises(ConfigError, match="max_retry is not negative, got -1"):
+        make_env_manager("CartPole-v1", env_num=1, max_retry=-1)
+
+
+def test_a_wrapper_that_makes_no_env_is_told():
+    with pytest.raises(Exception, match="env 0 is a NoneType without a method reset"):
+        make_env_manager(Walk, env_num=1, wrappers=[lambda env: None]).launch()

@@ -1,0 +1,344 @@
+import functools
+import logging
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from strange_envs import Fragile, Nested, Walk
+
+from dmiddleware.env import VectorEnvManager, make_env_manager
+from dmiddleware.errors import ConfigError, EnvCrashed, EnvProtocolError, StructureError
+
+
+class Counters(gym.vector.VectorEnv):
+    """Counts in three worlds, which end after 2, 3 and 100 steps; resets itself in any mode."""
+
+    single_observation_space = spaces.Box(-1, 1000, (1,), np.float32)
+    single_action_space = spaces.Box(-1, 1, (), np.float32)
+    num_envs = 3
+
+    def __init__(self, mode, fails_at=None, final_as="objects"):
+        self.metadata = {"autoreset_mode": mode, "render_modes": []}
+        self.observation_space = spaces.Box(-1, 1000, (3, 1), np.float32)
+        self.action_space = spaces.Box(-1, 1, (3,), np.float32)
+        self.mode, self.fails_at, self.final_as = mode, fails_at, final_as
+        self.buffer = np.zeros((3, 1), np.float32)  # handed out again and again
+        self.n_steps = 0
+        self.seeds = []
+        self.n_closed = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.seeds.append(seed)
+        mask = (options or {}).get("reset_mask", np.ones(3, bool))
+        if self.mode is not AutoresetMode.DISABLED:
+            assert mask.all()
+        if mask.all():
+            self.t = np.zeros(3, int)
+            self.ended = np.zeros(3, bool)
+        self.t[mask] = 0
+        return self.obs(), {"new": mask.copy(), "_new": mask.copy()}
+
+    def step(self, actions):
+        assert actions.dtype == np.float32
+        self.n_steps += 1
+        if self.n_steps == self.fails_at:
+            raise RuntimeError("the simulator diverged")
+        self.t += 1
+        if self.mode is AutoresetMode.NEXT_STEP:
+            self.t[self.ended] = 0
+        infos = {"t": self.t.copy(), "_t": np.ones(3, bool)}
+        reward = self.t.astype(np.float32)
+        truncated = self.t >= [2, 3, 100]
+        self.ended = truncated
+        obs = self.obs()
+        if self.mode is AutoresetMode.SAME_STEP and truncated.any():
+            infos = self.final(infos, obs.copy(), truncated)
+            self.t[truncated] = 0
+            obs = self.obs()
+        return obs, reward, np.zeros(3, bool), truncated, infos
+
+    def final(self, infos, obs, ended):
+        final = obs
+        if self.final_as == "objects":
+            final = np.array(
+                [row if one else None for row, one in zip(obs, ended, strict=True)], dtype=object
+            )
+        infos = {**infos, "t": np.where(ended, 0, infos["t"]), "final_info": infos}
+        return {**infos, "final_obs": final, "_final_obs": ended, "_final_info": ended}
+
+    def obs(self):
+        self.buffer[:, 0] = self.t
+        return self.buffer
+
+    def close_extras(self, **kwargs):
+        self.n_closed += 1
+
+
+ACTIONS = np.zeros(3, np.float64)
+
+
+def managed(mode, **kwargs):
+    options = {key: kwargs.pop(key) for key in ("seed", "max_retry") if key in kwargs}
+    return VectorEnvManager(functools.partial(Counters, mode, **kwargs), 3, **options)
+
+
+@pytest.mark.parametrize("final_as", ["objects", "stacked"])
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_final_and_first_observations_are_told_apart(mode, final_as):
+    with managed(mode, final_as=final_as) as manager:
+        steps = [manager.step(ACTIONS) for _ in range(6)]
+        vector = manager._env
+    assert [step.next_obs[:, 0].tolist() for step in steps] == [
+        [1, 1, 1],
+        [2, 2, 2],
+        [1, 3, 3],
+        [2, 1, 4],
+        [1, 2, 5],
+        [2, 3, 6],
+    ]
+    assert [step.obs[:, 0].tolist() for step in steps] == [
+        [1, 1, 1],
+        [0, 2, 2],
+        [1, 0, 3],
+        [0, 1, 4],
+        [1, 2, 5],
+        [0, 0, 6],
+    ]
+    assert all(step.is_full for step in steps)
+    assert steps[5].truncated.tolist() == [True, True, False]
+    assert steps[5].info["t"].tolist() == [2, 3, 6]
+    assert steps[5].info["eval_episode_return"].tolist() == [3, 6, 0]
+    assert steps[5].info["_eval_episode_return"].tolist() == [True, True, False]
+    assert steps[5].info["eval_episode_return"].dtype == np.float32
+    assert "final_obs" not in steps[5].info
+    assert steps[4].next_obs is steps[4].obs
+    assert vector.n_closed == 1
+
+
+def test_the_step_that_resets_is_no_transition():
+    with managed(AutoresetMode.NEXT_STEP) as manager:
+        steps, ready = [], []
+        for _ in range(6):
+            steps.append(manager.step(ACTIONS))
+            ready.append(manager.ready_obs[:, 0].tolist())
+            assert manager.ready_obs_id.tolist() == [0, 1, 2]
+    assert [step.env_id.tolist() for step in steps] == [
+        [0, 1, 2],
+        [0, 1, 2],
+        [1, 2],
+        [0, 2],
+        [0, 1, 2],
+        [1, 2],
+    ]
+    assert ready == [[1, 1, 1], [2, 2, 2], [0, 3, 3], [1, 0, 4], [2, 1, 5], [0, 2, 6]]
+    assert [step.next_obs[:, 0].tolist() for step in steps[2:5]] == [[3, 3], [1, 4], [2, 1, 5]]
+    assert [step.done.tolist() for step in steps[1:3]] == [[True, False, False], [True, False]]
+    assert [step.is_full for step in steps] == [True, True, False, False, True, False]
+    assert steps[2].info.rows() == [
+        {"t": 3, "eval_episode_return": 6.0, "eval_episode_length": 3},
+        {"t": 3},
+    ]
+    assert steps[4].info.row(0)["eval_episode_return"] == 3.0
+    assert steps[4].info.row(0)["eval_episode_length"] == 2
+
+
+def test_gymnasiums_own_vectorised_cartpole_runs_true_episodes():
+    with make_env_manager("CartPole-v1", env_num=4, mode="vector", seed=3) as manager:
+        lengths = np.zeros(4, int)
+        n_episodes = 0
+        before = manager.ready_obs
+        for _ in range(120):
+            batch = manager.step(manager.sample_actions())
+            lengths[batch.env_id] += 1
+            # A transition moves the cart by its speed; a reset would not.
+            moved = batch.next_obs[:, 0] - before[batch.env_id, 0]
+            np.testing.assert_allclose(moved, 0.02 * before[batch.env_id, 1], atol=1e-5)
+            for row in batch:
+                if row.done:
+                    assert row.info["eval_episode_length"] == lengths[row.env_id]
+                    assert row.info["eval_episode_return"] == lengths[row.env_id]
+                    lengths[row.env_id] = 0
+                    n_episodes += 1
+            before = manager.ready_obs
+    assert n_episodes > 10
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_what_a_step_returned_is_never_written_again(mode):
+    with managed(mode) as manager:
+        first = manager.step(ACTIONS)
+        manager.step(ACTIONS)
+        assert first.obs[:, 0].tolist() == [1, 1, 1]
+        assert first.reward.tolist() == [1, 1, 1]
+
+
+def test_an_env_that_cannot_be_reset_alone_runs_to_its_end_unseen():
+    with managed(AutoresetMode.NEXT_STEP) as manager:
+        manager.step(ACTIONS)
+        manager.reset([1])
+        ids = [manager.step(ACTIONS).env_id.tolist() for _ in range(5)]
+        # Env 1 ends after its third step, is reset in the fourth, and is back in the fifth.
+        assert ids == [[0, 2], [2], [0, 2], [0, 1, 2], [1, 2]]
+        batch = manager.step(ACTIONS)
+        assert batch.info.row(batch.env_id.tolist().index(1))["eval_episode_length"] == 3
+    with managed(AutoresetMode.SAME_STEP) as manager:
+        manager.step(ACTIONS)
+        manager.reset([1])
+        ids = [manager.step(ACTIONS).env_id.tolist() for _ in range(4)]
+        assert ids == [[0, 2], [0, 2], [0, 1, 2], [0, 1, 2]]
+
+
+def test_a_reset_of_all_ends_what_was_unseen():
+    with managed(AutoresetMode.NEXT_STEP) as manager:
+        manager.step(ACTIONS)
+        manager.reset([1])
+        manager.reset()
+        assert manager.step(ACTIONS).is_full
+
+
+def test_infos_of_a_reset_by_mask_belong_to_the_envs_that_were_reset():
+    with managed(AutoresetMode.DISABLED) as manager:
+        assert manager.ready_info.rows() == [{"new": True}] * 3
+        for _ in range(2):
+            manager.step(ACTIONS)
+        assert manager.ready_info.rows() == [{"new": True}, {"t": 2}, {"t": 2}]
+        manager.reset([2])
+        assert manager.ready_info.rows() == [{"new": True}, {"t": 2}, {"new": True}]
+
+
+def test_a_vector_env_of_its_own_kind_gets_one_seed():
+    with managed(AutoresetMode.NEXT_STEP, seed=[7, 8, 9]) as manager:
+        manager.reset()
+        assert manager._env.seeds == [7, None]
+
+
+def test_all_envs_are_stepped_together():
+    with managed(AutoresetMode.NEXT_STEP) as manager:
+        assert manager.in_lockstep
+        with pytest.raises(StructureError, match=r"all of its 3 envs together.*for \[0, 2\] only"):
+            manager.step({2: 0.0, 0: 0.0})
+        assert manager.step({2: 0.5, 0: 0.0, 1: 0.0}).is_full
+        with pytest.raises(StructureError, match="2 actions for 3 ready envs"):
+            manager.step(ACTIONS[:2])
+
+
+def test_a_failing_vector_env_is_made_anew_and_all_episodes_are_lost(caplog):
+    with managed(AutoresetMode.NEXT_STEP, fails_at=3, max_retry=2, seed=4) as manager:
+        for _ in range(2):
+            manager.step(ACTIONS)
+        old = manager._env
+        with caplog.at_level(logging.WARNING):
+            batch = manager.step(ACTIONS)
+        assert batch.abnormal.all()
+        assert not batch.is_full
+        assert batch.obs[:, 0].tolist() == [0, 0, 0]
+        assert [row.info for row in batch] == [{"new": True, "abnormal": True}] * 3
+        assert not batch.done.any()
+        assert (manager.restarts, manager.dropped_steps) == (1, 4)  # env 0 had ended
+        assert manager._env.seeds != old.seeds
+        assert old.n_closed == 1
+        assert manager.step(ACTIONS).is_full
+    assert "vector env 0 failed in step: it raised RuntimeError: the simulator diverged" in (
+        caplog.text
+    )
+
+
+def test_a_vector_env_that_keeps_failing_stops_the_run():
+    with managed(AutoresetMode.SAME_STEP, fails_at=1, max_retry=1) as manager:
+        assert manager.step(ACTIONS).abnormal.all()
+        with pytest.raises(EnvCrashed, match=r"(?s)failed 2 time.*the simulator diverged"):
+            manager.step(ACTIONS)
+        assert manager.closed
+
+
+def test_a_failure_at_launch_and_in_a_reset_is_final():
+    fragile = functools.partial(Fragile, where="reset", at=2)
+    manager = VectorEnvManager(lambda: gym.vector.SyncVectorEnv([fragile]), 1)
+    with manager, pytest.raises(EnvCrashed, match="the motor burned out"):
+        manager.reset()
+    assert manager.closed
+
+    def broken():
+        raise OSError("no licence")
+
+    with pytest.raises(EnvCrashed, match="OSError: no licence"):
+        VectorEnvManager(broken, 1).launch()
+    with pytest.raises(EnvCrashed, match="OSError: no licence"):
+        _ = VectorEnvManager(broken, 1).action_space
+
+
+def test_actions_outside_the_space_are_blamed_and_not_the_env():
+    def strict():
+        return gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="vector_entry_point")
+
+    manager = VectorEnvManager(strict, 2)
+    with manager, pytest.raises(StructureError, match=r"not in its action space Discrete\(2\)"):
+        manager.step(np.array([0, 5]))
+    assert manager.closed
+    assert manager.restarts == 0
+
+
+def broken_vector(**changes):
+    vector = Counters(changes.pop("mode", AutoresetMode.SAME_STEP))
+    step = vector.step
+
+    def changed_step(actions):
+        obs, reward, terminated, truncated, infos = step(actions)
+        parts = {"obs": obs, "reward": reward, "flags": terminated, "infos": infos, **changes}
+        result = (parts["obs"], parts["reward"], parts["flags"], truncated, parts["infos"])
+        return parts.get("result", result)
+
+    vector.step = changed_step
+    return vector
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"result": (1, 2)}, r"must return \(obs, reward, .*it returned \(1, 2\)"),
+        ({"reward": np.zeros(2)}, r"3 envs, but gave rewards of shape \(2,\)"),
+        ({"flags": np.zeros((3, 1))}, r"flags of shape \(3, 1\)"),
+        ({"obs": np.zeros((3, 2))}, "observations that do not fit"),
+        ({"obs": np.zeros((2, 1))}, "there are 2 rows for 3 envs"),
+        ({"infos": {}}, "no 'final_obs'"),
+    ],
+)
+def test_a_vector_env_that_breaks_the_protocol_is_refused(changes, message):
+    manager = VectorEnvManager(functools.partial(broken_vector, **changes), 3)
+    with manager, pytest.raises(EnvProtocolError, match=message):
+        for _ in range(2):
+            manager.step(ACTIONS)
+    assert manager.closed
+    assert manager.restarts == 0
+
+
+def test_what_is_no_vector_env_is_refused():
+    with pytest.raises(EnvProtocolError, match=r"made a Walk; mode 'vector' wants"):
+        VectorEnvManager(Walk, 1).launch()
+    with pytest.raises(ConfigError, match="the vector env has 3 envs, env_num is 4"):
+        VectorEnvManager(functools.partial(Counters, AutoresetMode.DISABLED), 4).launch()
+    with pytest.raises(EnvProtocolError, match=r"metadata\['autoreset_mode'\] is None"):
+        VectorEnvManager(functools.partial(Counters, None), 3).launch()
+
+
+def test_wrappers_of_vector_envs_are_seen_through():
+    wrapper = functools.partial(gym.wrappers.vector.ClipReward, max_reward=0.5)
+    with make_env_manager(
+        "CartPole-v1", env_num=2, mode="vector", wrappers=[wrapper], seed=0
+    ) as manager:
+        assert manager.step(np.zeros(2, int)).reward.tolist() == [0.5, 0.5]
+        assert manager.resumable
+
+
+def test_nested_spaces_go_through_gymnasiums_vector_env():
+    def vector():
+        return gym.vector.SyncVectorEnv([Nested, Nested], autoreset_mode=AutoresetMode.NEXT_STEP)
+
+    with VectorEnvManager(vector, 2, seed=0) as manager:
+        for _ in range(6):
+            batch = manager.step(manager.sample_actions())
+        assert isinstance(batch.obs["pair"], tuple)
+        assert batch.obs["image"].dtype == np.uint8
