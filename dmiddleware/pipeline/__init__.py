@@ -23,7 +23,7 @@ from dmiddleware.pipeline.describe import ChainRow, ChainTable
 from dmiddleware.pipeline.events import EventBus, EventRouter
 from dmiddleware.pipeline.layers import Layer, Wrapped
 from dmiddleware.pipeline.mailbox import Delivery, Emission, Event, EventCounters
-from dmiddleware.pipeline.onion import around
+from dmiddleware.pipeline.onion import SkipRest, around
 from dmiddleware.pipeline.task import Task
 from dmiddleware.pipeline.this_node import Progress, ThisNode, running_as, this_node
 from dmiddleware.pipeline.timing import StepTimer, Timing, TraceFile, merge_traces
@@ -44,6 +44,7 @@ __all__ = [
     "middleware_name",
     "middleware_location",
     "around",
+    "SkipRest",
     "Group",
     "Wrapped",
     "Layer",

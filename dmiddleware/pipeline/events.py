@@ -50,6 +50,10 @@ class EventRouter(Protocol):
         """Send the event to the peers that subscribed to it, as its contract says."""
         ...
 
+    def peer_ids(self) -> Collection[int]:
+        """Return the numbers of the other processes that are here."""
+        ...
+
     def begin(self) -> None:
         """Wait until every expected peer is ready too, so that nothing emitted misses anyone."""
         ...

@@ -12,6 +12,7 @@ from dmiddleware.errors import EventError
 __all__ = ["Delivery", "Event", "Emission", "EventCounters", "Handler", "Letter", "Mailbox"]
 
 Delivery = Literal["reliable", "latest", "lossy"]
+"""How hard an event's arrival is insisted on; see :class:`Event`."""
 """What becomes of an event that comes faster than it is handled; see :class:`Event`."""
 
 _GLOB_CHARACTERS = frozenset("*?[")

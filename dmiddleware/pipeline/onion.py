@@ -11,6 +11,8 @@ every suspended one, in reverse order, so that ``finally`` blocks run, and then 
 - Any other error raised meanwhile does not replace the first: both leave, as an ``ExceptionGroup``
   with the first in front. An interrupt (``KeyboardInterrupt``, ``SystemExit``) is never wrapped.
 
+A middleware that raises :class:`SkipRest` leaves out the rest of the way forward; that is no error.
+
 An error that leaves carries a note that names the middleware in which it arose.
 """
 
@@ -27,9 +29,18 @@ from dmiddleware.errors import MiddlewareError
 from dmiddleware.pipeline.context import Context
 from dmiddleware.pipeline.declare import middleware_name
 
-__all__ = ["Step", "Suspended", "Frames", "Chain", "around", "merge_errors"]
+__all__ = ["SkipRest", "Step", "Suspended", "Frames", "Chain", "around", "merge_errors"]
 
 _logger = logging.getLogger(__name__)
+
+
+class SkipRest(Exception):
+    """Raised by a middleware to leave out the rest of the way forward.
+
+    No error: the way back runs as ever, for those that are suspended. In a group, it is the rest of
+    the group that is left out.
+    """
+
 
 Suspended: TypeAlias = Generator[Any, Any, Any]
 
@@ -109,6 +120,8 @@ def forward(steps: Sequence[Step], ctx: Context, frames: Frames) -> None:
                 continue
             if next(result, _DONE) is not _DONE:  # type: ignore[call-overload]
                 push((step, result))  # type: ignore[arg-type]
+    except SkipRest:
+        return
     except StopIteration as stop:
         # It must not pass for the end of a generator further out.
         error = RuntimeError("a middleware raised StopIteration")
