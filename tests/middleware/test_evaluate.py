@@ -1,0 +1,182 @@
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from dmiddleware.data import load_checkpoint
+from dmiddleware.env import make_env_manager
+from dmiddleware.errors import SpaceError
+from dmiddleware.pipeline import OnlineRLContext, Role, Task
+from dmiddleware.policy import DQNPolicy, PPOPolicy
+from dmiddleware.worker import evaluate_episodes
+from middleware.checkpoint import CkptSaver
+from middleware.evaluate import interaction_evaluator
+from middleware.run_folder import RunFolder
+
+
+@pytest.fixture
+def dqn() -> DQNPolicy:
+    return DQNPolicy(
+        {"seed": 0, "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]}}
+    )
+
+
+def cartpole(env_num: int = 2, seed: int = 0, **kwargs: Any) -> Any:
+    return make_env_manager("CartPole-v1", env_num=env_num, seed=seed, env_kwargs=kwargs)
+
+
+def learn(ctx: OnlineRLContext) -> None:
+    ctx.train_iter += 10
+
+
+def test_policy_plays_in_the_first_step_and_then_every_so_many_updates(
+    run_steps: Any, dqn: DQNPolicy
+) -> None:
+    at = []
+
+    def note(ctx: OnlineRLContext) -> None:
+        if ctx.eval_value is not None:
+            at.append(ctx.train_iter)
+
+    evaluator = interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2, every_train_iter=25)
+    ctx = run_steps(learn, evaluator, note, n_steps=9)
+    assert at == [10, 40, 70]
+    assert ctx.eval_value is None
+    assert ctx.last_eval_iter == 70
+
+
+def test_returns_are_those_of_the_worker(run_steps: Any, dqn: DQNPolicy) -> None:
+    with cartpole(seed=5) as envs:
+        expected = evaluate_episodes(dqn.eval_mode, envs, 6).get_episode_return()
+    ctx = run_steps(interaction_evaluator(dqn.eval_mode, cartpole(seed=5), n_episode=6))
+    output = ctx.eval_output
+    assert output["episode_return"] == expected
+    assert ctx.eval_value == ctx.last_eval_value == output["return_mean"] == np.mean(expected)
+    assert output["return_std"] == pytest.approx(np.std(expected))
+    assert output["return_min"] == min(expected)
+    assert output["return_max"] == max(expected)
+    assert output["episode_info"]["eval_episode_length"] == pytest.approx(np.mean(expected))
+
+
+def test_every_evaluation_plays_other_episodes(run_steps: Any, dqn: DQNPolicy) -> None:
+    played = []
+
+    def note(ctx: OnlineRLContext) -> None:
+        played.append(tuple(ctx.eval_output["episode_return"]))
+
+    evaluator = interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=10, every_train_iter=1)
+    run_steps(learn, evaluator, note, n_steps=3)
+    assert len(set(played)) == 3
+
+
+def test_task_stops_when_the_value_is_reached(dqn: DQNPolicy) -> None:
+    with Task(OnlineRLContext()) as task:
+        task.use(learn)
+        task.use(interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2, stop_value=1.0))
+        task.run(max_step=5)
+        assert task.ctx.total_step == 0
+        assert "has reached stop_value 1" in str(task.stop_reason)
+
+
+def test_policy_that_was_not_updated_stops_nothing(dqn: DQNPolicy) -> None:
+    with Task(OnlineRLContext()) as task:
+        task.use(interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2, stop_value=1.0))
+        task.run(max_step=5)
+        assert not task.finish
+
+
+def test_return_below_the_value_goes_on(dqn: DQNPolicy) -> None:
+    with Task(OnlineRLContext()) as task:
+        task.use(learn)
+        task.use(interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2, stop_value=501.0))
+        task.run(max_step=3)
+        assert not task.finish
+
+
+def test_policy_that_was_evaluated_can_be_saved_though_it_learns_on(
+    run: RunFolder, run_steps: Any, dqn: DQNPolicy
+) -> None:
+    before = dqn.eval_mode.state_dict()["model"]
+
+    def change(ctx: OnlineRLContext) -> None:
+        ctx.train_iter += 1
+        state = dqn.eval_mode.state_dict()
+        for value in state["model"].values():
+            value.zero_()
+        dqn.eval_mode.load_state_dict(state)
+
+    evaluator = interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2)
+    run_steps(evaluator, change, CkptSaver(dqn.learn_mode, run))
+    best = load_checkpoint(run.best_ckpt)["model"]
+    assert all(torch.equal(best[name], before[name]) for name in before)
+
+
+def test_envs_are_closed_by_whom_they_were_launched(run_steps: Any, dqn: DQNPolicy) -> None:
+    envs = cartpole()
+    run_steps(interaction_evaluator(dqn.eval_mode, envs, n_episode=2))
+    assert envs.closed
+    with envs:
+        run_steps(interaction_evaluator(dqn.eval_mode, envs, n_episode=2))
+        assert not envs.closed
+
+
+def test_envs_that_do_not_fit_the_model_are_refused_before_the_first_step(
+    dqn: DQNPolicy,
+) -> None:
+    envs = make_env_manager("Acrobot-v1", env_num=2)
+    reached: list[Any] = []
+    with Task(OnlineRLContext()) as task:
+        task.use(reached.append)
+        task.use(interaction_evaluator(dqn.eval_mode, envs, n_episode=2))
+        with pytest.raises(SpaceError):
+            task.run(max_step=1)
+    assert reached == []
+
+
+def test_some_evaluations_are_filmed(run_steps: Any, dqn: DQNPolicy) -> None:
+    films = []
+
+    def note(ctx: OnlineRLContext) -> None:
+        films.append(ctx.eval_output.get("video"))
+
+    envs = cartpole(render_mode="rgb_array", max_episode_steps=4)
+    evaluator = interaction_evaluator(
+        dqn.eval_mode, envs, n_episode=2, every_train_iter=1, film_every=2, max_frames=3
+    )
+    run_steps(learn, evaluator, note, n_steps=3)
+    assert [film is None for film in films] == [False, True, False]
+    assert films[0].dtype == np.uint8
+    assert films[0].shape[1:] == (3, 3, 400, 600)
+
+
+def test_resumed_run_evaluates_when_it_would_have(run_steps: Any, dqn: DQNPolicy) -> None:
+    ctx = OnlineRLContext(train_iter=100, last_eval_iter=90, last_eval_value=5.0)
+    evaluator = interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2, every_train_iter=25)
+    ctx = run_steps(evaluator, ctx=ctx)
+    assert (ctx.eval_value, ctx.last_eval_value) == (None, 5.0)
+
+
+def test_continuous_policies_are_evaluated(run_steps: Any) -> None:
+    envs = make_env_manager("Pendulum-v1", env_num=2, seed=0, env_kwargs={"max_episode_steps": 5})
+    space = gym.spaces.Box(-2.0, 2.0, (1,))
+    policy = PPOPolicy.from_spaces(envs.observation_space, space, {"seed": 0})
+    assert run_steps(interaction_evaluator(policy.eval_mode, envs, n_episode=2)).eval_value < 0
+
+
+def test_it_belongs_to_the_evaluator(dqn: DQNPolicy) -> None:
+    evaluator: Any = interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2)
+    assert evaluator.roles == (Role.EVALUATOR,)
+    assert evaluator.__name__ == "interaction_evaluator"
+
+
+@pytest.mark.parametrize("name", ["every_train_iter", "film_every", "max_frames"])
+def test_options_must_be_positive(dqn: DQNPolicy, name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be positive, got 0"):
+        interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2, **{name: 0})  # type: ignore[arg-type]
+
+
+def test_fewer_episodes_than_envs_are_refused(dqn: DQNPolicy) -> None:
+    with pytest.raises(ValueError, match="at least one per env, got 2 for 3 envs"):
+        interaction_evaluator(dqn.eval_mode, cartpole(3), n_episode=2)
