@@ -211,6 +211,7 @@ class Node:
         self._left_behind: deque[tuple[str, EncodedEvent]] = deque()
         self._wants: tuple[str, ...] = ()
         self._ready = False
+        self._newest: dict[str, EncodedEvent] = {}
 
     # Events -----------------------------------------------------------------------------------
 
@@ -253,13 +254,25 @@ class Node:
             if link.incoming.waiting:
                 for event in link.incoming.take(n):
                     if event.event == WANTS_EVENT:
-                        told = read_metadata(_wants, event.skeleton, "list of events")
-                        link.ready, link.wants = told
-                        link.matches.clear()
-                        link.told_wants = True
+                        self._hear_wants(link, event)
                     else:
                         taken.append((link.node_id, event))
         return taken
+
+    def put_latest(self, event: EncodedEvent) -> None:
+        """Send an event that makes earlier ones of its name worthless; newcomers get it too."""
+        self._newest[event.event] = event
+        for node_id in self.targets(event.event):
+            self.links[node_id].outgoing.put_latest(event)
+
+    def _hear_wants(self, link: Link, event: EncodedEvent) -> None:
+        ready, wants = read_metadata(_wants, event.skeleton, "list of events")
+        had = {name for name in self._newest if link.is_wanted(name)}
+        link.ready, link.wants, link.told_wants = ready, wants, True
+        link.matches.clear()
+        for name, newest in self._newest.items():
+            if name not in had and link.is_wanted(name):
+                link.outgoing.put_latest(newest)
 
     @property
     def has_mail(self) -> bool:

@@ -307,7 +307,8 @@ class Router:
     def emit(self, event: Event, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Send an event to the peers that subscribed to it, as its contract says.
 
-        Returns when it is accepted: what follows is the router's care.
+        Returns when it is accepted: what follows is the router's care. The newest ``latest`` event
+        of a name is kept, and sent to those who subscribe later, too.
 
         Raises:
             DeliveryTimeout: if a peer had no room for a reliable event until the deadline.
@@ -319,7 +320,7 @@ class Router:
             if self._fatal is not None:
                 raise self._fatal
             targets = self._node.targets(event.name)
-        if not targets:
+        if not targets and event.delivery != "latest":
             return
         encoded = encode_event(event.name, [list(args), kwargs], self._codec)
         self._check_size(encoded)
@@ -333,6 +334,10 @@ class Router:
         """Return the peers that are here."""
         with self._lock:
             return self._node.peers()
+
+    def peer_ids(self) -> list[int]:
+        """Return the numbers of the peers that are here."""
+        return sorted(int(identity.node_id) for identity in self.peers())
 
     def wait_for_peers(self, count: int, *, timeout_s: float) -> list[Identity]:
         """Wait until at least ``count`` peers are here and have said what they subscribe to.
@@ -427,12 +432,14 @@ class Router:
         return refused
 
     def _put(self, event: Event, encoded: EncodedEvent, targets: list[str]) -> None:
+        if event.delivery == "latest":
+            self._node.put_latest(encoded)
+        else:
+            for node_id in targets:
+                if (link := self._node.links.get(node_id)) is not None:
+                    link.outgoing.put_lossy(encoded)
         for node_id in targets:
-            link = self._node.links.get(node_id)
-            if link is not None:
-                put = link.outgoing.put_latest if event.delivery == "latest" else None
-                (put or link.outgoing.put_lossy)(encoded)
-                self._wake(node_id)
+            self._wake(node_id)
         self._count_sent(encoded, len(targets))
 
     def _describe(self, node_id: str) -> str:
@@ -577,8 +584,7 @@ class Router:
                     self._news.clear()
                 # Taken even with no one attached: peers say in their mail what they want.
                 mail = self._node.take(_TAKE)
-                self._room.notify_all()
-                self._members.notify_all()
+                self._wake_all()
             if deliver is not None:
                 for name, args, kwargs in news:
                     self._hand_over(deliver, name, args, kwargs)

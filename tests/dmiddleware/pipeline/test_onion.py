@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from dmiddleware import Context, MiddlewareError, Task
-from dmiddleware.pipeline import around
+from dmiddleware.pipeline import SkipRest, around
 from dmiddleware.testing import Tape
 
 
@@ -400,3 +400,27 @@ def test_around_refuses_a_second_yield_and_hides_no_error():
     assert [type(error) for error in caught.value.exceptions] == [Boom, MiddlewareError]
     with pytest.raises(Boom):
         run(around(swallow, guard), raising(Boom()))
+
+
+def test_the_rest_of_the_way_forward_can_be_left_out_without_an_error():
+    tape = Tape()
+
+    def nothing_to_do(ctx):
+        raise SkipRest
+
+    run(tape.generator("a"), nothing_to_do, tape.function("b"))
+    assert tape == ["a", "/a"]
+
+
+def test_in_a_group_only_the_rest_of_the_group_is_left_out():
+    tape = Tape()
+
+    def nothing_to_do(ctx):
+        tape("nothing")
+        raise SkipRest
+
+    with Task(Context()) as task:
+        task.use(task.serial(tape.generator("a"), nothing_to_do, tape.function("b")))
+        task.use(tape.function("c"))
+        task.run(max_step=1)
+    assert tape == ["a", "nothing", "c", "/a"]

@@ -102,6 +102,18 @@ def test_a_listener_sends_to_its_dialers_too(listen: str) -> None:
         assert got.of("weights", 1) == [(1,)]
 
 
+def test_who_subscribes_late_gets_the_newest_of_what_only_counts_when_new(listen: str) -> None:
+    model = Event("model", delivery="latest")
+    with two(listen) as (learner, collector):
+        Received(learner)
+        for version in range(5):
+            learner.emit(model, (version,), {})
+        got = Received(collector, "model")
+        assert got.of("model", 1) == [(4,)]
+        learner.emit(model, (5,), {})
+        assert got.of("model", 2)[-1] == (5,)
+
+
 def test_nodes_that_start_before_their_peer_find_it(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/late.sock"
     with Router(node_id=1, dial=[address]) as early:
