@@ -9,7 +9,7 @@ from dmiddleware.errors import StructureError
 __all__ = ["discounted_scan"]
 
 # Above this many values a time step, one pass a step is bound by memory, not by call overhead,
-# and beats the doubling scan, which touches everything log2(T) times (measured on one core of a server).
+# and beats the doubling scan, which touches everything log2(T) times (measured on one CPU core).
 _WIDE_ROW = 256
 
 
