@@ -37,8 +37,8 @@ _logger = logging.getLogger(__name__)
 class SkipRest(Exception):
     """Raised by a middleware to leave out the rest of the way forward.
 
-    No error: the way back runs as ever, for those that are suspended. In a group, it is the rest of
-    the group that is left out.
+    No error: the way back runs as ever, for those that are suspended. Within a parallel branch, it
+    is the rest of the branch that is left out.
     """
 
 
