@@ -2,6 +2,7 @@
 
 from dmiddleware.data.buffer_base import Buffer, BufferMiddleware
 from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
+from dmiddleware.data.dataset import Minibatches, OfflineDataset, save_dataset
 from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
 from dmiddleware.data.samplers import Eligible, PrioritySampler, Sampler, UniformSampler
 from dmiddleware.data.storage import SharedColumns, SharedHandle
@@ -54,5 +55,8 @@ __all__ = [
     "UniformSampler",
     "PrioritySampler",
     "load_checkpoint",
+    "OfflineDataset",
+    "Minibatches",
+    "save_dataset",
     "save_checkpoint",
 ]

@@ -8,7 +8,6 @@ everything finds damage. Loading executes no code from the file, whoever wrote i
 from __future__ import annotations
 
 import errno
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from dmiddleware.data.packing import pack, unpack
-from dmiddleware.data.safe_file import raw_bytes, write_safetensors
+from dmiddleware.data.safe_file import checksum, raw_bytes, write_safetensors
 from dmiddleware.errors import CheckpointDamaged, CheckpointWriteError
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
@@ -47,7 +46,7 @@ def save_checkpoint(path: str | Path, state: Any) -> None:
     target = Path(path)
     rest, tensors = pack(state, reserved=(_REST, "__metadata__"))
     tensors[_REST] = torch.from_numpy(np.frombuffer(bytearray(rest), dtype=np.uint8))
-    metadata = {"format": _FORMAT, "version": _VERSION, "crc32": f"{_checksum(tensors):08x}"}
+    metadata = {"format": _FORMAT, "version": _VERSION, "crc32": f"{checksum(tensors):08x}"}
     try:
         write_safetensors(target, tensors, metadata)
     except OSError as error:
@@ -80,7 +79,7 @@ def load_checkpoint(path: str | Path, map_location: torch.device | str = "cpu") 
     try:
         tensors, metadata = _read(source)
         _check_metadata(source, metadata)
-        if metadata["crc32"] != f"{_checksum(tensors):08x}":
+        if metadata["crc32"] != f"{checksum(tensors):08x}":
             raise _damaged(source, "its checksum does not match its content")
         rest = tensors.pop(_REST)
         moved = {name: tensor.to(map_location) for name, tensor in tensors.items()}
@@ -111,13 +110,3 @@ def _damaged(path: Path, why: str) -> CheckpointDamaged:
     return CheckpointDamaged(
         f"{path} is not a whole checkpoint: {why}; use an earlier one or write it again"
     )
-
-
-def _checksum(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Return the CRC-32 over names, types, shapes and bytes, in the order of the names."""
-    value = 0
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        value = zlib.crc32(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode(), value)
-        value = zlib.crc32(raw_bytes(tensor).data, value)
-    return value

@@ -233,14 +233,13 @@ def _odd_keys(found: set[str], expected: set[str]) -> str:
     said = [f"it lacks {', '.join(missing)}"] if missing else []
     said += [f"it has {', '.join(extra)} on top"] if extra else []
     return (
-        f"the batch differs in its keys from what the buffer stores: {' and '.join(said)}; "
-        "the first push fixed the structure"
+        f"the batch differs in its keys from the first one: {' and '.join(said)}; the first batch "
+        "fixed the structure"
     )
 
 
 def _difference(expected: Leaf, array: Array, lead: tuple[int, ...]) -> str:
     return (
-        f"leaf {expected.path!r} of the batch is {array.dtype}{list(array.shape)}, but the buffer "
-        f"stores {expected.dtype}{[*lead, *expected.shape]} there (the first push fixed the "
-        "structure)"
+        f"leaf {expected.path!r} of the batch is {array.dtype}{list(array.shape)}, but it should "
+        f"be {expected.dtype}{[*lead, *expected.shape]} (the first batch fixed the structure)"
     )

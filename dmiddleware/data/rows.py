@@ -16,7 +16,7 @@ from dmiddleware.data.storage import Storage
 from dmiddleware.data.tree import Batch, leaves
 from dmiddleware.errors import CheckpointMismatch, StructureError
 
-__all__ = ["Rows"]
+__all__ = ["Rows", "lead_of"]
 
 _NEXT = "next_obs"
 
@@ -83,7 +83,7 @@ class Rows:
                 that the buffer's options need; nothing has changed.
         """
         batch = as_batch(batch)
-        lead = _lead(batch)
+        lead = lead_of(batch)
         if self._schema is None or self._columns is None:
             schema = Schema.of(batch, len(lead))
             self._check(schema)
@@ -347,7 +347,12 @@ def _check_next_obs(schema: Schema) -> None:
         )
 
 
-def _lead(batch: Batch) -> tuple[int, ...]:
+def lead_of(batch: Batch) -> tuple[int, ...]:
+    """Return the leading dimensions of a batch: those of ``done``, else the first of a leaf.
+
+    Raises:
+        StructureError: if there are none, or ``done`` has more than two dimensions.
+    """
     try:
         done: Any = batch["done"]
     except KeyError:

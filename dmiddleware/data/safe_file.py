@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["raw_bytes", "write_atomically", "write_safetensors"]
+__all__ = ["checksum", "raw_bytes", "write_atomically", "write_safetensors"]
 
 _DTYPE_NAMES = {
     torch.float64: "F64",
@@ -34,6 +35,10 @@ _DTYPE_NAMES = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
+
+
+_LONGEST_HEADER = 100_000_000
+"""What the safetensors library accepts."""
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], None]) -> None:
@@ -81,6 +86,7 @@ def write_safetensors(
     Raises:
         OSError: if the file cannot be written.
         TypeError: for a tensor of a type that the format lacks.
+        ValueError: if there are too many tensors for the format.
     """
     # Wide types first, as the library does: so every tensor is aligned.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
@@ -96,6 +102,11 @@ def write_safetensors(
         }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    if len(text) > _LONGEST_HEADER:
+        raise ValueError(
+            f"{len(tensors)} tensors need a header of {len(text) / 1e6:.0f} MB, but readers take "
+            f"{_LONGEST_HEADER / 1e6:.0f} MB; stack small tensors into fewer large ones"
+        )
 
     def write(file: BinaryIO) -> None:
         file.write(len(text).to_bytes(8, "little"))
@@ -113,6 +124,16 @@ def raw_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
         return np.empty(0, np.uint8)
     array: npt.NDArray[np.uint8] = flat.view(torch.uint8).numpy()
     return array
+
+
+def checksum(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Return the CRC-32 over names, types, shapes and bytes, in the order of the names."""
+    value = 0
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        value = zlib.crc32(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode(), value)
+        value = zlib.crc32(raw_bytes(tensor).data, value)
+    return value
 
 
 def _dtype_name(name: str, tensor: torch.Tensor) -> str:

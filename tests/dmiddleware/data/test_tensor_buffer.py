@@ -121,8 +121,8 @@ def damaged(**changes):
     ("batch", "message"),
     [
         (damaged(number=torch.zeros(2, 3)), r"'number' .* is float32\[2, 3\].* int64\[2\]"),
-        (damaged(number=torch.zeros(2)), r"'number' .* is float32\[2\].* stores int64\[2\]"),
-        (damaged(number=torch.arange(3)), r"'number' .* is int64\[3\].* stores int64\[2\]"),
+        (damaged(number=torch.zeros(2)), r"'number' .* is float32\[2\].* should be int64\[2\]"),
+        (damaged(number=torch.arange(3)), r"'number' .* is int64\[3\].* should be int64\[2\]"),
         (damaged(number=None), "it lacks number"),
         (damaged(extra=torch.zeros(2)), "it has extra on top"),
         (damaged(obs=torch.zeros(2)), r"it lacks obs\.image, obs\.speed and it has obs on top"),
