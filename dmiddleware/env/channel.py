@@ -55,8 +55,8 @@ class Channel:
             ChannelClosed: if the other end is gone.
             TimeoutError: if the other end does not take it before the deadline.
         """
-        self._sock.settimeout(_remaining(deadline))
         try:
+            self._sock.settimeout(_remaining(deadline))
             self._sock.sendall(_HEADER.pack(len(message)) + message)
         except TimeoutError:
             raise
@@ -78,8 +78,8 @@ class Channel:
 
     def send_fd(self, fd: int, *, deadline: float | None = None) -> None:
         """Send an open file; the receiver gets a descriptor of its own."""
-        self._sock.settimeout(_remaining(deadline))
         try:
+            self._sock.settimeout(_remaining(deadline))
             socket.send_fds(self._sock, [b"\0"], [fd])
         except TimeoutError:
             raise
