@@ -307,16 +307,33 @@ def _check_decorated(cls: type[Context]) -> None:
             )
 
 
-def _missing(ctx: Context, name: str) -> ContextError:
-    owner = type(ctx).__name__
-    if name == "task":
-        return ContextError(
-            f"this {owner} belongs to no task yet; ctx.task is there once it was given to Task(ctx)"
+@dataclass(frozen=True, slots=True)
+class _NoSuchField:
+    """What is said of a missing field.
+
+    The near misses are looked for only when someone reads the message, not when ``hasattr`` or
+    ``getattr`` with a default ask in every step.
+    """
+
+    owner: str
+    name: str
+    known: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if self.name == "task":
+            return (
+                f"this {self.owner} belongs to no task yet; ctx.task is there once it was given to "
+                "Task(ctx)"
+            )
+        near = nearest(self.name, dict.fromkeys(name for name in self.known if name[0] != "_"))
+        hint = f"did you mean {', '.join(near)}? " if near else ""
+        return (
+            f"no one has set ctx.{self.name}, and {self.owner} declares no such field; {hint}"
+            f"A field of your own is declared in a subclass of {self.owner} or assigned before it "
+            "is read."
         )
-    known = [known for known in (*ctx.__dict__, *type(ctx).field_kinds()) if known[0] != "_"]
-    near = nearest(name, dict.fromkeys(known))
-    hint = f"did you mean {', '.join(near)}? " if near else ""
-    return ContextError(
-        f"no one has set ctx.{name}, and {owner} declares no such field; {hint}"
-        f"A field of your own is declared in a subclass of {owner} or assigned before it is read."
-    )
+
+
+def _missing(ctx: Context, name: str) -> ContextError:
+    known = (*ctx.__dict__, *type(ctx).__dataclass_fields__)
+    return ContextError(_NoSuchField(type(ctx).__name__, name, known))

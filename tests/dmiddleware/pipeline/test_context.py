@@ -242,3 +242,9 @@ def test_is_kept_and_has_value():
     ctx.train_data = 0
     assert ctx.has_value("train_data")
     assert not ctx.has_value("nonsense")
+
+
+def test_the_error_of_a_missing_field_travels_with_its_message():
+    with pytest.raises(ContextError) as caught:
+        OnlineRLContext().train_dat  # noqa: B018 (reading it is what raises)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
