@@ -8,10 +8,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dmiddleware.pipeline import Clock, Middleware, SystemClock, Task
+from dmiddleware.worker import add_video
 from middleware.checks import check_positive
 from middleware.run_folder import RunFolder
 
 __all__ = ["online_logger", "offline_logger"]
+
+_FPS = 20  # pictures a second of the films of evaluations
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +95,14 @@ class _Logger:
                 self._others[key] = value
 
     def _write_evaluation(self, ctx: Any) -> None:
-        self._run.tb_logger.add_scalar("eval/return_mean", ctx.eval_value, self._last)
+        writer = self._run.tb_logger
+        writer.add_scalar("eval/return_mean", ctx.eval_value, self._last)
+        output = ctx.eval_output if isinstance(ctx.eval_output, Mapping) else {}
+        for name in ("return_std", "return_min", "return_max"):
+            if name in output:
+                writer.add_scalar(f"eval/{name}", output[name], self._last)
+        if "video" in output:
+            add_video(writer, "eval/video", output["video"], self._last, fps=_FPS)
         _log.info(
             "%s %d, update %d: evaluated, mean return %.2f",
             self._axis,
@@ -135,8 +145,8 @@ def online_logger(run: RunFolder, *, every_env_step: int = 1000) -> Middleware[A
 
     What is written: everything that a middleware logged with ``ctx.log``, what learning reported
     (``learn/…``; a key that begins with ``[scalars]`` or ``[histogram]`` as such), evaluations
-    (``eval/return_mean``), and throughput (``speed/…``). Each is the mean since it was last
-    written; evaluations are written as they come.
+    (``eval/return_mean`` and so on, and films), and throughput (``speed/…``). Each is the mean
+    since it was last written; evaluations are written as they come.
 
     Its place in the chain does not matter, as it works on the way back.
 
@@ -146,7 +156,8 @@ def online_logger(run: RunFolder, *, every_env_step: int = 1000) -> Middleware[A
 
     Reads:
         ctx.env_step, ctx.train_iter: counters.
-        ctx.logged, ctx.train_output, ctx.eval_value: on the way back, if they are there.
+        ctx.logged, ctx.train_output, ctx.eval_value, ctx.eval_output: on the way back, if they are
+            there.
 
     Raises:
         ValueError: if ``every_env_step`` is not positive.
@@ -170,7 +181,8 @@ def offline_logger(run: RunFolder, *, every_train_iter: int = 100) -> Middleware
 
     Reads:
         ctx.train_iter: the counter.
-        ctx.logged, ctx.train_output, ctx.eval_value: on the way back, if they are there.
+        ctx.logged, ctx.train_output, ctx.eval_value, ctx.eval_output: on the way back, if they are
+            there.
 
     Raises:
         ValueError: if ``every_train_iter`` is not positive.

@@ -13,6 +13,7 @@ from dmiddleware.worker.evaluator import (
     InteractionSerialEvaluator,
     ISerialEvaluator,
     VectorEvalMonitor,
+    add_video,
     create_serial_evaluator,
     evaluate_episodes,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "InteractionSerialEvaluator",
     "VectorEvalMonitor",
     "evaluate_episodes",
+    "add_video",
     "create_serial_evaluator",
     "BaseLearner",
     "create_learner",

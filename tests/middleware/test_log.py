@@ -3,6 +3,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
@@ -67,6 +68,24 @@ def test_evaluations_are_written_as_they_come(run: RunFolder, run_steps: Any) ->
 
     run_steps(online_logger(run, every_env_step=1000), collect, evaluate, n_steps=3)
     assert written(run)["eval/return_mean"] == [(16, 123.0)]
+
+
+def test_spread_and_film_of_an_evaluation_are_written(run: RunFolder, run_steps: Any) -> None:
+    def evaluate(ctx: OnlineRLContext) -> None:
+        ctx.eval_value = 2.0
+        ctx.eval_output = {
+            "return_std": 1.0,
+            "return_min": 1.0,
+            "return_max": 3.0,
+            "video": np.zeros((1, 2, 3, 8, 8), np.uint8),
+        }
+
+    run_steps(online_logger(run), collect, evaluate)
+    scalars = written(run)
+    assert scalars["eval/return_std"] == [(8, 1.0)]
+    assert scalars["eval/return_min"] == [(8, 1.0)]
+    assert scalars["eval/return_max"] == [(8, 3.0)]
+    assert [step for step, _ in scalars["eval/video"]] == [8]
 
 
 def test_throughput_is_measured(run: RunFolder, run_steps: Any, clock: Any) -> None:

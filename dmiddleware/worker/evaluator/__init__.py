@@ -9,9 +9,11 @@ from dmiddleware.worker.evaluator.base import (
 from dmiddleware.worker.evaluator.episodes import evaluate_episodes
 from dmiddleware.worker.evaluator.interaction import InteractionSerialEvaluator
 from dmiddleware.worker.evaluator.monitor import VectorEvalMonitor
+from dmiddleware.worker.evaluator.pictures import add_video
 
 __all__ = [
     "evaluate_episodes",
+    "add_video",
     "VectorEvalMonitor",
     "ISerialEvaluator",
     "InteractionSerialEvaluator",
