@@ -48,6 +48,7 @@ class RolloutCollector:
         self._mode = collect_mode
         self._one_by_one: bool = collect_mode.get_attribute("own_transition")
         self._dropped = 0
+        self._stamps = np.zeros(env_manager.env_num, np.int64)
         # Envs whose current episode collect_episodes does not want (see there).
         self._skipped: set[int] = set()
         self._n_extra = 0
@@ -107,6 +108,7 @@ class RolloutCollector:
             self._one_by_one = collect_mode.get_attribute("own_transition")
         self._stepper.reset(mode=collect_mode, env_manager=env_manager)
         self._store = RowStore(self.env_num)
+        self._stamps = np.zeros(self.env_num, np.int64)
         self._skipped.clear()
 
     # Collecting -----------------------------------------------------------------------------------
@@ -141,7 +143,7 @@ class RolloutCollector:
         n_steps = -(-n_sample // self.env_num)
         self._stepper.episode_returns = []
         self._skipped.clear()
-        stamps = np.full(self.env_num, train_iter, np.int64)
+        stamps = self._stamps_of(train_iter)
         store = self._store
         while store.fewest < n_steps:
             # Envs that have their rows wait for those that do not, where the manager lets them.
@@ -188,7 +190,7 @@ class RolloutCollector:
         shares = self._shares(n_episode)
         most = 2 * np.maximum(shares, 1)
         finished = self._store.ends
-        stamps = np.full(self.env_num, train_iter, np.int64)
+        stamps = self._stamps_of(train_iter)
         while (lacking := np.flatnonzero(finished < shares)).size:
             step = self._step(policy_kwargs or _NO_KWARGS, stamps, random, lacking)
             for env in step.ended:
@@ -207,6 +209,11 @@ class RolloutCollector:
         cut = self._store.cut_episodes
         self._dropped += self._store.drop(cut)
         self._stepper.restart(np.flatnonzero(np.isin(self._stepper.episode_id, cut)))
+
+    def _stamps_of(self, train_iter: int) -> Ids:
+        if self._stamps[0] != train_iter:
+            self._stamps = np.full(self.env_num, train_iter, np.int64)
+        return self._stamps
 
     def _step(
         self, policy_kwargs: Mapping[str, Any], stamps: Ids, random: bool, only: Ids | None
@@ -239,7 +246,8 @@ class RolloutCollector:
         next_obs = timestep.next_obs
         if next_obs is timestep.obs:
             # The next batch begins with these very arrays, and each batch owns its memory.
-            next_obs = tree.map_nested(np.copy, next_obs)
+            is_array = type(next_obs) is np.ndarray
+            next_obs = next_obs.copy() if is_array else tree.map_nested(np.copy, next_obs)
         return {
             "obs": step.obs,
             "reward": timestep.reward,
@@ -248,7 +256,7 @@ class RolloutCollector:
             "terminated": timestep.terminated,
             "truncated": timestep.truncated,
             "episode_id": step.episode_id,
-            "collect_iter": stamps[: len(timestep)],
+            "collect_iter": stamps[: len(timestep.done)].copy(),
             **step.output,
         }
 

@@ -95,8 +95,8 @@ class RowStore:
     def add(self, piece: Piece) -> None:
         """Add a piece with one row of every environment, in order."""
         self._pieces.append(piece)
-        self._env_ids.append(self._all)
         if not self._regular:
+            self._env_ids.append(self._all)
             self._counts += 1
 
     def add_some(self, piece: Piece, env_id: Ids) -> None:
@@ -105,6 +105,7 @@ class RowStore:
             return
         if self._regular:
             self._counts = self.counts
+            self._env_ids = [self._all] * len(self._pieces)
             self._regular = False
         self._pieces.append(piece)
         self._env_ids.append(env_id)
@@ -115,12 +116,11 @@ class RowStore:
 
         No environment may have fewer rows than that; what is over stays.
         """
-        lead = (n_steps, self._env_num)
         if self._regular:
-            taken = join(self._pieces[:n_steps])
-            self._remember_last(self._pieces[n_steps - 1])
-            del self._pieces[:n_steps], self._env_ids[:n_steps]
-            return tree.as_tree({name: _reshape(column, lead) for name, column in taken.items()})
+            taken = self._pieces[:n_steps]
+            del self._pieces[:n_steps]
+            self._remember_last(taken[-1])
+            return tree.as_tree(_add_time(taken[0]) if n_steps == 1 else _stack(taken))
         rows, env_id = self._joined()
         order = np.argsort(env_id, kind="stable")
         starts = np.cumsum(self._counts) - self._counts
@@ -132,7 +132,9 @@ class RowStore:
         return tree.as_tree({name: _select(column, index) for name, column in rows.items()})
 
     def _remember_last(self, piece: Piece) -> None:
-        self._last_id, self._last_done = _as_array(piece["episode_id"]), _as_array(piece["done"])
+        # Copies, since whoever gets the batch may write to it.
+        self._last_id = _as_array(piece["episode_id"]).copy()
+        self._last_done = _as_array(piece["done"]).copy()
 
     def take_episodes(self, shares: Ids) -> list[Batch]:
         """Hand out the oldest ``shares[e]`` finished episodes of each environment ``e``.
@@ -208,7 +210,10 @@ class RowStore:
         """Return all rows as one piece, with the environment of each."""
         if not self._pieces:
             return {"done": np.zeros(0, bool), "episode_id": np.zeros(0, np.int64)}, self._all[:0]
-        return join(self._pieces), np.concatenate(self._env_ids)
+        rows = join(self._pieces)
+        if self._regular:
+            return rows, np.tile(self._all, len(self._pieces))
+        return rows, np.concatenate(self._env_ids)
 
     def _keep_others(self, rows: Piece, env_id: Ids, taken: Ids) -> None:
         keep = np.ones(len(env_id), bool)
@@ -241,10 +246,31 @@ def _as_array(column: Any) -> npt.NDArray[Any]:
     return column if isinstance(column, np.ndarray) else column.numpy()
 
 
-def _reshape(column: Any, lead: tuple[int, ...]) -> Any:
-    if isinstance(column, torch.Tensor):
-        return column.reshape(lead + column.shape[1:])
-    return tree.map_leaves(lambda leaf: leaf.reshape(lead + leaf.shape[1:]), column)
+def _add_time(piece: Piece) -> dict[str, Any]:
+    """Turn the columns ``[E, …]`` of one step into ``[1, E, …]``."""
+    lead = {}
+    for name, column in piece.items():
+        if type(column) is np.ndarray:
+            lead[name] = torch.from_numpy(column[None])
+        elif isinstance(column, torch.Tensor):
+            lead[name] = column.unsqueeze(0)
+        else:
+            lead[name] = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), _as_tensors(column))
+    return lead
+
+
+def _stack(pieces: Sequence[Piece]) -> dict[str, Any]:
+    """Stack the columns ``[E, …]`` of several steps into ``[T, E, …]``."""
+    stacked = {}
+    for name, first in pieces[0].items():
+        parts = [piece[name] for piece in pieces]
+        if type(first) is np.ndarray:
+            stacked[name] = torch.from_numpy(np.stack(parts))
+        elif isinstance(first, torch.Tensor):
+            stacked[name] = torch.stack(parts)
+        else:
+            stacked[name] = tree.stack([_as_tensors(part) for part in parts])
+    return stacked
 
 
 def _select(column: Any, index: torch.Tensor) -> Any:

@@ -1,0 +1,81 @@
+"""Collecting alone.
+
+Both sides step 8 CartPole environments with an epsilon-greedy Q-network with hidden layers of 128,
+128 and 64, on one thread. The reference is a loop written by hand: a plain loop over the
+environments, one forward for all of them, rows written into arrays made once
+(`tests/benchmarks/hand_written.py`). `RolloutCollector` is the worker alone; `StepCollector` is the
+same in a task's chain, with the middleware that sets epsilon. "1 step a call" hands a batch out
+after every step of all environments, "128 steps" after that many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dmiddleware.env import make_env_manager
+from dmiddleware.policy import DQNPolicy
+from dmiddleware.worker import RolloutCollector
+from tests.benchmarks import setting as S
+from tests.benchmarks.hand_written import HandWrittenDQN
+from tests.benchmarks.ours import ChainCollect
+from tests.benchmarks.report import Comparison, Row, interleaved
+
+STEPS = 512
+REPEATS = 15
+AT_LEAST = 0.8
+
+
+def rows() -> list[Row]:
+    """Measure environment steps per second."""
+    measured = []
+    for steps_per_call in (1, 128):
+        calls = "1 step a call" if steps_per_call == 1 else f"{steps_per_call} steps a call"
+        with make_env_manager(S.make_env, env_num=S.ENV_NUM, seed=0) as envs:
+            policy = make_policy()
+            worker = RolloutCollector(policy.collect_mode, envs)
+            pair = compare(policy, lambda: run_worker(worker, steps_per_call))
+        measured.append(make_row(f"RolloutCollector, {calls}", pair))
+        with ChainCollect(steps_per_call=steps_per_call) as chain:
+            pair = compare(chain.policy, lambda: chain.run(STEPS))
+        measured.append(make_row(f"StepCollector, {calls}", pair))
+    return measured
+
+
+def make_policy() -> DQNPolicy:
+    model = {
+        "obs_shape": S.OBS_SIZE,
+        "action_shape": S.ACTION_NUM,
+        "encoder_hidden_sizes": S.HIDDEN_SIZES,
+    }
+    return DQNPolicy({"seed": 0, "model": model}, enable_field=["collect", "eval"])
+
+
+def run_worker(worker: RolloutCollector, steps_per_call: int) -> None:
+    for _ in range(STEPS // steps_per_call):
+        worker.collect(steps_per_call * S.ENV_NUM, policy_kwargs={"eps": S.EPSILON})
+
+
+def compare(policy: DQNPolicy, ours: Callable[[], None]) -> Comparison:
+    with HandWrittenDQN() as loop:
+        # The same network on both sides, or one would play longer episodes and reset less often.
+        state = policy.collect_mode.state_dict()
+        weights = loop.model.state_dict().values()
+        state["model"] = dict(zip(state["model"], weights, strict=True))
+        policy.collect_mode.load_state_dict(state)
+
+        def reference() -> None:
+            for _ in range(STEPS):
+                loop.collect()
+
+        return interleaved(ours, reference, repeats=REPEATS)
+
+
+def make_row(name: str, pair: Comparison) -> Row:
+    return Row.of_rate(
+        name,
+        pair,
+        count=STEPS * S.ENV_NUM,
+        unit="env steps/s",
+        against="hand-written loop",
+        at_least=AT_LEAST,
+    )
