@@ -37,14 +37,17 @@ _logger = logging.getLogger(__name__)
 class SkipRest(Exception):
     """Raised by a middleware to leave out the rest of the way forward.
 
-    No error: the way back runs as ever, for those that are suspended. Within a parallel branch, it
-    is the rest of the branch that is left out.
+    No error: the way back runs as ever, for those that are suspended. Within a parallel branch, or
+    a middleware that another calls by hand, it is the rest of that one that is left out.
     """
 
 
 Suspended: TypeAlias = Generator[Any, Any, Any]
 
 _DONE: Any = object()
+
+# What an inner chain yields when one of its middleware has raised SkipRest behind a suspended one.
+_SKIP: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +94,15 @@ class Chain:
                 raise leaving from leaving.__cause__
             raise
 
-    def middleware(self, ctx: Context) -> Generator[None, None, None]:
+    def middleware(self, ctx: Context) -> Generator[Any, None, None]:
         """Be one middleware of an outer chain: the way back is the outer chain's."""
         frames: Frames = []
         try:
-            forward(self.steps, ctx, frames)
+            completed = forward(self.steps, ctx, frames)
             if frames:
-                yield
+                yield None if completed else _SKIP
+            elif not completed:
+                raise SkipRest
             backward(frames)
         except BaseException as error:
             leaving = unwind(frames, error)
@@ -106,8 +111,12 @@ class Chain:
             raise
 
 
-def forward(steps: Sequence[Step], ctx: Context, frames: Frames) -> None:
-    """Run the way forward; suspended middleware are appended to ``frames``."""
+def forward(steps: Sequence[Step], ctx: Context, frames: Frames) -> bool:
+    """Run the way forward; suspended middleware are appended to ``frames``.
+
+    Returns:
+        Whether it went to the end; False when a middleware raised :class:`SkipRest`.
+    """
     push = frames.append
     step = None
     try:
@@ -118,10 +127,14 @@ def forward(steps: Sequence[Step], ctx: Context, frames: Frames) -> None:
                 continue
             if type(result) is not GeneratorType and not _is_generator(result, step):
                 continue
-            if next(result, _DONE) is not _DONE:  # type: ignore[call-overload]
-                push((step, result))  # type: ignore[arg-type]
+            mark = next(result, _DONE)  # type: ignore[call-overload]
+            if mark is _DONE:
+                continue
+            push((step, result))  # type: ignore[arg-type]
+            if mark is _SKIP:
+                return False
     except SkipRest:
-        return
+        return False
     except StopIteration as stop:
         # It must not pass for the end of a generator further out.
         error = RuntimeError("a middleware raised StopIteration")
@@ -130,6 +143,7 @@ def forward(steps: Sequence[Step], ctx: Context, frames: Frames) -> None:
     except BaseException as error:
         _note(error, step, "")
         raise
+    return True
 
 
 def backward(frames: Frames) -> None:
@@ -248,7 +262,7 @@ def merge_errors(
 def around(
     call: Callable[[Any], object],
     guard: Callable[[Any, str], AbstractContextManager[object]],
-) -> Callable[[Any], Generator[None, None, None]]:
+) -> Callable[[Any], Generator[Any, None, None]]:
     """Return a middleware that runs ``call``, each of its two halves within a guard.
 
     This is what wrappers (timers, traces, locks) are made of.
@@ -262,13 +276,13 @@ def around(
     name = middleware_name(call)
     step = Step(call, name)
 
-    def guarded(ctx: Any) -> Generator[None, None, None]:
+    def guarded(ctx: Any) -> Generator[Any, None, None]:
         with guard(ctx, "forward"):
-            generator = _start(step, ctx)
+            generator, mark = _start(step, ctx)
         if generator is None:
             return
         try:
-            yield
+            yield mark
         except BaseException as error:
             with guard(ctx, "back"):
                 raised = _throw(step, generator, error)
@@ -286,11 +300,13 @@ def around(
     return guarded
 
 
-def _start(step: Step, ctx: Any) -> Suspended | None:
+def _start(step: Step, ctx: Any) -> tuple[Suspended | None, object]:
+    """Run the way forward; return the suspended generator, if any, and what it yielded."""
     result: Any = step.call(ctx)
     if result is None or not _is_generator(result, step):
-        return None
-    return None if next(result, _DONE) is _DONE else result
+        return None, None
+    mark = next(result, _DONE)
+    return (None, None) if mark is _DONE else (result, mark)
 
 
 def _throw(step: Step, generator: Suspended, error: BaseException) -> BaseException | None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware import Context, MiddlewareError, Task
+from dmiddleware.pipeline import SkipRest
 from dmiddleware.testing import Tape
 
 ROLES = ("learner", "collector")
@@ -67,6 +68,9 @@ def failure_of(error):
     return Failure(str(error), cause)
 
 
+SKIP = Failure("the rest is left out")
+
+
 @dataclass
 class Box:
     """Something suspended that holds others: a locked serial, or the branches of a parallel."""
@@ -82,12 +86,12 @@ class Interpreter:
 
     def step(self, nodes):
         suspended, error = self.forward(nodes)
-        if error is None:
+        if error is None or error is SKIP:
             error = self.backward(suspended)
         return error if error is None else self.unwind(suspended, error)
 
     def forward(self, nodes):
-        """Run forward; return who is suspended, and the error that stopped it."""
+        """Run forward; return who is suspended, and the error, or SKIP, that stopped it."""
         suspended = []
         for node in nodes:
             if isinstance(node, Leaf):
@@ -109,23 +113,25 @@ class Interpreter:
         self.marks.append((leaf.name, leaf.strand))
         if leaf.fails == "forward":
             return Failure(leaf.name)
+        if leaf.fails == "skip":
+            return SKIP
         if leaf.yields:
             suspended.append(leaf)
         return None
 
     def forward_locked(self, node, suspended):
         inner, error = self.forward(node.children)
-        if error is not None:
+        if error is not None and error is not SKIP:
             return self.unwind(inner, error)
         if inner:
             suspended.append(Box([inner], parallel=False))
-        return None
+        return error
 
     def forward_parallel(self, node, suspended):
         branches, errors = [], []
         for child in node.children:
             inner, error = self.forward([child])
-            if error is not None:
+            if error is not None and error is not SKIP:
                 errors.append(self.unwind(inner, error))
             branches.append(inner)
         box = Box(branches, parallel=True)
@@ -200,17 +206,22 @@ def build(node, task, tape):
 def function_of(leaf, tape):
     def function(ctx):
         tape(leaf.name, leaf.strand)
-        if leaf.fails == "forward":
-            raise Boom(leaf.name)
+        fail_forward(leaf)
 
     return function
+
+
+def fail_forward(leaf):
+    if leaf.fails == "forward":
+        raise Boom(leaf.name)
+    if leaf.fails == "skip":
+        raise SkipRest
 
 
 def generator_of(leaf, tape):
     def generator(ctx):
         tape(leaf.name, leaf.strand)
-        if leaf.fails == "forward":
-            raise Boom(leaf.name)
+        fail_forward(leaf)
         try:
             yield
         except Exception as error:  # noqa: BLE001 (reacting is what the description asks)
@@ -241,7 +252,7 @@ def react(leaf, error):
 leaf_of = st.builds(
     Leaf,
     yields=st.sampled_from((0, 1, 1, 1, 2)),
-    fails=st.sampled_from((None, None, None, "forward", "back")),
+    fails=st.sampled_from((None, None, None, "forward", "back", "skip")),
     on_error=st.sampled_from(ON_ERROR),
     role=st.sampled_from((None, None, *ROLES)),
 )
