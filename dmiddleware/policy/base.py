@@ -52,6 +52,16 @@ class Policy(TwoStyles, Configurable):
     Raises:
         ConfigError: for an unusable config, an unknown field, or ``cuda=True`` without CUDA.
         PolicyError: if an enabled part is written in neither style, or ``model`` is no module.
+
+    Example:
+        >>> class Upright(Policy):
+        ...     def _forward_eval(self, data):
+        ...         return {env_id: {"action": int(obs[2] > 0)} for env_id, obs in data.items()}
+        >>> policy = Upright(model=torch.nn.Identity(), enable_field=["eval"])
+        >>> policy.eval_mode.forward({7: torch.ones(4)})
+        {7: {'action': 1}}
+        >>> policy.eval_mode.forward(torch.ones(2, 4))
+        {'action': tensor([1, 1])}
     """
 
     config: ClassVar[dict[str, Any]] = {
@@ -138,8 +148,6 @@ class Policy(TwoStyles, Configurable):
         """Refuse impossible values."""
         seed_fits = cfg.seed is None or (isinstance(cfg.seed, int) and cfg.seed >= 0)
         check_value(seed_fits, "seed", cfg.seed, "None (follow torch's seed) or an integer ≥ 0")
-
-    # What an algorithm overrides --------------------------------------------------------------
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the registered name of the model to build and the modules to import for it."""
@@ -249,8 +257,6 @@ class Policy(TwoStyles, Configurable):
     def _get_batch_size(self) -> int | None:
         return self._read("batch_size", "learn")
 
-    # Modes ------------------------------------------------------------------------------------
-
     @property
     def learn_mode(self) -> LearnMode:
         """What a learner may do with this policy."""
@@ -321,8 +327,6 @@ class Policy(TwoStyles, Configurable):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(device={self._device}, model={self._model})"
-
-    # Learning ---------------------------------------------------------------------------------
 
     def sync_gradients(self, model: nn.Module) -> None:
         """Average the model's gradients over all ranks, between backward and the step.
@@ -415,8 +419,6 @@ class Policy(TwoStyles, Configurable):
             f"{what} is {value} on {source}; the parameters are those from before this update. "
             "Look for NaN in observations and rewards; lower the learning rate or clip gradients"
         )
-
-    # Construction -----------------------------------------------------------------------------
 
     def _check_fields(self, enable_field: Iterable[str] | None) -> frozenset[str]:
         if isinstance(enable_field, str):

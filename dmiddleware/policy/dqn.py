@@ -43,6 +43,11 @@ class DQNPolicy(CommandModePolicy):
     Collecting takes the keyword ``eps``, the probability of a random action, and gives ``action``
     and ``logit``, the actions' values. As commander it gives the ``eps`` that ``other.eps`` has for
     the environment steps so far.
+
+    Example:
+        >>> policy = DQNPolicy({"model": {"obs_shape": 4, "action_shape": 2}})
+        >>> policy.collect_mode.forward(torch.zeros(8, 4), eps=0.1)["action"].shape
+        torch.Size([8])
     """
 
     config: ClassVar[dict[str, Any]] = {

@@ -48,6 +48,10 @@ def collate(samples: Sequence[Mapping[str, Any]]) -> Any:
 
     Raises:
         StructureError: if there are no samples, or they differ in keys or shapes.
+
+    Example:
+        >>> collate([{"reward": 0.5}, {"reward": 1.0}])["reward"]
+        tensor([0.5000, 1.0000])
     """
     if not samples:
         raise StructureError("there are no samples to make a batch of; give at least one")

@@ -37,8 +37,6 @@ class TwoStyles:
         "train": ("_get_train_sample", "_get_train_batch"),
     }
 
-    # The two styles, each in terms of the other -----------------------------------------------
-
     def _forward_collect(self, data: dict[int, Any], **kwargs: Any) -> dict[int, dict[str, Any]]:
         """Act while collecting: env id → observation in, env id → ``{"action": …, …}`` out."""
         return self._per_env_from_batch(self._forward_collect_batch, data, kwargs)
@@ -83,8 +81,6 @@ class TwoStyles:
             return batch
         return styles.sample_by_trajectory(batch, self._get_train_sample)
 
-    # Which style it is ------------------------------------------------------------------------
-
     @property
     def batched(self) -> bool:
         """Whether collecting is written batched, so that batched calls cost no conversion."""
@@ -123,8 +119,6 @@ class TwoStyles:
         if self._styles[field] in native:
             return getattr(self, name)  # type: ignore[no-any-return]
         return MethodType(vars(TwoStyles)[name], self)
-
-    # What workers call ------------------------------------------------------------------------
 
     def _public_collect(self, data: Any, *, env_id: Any = None, **kwargs: Any) -> dict[Any, Any]:
         return self._act("collect", data, env_id, kwargs)
@@ -170,8 +164,6 @@ class TwoStyles:
             f"this {type(self).__name__} was built with enable_field={sorted(self._enabled)} and "
             f"cannot {field}; add {field!r}, or build it with enable_field=None"
         )
-
-    # Conversions ------------------------------------------------------------------------------
 
     def _as_obs(self, data: Any) -> Any:
         """Bring a batch of observations to the policy's device, as a tensor or treetensor."""
