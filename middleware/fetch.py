@@ -7,13 +7,17 @@ from typing import Any
 
 from dmiddleware.pipeline import Middleware, Role, middleware
 from middleware.checks import check_positive
-from middleware.learn import SamplingBuffer, return_priority
+from middleware.replay import ReplayBuffer, check_buffer, draw, give_back
 
 __all__ = ["offpolicy_data_fetcher"]
 
 
 def offpolicy_data_fetcher(
-    buffer: SamplingBuffer, *, batch_size: int, learn_start: int | None = None
+    buffer: ReplayBuffer,
+    *,
+    batch_size: int,
+    learn_start: int | None = None,
+    tell_train_iter: bool = False,
 ) -> Middleware[Any]:
     """Draw a batch from a buffer; on the way back, give it the priorities that learning reported.
 
@@ -23,16 +27,21 @@ def offpolicy_data_fetcher(
         learn_start: rows that the buffer must hold before the first batch; at least, and by
             default, ``batch_size``. Until then ``ctx.train_data`` stays None and trainers do
             nothing.
+        tell_train_iter: tell the buffer the iteration with each sample, as ``staleness_check``
+            needs it.
 
     Reads:
         ctx.train_output: on the way back, for its ``priority``.
 
     Writes:
-        ctx.train_data: a batch ``[batch_size, …]``.
+        ctx.train_data: a batch ``[batch_size, …]``; a list of samples if it comes from a
+            :class:`~dmiddleware.data.DequeBuffer`.
 
     Raises:
+        ConfigError: if ``buffer`` is no buffer.
         ValueError: if ``batch_size`` is not positive, or ``learn_start`` less than it.
     """
+    check_buffer(buffer)
     check_positive(batch_size=batch_size)
     start = batch_size if learn_start is None else learn_start
     if start < batch_size:
@@ -40,13 +49,13 @@ def offpolicy_data_fetcher(
 
     @middleware(roles=(Role.LEARNER,), reads=("train_output",), writes=("train_data",))
     def offpolicy_data_fetcher(ctx: Any) -> Iterator[None]:
-        if buffer.count() < start:
+        if len(buffer) < start:
             return
-        batch = buffer.sample(batch_size)
-        ctx.train_data = batch
+        told = ctx.train_iter if tell_train_iter else None
+        ctx.train_data, index = draw(buffer, batch_size, train_iter=told)
         yield
         outputs = ctx.train_output or []
         for output in outputs if isinstance(outputs, list) else [outputs]:
-            return_priority(buffer, batch, output)
+            give_back(buffer, index, output)
 
     return offpolicy_data_fetcher

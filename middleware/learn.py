@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -13,27 +13,12 @@ from dmiddleware.pipeline import Middleware, Role, Task
 from dmiddleware.policy import LearnMode
 from dmiddleware.worker import BaseLearner
 from middleware.checks import check_positive
+from middleware.replay import ReplayBuffer, check_buffer, draw, give_back
 
 __all__ = ["OffPolicyLearner", "OnPolicyLearner", "trainer", "multistep_trainer"]
 
 Learner: TypeAlias = LearnMode | BaseLearner
 """What updates a policy: its learn mode alone, or a learner, with its hooks around each update."""
-
-
-class SamplingBuffer(Protocol):
-    """What learning needs of a buffer."""
-
-    def count(self) -> int:
-        """Return the number of rows held."""
-        ...
-
-    def sample(self, n: int) -> Batch:
-        """Draw a batch ``[n, …]``."""
-        ...
-
-    def update_priority(self, index: Any, priority: Any) -> None:
-        """Set priorities of rows."""
-        ...
 
 
 class _LearnerMiddleware:
@@ -99,6 +84,8 @@ class OffPolicyLearner(_LearnerMiddleware):
         updates_per_collect: updates in each step of the task.
         learn_start: rows that the buffer must hold before the first update; at least, and by
             default, ``batch_size``.
+        tell_train_iter: tell the buffer the iteration with each sample, as ``staleness_check``
+            needs it.
 
     Reads:
         ctx.train_iter: counted on.
@@ -108,6 +95,7 @@ class OffPolicyLearner(_LearnerMiddleware):
         ctx.train_iter: with the updates made.
 
     Raises:
+        ConfigError: if ``learner`` or ``buffer`` is something else.
         ValueError: if a number is not positive, or ``learn_start`` less than ``batch_size``.
         NonFiniteLoss: from the policy; the parameters are those from before the update.
     """
@@ -117,13 +105,15 @@ class OffPolicyLearner(_LearnerMiddleware):
     def __init__(
         self,
         learner: Learner,
-        buffer: SamplingBuffer,
+        buffer: ReplayBuffer,
         *,
         batch_size: int,
         updates_per_collect: int = 1,
         learn_start: int | None = None,
+        tell_train_iter: bool = False,
     ) -> None:
         super().__init__(learner)
+        check_buffer(buffer)
         check_positive(batch_size=batch_size, updates_per_collect=updates_per_collect)
         if learn_start is not None and learn_start < batch_size:
             raise ValueError(
@@ -133,17 +123,19 @@ class OffPolicyLearner(_LearnerMiddleware):
         self._batch_size = batch_size
         self._n_updates = updates_per_collect
         self._learn_start = batch_size if learn_start is None else learn_start
+        self._tell_train_iter = tell_train_iter
 
     def __call__(self, ctx: Any) -> None:
         """Learn."""
         buffer, batch_size = self._buffer, self._batch_size
-        if buffer.count() < self._learn_start:
+        if len(buffer) < self._learn_start:
             return
         outputs: list[dict[str, Any]] = []
         for _ in range(self._n_updates):
-            batch = buffer.sample(batch_size)
+            told = ctx.train_iter if self._tell_train_iter else None
+            batch, index = draw(buffer, batch_size, train_iter=told)
             for output in self._update(ctx, batch):
-                return_priority(buffer, batch, output)
+                give_back(buffer, index, output)
                 outputs.append(output)
         ctx.train_output = outputs
 
@@ -283,10 +275,3 @@ def multistep_trainer(learner: Learner) -> Middleware[Any]:
         ctx.train_iter: with the updates made.
     """
     return _MultistepTrainer(learner)
-
-
-def return_priority(buffer: SamplingBuffer, batch: Batch, output: dict[str, Any]) -> None:
-    """Give the priorities that an update reported, if any, back to the buffer they belong to."""
-    priority = output.pop("priority", None)
-    if priority is not None:
-        buffer.update_priority(batch["index"], priority)

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal
 
-import numpy as np
-
-from dmiddleware.data import Batch, as_tree
+from dmiddleware.data import DequeBuffer
 from dmiddleware.pipeline import Middleware, OnlineRLContext, Role, middleware
+from middleware.replay import ReplayBuffer, check_buffer, push_item, push_rows
 
 __all__ = ["data_pusher"]
 
 
-class PushBuffer(Protocol):
-    """What pushing needs of a buffer."""
-
-    def push(self, batch: Batch) -> Sequence[int]:
-        """Append the rows of a batch; return the indices of those that stay, the newest."""
-        ...
-
-    def update_priority(self, index: Any, priority: Any) -> None:
-        """Set priorities of rows."""
-        ...
-
-
 def data_pusher(
-    buffer: PushBuffer, *, what: Literal["trajectories", "episodes"] = "trajectories"
+    buffer: ReplayBuffer, *, what: Literal["trajectories", "episodes"] = "trajectories"
 ) -> Middleware[OnlineRLContext]:
     """Push what was collected into a buffer.
 
@@ -34,32 +20,32 @@ def data_pusher(
     stored, but gives them their first priorities in the buffer.
 
     Args:
-        buffer: such as a :class:`~dmiddleware.data.TensorBuffer`.
-        what: push ``"trajectories"`` as one batch, or ``"episodes"`` one by one.
+        buffer: a :class:`~dmiddleware.data.TensorBuffer`, which takes the rows as they are; or a
+            :class:`~dmiddleware.data.DequeBuffer`, which takes each row as a dictionary, or each
+            episode as a batch, with ``train_iter_data_collected`` in its notes.
+        what: push ``"trajectories"`` or ``"episodes"``.
 
     Reads:
         ctx.trajectories, or ctx.episodes: what was collected in this step.
 
     Raises:
+        ConfigError: if ``buffer`` is no buffer.
         ValueError: if ``what`` is something else.
         StructureError: from the buffer, if a batch differs in structure from the first one.
     """
+    check_buffer(buffer)
     if what not in ("trajectories", "episodes"):
         raise ValueError(f"what must be 'trajectories' or 'episodes', got {what!r}")
 
     @middleware(roles=(Role.LEARNER,), reads=(what,))
     def data_pusher(ctx: OnlineRLContext) -> None:
-        for batch in ctx.episodes if what == "episodes" else (ctx.trajectories,):
-            if "priority" in batch:
-                _push_with_priority(buffer, batch)
+        if what == "trajectories":
+            push_rows(buffer, ctx.trajectories, train_iter=ctx.train_iter)
+            return
+        for episode in ctx.episodes:
+            if isinstance(buffer, DequeBuffer):
+                push_item(buffer, episode, train_iter=ctx.train_iter)
             else:
-                buffer.push(batch)
+                push_rows(buffer, episode, train_iter=ctx.train_iter)
 
     return data_pusher
-
-
-def _push_with_priority(buffer: PushBuffer, batch: Batch) -> None:
-    columns = dict(batch.items())
-    priority = columns.pop("priority").reshape(-1)
-    index = buffer.push(as_tree(columns))
-    buffer.update_priority(np.asarray(index), priority[len(priority) - len(index) :])

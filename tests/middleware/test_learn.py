@@ -4,8 +4,17 @@ from typing import Any
 import pytest
 import torch
 
-from dmiddleware.data import PrioritySampler, TensorBuffer, as_tree, save_checkpoint
-from dmiddleware.errors import ConfigError, NonFiniteLoss
+from dmiddleware.data import (
+    DequeBuffer,
+    PrioritySampler,
+    TensorBuffer,
+    as_tree,
+    index_rows,
+    save_checkpoint,
+    to_dict,
+)
+from dmiddleware.data.buffer_middleware import PriorityExperienceReplay, staleness_check
+from dmiddleware.errors import ConfigError, NonFiniteLoss, NotEnoughData
 from dmiddleware.pipeline import OnlineRLContext, Role, Task
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.worker.learner import BaseLearner, LearnerHook
@@ -106,6 +115,43 @@ def test_priorities_go_back_to_the_buffer(run_steps: Any, dqn: DQNPolicy) -> Non
     assert "priority" not in ctx.train_output[0]
 
 
+def deque(n: int) -> DequeBuffer:
+    buffer = DequeBuffer(1000, seed=0)
+    batch = transitions(n)
+    for number in range(n):
+        buffer.push(to_dict(index_rows(batch, number)))
+    return buffer
+
+
+def test_deque_buffer_is_learned_from_like_any_other(run_steps: Any, dqn: DQNPolicy) -> None:
+    learner = OffPolicyLearner(dqn.learn_mode, deque(64), batch_size=16, updates_per_collect=3)
+    ctx = run_steps(learner)
+    assert ctx.train_iter == 3
+    assert ctx.train_output[0]["total_loss"] > 0
+
+
+def test_deque_buffer_gets_its_priorities_back(run_steps: Any, dqn: DQNPolicy) -> None:
+    buffer = DequeBuffer(1000, seed=0)
+    buffer.use(PriorityExperienceReplay(buffer))
+    batch = transitions(8)
+    for number in range(8):
+        buffer.push(to_dict(index_rows(batch, number)))
+    run_steps(OffPolicyLearner(dqn.learn_mode, buffer, batch_size=8, updates_per_collect=20))
+    assert len({item.meta["priority"] for item in buffer}) > 1
+
+
+def test_buffer_that_limits_staleness_is_told_the_iteration(run_steps: Any, dqn: DQNPolicy) -> None:
+    buffer = filled(64)
+    buffer.use(staleness_check(buffer, max_staleness=5))
+    learner = OffPolicyLearner(
+        dqn.learn_mode, buffer, batch_size=16, updates_per_collect=9, tell_train_iter=True
+    )
+    # The rows were collected at iteration 3, so they serve for the updates 0 to 8.
+    assert run_steps(learner).train_iter == 9
+    with pytest.raises(NotEnoughData):
+        run_steps(learner, ctx=OnlineRLContext(train_iter=9))
+
+
 def test_nan_stops_the_run_and_leaves_the_parameters(run_steps: Any, dqn: DQNPolicy) -> None:
     buffer = TensorBuffer(100)
     bad = transitions(16)
@@ -174,6 +220,13 @@ def test_run_goes_on_from_the_checkpoint_that_a_hook_loads(
     with hooked(dqn, [], tmp_path, load_ckpt_before_run=str(path)) as learner:
         ctx = run_steps(OffPolicyLearner(learner, filled(), batch_size=16))
     assert ctx.train_iter == learner.train_iter == 41
+
+
+def test_something_else_than_a_buffer_is_refused(dqn: DQNPolicy) -> None:
+    with pytest.raises(ConfigError, match="TensorBuffer or a DequeBuffer"):
+        OffPolicyLearner(dqn.learn_mode, [], batch_size=16)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="TensorBuffer or a DequeBuffer"):
+        offpolicy_data_fetcher([], batch_size=16)  # type: ignore[arg-type]
 
 
 def test_something_else_than_a_learner_is_refused(dqn: DQNPolicy) -> None:
@@ -321,6 +374,19 @@ def test_fetcher_gives_priorities_back(run_steps: Any, dqn: DQNPolicy) -> None:
     )
     assert len(buffer.sample(4)["weight"].unique()) > 1
     assert "priority" not in ctx.train_output
+
+
+def test_fetcher_takes_samples_of_a_deque_buffer(run_steps: Any, dqn: DQNPolicy) -> None:
+    ctx = run_steps(offpolicy_data_fetcher(deque(64), batch_size=16), trainer(dqn.learn_mode))
+    assert isinstance(ctx.train_data, list)
+    assert ctx.train_iter == 1
+
+
+def test_fetcher_tells_the_iteration_where_it_is_needed(run_steps: Any, dqn: DQNPolicy) -> None:
+    buffer = filled(64)
+    buffer.use(staleness_check(buffer, max_staleness=5))
+    fetcher = offpolicy_data_fetcher(buffer, batch_size=16, tell_train_iter=True)
+    assert run_steps(fetcher, trainer(dqn.learn_mode), n_steps=2).train_iter == 2
 
 
 def test_fetcher_asks_for_a_trainer(dqn: DQNPolicy) -> None:

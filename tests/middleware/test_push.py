@@ -3,8 +3,9 @@ from typing import Any
 import pytest
 import torch
 
-from dmiddleware.data import PrioritySampler, TensorBuffer, as_tree
-from dmiddleware.errors import StructureError
+from dmiddleware.data import DequeBuffer, PrioritySampler, TensorBuffer, as_tree
+from dmiddleware.data.buffer_middleware import PriorityExperienceReplay
+from dmiddleware.errors import ConfigError, StructureError
 from dmiddleware.pipeline import OnlineRLContext, Role
 from middleware.priority import priority_calculator
 from middleware.push import data_pusher
@@ -90,6 +91,38 @@ def test_priorities_are_float32_without_gradient(run_steps: Any) -> None:
     assert priority.dtype == torch.float32
     assert not priority.requires_grad
     assert priority.tolist() == [[2.0] * 3] * 2
+
+
+def test_deque_buffer_takes_row_by_row_with_the_iteration(run_steps: Any) -> None:
+    buffer = DequeBuffer(100, seed=0)
+    ctx = OnlineRLContext(train_iter=7)
+    run_steps(write(trajectories=rows(3, 2)), data_pusher(buffer), ctx=ctx)
+    items = list(buffer)
+    assert [float(item.data["obs"]) for item in items] == [0, 1, 2, 3, 4, 5]
+    assert all(isinstance(item.data, dict) for item in items)
+    assert items[0].meta == {"train_iter_data_collected": 7}
+
+
+def test_deque_buffer_takes_first_priorities(run_steps: Any) -> None:
+    buffer = DequeBuffer(100, seed=0)
+    buffer.use(PriorityExperienceReplay(buffer))
+    run_steps(
+        write(trajectories=rows(2, 2)),
+        priority_calculator(lambda batch: batch["obs"][..., 0] + 1),
+        data_pusher(buffer),
+    )
+    assert [item.meta["priority"] for item in buffer] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_deque_buffer_takes_whole_episodes(run_steps: Any) -> None:
+    buffer = DequeBuffer(100, seed=0)
+    run_steps(write(episodes=[rows(3), rows(5)]), data_pusher(buffer, what="episodes"))
+    assert [len(item.data["done"]) for item in buffer] == [3, 5]
+
+
+def test_something_else_than_a_buffer_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"TensorBuffer or a DequeBuffer, got \[\]"):
+        data_pusher([])  # type: ignore[arg-type]
 
 
 def test_pusher_reads_what_it_pushes() -> None:

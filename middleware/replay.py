@@ -1,0 +1,101 @@
+"""What pushing, drawing and giving priorities back mean for either kind of buffer."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dmiddleware.data import (
+    Batch,
+    DequeBuffer,
+    TensorBuffer,
+    as_tree,
+    flatten_lead,
+    index_rows,
+    to_dict,
+)
+from dmiddleware.errors import ConfigError
+
+__all__ = ["ReplayBuffer", "check_buffer", "draw", "give_back", "push_item", "push_rows"]
+
+ReplayBuffer: TypeAlias = TensorBuffer | DequeBuffer
+"""A buffer of rows in columns, or of Python objects one by one."""
+
+
+def check_buffer(buffer: object) -> None:
+    """Refuse what is no buffer.
+
+    Raises:
+        ConfigError: with what was given.
+    """
+    if not isinstance(buffer, TensorBuffer | DequeBuffer):
+        raise ConfigError(
+            f"the buffer must be a TensorBuffer or a DequeBuffer, got {buffer!r:.100}"
+        )
+
+
+def push_rows(buffer: ReplayBuffer, batch: Batch, *, train_iter: int) -> None:
+    """Push the rows of a batch; a column ``priority`` is not stored, but gives their priorities.
+
+    Into a :class:`DequeBuffer` each row goes by itself, as a dictionary, with ``train_iter`` in its
+    notes.
+    """
+    columns = {str(key): batch[key] for key in batch}
+    priority = columns.pop("priority", None)
+    if isinstance(buffer, DequeBuffer):
+        rows = as_tree(columns)
+        if columns["done"].dim() == 2:
+            rows = flatten_lead(rows, 2)
+        for number in range(rows["done"].shape[0]):
+            note = {} if priority is None else {"priority": float(priority.flatten()[number])}
+            push_item(buffer, to_dict(index_rows(rows, number)), train_iter=train_iter, **note)
+    elif priority is None:
+        buffer.push(batch)
+    else:
+        index = buffer.push(as_tree(columns))
+        # Of more rows than fit, only the newest were stored.
+        buffer.update_priority(np.asarray(index), priority.flatten()[-len(index) :])
+
+
+def push_item(buffer: DequeBuffer, item: Any, *, train_iter: int, **meta: Any) -> None:
+    """Push one object with the iteration of the policy that collected it, as its notes."""
+    buffer.push(item, meta={"train_iter_data_collected": train_iter, **meta})
+
+
+def draw(buffer: ReplayBuffer, n: int, *, train_iter: int | None = None) -> tuple[Any, Any]:
+    """Draw data to learn from.
+
+    Args:
+        buffer: where it comes from.
+        n: how much.
+        train_iter: the learner's iteration, for buffers that limit staleness; None: not told.
+
+    Returns:
+        What a policy learns from: a batch ``[n, …]``, or a list of dictionaries. And the indices,
+        for :func:`give_back`.
+    """
+    told: dict[str, Any] = {} if train_iter is None else {"train_iter_sample_data": train_iter}
+    if isinstance(buffer, TensorBuffer):
+        batch = buffer.sample(n, **told)
+        return batch, batch["index"]
+    items = buffer.sample(n, **told)
+    samples = [
+        {**item.data, "weight": float(item.meta["priority_IS"])}
+        if "priority_IS" in item.meta
+        else item.data
+        for item in items
+    ]
+    return samples, [item.index for item in items]
+
+
+def give_back(buffer: ReplayBuffer, index: Any, output: dict[str, Any]) -> None:
+    """Give the priorities that an update reported, if any, back to the rows they belong to."""
+    priority = output.pop("priority", None)
+    if priority is None:
+        return
+    if isinstance(buffer, TensorBuffer):
+        buffer.update_priority(index, priority)
+    else:
+        for one, value in zip(index, priority.tolist(), strict=True):
+            buffer.update(one, meta={"priority": value})
