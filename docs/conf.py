@@ -1,7 +1,12 @@
 """How Sphinx builds the documentation: ``make docs``."""
 
+import ast
+import inspect
+import itertools
 import tomllib
 from pathlib import Path
+
+from sphinx.pycode import ModuleAnalyzer
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -37,9 +42,46 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Reads", "params_style"), ("Writes", "params_style")]
 napoleon_use_rtype = False
+napoleon_use_ivar = True
 
 html_theme = "furo"
 html_title = f"{project} {version}"
 html_static_path: list[str] = []
 html_theme_options = {"navigation_with_keys": True}
 html_show_sourcelink = False
+
+# Aliases and registries have their docstring below the assignment, in the module that defines them.
+# Autodoc looks for it in the package that exports them, and finds nothing; so we tell it.
+PACKAGES = ("pipeline", "router", "data", "env", "policy", "model", "rl", "worker")
+
+
+def documented_data(folder: Path) -> dict[str, str]:
+    """Return the docstrings of all names that are assigned in the modules of a package."""
+    found = {}
+    for path in sorted(folder.rglob("*.py")):
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        for statement, following in itertools.pairwise(body):
+            docstring = following.value if isinstance(following, ast.Expr) else None
+            if isinstance(docstring, ast.Constant) and isinstance(docstring.value, str):
+                for target in getattr(statement, "targets", [getattr(statement, "target", None)]):
+                    if isinstance(target, ast.Name):
+                        found[target.id] = inspect.cleandoc(docstring.value)
+    return found
+
+
+def tell_autodoc(app):
+    for package in PACKAGES:
+        analyzer = ModuleAnalyzer.for_module(f"dmiddleware.{package}")
+        analyzer.analyze()
+        for name, docstring in documented_data(ROOT / "dmiddleware" / package).items():
+            analyzer.attr_docs["", name] = [*docstring.splitlines(), ""]
+
+
+def skip_tuple_fields(app, what, name, obj, skip, options):
+    # The fields of a named tuple stand in the docstring of its class.
+    return True if type(obj).__name__ == "_tuplegetter" else None
+
+
+def setup(app):
+    app.connect("builder-inited", tell_autodoc)
+    app.connect("autodoc-skip-member", skip_tuple_fields)

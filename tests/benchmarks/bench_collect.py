@@ -30,15 +30,28 @@ def rows() -> list[Row]:
     measured = []
     for steps_per_call in (1, 128):
         calls = "1 step a call" if steps_per_call == 1 else f"{steps_per_call} steps a call"
-        with make_env_manager(S.make_env, env_num=S.ENV_NUM, seed=0) as envs:
-            policy = make_policy()
-            worker = RolloutCollector(policy.collect_mode, envs)
-            pair = compare(policy, lambda: run_worker(worker, steps_per_call))
-        measured.append(make_row(f"RolloutCollector, {calls}", pair))
-        with ChainCollect(steps_per_call=steps_per_call) as chain:
-            pair = compare(chain.policy, lambda: chain.run(STEPS))
-        measured.append(make_row(f"StepCollector, {calls}", pair))
+        for name, measure in (("RolloutCollector", worker), ("StepCollector", chain)):
+            measured.append(make_row(f"{name}, {calls}", measure(steps_per_call)))
     return measured
+
+
+def worker(steps_per_call: int) -> Comparison:
+    """Time the worker alone."""
+    policy = make_policy()
+    with make_env_manager(S.make_env, env_num=S.ENV_NUM, seed=0) as envs:
+        collector = RolloutCollector(policy.collect_mode, envs)
+
+        def run() -> None:
+            for _ in range(STEPS // steps_per_call):
+                collector.collect(steps_per_call * S.ENV_NUM, policy_kwargs={"eps": S.EPSILON})
+
+        return compare(policy, run)
+
+
+def chain(steps_per_call: int) -> Comparison:
+    """Time the middleware in a task."""
+    with ChainCollect(steps_per_call=steps_per_call) as ours:
+        return compare(ours.policy, lambda: ours.run(STEPS))
 
 
 def make_policy() -> DQNPolicy:
@@ -48,11 +61,6 @@ def make_policy() -> DQNPolicy:
         "encoder_hidden_sizes": S.HIDDEN_SIZES,
     }
     return DQNPolicy({"seed": 0, "model": model}, enable_field=["collect", "eval"])
-
-
-def run_worker(worker: RolloutCollector, steps_per_call: int) -> None:
-    for _ in range(STEPS // steps_per_call):
-        worker.collect(steps_per_call * S.ENV_NUM, policy_kwargs={"eps": S.EPSILON})
 
 
 def compare(policy: DQNPolicy, ours: Callable[[], None]) -> Comparison:

@@ -1,0 +1,151 @@
+"""Buffers.
+
+A row holds obs, action, reward, next_obs and done. The reference of pushing and sampling is what
+one writes by hand: one preallocated numpy array per column, written and read with an index array
+(`column[(at + arange(32)) % size] = rows`, `column[rng.integers(count, size=256)]`), from numpy
+arrays to numpy arrays. Ours takes a treetensor of torch tensors, checks it, and gives one back.
+Both are full. The prioritized reference is cpprb's PrioritizedReplayBuffer, written in C++.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from dmiddleware.data import PrioritySampler, TensorBuffer, as_tree
+from tests.benchmarks.report import Row, interleaved
+
+SIZE = 100_000
+SIZE_WIDE = 20_000
+PUSHED = 32
+SAMPLED = 256
+REPEATS = 41
+
+
+def rows() -> list[Row]:
+    """Measure pushing and sampling of narrow and wide rows, and prioritized replay."""
+    found: list[Row] = []
+    for width, size, calls, at_most in ((4, SIZE, 20, 1.5), (7_056, SIZE_WIDE, 2, 1.15)):
+        push, sample = against_numpy(width, size)
+        label = f"rows of {width:,} floats"
+        push_pair = interleaved(*looped(push, calls), repeats=REPEATS, warmup=3)
+        sample_pair = interleaved(*looped(sample, calls), repeats=REPEATS, warmup=3)
+        found.append(
+            Row.of_rate(
+                f"push of {PUSHED}, {label}",
+                push_pair,
+                count=calls * PUSHED,
+                unit="rows/s",
+                against="numpy arrays",
+                at_least=0.5,
+            )
+        )
+        found.append(
+            Row.of_time(
+                f"sample of {SAMPLED}, {label}",
+                sample_pair,
+                calls=calls,
+                against="numpy arrays",
+                at_most=at_most,
+            )
+        )
+    found.append(prioritized(calls=5))
+    return found
+
+
+Pair = tuple[Callable[[], Any], Callable[[], Any]]
+
+
+def columns(n: int, width: int) -> dict[str, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(0)
+    return {
+        "obs": rng.random((n, width), np.float32),
+        "action": rng.integers(2, size=n),
+        "reward": rng.random(n, np.float32),
+        "next_obs": rng.random((n, width), np.float32),
+        "done": rng.random(n) < 0.05,
+    }
+
+
+def against_numpy(width: int, size: int) -> tuple[Pair, Pair]:
+    """Return (ours, reference) for pushing, and for sampling."""
+    arrays = columns(size, width)
+    buffer = TensorBuffer(size, seed=0)
+    buffer.push(as_tree(arrays))
+    new = columns(PUSHED, width)
+    batch = as_tree(new)
+    rng = np.random.default_rng(0)
+    at = 0
+
+    def push_reference() -> None:
+        nonlocal at
+        index = (at + np.arange(PUSHED)) % size
+        for name, array in arrays.items():
+            array[index] = new[name]
+        at = (at + PUSHED) % size
+
+    def sample_reference() -> dict[str, np.ndarray[Any, Any]]:
+        index = rng.integers(size, size=SAMPLED)
+        return {name: array[index] for name, array in arrays.items()}
+
+    return (
+        (lambda: buffer.push(batch), push_reference),
+        (lambda: buffer.sample(SAMPLED), sample_reference),
+    )
+
+
+def prioritized(calls: int) -> Row:
+    """Measure sampling 256 of 100,000 rows by priority and updating these priorities."""
+    name = f"prioritized: sample {SAMPLED} + update {SAMPLED} of {SIZE:,}"
+    if importlib.util.find_spec("cpprb") is None:
+        return Row.missing(name, against="cpprb", note="cpprb is not installed")
+    import cpprb
+
+    stored = columns(SIZE, 4)
+    priority = np.random.default_rng(1).random(SIZE)
+    new_priority = np.random.default_rng(2).random(SAMPLED).astype(np.float32)
+    theirs = cpprb.PrioritizedReplayBuffer(
+        SIZE,
+        {
+            "obs": {"shape": 4},
+            "action": {"dtype": np.int64},
+            "reward": {},
+            "next_obs": {"shape": 4},
+            "done": {"dtype": bool},
+        },
+        alpha=0.6,
+    )
+    theirs.add(**stored)
+    theirs.update_priorities(np.arange(SIZE), priority)
+    ours = TensorBuffer(SIZE, sampler=PrioritySampler(alpha=0.6, beta=0.4), seed=0)
+    ours.push(as_tree(stored))
+    ours.update_priority(np.arange(SIZE), priority)
+    as_tensor = torch.from_numpy(new_priority)
+
+    def run_ours() -> None:
+        batch = ours.sample(SAMPLED)
+        ours.update_priority(batch["index"], as_tensor)
+
+    def run_theirs() -> None:
+        batch = theirs.sample(SAMPLED, beta=0.4)
+        theirs.update_priorities(batch["indexes"], new_priority)
+
+    pair = interleaved(*looped((run_ours, run_theirs), calls), repeats=REPEATS, warmup=3)
+    return Row.of_time(name, pair, calls=calls, against="cpprb", at_most=1.0)
+
+
+def looped(pair: Pair, calls: int) -> Pair:
+    """Repeat each of the two, so that one timed call takes long enough to be timed."""
+
+    def repeat(function: Callable[[], Any]) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(calls):
+                function()
+
+        return run
+
+    return repeat(pair[0]), repeat(pair[1])

@@ -1,0 +1,138 @@
+"""Every code block on every page runs, and what pages name exists."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import re
+import shlex
+import tomllib
+import types
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, Block, blocks, name, pages
+
+PAGES = pages()
+WITH_CODE = [page for page in PAGES if any(b.language == "python" for b in blocks(page))]
+OUTPUT = doctest.OutputChecker()
+# Long messages are wrapped on the page, and "..." stands for what differs from run to run.
+OUTPUT_FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+KNOWN_LANGUAGES = {"python", "output", "console", "text", "toml", "yaml", ""}
+
+
+def compiled(block: Block, path: Path):
+    """Compile a block so that a traceback shows the page and its line."""
+    return compile("\n" * (block.line - 1) + block.text, str(path), "exec")
+
+
+def run(block: Block, path: Path, module: types.ModuleType) -> str:
+    """Run a block in its page's namespace and return what it printed.
+
+    A block opened with ``python raises=SomeError`` must end with that error; the error's message
+    counts as printed.
+    """
+    printed = io.StringIO()
+    expected = block.options.get("raises")
+    with contextlib.redirect_stdout(printed):
+        if expected is None:
+            exec(compiled(block, path), module.__dict__)
+        else:
+            with pytest.raises(Exception) as caught:
+                exec(compiled(block, path), module.__dict__)
+            assert caught.type.__name__ == expected, caught.value
+            print(f"{caught.type.__name__}: {caught.value}")
+    return printed.getvalue()
+
+
+@pytest.mark.parametrize("path", WITH_CODE, ids=name)
+def test_code_blocks_of_a_page_run_in_order(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # As in a program that is run: what is defined here reaches other processes by value.
+    module = types.ModuleType("__main__")
+    printed = None
+    for block in blocks(path):
+        if block.language == "python":
+            printed = run(block, path, module)
+        elif block.language == "output":
+            where = f"{block.page}:{block.line}"
+            assert printed is not None, f"{where}: output without a code block before it"
+            same = OUTPUT.check_output(block.text, printed, OUTPUT_FLAGS)
+            assert same, f"{where}: the block above prints\n{printed}"
+            printed = None
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_blocks_are_of_a_known_language(path):
+    # A misspelt ``pyhton`` would not run, and no one would notice.
+    for block in blocks(path):
+        directive = block.language.startswith("{")
+        assert directive or block.language in KNOWN_LANGUAGES, f"{block.page}:{block.line}"
+
+
+def shell_commands() -> list[tuple[str, list[str]]]:
+    found = []
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language != "console":
+                continue
+            for line in block.text.splitlines():
+                if line.startswith("$ "):
+                    command = shlex.split(line[2:], comments=True)
+                    found.append((f"{block.page}:{block.line}: {line}", command))
+    return found
+
+
+def test_shell_commands_name_what_exists():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for where, command in shell_commands():
+        words = [word for word in command if "=" not in word]
+        if words[0] == "make":
+            assert set(words[1:]) <= targets, where
+        elif words[1:2] == ["-m"] and "." in words[2]:
+            module = ROOT / words[2].replace(".", "/")
+            assert module.with_suffix(".py").exists() or (module / "__main__.py").exists(), where
+
+
+def test_options_of_examples_in_shell_commands_exist():
+    for where, command in shell_commands():
+        if command[1:2] == ["-m"] and command[2].startswith("examples."):
+            sources = [ROOT / f"{command[2].replace('.', '/')}.py", ROOT / "examples" / "common.py"]
+            text = "".join(source.read_text() for source in sources)
+            for word in command[3:]:
+                if word.startswith("--"):
+                    assert f'"{word}"' in text, f"{where}: {word}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_links_between_files_lead_somewhere(path):
+    text = re.sub(r"^(`{3,}).*?^\1$", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+        if not target.startswith(("http://", "https://", "mailto:")):
+            assert (path.parent / target).exists(), f"{name(path)} links to {target}"
+
+
+def test_every_page_is_reached_from_the_index():
+    reached = set()
+    for path in PAGES:
+        for block in blocks(path):
+            if block.language == "{toctree}":
+                for line in block.text.splitlines():
+                    entry = re.sub(r".*<(.*)>", r"\1", line.strip())
+                    if entry and not entry.startswith(":"):
+                        reached.add((path.parent / f"{entry}.md").resolve())
+    docs = {page.resolve() for page in PAGES if page.parent != ROOT}
+    assert docs - reached == {ROOT / "docs" / "index.md"}
+
+
+def test_changelog_knows_the_version():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_two_commands_are_on_the_first_screen_of_the_readme():
+    first_screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:40])
+    assert "make train" in first_screen
+    assert "make test" in first_screen
