@@ -340,6 +340,7 @@ class BaseEnvManager(ABC):
         self._collate = make_collate(observation)
         self._write = make_write(observation)
         self._split = make_split(action)
+        self._collate_actions = make_collate(action)
         self._observation_space, self._action_space = observation, action
         self._batched_action_space = batch_space(action, self._env_num)
         if self._seeds is not None:
@@ -382,7 +383,7 @@ class BaseEnvManager(ABC):
             ids = self._checked_ids(actions)
             if not ids:
                 raise StructureError("step was given actions for no env")
-            return ids, list(actions.values())
+            return ids, self._split(self._batch_of(list(actions.values())))
         rows = self._split(actions)
         if len(rows) != self._env_num:
             raise StructureError(
@@ -390,6 +391,15 @@ class BaseEnvManager(ABC):
                 "per env of ready_obs_id, or a dictionary from env ids to actions"
             )
         return None, rows
+
+    def _batch_of(self, actions: list[Any]) -> NestedArrays:
+        try:
+            return self._collate_actions(actions)
+        except (TypeError, ValueError, KeyError) as error:
+            raise StructureError(
+                f"the actions do not fit the action space {self._action_space}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
     def _is_per_env(self, actions: Any) -> bool:
         """Tell a dictionary from env ids to actions from a batch of a Dict space's actions."""

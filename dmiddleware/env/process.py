@@ -13,7 +13,6 @@ import sys
 from typing import Any
 
 from dmiddleware.env.channel import Channel, ChannelClosed, deadline_in, read_what_is_there
-from dmiddleware.env.worker import Failure
 from dmiddleware.errors import EnvCrashed, EnvError, EnvProtocolError, EnvTimeout
 
 __all__ = ["EnvProcess", "ProcessFailure"]
@@ -27,6 +26,7 @@ class ProcessFailure(Exception):
     """A process of envs is of no more use.
 
     Attributes:
+        env_ids: the envs of the process.
         env_id: the env that failed, or the process's first one, if it is not known which did.
         doing: what was asked ("start", "reset", "step").
         error: what happened, in words that follow "env 3 …".
@@ -34,8 +34,11 @@ class ProcessFailure(Exception):
         is_final: whether another try would fail likewise.
     """
 
-    def __init__(self, env_id: int, doing: str, error: EnvError, details: str) -> None:
+    def __init__(
+        self, env_ids: list[int], env_id: int, doing: str, error: EnvError, details: str
+    ) -> None:
         super().__init__(f"env {env_id} failed in {doing}: it {error}.\n{details}")
+        self.env_ids = env_ids
         self.env_id = env_id
         self.doing = doing
         self.error = error
@@ -113,7 +116,7 @@ class EnvProcess:
         Raises:
             ProcessFailure: if an env raised, or the process died or did not answer in time.
         """
-        first = self.env_ids[0]
+        ids = self.env_ids
         try:
             message = self._channel.receive(deadline=deadline)
             if message[:1] == b"r":
@@ -121,13 +124,15 @@ class EnvProcess:
                 message = self._channel.receive(deadline=deadline_in(reset_timeout_s))
         except TimeoutError:
             error = EnvTimeout("did not answer in time")
-            raise ProcessFailure(first, doing, error, self._where_it_hangs()) from None
+            raise ProcessFailure(ids, ids[0], doing, error, self._where_it_hangs()) from None
         except ChannelClosed:
             died = EnvCrashed(f"lost its process, which {self._how_it_died()}")
-            raise ProcessFailure(first, doing, died, self._read_black_box(0.0)) from None
+            raise ProcessFailure(ids, ids[0], doing, died, self._read_black_box(0.0)) from None
         content: Any = pickle.loads(message[1:]) if len(message) > 1 else None
         if message[:1] == b"e":
-            raise _as_process_failure(content)
+            kind = EnvProtocolError if content.breaks_protocol else EnvCrashed
+            raised = kind(f"raised {content.summary}")
+            raise ProcessFailure(ids, content.env_id, content.doing, raised, content.details)
         return content
 
     def close(self, *, deadline: float) -> None:
@@ -170,9 +175,3 @@ class EnvProcess:
 
     def _read_black_box(self, wait_s: float) -> str:
         return read_what_is_there(self._black_box, wait_s=wait_s)
-
-
-def _as_process_failure(failure: Failure) -> ProcessFailure:
-    kind = EnvProtocolError if failure.breaks_protocol else EnvCrashed
-    error = kind(f"raised {failure.summary}")
-    return ProcessFailure(failure.env_id, failure.doing, error, failure.details)

@@ -72,7 +72,7 @@ def _collate_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Collate:
         # Twice as fast as np.array(rows, dtype=dtype), which converts each row on its own.
         out = np.array(rows)
         if out.dtype != dtype:
-            out = out.astype(dtype)
+            out = _converted(out, dtype)
         if out.shape[1:] != shape:
             raise _wrong_shape(out.shape[1:], shape)
         return out
@@ -107,17 +107,24 @@ def make_write(space: spaces.Space[Any]) -> Write:
                 write(part, row, item)
 
         return write_tuple
-    return _write_array(_shape_and_dtype(space)[0])
+    return _write_array(*_shape_and_dtype(space))
 
 
-def _write_array(shape: tuple[int, ...]) -> Write:
+def _write_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Write:
     def write(array: npt.NDArray[Any], row: int, obs: Any) -> None:
-        found = obs.shape if type(obs) is np.ndarray else np.shape(obs)
-        if found != shape:
-            raise _wrong_shape(found, shape)
-        array[row] = obs
+        value = obs if type(obs) is np.ndarray else np.asarray(obs)
+        if value.shape != shape:
+            raise _wrong_shape(value.shape, shape)
+        array[row] = value if value.dtype == dtype else _converted(value, dtype)
 
     return write
+
+
+def _converted(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    # Whole numbers may become others, and fractions too; but no fraction becomes a whole number.
+    if array.dtype.kind not in ("iub" if dtype.kind in "iub" else "iubf"):
+        raise TypeError(f"its dtype is {array.dtype}, that of the space is {dtype}")
+    return array.astype(dtype)
 
 
 def _wrong_shape(found: tuple[int, ...], expected: tuple[int, ...]) -> ValueError:

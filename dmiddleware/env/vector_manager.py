@@ -20,7 +20,6 @@ from dmiddleware.env.spaces import (
     NestedArrays,
     copy_arrays,
     make_check,
-    make_collate,
     map_arrays,
     replace_rows,
     take_rows,
@@ -325,7 +324,7 @@ class VectorEnvManager(BaseEnvManager):
                     f"a vector env steps all of its {self._env_num} envs together, but step was "
                     f"given actions for {sorted(ids)} only"
                 )
-            actions = self._collate_actions([actions[env_id] for env_id in range(self._env_num)])
+            actions = self._batch_of([actions[env_id] for env_id in range(self._env_num)])
         batch = self._check_actions(actions)
         map_arrays(self._check_n_rows, batch)
         return batch
@@ -366,7 +365,6 @@ class VectorEnvManager(BaseEnvManager):
     def _set_spaces(self, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
         super()._set_spaces(observation, action)
         self._check_obs, self._check_actions = make_check(observation), make_check(action)
-        self._collate_actions = make_collate(action)
 
     def _takes_seeds(self) -> bool:
         return isinstance(self._env.unwrapped, gym.vector.SyncVectorEnv | gym.vector.AsyncVectorEnv)

@@ -13,8 +13,8 @@ request   content                                       answers
 ``r``     {env id: seed or None}                        ``k`` the infos of the resets
 ``s``     the env ids, or nothing for all               ``r`` when resets begin; ``k``
                                                         :class:`StepInfos`, or nothing
-``p``     the env ids                                   ``k`` the pictures
-``g``     nothing                                       ``k`` the states of the envs
+``p``     {env id: None}                                ``k`` the pictures and render modes
+``g``     {env id: None}                                ``k`` the states
 ``l``     {env id: state}                               ``k``
 ``d``     {env id: seed}                                ``k``
 ``c``     nothing                                       the end of the process
@@ -205,13 +205,13 @@ class _Worker:
             infos.first = {env_id: info for env_id in ended if (info := self._reset(env_id))}
         return infos if infos.last or infos.first else None
 
-    def _render(self, env_ids: list[int]) -> list[tuple[Any, str | None]]:
+    def _render(self, env_ids: Mapping[int, None]) -> dict[int, tuple[Any, str | None]]:
         self._doing = "render"
-        return [(self._envs[index].render(), self._envs[index].render_mode) for index in env_ids]
+        return {key: (self._envs[key].render(), self._envs[key].render_mode) for key in env_ids}
 
-    def _get_states(self, _: None) -> dict[int, Any]:
+    def _get_states(self, env_ids: Mapping[int, None]) -> dict[int, Any]:
         self._doing = "get_state"
-        return {env_id: get_state(env) for env_id, env in self._envs.items()}
+        return {env_id: get_state(self._envs[env_id]) for env_id in env_ids}
 
     def _set_states(self, states: Mapping[int, Any]) -> None:
         self._doing = "set_state"

@@ -104,7 +104,7 @@ def test_a_reset_has_a_deadline_of_its_own(tmp_path):
         assert manager.restarts == 0
     hangs = functools.partial(Fragile, how="hang", where="reset", at=2, limit=1)
     with managed(hangs, step_timeout_s=60, max_retry=0) as manager:
-        manager._reset_timeout_s = 0.3
+        manager._pool._reset_timeout_s = 0.5
         with pytest.raises(EnvTimeout, match="in reset, it did not answer in time"):
             manager.step(stay(1))
 

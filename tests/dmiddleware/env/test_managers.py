@@ -15,6 +15,7 @@ from dmiddleware.errors import CheckpointMismatch, ConfigError, EnvStateError, S
 from dmiddleware.seeding import derive_seed
 
 SYNC, ASYNC = "sync", pytest.param("async", marks=pytest.mark.process)
+TWO = pytest.param("async, two processes", marks=pytest.mark.process)
 SAME_STEP, DISABLED = "vector, same step", "vector, disabled"
 ALL = [SYNC, ASYNC, SAME_STEP, DISABLED]
 PLAIN = [SYNC, SAME_STEP, DISABLED]
@@ -34,8 +35,8 @@ def make(kind, env_fn, env_num=3, seed=5, **kwargs):
         mode = AutoresetMode.SAME_STEP if "same" in kind else AutoresetMode.DISABLED
         fn = functools.partial(vector_of, env_fns, mode)
         return VectorEnvManager(fn, env_num, seed=seed, **kwargs)
-    # Two processes: one alone, and one with two envs.
-    return AsyncEnvManager(env_fns, seed=seed, envs_per_process=2, **kwargs)
+    per_process = 2 if "two" in kind else 3
+    return AsyncEnvManager(env_fns, seed=seed, envs_per_process=per_process, **kwargs)
 
 
 def literally(env_fn, seeds, actions):
@@ -73,7 +74,7 @@ def check_row(row, expected):
     np.testing.assert_equal(row.info, info)
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", [SYNC, TWO, SAME_STEP, DISABLED])
 def test_steps_are_those_of_a_literal_loop(kind):
     env_fn = functools.partial(Walk, info=True)
     actions = np.random.default_rng(0).integers(0, 3, (30, 3))
@@ -192,7 +193,7 @@ def test_the_return_that_an_env_states_itself_is_kept(kind):
     assert [row.info["eval_episode_length"] for row in batch] == [1] * 3
 
 
-@pytest.mark.parametrize("kind", [SYNC, ASYNC])
+@pytest.mark.parametrize("kind", [SYNC, TWO])
 def test_some_envs_are_stepped_alone(kind):
     with make(kind, Walk) as manager:
         before = manager.ready_obs.copy()
@@ -214,7 +215,7 @@ def test_some_envs_are_stepped_alone(kind):
         assert batch.info.row(1)["eval_episode_length"] == 2
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", [SYNC, TWO, SAME_STEP, DISABLED])
 def test_some_envs_are_reset_alone(kind):
     with make(kind, functools.partial(Walk, info=True)) as manager:
         for _ in range(2):
@@ -256,6 +257,8 @@ def test_actions_that_do_not_fit_are_refused_before_any_env_steps(kind):
             manager.step({0: 0, 3: 0})
         with pytest.raises(StructureError):
             manager.step({})
+        with pytest.raises(StructureError, match=r"the actions do not fit.*float64"):
+            manager.step({0: 0.5, 1: 0.0, 2: 0.0})
         with pytest.raises(StructureError, match=r"named twice in \[1, 1\]"):
             manager.reset([1, 1])
         assert manager.ready_obs[:, 0].tolist() == [0, 0, 0]

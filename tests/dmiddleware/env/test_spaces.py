@@ -113,6 +113,17 @@ def test_float64_observations_take_the_dtype_of_the_space():
     assert batch.dtype == np.float32
 
 
+@pytest.mark.parametrize("write", [True, False])
+@pytest.mark.parametrize("space", [spaces.Box(0, 255, (2,), np.uint8), spaces.MultiBinary(2)])
+def test_fractions_do_not_become_whole_numbers(space, write):
+    with pytest.raises(TypeError, match="its dtype is float64"):
+        if write:
+            make_write(space)(allocate(space, 1), 0, np.zeros(2))
+        else:
+            make_collate(space)([np.zeros(2)])
+    assert make_collate(space)([[1, 0]]).dtype == space.dtype
+
+
 @pytest.mark.parametrize(
     "actions",
     [np.zeros((2, 1), np.int64), np.zeros(2), np.int64(1), ["a", "b"], np.zeros((2, 2), np.int64)],
