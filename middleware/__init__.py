@@ -11,10 +11,11 @@ from middleware.collect import EpisodeCollector, StepCollector
 from middleware.curve import learning_curve
 from middleware.evaluate import interaction_evaluator
 from middleware.explore import eps_greedy_handler
-from middleware.fetch import offpolicy_data_fetcher
+from middleware.fetch import offline_data_fetcher, offpolicy_data_fetcher
 from middleware.final import final_ctx_saver
 from middleware.learn import OffPolicyLearner, OnPolicyLearner, multistep_trainer, trainer
 from middleware.log import offline_logger, online_logger
+from middleware.offline import offline_data_saver
 from middleware.priority import priority_calculator
 from middleware.profile import epoch_timer
 from middleware.progress import progress_bar
@@ -32,6 +33,8 @@ __all__ = [
     "gae_estimator",
     "montecarlo_return_estimator",
     "offpolicy_data_fetcher",
+    "offline_data_fetcher",
+    "offline_data_saver",
     "OffPolicyLearner",
     "OnPolicyLearner",
     "trainer",

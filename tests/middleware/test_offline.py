@@ -1,0 +1,169 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dmiddleware.data import OfflineDataset, as_tree, save_dataset
+from dmiddleware.env import make_env_manager
+from dmiddleware.errors import NotEnoughData, StructureError
+from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Role, Task
+from dmiddleware.policy import BCPolicy, DQNPolicy
+from middleware.collect import StepCollector
+from middleware.fetch import offline_data_fetcher
+from middleware.learn import trainer
+from middleware.offline import offline_data_saver
+from middleware.stop import termination_checker
+
+MODEL = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]}
+
+
+@pytest.fixture
+def collector() -> StepCollector:
+    policy = DQNPolicy({"seed": 0, "model": MODEL})
+    envs = make_env_manager("CartPole-v1", env_num=2, seed=0)
+    return StepCollector(policy.collect_mode, envs, n_sample=10)
+
+
+def test_what_was_collected_can_be_read(
+    run_steps: Any, collector: StepCollector, tmp_path: Path
+) -> None:
+    path = tmp_path / "data" / "expert.safetensors"
+    saver = offline_data_saver(path, metadata={"env": "CartPole-v1"})
+    ctx = run_steps(collector, saver, n_steps=3)
+    assert ctx.logged["data/rows"] == 30
+    with OfflineDataset(path) as dataset:
+        assert len(dataset) == 30
+        assert dataset.metadata == {"env": "CartPole-v1"}
+        assert {"obs", "action", "reward", "logit"} <= set(dataset.leaves)
+
+
+def test_columns_may_be_chosen(run_steps: Any, collector: StepCollector, tmp_path: Path) -> None:
+    path = tmp_path / "expert.safetensors"
+    run_steps(collector, offline_data_saver(path, columns=["obs", "action", "done"]))
+    with OfflineDataset(path) as dataset:
+        assert set(dataset.leaves) == {"obs", "action", "done"}
+
+
+def test_task_stops_when_there_is_enough(collector: StepCollector, tmp_path: Path) -> None:
+    with Task(OnlineRLContext()) as task:
+        task.use(collector).use(offline_data_saver(tmp_path / "x.safetensors", max_rows=25))
+        task.run(max_step=100)
+        assert task.ctx.env_step == 30
+        assert task.stop_reason == "30 rows were collected (max_rows is 25)"
+
+
+def test_rows_are_saved_after_an_error_too(
+    run_steps: Any, collector: StepCollector, tmp_path: Path
+) -> None:
+    def fail(ctx: OnlineRLContext) -> None:
+        if ctx.env_step == 20:
+            raise RuntimeError("no")
+
+    path = tmp_path / "x.safetensors"
+    with pytest.raises(RuntimeError, match="no"):
+        run_steps(collector, offline_data_saver(path), fail, n_steps=5)
+    with OfflineDataset(path) as dataset:
+        assert len(dataset) == 20
+
+
+def test_task_that_collected_nothing_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    with Task(OnlineRLContext()) as task:
+        task.use(offline_data_saver(path))
+    assert not path.exists()
+
+
+def test_column_that_is_not_there_is_named(
+    run_steps: Any, collector: StepCollector, tmp_path: Path
+) -> None:
+    saver = offline_data_saver(tmp_path / "x.safetensors", columns=["obs", "values", "done"])
+    with pytest.raises(StructureError, match="no column values; there are: action"):
+        run_steps(collector, saver)
+
+
+def test_impossible_options_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="max_rows must be positive, got 0"):
+        offline_data_saver(tmp_path / "x", max_rows=0)
+    with pytest.raises(ValueError, match="columns must have 'done'"):
+        offline_data_saver(tmp_path / "x", columns=["obs"])
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Any:
+    path = tmp_path / "rows.safetensors"
+    draw = torch.Generator().manual_seed(0)
+    rows = {
+        "row": torch.arange(10),
+        "obs": torch.randn(10, 4, generator=draw),
+        "action": torch.randint(2, (10,), generator=draw),
+        "done": torch.zeros(10, dtype=torch.bool),
+    }
+    save_dataset(path, as_tree(rows))
+    with OfflineDataset(path) as opened:
+        yield opened
+
+
+def fetched(dataset: OfflineDataset, n_steps: int, *, seed: int = 0, state: Any = None) -> Any:
+    seen = []
+
+    def note(ctx: OfflineRLContext) -> None:
+        seen.append(ctx.train_data["row"].tolist())
+
+    with Task(OfflineRLContext(), seed=seed) as task:
+        task.use(offline_data_fetcher(dataset, batch_size=5)).use(note)
+        if state is not None:
+            task.load_state_dict(state)
+        task.run(max_step=n_steps)
+        return seen, task.ctx, task.state_dict()
+
+
+def test_every_epoch_sees_all_rows_in_a_new_order(dataset: OfflineDataset) -> None:
+    seen, ctx, _ = fetched(dataset, 4)
+    epochs = [seen[0] + seen[1], seen[2] + seen[3]]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 2
+    assert epochs[0] != epochs[1]
+    assert ctx.train_epoch == 2
+    assert ctx.trained_env_step == 20
+
+
+def test_order_follows_the_seed_of_the_task(dataset: OfflineDataset) -> None:
+    assert fetched(dataset, 2, seed=1)[0] == fetched(dataset, 2, seed=1)[0]
+    assert fetched(dataset, 2, seed=1)[0] != fetched(dataset, 2, seed=2)[0]
+
+
+def test_resumed_run_gets_the_minibatches_that_it_would_have_got(
+    dataset: OfflineDataset,
+) -> None:
+    whole, _, _ = fetched(dataset, 7)
+    begin, _, state = fetched(dataset, 3)
+    rest, ctx, _ = fetched(dataset, 4, state=state)
+    assert begin + rest == whole
+    assert ctx.trained_env_step == 35
+
+
+def test_cloning_learns_from_a_data_set(dataset: OfflineDataset) -> None:
+    policy = BCPolicy({"seed": 0, "learn": {"learning_rate": 0.05}, "model": MODEL})
+    accuracy = []
+
+    def note(ctx: OfflineRLContext) -> None:
+        accuracy.append(ctx.train_output["accuracy"])
+
+    with Task(OfflineRLContext()) as task:
+        task.use(offline_data_fetcher(dataset, batch_size=5)).use(trainer(policy.learn_mode))
+        task.use(note).use(termination_checker(max_train_epoch=60))
+        task.run()
+        assert task.ctx.train_iter == 120
+    assert sum(accuracy[-10:]) == 10.0
+
+
+def test_data_set_smaller_than_a_minibatch_is_refused(dataset: OfflineDataset) -> None:
+    with pytest.raises(NotEnoughData, match="no minibatch of 11 is full"):
+        offline_data_fetcher(dataset, batch_size=11)
+
+
+def test_offline_pieces_belong_to_their_roles(dataset: OfflineDataset, tmp_path: Path) -> None:
+    fetcher: Any = offline_data_fetcher(dataset, batch_size=1)
+    saver: Any = offline_data_saver(tmp_path / "x")
+    assert fetcher.roles == (Role.LEARNER,)
+    assert saver.roles == (Role.COLLECTOR,)
