@@ -66,7 +66,7 @@ def test_code_blocks_of_a_page_run_in_order(path, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", PAGES, ids=name)
 def test_blocks_are_of_a_known_language(path):
-    # A misspelt ``pyhton`` would not run, and no one would notice.
+    # A misspelt language would keep a block from running, and no one would notice.
     for block in blocks(path):
         directive = block.language.startswith("{")
         assert directive or block.language in KNOWN_LANGUAGES, f"{block.page}:{block.line}"
