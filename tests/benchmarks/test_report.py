@@ -1,0 +1,71 @@
+"""The benchmarks' own arithmetic: turns, ratios, bars and the page."""
+
+from __future__ import annotations
+
+import math
+
+from dmiddleware.testing import Tape
+from tests.benchmarks.__main__ import known
+from tests.benchmarks.report import Comparison, Row, Section, interleaved, render_markdown, versions
+
+# Ours takes half of the reference's time.
+PAIR = Comparison(ours_s=1.0, reference_s=2.0, time_ratio=0.5, spread=0.1)
+
+
+def test_the_sides_take_turns_in_going_first():
+    tape = Tape()
+    interleaved(lambda: tape("ours"), lambda: tape("theirs"), repeats=3, warmup=1)
+    assert tape == ["ours", "theirs", "ours", "theirs", "theirs", "ours", "ours", "theirs"]
+
+
+def test_ratio_is_that_of_the_turns():
+    pair = interleaved(lambda: sum(range(40_000)), lambda: None, repeats=3)
+    assert pair.ours_s > pair.reference_s
+    assert pair.time_ratio > 1
+    assert pair.spread >= 0
+
+
+def test_times_are_per_operation_and_a_bar_is_an_upper_bound():
+    row = Row.of_time("push", PAIR, calls=1000, against="arrays", at_most=0.5)
+    assert math.isclose(row.ours, 1000.0)
+    assert math.isclose(row.reference, 2000.0)
+    assert (row.unit, row.ratio, row.bar, row.met) == ("µs", 0.5, "≤ 0.5x", True)
+    assert Row.of_time("push", PAIR, calls=1, against="", at_most=0.4).verdict == "missed"
+
+
+def test_rates_are_per_second_and_a_bar_is_a_lower_bound():
+    row = Row.of_rate("train", PAIR, count=100, unit="updates/s", against="loop", at_least=2.0)
+    assert (row.ours, row.reference, row.ratio) == (100.0, 50.0, 2.0)
+    assert (row.bar, row.met) == ("≥ 2x", True)
+    assert Row.of_rate("t", PAIR, count=1, unit="", against="", at_least=2.1).verdict == "missed"
+
+
+def test_a_row_without_a_figure_is_neither_met_nor_missed():
+    row = Row.missing("train", against="nobody", note="nobody is not installed")
+    assert row.met is None
+    assert row.verdict == "not measured"
+    assert Row.of_time("push", PAIR, calls=1, against="").verdict == "-"
+
+
+def test_the_page_has_every_row_with_its_bar_and_its_note():
+    measured = Row.of_time("push", PAIR, calls=1000, against="arrays", at_most=2.0)
+    missing = Row.missing("train", against="nobody", note="nobody is not installed")
+    page = render_markdown(
+        [Section("Buffers", "Rows of 4.", [measured, missing])],
+        command="make bench",
+        duration_s=120,
+        packages=["no-such-package"],
+    )
+    assert "## Buffers\n\nRows of 4.\n" in page
+    assert "| push | arrays | µs | 1,000 | 2,000 | 0.50x ± 10% | ≤ 2x | met |" in page
+    assert "- train: nobody is not installed" in page
+    assert "no-such-package not installed" in page
+    assert "`make bench` (2 minutes)" in page
+
+
+def test_a_package_that_is_there_has_its_version():
+    assert versions(["numpy"])["numpy"][0].isdigit()
+
+
+def test_benchmarks_are_found_by_their_names():
+    assert {"dqn_chain", "rivals"} <= set(known())
