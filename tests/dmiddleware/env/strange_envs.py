@@ -77,7 +77,7 @@ class Fragile(Walk):
     """A walk that fails.
 
     Args:
-        how: "raise", "exit", "kill", "hang", "abort".
+        how: "raise", "exit", "kill", "abort", "hang", "tell and hang", "interrupt".
         where: "make", "reset", "step".
         at: the step (of the episode) or the reset (of the env) in which it fails.
         once: a file that is made at the first failure; while it is there, nothing fails.
@@ -114,6 +114,8 @@ class Fragile(Walk):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.how == "abort":
             os.abort()
+        if self.how == "tell and hang":
+            print("hanging", flush=True)
         if self.how == "interrupt":
             os.kill(os.getppid(), signal.SIGINT)
         self.wait_for_ever()

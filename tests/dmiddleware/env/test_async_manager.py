@@ -237,12 +237,13 @@ def test_processes_end_when_the_manager_is_killed():
     code = (
         "import numpy as np; from strange_envs import *;"
         "from dmiddleware.env import AsyncEnvManager;"
-        "m = AsyncEnvManager([Walk, lambda: Fragile(how='hang', at=1)]); m.launch();"
+        "m = AsyncEnvManager([Walk, lambda: Fragile(how='tell and hang', at=1)]); m.launch();"
         "print(*m.pids, flush=True); m.step(np.zeros(2, int))"
     )
     with python_process(code) as program:
         pids = [int(pid) for pid in program.stdout.readline().split()]
         processes = [psutil.Process(pid) for pid in pids]
+        assert program.stdout.readline() == "hanging\n"
         program.send_signal(signal.SIGKILL)
     assert len(processes) == 2
     gone, _ = psutil.wait_procs(processes, timeout=20)
