@@ -241,6 +241,19 @@ def test_a_model_without_shapes_is_tried_with_an_observation(linear, cartpole_sp
     assert torch.equal(policy.get_attribute("generator").get_state(), before)
 
 
+def test_trying_a_model_draws_nothing_from_the_generator(linear, cartpole_spaces):
+    policy = DQNPolicy({}, model=linear(), enable_field=["collect"])
+    before = policy.get_attribute("generator").get_state()
+    policy._check_spaces(*cartpole_spaces)
+    assert torch.equal(policy.get_attribute("generator").get_state(), before)
+    policy.collect_mode.forward(torch.zeros(1, 4))
+    assert not torch.equal(policy.get_attribute("generator").get_state(), before)
+
+
+def test_a_learner_alone_has_no_action_to_judge(linear, cartpole_spaces):
+    DQNPolicy({}, model=linear(), enable_field=["learn"])._check_spaces(*cartpole_spaces)
+
+
 def test_one_update_lowers_the_loss_on_its_batch(small, transitions):
     policy = DQNPolicy({"model": small, "seed": 0})
     batch = transitions(64)
