@@ -19,6 +19,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Weights: TypeAlias = npt.NDArray[np.float32]
 
 _ROUNDS = 16
+_BITS_OF_INFINITY = np.float64(np.inf).view(np.uint64)
 
 
 @dataclass(slots=True)
@@ -238,6 +239,8 @@ class PrioritySampler:
         self._anneal_steps = beta_anneal_steps
         self._highest = 1.0
         self._n_draws = 0
+        self._total = 0
+        self._numbers = np.empty(0)
         self._attached: SumTree | None = None
 
     @property
@@ -274,12 +277,13 @@ class PrioritySampler:
             Their index, int64 ``[n]``, and weights, float32 ``[n]``, in (0, 1].
         """
         if rows.is_all and rows.accept is None:
-            slots, mass = self._tree.find(_strata(n, generator))
+            slots, mass, lowest = self._tree.find(self._strata(n, generator), parts=n)
             index = rows.index_of(slots)
         else:
             index = _draw_accepted(self._draw, n, rows, generator, try_luck=True)
             mass = self._tree.values.take(index % rows.size)
-        mass /= np.minimum.reduce(mass)
+            lowest = mass.min()
+        mass /= lowest
         mass **= -self.beta
         self._n_draws += 1
         return index, mass.astype(np.float32)
@@ -288,6 +292,7 @@ class PrioritySampler:
         """Give new rows the highest priority given so far."""
         tree = self._tree
         mass = self._mass(self._highest)
+        self._total = first + n
         start = first % tree.size
         until_end = min(n, tree.size - start)
         tree.fill(start, start + until_end, mass)
@@ -314,17 +319,22 @@ class PrioritySampler:
         """
         if not len(priority):
             return
-        highest = np.maximum.reduce(priority)
-        if not (
-            np.minimum.reduce(priority) >= 0.0 and highest < np.inf
-        ):  # also when there is a NaN
+        # The bits of doubles that are not negative, as integers, are ordered like the doubles, and
+        # those of negative ones, infinity and NaN are beyond: one maximum tells it all.
+        highest = np.maximum.reduce(priority.view(np.uint64))
+        if highest >= _BITS_OF_INFINITY:
             odd = priority[~((priority >= 0.0) & (priority < np.inf))]
-            raise ValueError(
-                f"priorities are finite and not negative, but {len(odd)} of {len(priority)} are "
-                f"not, the first is {odd[0]}; give absolute TD errors, and look for NaN in the loss"
-            )
-        self._highest = max(self._highest, float(highest))
-        self._tree.set(index % self._tree.size, self._mass(priority))
+            if len(odd):
+                raise ValueError(
+                    f"priorities are finite and not negative, but {len(odd)} of {len(priority)} "
+                    f"are not, the first is {odd[0]}; give absolute TD errors, and look for NaN in "
+                    "the loss"
+                )
+            priority = np.abs(priority)  # there is a negative zero
+            highest = np.maximum.reduce(priority.view(np.uint64))
+        self._highest = max(self._highest, float(highest.view(np.float64)))
+        slots = index if self._total <= self._tree.size else index % self._tree.size
+        self._tree.set(slots, self._mass(priority))
 
     def state_dict(self, index: Ints) -> dict[str, Any]:
         """Return the rows' masses, the highest priority and the number of draws."""
@@ -332,6 +342,7 @@ class PrioritySampler:
             "mass": self._tree.values.take(index % self._tree.size),
             "highest": self._highest,
             "n_draws": self._n_draws,
+            "total": self._total,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], index: Ints) -> None:
@@ -340,6 +351,7 @@ class PrioritySampler:
         self._tree.set(index % self._tree.size, state["mass"])
         self._highest = state["highest"]
         self._n_draws = state["n_draws"]
+        self._total = state["total"]
 
     @property
     def _tree(self) -> SumTree:
@@ -352,20 +364,20 @@ class PrioritySampler:
 
     def _draw(self, n: int, rows: Eligible, generator: np.random.Generator) -> Ints:
         if rows.is_all:
-            return rows.index_of(self._tree.find(_strata(n, generator))[0])
+            return rows.index_of(self._tree.find(self._strata(n, generator), parts=n)[0])
         index = rows.every_index()
         ends = self._tree.values.take(index % rows.size).cumsum()
-        position = ends.searchsorted(_strata(n, generator) * ends[-1], side="right")
+        position = ends.searchsorted(self._strata(n, generator) * (ends[-1] / n), side="right")
         drawn: Ints = index.take(np.minimum(position, len(index) - 1))
         return drawn
 
-
-def _strata(n: int, generator: np.random.Generator) -> Floats:
-    """Cut [0, 1) into ``n`` equal parts and draw a point of each, float64 ``[n]``."""
-    points = generator.random(n)
-    points += np.arange(n)
-    points *= 1.0 / n
-    return points
+    def _strata(self, n: int, generator: np.random.Generator) -> Floats:
+        """Draw a point of each of [0, 1), [1, 2), … [n - 1, n): float64 ``[n]``."""
+        if len(self._numbers) != n:
+            self._numbers = np.arange(n, dtype=np.float64)
+        points = generator.random(n)
+        points += self._numbers
+        return points
 
 
 def _draw_accepted(

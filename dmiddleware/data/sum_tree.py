@@ -43,8 +43,8 @@ class SumTree:
         # Torch adds up several times as fast as numpy, so it works on the same memory.
         self._top = torch.from_numpy(self._levels[-1])
         self._ends = np.zeros(width + 1)
-        self._last_ends = self._ends[1:]
-        self._ends_of_top = torch.from_numpy(self._last_ends)
+        self._ends_of_top = torch.from_numpy(self._ends)[1:]
+        self._inner_ends = self._ends[1:-1]
         self._blocks = [level.reshape(-1, fan_out) for level in self._levels[:-1]]
 
     @property
@@ -81,27 +81,28 @@ class SumTree:
             sums[start:stop] = np.add.reduce(blocks[start:stop], axis=1)
 
     def find(
-        self, part: npt.NDArray[np.float64]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        self, part: npt.NDArray[np.float64], *, parts: int = 1
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], float]:
         """Find the indices below which the values add up to a part of their total.
 
         Args:
-            part: float64 ``[n]``, in [0, 1).
+            part: float64 ``[n]``, in ``[0, parts)``; at least one.
+            parts: into how many parts the total is cut.
 
         Returns:
-            For each ``p`` of ``part`` the index ``i`` with ``sum(values[:i]) <= p * total`` and
-            ``p * total < sum(values[:i + 1])``, up to rounding, int64 ``[n]``; and the value there,
-            which is never zero, float64 ``[n]``.
+            For each ``m = part * total / parts`` the index ``i`` with ``sum(values[:i]) <= m`` and
+            ``m < sum(values[:i + 1])``, up to rounding, int64 ``[n]``; the value there, which is
+            never zero, float64 ``[n]``; and the lowest of these values.
 
         Raises:
             ValueError: if all values are zero.
         """
         torch.cumsum(self._top, 0, out=self._ends_of_top)
-        mass = part * self._last_ends[-1]
-        found = self._last_ends.searchsorted(mass, side="right")
+        mass = part * (self._ends[-1] / parts)
+        found = self._inner_ends.searchsorted(mass, side="right")
         rest = mass - self._ends.take(found)
         for depth in range(len(self._blocks) - 1, -1, -1):
-            inside = torch.from_numpy(self._blocks[depth].take(found, axis=0, mode="clip"))
+            inside = torch.from_numpy(self._blocks[depth].take(found, axis=0))
             ends = inside.cumsum_(1).numpy()
             ends[:, -1] = np.inf
             child = (ends > rest[:, None]).argmax(1)
@@ -110,14 +111,15 @@ class SumTree:
                 rest -= np.where(child > 0, before, 0.0)
             found *= self.fan_out
             found += child
-        np.minimum(found, len(self._levels[0]) - 1, out=found)
-        value = self._levels[0].take(found, mode="clip")
-        if not np.minimum.reduce(value, initial=np.inf) > 0.0:
+        value = self._levels[0].take(found)
+        lowest = np.minimum.reduce(value)
+        if not lowest > 0.0:
             # Sums that were rounded differently have led beside the value that was meant.
             astray = np.flatnonzero(value <= 0.0)
             found[astray] = self._find_by_adding_all(mass[astray])
             value[astray] = self._levels[0].take(found[astray])
-        return found, value
+            lowest = np.minimum.reduce(value)
+        return found, value, float(lowest)
 
     def _find_by_adding_all(self, mass: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         ends = self._levels[0].cumsum()

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from dmiddleware.data.buffer_base import Buffer
-from dmiddleware.data.columns import Array
+from dmiddleware.data.columns import Array, to_array
 from dmiddleware.data.episodes import n_step_returns, reaches, unroll
 from dmiddleware.data.holes import Holes
 from dmiddleware.data.rows import Rows
@@ -427,13 +427,15 @@ def _as_batch(arrays: Mapping[str, Array]) -> Batch:
 
 
 def _as_ints(index: Any) -> Ints:
-    array = index.cpu().numpy() if isinstance(index, torch.Tensor) else np.asarray(index)
-    return array.astype(np.int64, copy=False).reshape(-1)
+    array = to_array(index)
+    if array.ndim == 1 and array.dtype == np.int64:
+        return array
+    return array.astype(np.int64).reshape(-1)
 
 
 def _as_floats(values: Any) -> npt.NDArray[np.float64]:
-    array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
-    return np.asarray(array, np.float64).reshape(-1)
+    array = to_array(values).astype(np.float64)
+    return array if array.ndim == 1 else array.reshape(-1)
 
 
 def _not_enough(n: int, count: int, held: int) -> Exception:

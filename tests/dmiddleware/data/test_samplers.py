@@ -58,8 +58,8 @@ def test_a_priority_sampler_draws_in_proportion_to_priority_to_the_alpha():
     buffer.update_priority(np.arange(25, 65), priority)
     mass = (priority + 1e-6) ** 0.6
     # Strata make the counts of a batch less scattered than independent draws, so single draws too.
-    counts = drawn(buffer, 1, 8000)
-    assert 0.5 < chi_square(counts[25:], mass / mass.sum()) < 1.6
+    counts = drawn(buffer, 1, 3000)
+    assert 0.4 < chi_square(counts[25:], mass / mass.sum()) < 1.6
     counts = drawn(buffer, 32, 400)
     assert chi_square(counts[25:], mass / mass.sum()) < 1.6
 
@@ -134,6 +134,8 @@ def test_the_last_priority_of_an_index_holds_and_rows_that_are_gone_are_left_out
     assert n_set == 3
     mass = sampler.state_dict(np.arange(2, 6))["mass"]
     assert np.allclose(mass, [1, 0, 3, 2], atol=1e-5)
+    assert buffer.update_priority([5], np.array([-0.0])) == 1
+    assert np.allclose(sampler.state_dict(np.array([5]))["mass"], 1e-6)
     assert buffer.update_priority([], []) == 0
     assert buffer.update_priority([0], [1.0]) == 0
 

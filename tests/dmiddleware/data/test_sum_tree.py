@@ -43,10 +43,11 @@ def test_it_finds_what_a_cumulative_sum_finds(case, fan_out, seed):
                 tree.find(np.zeros(1))
             continue
         part = generator.integers(0, 2**20, 50) / 2**20
-        found, value = tree.find(part)
+        found, value, lowest = tree.find(part)
         expected = naive.cumsum().searchsorted(part * naive.sum(), side="right")
         assert np.array_equal(found, expected)
         assert np.array_equal(value, naive[found])
+        assert lowest == value.min()
 
 
 @settings(max_examples=200, deadline=None)
@@ -62,8 +63,8 @@ def test_it_never_finds_a_zero_whatever_rounding_does(values, fan_out, seed):
     tree.fill(0, len(values), values)
     ends = np.cumsum(values) / np.sum(values)
     part = np.concatenate([np.random.default_rng(seed).random(20), ends, [0.0, 1 - 2**-53, 1.0]])
-    found, value = tree.find(part)
-    assert (value > 0).all()
+    found, value, lowest = tree.find(part)
+    assert lowest == value.min() > 0
     assert np.array_equal(value, np.array(values)[found])
 
 
@@ -82,7 +83,7 @@ def test_a_tree_of_three_levels_finds_as_one_of_two():
     deep.set(np.array([5, 19_999, 12_345]), np.array([100.0, 50.0, 0.0]))
     values[[5, 19_999, 12_345]] = 100.0, 50.0, 0.0
     part = (np.arange(1000) + 0.5) / 1000
-    found, _ = deep.find(part)
+    found, *_ = deep.find(part)
     assert np.array_equal(found, values.cumsum().searchsorted(part * values.sum(), side="right"))
 
 

@@ -1,0 +1,15 @@
+import dmiddleware.data as data
+
+NAMES = """
+Batch Nested as_tree from_numpy to_numpy to_dict to_device leaves nest map_leaves map_nested
+lead_shape flatten_lead index_rows cat stack
+Buffer BufferMiddleware TensorBuffer DequeBuffer BufferedData SharedHandle SharedColumns
+Sampler Eligible UniformSampler PrioritySampler
+load_checkpoint save_checkpoint OfflineDataset Minibatches save_dataset
+"""
+
+
+def test_the_public_names_are_these():
+    assert sorted(data.__all__) == sorted(NAMES.split())
+    for name in data.__all__:
+        assert getattr(data, name) is not None
