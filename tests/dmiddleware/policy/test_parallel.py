@@ -81,6 +81,28 @@ def train_heads(rank, *, overlap):
     return norms, {k: v.tolist() for k, v in policy.learn_mode.state_dict()["model"].items()}
 
 
+class OutOfOrder(torch.nn.Module):
+    """Its layers are registered against the order in which they are used."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = torch.nn.Linear(8, 2)
+        self.first = torch.nn.Linear(4, 8)
+
+    def forward(self, obs):
+        return {"logit": self.last(self.first(obs).tanh())}
+
+
+def train_out_of_order(rank):
+    torch.manual_seed(0)
+    cfg = {"multi_gpu": rank is not None, "bp_update_sync": False, "learn": LEARN}
+    policy = DQNPolicy(cfg, model=OutOfOrder())
+    for seed in range(3):
+        whole = rows(16, seed)
+        policy.learn_mode.forward(as_tree(whole) if rank is None else half(whole, rank))
+    return {k: v.tolist() for k, v in policy.learn_mode.state_dict()["model"].items()}
+
+
 def meet_nan(rank):
     policy = DQNPolicy({"model": SMALL, "multi_gpu": True, "seed": 0})
     batch = rows(8, seed=rank)
@@ -108,6 +130,7 @@ JOBS = {
     "half overlapping": lambda rank: train_half(rank, overlap=True),
     "heads": lambda rank: train_heads(rank, overlap=False),
     "heads overlapping": lambda rank: train_heads(rank, overlap=True),
+    "out of order": train_out_of_order,
     "nan": meet_nan,
     "kl": stop_on_kl,
 }
@@ -173,6 +196,16 @@ def test_parameters_without_a_gradient_take_part_with_zeros(ranks, job):
     (norms, first), (other_norms, second) = ranks[job]
     assert norms == other_norms == [True, True]
     assert first == second
+
+
+@pytest.mark.process
+def test_reductions_that_overlap_wait_for_gradients_that_come_out_of_order(ranks):
+    first, second = ranks["out of order"]
+    assert first == second
+    for name, value in train_out_of_order(None).items():
+        torch.testing.assert_close(
+            torch.tensor(first[name]), torch.tensor(value), rtol=1e-5, atol=1e-7
+        )
 
 
 @pytest.mark.process
