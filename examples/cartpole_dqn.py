@@ -1,4 +1,7 @@
-"""Deep Q-learning on CartPole-v1: the first program to read. Its chain is all of the training."""
+"""Deep Q-learning on CartPole-v1: the first program to read; its chain is all of the training.
+
+The buffer sums up the rewards of 3 steps, so that values spread faster over the state space.
+"""
 
 from dmiddleware import OnlineRLContext, Task
 from dmiddleware.data import TensorBuffer
@@ -39,9 +42,11 @@ def main(seed: int = 0, exp_name: str = "cartpole_dqn", max_env_step: int = 60_0
     policy = make_policy(seed)
     with start(exp_name, policy.cfg, seed=seed) as run, Task(OnlineRLContext(), seed=seed) as task:
         collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
-        eval_env = make_env_manager(ENV, env_num=50, seed=task.seed_for("evaluator"))
-        buffer = TensorBuffer(max_env_step, seed=task.seed_for("buffer"))
-        learner = BaseLearner(policy=policy.learn_mode, tb_logger=run.tb_logger, exp_name=run.path)
+        eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
+        buffer = TensorBuffer(max_env_step, n_step=3, seed=task.seed_for("buffer"))
+        learner = BaseLearner(
+            policy=policy.learn_mode, tb_logger=run.tb_logger, exp_name=str(run.path)
+        )
 
         task.use(eps_greedy_handler(start=1.0, end=0.04, decay_steps=5000))
         task.use(StepCollector(policy.collect_mode, collect_env, n_sample=128, random_steps=1000))
@@ -49,7 +54,7 @@ def main(seed: int = 0, exp_name: str = "cartpole_dqn", max_env_step: int = 60_0
         task.use(OffPolicyLearner(learner, buffer, batch_size=64, updates_per_collect=64))
         task.use(
             interaction_evaluator(
-                policy.eval_mode, eval_env, n_episode=50, every_train_iter=640, stop_value=495
+                policy.eval_mode, eval_env, n_episode=30, every_train_iter=640, stop_value=495
             )
         )
         task.use(CkptSaver(policy.learn_mode, run))

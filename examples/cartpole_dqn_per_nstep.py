@@ -1,6 +1,6 @@
-"""DQN on CartPole-v1 with prioritized replay, 3-step returns and a dueling network.
+"""DQN on CartPole-v1 with prioritized replay, 5-step returns and a dueling network.
 
-Against the plain one, three lines differ: the sampler and ``n_step`` of the buffer, and the model.
+Against the plain one, three things differ: the buffer's sampler, its ``n_step``, and the model.
 """
 
 from dmiddleware import OnlineRLContext, Task
@@ -23,7 +23,7 @@ from middleware import (
 )
 
 ENV = "CartPole-v1"
-DISCOUNT = 0.98
+DISCOUNT = 0.99
 
 
 def make_policy(seed: int = 0) -> DQNPolicy:
@@ -34,7 +34,7 @@ def make_policy(seed: int = 0) -> DQNPolicy:
             "seed": seed,
             "discount_factor": DISCOUNT,
             "model": model,
-            "learn": {"learning_rate": 1e-3, "target_update_freq": 64},
+            "learn": {"learning_rate": 2e-3, "target_update_freq": 64},
         }
     )
 
@@ -42,7 +42,7 @@ def make_policy(seed: int = 0) -> DQNPolicy:
 def main(
     seed: int = 0, exp_name: str = "cartpole_dqn_per_nstep", max_env_step: int = 60_000
 ) -> Result:
-    """Train DQN on CartPole-v1 with prioritized replay and 3-step returns."""
+    """Train DQN on CartPole-v1 with prioritized replay and 5-step returns."""
     policy = make_policy(seed)
     with start(exp_name, policy.cfg, seed=seed) as run, Task(OnlineRLContext(), seed=seed) as task:
         collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
@@ -50,7 +50,7 @@ def main(
         buffer = TensorBuffer(
             max_env_step,
             sampler=PrioritySampler(alpha=0.6, beta=0.4, beta_anneal_steps=20_000),
-            n_step=3,
+            n_step=5,
             discount=DISCOUNT,
             seed=task.seed_for("buffer"),
         )

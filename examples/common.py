@@ -16,6 +16,7 @@ from typing import Any
 import click
 import gymnasium as gym
 import torch
+from PIL import Image
 
 from dmiddleware import DMiddlewareError, Task
 from dmiddleware.data import from_numpy, load_checkpoint
@@ -47,6 +48,16 @@ class Result:
     train_iter: int
     train_s: float
     path: Path
+
+    @property
+    def ckpt(self) -> Path:
+        """The checkpoint of the policy that evaluated best; without evaluations, of the last."""
+        return _best_ckpt(RunFolder(self.path))
+
+    def load_best(self) -> dict[str, Any]:
+        """Return the saved state of the policy that evaluated best."""
+        state: dict[str, Any] = load_checkpoint(self.ckpt)
+        return state
 
     def __str__(self) -> str:
         return (
@@ -80,8 +91,9 @@ def start(exp_name: str, cfg: Mapping[str, Any], *, seed: int) -> Iterator[RunFo
 def finish(run: RunFolder, task: Task[Any], policy: Policy, env_id: str) -> Result:
     """Judge the saved policy that evaluated best, in episodes that it has not seen, and tell."""
     train_s = run.age_s
-    best = run.best_ckpt if run.best_ckpt.exists() else run.ckpt_dir / "final.safetensors"
-    returns = fresh_returns(policy, env_id, best, n_episode=FRESH_EPISODES, seed=task.seed)
+    returns = fresh_returns(
+        policy, env_id, _best_ckpt(run), n_episode=FRESH_EPISODES, seed=task.seed
+    )
     result = Result(
         mean_return=sum(returns) / len(returns),
         env_step=getattr(task.ctx, "env_step", 0),
@@ -105,12 +117,6 @@ def fresh_returns(
 
 def record_video(policy: Policy, env_id: str, path: Path, *, seed: int) -> None:
     """Film one episode of the policy; the suffix of the file (.mp4, .gif) tells the format."""
-    try:
-        import imageio.v3 as imageio
-    except ImportError as error:
-        raise click.ClickException(
-            "--video needs more: pip install 'dmiddleware[video]'"
-        ) from error
     envs = make_env_manager(env_id, env_num=1, seed=seed, env_kwargs={"render_mode": "rgb_array"})
     frames = []
     with envs:
@@ -119,7 +125,22 @@ def record_video(policy: Policy, env_id: str, path: Path, *, seed: int) -> None:
             frames.extend(envs.render())
             action = policy.eval_mode.forward(from_numpy(envs.ready_obs))["action"]
             done = bool(envs.step(action.numpy()).done[0])
-    imageio.imwrite(path, frames, fps=gym.make(env_id).metadata["render_fps"])
+    write_film(path, frames, fps=gym.make(env_id).metadata["render_fps"])
+
+
+def write_film(path: Path, frames: list[Any], *, fps: int) -> None:
+    """Write pictures ``[H, W, 3] uint8`` as a film."""
+    if path.suffix == ".gif":
+        first, *rest = [Image.fromarray(frame) for frame in frames]
+        first.save(path, save_all=True, append_images=rest, duration=1000 // fps, loop=0)
+        return
+    try:
+        import imageio.v3 as imageio
+    except ImportError as error:
+        raise click.ClickException(
+            "films other than .gif need more: pip install 'dmiddleware[video]'"
+        ) from error
+    imageio.imwrite(path, frames, fps=fps)
 
 
 def command(
@@ -174,3 +195,7 @@ def command(
             click.echo(f"an episode is in {video}")
 
     return run
+
+
+def _best_ckpt(run: RunFolder) -> Path:
+    return run.best_ckpt if run.best_ckpt.exists() else run.ckpt_dir / "final.safetensors"

@@ -1,0 +1,111 @@
+"""A policy of your own, in the per-env style: observations by env id in, actions by env id out.
+
+It is Q-learning with a slowly following target. The base class derives the batched style, so the
+same collectors, buffers and learners work with it; a policy that is written batched is faster.
+"""
+
+import copy
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from dmiddleware import OnlineRLContext, Task
+from dmiddleware.data import TensorBuffer
+from dmiddleware.env import make_env_manager
+from dmiddleware.policy import Policy
+from examples.common import Result, command, finish, start
+from middleware import (
+    CkptSaver,
+    OffPolicyLearner,
+    StepCollector,
+    data_pusher,
+    eps_greedy_handler,
+    interaction_evaluator,
+    learning_curve,
+    online_logger,
+    progress_bar,
+    termination_checker,
+)
+
+ENV = "CartPole-v1"
+
+
+class PerEnvQPolicy(Policy):
+    """Q-learning, written env by env."""
+
+    config: ClassVar[dict[str, Any]] = {"learning_rate": 2e-3}
+
+    def default_model(self) -> tuple[str, list[str]]:
+        """Use the Q-network of the library."""
+        return "q_network", ["dmiddleware.model"]
+
+    def _init_learn(self) -> None:
+        self._target = copy.deepcopy(self._model)
+        self._optimizer = torch.optim.Adam(self._model.parameters(), lr=self._cfg.learning_rate)
+
+    def _forward_learn(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
+        with torch.no_grad():
+            best = self._model(batch["next_obs"])["logit"].argmax(-1, keepdim=True)
+            future = self._target(batch["next_obs"])["logit"].gather(-1, best).squeeze(-1)
+            future = future.masked_fill(batch["terminated"], 0.0)
+            target = batch["reward"] + batch["discount"] * future
+        q = self._model(batch["obs"])["logit"].gather(-1, batch["action"][:, None]).squeeze(-1)
+        loss = F.smooth_l1_loss(q, target)
+        self._check_finite(loss.item(), batch)
+        self._optimizer.zero_grad()
+        loss.backward()
+        self._optimizer.step()
+        self._train_iter += 1
+        if self._train_iter % 64 == 0:
+            self._target.load_state_dict(self._model.state_dict())
+        return {"total_loss": loss.item(), "cur_lr": self._cfg.learning_rate}
+
+    def _forward_collect(
+        self, data: dict[int, Any], eps: float = 0.0, **kwargs: Any
+    ) -> dict[int, dict[str, Any]]:
+        actions = self._forward_eval(data)
+        for output in actions.values():
+            if torch.rand((), generator=self._generator) < eps:
+                output["action"] = torch.randint(2, (), generator=self._generator)
+        return actions
+
+    def _forward_eval(self, data: dict[int, Any], **kwargs: Any) -> dict[int, dict[str, Any]]:
+        logit = self._model(torch.stack(list(data.values())))["logit"]
+        return {env_id: {"action": q.argmax()} for env_id, q in zip(data, logit, strict=True)}
+
+
+def make_policy(seed: int = 0) -> PerEnvQPolicy:
+    """Build the policy."""
+    model = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [128, 128]}
+    return PerEnvQPolicy({"seed": seed, "model": model})
+
+
+def main(
+    seed: int = 0, exp_name: str = "custom_policy_per_env", max_env_step: int = 60_000
+) -> Result:
+    """Train a policy of our own on CartPole-v1."""
+    policy = make_policy(seed)
+    with start(exp_name, policy.cfg, seed=seed) as run, Task(OnlineRLContext(), seed=seed) as task:
+        collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
+        eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
+        buffer = TensorBuffer(max_env_step, n_step=3, seed=task.seed_for("buffer"))
+
+        task.use(eps_greedy_handler(start=1.0, end=0.04, decay_steps=5000))
+        task.use(StepCollector(policy.collect_mode, collect_env, n_sample=128, random_steps=1000))
+        task.use(data_pusher(buffer))
+        task.use(OffPolicyLearner(policy.learn_mode, buffer, batch_size=64, updates_per_collect=64))
+        task.use(
+            interaction_evaluator(
+                policy.eval_mode, eval_env, n_episode=30, every_train_iter=640, stop_value=495
+            )
+        )
+        task.use(CkptSaver(policy.learn_mode, run)).use(online_logger(run))
+        task.use(progress_bar(max_env_step=max_env_step)).use(learning_curve(run))
+        task.use(termination_checker(max_env_step=max_env_step))
+        task.run()
+    return finish(run, task, policy, ENV)
+
+
+if __name__ == "__main__":
+    command(ENV, make_policy, main)()

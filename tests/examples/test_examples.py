@@ -1,0 +1,128 @@
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+NAMES = [
+    "cartpole_dqn",
+    "cartpole_dqn_per_nstep",
+    "cartpole_ppo",
+    "pendulum_ppo",
+    "acrobot_dqn",
+    "custom_middleware",
+    "custom_policy_per_env",
+    "bc_offline",
+]
+# Enough for each to collect, learn and evaluate.
+STEPS = 1200
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def call(name: str, *options: str) -> Any:
+    from examples.common import command
+
+    example = importlib.import_module(f"examples.{name}")
+    program = command(example.ENV, example.make_policy, example.main)
+    return CliRunner().invoke(program, list(options), catch_exceptions=False)
+
+
+def shorten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("examples.common.FRESH_EPISODES", 3)
+    if name == "bc_offline":
+        monkeypatch.setattr("examples.bc_offline.TRAIN_ITER", 20)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_example_trains_and_its_checkpoint_can_be_played(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shorten(name, monkeypatch)
+    result = call(name, "--seed", "3", "--exp-name", "short", "--max-env-step", str(STEPS))
+    assert result.exit_code == 0
+    last = result.stdout.splitlines()[-1]
+    told = re.fullmatch(
+        r"mean return (-?[\d.]+) over 3 fresh episodes of the best policy, after ([\d,]+) env "
+        r"steps and ([\d,]+) updates in [\d.]+ s; files in (runs/short)/",
+        last,
+    )
+    assert told is not None, last
+    assert int(told[3].replace(",", "")) > 0
+    folder = Path(told[4])
+    found = {path.name for path in folder.iterdir()}
+    assert {"ckpt", "tb", "config.yaml", "curve.png", "log.txt"} <= found
+    assert list((folder / "tb").glob("events.*"))
+    assert yaml.safe_load((folder / "config.yaml").read_text())["seed"] == 3
+    ckpt = folder / "ckpt" / "best.safetensors"
+    played = call(name, "--evaluate", str(ckpt), "--episodes", "3", "--seed", "3")
+    assert played.exit_code == 0
+    assert f"mean return {told[1]} over 3 fresh episodes of {ckpt}" in played.stdout
+
+
+def test_second_run_of_a_name_leaves_the_first_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten("cartpole_ppo", monkeypatch)
+    for _ in range(2):
+        call("cartpole_ppo", "--exp-name", "same", "--max-env-step", "600")
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["same", "same-2"]
+
+
+def test_same_seed_trains_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten("cartpole_dqn", monkeypatch)
+    main = importlib.import_module("examples.cartpole_dqn").main
+    results = [main(seed=5, max_env_step=STEPS) for _ in range(2)]
+    assert results[0].mean_return == results[1].mean_return
+    assert results[0].train_iter == results[1].train_iter
+
+
+@pytest.fixture
+def ckpt() -> Path:
+    from dmiddleware.data import save_checkpoint
+
+    policy = importlib.import_module("examples.cartpole_dqn").make_policy()
+    path = Path("policy.safetensors")
+    save_checkpoint(path, policy.learn_mode.state_dict())
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".mp4"])
+def test_episode_is_filmed(ckpt: Path, suffix: str) -> None:
+    film = Path(f"film{suffix}")
+    result = call("cartpole_dqn", "--evaluate", str(ckpt), "--episodes", "2", "--video", str(film))
+    assert result.exit_code == 0
+    assert f"an episode is in {film}" in result.stdout
+    assert film.stat().st_size > 500
+
+
+def test_checkpoint_of_another_model_is_refused_in_one_line(ckpt: Path) -> None:
+    result = call("acrobot_dqn", "--evaluate", str(ckpt))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ")
+    assert "belongs to another model" in result.stderr
+
+
+def test_checkpoint_that_is_not_there_is_told_in_one_line() -> None:
+    result = call("cartpole_dqn", "--evaluate", "nothing.safetensors")
+    assert result.exit_code == 1
+    assert "nothing.safetensors" in result.stderr
+
+
+def test_video_without_a_checkpoint_is_a_wrong_call() -> None:
+    result = call("cartpole_dqn", "--video", "film.gif")
+    assert result.exit_code == 2
+    assert "name one with --evaluate" in result.stderr
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_example_offers_its_options(name: str) -> None:
+    result = call(name, "--help")
+    for option in ("seed", "exp-name", "max-env-step", "evaluate", "episodes", "video"):
+        assert f"--{option}" in result.stdout
+    assert name in result.stdout
