@@ -17,7 +17,7 @@ from dmiddleware.env.process import ProcessFailure
 from dmiddleware.env.protocol import as_frame
 from dmiddleware.env.spaces import NestedArrays, copy_arrays, make_write, replace_rows, take_rows
 from dmiddleware.env.sync_manager import EnvFn, probe_spaces
-from dmiddleware.env.timestep import BatchedTimestep
+from dmiddleware.env.timestep import BatchedTimestep, StepInfo
 from dmiddleware.env.worker import StepInfos
 from dmiddleware.errors import ConfigError, StructureError
 from dmiddleware.seeding import derive_seed
@@ -196,8 +196,8 @@ class AsyncEnvManager(BaseEnvManager):
                 self._failures.record_episode(env_id)
                 infos.first.setdefault(env_id, {})
         self._replace_infos(infos.first, infos.first.values())
-        rows = [last.get(env_id, {}) for env_id in env_ids]
-        return self._finish(ids, obs, next_obs, reward, done, terminated, truncated, rows, failed)
+        info = StepInfo([last.get(env_id, {}) for env_id in env_ids])
+        return self._finish(ids, obs, next_obs, reward, done, terminated, truncated, info, failed)
 
     def _with_first_obs(
         self, obs: NestedArrays, rows: list[int], env_ids: list[int]

@@ -429,7 +429,7 @@ class BaseEnvManager(ABC):
 
     def _ready_rows(self) -> list[Mapping[str, Any]]:
         infos = self._ready_infos
-        return [*infos.rows()] if isinstance(infos, StepInfo) else [*infos]
+        return [*infos] if type(infos) in (list, tuple) else [*self.ready_info.rows()]
 
     def _finish(
         self,
@@ -440,7 +440,7 @@ class BaseEnvManager(ABC):
         done: BoolArray,
         terminated: BoolArray,
         truncated: BoolArray,
-        infos: StepInfo | Sequence[Mapping[str, Any]],
+        info: StepInfo,
         failed: list[int] | None,
     ) -> BatchedTimestep:
         """Take over what to act on next, and hand out the step.
@@ -461,7 +461,7 @@ class BaseEnvManager(ABC):
             terminated,
             truncated,
             abnormal,
-            infos if isinstance(infos, StepInfo) else StepInfo(infos),
+            info,
             ids is None and failed is None,
         )
 

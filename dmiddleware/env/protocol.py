@@ -105,6 +105,8 @@ def check_first(result: Any, env_id: int) -> tuple[Any, Any]:
     Raises:
         EnvProtocolError: showing what was returned.
     """
+    if type(result) is tuple and len(result) == 2 and type(result[1]) is dict:
+        return result  # nearly always; asking whether it is a Mapping costs far more
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
         raise EnvProtocolError(
             f"env {env_id} returned {_short(result)} from reset(); it must return (obs, info), "

@@ -220,7 +220,17 @@ def make_split(space: spaces.Space[Any]) -> Split:
 
         return split_tuple
     check = make_check(space)
-    if space.shape == () and not isinstance(space, spaces.Discrete):
+    if isinstance(space, spaces.Discrete):
+        dtype = np.dtype(space.dtype)
+
+        def split_integers(actions: Any) -> list[Any]:
+            # The commonest case of all goes without the checks that it cannot fail.
+            if type(actions) is np.ndarray and actions.dtype == dtype and actions.ndim == 1:
+                return list(actions)
+            return list(check(actions))
+
+        return split_integers
+    if space.shape == ():
         # Iterating would give numpy scalars, which such a space does not contain.
         return lambda actions: [np.array(action) for action in check(actions)]
     return lambda actions: list(check(actions))

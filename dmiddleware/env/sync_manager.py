@@ -26,7 +26,7 @@ from dmiddleware.env.protocol import (
 )
 from dmiddleware.env.spaces import NestedArrays, allocate, copy_arrays
 from dmiddleware.env.state import get_state, set_state
-from dmiddleware.env.timestep import BatchedTimestep, BoolArray
+from dmiddleware.env.timestep import BatchedTimestep, StepInfo
 from dmiddleware.errors import EnvCrashed, EnvError, EnvProtocolError, StructureError
 from dmiddleware.seeding import derive_seed
 
@@ -122,7 +122,8 @@ class SyncEnvManager(BaseEnvManager):
 
     def step(self, actions: NestedArrays | Mapping[int, Any]) -> BatchedTimestep:
         """Step the envs, and reset those whose episode ended, see :meth:`BaseEnvManager.step`."""
-        self._require_open("step")
+        if not self._open:
+            self._require_open("step")
         ids, rows = self._assign(actions)
         steps = self._steps if ids is None else [self._steps[index] for index in ids]
         results: list[Any] = []
@@ -170,23 +171,26 @@ class SyncEnvManager(BaseEnvManager):
         truncated = np.zeros(n_rows, np.bool_)
         obs = next_obs
         if True in terminated_rows or True in truncated_rows:
-            terminated[:] = terminated_rows
-            truncated[:] = truncated_rows
-            np.logical_or(terminated, truncated, out=done)
-            infos, obs = self._reset_ended(ids, done, infos, next_obs)
-        return self._finish(ids, obs, next_obs, reward, done, terminated, truncated, infos, failed)
+            ended = [row for row in range(n_rows) if terminated_rows[row] or truncated_rows[row]]
+            for row in ended:
+                done[row] = True
+                terminated[row], truncated[row] = terminated_rows[row], truncated_rows[row]
+            infos, obs = self._reset_ended(ids, ended, infos, next_obs)
+        return self._finish(
+            ids, obs, next_obs, reward, done, terminated, truncated, StepInfo(infos), failed
+        )
 
     def _reset_ended(
         self,
         ids: list[int] | None,
-        done: BoolArray,
+        ended: list[int],
         infos: Sequence[Mapping[str, Any]],
         next_obs: NestedArrays,
     ) -> tuple[Any, NestedArrays]:
         """Reset the envs whose episode ended; return the last infos, and what to act on next."""
         last_infos, ready_infos = list(infos), self._ready_rows()
         obs = copy_arrays(next_obs)
-        for row in done.nonzero()[0].tolist():
+        for row in ended:
             env_id = row if ids is None else ids[row]
             last_infos[row] = {**self._totals.end(env_id), **infos[row]}
             self._failures.record_episode(env_id)

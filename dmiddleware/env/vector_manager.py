@@ -284,8 +284,8 @@ class VectorEnvManager(BaseEnvManager):
         self._install_reset(range(n_envs), obs, infos)
         done, terminated, truncated = (np.zeros(n_envs, np.bool_) for _ in range(3))
         reward, failed = np.zeros(n_envs), list(range(n_envs))
-        marked = [{**info, "abnormal": True} for info in infos]
-        return self._finish(None, obs, obs, reward, done, terminated, truncated, marked, failed)
+        info = StepInfo([{**info, "abnormal": True} for info in infos])
+        return self._finish(None, obs, obs, reward, done, terminated, truncated, info, failed)
 
     def _restart(self, error: Exception) -> tuple[NestedArrays, list[Any]]:
         doing = "step"
