@@ -54,18 +54,23 @@ def test_images_and_one_hot_integers_pass_nested_numbers_are_normalised():
     torch.testing.assert_close(seen["in"]["v"], torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
 
 
-def test_a_restored_normaliser_goes_on_alike():
+@pytest.mark.parametrize("moment", ["fresh", "learned", "collecting"])
+def test_a_restored_normaliser_goes_on_alike(moment):
     ours, theirs = ObsNormaliser(2), ObsNormaliser(2)
     ours.update(torch.randn(5, 2))
-    ours.hold()
-    ours.update(torch.randn(5, 2))
+    if moment != "fresh":
+        ours.hold()
+    if moment == "collecting":
+        ours.update(torch.randn(5, 2))
     theirs.load_state_dict(ours.state_dict())
     probe = torch.randn(4, 2)
-    for _ in range(2):
-        assert torch.equal(ours(probe), theirs(probe))
+    assert torch.equal(ours(probe), theirs(probe))
+    for hold in (False, False, True, False):
         for normaliser in (ours, theirs):
-            normaliser.hold()
+            if hold:
+                normaliser.hold()
             normaliser.update(probe)
+        assert torch.equal(ours(probe), theirs(probe))
 
 
 def test_a_state_of_other_observations_is_refused():

@@ -56,7 +56,8 @@ def test_evaluating_is_greedy_and_draws_nothing(small, continuous):
 def test_the_loss_is_what_the_paper_writes(small, continuous, ppo_batch, kind):
     learn = {"entropy_weight": 0.03, "clip_ratio": 0.1, "value_clip": 0.05, "learning_rate": 0.02}
     model, size = (small, 4) if kind == "discrete" else (continuous, 3)
-    policy = PPOPolicy({"model": model, "learn": learn, "seed": 0})
+    bounds = {} if kind == "discrete" else {"action_low": [-2, 0], "action_high": [2, 1]}
+    policy = PPOPolicy({"model": model, "learn": learn, "seed": 0, **bounds})
     batch = ppo_batch(policy, obs_size=size)
     policy.learn_mode.forward(batch)  # so that ratios differ from 1
     output = policy.get_attribute("model")(batch["obs"])
@@ -233,6 +234,11 @@ def test_bounds_come_from_the_first_spaces(continuous, pendulum_spaces):
     output = policy.collect_mode.forward(torch.randn(300, 3))
     assert output["action"].abs().max().item() == 2.0
     torch.testing.assert_close(output["action"], (2 * output["raw_action"]).clamp(-2, 2))
+    obs = 1000 * torch.randn(300, 3)
+    mu = policy.get_attribute("model")(obs)["mu"].detach()
+    greedy = policy.eval_mode.forward(obs)["action"]
+    torch.testing.assert_close(greedy, (2 * mu).clamp(-2, 2))
+    assert not torch.equal(greedy, mu)
     wider = gym.spaces.Box(-3.0, 3.0, (1,), np.float32)
     with pytest.raises(SpaceError, match=r"from \[-2.0\] to \[2.0\].*takes \[-3.0\] to \[3.0\]"):
         policy.get_attribute("check_spaces")(pendulum_spaces[0], wider)
