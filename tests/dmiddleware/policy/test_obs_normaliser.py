@@ -54,14 +54,16 @@ def test_images_and_one_hot_integers_pass_nested_numbers_are_normalised():
     torch.testing.assert_close(seen["in"]["v"], torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
 
 
-@pytest.mark.parametrize("moment", ["fresh", "learned", "collecting"])
+@pytest.mark.parametrize("moment", ["fresh", "learned", "collecting", "learned again"])
 def test_a_restored_normaliser_goes_on_alike(moment):
     ours, theirs = ObsNormaliser(2), ObsNormaliser(2)
     ours.update(torch.randn(5, 2))
     if moment != "fresh":
         ours.hold()
-    if moment == "collecting":
+    if moment in ("collecting", "learned again"):
         ours.update(torch.randn(5, 2))
+    if moment == "learned again":
+        ours.hold()
     theirs.load_state_dict(ours.state_dict())
     probe = torch.randn(4, 2)
     assert torch.equal(ours(probe), theirs(probe))
