@@ -30,6 +30,10 @@ __all__ = [
 
 Transition = dict[str, Any]
 
+_TOTALS = (
+    "total_envstep", "total_samples", "total_episodes", "total_time_s", "last_print", "n_dropped",
+)  # fmt: skip
+
 SERIAL_COLLECTOR_REGISTRY: Registry[Callable[..., ISerialCollector]] = Registry("serial collector")
 """Registered collectors; ``@SERIAL_COLLECTOR_REGISTRY.register("mine")`` adds one."""
 
@@ -125,6 +129,21 @@ class ISerialCollector(SerialWorker, ABC):
     def dropped_steps(self) -> int:
         """Transitions made and never handed out, because their env failed or was reset."""
         return self._n_dropped + (0 if self._rollout is None else self._rollout.dropped_steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return totals, what is kept from call to call, and the state of the envs."""
+        return {
+            "rollout": None if self._rollout is None else self._rollout.state_dict(),
+            "totals": {name: getattr(self, f"_{name}") for name in _TOTALS},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the collector was that gave ``state``; statistics begin anew."""
+        self._clear_stats()
+        for name in _TOTALS:
+            setattr(self, f"_{name}", state["totals"][name])
+        if state["rollout"] is not None:
+            self._core().load_state_dict(state["rollout"])
 
     def _drop_unfinished(self) -> None:
         """Forget what is kept from call to call."""

@@ -134,3 +134,31 @@ class SampleSerialCollector(ISerialCollector):
         self._n_dropped += sum(map(len, self._gathered.values()))
         self._gathered.clear()
         self._extra = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return totals, extra samples, gathered transitions, and the state of the envs."""
+        gathered = {str(env): _plain(rows) for env, rows in self._gathered.items()}
+        return {**super().state_dict(), "extra": _plain(self._extra), "gathered": gathered}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the collector was that gave ``state``.
+
+        Where the envs' state cannot be restored, what gathered of unfinished episodes is dropped,
+        and counted.
+        """
+        super().load_state_dict(state)
+        self._extra = _samples(state["extra"])
+        self._gathered.clear()
+        for env, rows in state["gathered"].items():
+            self._gathered[int(env)] = _samples(rows)
+
+
+def _plain(samples: list[Transition]) -> list[Transition]:
+    return [{key: tree.to_dict(value) for key, value in sample.items()} for sample in samples]
+
+
+def _samples(plain: list[Transition]) -> list[Transition]:
+    return [
+        {k: tree.as_tree(v) if isinstance(v, Mapping) else v for k, v in sample.items()}
+        for sample in plain
+    ]

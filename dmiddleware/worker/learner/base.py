@@ -270,6 +270,26 @@ class BaseLearner(Configurable):
         # Left out of the run's end by the config, but someone asks for a checkpoint now.
         return SaveCkptHook("save_ckpt_after_run", 20, position="after_run")
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the policy's whole state, with ``last_iter`` and ``last_step``."""
+        return {
+            **self.policy.state_dict(),
+            "last_iter": self.train_iter,
+            "last_step": self._collector_envstep,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; one without counters, such as a policy's alone, counts from 0.
+
+        Raises:
+            CheckpointMismatch: if it belongs to another model.
+        """
+        own = dict(state)
+        last_iter, last_step = own.pop("last_iter", 0), own.pop("last_step", -1)
+        self.policy.load_state_dict(own)
+        self._last_iter.update(last_iter)
+        self._collector_envstep = last_step
+
     # Logs -----------------------------------------------------------------------------------------
 
     def info(self, s: str) -> None:

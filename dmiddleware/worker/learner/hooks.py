@@ -144,14 +144,10 @@ class LoadCkptHook(LearnerHook):
         """
         if not self._load_path:
             return
-        state = load_checkpoint(self._load_path)
-        last_iter, last_step = state.pop("last_iter", 0), state.pop("last_step", 0)
-        engine.policy.load_state_dict(state)
-        engine.last_iter.update(last_iter)
-        engine.collector_envstep = last_step
+        engine.load_state_dict(load_checkpoint(self._load_path))
         engine.info(
-            f"{engine.instance_name} loaded {self._load_path}: iteration {last_iter}, "
-            f"env step {last_step}"
+            f"{engine.instance_name} loaded {self._load_path}: iteration {engine.train_iter}, "
+            f"env step {engine.collector_envstep}"
         )
 
 
@@ -178,12 +174,7 @@ class SaveCkptHook(_PeriodicHook):
         if engine.rank != 0 or not self._is_due(n_iterations):
             return
         path = engine.ckpt_dir / checkpoint_name(engine.ckpt_name or f"iteration_{n_iterations}")
-        state = {
-            **engine.policy.state_dict(),
-            "last_iter": n_iterations,
-            "last_step": engine.collector_envstep,
-        }
-        save_checkpoint(path, state)
+        save_checkpoint(path, {**engine.state_dict(), "last_iter": n_iterations})
         engine.info(f"{engine.instance_name} saved {path}")
 
 

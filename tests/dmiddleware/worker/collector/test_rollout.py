@@ -224,7 +224,11 @@ def test_episodes_that_were_handed_out_in_part_are_given_up_for_whole_ones(
     telling_envs, batched_policy
 ):
     collector = RolloutCollector(batched_policy.collect_mode, telling_envs([(4,), (6,)]))
-    collector.collect(8)  # env 0 is between episodes, env 1 within its first one
+    batch = collector.collect(2)
+    for _ in range(3):
+        batch = collector.collect(2)  # until env 0 is between episodes, env 1 within its first one
+    batch["episode_id"].fill_(77)
+    batch["done"].fill_(True)
     episodes = collector.collect_episodes(2)
     firsts = sorted(tuple(episode["obs"][0].tolist()) for episode in episodes)
     assert firsts == [(0.0, 1.0, 0.0), (1.0, 1.0, 0.0)]
@@ -257,7 +261,15 @@ def test_rows_that_were_made_before_an_error_are_handed_out_later(telling_envs, 
     with pytest.raises(ArithmeticError):
         collector.collect(8, policy_kwargs={"fail_at": 3})
     assert collector.waiting_steps == 6
-    assert lanes([collector.collect(8)]) == [expected_lane((9,), 4)] * 2
+    first = collector.collect(2, train_iter=5)
+    found = lanes([first])
+    for _, leaf in leaves(first):
+        leaf.fill_(77)  # a batch's memory is its owner's alone
+    second = collector.collect(6, train_iter=5)
+    assert [a + b for a, b in zip(found, lanes([second]), strict=True)] == (
+        [expected_lane((9,), 4)] * 2
+    )
+    assert second["collect_iter"].tolist() == [[0, 0], [0, 0], [5, 5]]
 
 
 def test_rows_that_wait_do_not_outlive_an_episode_that_cannot_go_on(telling_envs, batched_policy):

@@ -6,6 +6,7 @@ import logging
 import pytest
 import torch
 
+from dmiddleware.data import load_checkpoint, save_checkpoint
 from dmiddleware.errors import ConfigError, RegistryError
 from dmiddleware.worker.collector import (
     EpisodeSerialCollector,
@@ -330,6 +331,33 @@ def test_reset_policy_without_one_clears_its_state(sampler, batched_policy):
     batched_policy.resets.clear()
     sampler.reset_policy()
     assert batched_policy.resets == [None]
+
+
+@pytest.mark.parametrize("resumable", [True, False])
+def test_collecting_samples_goes_on_from_a_saved_state(
+    telling_envs, batched_policy, tmp_path, resumable
+):
+    def make():
+        return SampleSerialCollector(
+            {},
+            telling_envs(LENGTHS, resumable=resumable),
+            batched_policy.collect_mode,
+            exp_name=str(tmp_path / "run"),
+        )
+
+    with make() as one, make() as other:
+        one.collect(10, train_iter=3)
+        assert one.n_extra == 1
+        save_checkpoint(tmp_path / "state.safetensors", one.state_dict())
+        other.load_state_dict(load_checkpoint(tmp_path / "state.safetensors"))
+        assert (other.envstep, other.n_extra) == (one.envstep, one.n_extra)
+        mine, theirs = (
+            [place(sample) for sample in collector.collect(10)] for collector in (one, other)
+        )
+        # The extra sample comes first; after it, envs that cannot be restored begin anew.
+        assert mine[0] == theirs[0]
+        assert (mine == theirs) == resumable
+        assert (other.dropped_steps > one.dropped_steps) == (not resumable)
 
 
 def test_what_is_missing_is_named(batched_policy):
