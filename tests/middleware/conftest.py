@@ -3,10 +3,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dmiddleware.pipeline import OnlineRLContext, Task
 from dmiddleware.testing import FakeClock
 from middleware.run_folder import RunFolder
+
+# Networks this small gain nothing from more threads, and wait long for them on a busy machine.
+torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -1,0 +1,293 @@
+"""Whole chains of real pieces, and what happens when something is wrong with one."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import middleware
+from dmiddleware.data import TensorBuffer, as_tree, load_checkpoint
+from dmiddleware.env import make_env_manager
+from dmiddleware.errors import (
+    ChainError,
+    ConfigError,
+    MiddlewareError,
+    NonFiniteLoss,
+    SpaceError,
+    StructureError,
+)
+from dmiddleware.pipeline import OnlineRLContext, Role, Task
+from dmiddleware.policy import DQNPolicy, PPOPolicy
+from middleware import (
+    CkptSaver,
+    EpisodeCollector,
+    OffPolicyLearner,
+    OnPolicyLearner,
+    RunFolder,
+    StepCollector,
+    data_pusher,
+    eps_greedy_handler,
+    final_ctx_saver,
+    gae_estimator,
+    interaction_evaluator,
+    learning_curve,
+    online_logger,
+    progress_bar,
+    termination_checker,
+)
+
+MODEL = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [16]}
+
+
+@pytest.fixture
+def dqn() -> DQNPolicy:
+    return DQNPolicy({"seed": 0, "model": MODEL})
+
+
+def envs(name: str = "CartPole-v1", seed: int = 0) -> Any:
+    return make_env_manager(name, env_num=2, seed=seed)
+
+
+def dqn_chain(task: Any, policy: DQNPolicy, run: RunFolder, buffer: TensorBuffer) -> None:
+    task.use(eps_greedy_handler(start=1.0, end=0.1, decay_steps=200))
+    task.use(StepCollector(policy.collect_mode, envs(), n_sample=20, random_steps=40))
+    task.use(data_pusher(buffer))
+    task.use(OffPolicyLearner(policy.learn_mode, buffer, batch_size=16, updates_per_collect=4))
+    task.use(
+        interaction_evaluator(policy.eval_mode, envs(seed=1), n_episode=2, every_train_iter=20)
+    )
+    task.use(CkptSaver(policy.learn_mode, run)).use(online_logger(run, every_env_step=50))
+    task.use(progress_bar(max_env_step=200)).use(learning_curve(run)).use(final_ctx_saver(run))
+    task.use(termination_checker(max_env_step=200))
+
+
+def test_whole_chain_runs_and_leaves_its_files(run: RunFolder, dqn: DQNPolicy) -> None:
+    with Task(OnlineRLContext()) as task:
+        dqn_chain(task, dqn, run, TensorBuffer(1000, seed=0))
+        task.run()
+        assert task.ctx.env_step == 200
+        assert task.ctx.train_iter == 36
+        assert task.stop_reason == "env_step reached 200 (max_env_step is 200)"
+    assert sorted(path.name for path in run.path.iterdir()) == [
+        "ckpt",
+        "curve.png",
+        "final_ctx.json",
+        "tb",
+    ]
+    state = load_checkpoint(run.ckpt_dir / "final.safetensors")
+    assert (state["last_iter"], state["last_step"]) == (36, 200)
+
+
+def test_same_seeds_give_the_same_policy(tmp_path: Any) -> None:
+    def train(name: str) -> Any:
+        policy = DQNPolicy({"seed": 0, "model": MODEL})
+        with RunFolder.create(name, root=tmp_path) as folder, Task(OnlineRLContext()) as task:
+            dqn_chain(task, policy, folder, TensorBuffer(1000, seed=0))
+            task.run()
+        return policy.eval_mode.state_dict()["model"]
+
+    first, second = train("a"), train("b")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.learning
+def test_chain_of_ppo_learns_cartpole() -> None:
+    policy = PPOPolicy(
+        {
+            "seed": 0,
+            "discount_factor": 0.98,
+            "learn": {"learning_rate": 1e-3},
+            "model": {"obs_shape": 4, "action_shape": 2},
+        }
+    )
+    collect_env = make_env_manager("CartPole-v1", env_num=8, seed=0)
+    returns: list[float] = []
+
+    def note(ctx: OnlineRLContext) -> None:
+        if "collect/return_mean" in ctx.logged:
+            returns.append(ctx.logged["collect/return_mean"])
+
+    with Task(OnlineRLContext()) as task:
+        task.use(StepCollector(policy.collect_mode, collect_env, n_sample=256))
+        task.use(gae_estimator(policy.learn_mode, discount=0.98, gae_lambda=0.8))
+        task.use(OnPolicyLearner(policy.learn_mode, batch_size=128, epochs=10))
+        task.use(note).run(max_step=16)
+    assert sum(returns[:3]) / 3 < 40
+    assert sum(returns[-3:]) / 3 > 60
+
+
+def test_something_that_is_not_callable_is_refused(dqn: DQNPolicy) -> None:
+    with Task(OnlineRLContext()) as task, pytest.raises(MiddlewareError, match="not callable"):
+        task.use(TensorBuffer(10))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted(name for name in middleware.__all__ if name[0].islower()),
+)
+def test_factory_that_was_not_called_is_refused(name: str) -> None:
+    with Task(OnlineRLContext()) as task, pytest.raises(MiddlewareError, match="call it"):
+        task.use(getattr(middleware, name))
+
+
+@pytest.mark.parametrize("name", sorted(name for name in middleware.__all__ if name[0].isupper()))
+def test_class_that_was_not_built_is_refused(name: str) -> None:
+    with Task(OnlineRLContext()) as task, pytest.raises(MiddlewareError, match="build an object"):
+        task.use(getattr(middleware, name))
+
+
+def test_second_yield_is_refused_while_envs_and_files_are_closed(
+    run: RunFolder, dqn: DQNPolicy
+) -> None:
+    def twice(ctx: OnlineRLContext) -> Any:
+        yield
+        yield
+
+    collect_env = envs()
+    with (
+        pytest.raises(MiddlewareError, match="yielded a second time"),
+        Task(OnlineRLContext()) as task,
+    ):
+        task.use(twice).use(StepCollector(dqn.collect_mode, collect_env, n_sample=2))
+        task.use(CkptSaver(dqn.learn_mode, run))
+        task.run(max_step=1)
+    assert collect_env.closed
+    assert (run.ckpt_dir / "final.safetensors").exists()
+
+
+def test_chain_whose_reads_no_one_writes_tells_all_that_is_missing(dqn: DQNPolicy) -> None:
+    with Task(OnlineRLContext()) as task:
+        task.use(data_pusher(TensorBuffer(10)))
+        task.use(OnPolicyLearner(dqn.learn_mode, batch_size=4, epochs=1))
+        with pytest.raises(ChainError) as raised:
+            task.run(max_step=1)
+    message = str(raised.value)
+    assert "middleware 1 (data_pusher) reads ctx.trajectories" in message
+    assert "add StepCollector(" in message
+    assert "middleware 2 (OnPolicyLearner) reads ctx.train_data" in message
+    assert "gae_estimator(" in message
+
+
+def test_estimator_before_its_collector_is_refused(dqn: DQNPolicy) -> None:
+    with Task(OnlineRLContext()) as task:
+        task.use(gae_estimator(dqn.learn_mode))
+        task.use(StepCollector(dqn.collect_mode, envs(), n_sample=2))
+        with pytest.raises(ChainError, match="after it"):
+            task.run(max_step=1)
+
+
+def test_unknown_key_of_a_config_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean learn\.learning_rate"):
+        DQNPolicy({"learn": {"learning_rat": 1e-3}})
+
+
+def test_envs_that_do_not_fit_are_refused_before_anything_is_collected(
+    run: RunFolder, dqn: DQNPolicy
+) -> None:
+    buffer = TensorBuffer(100)
+    with Task(OnlineRLContext()) as task:
+        task.use(StepCollector(dqn.collect_mode, envs(), n_sample=2)).use(data_pusher(buffer))
+        task.use(interaction_evaluator(dqn.eval_mode, envs("Acrobot-v1"), n_episode=2))
+        with pytest.raises(SpaceError):
+            task.run(max_step=1)
+    assert buffer.count() == 0
+
+
+def test_batch_of_another_structure_leaves_the_buffer_as_it_was(dqn: DQNPolicy) -> None:
+    buffer = TensorBuffer(100)
+
+    def forget_a_column(ctx: OnlineRLContext) -> None:
+        if ctx.total_step == 1:
+            rows = dict(ctx.trajectories.items())
+            del rows["logit"]
+            ctx.trajectories = as_tree(rows)
+
+    with Task(OnlineRLContext()) as task:
+        task.use(StepCollector(dqn.collect_mode, envs(), n_sample=2)).use(forget_a_column)
+        task.use(data_pusher(buffer))
+        with pytest.raises(StructureError, match="it lacks logit") as raised:
+            task.run(max_step=3)
+    assert buffer.count() == 2
+    notes = "".join(raised.value.__notes__)
+    assert "data_pusher" in notes
+    assert "step 1" in notes
+
+
+def test_nan_in_a_loss_stops_names_the_iteration_and_saves_what_there_is(
+    run: RunFolder, dqn: DQNPolicy
+) -> None:
+    buffer = TensorBuffer(1000, seed=0)
+
+    def spoil(ctx: OnlineRLContext) -> None:
+        if ctx.total_step == 3:
+            buffer.clear()
+            ctx.trajectories["reward"][:] = float("nan")
+
+    with Task(OnlineRLContext()) as task:
+        task.use(StepCollector(dqn.collect_mode, envs(), n_sample=20)).use(spoil)
+        task.use(data_pusher(buffer))
+        task.use(OffPolicyLearner(dqn.learn_mode, buffer, batch_size=16, updates_per_collect=4))
+        task.use(CkptSaver(dqn.learn_mode, run)).use(learning_curve(run))
+        with pytest.raises(NonFiniteLoss, match="collected at train_iter 12"):
+            task.run(max_step=9)
+    state = load_checkpoint(run.ckpt_dir / "final.safetensors")
+    assert state["last_iter"] == 12
+    assert all(torch.isfinite(value).all() for value in state["model"].values())
+    assert run.curve_path.exists()
+
+
+def test_episodes_can_be_pushed_and_learned_from(dqn: DQNPolicy) -> None:
+    buffer = TensorBuffer(1000, seed=0)
+    with Task(OnlineRLContext()) as task:
+        task.use(EpisodeCollector(dqn.collect_mode, envs(), n_episode=3))
+        task.use(data_pusher(buffer, what="episodes"))
+        task.use(OffPolicyLearner(dqn.learn_mode, buffer, batch_size=8))
+        task.run(max_step=2)
+        assert buffer.count() <= task.ctx.env_step
+        assert task.ctx.train_iter == 2
+
+
+def test_every_role_has_its_part_of_the_chain(run: RunFolder, dqn: DQNPolicy) -> None:
+    buffer = TensorBuffer(1000, seed=0)
+    with Task(OnlineRLContext()) as task:
+        dqn_chain(task, dqn, run, buffer)
+        table = str(task.describe())
+    for name in ("eps_greedy_handler", "StepCollector", "interaction_evaluator", "CkptSaver"):
+        assert name in table
+    for role in Role:
+        assert role in table
+
+
+def test_public_names_are_these_and_each_says_what_it_reads_and_writes() -> None:
+    assert middleware.__all__ == [
+        "eps_greedy_handler",
+        "StepCollector",
+        "EpisodeCollector",
+        "data_pusher",
+        "priority_calculator",
+        "nstep_reward_enhancer",
+        "gae_estimator",
+        "montecarlo_return_estimator",
+        "offpolicy_data_fetcher",
+        "offline_data_fetcher",
+        "offline_data_saver",
+        "OffPolicyLearner",
+        "OnPolicyLearner",
+        "trainer",
+        "multistep_trainer",
+        "interaction_evaluator",
+        "CkptSaver",
+        "online_logger",
+        "offline_logger",
+        "termination_checker",
+        "epoch_timer",
+        "progress_bar",
+        "learning_curve",
+        "final_ctx_saver",
+        "RunFolder",
+    ]
+    for name in middleware.__all__:
+        documented = getattr(middleware, name).__doc__
+        assert documented
+        silent = name in ("RunFolder", "epoch_timer", "final_ctx_saver")
+        assert silent or "Reads:" in documented or "Writes:" in documented
