@@ -360,10 +360,13 @@ def test_sigterm_ends_a_learner_that_waits_for_data(tmp_path):
         """
         import sys, threading
         from dmiddleware.policy import DQNPolicy
-        from dmiddleware.worker.learner import BaseLearner
+        from dmiddleware.worker.learner import BaseLearner, LearnerHook
+
+        class Begun(LearnerHook):
+            def __call__(self, engine):
+                print("begun", flush=True)
 
         def get_data(n):
-            print("waiting", flush=True)
             threading.Event().wait(60)
 
         model = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [4]}
@@ -372,6 +375,7 @@ def test_sigterm_ends_a_learner_that_waits_for_data(tmp_path):
         learner = BaseLearner(cfg, policy.learn_mode, exp_name=sys.argv[1])
         learner.get_data = get_data
         learner.setup_dataloader()
+        learner.register_hook(Begun("begun", 1, position="before_run"))
         learner.start()
         """
     )
@@ -379,7 +383,7 @@ def test_sigterm_ends_a_learner_that_waits_for_data(tmp_path):
         [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     with process:
-        assert process.stdout.readline() == "waiting\n"
+        assert process.stdout.readline() == "begun\n"
         process.terminate()
         assert process.wait(timeout=60) == -signal.SIGTERM
     assert (tmp_path / "ckpt" / "iteration_0.safetensors").is_file()
