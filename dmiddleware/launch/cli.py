@@ -69,14 +69,6 @@ KEY_VARIABLE = "DITASK_KEY"
 @click.option("--labels", default="", metavar="WORD,…", help="Labels for task.match_labels.")
 @click.option("--run-id", default="", help="Name of the run; nodes of other runs are refused.")
 @click.option(
-    "--mq-type",
-    default="nng",
-    show_default=True,
-    type=click.Choice(["nng", "redis"]),
-    help="What carries the messages; redis has the weaker promise (see the guide).",
-)
-@click.option("--redis-url", default="", help="Where the redis server is, for --mq-type redis.")
-@click.option(
     "--key-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help=f"File with the run's key; or set {KEY_VARIABLE}. Made anew for runs on one host.",

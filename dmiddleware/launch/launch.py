@@ -115,7 +115,6 @@ def _config(options: Mapping[str, Any], plan: ProcessPlan, key: bytes | None) ->
         start_timeout_s=options["start_timeout"],
         key_hex=key.hex() if key is not None else "",
         tls=_tls(options),
-        transport=options["mq_type"],
         status_fd=-1,
     )
 

@@ -25,7 +25,6 @@ class WorkerConfig(msgspec.Struct, kw_only=True):
         start_timeout_s: how long to wait for them.
         key_hex: the run's key; empty: none.
         tls: certificates for ``tls+tcp``, or None.
-        transport: ``nng`` or ``redis``.
         status_fd: where to write :class:`Status` lines.
     """
 
@@ -41,7 +40,6 @@ class WorkerConfig(msgspec.Struct, kw_only=True):
     start_timeout_s: float
     key_hex: str
     tls: TlsFiles | None
-    transport: str
     status_fd: int
 
 

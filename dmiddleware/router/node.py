@@ -140,7 +140,6 @@ class Link:
     gone_since: float | None = None
     forgotten: bool = False
     told_wants: bool = False
-    ready: bool = False
     told_goodbye: bool = False
     requests: int = 0
     seen: _Seen = field(default_factory=_Seen)
@@ -212,6 +211,7 @@ class Node:
         self._wants: tuple[str, ...] = ()
         self._ready = False
         self._newest: dict[str, EncodedEvent] = {}
+        self.ready: set[str] = set()
 
     # Events -----------------------------------------------------------------------------------
 
@@ -268,8 +268,11 @@ class Node:
     def _hear_wants(self, link: Link, event: EncodedEvent) -> None:
         ready, wants = read_metadata(_wants, event.skeleton, "list of events")
         had = {name for name in self._newest if link.is_wanted(name)}
-        link.ready, link.wants, link.told_wants = ready, wants, True
+        link.wants, link.told_wants = wants, True
         link.matches.clear()
+        if ready:
+            # For good: a peer may have done its work and gone before this node looks.
+            self.ready.add(link.node_id)
         for name, newest in self._newest.items():
             if name not in had and link.is_wanted(name):
                 link.outgoing.put_latest(newest)
@@ -534,7 +537,9 @@ class Node:
     def _empty(self, link: Link) -> None:
         """Keep what a peer that is no more has sent, and was acknowledged, until it is taken."""
         for event in link.incoming.take(sys.maxsize):
-            if event.event != WANTS_EVENT:
+            if event.event == WANTS_EVENT:
+                self._hear_wants(link, event)
+            else:
                 self._left_behind.append((link.node_id, event))
 
     def _tell_wants(self, link: Link) -> None:

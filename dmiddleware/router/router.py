@@ -346,7 +346,9 @@ class Router:
             WaitTimeout: if they are not in time; it names those that are.
             RouterError: if a peer refused this node.
         """
-        return self._wait_for_links(count, lambda link: link.told_wants, timeout_s)
+        return self._wait_for(
+            count, lambda: {x.node_id for x in self._node.links.values() if x.told_wants}, timeout_s
+        )
 
     def begin(self) -> None:
         """Wait until every expected peer is ready too, so that nothing emitted misses anyone.
@@ -358,25 +360,25 @@ class Router:
         with self._lock:
             self._node.get_ready()
             self._wake_all()
-        self._wait_for_links(self._expected_peers, lambda link: link.ready, self._start_timeout_s)
+        self._wait_for(self._expected_peers, lambda: self._node.ready, self._start_timeout_s)
 
-    def _wait_for_links(
-        self, count: int, is_there: Callable[[Link], bool], timeout_s: float
+    def _wait_for(
+        self, count: int, found: Callable[[], set[str]], timeout_s: float
     ) -> list[Identity]:
-        def there() -> bool:
-            n_there = sum(map(is_there, self._node.links.values()))
-            return self._fatal is not None or n_there >= count
-
         with self._lock:
-            if self._clock.wait_for(self._members, there, timeout_s):
+            if self._clock.wait_for(
+                self._members,
+                lambda: self._fatal is not None or len(found()) >= count,
+                timeout_s,
+            ):
                 if self._fatal is not None:
                     raise self._fatal
                 return self._node.peers()
             here = sorted(int(identity.node_id) for identity in self._node.peers())
-            ready = [int(link.node_id) for link in self._node.links.values() if is_there(link)]
+            ready = sorted(map(int, found()))
         raise WaitTimeout(
             f"{count} peers were awaited, and within {timeout_s:g} s {len(here)} came (nodes "
-            f"{here}) and {len(ready)} got ready ({sorted(ready)}); are the others started, with "
+            f"{here}) and {len(ready)} got ready ({ready}); are the others started, with "
             f"the same key, and can they reach {self.address or ', '.join(self._dial_addresses)}?"
         )
 

@@ -1,0 +1,135 @@
+"""ditask for real: processes that meet, work, fail and end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+
+PROGRAM = """
+    from dmiddleware import Context, Role, Task, middleware
+
+    def main(fail_in_step=-1):
+        taken = []
+        with Task(Context()) as task:
+
+            @middleware(roles=[Role.COLLECTOR])
+            def collect(ctx):
+                ctx.task.emit("number", ctx.total_step, only_remote=True)
+
+            @middleware(roles=[Role.LEARNER])
+            def learn(ctx):
+                if len(taken) >= 50:
+                    ctx.task.stop("fifty have come")
+
+            @middleware(roles=[Role.EVALUATOR])
+            def evaluate(ctx):
+                if ctx.total_step == fail_in_step:
+                    raise ValueError("nothing to evaluate")
+
+            if task.has_role(Role.LEARNER):
+                task.on("number", taken.append)
+            task.use(collect).use(learn).use(evaluate).run()
+            print("ended:", task.stop_reason, flush=True)
+
+    def fail():
+        main(fail_in_step=3)
+
+    def forever():
+        with Task(Context()) as task:
+            print("running", flush=True)
+            task.use(lambda ctx: None).run()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
+    return tmp_path
+
+
+def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; ditask()", *options],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+
+
+def run(folder: Path, *options: str) -> tuple[int, str]:
+    with start(folder, *options) as launcher:
+        text, _ = launcher.communicate(timeout=100)
+        return launcher.returncode, text
+
+
+def left_behind(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.startswith("ditask-")]
+
+
+def test_four_processes_meet_and_end_together(folder: Path) -> None:
+    code, text = run(folder, "--main", "program.main", "--parallel-workers", "4")
+    assert code == 0, text
+    assert text.count("fifty have come") == 4
+    assert "[node 2] ended: node 0: fifty have come" in text
+    assert left_behind(folder) == []
+
+
+def test_a_failure_is_shown_with_its_node_and_ends_the_run(folder: Path) -> None:
+    roles = "learner=1,evaluator=1"
+    code, text = run(folder, "--main", "program.fail", "--roles", roles)
+    assert code == 1
+    assert "[node 1] ValueError: nothing to evaluate" in text
+    assert "node 1 (evaluator) ended with exit code 1: ValueError: nothing to evaluate" in text
+    assert "ending the run: node 1 (evaluator) failed" in text
+
+
+def test_a_program_that_is_not_there_is_named(folder: Path) -> None:
+    code, text = run(folder, "--main", "nowhere.main")
+    assert code == 1
+    assert "there is no module nowhere" in text
+
+
+def test_options_that_cannot_work_together_start_nothing(folder: Path) -> None:
+    code, text = run(folder, "--main", "program.main", "--protocol", "ipc", "--ports", "5000")
+    assert code == 1
+    assert "--ports means nothing with --protocol ipc" in text
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_asked_to_end_all_processes_end(folder: Path, number: int, code: int) -> None:
+    with start(folder, "--main", "program.forever", "--parallel-workers", "2") as launcher:
+        children = _await_running(launcher, 2)
+        launcher.send_signal(number)
+        launcher.communicate(timeout=60)
+        assert launcher.returncode == code
+    assert not any(child.is_running() for child in children)
+    assert left_behind(folder) == []
+
+
+def test_killed_the_launcher_takes_its_processes_with_it(folder: Path) -> None:
+    with start(folder, "--main", "program.forever", "--parallel-workers", "2") as launcher:
+        children = _await_running(launcher, 2)
+        launcher.kill()
+        _, alive = psutil.wait_procs(children, timeout=60)
+        assert alive == []
+
+
+def _await_running(launcher: subprocess.Popen[str], count: int) -> list[psutil.Process]:
+    assert launcher.stdout is not None
+    deadline = time.monotonic() + 60
+    while count and time.monotonic() < deadline:
+        count -= launcher.stdout.readline().endswith("running\n")
+    assert count == 0
+    return psutil.Process(launcher.pid).children()
