@@ -28,7 +28,7 @@ def make_policy(seed: int = 0) -> DQNPolicy:
         {
             "seed": seed,
             "model": {"obs_shape": 6, "action_shape": 3, "encoder_hidden_sizes": [128, 128]},
-            "learn": {"learning_rate": 1e-3, "target_update_freq": 200},
+            "learn": {"learning_rate": 1e-3, "target_update_freq": 64},
         }
     )
 
@@ -39,12 +39,12 @@ def main(seed: int = 0, exp_name: str = "acrobot_dqn", max_env_step: int = 100_0
     with start(exp_name, policy.cfg, seed=seed) as run, Task(OnlineRLContext(), seed=seed) as task:
         collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
         eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
-        buffer = TensorBuffer(max_env_step, seed=task.seed_for("buffer"))
+        buffer = TensorBuffer(max_env_step, n_step=3, seed=task.seed_for("buffer"))
 
-        task.use(eps_greedy_handler(start=1.0, end=0.04, decay_steps=20_000))
+        task.use(eps_greedy_handler(start=1.0, end=0.04, decay_steps=10_000))
         task.use(StepCollector(policy.collect_mode, collect_env, n_sample=128, random_steps=1000))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy.learn_mode, buffer, batch_size=64, updates_per_collect=32))
+        task.use(OffPolicyLearner(policy.learn_mode, buffer, batch_size=64, updates_per_collect=64))
         task.use(
             interaction_evaluator(
                 policy.eval_mode, eval_env, n_episode=30, every_train_iter=1280, stop_value=-80
