@@ -19,6 +19,7 @@ __all__ = ["progress_bar"]
 _REFRESH_S = 0.1
 _RATE_WINDOW_S = 10.0
 _N_RETURNS = 20
+_WIDE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +67,12 @@ class Snapshot:
         ]
         return " ".join(parts) or "return -"
 
-    def rates(self) -> str:
-        """Return the throughput."""
+    def rates(self, *, brief: bool = False) -> str:
+        """Return the throughput; if brief, only that of the unit."""
         text = f"{self.units_per_s:,.0f}/s"
-        return text if self.unit == "update" else f"{text} {self.updates_per_s:,.0f} updates/s"
+        if brief or self.unit == "update":
+            return text
+        return f"{text} {self.updates_per_s:,.0f} updates/s"
 
     def time_left(self) -> str:
         """Return the time left, or nothing if no one knows."""
@@ -148,7 +151,7 @@ class _ProgressBar:
         if now >= self._next:
             self._next = now + self._every_s
             snapshot = self._snapshot(ctx, self._rate(now, *self._counts(ctx)))
-            self._show(snapshot, snapshot.rates() + snapshot.time_left())
+            self._show(snapshot, snapshot.time_left())
 
     def close(self) -> None:
         if self._task is None:
@@ -157,7 +160,7 @@ class _ProgressBar:
         # At the end, what counts is the whole run.
         now = self._clock.now()
         snapshot = self._snapshot(task.ctx, _growth(self._begin, (now, *self._counts(task.ctx))))
-        self._show(snapshot, f"{snapshot.rates()} in {_minutes(now - self._begin[0])}")
+        self._show(snapshot, f" in {_minutes(now - self._begin[0])}")
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -180,7 +183,10 @@ class _ProgressBar:
             updates_per_s=updates_per_s,
         )
 
-    def _show(self, snapshot: Snapshot, pace: str) -> None:
+    def _show(self, snapshot: Snapshot, duration: str) -> None:
+        # On a narrow terminal the bar would have no room.
+        brief = self._bar is not None and self._console.width < _WIDE
+        pace = snapshot.rates(brief=brief) + duration
         texts = (snapshot.counts(), snapshot.returns(), pace)
         if self._bar is not None:
             (bar_task,) = self._bar.task_ids

@@ -110,8 +110,9 @@ def test_terminal_gets_a_live_bar_of_one_line(run_steps: Any, clock: Any, width:
     frames = re.split(r"\r|\n", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown(console)))
     last = [frame for frame in frames if frame.strip()][-1]
     assert " 50%" in last
-    assert "step 1,000/2,000  return 24.5  100/s 10 updates/s in 0:10" in last
-    assert "━" in last
+    updates = " 10 updates/s" if width == 120 else ""
+    assert f"step 1,000/2,000  return 24.5  100/s{updates} in 0:10" in last
+    assert last.count("━") >= 15
     assert len(last) <= width
 
 
