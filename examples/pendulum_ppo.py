@@ -27,10 +27,14 @@ def make_policy(seed: int = 0) -> PPOPolicy:
         {
             "seed": seed,
             "discount_factor": DISCOUNT,
+            "obs_norm": True,
+            "reward_norm": True,
             "action_low": [-2.0],
             "action_high": [2.0],
             "model": {"obs_shape": 3, "action_shape": 1, "action_space": "continuous"},
-            "learn": {"learning_rate": 1e-3},
+            # Rewards go down to -16: scaled, they suit a value network that starts near zero.
+            "reward_norm": True,
+            "learn": {"learning_rate": 1e-3, "value_clip": None},
         }
     )
 
@@ -40,14 +44,14 @@ def main(seed: int = 0, exp_name: str = "pendulum_ppo", max_env_step: int = 300_
     policy = make_policy(seed)
     with start(exp_name, policy.cfg, seed=seed) as run, Task(OnlineRLContext(), seed=seed) as task:
         collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
-        eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
+        eval_env = make_env_manager(ENV, env_num=50, seed=task.seed_for("evaluator"))
 
         task.use(StepCollector(policy.collect_mode, collect_env, n_sample=2048))
         task.use(gae_estimator(policy.learn_mode, discount=DISCOUNT, gae_lambda=0.95))
         task.use(OnPolicyLearner(policy.learn_mode, batch_size=128, epochs=10))
         task.use(
             interaction_evaluator(
-                policy.eval_mode, eval_env, n_episode=30, every_train_iter=1600, stop_value=-170
+                policy.eval_mode, eval_env, n_episode=100, every_train_iter=1600, stop_value=-160
             )
         )
         task.use(CkptSaver(policy.learn_mode, run))
