@@ -28,7 +28,6 @@ def make_policy(seed: int = 0) -> PPOPolicy:
             "seed": seed,
             "discount_factor": DISCOUNT,
             "obs_norm": True,
-            "reward_norm": True,
             "action_low": [-2.0],
             "action_high": [2.0],
             "model": {"obs_shape": 3, "action_shape": 1, "action_space": "continuous"},
