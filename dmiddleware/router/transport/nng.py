@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import pynng
 
 from dmiddleware.errors import TransportError
 from dmiddleware.router.transport.base import Serve
+from dmiddleware.router.transport.tls import TlsFiles
 
 __all__ = ["NngTransport", "TlsFiles"]
 
@@ -23,30 +23,6 @@ _BASE_WORKERS: Final = 4
 _COPY_BYTES: Final = 16 * 1024
 _SEND_TIMEOUT_MS: Final = 5_000
 _JOIN_S: Final = 5.0
-
-
-class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
-    """Certificates for ``tls+tcp``, as PEM files; both sides must show one.
-
-    Attributes:
-        ca: whom to trust.
-        cert_and_key: this side's certificate and private key, in one file.
-        server_name: the name in the listeners' certificates.
-    """
-
-    ca: str
-    cert_and_key: str
-    server_name: str
-
-    def config(self, *, listens: bool) -> pynng.TLSConfig:
-        """Return what nng needs, for one side of a connection."""
-        return pynng.TLSConfig(
-            pynng.TLSConfig.MODE_SERVER if listens else pynng.TLSConfig.MODE_CLIENT,
-            server_name=None if listens else self.server_name,
-            ca_files=[self.ca],
-            cert_key_file=self.cert_and_key,
-            auth_mode=pynng.TLSConfig.AUTH_MODE_REQUIRED,
-        )
 
 
 class NngTransport:
@@ -68,7 +44,7 @@ class NngTransport:
             serve,
             on_gone=on_gone,
             max_frame_bytes=max_frame_bytes,
-            tls=self._tls_config(address, listens=True),
+            tls=self._tls_for(address),
         )
 
     def dial(
@@ -80,19 +56,19 @@ class NngTransport:
             connect_s=connect_s,
             answer_s=answer_s,
             max_frame_bytes=max_frame_bytes,
-            tls=self._tls_config(address, listens=False),
+            tls=self._tls_for(address),
         )
 
     def covers_body(self, address: str) -> bool:
         """Tell whether frames need all their bytes signed: on bare tcp only."""
         return address.startswith("tcp://")
 
-    def _tls_config(self, address: str, *, listens: bool) -> pynng.TLSConfig | None:
+    def _tls_for(self, address: str) -> TlsFiles | None:
         if not address.startswith("tls+tcp://"):
             return None
         if self._tls is None:
             raise TransportError(f"{address} needs certificates; give TlsFiles to the transport")
-        return self._tls.config(listens=listens)
+        return self._tls
 
 
 class _Gate:
@@ -134,7 +110,7 @@ class NngListener:
         *,
         on_gone: Callable[[int], None],
         max_frame_bytes: int,
-        tls: pynng.TLSConfig | None,
+        tls: TlsFiles | None,
     ) -> None:
         self._serve = serve
         self._closed = False
@@ -144,7 +120,9 @@ class NngListener:
         with _translated(f"listen on {address}"):
             self._socket = pynng.Rep0(send_timeout=_SEND_TIMEOUT_MS)
             try:
-                _prepare(self._socket, max_frame_bytes, tls)
+                _bound(self._socket, max_frame_bytes)
+                if tls is not None:
+                    self._socket.tls_config = tls.config(listens=True)
                 # The callback runs on nng's thread: it may only take note.
                 self._socket.add_post_pipe_remove_cb(lambda pipe: on_gone(pipe.id))
                 listener = self._socket.listen(address)
@@ -214,7 +192,7 @@ class NngChannel:
         connect_s: float,
         answer_s: float,
         max_frame_bytes: int,
-        tls: pynng.TLSConfig | None,
+        tls: TlsFiles | None,
     ) -> None:
         self._address = address
         self._unused = threading.Condition()
@@ -229,8 +207,11 @@ class NngChannel:
                 resend_time=-1, send_timeout=deadline_ms, recv_timeout=deadline_ms
             )
             try:
-                _prepare(self._socket, max_frame_bytes, tls)
-                self._connect(address, connect_s)
+                _bound(self._socket, max_frame_bytes)
+                if tls is None:
+                    self._connect(address, connect_s)
+                else:
+                    self._connect_secured(address, connect_s, tls)
             except BaseException:
                 self._socket.close()
                 raise
@@ -265,9 +246,28 @@ class NngChannel:
         self._socket.add_post_pipe_connect_cb(lambda _: connected.set())
         self._socket.dial(address, block=False)
         if not connected.wait(timeout_s):
-            raise TransportError(
-                f"could not dial {address}: nobody answered within {timeout_s:g} s"
-            )
+            raise _nobody(address, timeout_s)
+
+    def _connect_secured(self, address: str, timeout_s: float, tls: TlsFiles) -> None:
+        # Only a blocking dial tells that certificates do not fit; closing the socket ends it.
+        self._socket.tls_config = tls.config(listens=False)
+        failures: list[pynng.NNGException] = []
+
+        def dial() -> None:
+            try:
+                self._socket.dial(address, block=True)
+            except pynng.NNGException as error:
+                failures.append(error)
+
+        dialing = threading.Thread(target=dial, name=f"router-secure-{address}", daemon=True)
+        dialing.start()
+        dialing.join(timeout_s)
+        if dialing.is_alive():
+            raise _nobody(address, timeout_s)
+        if failures:
+            if isinstance(failures[0], pynng.CryptoError):
+                tls.check(address, timeout_s=timeout_s / 2)
+            raise failures[0]
 
     def _borrow(self) -> pynng.Context:
         with self._unused:
@@ -286,6 +286,10 @@ class NngChannel:
                 # It may still await its answer, which no other request may get.
                 context.close()
             self._unused.notify_all()
+
+
+def _nobody(address: str, timeout_s: float) -> TransportError:
+    return TransportError(f"could not dial {address}: nobody answered within {timeout_s:g} s")
 
 
 def _close_contexts(contexts: list[pynng.Context]) -> None:
@@ -316,14 +320,12 @@ def _view(message: pynng.Message) -> memoryview:
     return owner.data
 
 
-def _prepare(socket: pynng.Socket, max_frame_bytes: int, tls: pynng.TLSConfig | None) -> None:
+def _bound(socket: pynng.Socket, max_frame_bytes: int) -> None:
     socket.recv_max_size = max_frame_bytes
     if socket.recv_max_size != max_frame_bytes:
         raise TransportError(
             f"nng did not take the bound of {max_frame_bytes} bytes, it says {socket.recv_max_size}"
         )
-    if tls is not None:
-        socket.tls_config = tls
 
 
 def _real_address(address: str, listener: Any) -> str:

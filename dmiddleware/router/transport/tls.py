@@ -1,0 +1,87 @@
+"""Certificates for ``tls+tcp``, and why a peer's or one's own was refused."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pynng
+
+from dmiddleware.errors import AuthError, TransportError
+
+__all__ = ["TlsFiles"]
+
+_GREETING_BYTES: Final = 8
+
+
+class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
+    """Certificates for ``tls+tcp``, as PEM files; both sides must show one.
+
+    Attributes:
+        ca: whom to trust.
+        cert_and_key: this side's certificate and private key, in one file.
+        server_name: the name in the listeners' certificates.
+    """
+
+    ca: str
+    cert_and_key: str
+    server_name: str
+
+    def config(self, *, listens: bool) -> pynng.TLSConfig:
+        """Return what nng needs, for one side of a connection.
+
+        Raises:
+            TransportError: if a file is missing or holds no certificate.
+        """
+        for file in (self.ca, self.cert_and_key):
+            if not Path(file).is_file():
+                raise TransportError(f"the certificate file {file!r} does not exist")
+        try:
+            return pynng.TLSConfig(
+                pynng.TLSConfig.MODE_SERVER if listens else pynng.TLSConfig.MODE_CLIENT,
+                server_name=None if listens else self.server_name,
+                ca_files=[self.ca],
+                cert_key_file=self.cert_and_key,
+                auth_mode=pynng.TLSConfig.AUTH_MODE_REQUIRED,
+            )
+        except pynng.NNGException as error:
+            raise TransportError(
+                f"{self.ca!r} must hold certificates in PEM form, and {self.cert_and_key!r} a "
+                f"certificate and its private key; one of them cannot be read: {error}"
+            ) from error
+
+    def check(self, address: str, *, timeout_s: float) -> None:
+        """Shake hands with a listener, only to learn why the certificates do not fit.
+
+        nng tells no more than that they do not.
+
+        Raises:
+            AuthError: if this side refuses the listener's certificate, or the listener this one's.
+        """
+        host, _, port = address.removeprefix("tls+tcp://").rpartition(":")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(self.ca)
+        context.load_cert_chain(self.cert_and_key)
+        try:
+            with (
+                socket.create_connection((host.strip("[]"), int(port)), timeout_s) as plain,
+                context.wrap_socket(plain, server_hostname=self.server_name) as secured,
+            ):
+                # A listener that refuses says so only here, in place of its greeting.
+                secured.recv(_GREETING_BYTES)
+        except ssl.SSLCertVerificationError as error:
+            raise AuthError(
+                f"the certificate of {address} is refused: {error.verify_message}; it must be "
+                f"signed by an authority in {self.ca} and be valid for the name "
+                f"{self.server_name!r}"
+            ) from error
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError, TimeoutError, ConnectionError):
+            return
+        except ssl.SSLError as error:
+            raise AuthError(
+                f"{address} refuses the certificate in {self.cert_and_key}: {error.reason}; it "
+                "must be signed by an authority that the listener trusts"
+            ) from error
