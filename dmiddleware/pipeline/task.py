@@ -106,6 +106,7 @@ class Task(Emitter, Generic[C]):
         self._at_step_end: list[Callable[[], object]] = []
         self._stop_reason: str | None = None
         self._stopped_ok = True
+        self._stopped_only_here = False
         self._stopped_by_peer = False
         self._is_running = False
         self._is_set_up = False
@@ -375,7 +376,7 @@ class Task(Emitter, Generic[C]):
         finally:
             self._is_running = False
 
-    def stop(self, reason: str, *, ok: bool = True) -> None:
+    def stop(self, reason: str, *, ok: bool = True, only_local: bool = False) -> None:
         """End the run when the current step is done, its way back included.
 
         With a router, the tasks of all peers are stopped too.
@@ -383,10 +384,12 @@ class Task(Emitter, Generic[C]):
         Args:
             reason: why, for the log and for :attr:`stop_reason`; the first reason stays.
             ok: False says that the run has failed.
+            only_local: leave the peers alone, which go on without this task.
         """
         if self._stop_reason is None:
             self._stop_reason = reason
             self._stopped_ok = ok
+            self._stopped_only_here = only_local
 
     def at_step_end(self, function: Callable[[], object]) -> None:
         """Call a function once, between the end of the current step and the next one."""
@@ -428,7 +431,7 @@ class Task(Emitter, Generic[C]):
 
     def _tell_peers(self, reason: str, *, ok: bool) -> None:
         """Stop the peers' tasks, unless it was one of them that stopped this one."""
-        if self.router is None or self._stopped_by_peer:
+        if self.router is None or self._stopped_only_here or self._stopped_by_peer:
             return
         try:
             self.emit(_STOPPED, self.router.node_id, reason, ok, only_remote=True)

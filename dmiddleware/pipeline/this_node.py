@@ -21,7 +21,7 @@ __all__ = ["Progress", "ThisNode", "running_as", "this_node"]
 class _StoppableTask(Protocol):
     ctx: Any
 
-    def stop(self, reason: str, *, ok: bool = True) -> None: ...
+    def stop(self, reason: str, *, ok: bool = True, only_local: bool = False) -> None: ...
 
     @property
     def stop_reason(self) -> str | None: ...
@@ -66,7 +66,7 @@ class ThisNode:
         self.labels = labels
         self._lock = threading.Lock()
         self._tasks: list[_StoppableTask] = []
-        self._stop: tuple[str, bool] | None = None
+        self._stop: tuple[str, bool, bool] | None = None
 
     def register(self, task: _StoppableTask) -> None:
         """Take note of a task of this process; if the process was told to end, stop it at once."""
@@ -74,16 +74,22 @@ class ThisNode:
             self._tasks.append(task)
             stop = self._stop
         if stop is not None:
-            task.stop(stop[0], ok=stop[1])
+            task.stop(stop[0], ok=stop[1], only_local=stop[2])
 
-    def stop(self, reason: str, *, ok: bool = True) -> None:
-        """Stop every task of this process, and those that it begins later."""
+    def stop(self, reason: str, *, ok: bool = True, only_local: bool = False) -> None:
+        """Stop every task of this process, and those that it begins later.
+
+        Args:
+            reason: why.
+            ok: False says that the run has failed.
+            only_local: leave the peers alone, which go on without this process.
+        """
         with self._lock:
             if self._stop is None:
-                self._stop = (reason, ok)
+                self._stop = (reason, ok, only_local)
             tasks = list(self._tasks)
         for task in tasks:
-            task.stop(reason, ok=ok)
+            task.stop(reason, ok=ok, only_local=only_local)
 
     @property
     def stop_reason(self) -> str | None:
