@@ -65,7 +65,12 @@ KEY_VARIABLE = "DITASK_KEY"
     metavar="ADDRESS,…",
     help="Nodes of a run that goes on already; needs its key and its --run-id.",
 )
-@click.option("--node-ids", default="", metavar="N,…", help="Numbers of the processes in the run.")
+@click.option(
+    "--node-ids",
+    default="",
+    metavar="N,…",
+    help="Numbers of the processes in the run; those that join one take numbers nobody has.",
+)
 @click.option("--labels", default="", metavar="WORD,…", help="Labels for task.match_labels.")
 @click.option("--run-id", default="", help="Name of the run; nodes of other runs are refused.")
 @click.option(
@@ -114,7 +119,7 @@ def ditask(**options: Any) -> None:
       ditask --package . --main examples.cartpole_dqn.main --parallel-workers 4 --topology mesh
     Two more collectors, from another terminal, while it runs:
       ditask --package . --main examples.cartpole_dqn.main --roles collector=2 --topology alone
-             --protocol tcp --node-ids 10 --attach-to tcp://127.0.0.1:50515
+             --attach-to tcp://127.0.0.1:50515 --key-file run.key
     """  # noqa: D301 (click reads the backspace as: do not wrap this paragraph)
     from dmiddleware.errors import DMiddlewareError
     from dmiddleware.launch.launch import launch

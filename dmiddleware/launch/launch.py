@@ -33,6 +33,8 @@ __all__ = ["launch"]
 KEY_VARIABLE: Final = "DITASK_KEY"
 _SHORTEST_KEY: Final = 32
 _NODES_PER_HOST: Final = 1000
+_FIRST_JOINED_BLOCK: Final = 1_000
+_JOINED_BLOCKS: Final = 1_000_000
 _RUN_DIR_PREFIX: Final = "ditask-"
 
 
@@ -50,13 +52,16 @@ def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
         placement = place(options["platform"], env, port=_spec(options).get("port"))
         request = _request(options, placement, run_dir)
         plans = make_plans(request, free_ports=_free_ports(request))
-        key = _key(options, env, plans, alone=not request.attach_to and placement.count == 1)
-        configs = [_config(options, plan, key) for plan in plans]
+        joins = _joins(options)
+        key, invented = _key(options, env, plans, alone=not joins and placement.count == 1)
+        configs = [_config(options, plan, key, attached=joins) for plan in plans]
         console = Console(stderr=False)
         with choose_screen(console) as screen:
             for plan in plans:
                 if plan.listen and request.protocol != "ipc":
                     screen.note(f"node {plan.node_id} listens on {plan.listen}")
+            if invented and request.protocol != "ipc":
+                screen.note(f"to join it from this host: --key-file {_write_key(run_dir, key)}")
             supervisor = Supervisor(
                 configs,
                 plans,
@@ -74,7 +79,7 @@ def _request(options: Mapping[str, Any], placement: Placement, run_dir: Path) ->
     spec = _spec(options)
     roles = options["roles"]
     address, protocol = options["address"], options["protocol"]
-    attach_to = _words(options["attach_to"])
+    attach_to = _attach_to(options)
     ports = _numbers(options["ports"], "--ports")
     if placement.count > 1:
         if protocol == "ipc":
@@ -93,7 +98,7 @@ def _request(options: Mapping[str, Any], placement: Placement, run_dir: Path) ->
         topology=options["topology"],
         attach_to=attach_to,
         node_ids=_numbers(options["node_ids"], "--node-ids"),
-        first_node_id=_NODES_PER_HOST * placement.index,
+        first_node_id=_NODES_PER_HOST * _block(options, placement),
         labels=_words(options["labels"]),
         run_dir=run_dir,
         on_failure=options["on_failure"],
@@ -101,7 +106,32 @@ def _request(options: Mapping[str, Any], placement: Placement, run_dir: Path) ->
     )
 
 
-def _config(options: Mapping[str, Any], plan: ProcessPlan, key: bytes | None) -> WorkerConfig:
+def _joins(options: Mapping[str, Any]) -> bool:
+    """Tell whether these processes join a run that goes on without them."""
+    return bool(_words(options["attach_to"]))
+
+
+def _attach_to(options: Mapping[str, Any]) -> tuple[str, ...]:
+    attach_to = _words(options["attach_to"])
+    for address in attach_to:
+        if address.startswith("tls+tcp://") and options["protocol"] != "tls+tcp":
+            raise LaunchError(
+                f"--attach-to {address} needs certificates; use --protocol tls+tcp with --tls-ca "
+                "and --tls-cert"
+            )
+    return attach_to
+
+
+def _block(options: Mapping[str, Any], placement: Placement) -> int:
+    """Return which thousand of node ids is this launcher's; one that joins takes any."""
+    if not _joins(options) or placement.count > 1:
+        return placement.index
+    return _FIRST_JOINED_BLOCK + secrets.randbelow(_JOINED_BLOCKS)
+
+
+def _config(
+    options: Mapping[str, Any], plan: ProcessPlan, key: bytes, *, attached: bool
+) -> WorkerConfig:
     return WorkerConfig(
         main=options["main"],
         package=str(Path(options["package"]).resolve()),
@@ -113,8 +143,9 @@ def _config(options: Mapping[str, Any], plan: ProcessPlan, key: bytes | None) ->
         dial=list(plan.dial),
         n_peers=plan.n_peers,
         start_timeout_s=options["start_timeout"],
-        key_hex=key.hex() if key is not None else "",
+        key_hex=key.hex(),
         tls=_tls(options),
+        attached=attached,
         status_fd=-1,
     )
 
@@ -125,8 +156,11 @@ def _key(
     plans: list[ProcessPlan],
     *,
     alone: bool,
-) -> bytes | None:
-    """Return the run's key: from a file, from the environment, or, on one host, a fresh one."""
+) -> tuple[bytes, bool]:
+    """Return the run's key, and whether it is new.
+
+    It comes from a file, from the environment, or, on one host, from nowhere.
+    """
     if options["key_file"] is not None:
         text = Path(options["key_file"]).read_bytes().strip()
     else:
@@ -137,9 +171,9 @@ def _key(
                 f"the key has {len(text)} characters, at least {_SHORTEST_KEY} are needed; make "
                 "one with: openssl rand -hex 32"
             )
-        return text
+        return text, False
     if alone and not needs_key(plans):
-        return secrets.token_bytes(32)
+        return secrets.token_hex(32).encode(), True
     if needs_key(plans):
         raise LaunchError(
             f"other hosts can reach this run, so it needs a key; set {KEY_VARIABLE} or give "
@@ -204,6 +238,14 @@ def _free_ports(request: LaunchRequest) -> list[int]:
             probe.bind((request.address, 0))
             ports.append(int(probe.getsockname()[1]))
         return ports
+
+
+def _write_key(run_dir: Path, key: bytes) -> Path:
+    """Write the key where only this user can read it, for those who join from this host."""
+    file = run_dir / "key"
+    file.touch(mode=0o600)
+    file.write_bytes(key + b"\n")
+    return file
 
 
 @contextlib.contextmanager

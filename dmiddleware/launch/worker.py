@@ -94,7 +94,10 @@ class _Worker:
             self._report()
 
     def _on_signal(self, number: int, frame: object) -> None:
-        self._node.stop(f"received {signal.Signals(number).name}")
+        self._stop(f"received {signal.Signals(number).name}")
+
+    def _stop(self, reason: str, *, ok: bool = True) -> None:
+        self._node.stop(reason, ok=ok, only_local=self._config.attached)
 
     def _watch_launcher(self) -> None:
         _die_with_parent()
@@ -104,7 +107,7 @@ class _Worker:
             while os.read(0, 4096):
                 pass
             if not self._done.is_set():
-                self._node.stop("the launcher is gone", ok=False)
+                self._stop("the launcher is gone", ok=False)
                 if not self._done.wait(LAST_WORDS_S):
                     os._exit(1)
 
