@@ -1,6 +1,6 @@
 """The pipeline floor: contexts, middleware, tasks and events. It knows nothing of learning."""
 
-from dmiddleware.pipeline.clock import Clock, SystemClock
+from dmiddleware.pipeline.clock import Clock, Running, SystemClock
 from dmiddleware.pipeline.compose import Group, Lock
 from dmiddleware.pipeline.context import (
     Context,
@@ -58,6 +58,7 @@ __all__ = [
     "EventCounters",
     "EventRouter",
     "Clock",
+    "Running",
     "SystemClock",
     "StepTimer",
     "Timing",

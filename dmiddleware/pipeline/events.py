@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 from dmiddleware.errors import EventError, EventQueueFull, WaitTimeout
-from dmiddleware.pipeline.clock import Clock, SystemClock
+from dmiddleware.pipeline.clock import Clock, Running, SystemClock
 from dmiddleware.pipeline.mailbox import (
     Emission,
     Event,
@@ -67,7 +67,7 @@ class EventBus:
 
     Args:
         name: names the thread.
-        clock: times the deadlines.
+        clock: times the deadlines, and starts the thread.
         router: carries events from and to other processes.
     """
 
@@ -87,7 +87,7 @@ class EventBus:
         self._handlers: dict[str, tuple[Handler, ...]] = {}
         self._errors: list[BaseException] = []
         self._running: Letter | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: Running | None = None
         self._closing = False
         self._routing = threading.Lock()
         if router is not None:
@@ -249,8 +249,7 @@ class EventBus:
         thread = self._thread
         if thread is None:
             return
-        thread.join(timeout_s)
-        if thread.is_alive():
+        if not thread.join(timeout_s):
             with self._changed:
                 raise WaitTimeout(f"after {timeout_s:g} s of closing, {self._unfinished()}")
         self._thread = None
@@ -311,7 +310,7 @@ class EventBus:
             _logger.debug("the event %r came from another process after the task was closed", name)
 
     def _accept(self, event: Event, emission: Emission) -> None:
-        in_handler = threading.current_thread() is self._thread
+        in_handler = self._is_in_handler()
         with self._changed:
             if self._closing and not in_handler:
                 raise _closed(event)
@@ -336,8 +335,7 @@ class EventBus:
             raise EventQueueFull(self._full(event, in_handler=in_handler))
 
     def _start(self) -> None:
-        self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-        self._thread.start()
+        self._thread = self._clock.spawn(self._work, name=self._name)
 
     def _work(self) -> None:
         while (letter := self._next()) is not None:
@@ -351,7 +349,9 @@ class EventBus:
             while (letter := self._mailbox.take()) is None:
                 if self._closing:
                     return None
-                self._changed.wait()
+                self._clock.wait_for(
+                    self._changed, lambda: self._closing or bool(self._mailbox), None
+                )
             self._running = letter
             self._changed.notify_all()
             self._mailbox.counters[letter.event.name].handled += 1
@@ -375,8 +375,11 @@ class EventBus:
                 self._errors.append(error)
                 self._mailbox.counters[name].failed += 1
 
+    def _is_in_handler(self) -> bool:
+        return self._thread is not None and self._thread.is_current()
+
     def _refuse_in_handler(self, what: str) -> None:
-        if self._thread is not None and threading.current_thread() is self._thread:
+        if self._is_in_handler():
             raise EventError(
                 f"{what} within an event handler would wait for the handler itself; do it in the "
                 "chain, or register another handler"

@@ -15,7 +15,9 @@ from dmiddleware.errors import (
     RouterError,
     TransportError,
 )
+from dmiddleware.pipeline import Running
 from dmiddleware.router.node import Link
+from dmiddleware.router.outgoing import Sending
 from dmiddleware.router.transport import Channel
 from dmiddleware.router.wire import FrameType
 
@@ -46,30 +48,47 @@ class Dialer:
     def __init__(self, router: Router, address: str) -> None:
         self._router = router
         self._address = address
-        self._closing = threading.Event()
-        self._session: _Session | None = None
-        self._thread = threading.Thread(
-            target=self._run, name=f"router-dial-{address}", daemon=True
-        )
+        self._changed = threading.Condition(router.lock)
+        self._closing = False
+        self._thread: Running | None = None
+
+    @property
+    def router(self) -> Router:
+        """Whose node talks."""
+        return self._router
+
+    @property
+    def address(self) -> str:
+        """The peer's address."""
+        return self._address
+
+    @property
+    def changed(self) -> threading.Condition:
+        """Notified when the dialer closes or its connection breaks; of the router's lock."""
+        return self._changed
+
+    @property
+    def closing(self) -> bool:
+        """Whether the dialer was told to end."""
+        return self._closing
 
     def start(self) -> None:
         """Begin to dial."""
-        self._thread.start()
+        self._thread = self._router.clock.spawn(self._run, name=f"router-dial-{self._address}")
 
     def close(self) -> None:
         """Say goodbye and end."""
-        self._closing.set()
-        session = self._session
-        if session is not None:
-            session.wake()
-        self._thread.join(2 * _ANSWER_S)
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(2 * _ANSWER_S)
 
     def _run(self) -> None:
         pause_s = _FIRST_PAUSE_S
-        while not self._closing.is_set():
+        while not self._closing:
             try:
-                self._session = _Session(self._router, self._address, self._closing)
-                self._session.run()
+                _Session(self).run()
                 pause_s = _FIRST_PAUSE_S
             except HandshakeRefused as error:
                 if error.code in _FATAL:
@@ -81,26 +100,26 @@ class Dialer:
                 return
             except RouterError as error:
                 _logger.debug("%s: %s", self._address, error)
-            self._closing.wait(pause_s)
+            with self._changed:
+                self._router.clock.wait_for(self._changed, lambda: self._closing, pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 class _Session:
     """One connection, from the handshake until it breaks or the dialer closes."""
 
-    def __init__(self, router: Router, address: str, closing: threading.Event) -> None:
-        self._router = router
-        self._address = address
-        self._closing = closing
-        self._broken = threading.Event()
-        self._awake = threading.Event()
+    def __init__(self, dialer: Dialer) -> None:
+        self._dialer = dialer
+        self._router = dialer.router
+        self._address = dialer.address
+        self._broken = False
         self._reason = "the connection broke"
 
     def run(self) -> None:
         with contextlib.ExitStack() as stack:
             control = self._connect(stack)
             link = self._shake_hands(control)
-            threads: list[threading.Thread] = []
+            threads: list[Running] = []
             try:
                 data = self._connect(stack)
                 jobs = [self._send_forever] * _SENDERS + [self._poll_forever] * _POLLERS
@@ -137,9 +156,7 @@ class _Session:
             router.after_input()
             return link
 
-    def _spawn(
-        self, job: Callable[[Channel, Link], None], channel: Channel, link: Link
-    ) -> threading.Thread:
+    def _spawn(self, job: Callable[[Channel, Link], None], channel: Channel, link: Link) -> Running:
         def work() -> None:
             try:
                 job(channel, link)
@@ -147,22 +164,14 @@ class _Session:
                 self._break(str(error))
 
         name = f"router-{job.__name__.strip('_').partition('_')[0]}-{self._address}"
-        thread = threading.Thread(target=work, name=name, daemon=True)
-        thread.start()
-        return thread
+        return self._router.clock.spawn(work, name=name)
 
     def _send_forever(self, channel: Channel, link: Link) -> None:
         router, node = self._router, self._router.node
-        condition = router.outbound(link.node_id)
-        while not self._broken.is_set():
-            with router.lock:
-                now = router.clock.now()
-                made = node.data_request(link, now)
-                if made is None:
-                    next_time = link.outgoing.next_time()
-                    pause_s = 1.0 if next_time is None else min(1.0, next_time - now)
-                    condition.wait(max(0.001, pause_s))
-                    continue
+        while True:
+            made = self._next_data(link)
+            if made is None:
+                return
             sending, raw = made
             try:
                 answer = channel.request(raw)
@@ -174,9 +183,31 @@ class _Session:
                 node.on_answer(link, answer, router.clock.now(), sent=sending)
                 router.after_input()
 
+    def _next_data(self, link: Link) -> tuple[Sending, bytearray] | None:
+        """Wait until there is something to send; None when the connection broke."""
+        router, node = self._router, self._router.node
+        made: list[tuple[Sending, bytearray]] = []
+        planned: float | None = None
+
+        def is_due() -> bool:
+            if self._broken:
+                return True
+            request = node.data_request(link, router.clock.now())
+            if request is not None:
+                made.append(request)
+            # What was due later may now be due sooner: the wait begins anew.
+            return bool(made) or link.outgoing.next_time() != planned
+
+        with router.lock:
+            while not made and not self._broken:
+                planned = link.outgoing.next_time()
+                pause_s = 1.0 if planned is None else min(1.0, planned - router.clock.now())
+                router.clock.wait_for(router.outbound(link.node_id), is_due, max(0.001, pause_s))
+        return None if self._broken else made[0]
+
     def _poll_forever(self, channel: Channel, link: Link) -> None:
         router, node = self._router, self._router.node
-        while not self._broken.is_set():
+        while not self._broken:
             with router.lock:
                 raw = node.request(link, FrameType.POLL)
             answer = channel.request(raw)
@@ -188,20 +219,21 @@ class _Session:
 
     def _keep_in_touch(self, channel: Channel, link: Link) -> None:
         router, node = self._router, self._router.node
-        while not self._broken.is_set():
+        while not self._broken:
             with router.lock:
                 raw = node.request(link, FrameType.HEARTBEAT)
             answer = channel.request(raw)
             with router.lock:
                 node.on_answer(link, answer, router.clock.now())
-            if self._closing.is_set():
+            if self._dialer.closing:
                 self._say_goodbye(channel, link)
                 return
-            self._awake.wait(router.options.heartbeat_s)
-
-    def wake(self) -> None:
-        """Look at once whether the dialer closes or the connection broke."""
-        self._awake.set()
+            with self._dialer.changed:
+                router.clock.wait_for(
+                    self._dialer.changed,
+                    lambda: self._broken or self._dialer.closing,
+                    router.options.heartbeat_s,
+                )
 
     def _say_goodbye(self, channel: Channel, link: Link) -> None:
         router, node = self._router, self._router.node
@@ -212,16 +244,16 @@ class _Session:
             node.on_answer(link, answer, router.clock.now())
 
     def _break(self, reason: str) -> None:
-        if not self._broken.is_set():
-            self._reason = reason
-            self._broken.set()
-            self._awake.set()
+        with self._dialer.changed:
+            if not self._broken:
+                self._reason = reason
+                self._broken = True
+                self._dialer.changed.notify_all()
 
-    def _end(
-        self, stack: contextlib.ExitStack, link: Link, threads: list[threading.Thread]
-    ) -> None:
+    def _end(self, stack: contextlib.ExitStack, link: Link, threads: list[Running]) -> None:
         router = self._router
-        self._broken.set()
+        with router.lock:
+            self._broken = True
         stack.close()
         with router.lock:
             router.outbound(link.node_id).notify_all()

@@ -7,7 +7,6 @@ import logging
 import os
 import secrets
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from dmiddleware.errors import (
     TopologyError,
     WaitTimeout,
 )
-from dmiddleware.pipeline import Clock, Event, SystemClock
+from dmiddleware.pipeline import Clock, Event, Running, SystemClock
 from dmiddleware.router.codec import Adapter, Codec
 from dmiddleware.router.dialer import Dialer
 from dmiddleware.router.envelope import EncodedEvent, decode_event, encode_event
@@ -120,7 +119,10 @@ class Router:
         key: the run's secret; without one only loopback addresses are allowed.
         transport: moves the bytes; None: nng.
         options: bounds and times.
-        clock: times deadlines.
+        clock: times deadlines, and starts the threads.
+        incarnation: tells this node from those of the same number that were before it, and is
+            larger than theirs; None: the nanoseconds since 1970.
+        random_bytes: returns so many bytes that no one can guess; only a test gives others.
         adapters: for types that peers exchange beyond the built-in ones.
         pickle: ``(dumps, loads)`` to exchange what nothing else can carry; both ends must opt in.
         expected_peers: how many must be ready before the task's first step.
@@ -143,6 +145,8 @@ class Router:
         transport: Transport | None = None,
         options: NodeOptions | None = None,
         clock: Clock | None = None,
+        incarnation: int | None = None,
+        random_bytes: Callable[[int], bytes] = secrets.token_bytes,
         adapters: Iterable[Adapter] = (),
         pickle: tuple[Callable[[Any], bytes], Callable[[bytes], Any]] | None = None,
         expected_peers: int = 0,
@@ -161,7 +165,9 @@ class Router:
         self._clock = clock if clock is not None else SystemClock()
         self._transport = transport if transport is not None else NngTransport()
         self._codec = Codec(adapters, pickle=pickle)
-        self._identity = Identity(run_id, str(node_id), time.time_ns(), tuple(roles), tuple(labels))
+        if incarnation is None:
+            incarnation = int(self._clock.wall() * 1e9)
+        self._identity = Identity(run_id, str(node_id), incarnation, tuple(roles), tuple(labels))
         self._node_id = node_id
         self._expected_peers = expected_peers
         self._start_timeout_s = start_timeout_s
@@ -169,8 +175,8 @@ class Router:
             self._identity,
             key,
             options=self._options,
-            nonce=lambda: secrets.token_bytes(32),
-            session_number=lambda: secrets.randbits(63) + 1,
+            nonce=lambda: random_bytes(32),
+            session_number=lambda: (int.from_bytes(random_bytes(8), "little") >> 1) + 1,
         )
         self._listen_address = listen
         self._dial_addresses = tuple(dial)
@@ -189,7 +195,7 @@ class Router:
         self._deliver: Deliver | None = None
         self._listener: Listener | None = None
         self._dialers: list[Dialer] = []
-        self._threads: list[threading.Thread] = []
+        self._threads: list[Running] = []
         self._started = False
         self._closing = False
         self._closed = False
@@ -270,7 +276,7 @@ class Router:
         if self._listener is not None:
             self._listener.close()
         for thread in self._threads:
-            if thread is not threading.current_thread():
+            if not thread.is_current():
                 thread.join(5.0)
         return undelivered
 
@@ -560,9 +566,7 @@ class Router:
     # Threads ----------------------------------------------------------------------------------
 
     def _spawn(self, function: Callable[[], None], name: str) -> None:
-        thread = threading.Thread(target=function, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        self._threads.append(self._clock.spawn(function, name=name))
 
     def _tick_forever(self) -> None:
         with self._lock:
@@ -577,7 +581,7 @@ class Router:
     def _deliver_forever(self) -> None:
         while True:
             with self._lock:
-                self._clock.wait_for(self._inbound, self._has_mail, 60.0)
+                self._clock.wait_for(self._inbound, self._has_mail, None)
                 if self._closing:
                     return
                 deliver = self._deliver

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from dmiddleware.pipeline import Running, SystemClock
+
 __all__ = ["FakeClock"]
 
 
@@ -13,8 +15,8 @@ class FakeClock:
     """A clock that stands still until a test advances it.
 
     Waits under it end when their predicate holds or when the clock was advanced past their
-    deadline. A wait that neither happens to within ``patience_s`` of real time fails, so that a
-    test cannot hang.
+    deadline. A wait with a deadline that neither happens to within ``patience_s`` of real time
+    fails, so that a test cannot hang. Threads are those of the machine, and run as they like.
 
     Args:
         start_s: the first reading.
@@ -47,13 +49,18 @@ class FakeClock:
         return self._epoch_s + self.now()
 
     def wait_for(
-        self, condition: threading.Condition, predicate: Callable[[], bool], timeout_s: float
+        self,
+        condition: threading.Condition,
+        predicate: Callable[[], bool],
+        timeout_s: float | None,
     ) -> bool:
         """Wait until the predicate holds or the clock was advanced by so many seconds.
 
         Raises:
             AssertionError: when neither happens within the clock's patience.
         """
+        if timeout_s is None:
+            return condition.wait_for(predicate)
         deadline = self.now() + timeout_s
         give_up = time.monotonic() + self._patience_s
         with self._lock:
@@ -71,6 +78,10 @@ class FakeClock:
         finally:
             with self._lock:
                 self._waiting.remove(condition)
+
+    def spawn(self, function: Callable[[], None], *, name: str) -> Running:
+        """Start a daemon thread."""
+        return SystemClock().spawn(function, name=name)
 
     def advance(self, seconds: float) -> None:
         """Let time pass, and wake whoever waits.

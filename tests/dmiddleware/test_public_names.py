@@ -23,7 +23,7 @@ PIPELINE = [
     "produced", "Middleware", "Wrapper", "Role", "middleware", "middleware_name",
     "middleware_location", "around", "SkipRest", "Group", "Wrapped", "Layer", "Lock", "ChainTable",
     "ChainRow",
-    "Event", "Delivery", "Emission", "EventBus", "EventCounters", "EventRouter", "Clock",
+    "Event", "Delivery", "Emission", "EventBus", "EventCounters", "EventRouter", "Clock", "Running",
     "SystemClock", "StepTimer", "Timing", "TraceFile", "merge_traces", "ThisNode", "Progress",
     "running_as", "this_node",
 ]  # fmt: skip

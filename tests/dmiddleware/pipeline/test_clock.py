@@ -1,0 +1,61 @@
+"""The machine's clock: waits without a limit, and the threads that it starts."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from dmiddleware.pipeline import Clock, SystemClock
+from dmiddleware.testing import FakeClock
+
+DEADLINE_S = 20.0
+
+
+@pytest.fixture(params=[SystemClock, FakeClock])
+def clock(request: pytest.FixtureRequest) -> Clock:
+    made: Clock = request.param()
+    return made
+
+
+def test_a_thread_knows_itself_and_has_its_name(clock: Clock) -> None:
+    started, told = threading.Event(), []
+
+    def work() -> None:
+        assert started.wait(DEADLINE_S)
+        told.append((thread.is_current(), threading.current_thread().name))
+
+    thread = clock.spawn(work, name="worker")
+    started.set()
+    assert thread.join(DEADLINE_S)
+    assert told == [(True, "worker")]
+    assert thread.name == "worker"
+    assert not thread.is_current()
+
+
+def test_a_join_tells_that_the_thread_still_runs(clock: Clock) -> None:
+    leave = threading.Event()
+
+    def work() -> None:
+        leave.wait(DEADLINE_S)
+
+    thread = clock.spawn(work, name="worker")
+    assert not thread.join(0.001)
+    leave.set()
+    assert thread.join(DEADLINE_S)
+
+
+def test_a_wait_without_a_limit_ends_when_its_predicate_holds(clock: Clock) -> None:
+    condition, there, seen = threading.Condition(), [], []
+
+    def work() -> None:
+        with condition:
+            seen.append(clock.wait_for(condition, lambda: bool(there), None))
+
+    thread = clock.spawn(work, name="idle")
+    assert not thread.join(0.01)
+    with condition:
+        there.append(1)
+        condition.notify_all()
+    assert thread.join(DEADLINE_S)
+    assert seen == [True]
