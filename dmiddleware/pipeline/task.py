@@ -58,7 +58,7 @@ class Task(Emitter, Generic[C]):
         seed: the seed of the run, from which :meth:`seed_for` derives all others.
         labels: names to find this process by, besides those that the router gives.
         name: names the task in messages.
-        clock: times deadlines.
+        clock: times deadlines; None: that of the node that this program runs as, or the machine's.
         lock_timeout_s: the most seconds that a middleware waits for its lock.
 
     Example:
@@ -85,6 +85,7 @@ class Task(Emitter, Generic[C]):
         node = this_node() if router is None else None
         if node is not None:
             router, roles, labels = node.router, roles or node.roles, (*node.labels, *labels)
+            clock = clock if clock is not None else node.clock
         self.ctx = ctx
         self.router = router
         self.seed = seed

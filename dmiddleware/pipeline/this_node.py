@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dmiddleware.pipeline.clock import Clock, SystemClock
 from dmiddleware.pipeline.events import EventRouter
 
 __all__ = ["Progress", "ThisNode", "running_as", "this_node"]
@@ -52,6 +53,7 @@ class ThisNode:
         router: carries events to and from the others.
         roles: the parts that this process plays; none: all.
         labels: names to find it by.
+        clock: times what its tasks wait for; None: the clock of the machine.
     """
 
     def __init__(
@@ -60,10 +62,12 @@ class ThisNode:
         router: EventRouter | None = None,
         roles: tuple[str, ...] = (),
         labels: tuple[str, ...] = (),
+        clock: Clock | None = None,
     ) -> None:
         self.router = router
         self.roles = roles
         self.labels = labels
+        self.clock: Clock = clock if clock is not None else SystemClock()
         self._lock = threading.Lock()
         self._tasks: list[_StoppableTask] = []
         self._stop: tuple[str, bool, bool] | None = None
