@@ -316,12 +316,23 @@ class Inbox(Generic[T]):
         self._release()
         return Verdict.ACCEPTED
 
-    def take(self, n: int | None = None) -> list[Message[T]]:
-        """Remove and return the next messages in order, at most ``n`` (None: all)."""
-        count = len(self._ready) if n is None else min(n, len(self._ready))
-        taken = [self._ready.popleft() for _ in range(count)]
-        self._bytes -= sum(message.size for message in taken)
-        self.counters.delivered += count
+    def take(self, n: int | None = None, *, max_bytes: int | None = None) -> list[Message[T]]:
+        """Remove and return the next messages in order.
+
+        Args:
+            n: at most so many; None: all.
+            max_bytes: no more than fit, but one in any case; None: no limit. What is taken makes
+                room for as much again, so who takes more than it handles at once doubles the bound.
+        """
+        taken: list[Message[T]] = []
+        size = 0
+        while self._ready and (n is None or len(taken) < n):
+            if taken and max_bytes is not None and size + self._ready[0].size > max_bytes:
+                break
+            taken.append(self._ready.popleft())
+            size += taken[-1].size
+        self._bytes -= size
+        self.counters.delivered += len(taken)
         return taken
 
     def _must_take(self, fills_gap: bool) -> bool:

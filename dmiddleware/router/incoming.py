@@ -70,11 +70,17 @@ class Incoming:
             self._take_lossy(events)
         return Verdict.ACCEPTED
 
-    def take(self, n: int) -> list[EncodedEvent]:
-        """Remove and return up to ``n`` events, the latest first, then reliable, then lossy."""
+    def take(self, n: int, *, max_bytes: int | None = None) -> list[EncodedEvent]:
+        """Remove and return up to ``n`` events, the latest first, then reliable, then lossy.
+
+        Args:
+            n: how many at most.
+            max_bytes: bound of the reliable ones among them, of which one comes in any case.
+        """
         taken = list(self._latest.values())
         self._latest = {}
-        taken += [message.content for message in self.inbox.take(max(0, n - len(taken)))]
+        reliable = self.inbox.take(max(0, n - len(taken)), max_bytes=max_bytes)
+        taken += [message.content for message in reliable]
         while self._lossy and len(taken) < n:
             taken.append(self._lossy.popleft())
         return taken

@@ -49,6 +49,7 @@ from dmiddleware.router.wire import (
 __all__ = ["Node", "NodeOptions", "Link", "Parked", "Counters"]
 
 BUSY_DELAY_S: Final = 0.02
+TAKE_BYTES: Final = 1 << 20
 WANTS_EVENT: Final = "$wants"
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -247,12 +248,16 @@ class Node:
         return link is None or link.outgoing.offer(event)
 
     def take(self, n: int) -> list[tuple[str, EncodedEvent]]:
-        """Remove and return up to ``n`` events of each peer, as ``(node id, event)``."""
+        """Remove and return up to ``n`` events of each peer, as ``(node id, event)``.
+
+        Of large events fewer are taken: those that wait for their handler belong in the inbox,
+        where they count against its bound.
+        """
         taken = list(self._left_behind)
         self._left_behind.clear()
         for link in self.links.values():
             if link.incoming.waiting:
-                for event in link.incoming.take(n):
+                for event in link.incoming.take(n, max_bytes=TAKE_BYTES):
                     if event.event == WANTS_EVENT:
                         self._hear_wants(link, event)
                     else:

@@ -203,3 +203,13 @@ def test_the_frame_that_fills_a_gap_is_taken_by_a_full_inbox() -> None:
 def test_a_number_outside_the_window_is_refused(sequence: int) -> None:
     with pytest.raises(FrameError, match="window of 4"):
         Inbox[int](100, 4).on_frame(sequence, [])
+
+
+def test_of_large_messages_fewer_are_taken_at_once_but_always_one() -> None:
+    box: Inbox[int] = Inbox(100, 4)
+    box.on_frame(1, [message(number) for number in range(5)])
+    assert [m.content for m in box.take(max_bytes=25)] == [0, 1]
+    assert box.credit == 70
+    assert [m.content for m in box.take(max_bytes=1)] == [2]
+    assert [m.content for m in box.take(1, max_bytes=25)] == [3]
+    assert [m.content for m in box.take()] == [4]

@@ -350,3 +350,17 @@ def test_no_flipped_bit_gets_in(place: int, bit: int) -> None:
     # A changed session number is answered by a refusal, everything else by nothing.
     assert answer is None or answer[6] == FrameType.REFUSED
     assert taken(listener) == []
+
+
+def test_large_events_stay_in_the_inbox_until_their_turn() -> None:
+    dialer, listener = make_node("1"), make_node("0")
+    link = join(dialer, listener)
+    listener.want(["e"])
+    exchange(dialer, listener, link)
+    taken(dialer)
+    link.outgoing.outbox._max_bytes = listener.links["1"].incoming.inbox.max_bytes = 10 << 20
+    for number in range(3):
+        assert emit(dialer, "0", "e", (number, bytes(700_000)))
+    exchange(dialer, listener, link)
+    numbers = [[value[0] for _, _, value in taken(listener)] for _ in range(3)]
+    assert numbers == [[0], [1], [2]]
