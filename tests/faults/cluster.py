@@ -1,0 +1,224 @@
+"""Starts node programs, stops, hangs and kills them, and waits for what their ledgers say."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import psutil
+
+from tests.faults.ledger import Ledger
+from tests.faults.node_program import NodeSpec
+
+__all__ = ["KEY", "Cluster", "Process", "address_for", "cluster", "wait_until"]
+
+KEY = bytes(range(32)).hex()
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 30.0
+_LOOK_S = 0.01
+
+
+def wait_until(found: Callable[[], bool], what: str, *, deadline_s: float = DEADLINE_S) -> float:
+    """Look until something is so; return the seconds that it took.
+
+    Raises:
+        TimeoutError: if it is not so by the deadline; it names what was awaited.
+    """
+    began = time.monotonic()
+    while not found():
+        if time.monotonic() - began > deadline_s:
+            raise TimeoutError(f"{what} was awaited for {deadline_s:g} s")
+        time.sleep(_LOOK_S)
+    return time.monotonic() - began
+
+
+def address_for(transport: str, folder: Path, name: str = "node") -> str:
+    """Return an address that nobody listens on; others can dial it before its node is there."""
+    if transport == "ipc":
+        return f"ipc://{folder}/{name}.sock"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+class Process:
+    """One start of a node.
+
+    Args:
+        spec: what it is and does.
+        prefix: a command to run it with, such as ``ip netns exec name``.
+    """
+
+    def __init__(self, spec: NodeSpec, *, prefix: Sequence[str] = ()) -> None:
+        self.spec = spec
+        self.ledger = Ledger(Path(spec.ledger))
+        self.started_at = time.monotonic()
+        command = [sys.executable, "-m", "tests.faults.node_program"]
+        self._stderr = Path(spec.ledger).with_suffix(".err").open("ab")
+        self._process = subprocess.Popen(
+            [*prefix, *command, msgspec.json.encode(asdict(spec)).decode()],
+            stdin=subprocess.PIPE,
+            stdout=self._stderr,
+            stderr=self._stderr,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        )
+
+    @property
+    def pid(self) -> int:
+        """The operating system's number of it."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.poll() is None
+
+    @property
+    def view(self) -> psutil.Process:
+        """What the operating system knows of it."""
+        return psutil.Process(self.pid)
+
+    def tell(self, command: str) -> None:
+        """Give a command; a process that is gone does not hear it."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(command.encode() + b"\n")
+            self._process.stdin.flush()
+
+    def await_line(
+        self, what: str, *, since: float = 0.0, deadline_s: float = DEADLINE_S, count: int = 1
+    ) -> list[Any]:
+        """Wait until the ledger has ``count`` such lines; return the last of these."""
+        wait_until(
+            lambda: len(self.ledger.lines(what, since=since)) >= count or not self.alive,
+            f"{count} lines {what!r} of node {self.spec.node_id}",
+            deadline_s=deadline_s,
+        )
+        lines = self.ledger.lines(what, since=since)
+        if len(lines) < count:
+            raise RuntimeError(f"node {self.spec.node_id} ended without {what!r}: {self.errors()}")
+        return lines[count - 1]
+
+    def status(self) -> dict[str, Any]:
+        """Ask how it is."""
+        since = time.monotonic()
+        self.tell("status")
+        status: dict[str, Any] = self.await_line("status", since=since)[2]
+        return status
+
+    def signal(self, number: signal.Signals) -> float:
+        """Send a signal; return when."""
+        self._process.send_signal(number)
+        return time.monotonic()
+
+    def kill(self) -> float:
+        """End it without a word; return when."""
+        at = self.signal(signal.SIGKILL)
+        self._process.wait(DEADLINE_S)
+        return at
+
+    def stop(self) -> None:
+        """Let it end by itself; a hanging one is killed, and that is an error.
+
+        Raises:
+            TimeoutError: if it had to be killed.
+        """
+        self.tell("stop")
+        try:
+            self._process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self.close()
+            raise TimeoutError(
+                f"node {self.spec.node_id} did not stop within {DEADLINE_S:g} s"
+            ) from None
+
+    def errors(self) -> str:
+        """What it wrote on its standard error."""
+        return Path(self._stderr.name).read_text()[-2000:]
+
+    def close(self) -> None:
+        """Make sure that it is gone."""
+        if self.alive:
+            self._process.kill()
+            self._process.wait(DEADLINE_S)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._stderr.close()
+
+
+class Cluster:
+    """The nodes of one test, all gone at its end.
+
+    Args:
+        transport: ``ipc`` or ``tcp``.
+        folder: for ledgers and sockets.
+    """
+
+    def __init__(self, transport: str, folder: Path) -> None:
+        self.transport = transport
+        self.folder = folder
+        self.address = address_for(transport, folder)
+        self.processes: list[Process] = []
+        self._names = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for process in self.processes:
+            process.close()
+
+    def spec(self, node_id: int, **settings: Any) -> NodeSpec:
+        """Describe a node with a new ledger; it has the run's key unless told otherwise."""
+        self._names += 1
+        ledger = str(self.folder / f"{node_id}-{self._names}.ledger")
+        return NodeSpec(node_id=node_id, ledger=ledger, **{"key": KEY, **settings})
+
+    def listener(self, node_id: int = 0, *, prefix: Sequence[str] = (), **settings: Any) -> Process:
+        """Start a node that listens on the cluster's address."""
+        return self.start(self.spec(node_id, listen=self.address, **settings), prefix=prefix)
+
+    def dialer(self, node_id: int, *, prefix: Sequence[str] = (), **settings: Any) -> Process:
+        """Start a node that dials the cluster's address."""
+        return self.start(self.spec(node_id, dial=(self.address,), **settings), prefix=prefix)
+
+    def again(self, process: Process) -> Process:
+        """Start a node anew, with a ledger of its own."""
+        self._names += 1
+        ledger = str(self.folder / f"{process.spec.node_id}-{self._names}.ledger")
+        return self.start(replace(process.spec, ledger=ledger))
+
+    def start(self, spec: NodeSpec, *, prefix: Sequence[str] = ()) -> Process:
+        """Start a node."""
+        process = Process(spec, prefix=prefix)
+        self.processes.append(process)
+        return process
+
+
+@contextlib.contextmanager
+def cluster(transport: str) -> Iterator[Cluster]:
+    """A cluster in a folder of its own, whose name is short enough for a socket."""
+    with (
+        tempfile.TemporaryDirectory(prefix="faults-") as folder,
+        Cluster(transport, Path(folder)) as nodes,
+    ):
+        yield nodes

@@ -1,0 +1,209 @@
+"""Bursts, slow consumers and slow readers: nothing is lost, and memory stays in bounds."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from tests.faults.cluster import Process, cluster, wait_until
+from tests.faults.ledger import Judgement, judge
+from tests.faults.node_program import Sends
+from tests.faults.row import Row
+
+__all__ = ["burst", "slow_consumer", "slow_weight_reader", "Peak"]
+
+KB, MB = 1 << 10, 1 << 20
+FRAMES_IN_HAND = 12
+# So that what is counted is what is held: glibc otherwise keeps some freed frames for later.
+GIVE_BACK = ("env", "MALLOC_MMAP_THRESHOLD_=131072")
+
+
+class Peak:
+    """Reads, again and again, how much memory a process holds.
+
+    Args:
+        process: which.
+        every_s: how often.
+    """
+
+    def __init__(self, process: Process, *, every_s: float = 0.02) -> None:
+        self._view = process.view
+        self._every_s = every_s
+        self._done = threading.Event()
+        self.before = self._resident()
+        self.highest = self.before
+        self._thread = threading.Thread(target=self._watch, name="peak", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._done.set()
+        self._thread.join(5.0)
+
+    @property
+    def growth(self) -> int:
+        """Bytes by which it grew at most."""
+        return self.highest - self.before
+
+    def _resident(self) -> int:
+        return int(self._view.memory_info().rss)
+
+    def _watch(self) -> None:
+        while not self._done.wait(self._every_s):
+            self.highest = max(self.highest, self._resident())
+
+
+def burst(
+    transport: str,
+    *,
+    count: int,
+    size: int,
+    from_listener: bool = False,
+    carrier: str = "nng",
+    batch: int = 256 * KB,
+    quiet_s: float = 3.0,
+) -> Row:
+    """Send as fast as it goes; what was accepted must arrive.
+
+    Args:
+        transport: ``ipc`` or ``tcp``.
+        count: how many messages.
+        size: bytes of each.
+        from_listener: whether the listener sends, not the dialer.
+        carrier: ``nng``, or ``bus``: the stub that loses.
+        batch: bytes up to which messages share a frame.
+        quiet_s: when nothing came for so long, what is missing counts as lost.
+    """
+    way = "listener to dialer" if from_listener else "dialer to listener"
+    row = Row(f"burst of {count:,} x {size // KB:,} KB, {way}", transport)
+    sends = Sends(count=count, size=size)
+    common: dict[str, Any] = {"transport": carrier, "options": {"batch_bytes": batch}}
+    if carrier == "bus":
+        common["key"] = ""
+    with cluster(transport) as nodes:
+        settings = [
+            {"sends": sends, "expected": 1, **common},
+            {"receives": ("e",), **common},
+        ]
+        listens, dials = settings if from_listener else reversed(settings)
+        first, second = nodes.listener(**listens), nodes.dialer(1, **dials)
+        sender, receiver = (first, second) if from_listener else (second, first)
+        sender.await_line("ready")
+        sender.tell("send")
+        sender.await_line("sent all", deadline_s=300.0)
+        _settle(receiver, count, quiet_s)
+        second.stop()
+        first.stop()
+        verdict = _judged(sender, receiver)
+        row.check("0 lost, in order", verdict, verdict.clean and verdict.accepted == count)
+    return row
+
+
+def slow_consumer(transport: str, *, count: int, size: int, slow_s: float, bound: int) -> Row:
+    """Send ten times as fast as the other side handles.
+
+    Args:
+        transport: ``ipc`` or ``tcp``.
+        count: how many messages.
+        size: bytes of each.
+        slow_s: how long the consumer takes for each.
+        bound: bytes that may wait at the sender, and as many at the receiver.
+    """
+    row = Row(f"consumer 10 x too slow, {count:,} x {size // KB:,} KB", transport)
+    options = {"outbox_bytes": bound, "inbox_bytes": bound, "batch_bytes": 256 * KB}
+    sends = Sends(count=count, size=size, pace_s=slow_s / 10)
+    with cluster(transport) as nodes:
+        receiver = nodes.listener(receives=("e",), slow_s=slow_s, options=options, prefix=GIVE_BACK)
+        sender = nodes.dialer(1, sends=sends, expected=1, options=options, prefix=GIVE_BACK)
+        sender.await_line("ready")
+        with Peak(sender) as at_sender, Peak(receiver) as at_receiver:
+            sender.tell("send")
+            sender.await_line("sent all", deadline_s=600.0)
+            _settle(receiver, count, max(3.0, 20 * slow_s))
+        blocked_s = sender.status()["traffic"]["e"]["blocked_s"]
+        sender.stop()
+        receiver.stop()
+        verdict = _judged(sender, receiver)
+    row.check("0 lost", verdict, verdict.clean and verdict.accepted == count)
+    # Beside the queue: frames being copied out by each sender, or in by each serving context.
+    stated = bound + FRAMES_IN_HAND * max(size, 256 * KB)
+    for name, peak in (("sender", at_sender), ("receiver", at_receiver)):
+        growth, most = peak.growth / MB, 1.1 * stated / MB
+        row.at_most(f"growth of the {name}", growth, round(most, 1), "MB")
+    row.check("the producer's wait is visible", f"{blocked_s:.1f} s", blocked_s > 0)
+    return row
+
+
+def slow_weight_reader(transport: str, *, count: int, size: int, slow_s: float) -> Row:
+    """Publish versions while one reader is slow.
+
+    Args:
+        transport: ``ipc`` or ``tcp``.
+        count: how many versions.
+        size: bytes of each.
+        slow_s: how long the slow reader takes for one; the other takes no time.
+    """
+    row = Row(f"slow weight reader, {count:,} versions of {size // KB:,} KB", transport)
+    sends = Sends(event="weights", delivery="latest", count=count, size=size, pace_s=slow_s / 10)
+    with cluster(transport) as nodes:
+        learner = nodes.listener(sends=sends, expected=2)
+        slow = nodes.dialer(1, receives=("weights",), slow_s=slow_s)
+        fast = nodes.dialer(2, receives=("weights",))
+        learner.await_line("ready")
+        learner.tell("send")
+        copies = 0
+        while not learner.ledger.lines("sent all"):
+            copies = max(copies, learner.status()["copies"])
+        start = learner.ledger.lines("started")[0][2]
+        for reader in (slow, fast):
+            wait_until(_newest_at(reader, start, count - 1), "the newest version")
+        took_s = learner.await_line("sent all")[1] - learner.ledger.lines("sent")[0][1]
+        rises, newest, whole = True, True, True
+        for reader in (slow, fast):
+            got = reader.ledger.got(0, start, "weights")
+            versions = [number for number, _ in got]
+            rises &= versions == sorted(set(versions))
+            newest &= versions[-1] == count - 1
+            whole &= all(fine for _, fine in got)
+        skipped = count - len(slow.ledger.got(0, start, "weights"))
+        for process in (slow, fast, learner):
+            process.stop()
+    row.check("versions only rise", f"{rises}", rises and whole)
+    row.check("ends at the newest", f"{newest}, {skipped} skipped by the slow one", newest)
+    row.at_most("encoded copies at the learner", copies, 2, "copies")
+    paced_s = count * slow_s / 10
+    row.at_most("the writer is not held back: publishing", took_s, 2 * paced_s + 1.0)
+    return row
+
+
+def _newest_at(reader: Process, start: int, number: int) -> Callable[[], bool]:
+    return lambda: (number, True) in reader.ledger.got(0, start, "weights")[-1:]
+
+
+def _settle(receiver: Process, count: int, quiet_s: float) -> None:
+    """Wait until all has come, or nothing more comes for ``quiet_s``."""
+    have = -1
+    while have < len(receiver.ledger.lines("got")) < count:
+        have = len(receiver.ledger.lines("got"))
+        with contextlib.suppress(TimeoutError):
+            wait_until(_beyond(receiver, have), "more messages", deadline_s=quiet_s)
+
+
+def _beyond(receiver: Process, have: int) -> Callable[[], bool]:
+    return lambda: len(receiver.ledger.lines("got")) > have
+
+
+def _judged(sender: Process, receiver: Process) -> Judgement:
+    start = sender.ledger.lines("started")[0][2]
+    got = receiver.ledger.got(sender.spec.node_id, start)
+    return judge(sender.ledger.sent(), got)

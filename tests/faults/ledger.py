@@ -1,0 +1,165 @@
+"""What nodes write down, and the judge who compares what was sent with what came.
+
+Every node appends to a file of its own, one JSON list a line, by one write each: what a process has
+written stays in the file when it is killed. ``CLOCK_MONOTONIC`` is one clock for all processes of a
+host, so times of different ledgers compare.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+__all__ = ["Writer", "Ledger", "Judgement", "judge", "judge_prefix", "join"]
+
+
+class Writer:
+    """Appends lines to a ledger.
+
+    Args:
+        path: the file; made if it is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        os.close(self._file)
+
+    def __call__(self, what: str, *details: Any) -> None:
+        """Write a line: what happened, when, and the details."""
+        os.write(self._file, json.dumps([what, time.monotonic(), *details]).encode() + b"\n")
+
+
+class Ledger:
+    """Reads a ledger that may still grow.
+
+    Args:
+        path: the file; it may come later.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._place = 0
+        self._lines: list[list[Any]] = []
+
+    def lines(self, what: str = "", *, since: float = 0.0) -> list[list[Any]]:
+        """Return the whole lines so far: ``[what, time, *details]``."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._place)
+                raw = file.read()
+            whole = raw[: raw.rfind(b"\n") + 1]
+            self._place += len(whole)
+            self._lines += [json.loads(line) for line in whole.splitlines()]
+        return [line for line in self._lines if line[0] == (what or line[0]) and line[1] >= since]
+
+    def sent(self, event: str = "e") -> int:
+        """Return how many emissions were accepted, by all starts of the node together."""
+        return sum(line[2] == event for line in self.lines("sent"))
+
+    def got(self, sender: int, start: int, event: str = "e") -> list[tuple[int, bool]]:
+        """Return ``(number, whole)`` of what came from one start of a sender, in order."""
+        return [
+            (number, whole)
+            for _, _, name, node, begun, number, whole in self.lines("got")
+            if (name, node, begun) == (event, sender, start)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What became of accepted messages.
+
+    Attributes:
+        accepted: how many had to arrive.
+        arrived: how many different ones did.
+        lost: accepted and never arrived.
+        duplicated: arrivals beyond the first of their message.
+        reordered: arrivals of a message after a later one.
+        damaged: arrived, but not as they were sent.
+        invented: arrived and never sent.
+    """
+
+    accepted: int = 0
+    arrived: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    reordered: int = 0
+    damaged: int = 0
+    invented: int = 0
+
+    @property
+    def clean(self) -> bool:
+        """Whether every accepted message arrived once, whole and in order."""
+        faults = (self.lost, self.duplicated, self.reordered, self.damaged, self.invented)
+        return self.accepted > 0 and not any(faults)
+
+    def __str__(self) -> str:
+        text = f"{self.accepted:,} accepted, {self.lost} lost, {self.duplicated} duplicated"
+        text += f", {self.reordered} out of order, {self.damaged} damaged"
+        return text + (f", {self.invented} never sent" if self.invented else "")
+
+
+def judge(accepted: int, got: Sequence[tuple[int, bool]], *, emitted: int = 0) -> Judgement:
+    """Compare what a sender's ledger says with what a receiver's does.
+
+    Args:
+        accepted: messages 0 to ``accepted - 1`` had to arrive.
+        got: ``(number, whole)`` of each arrival, in order.
+        emitted: how many may have arrived; 0: as many as had to.
+    """
+    seen: set[int] = set()
+    duplicated = reordered = 0
+    highest = -1
+    for number, _ in got:
+        duplicated += number in seen
+        reordered += number < highest and number not in seen
+        seen.add(number)
+        highest = max(highest, number)
+    return Judgement(
+        accepted=accepted,
+        arrived=len(seen),
+        lost=sum(number not in seen for number in range(accepted)),
+        duplicated=duplicated,
+        reordered=reordered,
+        damaged=sum(not whole for _, whole in got),
+        invented=sum(number >= (emitted or accepted) for number in seen),
+    )
+
+
+def judge_prefix(sent: Iterable[Sequence[Any]], got: Sequence[tuple[int, bool]]) -> Judgement:
+    """Judge a sender that was killed: what was acknowledged to it had to arrive, with no gap.
+
+    What it had accepted and not delivered died with it; whatever came of that counts too, and may
+    leave no gap.
+
+    Args:
+        sent: its lines ``["sent", time, event, number, waiting]``.
+        got: as in :func:`judge`.
+    """
+    lines = list(sent)
+    acknowledged = max((number + 1 - waiting for *_, number, waiting in lines), default=0)
+    begun = max((number + 2 for *_, number, _ in lines), default=1)
+    reached = max((number + 1 for number, _ in got), default=0)
+    return judge(max(acknowledged, reached), got, emitted=begun)
+
+
+def join(judgements: Iterable[Judgement]) -> Judgement:
+    """Add judgements up."""
+    all_of = list(judgements)
+    return Judgement(*(sum(getattr(one, name) for one in all_of) for name in Judgement.__slots__))

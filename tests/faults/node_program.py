@@ -1,0 +1,242 @@
+"""A node of a fault test: ``python -m tests.faults.node_program '<NodeSpec as JSON>'``.
+
+It sends and receives as its spec says, and writes all that happens into its ledger. On stdin it
+takes ``send`` (begin), ``status`` and ``stop``; when stdin ends it stops too, so that none outlives
+its test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+import sys
+import threading
+import time
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dmiddleware.errors import DeliveryTimeout, RouterError
+from dmiddleware.pipeline import Event
+from dmiddleware.router import NodeOptions, Router
+from dmiddleware.router.envelope import EncodedEvent
+from dmiddleware.router.transport import Transport
+from dmiddleware.router.transport.nng import NngTransport
+from tests.faults.bus_stub import BusTransport
+from tests.faults.ledger import Writer
+
+__all__ = ["NodeSpec", "Sends"]
+
+LONGEST_LIFE_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sends:
+    """What a node emits once it is told to.
+
+    Attributes:
+        event: its name.
+        delivery: its contract.
+        count: how many; 0: until it is stopped.
+        size: bytes of each.
+        pace_s: pause between two.
+        timeout_s: how long it waits for room; it then tries the same message again.
+    """
+
+    event: str = "e"
+    delivery: str = "reliable"
+    count: int = 0
+    size: int = 1024
+    pace_s: float = 0.0
+    timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSpec:
+    """What a node is and does.
+
+    Attributes:
+        node_id: its number.
+        ledger: where it writes.
+        listen: the address that it listens on.
+        dial: those that it dials.
+        key: the run's key in hex; empty: none.
+        roles: told to peers.
+        receives: the events that it takes.
+        slow_s: how long it takes for each event.
+        echo: whether it sends each ``ping`` back as ``pong``.
+        sends: what it emits.
+        at_once: whether it begins without being told.
+        expected: how many peers must be ready before it sends.
+        transport: ``nng``, or ``bus``: the stub that loses.
+        options: of :class:`NodeOptions`.
+    """
+
+    node_id: int
+    ledger: str
+    listen: str = ""
+    dial: tuple[str, ...] = ()
+    key: str = ""
+    roles: tuple[str, ...] = ()
+    receives: tuple[str, ...] = ()
+    slow_s: float = 0.0
+    echo: bool = False
+    sends: Sends | None = None
+    at_once: bool = False
+    expected: int = 0
+    transport: str = "nng"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class _Node:
+    """One run of the program."""
+
+    def __init__(self, spec: NodeSpec, write: Writer) -> None:
+        self._spec = spec
+        self._write = write
+        self._start = os.getpid()
+        self._told = threading.Event()
+        self._stopped = threading.Event()
+        self._pong = threading.Condition()
+        self._pongs = 0
+        self._router = Router(
+            node_id=spec.node_id,
+            listen=spec.listen,
+            dial=spec.dial,
+            roles=spec.roles,
+            key=bytes.fromhex(spec.key) or None,
+            transport=_transport(spec.transport),
+            options=NodeOptions(**spec.options),
+            expected_peers=spec.expected,
+            start_timeout_s=60.0,
+        )
+        self._router.attach(self._deliver)
+        for name in (*spec.receives, *(("ping", "pong") if spec.echo else ())):
+            self._router.subscribe(name, active=True)
+
+    def run(self) -> None:
+        """Live until stdin says stop or ends."""
+        sender = threading.Thread(target=self._send, name="sender", daemon=True)
+        with self._router:
+            self._write("listening", self._router.address)
+            sender.start()
+            if self._spec.at_once:
+                self._told.set()
+            for line in sys.stdin:
+                command = line.strip()
+                if command == "stop":
+                    break
+                if command == "send":
+                    self._told.set()
+                elif command == "status":
+                    self._status()
+            self._stopped.set()
+            self._told.set()
+            sender.join(10.0)
+            undelivered = self._router.close(deadline_s=10.0)
+        self._write("closed", undelivered)
+
+    def _deliver(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if name.startswith("node."):
+            self._write(name, args[0], kwargs.get("reason", ""))
+        elif name == "ping":
+            self._router.emit(Event("pong"), args, {})
+        elif name == "pong":
+            with self._pong:
+                self._pongs = args[2]
+                self._pong.notify_all()
+        else:
+            sender, start, number, checksum, payload = args
+            whole = zlib.crc32(payload) == checksum and _number_in(payload) == number
+            if self._spec.slow_s:
+                time.sleep(self._spec.slow_s)
+            self._write("got", name, sender, start, number, whole)
+
+    def _send(self) -> None:
+        try:
+            self._router.begin()
+            self._write("ready", self._start)
+            self._told.wait(LONGEST_LIFE_S)
+            sends = self._spec.sends
+            if sends is not None and not self._stopped.is_set():
+                self._send_all(sends)
+        except RouterError as error:
+            self._write("error", type(error).__name__, str(error))
+
+    def _send_all(self, sends: Sends) -> None:
+        event = Event(sends.event, delivery=sends.delivery, timeout_s=sends.timeout_s)
+        random = np.random.default_rng(self._start)
+        payload = random.integers(0, 256, max(8, sends.size), np.uint8)
+        number = 0
+        while not self._stopped.is_set() and number < (sends.count or sys.maxsize):
+            payload[:8] = np.frombuffer(number.to_bytes(8, "little"), np.uint8)
+            args = (self._spec.node_id, self._start, number, zlib.crc32(payload), payload)
+            if sends.event == "ping":
+                self._ping(event, args)
+            elif not self._emit(event, args):
+                continue
+            number += 1
+            if sends.pace_s:
+                self._stopped.wait(sends.pace_s)
+        self._write("sent all", number)
+
+    def _emit(self, event: Event, args: tuple[Any, ...]) -> bool:
+        try:
+            self._router.emit(event, args, {})
+        except DeliveryTimeout as error:
+            self._write("refused", str(error))
+            return False
+        waiting = sum(peer.waiting for peer in self._router.peer_traffic().values())
+        self._write("sent", event.name, args[2], waiting)
+        return True
+
+    def _ping(self, event: Event, args: tuple[Any, ...]) -> None:
+        began = time.perf_counter()
+        with self._pong:
+            self._router.emit(event, args, {})
+            if self._pong.wait_for(lambda: self._pongs == args[2], 10.0):
+                self._write("round trip", time.perf_counter() - began)
+            else:
+                self._write("no answer", args[2])
+
+    def _status(self) -> None:
+        router = self._router
+        with router.lock:
+            refused = router.node.refused
+        copies = sum(isinstance(x, EncodedEvent) and x.size > 10_000 for x in gc.get_objects())
+        self._write(
+            "status",
+            {
+                "refused": refused,
+                "peers": router.peer_ids(),
+                "copies": copies,
+                "traffic": {name: dataclasses.asdict(x) for name, x in router.traffic().items()},
+                "peer_traffic": {
+                    node: dataclasses.asdict(x) for node, x in router.peer_traffic().items()
+                },
+            },
+        )
+
+
+def _number_in(payload: np.ndarray[Any, Any]) -> int:
+    return int.from_bytes(payload[:8].tobytes(), "little")
+
+
+def _transport(name: str) -> Transport:
+    return BusTransport() if name == "bus" else NngTransport()
+
+
+def main() -> None:
+    spec = msgspec.json.decode(sys.argv[1], type=NodeSpec)
+    with Writer(Path(spec.ledger)) as write:
+        write("started", os.getpid())
+        _Node(spec, write).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The judge, and the ledgers that it reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.ledger import Judgement, Ledger, Writer, join, judge, judge_prefix
+
+
+def whole(*numbers: int) -> list[tuple[int, bool]]:
+    return [(number, True) for number in numbers]
+
+
+def test_all_once_and_in_order_is_clean() -> None:
+    assert judge(3, whole(0, 1, 2)).clean
+
+
+@pytest.mark.parametrize(
+    ("got", "fault"),
+    [
+        (whole(0, 2), "lost"),
+        (whole(0, 1, 1, 2), "duplicated"),
+        (whole(0, 2, 1), "reordered"),
+        ([*whole(0, 1), (2, False)], "damaged"),
+        (whole(0, 1, 2, 3), "invented"),
+    ],
+)
+def test_each_fault_is_told_from_the_others(got: list[tuple[int, bool]], fault: str) -> None:
+    verdict = judge(3, got)
+    assert not verdict.clean
+    faults = ("lost", "duplicated", "reordered", "damaged", "invented")
+    assert [name for name in faults if getattr(verdict, name)] == [fault]
+
+
+def test_nothing_accepted_is_not_called_clean() -> None:
+    assert not judge(0, []).clean
+
+
+def test_of_a_killed_sender_what_was_acknowledged_must_be_there() -> None:
+    sent = [["sent", 0.0, "e", 0, 1], ["sent", 0.0, "e", 1, 1], ["sent", 0.0, "e", 2, 1]]
+    assert judge_prefix(sent, whole(0, 1)).clean
+    assert judge_prefix(sent, whole(0)).lost == 1
+    assert judge_prefix(sent, whole(0, 1, 2, 3)).clean, "it died between emit and its ledger"
+    assert judge_prefix(sent, whole(0, 1, 3)).lost == 1
+    assert judge_prefix(sent, whole(0, 1, 2, 3, 4)).invented == 1
+
+
+def test_judgements_add_up() -> None:
+    total = join([judge(2, whole(0)), judge(1, whole(0, 0))])
+    assert total == Judgement(accepted=3, arrived=2, lost=1, duplicated=1)
+
+
+def test_a_ledger_is_read_while_it_grows_and_half_a_line_is_left_for_later(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    ledger = Ledger(path)
+    assert ledger.lines() == []
+    with Writer(path) as write:
+        write("sent", "e", 0, 1)
+    with path.open("ab") as file:
+        file.write(b'["got", 1.0, "e", 7')
+    assert [line[0] for line in ledger.lines()] == ["sent"]
+    assert ledger.sent() == 1
+    with path.open("ab") as file:
+        file.write(b", 99, 5, true]\n")
+    assert ledger.got(7, 99) == [(5, True)]
+    assert ledger.lines("sent", since=2.0**40) == []
