@@ -16,6 +16,9 @@ __all__ = ["NodePlan", "Protocol", "TopologyName", "plan", "is_loopback", "check
 TopologyName = Literal["mesh", "star", "alone"]
 Protocol = Literal["ipc", "tcp", "tls+tcp"]
 
+_MEMORY = "memory://"
+"""What addresses begin with that lead nowhere out of their process."""
+
 MAX_IPC_PATH = 107
 """Bytes of a Unix socket's path (``sockaddr_un`` on Linux)."""
 
@@ -97,6 +100,8 @@ def check_address(address: str, *, any_port: bool = False) -> None:
     Raises:
         TopologyError: with what is wrong.
     """
+    if address.startswith(_MEMORY) and address != _MEMORY:
+        return
     scheme, separator, rest = address.partition("://")
     if not separator or scheme not in get_args(Protocol) or not rest:
         raise TopologyError(
@@ -116,6 +121,8 @@ def check_address(address: str, *, any_port: bool = False) -> None:
 
 def is_loopback(address: str) -> bool:
     """Tell whether only this host can reach an address."""
+    if address.startswith(_MEMORY):
+        return True
     scheme, _, rest = address.partition("://")
     if scheme == "ipc":
         return True

@@ -1,6 +1,7 @@
-"""What tests of chains need, this project's own and its users': a fake clock and a tape."""
+"""What tests of chains need, this project's own and its users': clocks, a tape, a cluster."""
 
 from dmiddleware.testing.clock import FakeClock
+from dmiddleware.testing.simulation import Simulation, SimulationError
 from dmiddleware.testing.tape import Tape
 
-__all__ = ["FakeClock", "Tape"]
+__all__ = ["FakeClock", "Simulation", "SimulationError", "Tape"]

@@ -28,7 +28,7 @@ PIPELINE = [
     "running_as", "this_node",
 ]  # fmt: skip
 
-TESTING = ["FakeClock", "Tape"]
+TESTING = ["FakeClock", "Simulation", "SimulationError", "Tape"]
 
 
 @pytest.mark.parametrize(

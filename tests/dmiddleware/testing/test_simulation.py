@@ -1,0 +1,248 @@
+"""The simulation: one thread at a time, in the seed's order, by a clock of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from dmiddleware.testing import Simulation, SimulationError, Tape
+
+
+def take_turns(simulation: Simulation, *, n_threads: int = 4, n_turns: int = 5) -> Tape:
+    """Let threads wait for each other's marks; return these in order."""
+    tape, condition = Tape(), threading.Condition()
+
+    def work(number: int) -> None:
+        for turn in range(n_turns):
+            with condition:
+                simulation.wait_for(condition, lambda turn=turn: len(tape) >= turn * n_threads, 9.0)
+                tape(number, turn)
+                condition.notify_all()
+
+    threads = [
+        simulation.spawn(lambda number=number: work(number), name=f"worker {number}")
+        for number in range(n_threads)
+    ]
+    assert all(thread.join(10.0) for thread in threads)
+    return tape
+
+
+@pytest.fixture
+def simulation() -> Iterator[Simulation]:
+    with Simulation() as made:
+        yield made
+
+
+def test_one_seed_gives_one_order_and_another_seed_another() -> None:
+    runs = []
+    for seed in (1, 1, 2):
+        with Simulation(seed=seed) as simulation:
+            tape = take_turns(simulation)
+            runs.append((list(tape), simulation.history))
+    assert runs[0] == runs[1]
+    assert runs[0][0] != runs[2][0]
+    assert runs[0][1] != runs[2][1]
+
+
+def test_waiting_takes_no_real_time_and_computing_no_simulated(simulation: Simulation) -> None:
+    condition = threading.Condition()
+    began = simulation.wall()
+    with condition:
+        assert not simulation.wait_for(condition, lambda: False, 3600.0)
+    sum(range(10_000))
+    assert simulation.now() == 3600.0
+    assert simulation.wall() - began == 3600.0
+
+
+def test_the_clock_goes_to_the_earliest_deadline_first(simulation: Simulation) -> None:
+    tape = Tape()
+
+    def sleep(seconds: float) -> None:
+        simulation.wait_until(lambda: False, seconds)
+        tape(seconds, simulation.now())
+
+    for seconds in (3.0, 1.0, 2.0):
+        simulation.spawn(lambda seconds=seconds: sleep(seconds), name=f"sleeps {seconds}")
+    simulation.run_for(10.0)
+    assert tape == [(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)]
+
+
+def test_a_wait_without_a_deadline_ends_when_another_thread_makes_it_true(
+    simulation: Simulation,
+) -> None:
+    condition, there = threading.Condition(), []
+    simulation.spawn(lambda: there.append(1), name="giver")
+    with condition:
+        assert simulation.wait_for(condition, lambda: bool(there), None)
+
+
+def test_when_all_wait_for_ever_each_is_named_with_its_place() -> None:
+    condition = threading.Condition()
+
+    def wait_for_the_other() -> None:
+        with condition:
+            simulation.wait_for(condition, lambda: False, None)
+
+    with (
+        pytest.raises(SimulationError, match="none of them has a deadline") as raised,
+        Simulation() as simulation,
+    ):
+        simulation.spawn(wait_for_the_other, name="left", group="a node")
+        simulation.spawn(wait_for_the_other, name="right")
+        with condition:
+            simulation.wait_for(condition, lambda: False, None)
+    lines = str(raised.value).splitlines()
+    assert [line.split(":")[0].strip() for line in lines[1:]] == [
+        "the first thread",
+        "left of a node",
+        "right",
+    ]
+    assert all("test_simulation.py:" in line for line in lines[1:])
+    assert "wait_for_the_other" in lines[2]
+
+
+def test_what_a_thread_raises_is_raised_in_the_first(simulation: Simulation) -> None:
+    def fail() -> None:
+        raise ValueError("no such thing")
+
+    simulation.spawn(fail, name="failing")
+    with pytest.raises(SimulationError, match="the thread 'failing' failed") as raised:
+        simulation.run_for(1.0)
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_killing_a_group_ends_its_threads_where_they_wait_and_no_others(
+    simulation: Simulation,
+) -> None:
+    tape = Tape()
+
+    def work(name: str) -> None:
+        try:
+            simulation.wait_until(lambda: False, 5.0)
+            tape("went on", name)
+        finally:
+            tape("ended", name, simulation.now())
+            simulation.wait_until(lambda: False, 1.0)
+            tape("cleaned up", name)
+
+    for name in ("one", "other"):
+        simulation.spawn(lambda name=name: work(name), name="worker", group=name)
+    simulation.run_for(1.0)
+    simulation.kill("one")
+    simulation.run_for(9.0)
+    assert tape == [
+        ("ended", "one", 1.0),
+        ("went on", "other"),
+        ("ended", "other", 5.0),
+        ("cleaned up", "other"),
+    ]
+
+
+def test_a_killed_groups_name_can_be_used_again(simulation: Simulation) -> None:
+    done = Tape()
+    simulation.spawn(lambda: simulation.run_for(5.0), name="first life", group="a")
+    simulation.run_for(1.0)
+    simulation.kill("a")
+    assert simulation.spawn(lambda: done("second"), name="second life", group="a").join(1.0)
+    assert done == ["second"]
+
+
+def test_threads_belong_to_the_group_of_who_started_them(simulation: Simulation) -> None:
+    tape = Tape()
+
+    def child() -> None:
+        simulation.run_for(5.0)
+        tape("went on")
+
+    def parent() -> None:
+        simulation.spawn(child, name="child")
+
+    simulation.spawn(parent, name="parent", group="a")
+    simulation.run_for(1.0)
+    simulation.kill("a")
+    simulation.run_for(9.0)
+    assert tape == []
+
+
+def test_leaving_ends_every_thread() -> None:
+    before = set(threading.enumerate())
+    with Simulation() as simulation:
+        for number in range(5):
+            simulation.spawn(lambda: simulation.run_for(1e9), name=f"sleeper {number}")
+        simulation.run_for(1.0)
+        assert len(set(threading.enumerate()) - before) == 5
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_join_waits_as_long_as_it_is_told(simulation: Simulation) -> None:
+    thread = simulation.spawn(lambda: simulation.run_for(5.0), name="sleeper")
+    assert not thread.join(2.0)
+    assert simulation.now() == 2.0
+    assert thread.join(10.0)
+    assert simulation.now() == 5.0
+
+
+def test_a_condition_that_is_held_twice_is_held_twice_after_the_wait(
+    simulation: Simulation,
+) -> None:
+    condition = threading.Condition()
+    with condition, condition:
+        simulation.wait_for(condition, lambda: False, 1.0)
+    with pytest.raises(RuntimeError):
+        condition.release()
+
+
+def test_what_a_predicate_raises_is_raised_where_it_is_waited_for(simulation: Simulation) -> None:
+    condition = threading.Condition()
+    simulation.spawn(lambda: simulation.run_for(1.0), name="other")
+
+    def check() -> bool:
+        if simulation.now() > 0:
+            raise KeyError("gone")
+        return False
+
+    with condition, pytest.raises(KeyError, match="gone"):
+        simulation.wait_for(condition, check, 5.0)
+
+
+def test_a_thread_of_the_machine_cannot_wait_in_a_simulation(simulation: Simulation) -> None:
+    raised = []
+
+    def work() -> None:
+        try:
+            simulation.run_for(1.0)
+        except SimulationError as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=work, name="stranger")
+    thread.start()
+    thread.join(20.0)
+    assert len(raised) == 1
+    assert "'stranger'" in raised[0]
+
+
+def test_waiting_for_a_lock_that_a_waiting_thread_holds_is_told_with_the_stack() -> None:
+    lock = threading.Lock()
+
+    def hold() -> None:
+        with lock:
+            simulation.run_for(1.0)
+
+    with (
+        pytest.raises(SimulationError, match=r"'taker' has run for 0.05 real.*\n(.*\n)*.*def take"),
+        Simulation(patience_s=0.05) as simulation,
+    ):
+
+        def take() -> None:
+            def take_it() -> None:
+                if lock.acquire(timeout=1.0):  # def take: shown in the stack
+                    lock.release()
+
+            take_it()
+
+        simulation.spawn(hold, name="holder")
+        simulation.run_for(0.5)
+        simulation.spawn(take, name="taker")
+        simulation.run_for(0.1)
