@@ -10,11 +10,12 @@ from typing import Literal, get_args
 
 from dmiddleware.errors import TopologyError
 from dmiddleware.registry import nearest
+from dmiddleware.router.transport.redis_address import RedisAddress
 
 __all__ = ["NodePlan", "Protocol", "TopologyName", "plan", "is_loopback", "check_address"]
 
 TopologyName = Literal["mesh", "star", "alone"]
-Protocol = Literal["ipc", "tcp", "tls+tcp"]
+Protocol = Literal["ipc", "tcp", "tls+tcp", "redis"]
 
 _MEMORY = "memory://"
 """What addresses begin with that lead nowhere out of their process."""
@@ -49,6 +50,7 @@ def plan(
     address: str = "127.0.0.1",
     ports: Sequence[int] = (),
     attach_to: Sequence[str] = (),
+    redis: str = "",
 ) -> list[NodePlan]:
     """Lay out the network of nodes that are started together.
 
@@ -58,11 +60,13 @@ def plan(
     Args:
         topology: the form.
         node_ids: one name a node, all different.
-        protocol: ``ipc`` on one host, ``tcp`` or ``tls+tcp`` across hosts.
+        protocol: ``ipc`` on one host, ``tcp`` or ``tls+tcp`` across hosts, ``redis`` through a
+            server that all can reach.
         run_dir: folder for the sockets of ``ipc``.
         address: the host's address, for tcp.
         ports: for tcp, one a listening node; fewer: counted on from the last one.
         attach_to: addresses of nodes that were started elsewhere; every node dials them.
+        redis: for redis, what addresses begin with; a node's is followed by ``/`` and its id.
 
     Raises:
         TopologyError: if the arguments cannot work together.
@@ -78,7 +82,13 @@ def plan(
     for other in attach_to:
         check_address(other)
     n_listening = {"mesh": len(node_ids), "star": 1, "alone": 0}[topology]
-    addresses = _addresses(node_ids[:n_listening], protocol, run_dir, address, ports)
+    listening = node_ids[:n_listening]
+    if protocol == "redis":
+        addresses = [f"{redis}/{node_id}" for node_id in listening]
+        for one in addresses:
+            check_address(one)
+    else:
+        addresses = _addresses(listening, protocol, run_dir, address, ports)
     return [
         NodePlan(
             index,
@@ -105,8 +115,12 @@ def check_address(address: str, *, any_port: bool = False) -> None:
     scheme, separator, rest = address.partition("://")
     if not separator or scheme not in get_args(Protocol) or not rest:
         raise TopologyError(
-            f"{address!r} is no address; write ipc:///path, tcp://host:port or tls+tcp://host:port"
+            f"{address!r} is no address; write ipc:///path, tcp://host:port, tls+tcp://host:port "
+            "or redis://host:port/db/name"
         )
+    if scheme == "redis":
+        RedisAddress.parse(address)
+        return
     if scheme == "ipc":
         if len(rest.encode()) > MAX_IPC_PATH:
             raise TopologyError(
@@ -126,7 +140,10 @@ def is_loopback(address: str) -> bool:
     scheme, _, rest = address.partition("://")
     if scheme == "ipc":
         return True
-    host = rest.rpartition(":")[0].strip("[]")
+    if scheme == "redis":
+        host = RedisAddress.parse(address).host
+    else:
+        host = rest.rpartition(":")[0].strip("[]")
     if host == "localhost":
         return True
     try:

@@ -33,6 +33,35 @@ def test_alone_nodes_reach_others_by_attaching() -> None:
     assert (node.listen, node.dial) == ("", ("tcp://10.0.0.1:5000",))
 
 
+def test_in_redis_nodes_are_named_by_their_ids() -> None:
+    first, second = plan("mesh", node_ids=["0", "7"], protocol="redis", redis="redis://db:6379/2/r")
+    assert (first.listen, first.dial) == ("redis://db:6379/2/r/0", ())
+    assert (second.listen, second.dial) == ("redis://db:6379/2/r/7", ("redis://db:6379/2/r/0",))
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "redis://host:6379",
+        "redis://host:6379/0",
+        "redis://host:6379/0/",
+        "redis://host:0/0/a",
+        "redis://host:70000/0/a",
+        "redis://user:word@host:6379/0/a",
+        "redis://host/0/a",
+    ],
+)
+def test_what_is_no_address_in_redis_is_refused_with_one_that_is(address: str) -> None:
+    with pytest.raises(TopologyError, match=r"redis://127\.0\.0\.1:6379/0/run/0"):
+        check_address(address)
+
+
+def test_redis_on_this_host_is_reached_from_this_host_only() -> None:
+    assert is_loopback("redis://127.0.0.1:6379/0/a")
+    assert is_loopback("redis://[::1]:6379/0/a")
+    assert not is_loopback("redis://10.0.0.7:6379/0/a")
+
+
 def test_ports_are_counted_on_from_the_last_one() -> None:
     nodes = plan("mesh", node_ids=["a", "b", "c"], protocol="tcp", ports=[5000, 6000])
     assert [node.listen[-4:] for node in nodes] == ["5000", "6000", "6001"]

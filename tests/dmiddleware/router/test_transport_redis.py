@@ -1,0 +1,473 @@
+"""The redis transport, against a real redis-server, alone and under routers."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from dmiddleware.errors import TransportError, WaitTimeout
+from dmiddleware.pipeline import Event
+from dmiddleware.router import Router
+from dmiddleware.router.transport.redis import RedisChannel, RedisListener, RedisTransport
+from tests.dmiddleware.router.redis_server import RedisServer
+
+pytestmark = pytest.mark.process
+
+KEY = bytes(range(32))
+MAX_BYTES = 1 << 20
+DEADLINE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared: RedisServer) -> RedisServer:
+    with shared.client() as client:
+        client.flushall()
+    return shared
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path) as server:
+        yield server
+
+
+def echo(raw: memoryview, connection: int) -> bytes | None:
+    return bytes(raw)
+
+
+@contextlib.contextmanager
+def listening(
+    address: str,
+    serve: Callable[[memoryview, int], bytes | None] = echo,
+    gone: list[int] | None = None,
+    **login: Any,
+) -> Iterator[RedisListener]:
+    listener = RedisTransport(**login).listen(
+        address,
+        serve,
+        on_gone=([] if gone is None else gone).append,
+        max_frame_bytes=MAX_BYTES,
+    )
+    try:
+        yield listener
+    finally:
+        listener.close()
+        listener.close()
+
+
+@contextlib.contextmanager
+def dialed(
+    address: str, *, answer_s: float = 5.0, max_frame_bytes: int = MAX_BYTES, **login: Any
+) -> Iterator[RedisChannel]:
+    channel = RedisTransport(**login).dial(
+        address, connect_s=1.0, answer_s=answer_s, max_frame_bytes=max_frame_bytes
+    )
+    try:
+        yield channel
+    finally:
+        channel.close()
+        channel.close()
+
+
+class InThread:
+    """Makes a request in a thread of its own."""
+
+    def __init__(self, channel: RedisChannel, content: bytes) -> None:
+        self.result: bytes | Exception | None = None
+        self._thread = threading.Thread(target=self._run, args=(channel, content))
+        self._thread.start()
+
+    def _run(self, channel: RedisChannel, content: bytes) -> None:
+        try:
+            self.result = bytes(channel.request(content))
+        except TransportError as error:
+            self.result = error
+
+    def join(self) -> bytes | Exception | None:
+        self._thread.join(DEADLINE_S)
+        return self.result
+
+
+# The transport ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, MAX_BYTES])
+def test_a_request_gets_its_answer(server: RedisServer, size: int) -> None:
+    content = bytes(i % 251 for i in range(size))
+    with listening(f"{server.url}/a"), dialed(f"{server.url}/a") as channel:
+        for _ in range(3):
+            assert channel.request(content) == content
+
+
+def test_many_requests_are_under_way_at_a_time_and_none_gets_anothers_answer(
+    server: RedisServer,
+) -> None:
+    together = threading.Barrier(4)
+
+    def serve(raw: memoryview, _: int) -> bytes:
+        together.wait(DEADLINE_S)  # four are served at a time, or none is
+        return bytes(raw)
+
+    with listening(f"{server.url}/a", serve), dialed(f"{server.url}/a") as channel:
+        for start in range(0, 40, 4):
+            asked = {
+                number: InThread(channel, b"%d" % number) for number in range(start, start + 4)
+            }
+            assert {number: one.join() for number, one in asked.items()} == {
+                number: b"%d" % number for number in asked
+            }
+
+
+def test_channels_have_numbers_of_their_own_and_say_goodbye(server: RedisServer) -> None:
+    numbers: list[int] = []
+
+    def serve(raw: memoryview, connection: int) -> bytes:
+        numbers.append(connection)
+        return b""
+
+    gone: list[int] = []
+    with listening(f"{server.url}/a", serve, gone):
+        with dialed(f"{server.url}/a") as one, dialed(f"{server.url}/a") as other:
+            for channel in (one, one, other):
+                channel.request(b"")
+        _until(lambda: len(gone) == 2)
+    assert numbers[0] == numbers[1] != numbers[2]
+    assert set(gone) == set(numbers)
+
+
+def test_a_listener_that_gives_no_answer_breaks_the_channel(server: RedisServer) -> None:
+    with (
+        listening(f"{server.url}/a", lambda raw, _: None),
+        dialed(f"{server.url}/a") as channel,
+    ):
+        for _ in range(2):
+            with pytest.raises(TransportError, match="closed"):
+                channel.request(b"?")
+
+
+def test_an_answer_that_does_not_come_in_time_is_not_taken_for_the_next_one(
+    server: RedisServer,
+) -> None:
+    late = threading.Event()
+
+    def serve(raw: memoryview, _: int) -> bytes:
+        if bytes(raw) == b"slow":
+            late.wait(DEADLINE_S)
+        return bytes(raw)
+
+    with listening(f"{server.url}/a", serve), dialed(f"{server.url}/a", answer_s=0.3) as channel:
+        with pytest.raises(TransportError, match="no answer in time"):
+            channel.request(b"slow")
+        late.set()
+        assert [bytes(channel.request(b"%d" % number)) for number in range(5)] == [
+            b"0", b"1", b"2", b"3", b"4",
+        ]  # fmt: skip
+
+
+def test_an_old_answer_that_redis_gives_again_is_passed_over(server: RedisServer) -> None:
+    channels: list[int] = []
+
+    def serve(raw: memoryview, connection: int) -> bytes:
+        channels.append(connection)
+        return bytes(raw)
+
+    with (
+        listening(f"{server.url}/a", serve),
+        dialed(f"{server.url}/a") as channel,
+        server.client() as client,
+    ):
+        channel.request(b"first")
+        for place in range(4):
+            client.rpush(f"dmw:a:out:{channels[0]:x}:{place:x}", bytes(9) + b"an old one")
+        assert channel.request(b"second") == b"second"
+
+
+def test_closing_a_channel_fails_what_is_under_way_at_once(server: RedisServer) -> None:
+    served, release = threading.Event(), threading.Event()
+
+    def serve(raw: memoryview, _: int) -> bytes:
+        served.set()
+        release.wait(DEADLINE_S)
+        return b""
+
+    with listening(f"{server.url}/a", serve), dialed(f"{server.url}/a", answer_s=15.0) as channel:
+        asked = InThread(channel, b"?")
+        assert served.wait(DEADLINE_S)
+        began = time.monotonic()
+        channel.close()
+        assert "closed" in str(asked.join())
+        assert time.monotonic() - began < 5.0
+        release.set()
+
+
+def test_closing_a_listener_is_told_to_who_waits(server: RedisServer) -> None:
+    served, release = threading.Semaphore(0), threading.Event()
+
+    def serve(raw: memoryview, _: int) -> bytes | None:
+        served.release()
+        release.wait(DEADLINE_S)
+        return None
+
+    with dialed_while_listening(server, serve) as (listener, channel):
+        asked = [InThread(channel, b"?") for _ in range(6)]  # two more than are served at a time
+        for _ in range(4):
+            assert served.acquire(timeout=DEADLINE_S)
+        with server.client() as client:
+            _until(lambda: client.llen(_inbox(client, "a")) == 2)
+        threading.Timer(0.1, release.set).start()
+        listener.close()
+        assert all("closed" in str(one.join()) for one in asked)
+
+
+@contextlib.contextmanager
+def dialed_while_listening(
+    server: RedisServer, serve: Callable[[memoryview, int], bytes | None]
+) -> Iterator[tuple[RedisListener, RedisChannel]]:
+    with (
+        listening(f"{server.url}/a", serve) as listener,
+        dialed(f"{server.url}/a", answer_s=15.0) as channel,
+    ):
+        yield listener, channel
+
+
+def test_what_is_too_long_is_refused_where_it_would_be_sent(server: RedisServer) -> None:
+    with listening(f"{server.url}/a", lambda raw, _: bytes(2000)):
+        with (
+            dialed(f"{server.url}/a") as channel,
+            pytest.raises(TransportError, match=f"takes {MAX_BYTES} bytes at most"),
+        ):
+            channel.request(bytes(MAX_BYTES + 1))
+        with (
+            dialed(f"{server.url}/a", max_frame_bytes=1999) as channel,
+            pytest.raises(TransportError, match="closed"),
+        ):
+            channel.request(b"?")
+
+
+def test_a_name_is_given_once_and_is_free_again_after_its_listener(server: RedisServer) -> None:
+    address = f"{server.url}/a"
+    with listening(address):
+        with pytest.raises(TransportError, match="another node listens"), listening(address):
+            pass
+        with dialed(address) as channel:
+            assert channel.request(b"still here") == b"still here"
+    with listening(address), dialed(address) as channel:
+        assert channel.request(b"again") == b"again"
+
+
+def test_nobody_at_the_address_is_told_within_the_deadline(server: RedisServer) -> None:
+    with pytest.raises(TransportError, match="nobody listens there"), dialed(f"{server.url}/b"):
+        pass
+
+
+def test_nothing_stays_in_redis_but_what_expires(server: RedisServer) -> None:
+    with listening(f"{server.url}/a"), dialed(f"{server.url}/a") as channel:
+        channel.request(b"?")
+        with server.client() as client:
+            assert client.pttl("dmw:a:here") <= 2000
+    with server.client() as client:
+        assert all(0 < client.ttl(key) <= 60 for key in client.scan_iter())
+        assert client.get("dmw:a:here") is None
+
+
+def test_no_redis_server_is_an_error_with_its_address() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"redis://127.0.0.1:{unused.getsockname()[1]}/0/a"
+        with pytest.raises(TransportError, match=f"listen on {address}"), listening(address):
+            pass
+        with pytest.raises(TransportError, match=f"dial {address}"), dialed(address):
+            pass
+
+
+def test_a_password_is_given_or_asked_for(tmp_path: Path) -> None:
+    with RedisServer(tmp_path, password="open-sesame") as server:
+        address = f"{server.url}/a"
+        with (
+            listening(address, password="open-sesame"),
+            dialed(address, password="open-sesame") as channel,
+        ):
+            assert channel.request(b"?") == b"?"
+        for login in ({}, {"password": "wrong"}):
+            with (
+                pytest.raises(TransportError, match="DITASK_REDIS_PASSWORD"),
+                listening(address, **login),
+            ):
+                pass
+
+
+def test_a_listener_is_back_as_soon_as_redis_is(own_server: RedisServer) -> None:
+    address = f"{own_server.url}/a"
+    with listening(address), dialed(address) as channel:
+        assert channel.request(b"?") == b"?"
+        own_server.kill()
+        with pytest.raises(TransportError, match="could not ask"):
+            channel.request(b"?")
+        own_server.start()
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            with contextlib.suppress(TransportError), dialed(address) as anew:
+                assert anew.request(b"back") == b"back"
+                break
+            assert time.monotonic() < deadline
+
+
+# Routers ------------------------------------------------------------------------------------------
+
+
+class Ledger:
+    """What a router took, by the node that sent it."""
+
+    def __init__(self, router: Router, event: str) -> None:
+        self.changed = threading.Condition()
+        self.numbers: dict[int, list[int]] = {}
+        self._event = event
+        router.attach(self._deliver)
+        router.subscribe(event, active=True)
+
+    def _deliver(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if name == self._event:
+            with self.changed:
+                self.numbers.setdefault(args[0], []).append(args[1])
+                self.changed.notify_all()
+
+    def wait(self, enough: Callable[[dict[int, list[int]]], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: enough(self.numbers), 2 * DEADLINE_S), {
+                node: len(numbers) for node, numbers in self.numbers.items()
+            }
+
+
+@contextlib.contextmanager
+def star_of_three(url: str) -> Iterator[list[Router]]:
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                Router(
+                    node_id=node_id,
+                    listen="" if node_id else f"{url}/run/0",
+                    dial=[f"{url}/run/0"] if node_id else [],
+                    key=KEY,
+                    transport=RedisTransport(),
+                    expected_peers=1 if node_id else 2,
+                )
+            )
+            for node_id in range(3)
+        ]
+
+
+def begin(routers: list[Router]) -> None:
+    """Wait until each knows what the others want."""
+    threads = [threading.Thread(target=router.begin) for router in routers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+
+
+def test_three_nodes_tell_each_other_everything_in_order(server: RedisServer) -> None:
+    with star_of_three(server.url) as (hub, *others):
+        up, down = Ledger(hub, "up"), [Ledger(other, "down") for other in others]
+        begin([hub, *others])
+        for number in range(200):
+            hub.emit(Event("down"), (0, number), {})
+            for other in others:
+                other.emit(Event("up"), (other.node_id, number), {})
+        up.wait(lambda numbers: sum(map(len, numbers.values())) == 400)
+        for ledger in down:
+            ledger.wait(lambda numbers: len(numbers.get(0, ())) == 200)
+            assert ledger.numbers == {0: list(range(200))}
+    assert up.numbers == {1: list(range(200)), 2: list(range(200))}
+
+
+def test_redis_restarted_in_the_middle_loses_and_doubles_nothing(own_server: RedisServer) -> None:
+    count, ahead = 400, 50
+    with star_of_three(own_server.url) as (hub, *others):
+        up = Ledger(hub, "up")
+        begin([hub, *others])
+
+        def emit(other: Router) -> None:
+            for number in range(count):
+                # A little ahead, so that there is always something under way.
+                least = number - ahead
+                up.wait(lambda taken, least=least: len(taken.get(other.node_id, ())) > least)  # type: ignore[misc]
+                other.emit(Event("up", timeout_s=DEADLINE_S), (other.node_id, number), {})
+
+        emitters = [threading.Thread(target=emit, args=(other,)) for other in others]
+        for emitter in emitters:
+            emitter.start()
+        for enough in (count // 4, count // 2):
+            up.wait(lambda taken, enough=enough: len(taken.get(1, ())) > enough)  # type: ignore[misc]
+            own_server.kill()
+            own_server.start()
+        up.wait(lambda taken: sum(map(len, taken.values())) >= 2 * count)
+        for emitter in emitters:
+            emitter.join(DEADLINE_S)
+            assert not emitter.is_alive()
+    assert up.numbers == {1: list(range(count)), 2: list(range(count))}
+
+
+def test_who_cannot_sign_gets_nothing_through_redis(server: RedisServer) -> None:
+    address = f"{server.url}/run/0"
+    with (
+        Router(listen=address, key=KEY, transport=RedisTransport(), expected_peers=1) as hub,
+        server.client() as client,
+    ):
+        ledger = Ledger(hub, "up")
+        inbox = _inbox(client, "run/0")
+        for junk in (b"", b"short", bytes(200), b"\xff" * 5000):
+            client.rpush(inbox, junk)
+        with (
+            Router(
+                node_id=2, dial=[address], key=bytes(32), transport=RedisTransport()
+            ) as stranger,
+            pytest.raises((PermissionError, ConnectionError), match="key"),
+        ):
+            stranger.wait_for_peers(1, timeout_s=DEADLINE_S)
+        with Router(
+            node_id=1, dial=[address], key=KEY, transport=RedisTransport(), expected_peers=1
+        ) as friend:
+            begin([hub, friend])
+            friend.emit(Event("up"), (1, 0), {})
+            ledger.wait(lambda taken: taken == {1: [0]})
+    assert ledger.numbers == {1: [0]}
+
+
+def test_nodes_wait_for_a_redis_server_that_comes_late(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        server.kill()
+        address = f"{server.url}/run/0"
+        with Router(node_id=1, dial=[address], key=KEY, transport=RedisTransport()) as early:
+            with pytest.raises(WaitTimeout):
+                early.wait_for_peers(1, timeout_s=0.2)
+            server.start()
+            with Router(listen=address, key=KEY, transport=RedisTransport()):
+                early.wait_for_peers(1, timeout_s=DEADLINE_S)
+
+
+def _inbox(client: redis.Redis, name: str) -> str:
+    number, _ = struct.unpack("<QQ", client.get(f"dmw:{name}:here"))
+    return f"dmw:{name}:in:{number:x}"
+
+
+def _until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not true():
+        assert time.monotonic() < deadline, "what was awaited did not come"
+        threading.Event().wait(0.01)
