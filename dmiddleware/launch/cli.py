@@ -57,6 +57,22 @@ KEY_VARIABLE = "DITASK_KEY"
     type=click.Choice(["ipc", "tcp", "tls+tcp"]),
     help="ipc on one host; tcp or tls+tcp across hosts.",
 )
+@click.option(
+    "--mq-type",
+    default="nng",
+    show_default=True,
+    type=click.Choice(["nng", "redis"]),
+    help="What carries events: sockets between the processes; or a redis server that all can "
+    "reach, where hosts cannot reach each other.",
+)
+@click.option(
+    "--redis-url",
+    default="redis://127.0.0.1:6379/0",
+    show_default=True,
+    metavar="URL",
+    help="The server and its database, for --mq-type redis; a password goes into "
+    "DITASK_REDIS_PASSWORD.",
+)
 @click.option("--address", default="127.0.0.1", show_default=True, help="This host, for tcp.")
 @click.option("--ports", default="", metavar="P,…", help="Ports to listen on; free ones if none.")
 @click.option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import secrets
 import shutil
@@ -26,6 +27,7 @@ from dmiddleware.launch.request import (
 from dmiddleware.launch.screen import choose_screen
 from dmiddleware.launch.status import WorkerConfig
 from dmiddleware.launch.supervisor import Supervisor, SupervisorOptions
+from dmiddleware.router.topology import Protocol
 from dmiddleware.router.transport.nng import TlsFiles
 
 __all__ = ["launch"]
@@ -78,15 +80,19 @@ def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
 def _request(options: Mapping[str, Any], placement: Placement, run_dir: Path) -> LaunchRequest:
     spec = _spec(options)
     roles = options["roles"]
-    address, protocol = options["address"], options["protocol"]
+    address, protocol = options["address"], _protocol(options)
+    redis = _redis(options, placement) if protocol == "redis" else ""
     attach_to = _attach_to(options)
     ports = _numbers(options["ports"], "--ports")
     if placement.count > 1:
         if protocol == "ipc":
             raise LaunchError("several hosts cannot meet over ipc; use --protocol tcp or tls+tcp")
         roles = _of_host(spec, placement, roles)
-        address, ports = placement.address, ports or (placement.port,)
-        attach_to = (*attach_to, *placement.attach_to)
+        if protocol == "redis":
+            attach_to = (*attach_to, *((f"{redis}/0",) if placement.index else ()))
+        else:
+            address, ports = placement.address, ports or (placement.port,)
+            attach_to = (*attach_to, *placement.attach_to)
     return LaunchRequest(
         main=options["main"],
         package=options["package"],
@@ -101,6 +107,7 @@ def _request(options: Mapping[str, Any], placement: Placement, run_dir: Path) ->
         first_node_id=_NODES_PER_HOST * _block(options, placement),
         labels=_words(options["labels"]),
         run_dir=run_dir,
+        redis=redis,
         on_failure=options["on_failure"],
         max_restarts=options["max_restarts"],
     )
@@ -114,12 +121,42 @@ def _joins(options: Mapping[str, Any]) -> bool:
 def _attach_to(options: Mapping[str, Any]) -> tuple[str, ...]:
     attach_to = _words(options["attach_to"])
     for address in attach_to:
+        if address.startswith("redis://") != (options["mq_type"] == "redis"):
+            raise LaunchError(
+                f"--attach-to {address} and --mq-type {options['mq_type']} do not fit together; "
+                "redis://… addresses go with --mq-type redis, and only they"
+            )
         if address.startswith("tls+tcp://") and options["protocol"] != "tls+tcp":
             raise LaunchError(
                 f"--attach-to {address} needs certificates; use --protocol tls+tcp with --tls-ca "
                 "and --tls-cert"
             )
     return attach_to
+
+
+def _protocol(options: Mapping[str, Any]) -> Protocol:
+    protocol: Protocol = options["protocol"]
+    if options["mq_type"] != "redis":
+        return protocol
+    if protocol != "ipc":
+        raise LaunchError(
+            f"--protocol {protocol} is for --mq-type nng; with redis there is nothing to choose"
+        )
+    if importlib.util.find_spec("redis") is None:
+        raise LaunchError(
+            "--mq-type redis needs redis-py; install it: pip install 'dmiddleware[redis]'"
+        )
+    return "redis"
+
+
+def _redis(options: Mapping[str, Any], placement: Placement) -> str:
+    """Return what the addresses of this run's nodes in redis begin with."""
+    if placement.count > 1 and not options["run_id"]:
+        raise LaunchError(
+            "the hosts of a run find each other in redis by its name; give all the same --run-id"
+        )
+    run_id = options["run_id"] or f"run-{secrets.token_hex(4)}"
+    return f"{options['redis_url'].rstrip('/')}/{run_id}"
 
 
 def _block(options: Mapping[str, Any], placement: Placement) -> int:
@@ -228,7 +265,7 @@ def _spec(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _free_ports(request: LaunchRequest) -> list[int]:
     """Find ports that are free on this host, for as many processes as can be asked for."""
-    if request.protocol == "ipc" or request.ports or request.topology == "alone":
+    if request.protocol in ("ipc", "redis") or request.ports or request.topology == "alone":
         return []
     count = sum(n for _, n in request.roles) or request.parallel_workers or 1
     with contextlib.ExitStack() as stack:

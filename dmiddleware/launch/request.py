@@ -21,6 +21,8 @@ FailurePolicy = Literal["abort", "continue", "restart"]
 
 KNOWN_ROLES = ("learner", "collector", "evaluator")
 
+_THIS_HOST = ("127.0.0.1", "localhost")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRequest:
@@ -31,7 +33,7 @@ class LaunchRequest:
         package: folder that is put first on the import path.
         roles: ``(role, count)`` in order; empty: the processes get roles by their place.
         parallel_workers: how many processes; None: as many as ``roles`` name, else one.
-        protocol: ``ipc``, ``tcp`` or ``tls+tcp``.
+        protocol: ``ipc``, ``tcp``, ``tls+tcp`` or ``redis``.
         address: the host's address for tcp.
         ports: ports to listen on, one a listening process; empty: free ones.
         topology: ``mesh``, ``star`` or ``alone``.
@@ -42,6 +44,7 @@ class LaunchRequest:
         run_dir: folder for the sockets of ipc, owned by the launcher.
         on_failure: what to do when a process fails.
         max_restarts: how often one process is started again at the most.
+        redis: for redis, what addresses begin with.
         world_size: processes of the whole run, where several launchers start it; None: these.
     """
 
@@ -60,6 +63,7 @@ class LaunchRequest:
     run_dir: Path | None = None
     on_failure: FailurePolicy = "abort"
     max_restarts: int = 3
+    redis: str = ""
     world_size: int | None = None
 
 
@@ -125,6 +129,7 @@ def make_plans(request: LaunchRequest, *, free_ports: Sequence[int] = ()) -> lis
             address=request.address,
             ports=ports,
             attach_to=request.attach_to,
+            redis=request.redis,
         )
     except TopologyError as error:
         raise LaunchError(str(error)) from error
@@ -203,10 +208,17 @@ def _node_ids(request: LaunchRequest, count: int) -> list[int]:
 def _ports(request: LaunchRequest, free_ports: Sequence[int]) -> tuple[int, ...]:
     if request.protocol not in get_args(Protocol):
         raise LaunchError(f"--protocol must be one of {', '.join(get_args(Protocol))}")
+    if request.protocol == "redis":
+        if request.ports or request.address not in _THIS_HOST:
+            raise LaunchError(
+                "--ports and --address mean nothing with --mq-type redis, where only the redis "
+                "server is reached; leave them out"
+            )
+        return ()
     if request.protocol == "ipc":
         if request.ports:
             raise LaunchError("--ports means nothing with --protocol ipc; use --protocol tcp")
-        if request.address not in ("127.0.0.1", "localhost"):
+        if request.address not in _THIS_HOST:
             raise LaunchError(
                 f"--address {request.address} means nothing with --protocol ipc, which does not "
                 "leave this host; use --protocol tcp"

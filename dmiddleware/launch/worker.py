@@ -26,6 +26,7 @@ from dmiddleware.errors import LaunchError
 from dmiddleware.launch.status import Status, WorkerConfig
 from dmiddleware.pipeline import ThisNode, running_as
 from dmiddleware.router import NodeOptions, Router
+from dmiddleware.router.transport import Transport
 from dmiddleware.router.transport.nng import NngTransport
 
 __all__ = ["main"]
@@ -61,7 +62,7 @@ class _Worker:
             listen=config.listen,
             dial=config.dial,
             key=bytes.fromhex(config.key_hex) or None,
-            transport=NngTransport(tls=config.tls),
+            transport=_transport(config),
             options=NodeOptions(),
             expected_peers=config.n_peers,
             start_timeout_s=config.start_timeout_s,
@@ -139,6 +140,19 @@ def _read_line(descriptor: int) -> bytes:
     while (byte := os.read(descriptor, 1)) not in (b"", b"\n"):
         line += byte
     return bytes(line)
+
+
+def _transport(config: WorkerConfig) -> Transport:
+    """Return what carries events to and from this node's addresses."""
+    if any(address.startswith("redis://") for address in (config.listen, *config.dial)):
+        # Not at the top: redis-py need not be installed.
+        from dmiddleware.router.transport.redis import RedisTransport
+
+        return RedisTransport(
+            username=os.environ.get("DITASK_REDIS_USERNAME"),
+            password=os.environ.get("DITASK_REDIS_PASSWORD"),
+        )
+    return NngTransport(tls=config.tls)
 
 
 def _find(config: WorkerConfig) -> Callable[[], object]:
