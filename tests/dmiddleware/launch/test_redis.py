@@ -1,0 +1,123 @@
+"""ditask with --mq-type redis: processes that meet in a redis server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.dmiddleware.router.redis_server import RedisServer
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+
+PROGRAM = """
+    import threading
+    from dmiddleware import Context, Role, Task, middleware
+
+    def main():
+        taken = {}
+        with Task(Context()) as task:
+
+            @middleware(roles=[Role.COLLECTOR])
+            def collect(ctx):
+                ctx.task.emit("number", task.router.node_id, ctx.total_step, only_remote=True)
+
+            @middleware(roles=[Role.LEARNER])
+            def learn(ctx):
+                threading.Event().wait(0.01)
+                if len(taken) == 2 and all(len(numbers) >= 50 for numbers in taken.values()):
+                    ctx.task.stop("fifty of each have come")
+
+            if task.has_role(Role.LEARNER):
+                task.on("number", lambda node, number: taken.setdefault(node, []).append(number))
+            task.use(collect).use(learn).run()
+            assert all(numbers == list(range(len(numbers))) for numbers in taken.values())
+            print("ended:", task.stop_reason, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    folder = tmp_path_factory.mktemp("redis")
+    with RedisServer(folder, password="open-sesame") as server:
+        yield server
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
+    (tmp_path / "key").write_text("k" * 40)
+    return tmp_path
+
+
+def start(folder: Path, *options: str, password: str = "open-sesame") -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; ditask()",
+         "--main", "program.main", *options],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "DITASK_REDIS_PASSWORD": password},
+    )  # fmt: skip
+
+
+def run(folder: Path, *options: str, password: str = "open-sesame") -> tuple[int, str]:
+    with start(folder, *options, password=password) as launcher:
+        text, _ = launcher.communicate(timeout=40)
+        return launcher.returncode, text
+
+
+def test_processes_meet_in_redis_and_end_together(folder: Path, server: RedisServer) -> None:
+    code, text = run(
+        folder, "--roles", "learner=1,collector=2", "--mq-type", "redis", "--redis-url", server.url
+    )
+    assert code == 0, text
+    assert text.count("fifty of each have come") == 3
+    assert f"node 0 listens on {server.url}/run-" in text
+
+
+def test_a_collector_joins_through_redis(folder: Path, server: RedisServer) -> None:
+    options = ("--mq-type", "redis", "--redis-url", server.url, "--key-file", "key")
+    with (
+        start(folder, "--roles", "learner=1,collector=1", "--run-id", "mine", *options) as first,
+        start(
+            folder, "--roles", "collector=1", "--topology", "alone", "--run-id", "mine",
+            "--attach-to", f"{server.url}/mine/0", *options,
+        ) as second,
+    ):  # fmt: skip
+        for launcher in (first, second):
+            text, _ = launcher.communicate(timeout=40)
+            assert launcher.returncode == 0, text
+            assert "fifty of each have come" in text
+
+
+def test_a_wrong_password_is_told(folder: Path, server: RedisServer) -> None:
+    code, text = run(
+        folder, "--mq-type", "redis", "--redis-url", server.url, password="open-barley"
+    )
+    assert code == 1
+    assert "set DITASK_REDIS_PASSWORD" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--mq-type", "redis", "--protocol", "tcp"), "--protocol tcp is for --mq-type nng"),
+        (("--mq-type", "redis", "--ports", "5000"), "mean nothing with --mq-type redis"),
+        (("--mq-type", "redis", "--redis-url", "http://x"), "is no address"),
+        (("--attach-to", "redis://127.0.0.1:6379/0/run/0"), "do not fit together"),
+        (("--mq-type", "redis", "--attach-to", "tcp://127.0.0.1:5000"), "do not fit together"),
+    ],
+)
+def test_options_that_do_not_fit_redis_start_nothing(
+    folder: Path, options: tuple[str, ...], message: str
+) -> None:
+    code, text = run(folder, *options)
+    assert code == 1
+    assert message in text.replace("\n", " ")
