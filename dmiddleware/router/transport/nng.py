@@ -167,10 +167,17 @@ class NngListener:
         message = context.recv_msg()
         pipe = message.pipe
         connection = 0 if pipe is None else pipe.id
-        answer = self._serve(_view(message), connection)
+        try:
+            answer = self._serve(_view(message), connection)
+        except Exception:
+            # Whoever can make one request fail must not take the others' service away.
+            _logger.exception("a request could not be served; its connection is closed")
+            answer = None
         if answer is None:
-            if pipe is not None:
-                pipe.close()
+            # The pipe may be gone already, and nng then knows it no more.
+            with contextlib.suppress(pynng.NNGException):
+                if pipe is not None:
+                    pipe.close()
             return
         try:
             with self._sending:

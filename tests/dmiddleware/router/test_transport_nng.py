@@ -1,0 +1,87 @@
+"""The nng transport alone: what one request does must not take the service from the others."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from dmiddleware.errors import TransportError
+from dmiddleware.router.transport.nng import NngChannel, NngListener, NngTransport
+
+DEADLINE_S = 10.0
+
+
+class Service:
+    """Answers ``echo``; closes the connection of who says ``close``; fails at ``fail``."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Semaphore(0)
+        self.gone = threading.Semaphore(0)
+
+    def __call__(self, raw: memoryview, connection: int) -> bytes | None:
+        said = bytes(raw)
+        self.asked.release()
+        if said == b"close":
+            # The dialer goes first, so that there is nothing left to close.
+            assert self.gone.acquire(timeout=DEADLINE_S)
+            return None
+        if said == b"fail":
+            raise KeyError("a defect")
+        return said
+
+
+def listen(folder: Path, service: Service) -> NngListener:
+    return NngTransport().listen(
+        f"ipc://{folder}/node.sock",
+        service,
+        on_gone=lambda _: service.gone.release(),
+        max_frame_bytes=1 << 20,
+    )
+
+
+def dial(listener: NngListener, answer_s: float = DEADLINE_S) -> NngChannel:
+    return NngTransport().dial(
+        listener.address, connect_s=DEADLINE_S, answer_s=answer_s, max_frame_bytes=1 << 20
+    )
+
+
+def ask_and_fail(channel: NngChannel, what: bytes) -> None:
+    with pytest.raises(TransportError):
+        channel.request(what)
+
+
+def test_closing_connections_that_are_gone_already_ends_no_thread(tmp_path: Path) -> None:
+    service = Service()
+    listener = listen(tmp_path, service)
+    try:
+        for _ in range(12):
+            channel = dial(listener)
+            asking = threading.Thread(target=ask_and_fail, args=(channel, b"close"))
+            asking.start()
+            assert service.asked.acquire(timeout=DEADLINE_S)
+            channel.close()
+            asking.join(DEADLINE_S)
+        channel = dial(listener)
+        assert bytes(channel.request(b"echo")) == b"echo"
+        channel.close()
+    finally:
+        listener.close()
+
+
+def test_requests_that_cannot_be_served_end_no_thread(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = listen(tmp_path, Service())
+    try:
+        for _ in range(12):
+            channel = dial(listener)
+            ask_and_fail(channel, b"fail")
+            channel.close()
+        channel = dial(listener)
+        assert bytes(channel.request(b"echo")) == b"echo"
+        channel.close()
+    finally:
+        listener.close()
+    assert caplog.text.count("could not be served; its connection") == 12
