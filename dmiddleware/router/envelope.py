@@ -10,14 +10,28 @@ import msgspec
 
 from dmiddleware.errors import FrameError
 from dmiddleware.router.codec import Codec
-from dmiddleware.router.wire import Frame, FrameFlag, read_metadata
+from dmiddleware.router.wire import ALIGNMENT, MAX_BUFFERS, Frame, FrameFlag, read_metadata
 
-__all__ = ["EncodedEvent", "Answer", "encode_event", "decode_event", "pack_events", "unpack_events"]
+__all__ = [
+    "EncodedEvent",
+    "Answer",
+    "encode_event",
+    "decode_event",
+    "pack_events",
+    "unpack_events",
+    "FRAME_OVERHEAD",
+    "MAX_BATCH_BYTES",
+]
 
 _SPILL_BYTES: Final = 32 * 1024
 """Beyond this the envelope travels as a buffer, so that metadata stays within its bound."""
 
 _EVENT_OVERHEAD: Final = 64
+_BUFFER_OVERHEAD: Final = ALIGNMENT + 8
+"""What an array takes in a frame beside its bytes, at most: its alignment, a row of the table."""
+
+FRAME_OVERHEAD: Final = 256
+"""A frame is at most so much larger than the sizes of its events together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +69,9 @@ class _Envelope(msgspec.Struct, array_like=True, frozen=True):
     n_buffers: int
 
 
+MAX_BATCH_BYTES: Final = (MAX_BUFFERS - 1) * _BUFFER_OVERHEAD
+"""Events of so many bytes together have no more arrays than fit into one frame."""
+
 _encode = msgspec.msgpack.Encoder().encode
 _envelopes = msgspec.msgpack.Decoder(list[_Envelope])
 
@@ -67,8 +84,7 @@ def encode_event(event: str, value: Any, codec: Codec) -> EncodedEvent:
     """
     skeleton, views = codec.encode(value)
     buffers = tuple(view.tobytes() for view in views)
-    size = _EVENT_OVERHEAD + len(event) + len(skeleton) + sum(map(len, buffers))
-    return EncodedEvent(event, skeleton, buffers, size)
+    return EncodedEvent(event, skeleton, buffers, _size(event, skeleton, buffers))
 
 
 def decode_event(encoded: EncodedEvent, codec: Codec) -> Any:
@@ -113,12 +129,17 @@ def unpack_events(frame: Frame) -> list[EncodedEvent]:
         if not place <= end <= len(frame.buffers):
             raise FrameError(f"event {event!r} claims {n_buffers} arrays that did not arrive")
         buffers = tuple(frame.buffers[place:end])
-        size = _EVENT_OVERHEAD + len(event) + len(skeleton) + sum(map(len, buffers))
+        size = _size(event, skeleton, buffers)
         events.append(EncodedEvent(event, skeleton, buffers, size))
         place = end
     if place != len(frame.buffers):
         raise FrameError(f"{len(frame.buffers) - place} arrays arrived that no event claims")
     return events
+
+
+def _size(event: str, skeleton: bytes, buffers: Sequence[bytes | memoryview]) -> int:
+    head = _EVENT_OVERHEAD + len(event) + len(skeleton) + _BUFFER_OVERHEAD * len(buffers)
+    return head + sum(map(len, buffers))
 
 
 def _fields(envelope: _Envelope) -> tuple[str, bytes, int]:

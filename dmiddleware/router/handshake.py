@@ -92,7 +92,8 @@ class Session:
         number: chosen by the listener; every frame carries it.
         peer: who the other side is.
         key: 32 bytes to sign frames with; None without a run key.
-        limits: what the listener takes.
+        limits: what the peer takes. A dialer says how large its frames may be, and no more: what
+            goes to it rides on answers.
     """
 
     number: int
@@ -113,6 +114,7 @@ class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     identity: Identity
     nonce: bytes
     keyed: bool
+    max_frame_bytes: int
 
 
 class _Auth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -148,11 +150,14 @@ class DialerHandshake:
         identity: who dials.
         key: the run's key; None without one.
         nonce: 32 fresh random bytes.
+        max_frame_bytes: the largest frame that it takes.
     """
 
-    def __init__(self, identity: Identity, key: bytes | None, *, nonce: bytes) -> None:
+    def __init__(
+        self, identity: Identity, key: bytes | None, *, nonce: bytes, max_frame_bytes: int
+    ) -> None:
         self._key = key
-        self._hello = _encode(_Hello(VERSION, identity, nonce, key is not None))
+        self._hello = _encode(_Hello(VERSION, identity, nonce, key is not None, max_frame_bytes))
         self._challenge = b""
         self._auth = b""
         self._peer: _Hello | None = None
@@ -269,7 +274,15 @@ class ListenerHandshake:
                 code="run",
             )
         self._forget(now)
-        challenge = _encode(_Hello(VERSION, self._identity, self._nonce(), self._key is not None))
+        challenge = _encode(
+            _Hello(
+                VERSION,
+                self._identity,
+                self._nonce(),
+                self._key is not None,
+                self._limits.max_frame_bytes,
+            )
+        )
         self._pending[_name_of(challenge)] = (now, hello, bytes(raw), challenge)
         return challenge
 
@@ -303,7 +316,7 @@ class ListenerHandshake:
             number=number,
             peer=hello.identity,
             key=_session_key(self._key, transcript),
-            limits=self._limits,
+            limits=msgspec.structs.replace(self._limits, max_frame_bytes=hello.max_frame_bytes),
         )
         return _encode(_Welcome(number, self._limits, proof)), session
 

@@ -19,9 +19,16 @@ from typing import Final
 
 import msgspec
 
-from dmiddleware.errors import AuthError, FrameError, HandshakeRefused
+from dmiddleware.errors import AuthError, FrameError, FrameTooLarge, HandshakeRefused
 from dmiddleware.router.delivery import Verdict
-from dmiddleware.router.envelope import Answer, EncodedEvent, pack_events, unpack_events
+from dmiddleware.router.envelope import (
+    FRAME_OVERHEAD,
+    MAX_BATCH_BYTES,
+    Answer,
+    EncodedEvent,
+    pack_events,
+    unpack_events,
+)
 from dmiddleware.router.handshake import (
     MAX_HANDSHAKE_BYTES,
     DialerHandshake,
@@ -37,6 +44,7 @@ from dmiddleware.router.membership import HEARTBEAT_S, MISSED_HEARTBEATS, Change
 from dmiddleware.router.outgoing import Outgoing, Sending
 from dmiddleware.router.wire import (
     HEADER_SIZE,
+    MAX_BUFFERS,
     Frame,
     FrameMac,
     FrameType,
@@ -239,6 +247,29 @@ class Node:
             if not link.forgotten and link.is_wanted(event)
         ]
 
+    def check_size(self, event: EncodedEvent, targets: Iterable[str]) -> None:
+        """Make sure that this node and the targets take an event as large as this.
+
+        Raises:
+            FrameTooLarge: if one does not; it names it.
+        """
+        bounds = {f"this node ({self.identity.node_id})": self.options.max_frame_bytes}
+        for node_id in targets:
+            if (link := self.links.get(node_id)) is not None:
+                bounds[f"node {node_id}"] = link.session.limits.max_frame_bytes
+        who = min(bounds, key=bounds.__getitem__)
+        limit = bounds[who] - FRAME_OVERHEAD
+        if event.size > limit:
+            raise FrameTooLarge(
+                f"the event {event.event!r} has {event.size} bytes, and {who} takes at most {limit}"
+                "; send it in parts, or raise max_frame_bytes on all nodes"
+            )
+        if len(event.buffers) >= MAX_BUFFERS:
+            raise FrameTooLarge(
+                f"the event {event.event!r} has {len(event.buffers)} arrays, at most "
+                f"{MAX_BUFFERS - 1} can be sent; join them into fewer, or send it in parts"
+            )
+
     def offer(self, node_id: str, event: EncodedEvent) -> bool:
         """Accept a reliable event for a peer, unless what waits for it is full.
 
@@ -280,7 +311,10 @@ class Node:
             self.ready.add(link.node_id)
         for name, newest in self._newest.items():
             if name not in had and link.is_wanted(name):
-                link.outgoing.put_latest(newest)
+                if newest.size + FRAME_OVERHEAD <= link.session.limits.max_frame_bytes:
+                    link.outgoing.put_latest(newest)
+                else:
+                    link.outgoing.counters.dropped += 1
 
     @property
     def has_mail(self) -> bool:
@@ -386,7 +420,12 @@ class Node:
 
     def hello(self) -> tuple[DialerHandshake, bytearray]:
         """Begin a handshake; returns its state and the request to make."""
-        handshake = DialerHandshake(self.identity, self._key, nonce=self._nonce())
+        handshake = DialerHandshake(
+            self.identity,
+            self._key,
+            nonce=self._nonce(),
+            max_frame_bytes=self.options.max_frame_bytes,
+        )
         return handshake, self._stranger_frame(FrameType.HELLO, handshake.hello())
 
     def on_challenge(self, handshake: DialerHandshake, raw: bytes | memoryview) -> bytearray:
@@ -530,7 +569,11 @@ class Node:
             outgoing = Outgoing(
                 max_bytes=options.outbox_bytes,
                 window=min(options.window, session.limits.window),
-                batch_bytes=min(options.batch_bytes, session.limits.max_frame_bytes),
+                batch_bytes=min(
+                    options.batch_bytes,
+                    session.limits.max_frame_bytes - FRAME_OVERHEAD,
+                    MAX_BATCH_BYTES,
+                ),
                 retry_s=options.retry_s,
                 max_lossy=options.max_lossy,
             )

@@ -164,12 +164,23 @@ class Outgoing:
             newest, again = self._latest, False
         if not newest:
             return None
-        self._latest = {}
+        events = self._first_of(newest)
+        self._latest = {name: newest[name] for name in list(newest)[len(events) :]}
         self._sequences[LATEST] += 1
-        sending = Sending(LATEST, self._sequences[LATEST], tuple(newest.values()), again)
+        sending = Sending(LATEST, self._sequences[LATEST], events, again)
         self._latest_under_way = sending
         self._latest_again_at = now + self._retry_s
         return sending
+
+    def _first_of(self, newest: dict[str, EncodedEvent]) -> tuple[EncodedEvent, ...]:
+        """Return the first event, and those after it that fit into a frame with it."""
+        size, count = 0, 0
+        for event in newest.values():
+            size += event.size
+            if count and size > self._batch_bytes:
+                break
+            count += 1
+        return tuple(newest.values())[:count]
 
     def _next_reliable(self, now: float) -> Sending | None:
         frame = self.outbox.next_frame(now)

@@ -329,8 +329,8 @@ class Router:
         if not targets and event.delivery != "latest":
             return
         encoded = encode_event(event.name, [list(args), kwargs], self._codec)
-        self._check_size(encoded)
         with self._lock:
+            self._node.check_size(encoded, targets)
             if event.delivery == "reliable":
                 self._offer(event, encoded, targets)
             else:
@@ -402,14 +402,6 @@ class Router:
             }
 
     # Emitting ---------------------------------------------------------------------------------
-
-    def _check_size(self, encoded: EncodedEvent) -> None:
-        limit = self._options.max_frame_bytes - (1 << 17)
-        if encoded.size > limit:
-            raise FrameError(
-                f"the event {encoded.event!r} has {encoded.size} bytes, at most {limit} can be "
-                "sent; send it in parts, or raise max_frame_bytes on all nodes"
-            )
 
     def _offer(self, event: Event, encoded: EncodedEvent, targets: list[str]) -> None:
         waiting = self._offer_to(targets, encoded)
@@ -611,6 +603,11 @@ class Router:
             traffic.undecodable += 1
             _logger.error("the event %r could not be decoded: %s", encoded.event, error)
             return
+        except Exception:
+            # Adapters and unpickling are foreign code.
+            traffic.undecodable += 1
+            _logger.exception("the event %r could not be decoded", encoded.event)
+            return
         traffic.received += 1
         traffic.received_bytes += encoded.size
         self._hand_over(deliver, encoded.event, tuple(args), kwargs)
@@ -621,7 +618,13 @@ class Router:
         while not self._closing:
             # A full queue here makes this thread wait, then the inbox fill, then the sender wait.
             with contextlib.suppress(EventQueueFull):
-                deliver(name, args, kwargs)
+                try:
+                    deliver(name, args, kwargs)
+                except EventQueueFull:
+                    raise
+                except Exception:
+                    # One event that its taker cannot stand must not end all that come after it.
+                    _logger.exception("the event %r was not taken", name)
                 return
 
     # Small things -----------------------------------------------------------------------------

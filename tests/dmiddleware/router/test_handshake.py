@@ -43,7 +43,7 @@ def listener(
 
 def dialer(key: bytes | None = KEY, run_id: str = "run", nonce: int = 7) -> DialerHandshake:
     identity = Identity(run_id, "collector-0", 3, ("collector",), ("fast",))
-    return DialerHandshake(identity, key, nonce=nonce.to_bytes(32, "big"))
+    return DialerHandshake(identity, key, nonce=nonce.to_bytes(32, "big"), max_frame_bytes=1 << 20)
 
 
 @pytest.mark.parametrize("key", [KEY, None])

@@ -8,11 +8,12 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmiddleware.errors import AuthError, FrameError, HandshakeRefused
+from dmiddleware.errors import AuthError, FrameError, FrameTooLarge, HandshakeRefused
 from dmiddleware.router.codec import Codec
 from dmiddleware.router.envelope import decode_event, encode_event
 from dmiddleware.router.handshake import Identity
@@ -24,13 +25,15 @@ CODEC = Codec()
 OPTIONS = NodeOptions(retry_s=1.0, window=4, batch_bytes=200, outbox_bytes=2000, inbox_bytes=500)
 
 
-def make_node(name: str, key: bytes | None = KEY, incarnation: int = 1) -> Node:
+def make_node(
+    name: str, key: bytes | None = KEY, incarnation: int = 1, options: NodeOptions = OPTIONS
+) -> Node:
     numbers = itertools.count(1)
     secrets = random.Random(f"{name}{incarnation}")
     return Node(
         Identity("run", name, incarnation),
         key,
-        options=OPTIONS,
+        options=options,
         nonce=lambda: secrets.randbytes(32),
         session_number=lambda: next(numbers),
     )
@@ -364,3 +367,80 @@ def test_large_events_stay_in_the_inbox_until_their_turn() -> None:
     exchange(dialer, listener, link)
     numbers = [[value[0] for _, _, value in taken(listener)] for _ in range(3)]
     assert numbers == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("listener_is_small", [True, False])
+def test_an_event_too_large_for_its_peer_is_refused_where_it_is_emitted(
+    listener_is_small: bool,
+) -> None:
+    small, large = (NodeOptions(max_frame_bytes=size) for size in (100_000, 200_000))
+    listener = make_node("0", options=small if listener_is_small else large)
+    dialer = make_node("1", options=large if listener_is_small else small)
+    join(dialer, listener)
+    sender, to = (dialer, "0") if listener_is_small else (listener, "1")
+    sender.check_size(encode_event("e", bytes(90_000), CODEC), [to])
+    with pytest.raises(FrameTooLarge, match=rf"and node {to} takes at most 99744"):
+        sender.check_size(encode_event("e", bytes(150_000), CODEC), [to])
+
+
+def test_the_largest_event_that_is_let_through_fits_into_a_frame() -> None:
+    options = NodeOptions(max_frame_bytes=100_000)
+    dialer, listener = make_node("1", options=options), make_node("0", options=options)
+    link = join(dialer, listener)
+    listener.want(["e"])
+    exchange(dialer, listener, link)
+    taken(dialer)
+    for value in (bytes(99_600), [np.zeros(0)] * 1_100, [np.zeros(1)] * 1_000):
+        event = encode_event("e", value, CODEC)
+        dialer.check_size(event, ["0"])
+        assert dialer.offer("0", event)
+        exchange(dialer, listener, link)
+    assert [len(value) for _, _, value in taken(listener)] == [99_600, 1_100, 1_000]
+
+
+def test_more_arrays_than_a_frame_has_room_for_are_refused() -> None:
+    node = make_node("0", options=NodeOptions())
+    node.check_size(encode_event("e", [np.zeros(1)] * 8_191, CODEC), [])
+    with pytest.raises(FrameTooLarge, match="8192 arrays, at most 8191"):
+        node.check_size(encode_event("e", [np.zeros(1)] * 8_192, CODEC), [])
+
+
+def test_events_of_many_small_arrays_share_a_frame_only_as_far_as_it_has_room() -> None:
+    options = NodeOptions(batch_bytes=64 << 20)
+    dialer, listener = make_node("1", options=options), make_node("0", options=options)
+    link = join(dialer, listener)
+    listener.want(["e"])
+    exchange(dialer, listener, link)
+    taken(dialer)
+    event = encode_event("e", [np.zeros(0)] * 100, CODEC)
+    for _ in range(100):
+        assert dialer.offer("0", event)
+    exchange(dialer, listener, link)
+    assert len(taken(listener) + taken(listener)) == 100
+
+
+def test_the_newest_of_many_events_travel_in_as_many_frames_as_they_need() -> None:
+    options = NodeOptions(max_frame_bytes=100_000)
+    dialer, listener = make_node("1", options=options), make_node("0", options=options)
+    link = join(dialer, listener)
+    listener.want(["*"])
+    exchange(dialer, listener, link)
+    taken(dialer)
+    for name in "abc":
+        dialer.put_latest(encode_event(name, bytes(60_000), CODEC))
+    exchange(dialer, listener, link)
+    assert [name for _, name, _ in taken(listener)] == ["a", "b", "c"]
+
+
+def test_a_newcomer_that_takes_less_is_spared_a_newest_event_that_is_too_large() -> None:
+    listener = make_node("0", options=NodeOptions())
+    dialer = make_node("1", options=NodeOptions(max_frame_bytes=100_000))
+    listener.put_latest(encode_event("large", bytes(200_000), CODEC))
+    listener.put_latest(encode_event("small", 1, CODEC))
+    link = join(dialer, listener)
+    dialer.want(["large", "small"])
+    exchange(dialer, listener, link)
+    taken(listener)
+    exchange(dialer, listener, link)
+    assert [name for _, name, _ in taken(dialer)] == ["small"]
+    assert listener.links["1"].outgoing.counters.dropped == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -197,3 +198,40 @@ def test_closing_leaves_no_thread_behind(listen: str) -> None:
     with two(listen) as (learner, _):
         learner.wait_for_peers(1, timeout_s=DEADLINE_S)
     assert set(threading.enumerate()) <= before
+
+
+def test_an_event_that_its_taker_cannot_stand_does_not_end_what_follows(
+    listen: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with two(listen) as (learner, collector):
+        got = Received(learner, "e")
+
+        def choosy(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if args == (0,):
+                raise KeyError("what is this?")
+            got.deliver(name, args, kwargs)
+
+        learner.attach(choosy)
+        collector.wait_for_peers(1, timeout_s=DEADLINE_S)
+        for number in range(3):
+            collector.emit(Event("e"), (number,), {})
+        assert got.of("e", 2) == [(1,), (2,)]
+    assert "the event 'e' was not taken" in caplog.text
+
+
+def test_what_cannot_be_unpickled_is_counted_and_the_next_event_comes(listen: str) -> None:
+    def refuse(raw: bytes) -> Any:
+        raise AttributeError("no such class here")
+
+    with (
+        Router(node_id=0, listen=listen, key=KEY, pickle=(pickle.dumps, refuse)) as learner,
+        Router(
+            node_id=1, dial=[learner.address], key=KEY, pickle=(pickle.dumps, refuse)
+        ) as collector,
+    ):
+        got = Received(learner, "e")
+        collector.wait_for_peers(1, timeout_s=DEADLINE_S)
+        collector.emit(Event("e"), (slice(3),), {})
+        collector.emit(Event("e"), (1,), {})
+        assert got.of("e", 1) == [(1,)]
+        assert learner.traffic()["e"].undecodable == 1
