@@ -132,6 +132,11 @@ class Node:
         """The fields that it declares to write."""
         return string_tuple(getattr(self.entry.middleware, "writes", ()))
 
+    @property
+    def receives(self) -> tuple[str, ...]:
+        """The fields that it declares to set when there are other processes."""
+        return string_tuple(getattr(self.entry.middleware, "receives", ()))
+
 
 def make_entry(mw: Any, *, roles: Iterable[str] | None = None, lock: Lock | None = None) -> Entry:
     """Check a middleware and make an entry of it.

@@ -47,18 +47,21 @@ def middleware(
     roles: Iterable[str] = (),
     reads: Iterable[str] = (),
     writes: Iterable[str] = (),
+    last_step: bool = False,
     factory: bool = False,
 ) -> Callable[[F], F]:
     """Declare what a middleware is for, what it reads and what it writes.
 
-    The declarations become the attributes ``roles``, ``reads`` and ``writes`` of what is decorated;
-    a class may just as well define them itself. They are what the check before the first step, and
-    ``task.describe()``, go by.
+    The declarations become the attributes ``roles``, ``reads``, ``writes`` and ``last_step`` of
+    what is decorated; a class may just as well define them itself. They are what the check before
+    the first step, and ``task.describe()``, go by.
 
     Args:
         roles: the roles in which it is active; none means all.
         reads: fields of the context that must have been written before it runs.
         writes: fields of the context that it sets.
+        last_step: it only looks at what others do, such as a logger, and takes part in the steps
+            that follow a stop, in which an exchange hands out what peers had sent before.
         factory: what is decorated is a function that returns the middleware; the declarations go to
             each one that it returns.
 
@@ -68,10 +71,11 @@ def middleware(
         >>> learn.reads
         ('train_data',)
     """
-    declared = {
+    declared: dict[str, object] = {
         "roles": string_tuple(roles),
         "reads": string_tuple(reads),
         "writes": string_tuple(writes),
+        "last_step": last_step,
     }
 
     def decorate(subject: F) -> F:
@@ -134,7 +138,7 @@ def string_tuple(names: Iterable[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _declare(subject: F, declared: dict[str, tuple[str, ...]]) -> F:
+def _declare(subject: F, declared: dict[str, object]) -> F:
     if not inspect.isclass(subject):
         problem = _problem(subject)
         if problem:
@@ -142,8 +146,8 @@ def _declare(subject: F, declared: dict[str, tuple[str, ...]]) -> F:
                 f"cannot declare {subject!r} as a middleware: {problem}; or decorate it with "
                 "@middleware(..., factory=True) if it is a function that returns the middleware"
             )
-    for attribute, names in declared.items():
-        setattr(subject, attribute, names)
+    for attribute, value in declared.items():
+        setattr(subject, attribute, value)
     return subject
 
 

@@ -62,6 +62,15 @@ class Lifecycle:
                 error.add_note(f"in the set-up of {label}")
                 raise
 
+    def pending_steps(self) -> int:
+        """Return how many more steps the objects need to hand out what they hold."""
+        counts = (
+            _method(member, "pending_steps")
+            for _, member in self._members
+            if id(member) in self._ready
+        )
+        return max((count() for count in counts if count is not None), default=0)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every object that was set up and has one, by label."""
         return {label: member.state_dict() for label, member in self._stateful()}

@@ -35,25 +35,31 @@ _WRITERS = {
 _SLIP = 0.8
 
 
-def check_chain(nodes: Sequence[Node], ctx: Context, roles: frozenset[str]) -> None:
+def check_chain(
+    nodes: Sequence[Node], ctx: Context, roles: frozenset[str], *, has_peers: bool = False
+) -> None:
     """Refuse a chain that cannot run.
 
     Args:
         nodes: the plan.
         ctx: the context of the first step.
         roles: the task's.
+        has_peers: whether there are other processes, from which fields may arrive.
 
     Raises:
         ChainError: with all problems, and the remedy of each.
     """
-    problems = _Check(nodes, ctx, roles).problems()
+    problems = _Check(nodes, ctx, roles, has_peers=has_peers).problems()
     if problems:
         listed = "".join(f"\n  {n}. {problem}" for n, problem in enumerate(problems, start=1))
         raise ChainError(f"the chain cannot run; {len(problems)} problem(s):{listed}")
 
 
 class _Check:
-    def __init__(self, nodes: Sequence[Node], ctx: Context, roles: frozenset[str]) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], ctx: Context, roles: frozenset[str], *, has_peers: bool
+    ) -> None:
+        self._has_peers = has_peers
         self._nodes = nodes
         self._ctx = ctx
         self._roles = roles
@@ -123,6 +129,8 @@ class _Check:
                     if name not in written and not self._is_satisfied(node, name):
                         self._problems.append(self._unwritten(node, name))
                 written.update(node.writes)
+                if self._has_peers:
+                    written.update(node.receives)
 
     def _is_satisfied(self, node: Node, name: str) -> bool:
         if self._kinds.get(name) in (FieldKind.KEPT, FieldKind.RENEWED):

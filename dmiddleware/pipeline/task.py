@@ -108,7 +108,8 @@ class Task(Emitter, Generic[C]):
         self._stop_reason: str | None = None
         self._stopped_ok = True
         self._stopped_only_here = False
-        self._stopped_by_peer = False
+        self._stop_origin: tuple[int, str] | None = None
+        self._in_last_step = False
         self._is_running = False
         self._is_set_up = False
         self._step_done = False
@@ -163,6 +164,11 @@ class Task(Emitter, Generic[C]):
         self.stop("task.finish was set")
 
     @property
+    def in_last_step(self) -> bool:
+        """Whether this is a step after the stop, of those middleware that declare ``last_step``."""
+        return self._in_last_step
+
+    @property
     def stop_reason(self) -> str | None:
         """Why the task was told to stop, or None."""
         return self._stop_reason
@@ -193,14 +199,17 @@ class Task(Emitter, Generic[C]):
     def seed_for(self, *scope: str | int) -> int:
         """Derive the seed of one random generator from the run's seed.
 
+        In a run of several processes each gets seeds of its own, by its node id.
+
         Args:
-            scope: the generator's place in the run, from the outside in:
-                ``("collector", 0, 3)`` for role, node and env.
+            scope: the generator's place in this process, from the outside in:
+                ``("collector", 3)`` for role and env.
 
         Returns:
             An integer in ``[0, 2**31)``.
         """
-        return derive_seed(self.seed, *scope)
+        node = () if self.router is None else ("node", self.router.node_id)
+        return derive_seed(self.seed, *node, *scope)
 
     def use(
         self,
@@ -328,7 +337,7 @@ class Task(Emitter, Generic[C]):
         Raises:
             ChainError: with all problems at once, each with its remedy.
         """
-        check_chain(self._plan(), self.ctx, self._roles)
+        check_chain(self._plan(), self.ctx, self._roles, has_peers=self.router is not None)
 
     def describe(self) -> ChainTable:
         """Return the chain as a table: a rich one when printed by rich, plain text by ``str()``."""
@@ -340,8 +349,10 @@ class Task(Emitter, Generic[C]):
 
         The chain is checked and compiled, and the middleware are set up, when they were not before.
         Further runs go on where the last one ended. At the end, the events that were emitted are
-        all handled. With a router, the first step waits until all expected peers are ready, and
-        when this task was stopped, the peers' tasks stop as well, with its reason.
+        all handled. With a router, the first step waits until all expected peers are ready; when
+        the task was stopped, what peers had sent before is still handed out, in further steps of
+        those middleware only that declare ``last_step``; and the peers' tasks stop as well, with
+        the same reason.
 
         Args:
             max_step: the most steps to run now; None means no limit.
@@ -368,7 +379,8 @@ class Task(Emitter, Generic[C]):
                 if left is not None:
                     left -= 1
             if self._stop_reason is not None:
-                self._tell_peers(self._stop_reason, ok=self._stopped_ok)
+                self._run_last_steps()
+                self._tell_peers(self._stop_reason)
             self.sync()
         except BaseException:
             # Whether the peers go on without this one is for the launcher to decide.
@@ -430,18 +442,24 @@ class Task(Emitter, Generic[C]):
         if errors:
             raise merge_errors(errors[0], errors[1:], what="closing the task")
 
-    def _tell_peers(self, reason: str, *, ok: bool) -> None:
-        """Stop the peers' tasks, unless it was one of them that stopped this one."""
-        if self.router is None or self._stopped_only_here or self._stopped_by_peer:
+    def _tell_peers(self, reason: str) -> None:
+        """Stop the peers' tasks; also if a peer stopped this one, which may not reach them all."""
+        if self.router is None or self._stopped_only_here:
             return
+        here = self.router.node_id
+        origin, reason = self._stop_origin or (here, reason)
         try:
-            self.emit(_STOPPED, self.router.node_id, reason, ok, only_remote=True)
+            self.emit(_STOPPED, origin, reason, self._stopped_ok, told_by=here, only_remote=True)
         except DMiddlewareError as error:
             _logger.warning("the peers could not be told that this task stopped: %s", error)
 
-    def _on_peer_stopped(self, node_id: int, reason: str, ok: bool) -> None:
+    def _on_peer_stopped(self, node_id: int, reason: str, ok: bool, *, told_by: int) -> None:
+        assert self.router is not None
+        if told_by != node_id and node_id in self.router.peer_ids():
+            # Its own word comes too, and before that whatever else it had to tell.
+            return
         if self._stop_reason is None:
-            self._stopped_by_peer = True
+            self._stop_origin = node_id, reason
             self.stop(f"node {node_id}: {reason}", ok=ok)
 
     def _entry(
@@ -495,6 +513,27 @@ class Task(Emitter, Generic[C]):
             self._lifecycle.add(middleware_name(wrapper), wrapper)
         for node in leaves((*make_plan(self._by_hand, self._roles), *self._plan())):
             self._lifecycle.add(node.name, node.entry.middleware)
+
+    def _run_last_steps(self) -> None:
+        """Hand out what came before the stop, to those who only look at it."""
+        left = self._lifecycle.pending_steps()
+        if left == 0:
+            return
+        compiler = Compiler(self._wrappers, lock_timeout_s=self._lock_timeout_s)
+        self._compilers.append(compiler)
+        chain = compiler.compile(
+            node
+            for node in leaves(self._plan())
+            if getattr(node.entry.middleware, "last_step", False)
+        )
+        self._in_last_step = True
+        try:
+            for _ in range(left):
+                if self._step_done:
+                    self.renew()
+                self._run_step(chain)
+        finally:
+            self._in_last_step = False
 
     def _run_step(self, chain: Chain) -> None:
         try:

@@ -54,6 +54,7 @@ class ThisNode:
         roles: the parts that this process plays; none: all.
         labels: names to find it by.
         clock: times what its tasks wait for; None: the clock of the machine.
+        stamp: the same for all processes of the run, and for no other run; empty: none.
     """
 
     def __init__(
@@ -63,14 +64,36 @@ class ThisNode:
         roles: tuple[str, ...] = (),
         labels: tuple[str, ...] = (),
         clock: Clock | None = None,
+        stamp: str = "",
     ) -> None:
         self.router = router
         self.roles = roles
         self.labels = labels
         self.clock: Clock = clock if clock is not None else SystemClock()
-        self._lock = threading.Lock()
+        self._stamp = stamp
+        self._n_stamps = 0
+        # A signal's handler may stop the node while this very thread registers a task.
+        self._lock = threading.RLock()
         self._tasks: list[_StoppableTask] = []
         self._stop: tuple[str, bool, bool] | None = None
+
+    @property
+    def node_id(self) -> int:
+        """The number of this process in the run."""
+        return 0 if self.router is None else self.router.node_id
+
+    def has_role(self, role: str) -> bool:
+        """Tell whether this process plays the role; without any roles, it plays them all."""
+        return not self.roles or role in self.roles
+
+    def next_stamp(self) -> str:
+        """Return a word for one thing that the run has once, such as its folder; empty: none.
+
+        The first call gives all processes of the run the same word, and so does the second.
+        """
+        with self._lock:
+            self._n_stamps += 1
+            return f"{self._stamp}/{self._n_stamps}" if self._stamp else ""
 
     def register(self, task: _StoppableTask) -> None:
         """Take note of a task of this process; if the process was told to end, stop it at once."""

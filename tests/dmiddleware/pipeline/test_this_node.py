@@ -1,0 +1,125 @@
+"""The process as a node of a run, and how a task ends there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dmiddleware.pipeline import Context, Task, ThisNode, middleware, running_as, this_node
+from dmiddleware.router import Router
+from dmiddleware.seeding import derive_seed
+
+
+@pytest.fixture
+def router(tmp_path: Path) -> Iterator[Router]:
+    with Router(node_id=4, listen=f"ipc://{tmp_path}/4.s") as router:
+        yield router
+
+
+def test_a_program_runs_alone_unless_told_otherwise(router: Router) -> None:
+    assert this_node() is None
+    with running_as(ThisNode(router=router)) as node:
+        assert this_node() is node
+        assert node.node_id == 4
+    assert this_node() is None
+
+
+def test_a_node_without_roles_plays_them_all() -> None:
+    assert ThisNode().has_role("learner")
+    assert ThisNode(roles=("learner",)).has_role("learner")
+    assert not ThisNode(roles=("collector",)).has_role("learner")
+
+
+def test_what_there_is_once_in_a_run_has_one_word_in_all_processes() -> None:
+    one, other = ThisNode(stamp="run 7"), ThisNode(stamp="run 7")
+    first = one.next_stamp()
+    assert (first, one.next_stamp()) == (other.next_stamp(), other.next_stamp())
+    assert first != one.next_stamp()
+    assert first != ThisNode(stamp="run 8").next_stamp()
+    assert ThisNode().next_stamp() == ""
+
+
+def test_seeds_are_those_of_the_node_and_alone_those_of_the_run(router: Router) -> None:
+    with Task(Context(), seed=3) as alone, Task(Context(), router=router, seed=3) as task:
+        assert alone.seed_for("collector") == derive_seed(3, "collector")
+        assert task.seed_for("collector") == derive_seed(3, "node", 4, "collector")
+
+
+def test_a_signal_may_stop_the_node_while_it_takes_note_of_a_task() -> None:
+    node = ThisNode()
+
+    class Interrupted:
+        """A task during whose registration a signal's handler runs, on the same thread."""
+
+        ctx, stop_reason, stopped_ok = Context(), None, True
+
+        def stop(self, reason: str, *, ok: bool = True, only_local: bool = False) -> None: ...
+
+    tasks: list[Any] = []
+
+    class Tasks(list[Any]):
+        def append(self, task: Any) -> None:
+            node.stop("received SIGTERM")
+            tasks.append(task)
+
+    node._tasks = Tasks()
+    node.register(Interrupted())
+    assert len(tasks) == 1
+
+
+class Mail:
+    """Holds what came, and hands one out a step."""
+
+    last_step = True
+
+    def __init__(self, *held: str) -> None:
+        self.held = list(held)
+
+    def __call__(self, ctx: Any) -> None:
+        ctx.word = self.held.pop(0) if self.held else None
+
+    def pending_steps(self) -> int:
+        return len(self.held)
+
+
+def test_after_a_stop_what_is_held_is_handed_out_to_those_who_look() -> None:
+    tape: list[str] = []
+
+    @middleware(last_step=True)
+    def observe(ctx: Any) -> Iterator[None]:
+        yield
+        tape.append(f"saw {ctx.word}{' at the end' if ctx.task.in_last_step else ''}")
+
+    def work(ctx: Any) -> None:
+        tape.append("worked")
+        ctx.task.stop("enough")
+
+    with Task(Context()) as task:
+        task.use(task.serial(observe, Mail("a", "b", "c"))).use(work).run()
+        assert not task.in_last_step
+        assert task.ctx.total_step == 2
+    assert tape == ["worked", "saw a", "saw b at the end", "saw c at the end"]
+
+
+def test_without_a_stop_nothing_is_handed_out_early() -> None:
+    mail = Mail("a", "b", "c")
+    with Task(Context()) as task:
+        task.use(mail).run(max_step=1)
+    assert mail.held == ["b", "c"]
+
+
+def test_an_error_in_a_last_step_ends_the_run_with_it() -> None:
+    @middleware(last_step=True)
+    def observe(ctx: Any) -> None:
+        if ctx.task.in_last_step:
+            raise OSError("disk full")
+
+    with Task(Context()) as task:
+        task.use(Mail("a", "b")).use(observe).use(lambda ctx: task.stop("enough"))
+        with pytest.raises(OSError, match="disk full"):
+            task.run()
+        assert not task.stopped_ok
+        assert not task.in_last_step
