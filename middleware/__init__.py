@@ -2,19 +2,22 @@
 
 Observers (loggers, the progress bar, the learning curve, ``CkptSaver``) work on the way back of a
 step, so their place in the chain does not matter; the others stand in the order in which the work
-is done: explore, collect, push, learn, evaluate.
+is done: exchange, explore, collect, push, learn, evaluate.
 """
 
 from middleware.advantage import gae_estimator, montecarlo_return_estimator, nstep_reward_enhancer
+from middleware.barrier import Barrier
 from middleware.checkpoint import CkptSaver
 from middleware.collect import EpisodeCollector, StepCollector
 from middleware.curve import learning_curve
 from middleware.evaluate import interaction_evaluator
+from middleware.exchange import ContextExchanger
 from middleware.explore import eps_greedy_handler
 from middleware.fetch import offline_data_fetcher, offpolicy_data_fetcher
 from middleware.final import final_ctx_saver
 from middleware.learn import OffPolicyLearner, OnPolicyLearner, multistep_trainer, trainer
 from middleware.log import offline_logger, online_logger
+from middleware.model_exchange import ModelExchanger, PeriodicalModelExchanger
 from middleware.offline import offline_data_saver
 from middleware.priority import priority_calculator
 from middleware.profile import epoch_timer
@@ -24,6 +27,10 @@ from middleware.run_folder import RunFolder
 from middleware.stop import termination_checker
 
 __all__ = [
+    "ContextExchanger",
+    "ModelExchanger",
+    "PeriodicalModelExchanger",
+    "Barrier",
     "eps_greedy_handler",
     "StepCollector",
     "EpisodeCollector",

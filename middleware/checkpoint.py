@@ -26,9 +26,9 @@ class CkptSaver:
 
     In the run's folder ``ckpt`` there will be
 
-    - ``best.safetensors``: the policy of the best evaluation. If it learned on in the same step
-      before it could be saved, these are its parameters as they were evaluated; else its whole
-      state, with optimiser and counters.
+    - ``best.safetensors``: the policy of the best evaluation. If it learned on before it could be
+      saved, or was evaluated in another process, these are its parameters as they were evaluated;
+      else its whole state, with optimiser and counters.
     - ``iteration_<n>.safetensors``: its whole state after ``n`` updates, the newest few.
     - ``final.safetensors``: its whole state at the end of the run, also when an error ends it (a
       loss that is NaN, Ctrl-C), so that nothing learned is lost.
@@ -55,6 +55,7 @@ class CkptSaver:
 
     roles = (Role.LEARNER,)
     reads = ("train_iter",)
+    last_step = True
 
     def __init__(
         self,
@@ -88,10 +89,9 @@ class CkptSaver:
     def __call__(self, ctx: Any) -> Iterator[None]:
         """Save on the way back, if there is a new best or it is time."""
         yield
+        # NaN is never the best: every comparison with it is false.
         if ctx.eval_value is not None and ctx.eval_value > self._best:
-            # NaN is never the best: every comparison with it is false.
-            self._write("best", ctx, self._evaluated_state(ctx))
-            self._best = ctx.eval_value
+            self._write_best(ctx)
         if self._every is not None and ctx.train_iter - self._saved_iter >= self._every:
             self._saved_iter = ctx.train_iter
             self._write_periodic(ctx)
@@ -124,12 +124,22 @@ class CkptSaver:
         self._saved_iter = int(state["saved_iter"])
         self._kept = deque(self._run.ckpt_dir / name for name in state["kept"])
 
-    def _evaluated_state(self, ctx: Any) -> dict[str, Any]:
-        """Return the state of the policy that was evaluated, though it may have learned since."""
-        if ctx.last_eval_iter == ctx.train_iter:
-            return self._mode.state_dict()
-        evaluated: dict[str, Any] = ctx.eval_output["policy_state"]
-        return evaluated
+    def _write_best(self, ctx: Any) -> None:
+        """Save the policy that was evaluated, though it may have learned since."""
+        output = ctx.eval_output if isinstance(ctx.eval_output, Mapping) else {}
+        # Two processes may mean different weights by one number of updates, after a restart say.
+        is_own = "node_id" not in output and ctx.last_eval_iter == ctx.train_iter
+        state = self._mode.state_dict() if is_own else output.get("policy_state")
+        if state is None:
+            _log.warning(
+                "the best evaluation so far (%g) came without the parameters that it judged, and "
+                "the policy has learned on since: it is not saved; put the eval mode's state_dict "
+                "into ctx.eval_output['policy_state']",
+                ctx.eval_value,
+            )
+            return
+        self._write("best", ctx, state)
+        self._best = ctx.eval_value
 
     def _write_periodic(self, ctx: Any) -> None:
         self._kept.append(self._write(f"iteration_{ctx.train_iter}", ctx, self._mode.state_dict()))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from dmiddleware.pipeline import Middleware, OnlineRLContext, Task
+from dmiddleware.pipeline import Middleware, OnlineRLContext, Role, Task
 from middleware.run_folder import RunFolder
 
 __all__ = ["learning_curve"]
@@ -21,6 +21,8 @@ class _LearningCurve:
     """Gathers returns and draws them at the end; see :func:`learning_curve`."""
 
     __name__ = "learning_curve"
+    roles = (Role.LEARNER,)
+    last_step = True
 
     def __init__(self, run: RunFolder, *, title: str | None) -> None:
         self._run = run
@@ -82,7 +84,8 @@ def learning_curve(run: RunFolder, *, title: str | None = None) -> Middleware[An
     It shows the mean returns of evaluations, and of the episodes that were collected (their mean,
     and the span from the lowest to the highest, over a hundred or two equal parts of the run).
 
-    Its place in the chain does not matter, as it works on the way back.
+    Its place in the chain does not matter, as it works on the way back. Of several processes the
+    learner draws it.
 
     Args:
         run: the folder for the picture.

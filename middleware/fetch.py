@@ -8,6 +8,7 @@ from typing import Any
 from dmiddleware.data import Minibatches, OfflineDataset
 from dmiddleware.pipeline import Middleware, OfflineRLContext, Role, Task, middleware
 from middleware.checks import check_positive
+from middleware.pace import count_drawn
 from middleware.replay import ReplayBuffer, check_buffer, draw, give_back
 
 __all__ = ["offline_data_fetcher", "offpolicy_data_fetcher"]
@@ -36,7 +37,9 @@ def offpolicy_data_fetcher(
 
     Writes:
         ctx.train_data: a batch ``[batch_size, …]``; a list of samples if it comes from a
-            :class:`~dmiddleware.data.DequeBuffer`.
+            :class:`~dmiddleware.data.DequeBuffer`. None while the buffer fills, or an exchange
+            holds learning because it is ahead of its pace.
+        ctx.trained_env_step: with the rows drawn, if someone counts them.
 
     Raises:
         ConfigError: if ``buffer`` is no buffer.
@@ -50,8 +53,9 @@ def offpolicy_data_fetcher(
 
     @middleware(roles=(Role.LEARNER,), reads=("train_output",), writes=("train_data",))
     def offpolicy_data_fetcher(ctx: Any) -> Iterator[None]:
-        if len(buffer) < start:
+        if len(buffer) < start or getattr(ctx, "learning_held", False):
             return
+        count_drawn(ctx, batch_size)
         told = ctx.train_iter if tell_train_iter else None
         ctx.train_data, index = draw(buffer, batch_size, train_iter=told)
         yield

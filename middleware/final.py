@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from dmiddleware.pipeline import Context, Middleware, Task
+from dmiddleware.pipeline import Context, Middleware, Role, Task
 from middleware.run_folder import RunFolder
 
 __all__ = ["final_ctx_saver"]
@@ -16,6 +16,7 @@ class _FinalCtxSaver:
     """Saves the context's lasting fields; see :func:`final_ctx_saver`."""
 
     __name__ = "final_ctx_saver"
+    roles = (Role.LEARNER,)
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
@@ -47,7 +48,8 @@ def final_ctx_saver(run: RunFolder) -> Middleware[Any]:
     """Write ``final_ctx.json`` to the run's folder when the task ends, also after an error.
 
     It holds the fields of the context that carry over from step to step (as far as they are
-    numbers, strings, booleans or None; infinite numbers become null), and ``stop_reason``.
+    numbers, strings, booleans or None; infinite numbers become null), and ``stop_reason``. Of
+    several processes the learner writes it.
 
     Args:
         run: the folder.

@@ -13,6 +13,7 @@ from dmiddleware.pipeline import Middleware, Role, Task
 from dmiddleware.policy import LearnMode
 from dmiddleware.worker import BaseLearner
 from middleware.checks import check_positive
+from middleware.pace import count_drawn
 from middleware.replay import ReplayBuffer, check_buffer, draw, give_back
 
 __all__ = ["OffPolicyLearner", "OnPolicyLearner", "trainer", "multistep_trainer"]
@@ -91,8 +92,10 @@ class OffPolicyLearner(_LearnerMiddleware):
         ctx.train_iter: counted on.
 
     Writes:
-        ctx.train_output: a list of what each update reported; None while the buffer fills.
+        ctx.train_output: a list of what each update reported; None while the buffer fills, or an
+            exchange holds learning because it is ahead of its pace.
         ctx.train_iter: with the updates made.
+        ctx.trained_env_step: with the rows drawn, if someone counts them.
 
     Raises:
         ConfigError: if ``learner`` or ``buffer`` is something else.
@@ -128,7 +131,7 @@ class OffPolicyLearner(_LearnerMiddleware):
     def __call__(self, ctx: Any) -> None:
         """Learn."""
         buffer, batch_size = self._buffer, self._batch_size
-        if len(buffer) < self._learn_start:
+        if len(buffer) < self._learn_start or getattr(ctx, "learning_held", False):
             return
         outputs: list[dict[str, Any]] = []
         for _ in range(self._n_updates):
@@ -137,6 +140,7 @@ class OffPolicyLearner(_LearnerMiddleware):
             for output in self._update(ctx, batch):
                 give_back(buffer, index, output)
                 outputs.append(output)
+        count_drawn(ctx, self._n_updates * batch_size)
         ctx.train_output = outputs
 
 

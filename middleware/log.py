@@ -38,6 +38,7 @@ class _Logger:
         counters: tuple[str, ...],
     ) -> None:
         self.__name__ = name
+        self.last_step = True
         self.reads = (axis, *counters)
         self._run = run
         self._axis = axis
@@ -148,7 +149,8 @@ def online_logger(run: RunFolder, *, every_env_step: int = 1000) -> Middleware[A
     (``eval/return_mean`` and so on, and films), and throughput (``speed/…``). Each is the mean
     since it was last written; evaluations are written as they come.
 
-    Its place in the chain does not matter, as it works on the way back.
+    Its place in the chain does not matter, as it works on the way back. In a run of several
+    processes each writes what it knows, into a folder of its own.
 
     Args:
         run: whose tensorboard writer is used.

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from dmiddleware.pipeline import Clock, Middleware, OnlineRLContext, SystemClock, Task
+from dmiddleware.pipeline import Clock, Middleware, OnlineRLContext, Role, SystemClock, Task
 from middleware.checks import check_positive
 
 __all__ = ["progress_bar"]
@@ -97,6 +97,8 @@ class _ProgressBar:
     """Shows how far the run is; see :func:`progress_bar`."""
 
     __name__ = "progress_bar"
+    roles = (Role.LEARNER,)
+    last_step = True
 
     def __init__(
         self,
@@ -205,7 +207,8 @@ def progress_bar(
 ) -> Middleware[Any]:
     """Show how far the run is: steps, returns, throughput, and the time left.
 
-    On a terminal it is a live bar; elsewhere it is a plain line every few seconds.
+    On a terminal it is a live bar; elsewhere it is a plain line every few seconds. Of several
+    processes the learner shows it.
 
     Args:
         max_env_step: environment steps at which the bar is full.

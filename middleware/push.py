@@ -26,7 +26,8 @@ def data_pusher(
         what: push ``"trajectories"`` or ``"episodes"``.
 
     Reads:
-        ctx.trajectories, or ctx.episodes: what was collected in this step.
+        ctx.trajectories, or ctx.episodes: what was collected in this step; None if an exchange
+            took nothing in, to hold its pace.
 
     Raises:
         ConfigError: if ``buffer`` is no buffer.
@@ -39,6 +40,8 @@ def data_pusher(
 
     @middleware(roles=(Role.LEARNER,), reads=(what,))
     def data_pusher(ctx: OnlineRLContext) -> None:
+        if getattr(ctx, what) is None:
+            return
         if what == "trajectories":
             push_rows(buffer, ctx.trajectories, train_iter=ctx.train_iter)
             return

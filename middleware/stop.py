@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dmiddleware.pipeline import Context, Middleware, middleware
+from dmiddleware.pipeline import Context, Middleware, Role, middleware
 
 __all__ = ["termination_checker"]
 
@@ -17,6 +17,8 @@ def termination_checker(
     max_time_s: float = math.inf,
 ) -> Middleware[Context]:
     """Stop the task at the end of the step in which a limit is reached.
+
+    Of several processes the learner decides, since it is the one that knows all counters exactly.
 
     Args:
         max_env_step: environment steps, summed over all collectors.
@@ -43,7 +45,7 @@ def termination_checker(
             raise ValueError(f"max_{name} must be positive, got {limit}")
     begin: float | None = None
 
-    @middleware(reads=tuple(counted))
+    @middleware(roles=(Role.LEARNER,), reads=tuple(counted))
     def termination_checker(ctx: Context) -> None:
         nonlocal begin
         now = ctx.task.clock.now()

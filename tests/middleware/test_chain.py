@@ -260,6 +260,10 @@ def test_every_role_has_its_part_of_the_chain(run: RunFolder, dqn: DQNPolicy) ->
 
 def test_public_names_are_these_and_each_says_what_it_reads_and_writes() -> None:
     assert middleware.__all__ == [
+        "ContextExchanger",
+        "ModelExchanger",
+        "PeriodicalModelExchanger",
+        "Barrier",
         "eps_greedy_handler",
         "StepCollector",
         "EpisodeCollector",
@@ -289,5 +293,5 @@ def test_public_names_are_these_and_each_says_what_it_reads_and_writes() -> None
     for name in middleware.__all__:
         documented = getattr(middleware, name).__doc__
         assert documented
-        silent = name in ("RunFolder", "epoch_timer", "final_ctx_saver")
+        silent = name in ("RunFolder", "Barrier", "epoch_timer", "final_ctx_saver")
         assert silent or "Reads:" in documented or "Writes:" in documented

@@ -1,0 +1,467 @@
+"""What the processes of a run tell each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dmiddleware import ChainError, WaitTimeout
+from dmiddleware.data import as_tree
+from dmiddleware.pipeline import OnlineRLContext, Role, Task, middleware
+from middleware import ContextExchanger
+from middleware.exchange import COLLECTED, CONSUMED, EVALUATED
+from middleware.exchange_base import LEARNED
+from middleware.pace import count_drawn
+from tests.middleware.nodes import node, run_nodes
+
+SHORT_S = 0.05
+
+
+@pytest.fixture
+def learner(tmp_path: Path) -> Iterator[Task[Any]]:
+    """A learner that no peer has found yet; what peers would send, tests emit by themselves."""
+    with node(tmp_path, 0, Role.LEARNER) as task:
+        yield task
+
+
+@pytest.fixture
+def collector(tmp_path: Path) -> Iterator[Task[Any]]:
+    with node(tmp_path, 1, Role.COLLECTOR) as task:
+        yield task
+
+
+@middleware(roles=[Role.LEARNER])
+def learn(ctx: OnlineRLContext) -> None:
+    ctx.train_iter += 1
+
+
+@middleware(roles=[Role.COLLECTOR], writes=["trajectories"])
+def collect(ctx: OnlineRLContext) -> None:
+    """Four rows of a step each."""
+    ctx.trajectories = as_tree(
+        {"done": torch.zeros(2, 2, dtype=torch.bool), "episode_id": torch.zeros(2, 2).long()}
+    )
+    ctx.env_step += 4
+
+
+@middleware(roles=[Role.EVALUATOR], writes=["eval_value"])
+def evaluate(ctx: OnlineRLContext) -> None:
+    ctx.eval_value = ctx.last_eval_value = float(ctx.train_iter)
+    ctx.last_eval_iter = ctx.train_iter
+    ctx.eval_output = {"policy_state": {}}
+
+
+def batch(number: int = 1, *, node_id: int = 1, token: str = "a", env_step: int = 4) -> Any:
+    ctx = OnlineRLContext()
+    collect(ctx)
+    return {
+        "node_id": node_id,
+        "token": token,
+        "number": number,
+        "env_step": env_step,
+        "env_episode": 1,
+        "train_iter": 0,
+        "logged": {"collect/eps": 0.5, "exchange/blocked_s": 2.0},
+        "trajectories": ctx.trajectories,
+        "trajectory_end_idx": None,
+        "episodes": None,
+    }
+
+
+def evaluation(value: float) -> dict[str, Any]:
+    return {
+        "eval_value": value,
+        "eval_output": {"node_id": 2},
+        "last_eval_iter": 7,
+        "last_eval_value": value,
+    }
+
+
+def counters(train_iter: int, *, env_step: int = 0, epoch: float = 1.0) -> dict[str, Any]:
+    return {"train_iter": train_iter, "env_step": env_step, "env_episode": 0, "epoch": epoch}
+
+
+class Seen:
+    """Records fields of each step, on the way back."""
+
+    last_step = True
+
+    def __init__(self, *fields: str) -> None:
+        self.fields = fields
+        self.steps: list[tuple[Any, ...]] = []
+
+    def __call__(self, ctx: Any) -> Iterator[None]:
+        yield
+        self.steps.append(tuple(getattr(ctx, name) for name in self.fields))
+
+
+def arrive(task: Task[Any], event: Any, *args: Any) -> None:
+    """Let an event come as if a peer had sent it."""
+    task.emit(event, *args, only_local=True)
+    task.sync()
+
+
+def set_up(task: Task[Any], *chain: Any) -> None:
+    for one in chain:
+        task.use(one)
+    task.run(max_step=0)
+
+
+# One process ------------------------------------------------------------------------------------
+
+
+def test_in_one_process_nothing_happens() -> None:
+    seen = Seen("trajectories", "env_step", "train_iter")
+    with Task(OnlineRLContext()) as task:
+        task.use(ContextExchanger()).use(seen).use(collect).use(learn).run(max_step=2)
+        assert [step[1:] for step in seen.steps] == [(4, 1), (8, 2)]
+        assert task.ctx.logged == {}
+
+
+@middleware(roles=[Role.LEARNER], reads=["trajectories"])
+def push(ctx: OnlineRLContext) -> None: ...
+
+
+def test_what_an_exchange_brings_may_be_read(learner: Task[Any]) -> None:
+    learner.use(ContextExchanger()).use(collect).use(push).check()
+
+
+def test_without_an_exchange_the_check_asks_for_one(learner: Task[Any]) -> None:
+    with pytest.raises(ChainError, match="ContextExchanger"):
+        learner.use(collect).use(push).check()
+
+
+def test_in_one_process_an_exchange_is_no_source_of_data() -> None:
+    with Task(OnlineRLContext()) as task, pytest.raises(ChainError, match="trajectories"):
+        task.use(ContextExchanger()).use(push).check()
+
+
+# The learner ------------------------------------------------------------------------------------
+
+
+def test_a_learner_takes_one_batch_a_step_and_counts_what_it_took(learner: Task[Any]) -> None:
+    seen = Seen("env_step", "env_episode", "train_iter")
+    set_up(learner, ContextExchanger(), seen, learn)
+    for number in (1, 2, 3):
+        arrive(learner, COLLECTED, batch(number, env_step=10 * number))
+    learner.run(max_step=2)
+    assert seen.steps == [(10, 1, 1), (30, 2, 2)]
+
+
+def test_a_learner_without_data_says_so_at_its_deadline(learner: Task[Any]) -> None:
+    learner.use(ContextExchanger(timeout_s=SHORT_S)).use(learn)
+    with pytest.raises(WaitTimeout, match=r"collected data did not come within 0.05 s"):
+        learner.run(max_step=1)
+
+
+def test_waiting_is_logged_by_edge(learner: Task[Any]) -> None:
+    set_up(learner, ContextExchanger(), learn)
+    arrive(learner, COLLECTED, batch(node_id=3))
+    learner.run(max_step=1)
+    logged = learner.ctx.logged
+    assert logged["exchange/node3_blocked_s"] == 2.0
+    assert logged["exchange/blocked_s"] < 2.0
+    assert logged["collect/eps"] == 0.5
+    assert logged["exchange/policy_lag"] == 0
+
+
+def test_episodes_of_a_collector_that_came_back_are_not_those_of_before(
+    learner: Task[Any],
+) -> None:
+    seen = Seen("trajectories")
+    set_up(learner, ContextExchanger(), seen, learn)
+    senders = [(1, "a"), (1, "b"), (2, "c"), (1, "b"), (2, "d")]
+    for number, (node_id, token) in enumerate(senders, start=1):
+        mail = batch(number, node_id=node_id, token=token)
+        mail["trajectories"]["episode_id"] += node_id << 32
+        arrive(learner, COLLECTED, mail)
+    learner.run(max_step=5)
+    ids = [int(rows["episode_id"][0, 0]) for (rows,) in seen.steps]
+    assert ids[0] == 1 << 32
+    assert ids[1] == ids[3]
+    assert len(set(ids)) == 4
+    assert all(0 <= one < 2**63 for one in ids)
+
+
+# The last step ----------------------------------------------------------------------------------
+
+
+def test_evaluations_that_came_before_the_stop_are_shown_to_observers_wherever_they_stand(
+    learner: Task[Any],
+) -> None:
+    before, after = Seen("eval_value", "last_eval_iter"), Seen("eval_value", "train_iter")
+    set_up(learner, before, ContextExchanger(), learn, after)
+    arrive(learner, EVALUATED, evaluation(1.0))
+    arrive(learner, EVALUATED, evaluation(2.0))
+    learner.stop("enough")
+    learner.run()
+    assert before.steps == [(1.0, 7), (2.0, 7)]
+    assert after.steps == [(1.0, 0), (2.0, 0)]  # nothing was learned
+
+
+def test_an_evaluation_is_not_shown_in_a_step_that_a_stop_cuts_short(learner: Task[Any]) -> None:
+    seen = Seen("eval_value")
+
+    def stop(ctx: OnlineRLContext) -> None:
+        ctx.task.stop("now")
+
+    set_up(learner, stop, ContextExchanger(), seen, learn)
+    arrive(learner, EVALUATED, evaluation(1.0))
+    learner.run()
+    assert seen.steps == [(1.0,)]
+
+
+def test_batches_under_way_at_the_end_are_in_no_counter(learner: Task[Any]) -> None:
+    set_up(learner, ContextExchanger(), learn)
+    for number in (1, 2):
+        arrive(learner, COLLECTED, batch(number))
+    learner.run(max_step=1)
+    learner.stop("enough")
+    learner.run()
+    assert (learner.ctx.env_step, learner.ctx.train_iter) == (4, 1)
+
+
+def test_the_last_evaluation_reaches_the_learner_before_its_sender_s_stop(tmp_path: Path) -> None:
+    def run_learner(task: Task[Any]) -> Any:
+        seen = Seen("eval_value", "last_eval_iter")
+        task.use(seen).use(ContextExchanger()).use(collect).use(learn).use(evaluate).run()
+        return [step for step in seen.steps if step[0] is not None], task.stop_reason
+
+    def run_follower(task: Task[Any]) -> Any:
+        def stop(ctx: OnlineRLContext) -> None:
+            if task.has_role(Role.EVALUATOR):
+                task.stop("good enough")
+
+        task.use(ContextExchanger()).use(collect).use(learn).use(evaluate).use(stop).run()
+        return task.stop_reason, task.stopped_ok
+
+    (evaluations, reason), told, _ = run_nodes(
+        tmp_path,
+        (Role.LEARNER, run_learner),
+        (Role.COLLECTOR, run_follower),
+        (Role.EVALUATOR, run_follower),
+    )
+    assert evaluations == [(0.0, 0)]
+    assert reason == "node 2: good enough"
+    assert told == ("node 2: good enough", True)
+
+
+@pytest.mark.parametrize("topology", ["mesh", "star"])
+def test_a_failure_ends_all_and_all_know_it(tmp_path: Path, topology: str) -> None:
+    def run(task: Task[Any]) -> Any:
+        @middleware(roles=[Role.EVALUATOR])
+        def give_up(ctx: OnlineRLContext) -> None:
+            task.stop("it diverged", ok=False)
+
+        task.use(ContextExchanger()).use(collect).use(learn).use(give_up).run()
+        return task.stop_reason, task.stopped_ok
+
+    ends = run_nodes(
+        tmp_path,
+        (Role.LEARNER, run),
+        (Role.COLLECTOR, run),
+        (Role.EVALUATOR, run),
+        topology=topology,
+    )
+    assert ends == [("node 2: it diverged", False)] * 2 + [("it diverged", False)]
+
+
+# The others -------------------------------------------------------------------------------------
+
+
+def test_a_collector_waits_for_the_learner_s_first_word(collector: Task[Any]) -> None:
+    collector.use(ContextExchanger(timeout_s=SHORT_S)).use(collect)
+    with pytest.raises(WaitTimeout, match="a first word of the learner"):
+        collector.run(max_step=1)
+
+
+def test_a_collector_that_joins_later_goes_on_from_the_learner_s_counters(
+    collector: Task[Any],
+) -> None:
+    set_up(collector, ContextExchanger(), collect)
+    arrive(collector, LEARNED, counters(100, env_step=5000))
+    collector.run(max_step=1)
+    assert collector.ctx.env_step == 5004
+
+
+def test_a_collector_is_not_further_ahead_than_it_may(collector: Task[Any]) -> None:
+    set_up(collector, ContextExchanger(max_ahead=3, timeout_s=SHORT_S), collect)
+    arrive(collector, LEARNED, counters(0))
+    collector.run(max_step=3)
+    with pytest.raises(WaitTimeout, match=r"has taken 0 of the 3 batches"):
+        collector.run(max_step=1)
+
+
+def test_what_another_process_of_this_node_sent_gives_no_room(collector: Task[Any]) -> None:
+    set_up(collector, ContextExchanger(max_ahead=1, timeout_s=SHORT_S), collect)
+    arrive(collector, LEARNED, counters(0))
+    collector.run(max_step=1)
+    arrive(collector, CONSUMED, "the token of the process before", 1)
+    with pytest.raises(WaitTimeout, match="has taken 0 of the 1"):
+        collector.run(max_step=1)
+
+
+def test_a_new_learner_has_nothing_of_what_the_old_one_did_not_take(
+    collector: Task[Any],
+) -> None:
+    set_up(collector, ContextExchanger(max_ahead=1, timeout_s=SHORT_S), collect)
+    arrive(collector, LEARNED, counters(0, epoch=1.0))
+    collector.run(max_step=1)
+    arrive(collector, LEARNED, counters(0, epoch=2.0))
+    collector.run(max_step=1)
+    assert collector.ctx.env_step == 8
+
+
+def test_an_evaluator_waits_until_something_was_learned(tmp_path: Path) -> None:
+    with node(tmp_path, 2, Role.EVALUATOR) as task:
+        set_up(task, ContextExchanger(timeout_s=SHORT_S), evaluate)
+        arrive(task, LEARNED, counters(5))
+        task.run(max_step=1)
+        with pytest.raises(WaitTimeout, match="a newer policy"):
+            task.run(max_step=1)
+
+
+def test_a_stop_ends_a_wait(collector: Task[Any]) -> None:
+    seen = Seen("env_step")
+    collector.use(lambda ctx: ctx.task.stop("enough")).use(ContextExchanger()).use(seen)
+    collector.use(collect).run()
+    assert seen.steps == []
+
+
+def test_all_that_collectors_made_is_taken_in_and_counted_once(tmp_path: Path) -> None:
+    made: list[int] = []
+    taken: list[int] = []
+    most_ahead = []
+
+    def run_learner(task: Task[Any]) -> int:
+        @middleware(roles=[Role.LEARNER])
+        def count(ctx: OnlineRLContext) -> None:
+            taken.append(ctx.trajectories["done"].numel())
+            most_ahead.append(len(made) - len(taken))
+            if len(taken) == 40:
+                task.stop("forty have come")
+
+        task.use(ContextExchanger(max_ahead=2)).use(collect).use(count).run()
+        return task.ctx.env_step
+
+    def run_collector(task: Task[Any]) -> None:
+        @middleware(roles=[Role.COLLECTOR])
+        def count(ctx: OnlineRLContext) -> None:
+            made.append(1)
+
+        task.use(ContextExchanger(max_ahead=2)).use(count).use(collect).use(learn).run()
+
+    env_step, *_ = run_nodes(
+        tmp_path,
+        (Role.LEARNER, run_learner),
+        (Role.COLLECTOR, run_collector),
+        (Role.COLLECTOR, run_collector),
+    )
+    assert env_step == sum(taken) == 160
+    assert max(most_ahead) <= 4
+
+
+def test_a_collector_that_dies_and_comes_back_is_counted_on(tmp_path: Path) -> None:
+    def run_learner(task: Task[Any]) -> Any:
+        @middleware(roles=[Role.LEARNER])
+        def count(ctx: OnlineRLContext) -> None:
+            if ctx.env_step == 40:
+                task.stop("ten batches have come")
+
+        seen = Seen("trajectories")
+        task.use(ContextExchanger()).use(collect).use(seen).use(count).run()
+        first_ids = {int(rows["episode_id"][0, 0]) for (rows,) in seen.steps}
+        return task.ctx.env_step, len(first_ids)
+
+    def run_first(task: Task[Any]) -> None:
+        # Ends after five batches, on its own, and without a word of why.
+        task.use(ContextExchanger()).use(collect).run(max_step=5)
+
+    def life_after_life(task: Task[Any]) -> None:
+        run_first(task)
+        task.close()
+        assert task.router is not None
+        task.router.close()  # type: ignore[attr-defined]
+        with node(tmp_path, 1, Role.COLLECTOR, n_nodes=2) as again:
+            again.use(ContextExchanger()).use(collect).run()
+
+    (env_step, n_first_ids), _ = run_nodes(
+        tmp_path, (Role.LEARNER, run_learner), (Role.COLLECTOR, life_after_life)
+    )
+    assert env_step == 40
+    assert n_first_ids == 2
+
+
+# Pace -------------------------------------------------------------------------------------------
+
+
+def draw(n_rows: int) -> Any:
+    """A learner that draws so many rows a step, once there are eight."""
+
+    @middleware(roles=[Role.LEARNER])
+    def draw(ctx: OnlineRLContext) -> None:
+        if ctx.env_step >= 8 and not getattr(ctx, "learning_held", False):
+            count_drawn(ctx, n_rows)
+            ctx.train_iter += 1
+
+    return draw
+
+
+@pytest.mark.parametrize(("ratio", "drawn_a_step"), [(1.0, 8), (6.0, 8), (2.0, 8)])
+def test_the_pace_is_held_from_the_first_update_on(
+    learner: Task[Any], ratio: float, drawn_a_step: int
+) -> None:
+    seen = Seen("env_step", "trained_env_step")
+    set_up(learner, ContextExchanger(samples_per_insert=ratio), seen, draw(drawn_a_step))
+    for number in range(1, 41):
+        arrive(learner, COLLECTED, batch(number))
+    learner.run(max_step=38)
+    begin = next(step for step in seen.steps if step[1])
+    for env_step, drawn in seen.steps:
+        if drawn:
+            ahead = drawn - begin[1] - ratio * (env_step - begin[0])
+            assert -ratio * 4 <= ahead <= drawn_a_step
+    assert seen.steps[-1][1] > begin[1]
+
+
+def test_a_learner_that_is_ahead_waits_for_data(learner: Task[Any]) -> None:
+    exchange = ContextExchanger(samples_per_insert=0.5, timeout_s=SHORT_S)
+    set_up(learner, exchange, draw(8))
+    for number in (1, 2, 3):
+        arrive(learner, COLLECTED, batch(number))
+    learner.run(max_step=3)
+    with pytest.raises(WaitTimeout, match="collected data"):
+        learner.run(max_step=1)
+
+
+def test_a_learner_that_is_behind_takes_nothing_in(learner: Task[Any]) -> None:
+    seen = Seen("trajectories", "env_step")
+    set_up(learner, ContextExchanger(samples_per_insert=100), seen, draw(8))
+    for number in range(1, 6):
+        arrive(learner, COLLECTED, batch(number))
+    learner.run(max_step=6)
+    assert [step[1] for step in seen.steps] == [4, 8, 12, 12, 12, 12]
+    assert seen.steps[-1][0] is None
+
+
+def test_the_pace_goes_on_where_a_snapshot_left_it(learner: Task[Any], tmp_path: Path) -> None:
+    set_up(learner, ContextExchanger(samples_per_insert=1), draw(8))
+    for number in (1, 2, 3):
+        arrive(learner, COLLECTED, batch(number))
+    learner.run(max_step=3)
+    saved = ContextExchanger(samples_per_insert=1)
+    state = learner.state_dict()["middleware"]["ContextExchanger"]
+    saved.load_state_dict(state)
+    assert saved.state_dict() == state == {"pace": {"begin": [8, 8]}}
+
+
+@pytest.mark.parametrize(
+    "options", [{"samples_per_insert": 0}, {"max_ahead": 0}, {"timeout_s": -1}]
+)
+def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be positive"):
+        ContextExchanger(**options)
