@@ -35,6 +35,9 @@ class _Collector:
     def setup(self, task: Task[Any]) -> None:
         """Launch the envs and refuse those that do not fit the policy, before the first step.
 
+        In a run of several processes each explores in its own way, and names its episodes by its
+        node id.
+
         Raises:
             SpaceError: if the policy's model does not fit the envs' spaces.
         """
@@ -43,6 +46,11 @@ class _Collector:
         if self._envs.closed:
             self._envs.launch()
             self._launched_here = True
+        if task.router is not None:
+            node_id = task.router.node_id
+            self._worker = RolloutCollector(self._mode, self._envs, source_id=node_id)
+            # The policies of all processes were built from one seed.
+            self._mode.get_attribute("generator").manual_seed(task.seed_for("policy", "act"))
 
     def close(self) -> None:
         """Close the envs, if this middleware launched them."""
