@@ -11,6 +11,8 @@ from dmiddleware.worker import BaseLearner
 from examples.common import Result, command, finish, start
 from middleware import (
     CkptSaver,
+    ContextExchanger,
+    ModelExchanger,
     OffPolicyLearner,
     StepCollector,
     data_pusher,
@@ -48,6 +50,7 @@ def main(seed: int = 0, exp_name: str = "cartpole_dqn", max_env_step: int = 60_0
             policy=policy.learn_mode, tb_logger=run.tb_logger, exp_name=str(run.path)
         )
 
+        task.use(ContextExchanger()).use(ModelExchanger(policy))
         task.use(eps_greedy_handler(start=1.0, end=0.04, decay_steps=5000))
         task.use(StepCollector(policy.collect_mode, collect_env, n_sample=128, random_steps=1000))
         task.use(data_pusher(buffer))

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from PIL import Image
 from dmiddleware import DMiddlewareError, Task
 from dmiddleware.data import from_numpy, load_checkpoint
 from dmiddleware.env import make_env_manager
+from dmiddleware.pipeline import this_node
 from dmiddleware.policy import Policy
 from dmiddleware.seeding import derive_seed, seed_libraries
 from dmiddleware.worker import evaluate_episodes
@@ -36,7 +38,8 @@ class Result:
     """What a training came to.
 
     Attributes:
-        mean_return: over fresh episodes of the saved policy that evaluated best.
+        mean_return: over fresh episodes of the saved policy that evaluated best; NaN in a process
+            that is not the learner, which leaves that to it.
         env_step: environment steps.
         train_iter: updates.
         train_s: seconds that the training took, its evaluations included.
@@ -72,10 +75,11 @@ def start(exp_name: str, cfg: Mapping[str, Any], *, seed: int) -> Iterator[RunFo
     """Make the run's folder, with its config and a text log; seed what has no seed of its own."""
     # Networks this small gain nothing from more threads, and lose much to their waking up.
     torch.set_num_threads(1)
-    seed_libraries(seed)
+    node = this_node()
+    seed_libraries(seed if node is None else derive_seed(seed, "node", node.node_id))
     with RunFolder.create(exp_name) as run:
         run.save_config({"seed": seed, "policy": cfg})
-        log = logging.FileHandler(run.path / "log.txt", encoding="utf-8")
+        log = logging.FileHandler(run.log_path, encoding="utf-8")
         log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         root = logging.getLogger()
         root.addHandler(log)
@@ -89,18 +93,23 @@ def start(exp_name: str, cfg: Mapping[str, Any], *, seed: int) -> Iterator[RunFo
 
 
 def finish(run: RunFolder, task: Task[Any], policy: Policy, env_id: str) -> Result:
-    """Judge the saved policy that evaluated best, in episodes that it has not seen, and tell."""
-    train_s = run.age_s
+    """Judge the saved policy that evaluated best, in episodes that it has not seen, and tell.
+
+    Of several processes the learner does so; the others return at once.
+    """
+    result = Result(
+        mean_return=math.nan,
+        env_step=getattr(task.ctx, "env_step", 0),
+        train_iter=task.ctx.train_iter,
+        train_s=run.age_s,
+        path=run.path,
+    )
+    if not run.is_lead:
+        return result
     returns = fresh_returns(
         policy, env_id, _best_ckpt(run), n_episode=FRESH_EPISODES, seed=task.seed
     )
-    result = Result(
-        mean_return=sum(returns) / len(returns),
-        env_step=getattr(task.ctx, "env_step", 0),
-        train_iter=task.ctx.train_iter,
-        train_s=train_s,
-        path=run.path,
-    )
+    result = replace(result, mean_return=sum(returns) / len(returns))
     click.echo(result)
     return result
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import secrets
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import yaml
 from tensorboardX import SummaryWriter
 
+from dmiddleware.pipeline import Role, this_node
+
 __all__ = ["RunFolder"]
+
+STAMP_FILE: Final = ".run"
 
 
 class RunFolder:
@@ -26,12 +32,18 @@ class RunFolder:
         ├── config.yaml   what the run was started with (save_config)
         └── curve.png     the learning curve (learning_curve)
 
+    All processes of a run that ``ditask`` starts on one host share one folder. What there is once
+    is written by the learner alone; tensorboard events of the others are in ``tb/node-<id>/``.
+
     Args:
         path: an existing folder.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        node = this_node()
+        self._is_lead = node is None or node.has_role(Role.LEARNER)
+        self._node_id = 0 if node is None else node.node_id
         self._made_at = time.perf_counter()
         self._tb_logger: SummaryWriter | None = None
 
@@ -40,7 +52,8 @@ class RunFolder:
         """Make a new folder for a run.
 
         A run never writes into the folder of an earlier one: if ``exp_name`` is taken, the run gets
-        the first free one of ``exp_name-2``, ``exp_name-3``, …
+        the first free one of ``exp_name-2``, ``exp_name-3``, … The processes of one run get the
+        same one: whoever comes first makes it.
 
         Args:
             exp_name: the folder's name, or a path below ``root``.
@@ -56,21 +69,24 @@ class RunFolder:
             )
         wanted = Path(root) / name
         wanted.parent.mkdir(parents=True, exist_ok=True)
+        node = this_node()
+        stamp = node.next_stamp() if node is not None else ""
         number = 1
         while True:
             path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
-            try:
-                # Making the folder is what takes the name: of two runs only one can succeed.
-                path.mkdir()
-            except FileExistsError:
-                number += 1
-            else:
+            if _take(path, stamp):
                 return cls(path)
+            number += 1
 
     @property
     def name(self) -> str:
         """The folder's own name."""
         return self.path.name
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether this process is the one that writes what the run has once: the learner."""
+        return self._is_lead
 
     @property
     def age_s(self) -> float:
@@ -96,13 +112,21 @@ class RunFolder:
 
     @property
     def tb_logger(self) -> SummaryWriter:
-        """The run's tensorboard writer; opened when it is first asked for."""
+        """This process's tensorboard writer; opened when it is first asked for."""
         if self._tb_logger is None:
-            self._tb_logger = SummaryWriter(logdir=str(self.path / "tb"))
+            # A folder a process: tensorboard reads only one file of a folder at a time.
+            folder = self.path / "tb"
+            path = folder if self._is_lead else folder / f"node-{self._node_id}"
+            self._tb_logger = SummaryWriter(logdir=str(path))
         return self._tb_logger
 
+    @property
+    def log_path(self) -> Path:
+        """Where this process's text log goes."""
+        return self.path / ("log.txt" if self._is_lead else f"log.node-{self._node_id}.txt")
+
     def save_config(self, cfg: Mapping[str, Any]) -> Path:
-        """Write ``config.yaml``, for people to read and for any YAML loader.
+        """Write ``config.yaml``, for people to read and for any YAML loader; as the learner only.
 
         Args:
             cfg: nested dictionaries and lists of plain values; anything else (a class, a path, an
@@ -112,6 +136,8 @@ class RunFolder:
             The path of the file.
         """
         path = self.path / "config.yaml"
+        if not self._is_lead:
+            return path
         partial = path.with_suffix(".yaml.partial")
         partial.write_text(
             yaml.safe_dump(_plain(cfg), sort_keys=False, allow_unicode=True), encoding="utf-8"
@@ -138,6 +164,32 @@ class RunFolder:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _take(path: Path, stamp: str) -> bool:
+    """Take a name for a run, or find that this very run has it.
+
+    Making the folder is what takes the name: of two runs only one can succeed. The folder of a run
+    with a stamp appears with the stamp inside, so that its other processes know it at once.
+    """
+    if not stamp:
+        try:
+            path.mkdir()
+        except FileExistsError:
+            return False
+        return True
+    if not path.exists():
+        made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        made.mkdir()
+        (made / STAMP_FILE).write_text(stamp, encoding="utf-8")
+        try:
+            made.rename(path)
+        except OSError:  # another process was faster
+            shutil.rmtree(made)
+        else:
+            return True
+    stamped = path / STAMP_FILE
+    return stamped.is_file() and stamped.read_text(encoding="utf-8") == stamp
 
 
 def _plain(value: Any) -> Any:

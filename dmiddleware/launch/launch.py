@@ -56,7 +56,8 @@ def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
         plans = make_plans(request, free_ports=_free_ports(request))
         joins = _joins(options)
         key, invented = _key(options, env, plans, alone=not joins and placement.count == 1)
-        configs = [_config(options, plan, key, attached=joins) for plan in plans]
+        stamp = _stamp(placement, env)
+        configs = [_config(options, plan, key, attached=joins, stamp=stamp) for plan in plans]
         console = Console(stderr=False)
         with choose_screen(console) as screen:
             for plan in plans:
@@ -167,7 +168,7 @@ def _block(options: Mapping[str, Any], placement: Placement) -> int:
 
 
 def _config(
-    options: Mapping[str, Any], plan: ProcessPlan, key: bytes, *, attached: bool
+    options: Mapping[str, Any], plan: ProcessPlan, key: bytes, *, attached: bool, stamp: str
 ) -> WorkerConfig:
     return WorkerConfig(
         main=options["main"],
@@ -183,8 +184,18 @@ def _config(
         key_hex=key.hex(),
         tls=_tls(options),
         attached=attached,
+        stamp=stamp,
         status_fd=-1,
     )
+
+
+def _stamp(placement: Placement, env: Mapping[str, str]) -> str:
+    """Return a word that the processes of this run have in common with no other run's."""
+    job, step = env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID", "")
+    if placement.count > 1 and job:
+        # The launchers on the other hosts find the same.
+        return f"slurm-{job}.{step}"
+    return secrets.token_hex(16)
 
 
 def _key(

@@ -25,6 +25,7 @@ class WorkerConfig(msgspec.Struct, kw_only=True):
         start_timeout_s: how long to wait for them.
         key_hex: the run's key; empty: none.
         tls: certificates for ``tls+tcp``, or None.
+        stamp: the same for all processes that one launcher starts, and for no others.
         attached: it joined a run that goes on without it: when it is told to end here, the others
             are left alone.
         status_fd: where to write :class:`Status` lines.
@@ -43,6 +44,7 @@ class WorkerConfig(msgspec.Struct, kw_only=True):
     key_hex: str
     tls: TlsFiles | None
     attached: bool = False
+    stamp: str = ""
     status_fd: int
 
 

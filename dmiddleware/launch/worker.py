@@ -41,7 +41,10 @@ _PR_SET_PDEATHSIG: Final = 1
 def main() -> None:
     """Run one process of a run; the exit code tells whether it went well."""
     config = msgspec.json.decode(_read_line(0), type=WorkerConfig)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    # As in a run of one process: what a program logs for its files is not shown here too.
+    shown = logging.StreamHandler()
+    shown.setLevel(logging.WARNING)
+    logging.basicConfig(handlers=[shown], format="%(levelname)s %(name)s: %(message)s")
     sys.exit(_Worker(config).run())
 
 
@@ -68,7 +71,10 @@ class _Worker:
             start_timeout_s=config.start_timeout_s,
         )
         self._node = ThisNode(
-            router=self._router, roles=tuple(config.roles), labels=tuple(config.labels)
+            router=self._router,
+            roles=tuple(config.roles),
+            labels=tuple(config.labels),
+            stamp=config.stamp,
         )
 
     def run(self) -> int:

@@ -1,3 +1,5 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -5,6 +7,7 @@ import pytest
 import yaml
 from easydict import EasyDict
 
+from dmiddleware.pipeline import ThisNode, running_as
 from middleware.run_folder import RunFolder
 
 
@@ -75,3 +78,61 @@ def test_writer_is_opened_on_demand_and_closed_twice(tmp_path: Path) -> None:
     events = list((run.path / "tb").glob("events.*"))
     assert len(events) == 1
     assert events[0].stat().st_size > 0
+
+
+def create_as(root: Path, *, role: str, stamp: str = "run 1") -> RunFolder:
+    """Make the folder as one process of a run would."""
+    node = ThisNode(roles=(role,), stamp=stamp)
+    with running_as(node):
+        return RunFolder.create("a", root=root)
+
+
+def test_all_processes_of_a_run_share_one_folder_whoever_comes_first(tmp_path: Path) -> None:
+    folders = [create_as(tmp_path, role=role) for role in ("collector", "learner", "evaluator")]
+    assert {run.path for run in folders} == {tmp_path / "a"}
+    assert [run.is_lead for run in folders] == [False, True, False]
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_processes_that_come_at_once_still_share_it(tmp_path: Path) -> None:
+    ready = threading.Barrier(8)
+
+    def create(_: int) -> Path:
+        ready.wait(10)
+        return create_as(tmp_path, role="collector").path
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(create, range(8))) == {tmp_path / "a"}
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_processes_of_another_run_get_another_folder(tmp_path: Path) -> None:
+    RunFolder.create("a", root=tmp_path)
+    first = [create_as(tmp_path, role="learner", stamp="1").name for _ in range(2)]
+    second = [create_as(tmp_path, role="learner", stamp="2").name for _ in range(2)]
+    assert (first, second) == (["a-2", "a-2"], ["a-3", "a-3"])
+
+
+def test_a_program_that_trains_twice_gets_two_folders(tmp_path: Path) -> None:
+    for _ in range(2):
+        with running_as(ThisNode(stamp="run 1")):
+            names = [RunFolder.create("a", root=tmp_path).name for _ in range(2)]
+        assert names == ["a", "a-2"]
+
+
+def test_only_the_learner_writes_what_there_is_once(tmp_path: Path) -> None:
+    learner, collector = (create_as(tmp_path, role=role) for role in ("learner", "collector"))
+    collector.save_config({"who": "collector"})
+    assert not (tmp_path / "a" / "config.yaml").exists()
+    learner.save_config({"who": "learner"})
+    assert (tmp_path / "a" / "config.yaml").exists()
+
+
+def test_logs_of_several_processes_lie_apart(tmp_path: Path) -> None:
+    learner, collector = (create_as(tmp_path, role=role) for role in ("learner", "collector"))
+    for run in (learner, collector):
+        with run:
+            run.tb_logger.add_scalar("x", 1.0, 1)
+    assert len(list((tmp_path / "a" / "tb").glob("events.*"))) == 1
+    assert len(list((tmp_path / "a" / "tb" / "node-0").glob("events.*"))) == 1
+    assert (learner.log_path.name, collector.log_path.name) == ("log.txt", "log.node-0.txt")
