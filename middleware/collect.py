@@ -140,8 +140,12 @@ class StepCollector(_Collector):
             policy_kwargs=ctx.collect_kwargs,
             random=still_random > 0,
         )
-        ctx.trajectories = self._mode.get_train_sample(collected)
-        ctx.trajectory_end_idx = ctx.trajectories["done"].reshape(-1).nonzero().squeeze(1)
+        ctx.trajectories = trajectories = self._mode.get_train_sample(collected)
+        ctx.trajectory_end_idx = (
+            worker.ends
+            if trajectories is collected
+            else trajectories["done"].reshape(-1).nonzero().squeeze(1)
+        )
         self._count(ctx, *before)
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-import treetensor.torch as ttorch
+from treetensor.torch import Tensor as TreeTensor
 
 from dmiddleware.data.tree import Batch, as_tree, leaves
 from dmiddleware.errors import StructureError
@@ -115,10 +115,11 @@ class Schema:
         if storage.size() != len(self._plan):
             return None
         found: dict[str, Array] = {}
+        get = storage.get
         try:
             for path, shape, dtype in self._plan:
-                array = storage.get(path).numpy()
-                if array.shape != shape or array.dtype != dtype:
+                array = get(path).numpy()
+                if array.shape != shape or (array.dtype is not dtype and array.dtype != dtype):
                     return None
                 found[path] = array
         except (KeyError, AttributeError, RuntimeError, TypeError):
@@ -207,7 +208,7 @@ def as_batch(batch: Any) -> Batch:
     Raises:
         StructureError: for anything else.
     """
-    if isinstance(batch, ttorch.Tensor):
+    if isinstance(batch, TreeTensor):
         return batch
     if isinstance(batch, Mapping):
         return as_tree(batch)
@@ -220,7 +221,7 @@ def as_batch(batch: Any) -> Batch:
 def _check_keys(batch: Batch, path: str) -> None:
     node = batch
     for key in path.split("."):
-        if not isinstance(node, ttorch.Tensor) or key not in node:
+        if not isinstance(node, TreeTensor) or key not in node:
             raise StructureError(
                 f"the path {path!r} is ambiguous, since a key of the batch has a dot in it; "
                 "rename the key"

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-import treetensor.torch as ttorch
+from treetensor.torch import Tensor as TreeTensor
 
 from dmiddleware.data.tree import as_tree
 
@@ -76,7 +76,7 @@ class _Packer:
         return self._pack_container(value, path)
 
     def _pack_container(self, value: Any, path: tuple[Any, ...]) -> Any:
-        if isinstance(value, ttorch.Tensor):
+        if isinstance(value, TreeTensor):
             items = {str(key): _inner(item) for key, item in value.items()}
             return [_BATCH, self._pack_items(items, path)]
         if isinstance(value, Mapping):
@@ -139,7 +139,7 @@ def _cannot_hold(value: Any, path: tuple[Any, ...], what: str | None = None) -> 
 
 def _inner(value: Any) -> Any:
     """Return a subtree of a batch as a dictionary, so that only the outermost one is a batch."""
-    if isinstance(value, ttorch.Tensor):
+    if isinstance(value, TreeTensor):
         return {str(key): _inner(item) for key, item in value.items()}
     return value
 

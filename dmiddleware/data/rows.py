@@ -92,19 +92,20 @@ class Rows:
         else:
             rows = self._schema.arrays(batch, lead)
         n_pushed = lead[0] if len(lead) == 1 else lead[0] * lead[1]
-        first = self.total
+        first, size = self.total, self.size
         n = n_pushed
         held = rows
-        if n_pushed > self.size:
-            n = self.size
+        if n_pushed > size:
+            n = size
             held = {path: array[n_pushed - n :] for path, array in rows.items()}
-        self.total = first + n_pushed
-        self.first = max(self.first, self.total - self.size)
+        self.total = total = first + n_pushed
+        if total - size > self.first:
+            self.first = total - size
         if n:
-            self._store(held, self.total - n, n)
+            self._store(held, total - n, n)
         if self._links is not None and n_pushed:
             self._link(self._links, rows, first, lead)
-        return self.total - n, n
+        return total - n, n
 
     def take(self, index: Ints, paths: Collection[str] | None = None) -> dict[str, Array]:
         """Copy rows that are held.

@@ -46,6 +46,9 @@ class SumTree:
         self._ends_of_top = torch.from_numpy(self._ends)[1:]
         self._inner_ends = self._ends[1:-1]
         self._blocks = [level.reshape(-1, fan_out) for level in self._levels[:-1]]
+        # A product of matrices adds up small blocks in half the time of reduce or cumsum.
+        self._add_up = np.ones(fan_out)
+        self._add_to_each = np.triu(np.ones((fan_out, fan_out)))
 
     @property
     def values(self) -> npt.NDArray[np.float64]:
@@ -71,14 +74,14 @@ class SumTree:
             # A block that several indices share is added up several times, to the same sum: that
             # is faster than finding the distinct ones.
             index = index // self.fan_out
-            sums[index] = np.add.reduce(blocks.take(index, axis=0), axis=1)
+            sums[index] = blocks.take(index, axis=0).dot(self._add_up)
 
     def fill(self, start: int, stop: int, value: Any) -> None:
         """Set the values ``start … stop - 1``, to one number or to float64 ``[stop - start]``."""
         self._levels[0][start:stop] = value
         for blocks, sums in zip(self._blocks, self._levels[1:], strict=True):
             start, stop = start // self.fan_out, -(-stop // self.fan_out)
-            sums[start:stop] = np.add.reduce(blocks[start:stop], axis=1)
+            sums[start:stop] = blocks[start:stop].dot(self._add_up)
 
     def find(
         self, part: npt.NDArray[np.float64], *, parts: int = 1
@@ -102,8 +105,7 @@ class SumTree:
         found = self._inner_ends.searchsorted(mass, side="right")
         rest = mass - self._ends.take(found)
         for depth in range(len(self._blocks) - 1, -1, -1):
-            inside = torch.from_numpy(self._blocks[depth].take(found, axis=0))
-            ends = inside.cumsum_(1).numpy()
+            ends = self._blocks[depth].take(found, axis=0).dot(self._add_to_each)
             ends[:, -1] = np.inf
             child = (ends > rest[:, None]).argmax(1)
             if depth:

@@ -399,12 +399,11 @@ class TensorBuffer(Buffer):
 
     def _are_all_held(self, index: Ints) -> bool:
         """Tell, fast, whether these rows (at least one) are certainly all held."""
-        return (
-            len(index) > 0
-            and not len(self._holes)
-            and bool(np.minimum.reduce(index) >= self._rows.first)
-            and bool(np.maximum.reduce(index) < self._rows.total)
-        )
+        if not len(index) or len(self._holes):
+            return False
+        # As unsigned numbers, those before the first one are beyond the last one.
+        age = (index - self._rows.first).view(np.uint64)
+        return bool(np.maximum.reduce(age) < self._rows.total - self._rows.first)
 
     def _is_held(self, index: Ints) -> npt.NDArray[np.bool_]:
         if len(index) and (index.min() < 0 or index.max() >= self._rows.total):

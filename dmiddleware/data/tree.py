@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-import treetensor.torch as ttorch
+from treetensor.torch import Tensor as TreeTensor
 from treevalue.tree.common import TreeStorage, create_storage
 
 from dmiddleware.errors import StructureError
@@ -57,7 +57,7 @@ def as_tree(mapping: Mapping[str, Any]) -> Batch:
     Returns:
         A ``treetensor.torch.Tensor`` with the same keys.
     """
-    return ttorch.Tensor(
+    return TreeTensor(
         create_storage(
             {
                 key: item if type(item) is torch.Tensor else _as_value(item)
@@ -85,7 +85,7 @@ def to_numpy(tree: Any) -> Any:
 
 def to_dict(tree: Any) -> Any:
     """Return a tree as nested dictionaries, with the very same leaves; a leaf as it is."""
-    if isinstance(tree, ttorch.Tensor):
+    if isinstance(tree, TreeTensor):
         return {str(key): to_dict(value) for key, value in tree.items()}
     if isinstance(tree, Mapping):
         return {str(key): to_dict(value) for key, value in tree.items()}
@@ -94,7 +94,7 @@ def to_dict(tree: Any) -> Any:
 
 def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield ``(dotted path, leaf)`` of a tree, keys sorted; a lone leaf has the path ``""``."""
-    if isinstance(tree, ttorch.Tensor | Mapping):
+    if isinstance(tree, TreeTensor | Mapping):
         for key in sorted(map(str, tree.keys())):
             yield from leaves(tree[key], f"{prefix}.{key}" if prefix else key)
     else:
@@ -121,7 +121,7 @@ def map_leaves(function: Callable[..., Any], tree: Batch, *others: Batch) -> Bat
         {
             str(key): (
                 map_leaves(function, value, *(other[key] for other in others))
-                if isinstance(value, ttorch.Tensor | Mapping)
+                if isinstance(value, TreeTensor | Mapping)
                 else function(value, *(other[key] for other in others))
             )
             for key, value in tree.items()
@@ -136,7 +136,7 @@ def map_nested(function: Callable[[Any], Any], nested: Nested) -> Any:
         Nested dictionaries (treetensors become dictionaries) and tuples, or, for a lone leaf,
         ``function(leaf)``.
     """
-    if isinstance(nested, ttorch.Tensor | Mapping):
+    if isinstance(nested, TreeTensor | Mapping):
         return {str(key): map_nested(function, value) for key, value in nested.items()}
     if isinstance(nested, tuple):
         return tuple(map_nested(function, value) for value in nested)
@@ -195,7 +195,7 @@ def stack(trees: Sequence[Batch], dim: int = 0) -> Batch:
 
 def to_device(tree: Any, device: torch.device | str) -> Any:
     """Move a tensor or a batch to a device; what is there already is not copied."""
-    if isinstance(tree, ttorch.Tensor):
+    if isinstance(tree, TreeTensor):
         return map_leaves(lambda leaf: leaf.to(device, non_blocking=True), tree)
     return tree.to(device, non_blocking=True)
 
@@ -224,7 +224,7 @@ def _as_value(item: Any) -> Any:
         return item
     if isinstance(item, np.ndarray):
         return torch.from_numpy(item)
-    if isinstance(item, ttorch.Tensor):
+    if isinstance(item, TreeTensor):
         return item._detach()
     if isinstance(item, TreeStorage):
         return item

@@ -64,9 +64,7 @@ class VectorEncoder(MLP):
         x = as_float(obs)
         if self._n_dims != 1:
             x = x.flatten(-self._n_dims) if self._n_dims else x.unsqueeze(-1)
-        for layer in self:
-            x = layer(x)
-        return x
+        return super().forward(x)
 
 
 class OneHotEncoder(MLP):
@@ -105,9 +103,7 @@ class OneHotEncoder(MLP):
             parts = [F.one_hot(index[..., i], size) for i, size in enumerate(self._sizes)]
             x = torch.cat(parts, dim=-1)
         x = x.to(torch.float32)
-        for layer in self:
-            x = layer(x)
-        return x
+        return super().forward(x)
 
 
 class NatureCNN(nn.Module):

@@ -154,7 +154,9 @@ class DQNPolicy(CommandModePolicy):
         self, obs: Any, env_id: np.ndarray, *, eps: float = 0.0, **kwargs: Any
     ) -> dict[str, Any]:
         # Exploring happens on the CPU, so that a run draws the same numbers with and without a GPU.
-        logit = self._model(obs)["logit"].cpu()
+        logit = self._model(obs)["logit"]
+        if self._on_gpu:
+            logit = logit.cpu()
         return {"action": epsilon_greedy(logit, eps, generator=self._generator), "logit": logit}
 
     def _forward_eval_batch(self, obs: Any, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:

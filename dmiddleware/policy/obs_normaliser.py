@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import treetensor.torch as ttorch
+from treetensor.torch import Tensor as TreeTensor
 
 from dmiddleware.data.tree import as_tree
 from dmiddleware.errors import CheckpointMismatch
@@ -97,7 +97,7 @@ class ObsNormaliser:
             self._published[path].load_state_dict(stats.state_dict())
 
     def _normalise(self, obs: Any, path: tuple[str, ...]) -> Any:
-        if isinstance(obs, ttorch.Tensor):
+        if isinstance(obs, TreeTensor):
             return as_tree({str(key): self._normalise(obs[key], (*path, str(key))) for key in obs})
         stats = self._published.get(path)
         return obs if stats is None else stats.normalise(obs, clip=self._clip)

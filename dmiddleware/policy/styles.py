@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import treetensor.torch as ttorch
+from treetensor.torch import Tensor as TreeTensor
 
 from dmiddleware.data.tree import as_tree, from_numpy, index_rows, leaves, map_leaves
 from dmiddleware.errors import PolicyError, StructureError
@@ -77,7 +77,7 @@ def collate_values(values: Sequence[Any], path: str = "") -> Any:
 
 def row(value: Any, index: int) -> Any:
     """Return one row of a tensor or treetensor."""
-    return index_rows(value, index) if isinstance(value, ttorch.Tensor) else value[index]
+    return index_rows(value, index) if isinstance(value, TreeTensor) else value[index]
 
 
 def split_outputs(outputs: Mapping[str, Any], env_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
@@ -186,7 +186,7 @@ def _collate_mappings(samples: Sequence[Mapping[str, Any]], path: str) -> dict[s
 
 def _collate_any(values: Sequence[Any], path: str) -> Any:
     first = values[0]
-    if isinstance(first, Mapping | ttorch.Tensor):
+    if isinstance(first, Mapping | TreeTensor):
         return _collate_mappings(values, path)
     if isinstance(first, tuple):
         numbered = [{str(i): item for i, item in enumerate(value)} for value in values]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-import treetensor.torch as ttorch
+from treetensor.torch import Tensor as TreeTensor
 
 from dmiddleware.data.buffer_base import BufferMiddleware
 from dmiddleware.data.buffer_middleware.base import ActionMiddleware, Chain
@@ -48,7 +48,7 @@ class _CloneObject(ActionMiddleware):
 def _clone(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
-    if isinstance(value, ttorch.Tensor):
+    if isinstance(value, TreeTensor):
         return map_leaves(_clone, value)
     if isinstance(value, BufferedData):
         return BufferedData(_clone(value.data), value.index, _clone(value.meta))

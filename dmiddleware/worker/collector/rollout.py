@@ -81,6 +81,14 @@ class RolloutCollector:
         return self._stepper.episode_returns
 
     @property
+    def ends(self) -> torch.Tensor:
+        """The rows that end an episode, of the batch that :meth:`collect` returned last.
+
+        int64 indices into the batch flattened to ``[T * E, …]``.
+        """
+        return self._store.ends
+
+    @property
     def dropped_steps(self) -> int:
         """Transitions made and never handed out."""
         return self._dropped
@@ -189,7 +197,7 @@ class RolloutCollector:
         self._give_up_cut_episodes()
         shares = self._shares(n_episode)
         most = 2 * np.maximum(shares, 1)
-        finished = self._store.ends
+        finished = self._store.n_ends
         stamps = self._stamps_of(train_iter)
         while (lacking := np.flatnonzero(finished < shares)).size:
             step = self._step(policy_kwargs or _NO_KWARGS, stamps, random, lacking)
@@ -243,20 +251,15 @@ class RolloutCollector:
 
     def _piece(self, step: Step, stamps: Ids) -> Piece:
         timestep = step.timestep
-        next_obs = timestep.next_obs
-        if next_obs is timestep.obs:
-            # The next batch begins with these very arrays, and each batch owns its memory.
-            is_array = type(next_obs) is np.ndarray
-            next_obs = next_obs.copy() if is_array else tree.map_nested(np.copy, next_obs)
         return {
             "obs": step.obs,
             "reward": timestep.reward,
-            "next_obs": next_obs,
+            "next_obs": timestep.next_obs,
             "done": timestep.done,
             "terminated": timestep.terminated,
             "truncated": timestep.truncated,
             "episode_id": step.episode_id,
-            "collect_iter": stamps[: len(timestep.done)].copy(),
+            "collect_iter": stamps[: len(timestep.done)],
             **step.output,
         }
 

@@ -9,12 +9,12 @@ reset). The store keeps the pieces as they come and cuts rectangles ``[T, E, …
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import treetensor.torch as ttorch
+from treetensor.torch import Tensor as TreeTensor
 
 from dmiddleware.data import tree
 from dmiddleware.data.tree import Batch
@@ -26,11 +26,20 @@ Piece: TypeAlias = dict[str, Any]
 """Columns ``[R, …]`` of one step (or of what is left of earlier ones): arrays, tensors or trees."""
 
 
+_NOWHERE: Final = torch.zeros(0, dtype=torch.int64)
+_FEW: Final = 64
+
+
 class RowStore:
     """The rows that were made and not yet handed out, in the order in which they were made.
 
     Every piece has the columns ``episode_id`` int64 and ``done`` bool; which environment each row
-    comes from is told when it is added.
+    comes from is told when it is added. Pieces may share memory with each other; what is handed out
+    shares none.
+
+    Attributes:
+        ends: the rows that end an episode, of the rectangle handed out last: indices into its
+            ``T * E`` rows, int64.
 
     Args:
         env_num: number of environments, ``E``.
@@ -39,6 +48,7 @@ class RowStore:
     def __init__(self, env_num: int) -> None:
         self._env_num = env_num
         self._all = np.arange(env_num)
+        self.ends = _NOWHERE
         self.clear()
 
     def clear(self) -> None:
@@ -70,8 +80,8 @@ class RowStore:
         return self._regular or bool((self._counts == self._counts[0]).all())
 
     @property
-    def ends(self) -> Ids:
-        """Ends of episodes among the rows of each environment, ``[E] int64``."""
+    def n_ends(self) -> Ids:
+        """Number of episodes' ends among the rows of each environment, ``[E] int64``."""
         rows, env_id = self._joined()
         return np.bincount(env_id[_as_array(rows["done"])], minlength=self._env_num)
 
@@ -119,22 +129,22 @@ class RowStore:
         if self._regular:
             taken = self._pieces[:n_steps]
             del self._pieces[:n_steps]
-            self._remember_last(taken[-1])
-            return tree.as_tree(_add_time(taken[0]) if n_steps == 1 else _stack(taken))
+            self._last_id = _as_array(taken[-1]["episode_id"])
+            self._last_done = _as_array(taken[-1]["done"])
+            columns = _add_time(taken[0]) if n_steps == 1 else _stack(taken)
+            self.ends = _true_at(columns["done"])
+            return tree.as_tree(columns)
         rows, env_id = self._joined()
         order = np.argsort(env_id, kind="stable")
         starts = np.cumsum(self._counts) - self._counts
         picked = order[starts + np.arange(n_steps)[:, None]]
         self._keep_others(rows, env_id, picked)
-        last = torch.from_numpy(picked[-1])
-        self._remember_last({name: _select(rows[name], last) for name in ("episode_id", "done")})
+        self._last_id = _as_array(rows["episode_id"])[picked[-1]]
+        self._last_done = _as_array(rows["done"])[picked[-1]]
         index = torch.from_numpy(picked)
-        return tree.as_tree({name: _select(column, index) for name, column in rows.items()})
-
-    def _remember_last(self, piece: Piece) -> None:
-        # Copies, since whoever gets the batch may write to it.
-        self._last_id = _as_array(piece["episode_id"]).copy()
-        self._last_done = _as_array(piece["done"]).copy()
+        columns = {name: _select(column, index) for name, column in rows.items()}
+        self.ends = _true_at(columns["done"])
+        return tree.as_tree(columns)
 
     def take_episodes(self, shares: Ids) -> list[Batch]:
         """Hand out the oldest ``shares[e]`` finished episodes of each environment ``e``.
@@ -239,7 +249,7 @@ def _cat(parts: list[Any]) -> Any:
 
 
 def _as_tensors(column: Any) -> Any:
-    return column if isinstance(column, torch.Tensor | ttorch.Tensor) else tree.from_numpy(column)
+    return column if isinstance(column, torch.Tensor | TreeTensor) else tree.from_numpy(column)
 
 
 def _as_array(column: Any) -> npt.NDArray[Any]:
@@ -247,16 +257,26 @@ def _as_array(column: Any) -> npt.NDArray[Any]:
 
 
 def _add_time(piece: Piece) -> dict[str, Any]:
-    """Turn the columns ``[E, …]`` of one step into ``[1, E, …]``."""
+    """Turn the columns ``[E, …]`` of one step into ``[1, E, …]``; arrays are copied."""
     lead = {}
     for name, column in piece.items():
         if type(column) is np.ndarray:
-            lead[name] = torch.from_numpy(column[None])
-        elif isinstance(column, torch.Tensor):
+            lead[name] = torch.from_numpy(column[None].copy())
+        elif type(column) is torch.Tensor:
             lead[name] = column.unsqueeze(0)
+        elif isinstance(column, TreeTensor):
+            lead[name] = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), column)
         else:
-            lead[name] = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), _as_tensors(column))
+            lead[name] = tree.from_numpy(tree.map_nested(lambda leaf: leaf[None].copy(), column))
     return lead
+
+
+def _true_at(flags: torch.Tensor) -> torch.Tensor:
+    # In numpy, whose calls cost a fraction of torch's on so few numbers; and a list's cost less.
+    array = flags.numpy().ravel()
+    if array.size < _FEW and True not in array.tolist():
+        return _NOWHERE
+    return torch.from_numpy(array.nonzero()[0])
 
 
 def _stack(pieces: Sequence[Piece]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Step:
         timestep: the env manager's answer, ``E'`` rows.
         obs: what the policy acted on, a tensor or tree ``[E', …]`` whose rows are the timestep's.
         output: what the policy returned, tensors or trees ``[E', …]``; ``action`` among them.
-        episode_id: the episode that each row belongs to, ``[E'] int64``.
+        episode_id: the episode that each row belongs to, ``[E'] int64``; never written again.
         ended: the envs whose episode ended.
         begun: the envs that began another episode: those, and the envs that failed.
         lost: ids of the episodes that a failing env cut short.
@@ -157,11 +157,11 @@ class Stepper:
         actions = _to_numpy(output["action"])
         timestep = manager.step(actions if only is None else _by_env(actions, env_id))
         if timestep.is_full:
-            step = Step(timestep, given, output, episode_id.copy())
+            step = Step(timestep, given, output, episode_id)
             self.env_step += len(env_id)
         else:
             step = self._align(timestep, env_id, given, output)
-        if np.count_nonzero(timestep.done):  # five times as fast as any() on so few
+        if True in timestep.done.tolist():  # of so few, faster than numpy's any() by far
             self._end_episodes(step)
         return step
 
@@ -200,6 +200,8 @@ class Stepper:
 
     def _name_episodes(self, env_ids: Sequence[int]) -> None:
         assert self._episode_id is not None
+        # A new array, since steps hold on to the old one.
+        self._episode_id = self._episode_id.copy()
         self._episode_id[list(env_ids)] = range(self._n_begun, self._n_begun + len(env_ids))
         self._n_begun += len(env_ids)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import treetensor.torch as ttorch
+from treetensor.torch import Tensor as TreeTensor
 
 from dmiddleware.data import tree
 from dmiddleware.data.tree import Batch
@@ -62,7 +62,7 @@ def _unbind(column: Any) -> Sequence[Any]:
 
 
 def _to_tensor(value: Any) -> Any:
-    if isinstance(value, torch.Tensor | ttorch.Tensor):
+    if isinstance(value, torch.Tensor | TreeTensor):
         return value
     if isinstance(value, Mapping):
         return {key: _to_tensor(item) for key, item in value.items()}

@@ -79,3 +79,22 @@ def test_an_unknown_activation_is_refused_with_the_nearest():
 def test_impossible_options_are_refused(arguments, options, message):
     with pytest.raises(ValueError, match=message):
         MLP(*arguments, **options)
+
+
+@pytest.mark.parametrize("position", [0, 1])
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_full_backward_hook"])
+def test_hooks_of_inner_layers_are_called(position, register):
+    called = []
+    mlp = MLP(3, [4], out_features=2)
+    getattr(mlp[position], register)(lambda *_: called.append(position))
+    mlp(torch.randn(5, 3, requires_grad=True)).sum().backward()
+    assert called == [position]
+
+
+def test_an_mlp_computes_what_its_layers_compute_one_by_one():
+    mlp = MLP(3, [4, 5], out_features=2, norm="layer", activation="relu")
+    x = torch.randn(6, 3)
+    expected = x
+    for layer in mlp:
+        expected = layer(expected)
+    assert torch.equal(mlp(x), expected)

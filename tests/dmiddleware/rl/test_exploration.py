@@ -133,3 +133,12 @@ def test_epsilon_does_not_change_how_many_random_numbers_are_drawn():
         epsilon_greedy(torch.zeros(8, 2), eps, generator=generator)
         states.append(generator.get_state())
     assert torch.equal(*states)
+
+
+@pytest.mark.parametrize("lead", [(), (6,), (3, 4)])
+def test_one_epsilon_for_all_rows_draws_as_one_for_each(lead):
+    q = torch.randn(*lead, 5, generator=torch.Generator().manual_seed(1))
+    one, each = (torch.Generator().manual_seed(2) for _ in range(2))
+    for _ in range(50):
+        expected = epsilon_greedy(q, torch.full(lead, 0.5), generator=each)
+        assert torch.equal(epsilon_greedy(q, 0.5, generator=one), expected)
