@@ -49,6 +49,7 @@ __all__ = [
     "encode_frame",
     "decode_frame",
     "session_of",
+    "type_of",
     "read_metadata",
     "VERSION",
     "ALIGNMENT",
@@ -66,6 +67,7 @@ MAX_BUFFERS: Final = 8192
 
 _MAGIC: Final = b"DMWR"
 _PREFIX: Final = struct.Struct("<4sHBBQQIIQQIQ4x")
+_TYPE_AT: Final = 6
 _SESSION: Final = struct.Struct("<Q")
 _MAC_SIZE: Final = 32
 _NO_MAC: Final = bytes(_MAC_SIZE)
@@ -286,6 +288,16 @@ def session_of(raw: bytes | bytearray | memoryview) -> int:
         raise FrameError(f"a frame has at least {HEADER_SIZE} bytes, {len(raw)} arrived")
     session: int = _SESSION.unpack_from(raw, 8)[0]
     return session
+
+
+def type_of(raw: bytes | bytearray | memoryview) -> FrameType:
+    """Return the type that a frame claims, without checking anything else of it.
+
+    Raises:
+        FrameError: if ``raw`` is too short to claim one, or the type is not known.
+    """
+    session_of(raw)
+    return _frame_type(raw[_TYPE_AT])
 
 
 def _frame_type(kind: int) -> FrameType:

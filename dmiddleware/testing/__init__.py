@@ -1,7 +1,16 @@
 """What tests of chains need, this project's own and its users': clocks, a tape, a cluster."""
 
 from dmiddleware.testing.clock import FakeClock
+from dmiddleware.testing.cluster import Cluster, ClusterNode, Delivered
 from dmiddleware.testing.simulation import Simulation, SimulationError
 from dmiddleware.testing.tape import Tape
 
-__all__ = ["FakeClock", "Simulation", "SimulationError", "Tape"]
+__all__ = [
+    "FakeClock",
+    "Tape",
+    "Simulation",
+    "SimulationError",
+    "Cluster",
+    "ClusterNode",
+    "Delivered",
+]

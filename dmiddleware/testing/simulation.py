@@ -130,6 +130,7 @@ class Simulation:
         self._version = 0
         self._n_switches = 0
         self._history = hashlib.sha256()
+        self._frozen: set[str] = set()
         self._failure: tuple[SimulatedThread, BaseException] | None = None
         self._is_broken = False
 
@@ -149,6 +150,7 @@ class Simulation:
         """End all threads that still run."""
         if self._has_broken():
             return
+        self._frozen.clear()
         others = [thread for thread in self._threads if thread is not self._first]
         for thread in others:
             thread.is_killed = True
@@ -232,16 +234,29 @@ class Simulation:
             return self.wait_for(condition, predicate, timeout_s)
 
     def kill(self, group: str) -> None:
-        """End the threads of a group, each at its next wait or at the one that it is in.
+        """End the threads of a group, each at the wait that it is in, and wait until all have.
 
         Their ``finally`` blocks run, but can wait for nothing.
         """
         caller = self._check_caller()
         if caller.group == group:
             raise SimulationError(f"a thread of {group!r} cannot kill its own group")
-        for thread in self._threads:
-            if thread.group == group:
-                thread.is_killed = True
+        self.thaw(group)
+        killed = [thread for thread in self._threads if thread.group == group]
+        for thread in killed:
+            thread.is_killed = True
+        self._wait(None, lambda: all(thread.has_ended for thread in killed), None)
+
+    def freeze(self, group: str) -> None:
+        """Let the threads of a group stand still, as those of a stopped process do."""
+        if self._check_caller().group == group:
+            raise SimulationError(f"a thread of {group!r} cannot freeze its own group")
+        self._frozen.add(group)
+
+    def thaw(self, group: str) -> None:
+        """Let the threads of a group go on; their deadlines have gone on, too."""
+        self._check_caller()
+        self._frozen.discard(group)
 
     @property
     def history(self) -> str:
@@ -256,6 +271,9 @@ class Simulation:
 
     def wait_for_end(self, thread: SimulatedThread, timeout_s: float) -> bool:
         """Wait until a thread has ended, and tell whether it has; with no lock held."""
+        if self._running is not None and self._running.is_killed:
+            # What it waits for ends as well, and it has nothing to complain about.
+            return True
         self._check_caller()
         return self._wait(None, lambda: thread.has_ended, timeout_s).holds
 
@@ -353,7 +371,7 @@ class Simulation:
                 return thread
             deadlines = [
                 other.wait.deadline
-                for other in self._threads
+                for other in self._awake()
                 if other.wait is not None and other.wait.deadline is not None
             ]
             if deadlines:
@@ -370,7 +388,7 @@ class Simulation:
         version = self._version
         left = [
             thread
-            for thread in self._threads
+            for thread in self._awake()
             if thread.wait is None or thread.wait.looked_at != version or thread.is_killed
         ]
         while left:
@@ -380,6 +398,11 @@ class Simulation:
             if self._is_ready(thread):
                 return thread
         return None
+
+    def _awake(self) -> list[SimulatedThread]:
+        if not self._frozen:
+            return self._threads
+        return [thread for thread in self._threads if thread.group not in self._frozen]
 
     def _is_ready(self, thread: SimulatedThread) -> bool:
         wait = thread.wait

@@ -1,0 +1,283 @@
+"""The cluster: several nodes in simulated time, and what can befall them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dmiddleware.errors import DeliveryTimeout, WaitTimeout
+from dmiddleware.pipeline import Context, Event, SystemClock, Task, this_node
+from dmiddleware.testing import Cluster, Delivered, SimulationError, Tape
+
+N_EVENTS = 200
+NUMBER = Event("number", timeout_s=600.0)
+
+
+class Ledgers:
+    """What each node has sent, and what each has taken from whom, in order."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, int]] = []
+        self.taken: dict[int, list[tuple[int, int]]] = {}
+        self.lives: dict[int, int] = {}
+        self.news = Tape()
+
+    def program(self) -> None:
+        """Send numbers to all; take those of the others until the task is stopped."""
+        with Task(Context()) as task:
+            assert task.router is not None
+            me = task.router.node_id
+            life = self.lives[me] = self.lives.get(me, 0) + 1
+            taken = self.taken.setdefault(me, [])
+            task.on(NUMBER, lambda source, number: taken.append((source, number)))
+            for name in ("node.joined", "node.left", "node.rejoined"):
+                task.on(name, self._note(me, name, task))
+            changed = threading.Condition()
+
+            def send(ctx: Context) -> None:
+                is_sending = ctx.total_step < N_EVENTS
+                with changed:
+                    task.clock.wait_for(changed, lambda: task.finish, 0.01 if is_sending else 1.0)
+                if is_sending:
+                    number = 1000 * life + ctx.total_step
+                    task.emit(NUMBER, me, number, only_remote=True)
+                    self.sent.append((me, number))
+
+            task.use(send).run()
+
+    def _note(self, me: int, name: str, task: Task[Any]) -> Callable[..., None]:
+        def note(node_id: int, **details: Any) -> None:
+            self.news(me, name, node_id, round(task.clock.now(), 3))
+
+        return note
+
+    def all_taken(self, n_nodes: int) -> bool:
+        return sum(map(len, self.taken.values())) >= (n_nodes - 1) * N_EVENTS * n_nodes
+
+    def check(self, n_nodes: int, *, life: int = 1) -> None:
+        """Find each number at each node once, in order."""
+        wanted = [1000 * life + number for number in range(N_EVENTS)]
+        for me in range(n_nodes):
+            for source in range(n_nodes):
+                if source != me:
+                    assert [number for who, number in self.taken[me] if who == source] == wanted
+
+
+def test_every_event_arrives_once_and_in_order_whatever_the_delays() -> None:
+    ledgers = Ledgers()
+    with Cluster(ledgers.program, n=3, delay_s=(0.0, 0.2)) as cluster:
+        cluster.start()
+        assert cluster.wait_until(lambda: ledgers.all_taken(3), 60.0)
+        ledgers.check(3)
+
+
+def test_messages_overtake_each_other() -> None:
+    ledgers = Ledgers()
+    with Cluster(ledgers.program, n=2, delay_s=(0.0, 0.2)) as cluster:
+        cluster.start()
+        cluster.run_for(5.0)
+    data = [one for one in cluster.tape if isinstance(one, Delivered) and one.kind == "DATA"]
+    assert len(data) > 20
+    assert all(0 < one.at_s <= 5.0 and one.size > 96 for one in data)
+    assert {(one.source, one.target) for one in data} == {(0, 1), (1, 0)}
+
+
+def test_one_seed_gives_one_run_and_another_seed_another() -> None:
+    runs = []
+    for seed in (1, 1, 2):
+        ledgers = Ledgers()
+        with Cluster(ledgers.program, n=3, seed=seed) as cluster:
+            cluster.start()
+            cluster.run_for(0.5)
+            cluster.cut(0, 1)
+            cluster.run_for(4.0)
+            cluster.heal(0, 1)
+            cluster.kill(2)
+            cluster.start(2)
+            cluster.run_for(1.0)
+        runs.append((list(cluster.tape), ledgers.taken, list(ledgers.news)))
+    assert runs[0] == runs[1]
+    assert runs[0][0] != runs[2][0]
+    assert len(runs[0][0]) > 100
+
+
+def test_a_link_that_is_cut_for_a_while_loses_and_doubles_nothing() -> None:
+    ledgers = Ledgers()
+    with Cluster(ledgers.program, n=3, seed=5) as cluster:
+        cluster.start()
+        cluster.run_for(0.5)
+        cluster.cut(0, 1)
+        cluster.run_for(40.0)
+        assert {mark[:3] for mark in ledgers.news if mark[1] == "node.left"} == {
+            (0, "node.left", 1),
+            (1, "node.left", 0),
+        }
+        assert max(mark[3] for mark in ledgers.news) <= 0.5 + 4.0
+        taken = sum(map(len, ledgers.taken.values()))
+        cluster.heal(0, 1)
+        assert cluster.wait_until(lambda: ledgers.all_taken(3), 5.0)
+        assert sum(map(len, ledgers.taken.values())) > taken
+        ledgers.check(3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_connections_that_keep_breaking_lose_and_double_nothing(seed: int) -> None:
+    ledgers = Ledgers()
+    with Cluster(ledgers.program, n=3, seed=seed, delay_s=(0.0, 0.05)) as cluster:
+        cluster.start()
+        for turn in range(15):
+            cluster.run_for(0.15)
+            cluster.disconnect(turn % 3)
+        assert cluster.wait_until(lambda: ledgers.all_taken(3), 30.0)
+        ledgers.check(3)
+
+
+def test_a_frozen_node_is_noticed_and_misses_nothing_when_it_goes_on() -> None:
+    ledgers = Ledgers()
+    with Cluster(ledgers.program, n=3, seed=2) as cluster:
+        cluster.start()
+        cluster.run_for(0.5)
+        cluster.freeze(1)
+        taken = len(ledgers.taken[1])
+        cluster.run_for(10.0)
+        assert len(ledgers.taken[1]) == taken
+        assert {mark[:3] for mark in ledgers.news if mark[1] == "node.left"} == {
+            (0, "node.left", 1),
+            (2, "node.left", 1),
+        }
+        cluster.thaw(1)
+        assert cluster.wait_until(lambda: ledgers.all_taken(3), 10.0)
+        ledgers.check(3)
+
+
+def test_a_killed_node_is_noticed_at_once_and_comes_back_as_a_new_one() -> None:
+    ledgers = Ledgers()
+    with Cluster(ledgers.program, n=2, seed=3) as cluster:
+        cluster.start()
+        cluster.run_for(0.5)
+        cluster.kill(1)
+        assert not cluster.nodes[1].running
+        cluster.run_for(1.0)
+        assert [mark[:3] for mark in ledgers.news if mark[1] == "node.left"] == [
+            (0, "node.left", 1)
+        ]
+        cluster.start(1)
+        assert cluster.nodes[1].incarnation == 2
+        assert cluster.wait_until(lambda: (1, 2000 + N_EVENTS - 1) in ledgers.taken[0], 10.0)
+    of_first, of_second = (
+        [number for _, number in ledgers.taken[0] if number // 1000 == life] for life in (1, 2)
+    )
+    assert of_first == list(range(1000, 1000 + len(of_first)))
+    assert 0 < len(of_first) < N_EVENTS
+    assert of_second == list(range(2000, 2000 + N_EVENTS))
+
+
+def test_a_program_that_returns_gives_its_result() -> None:
+    def program() -> tuple[int, tuple[str, ...]]:
+        node = this_node()
+        assert node is not None
+        assert node.router is not None
+        return node.router.node_id, node.roles
+
+    with Cluster(program, roles={"learner": 1, "collector": 2}, topology="star") as cluster:
+        assert cluster.run() == {
+            0: (0, ("learner",)),
+            1: (1, ("collector",)),
+            2: (2, ("collector",)),
+        }
+
+
+def test_what_a_program_raises_names_its_node() -> None:
+    def program() -> None:
+        node = this_node()
+        if node is not None and node.roles == ("evaluator",):
+            raise ValueError("no such thing")
+        with Task(Context()) as task:
+            task.wait_for("never", timeout_s=1e6)
+
+    with (
+        pytest.raises(SimulationError, match=r"node 1 \(evaluator\) failed: ValueError") as raised,
+        Cluster(program, roles={"learner": 1, "evaluator": 1}) as cluster,
+    ):
+        cluster.run()
+    assert isinstance(raised.value.__cause__, ValueError)
+    assert isinstance(cluster.nodes[1].error, ValueError)
+
+
+def test_a_run_that_does_not_end_tells_where_each_node_waits() -> None:
+    def program() -> None:
+        with Task(Context()) as task:
+            task.wait_for("never", timeout_s=1e6)
+
+    with (
+        pytest.raises(
+            SimulationError,
+            match=r"after 50 simulated seconds node 0 .*, node 1 .* had not ended:\n(.*\n)*"
+            r".*main of 0: waits until \S+ s at .*events\.py",
+        ),
+        Cluster(program, n=2) as cluster,
+    ):
+        cluster.run(timeout_s=50.0)
+
+
+def test_a_wait_for_what_does_not_come_ends_at_its_simulated_deadline() -> None:
+    def program() -> float:
+        with Task(Context()) as task:
+            began = task.clock.now()
+            with pytest.raises(WaitTimeout):
+                task.wait_for("never", timeout_s=3600.0)
+            return task.clock.now() - began
+
+    with Cluster(program, n=1) as cluster:
+        assert cluster.run() == {0: 3600.0}
+
+
+def test_an_emitter_whose_peer_is_cut_off_waits_until_its_deadline() -> None:
+    large = Event("large", timeout_s=7.0)
+
+    def program() -> None:
+        with Task(Context()) as task:
+            task.on(large, lambda body: None)
+            task.use(lambda ctx: task.emit(large, bytes(30 << 20), only_remote=True)).run()
+
+    with Cluster(program, n=2, seed=1) as cluster:
+        cluster.start()
+        cluster.run_for(0.01)
+        cluster.cut(0, 1)
+        assert cluster.wait_until(lambda: not cluster.nodes[0].running, 20.0)
+        assert isinstance(cluster.nodes[0].error, DeliveryTimeout)
+
+
+def test_starting_a_node_that_runs_is_refused() -> None:
+    def program() -> None:
+        with Task(Context()) as task:
+            task.wait_for("never", timeout_s=1e6)
+
+    with Cluster(program, n=2) as cluster:
+        cluster.start()
+        with pytest.raises(SimulationError, match=r"node 1 \(all roles\) runs already"):
+            cluster.start(1)
+        with pytest.raises(SimulationError, match=r"has the nodes \[0, 1\], not \[2\]"):
+            cluster.kill(2)
+
+
+def test_leaving_the_cluster_leaves_no_thread_behind() -> None:
+    before = set(threading.enumerate())
+    ledgers = Ledgers()
+    with Cluster(ledgers.program, n=3) as cluster:
+        cluster.start()
+        cluster.run_for(0.5)
+        assert len(set(threading.enumerate()) - before) > 20
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_task_goes_by_the_clock_of_its_node() -> None:
+    def program() -> tuple[bool, bool]:
+        with Task(Context()) as task, Task(Context(), clock=SystemClock()) as other:
+            return task.clock is cluster.simulation, isinstance(other.clock, SystemClock)
+
+    with Cluster(program, n=1) as cluster:
+        assert cluster.run() == {0: (True, True)}
