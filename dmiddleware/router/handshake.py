@@ -117,6 +117,10 @@ class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_frame_bytes: int
 
 
+class _Versioned(msgspec.Struct, frozen=True):
+    version: int
+
+
 class _Auth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     challenge: bytes
     proof: bytes
@@ -131,6 +135,7 @@ class _Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 T = TypeVar("T")
 
 _encode = msgspec.msgpack.Encoder().encode
+_version_decoder = msgspec.msgpack.Decoder(_Versioned)
 _hello_decoder = msgspec.msgpack.Decoder(_Hello)
 _auth_decoder = msgspec.msgpack.Decoder(_Auth)
 _welcome_decoder = msgspec.msgpack.Decoder(_Welcome)
@@ -174,8 +179,7 @@ class DialerHandshake:
                 other has none.
             FrameError: if the answer is none.
         """
-        peer = _read(_hello_decoder, raw, "CHALLENGE")
-        _check_version(peer)
+        peer = _read_hello(raw, "CHALLENGE")
         if peer.keyed != (self._key is not None):
             raise HandshakeRefused(_key_mismatch(peer.keyed), code="key")
         self._peer, self._challenge = peer, bytes(raw)
@@ -263,8 +267,7 @@ class ListenerHandshake:
             HandshakeRefused: the reason goes to the dialer in a REFUSED.
             FrameError: if it is no HELLO.
         """
-        hello = _read(_hello_decoder, raw, "HELLO")
-        _check_version(hello)
+        hello = _read_hello(raw, "HELLO")
         if hello.keyed != (self._key is not None):
             raise HandshakeRefused(_key_mismatch(hello.keyed), code="key")
         if hello.identity.run_id != self._identity.run_id:
@@ -340,15 +343,19 @@ def _read(decoder: msgspec.msgpack.Decoder[T], raw: bytes | memoryview, what: st
     return read_metadata(decoder, raw, what)
 
 
-def _check_version(hello: _Hello) -> None:
-    if hello.version != VERSION:
+def _read_hello(raw: bytes | memoryview, what: str) -> _Hello:
+    # The version first: what else another version says cannot be known.
+    version = _read(_version_decoder, raw, what).version
+    if version != VERSION:
         raise HandshakeRefused(
-            f"one side speaks version {hello.version}, the other {VERSION}; install one version of "
+            f"one side speaks version {version}, the other {VERSION}; install one version of "
             "dmiddleware on all hosts",
             code="version",
         )
+    hello = _read(_hello_decoder, raw, what)
     if len(hello.nonce) != NONCE_SIZE:
         raise FrameError(f"a nonce has {NONCE_SIZE} bytes, {len(hello.nonce)} came")
+    return hello
 
 
 def _key_mismatch(peer_keyed: bool) -> str:

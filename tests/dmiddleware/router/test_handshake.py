@@ -153,6 +153,21 @@ def test_another_version_is_refused_with_both_versions() -> None:
         listener().on_hello(msgspec.msgpack.encode(hello), 0.0)
 
 
+def test_another_version_is_told_even_if_it_greets_otherwise() -> None:
+    hello = {"version": 0, "who": "nobody yet known"}
+    with pytest.raises(HandshakeRefused, match="version 0"):
+        listener().on_hello(msgspec.msgpack.encode(hello), 0.0)
+
+
+def test_each_side_learns_how_large_the_others_frames_may_be() -> None:
+    ours, theirs = dialer(), listener()
+    welcome, at_listener = theirs.on_auth(
+        ours.on_challenge(theirs.on_hello(ours.hello(), 0.0)), 0.1
+    )
+    assert at_listener.limits.max_frame_bytes == 1 << 20
+    assert ours.on_welcome(welcome).limits.max_frame_bytes == LIMITS.max_frame_bytes
+
+
 def test_a_refusal_reaches_the_dialer_with_its_reason() -> None:
     theirs = listener(refuse=Refusal("node_id_taken", "collector-0 is here already"))
     ours = dialer()
