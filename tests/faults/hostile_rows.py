@@ -1,0 +1,402 @@
+"""Strangers: random bytes, broken frames, false lengths, wrong keys, pickles, silence."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dmiddleware.errors import EncodeError, FrameTooLarge, HandshakeRefused, RouterError
+from dmiddleware.pipeline import Event
+from dmiddleware.router import NodeOptions, Router
+from dmiddleware.router.handshake import Identity
+from dmiddleware.router.wire import VERSION, Frame, FrameType, encode_frame
+from tests.faults.cluster import KEY, Cluster, address_for, cluster, wait_until
+from tests.faults.delivery_rows import KB, MB, Peak
+from tests.faults.node_program import Sends
+from tests.faults.raw import RawPeer, Stranger, valid_frames
+from tests.faults.row import Row
+
+__all__ = ["false_lengths", "noise", "oversize", "pickles", "refusals", "silence"]
+
+KEY_BYTES = bytes.fromhex(KEY)
+_SEED = 5
+
+
+def noise(
+    transport: str, *, n_bytes: int, connections: int, frames: int, slower_at_most: float | None
+) -> Row:
+    """Write random bytes on many connections, then mutated frames.
+
+    Args:
+        transport: ``ipc`` or ``tcp``.
+        n_bytes: random bytes in all.
+        connections: on how many connections.
+        frames: how many mutated frames.
+        slower_at_most: by what factor the others' round trip may grow; None: it is not judged.
+    """
+    row = Row(
+        f"{n_bytes:,} random bytes on {connections} connections, {frames:,} mutated frames",
+        transport,
+    )
+    randomly = random.Random(_SEED)
+    with cluster(transport) as nodes:
+        learner = nodes.listener(echo=True)
+        pings = Sends(event="ping", size=64, pace_s=0.002)
+        friend = nodes.dialer(1, echo=True, sends=pings, expected=1)
+        friend.await_line("ready")
+        friend.tell("send")
+        friend.await_line("round trip", count=400)
+        attack_at = time.monotonic()
+        with Peak(learner) as peak:
+            _random_bytes(nodes.address, randomly, n_bytes, connections)
+            _mutated_frames(nodes.address, randomly, frames)
+            friend.await_line("round trip", since=time.monotonic(), count=50)
+        refused = learner.status()["refused"]
+        trips = [(line[1], line[2]) for line in friend.ledger.lines("round trip")]
+        quiet = _p99([took for at, took in trips if at < attack_at])
+        under_attack = _p99([took for at, took in trips if at >= attack_at])
+        alive = learner.alive and not friend.ledger.lines("no answer")
+        friend.stop()
+        learner.stop()
+    row.check("no crash", f"{refused:,} refused, the others served", alive and refused > 0)
+    row.at_most("growth", peak.growth / MB, 50, "MB")
+    if slower_at_most is not None:
+        row.at_most("others' round trip, p99", under_attack / quiet, slower_at_most, "x")
+    return row
+
+
+def false_lengths(transport: str, *, lengths: tuple[int, ...] = (1 << 33, 1 << 63)) -> Row:
+    """Claim impossible lengths, to nng and in a frame.
+
+    Args:
+        transport: ``ipc`` or ``tcp``.
+        lengths: what to claim.
+    """
+    row = Row(f"claimed lengths of {' and '.join(f'2^{x.bit_length() - 1}' for x in lengths)}",
+              transport)  # fmt: skip
+    with cluster(transport) as nodes:
+        learner = nodes.listener()
+        learner.await_line("listening")
+        with RawPeer(nodes.address) as first:
+            first.send(bytes(96))
+            first.closed_after()
+        with Peak(learner, every_s=0.002) as peak:
+            took = [_claim(nodes.address, length) for length in lengths]
+            took += [_claim_in_frame(nodes.address, length) for length in lengths]
+        learner.stop()
+    slowest = max((3.0 if one is None else one) for one in took)
+    row.at_most("connection closed", slowest, 1.0)
+    row.at_most("nothing allocated: growth", peak.growth / MB, 1.0, "MB")
+    return row
+
+
+def oversize(transport: str, *, bound: int = MB) -> Row:
+    """Emit what is larger than the sender, or the receiver, takes.
+
+    Args:
+        transport: ``ipc`` or ``tcp``.
+        bound: of the smaller side's frames, in bytes.
+    """
+    row = Row(
+        f"a message of {2 * bound // KB:,} KB where {bound // KB:,} KB are accepted", transport
+    )
+    small, large = NodeOptions(max_frame_bytes=bound), NodeOptions()
+    ways = {
+        "sender's own bound, dialer sends": (large, small, True),
+        "receiver's bound, dialer sends": (small, large, True),
+        "receiver's bound, listener sends": (large, small, False),
+    }
+    for way, (of_listener, of_dialer, dialer_sends) in ways.items():
+        with cluster(transport) as nodes:
+            error, reconnects, after = _emit_too_much(
+                nodes, of_listener, of_dialer, dialer_sends=dialer_sends, size=2 * bound
+            )
+        row.check(f"typed error at the sender ({way})", error, error == FrameTooLarge.__name__)
+        row.check(f"≤ 1 reconnect, goes on ({way})", f"{reconnects}", after and reconnects <= 1)
+    return row
+
+
+def refusals(transport: str) -> Row:
+    """Come with a wrong key, no key, a replayed frame, a flipped bit, an old version."""
+    row = Row("wrong key, no key, replayed frame, flipped bit, old version", transport)
+    with cluster(transport) as nodes:
+        learner = nodes.listener(receives=("e",))
+        learner.await_line("listening")
+        ways: dict[str, Callable[[str], None]] = {
+            "wrong key": lambda address: _knock(address, bytes(32)),
+            "no key": lambda address: _knock(address, None),
+            "replayed frame": lambda address: _misuse(address, 11, _replay),
+            "frame replayed in a later session": lambda address: _misuse(
+                address, 12, _replay_later
+            ),
+            "flipped bit": lambda address: _misuse(address, 13, _flip),
+            "old version": _old_version,
+        }
+        for name, come in ways.items():
+            refused = learner.status()["refused"]
+            began = time.monotonic()
+            come(nodes.address)
+            took = time.monotonic() - began
+            counted = learner.status()["refused"] - refused
+            row.at_most(f"{name}: refused", took, 1.0)
+            row.check(f"{name}: counted", counted, counted >= 1)
+        traffic = learner.status()["traffic"].get("e", {"received": 0, "undecodable": 0})
+    # Both replayed frames were good, once each.
+    seen = traffic["received"] + traffic["undecodable"]
+    row.check("payloads decoded beyond the 2 good frames", seen - 2, seen == 2)
+    return row
+
+
+def pickles(transport: str) -> Row:
+    """Send an object whose unpickling does something."""
+    row = Row("pickle payload, by default and with one end opted in", transport)
+    both = (pickle.dumps, pickle.loads)
+    for name, sends, takes, expected in (
+        ("by default", None, None, False),
+        ("only the sender opted in", both, None, False),
+        ("only the receiver opted in", None, both, False),
+        ("both opted in (to show that the payload works)", both, both, True),
+    ):
+        with cluster(transport) as nodes:
+            done, undecodable = _send_pickle(nodes, sends, takes)
+        row.check(
+            f"side effect, {name}",
+            f"{'happened' if done else 'none'}, {undecodable} undecodable",
+            done is expected,
+        )
+    return row
+
+
+def silence(transport: str, *, connections: int = 200) -> Row:
+    """Connect and say nothing, or half a word.
+
+    Args:
+        transport: ``ipc`` or ``tcp``.
+        connections: how many.
+    """
+    row = Row(f"{connections} connections that say nothing", transport)
+    with cluster(transport) as nodes, contextlib.ExitStack() as stack:
+        learner = nodes.listener()
+        learner.await_line("listening")
+        for number in range(connections):
+            peer = stack.enter_context(RawPeer(nodes.address, greet=number % 2 == 0))
+            if number % 4 == 0:
+                peer.write(peer.head(1000) + bytes(10))
+        began = time.monotonic()
+        router = Router(node_id=1, dial=[nodes.address], key=KEY_BYTES)
+        stack.enter_context(router)
+        router.wait_for_peers(1, timeout_s=20.0)
+        row.at_most("a new peer joins", time.monotonic() - began, 2.0)
+    return row
+
+
+# Noise
+
+
+def _random_bytes(address: str, randomly: random.Random, n_bytes: int, connections: int) -> None:
+    share = max(1, n_bytes // connections)
+    for number in range(connections):
+        with RawPeer(address, greet=number % 2 == 0) as peer:
+            raw = randomly.randbytes(share)
+            peer.write(peer.head(share) + raw if number % 4 == 0 else raw)
+
+
+def _mutated_frames(address: str, randomly: random.Random, frames: int) -> None:
+    good = valid_frames()
+    left = frames
+    while left:
+        with RawPeer(address, timeout_s=0.2) as peer:
+            # A connection is closed at its first bad frame, so what follows may be in vain.
+            for _ in range(min(left, 4)):
+                left -= 1
+                if not peer.send(_mutated(randomly, randomly.choice(good))):
+                    break
+            peer.closed_after()
+
+
+def _mutated(randomly: random.Random, frame: bytes) -> bytes:
+    raw = bytearray(frame)
+    for _ in range(randomly.randint(1, 4)):
+        way = randomly.randrange(4)
+        place = randomly.randrange(len(raw))
+        if way == 0:
+            raw[place] ^= 1 << randomly.randrange(8)
+        elif way == 1:
+            del raw[place:]
+            raw += b"\0"
+        elif way == 2:
+            raw[place:place] = randomly.randbytes(randomly.randint(1, 16))
+        else:
+            end = min(len(raw), place + 8)
+            raw[place:end] = randomly.choice([bytes(8), b"\xff" * 8])[: end - place]
+    return bytes(raw)
+
+
+def _p99(times: list[float]) -> float:
+    return statistics.quantiles(times, n=100)[98]
+
+
+# Lengths
+
+
+def _claim(address: str, length: int) -> float | None:
+    with RawPeer(address) as peer:
+        peer.write(peer.head(length) + bytes(100))
+        return peer.closed_after()
+
+
+def _claim_in_frame(address: str, length: int) -> float | None:
+    raw = encode_frame(Frame(FrameType.DATA, session=1, buffers=[bytes(64)]), max_size=1 << 20)
+    raw[40:48] = raw[96:104] = length.to_bytes(8, "little")
+    raw[8:16] = bytes(8)
+    with RawPeer(address) as peer:
+        peer.send(raw)
+        return peer.closed_after()
+
+
+def _emit_too_much(
+    nodes: Cluster,
+    of_listener: NodeOptions,
+    of_dialer: NodeOptions,
+    *,
+    dialer_sends: bool,
+    size: int,
+) -> tuple[str, int, bool]:
+    """Return the sender's error, how often the nodes met anew, and whether they go on."""
+    address = address_for(nodes.transport, nodes.folder, "large")
+    news: list[str] = []
+    came: list[int] = []
+
+    def take(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        news.append(name)
+        if name == "e":
+            came.append(len(args[0]))
+
+    with (
+        Router(node_id=0, listen=address, key=KEY_BYTES, options=of_listener) as listener,
+        Router(node_id=1, dial=[address], key=KEY_BYTES, options=of_dialer) as dialer,
+    ):
+        sender, receiver = (dialer, listener) if dialer_sends else (listener, dialer)
+        receiver.attach(take)
+        receiver.subscribe("e", active=True)
+        wait_until(lambda: _is_wanted(sender), "the subscription")
+        error = "none"
+        try:
+            sender.emit(Event("e"), (bytes(size),), {})
+        except RouterError as raised:
+            error = type(raised).__name__
+        sender.emit(Event("e"), (bytes(10),), {})
+        with contextlib.suppress(TimeoutError):
+            wait_until(lambda: 10 in came, "the next message", deadline_s=4.0)
+        meetings = news.count("node.joined") + news.count("node.rejoined")
+        sessions = {link.session.number for link in listener.node.links.values()}
+        return error, max(0, meetings - 1), 10 in came and len(sessions) == 1
+
+
+def _is_wanted(router: Router) -> bool:
+    with router.lock:
+        return bool(router.node.targets("e"))
+
+
+# Refusals
+
+
+def _knock(address: str, key: bytes | None) -> None:
+    with Router(node_id=9, dial=[address], key=key) as stranger:
+        try:
+            stranger.wait_for_peers(1, timeout_s=5.0)
+        except HandshakeRefused:
+            return
+    raise AssertionError("a stranger was let in")
+
+
+def _misuse(address: str, node_id: int, how: Callable[[Stranger, str, RawPeer, str], None]) -> None:
+    with RawPeer(address) as peer:
+        stranger = Stranger(node_id, KEY_BYTES)
+        how(stranger, stranger.join(peer), peer, address)
+
+
+def _replay(stranger: Stranger, learner: str, peer: RawPeer, address: str) -> None:
+    frame = stranger.data(learner, "e", "once")
+    peer.send(frame)
+    assert peer.answer() is not None
+    peer.send(frame)
+    assert peer.closed_after() is not None
+
+
+def _replay_later(stranger: Stranger, learner: str, peer: RawPeer, address: str) -> None:
+    frame = stranger.data(learner, "e", "once")
+    peer.send(frame)
+    assert peer.answer() is not None
+    with RawPeer(address) as later:
+        stranger.join(later)
+        later.send(frame)
+        answer = later.answer()
+        assert answer is None or answer[6] == FrameType.REFUSED
+
+
+def _flip(stranger: Stranger, learner: str, peer: RawPeer, address: str) -> None:
+    frame = bytearray(stranger.data(learner, "e", "never"))
+    frame[100] ^= 1
+    peer.send(frame)
+    assert peer.closed_after() is not None
+
+
+def _old_version(address: str) -> None:
+    identity = Identity("run", "14", 1)
+    hello = {"version": VERSION - 1, "identity": identity, "nonce": bytes(32), "keyed": True}
+
+    raw = encode_frame(
+        Frame(FrameType.HELLO, metadata=msgspec.msgpack.encode(hello)), max_size=4096
+    )
+    with RawPeer(address) as peer:
+        peer.send(raw)
+        answer = peer.answer()
+        assert answer is not None and answer[6] == FrameType.REFUSED
+    raw[4:6] = (VERSION - 1).to_bytes(2, "little")
+    with RawPeer(address) as peer:
+        peer.send(raw)
+        assert peer.answer() is None
+
+
+# Pickles
+
+
+class Trap:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self._path,)
+
+
+Pickle = tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
+
+
+def _send_pickle(nodes: Cluster, sends: Pickle | None, takes: Pickle | None) -> tuple[bool, int]:
+    """Return whether the trap was sprung, and how many events could not be decoded."""
+    address = address_for(nodes.transport, nodes.folder, "pickle")
+    trap = nodes.folder / "sprung"
+    came: list[object] = []
+    with (
+        Router(node_id=0, listen=address, key=KEY_BYTES, pickle=takes) as receiver,
+        Router(node_id=1, dial=[address], key=KEY_BYTES, pickle=sends) as sender,
+    ):
+        receiver.attach(lambda name, args, kwargs: came.append(name))
+        receiver.subscribe("e", active=True)
+        wait_until(lambda: _is_wanted(sender), "the subscription")
+        with contextlib.suppress(EncodeError):
+            sender.emit(Event("e"), (Trap(trap),), {})
+        sender.emit(Event("e"), (1,), {})
+        wait_until(lambda: "e" in came, "the event after the pickle")
+        return trap.exists(), receiver.traffic()["e"].undecodable
