@@ -140,6 +140,8 @@ class Codec:
         """
         buffers: list[memoryview] = []
         try:
+            if _is_native(value, 0):
+                return _encoder.encode(value), buffers
             return _encoder.encode(self._plain(value, buffers, "value", 0)), buffers
         except UnicodeEncodeError as error:
             raise EncodeError(f"a string in the value is not valid Unicode: {error}") from error
@@ -296,6 +298,27 @@ class _Reader:
         if codec._pickle is None:
             raise DecodeError("the value is pickled, and this side has not opted in to pickle")
         return codec._pickle[1](bytes(data))
+
+
+def _is_native(value: Any, depth: int) -> bool:
+    """Tell, fast, whether msgpack has a form for a value and for all within it."""
+    kind = type(value)
+    if kind is int:
+        return bool(_INT_MIN <= value <= _INT_MAX)
+    if kind is list:
+        if depth < MAX_DEPTH:
+            for item in value:
+                if type(item) not in _NATIVE and not _is_native(item, depth + 1):
+                    return False
+            return True
+        return False
+    if kind is dict:
+        return not value or (
+            depth < MAX_DEPTH
+            and all(type(key) is str for key in value)
+            and _is_native(list(value.values()), depth)
+        )
+    return kind in _NATIVE
 
 
 def _dtype_of(code: Any) -> np.dtype[Any]:

@@ -14,26 +14,22 @@ import enum
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from dmiddleware.errors import FrameError
 
 __all__ = ["Message", "OutFrame", "Outbox", "Verdict", "Inbox"]
 
-T = TypeVar("T")
+
+class Message(Protocol):
+    """One message, encoded."""
+
+    @property
+    def size(self) -> int:
+        """Its bytes, which count against bounds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message(Generic[T]):
-    """One message, encoded.
-
-    Attributes:
-        content: what travels.
-        size: its bytes, which count against bounds.
-    """
-
-    content: T
-    size: int
+T = TypeVar("T", bound=Message)
 
 
 @dataclass(slots=True)
@@ -49,7 +45,7 @@ class OutFrame(Generic[T]):
     """
 
     sequence: int
-    messages: tuple[Message[T], ...]
+    messages: tuple[T, ...]
     size: int
     attempts: int = 0
     not_before: float = 0.0
@@ -94,7 +90,7 @@ class Outbox(Generic[T]):
         self._window = window
         self._batch_bytes = batch_bytes
         self._retry_s = retry_s
-        self._waiting: deque[Message[T]] = deque()
+        self._waiting: deque[T] = deque()
         self._under_way: OrderedDict[int, OutFrame[T]] = OrderedDict()
         self._next_sequence = 1
         self._bytes = 0
@@ -116,14 +112,14 @@ class Outbox(Generic[T]):
         """Whether everything accepted has been acknowledged."""
         return not self._waiting and not self._under_way
 
-    def offer(self, message: Message[T]) -> bool:
+    def offer(self, message: T) -> bool:
         """Accept a message, unless the outbox is full: then the caller waits and offers again."""
         if self._bytes and self._bytes + message.size > self._max_bytes:
             return False
         self.push(message)
         return True
 
-    def push(self, message: Message[T]) -> None:
+    def push(self, message: T) -> None:
         """Accept a message even if the outbox is full: for the few that nobody may wait for."""
         self._waiting.append(message)
         self._bytes += message.size
@@ -202,7 +198,7 @@ class Outbox(Generic[T]):
         self._bytes = 0
         return lost
 
-    def unacknowledged(self) -> list[Message[T]]:
+    def unacknowledged(self) -> list[T]:
         """Return what would be lost if the outbox were dropped now, in order."""
         under_way = [m for frame in self._under_way.values() for m in frame.messages]
         return under_way + list(self._waiting)
@@ -272,8 +268,8 @@ class Inbox(Generic[T]):
     window: int = 8
     counters: InboxCounters = field(default_factory=InboxCounters)
     _highest: int = 0
-    _early: dict[int, tuple[Message[T], ...]] = field(default_factory=dict)
-    _ready: deque[Message[T]] = field(default_factory=deque)
+    _early: dict[int, tuple[T, ...]] = field(default_factory=dict)
+    _ready: deque[T] = field(default_factory=deque)
     _bytes: int = 0
 
     @property
@@ -289,7 +285,7 @@ class Inbox(Generic[T]):
     def __len__(self) -> int:
         return len(self._ready)
 
-    def on_frame(self, sequence: int, messages: Sequence[Message[T]]) -> Verdict:
+    def on_frame(self, sequence: int, messages: Sequence[T]) -> Verdict:
         """Take a frame in.
 
         Returns:
@@ -316,7 +312,7 @@ class Inbox(Generic[T]):
         self._release()
         return Verdict.ACCEPTED
 
-    def take(self, n: int | None = None, *, max_bytes: int | None = None) -> list[Message[T]]:
+    def take(self, n: int | None = None, *, max_bytes: int | None = None) -> list[T]:
         """Remove and return the next messages in order.
 
         Args:
@@ -324,7 +320,7 @@ class Inbox(Generic[T]):
             max_bytes: no more than fit, but one in any case; None: no limit. What is taken makes
                 room for as much again, so who takes more than it handles at once doubles the bound.
         """
-        taken: list[Message[T]] = []
+        taken: list[T] = []
         size = 0
         while self._ready and (n is None or len(taken) < n):
             if taken and max_bytes is not None and size + self._ready[0].size > max_bytes:

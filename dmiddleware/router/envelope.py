@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -34,8 +33,7 @@ FRAME_OVERHEAD: Final = 256
 """A frame is at most so much larger than the sizes of its events together."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedEvent:
+class EncodedEvent(msgspec.Struct, frozen=True):
     """An event, encoded once, however many peers it goes to.
 
     Attributes:
@@ -83,7 +81,7 @@ def encode_event(event: str, value: Any, codec: Codec) -> EncodedEvent:
         EncodeError: if the value cannot travel.
     """
     skeleton, views = codec.encode(value)
-    buffers = tuple(view.tobytes() for view in views)
+    buffers = tuple([view.tobytes() for view in views]) if views else ()
     return EncodedEvent(event, skeleton, buffers, _size(event, skeleton, buffers))
 
 
@@ -124,7 +122,11 @@ def unpack_events(frame: Frame) -> list[EncodedEvent]:
     envelopes = read_metadata(_envelopes, raw, "list of events")
     events = []
     place = int(spilled)
-    for event, skeleton, n_buffers in map(_fields, envelopes):
+    for envelope in envelopes:
+        event, skeleton, n_buffers = envelope.event, envelope.skeleton, envelope.n_buffers
+        if not n_buffers:
+            events.append(EncodedEvent(event, skeleton, (), _size(event, skeleton, ())))
+            continue
         end = place + n_buffers
         if not place <= end <= len(frame.buffers):
             raise FrameError(f"event {event!r} claims {n_buffers} arrays that did not arrive")
@@ -138,9 +140,5 @@ def unpack_events(frame: Frame) -> list[EncodedEvent]:
 
 
 def _size(event: str, skeleton: bytes, buffers: Sequence[bytes | memoryview]) -> int:
-    head = _EVENT_OVERHEAD + len(event) + len(skeleton) + _BUFFER_OVERHEAD * len(buffers)
-    return head + sum(map(len, buffers))
-
-
-def _fields(envelope: _Envelope) -> tuple[str, bytes, int]:
-    return envelope.event, envelope.skeleton, envelope.n_buffers
+    size = _EVENT_OVERHEAD + len(event) + len(skeleton)
+    return size + _BUFFER_OVERHEAD * len(buffers) + sum(map(len, buffers)) if buffers else size

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dmiddleware.errors import FrameError
-from dmiddleware.router.delivery import Inbox, Message, Verdict
+from dmiddleware.router.delivery import Inbox, Verdict
 from dmiddleware.router.envelope import EncodedEvent
 from dmiddleware.router.outgoing import LATEST, LOSSY, RELIABLE
 
@@ -57,7 +57,7 @@ class Incoming:
             FrameError: for a stream or a number that no peer can have sent.
         """
         if stream == RELIABLE:
-            return self.inbox.on_frame(sequence, [Message(event, event.size) for event in events])
+            return self.inbox.on_frame(sequence, events)
         if stream not in self._seen:
             raise FrameError(f"there is no stream {stream}; the peer speaks otherwise")
         if sequence <= self._seen[stream]:
@@ -79,8 +79,7 @@ class Incoming:
         """
         taken = list(self._latest.values())
         self._latest = {}
-        reliable = self.inbox.take(max(0, n - len(taken)), max_bytes=max_bytes)
-        taken += [message.content for message in reliable]
+        taken += self.inbox.take(max(0, n - len(taken)), max_bytes=max_bytes)
         while self._lossy and len(taken) < n:
             taken.append(self._lossy.popleft())
         return taken

@@ -253,16 +253,16 @@ class Node:
         Raises:
             FrameTooLarge: if one does not; it names it.
         """
-        bounds = {f"this node ({self.identity.node_id})": self.options.max_frame_bytes}
+        bound, who = self.options.max_frame_bytes, ""
         for node_id in targets:
-            if (link := self.links.get(node_id)) is not None:
-                bounds[f"node {node_id}"] = link.session.limits.max_frame_bytes
-        who = min(bounds, key=bounds.__getitem__)
-        limit = bounds[who] - FRAME_OVERHEAD
-        if event.size > limit:
+            link = self.links.get(node_id)
+            if link is not None and link.session.limits.max_frame_bytes < bound:
+                bound, who = link.session.limits.max_frame_bytes, node_id
+        if event.size > bound - FRAME_OVERHEAD:
+            name = f"node {who}" if who else f"this node ({self.identity.node_id})"
             raise FrameTooLarge(
-                f"the event {event.event!r} has {event.size} bytes, and {who} takes at most {limit}"
-                "; send it in parts, or raise max_frame_bytes on all nodes"
+                f"the event {event.event!r} has {event.size} bytes, and {name} takes at most "
+                f"{bound - FRAME_OVERHEAD}; send it in parts, or raise max_frame_bytes on all nodes"
             )
         if len(event.buffers) >= MAX_BUFFERS:
             raise FrameTooLarge(
@@ -303,7 +303,7 @@ class Node:
 
     def _hear_wants(self, link: Link, event: EncodedEvent) -> None:
         ready, wants = read_metadata(_wants, event.skeleton, "list of events")
-        had = {name for name in self._newest if link.is_wanted(name)}
+        had = {name for name in self._newest if link.told_wants and link.is_wanted(name)}
         link.wants, link.told_wants = wants, True
         link.matches.clear()
         if ready:
@@ -580,7 +580,11 @@ class Node:
         incoming = Incoming(
             max_bytes=options.inbox_bytes, window=options.window, max_lossy=options.max_lossy
         )
-        return Link(session.peer.node_id, session, dialed, outgoing, incoming)
+        link = Link(session.peer.node_id, session, dialed, outgoing, incoming)
+        if old is not None:
+            # Until it says what it wants, so that nothing emitted meanwhile misses it.
+            link.wants = old.wants
+        return link
 
     def _empty(self, link: Link) -> None:
         """Keep what a peer that is no more has sent, and was acknowledged, until it is taken."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from dmiddleware.router.delivery import Message, Outbox
+from dmiddleware.router.delivery import Outbox
 from dmiddleware.router.envelope import EncodedEvent
 
 __all__ = ["RELIABLE", "LATEST", "LOSSY", "Sending", "Outgoing"]
@@ -79,11 +79,11 @@ class Outgoing:
 
     def offer(self, event: EncodedEvent) -> bool:
         """Accept a reliable event, unless the outbox is full: then the emitter waits."""
-        return self.outbox.offer(Message(event, event.size))
+        return self.outbox.offer(event)
 
     def push(self, event: EncodedEvent) -> None:
         """Take a reliable event that nobody may wait for."""
-        self.outbox.push(Message(event, event.size))
+        self.outbox.push(event)
 
     def give_up(self) -> int:
         """Drop all that waits; return how many accepted reliable events are lost by it."""
@@ -186,8 +186,7 @@ class Outgoing:
         frame = self.outbox.next_frame(now)
         if frame is None:
             return None
-        events = tuple(message.content for message in frame.messages)
-        return Sending(RELIABLE, frame.sequence, events, again=frame.attempts > 1)
+        return Sending(RELIABLE, frame.sequence, frame.messages, again=frame.attempts > 1)
 
     def _next_lossy(self) -> Sending | None:
         if not self._lossy:

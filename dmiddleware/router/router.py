@@ -450,7 +450,10 @@ class Router:
         return f"node {node_id} ({state}; its queue holds {size})"
 
     def _count(self, name: str) -> EventTraffic:
-        return self._traffic.setdefault(name, EventTraffic())
+        traffic = self._traffic.get(name)
+        if traffic is None:
+            traffic = self._traffic.setdefault(name, EventTraffic())
+        return traffic
 
     def _count_sent(self, encoded: EncodedEvent, times: int) -> None:
         traffic = self._count(encoded.event)
@@ -595,8 +598,7 @@ class Router:
         )
 
     def _hand_over_encoded(self, deliver: Deliver, encoded: EncodedEvent) -> None:
-        with self._lock:
-            traffic = self._count(encoded.event)
+        traffic = self._count(encoded.event)
         try:
             args, kwargs = decode_event(encoded, self._codec)
         except (DecodeError, ValueError) as error:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.errors import FrameError
-from dmiddleware.router.delivery import Inbox, Message, Outbox, Verdict
+from dmiddleware.router.delivery import Inbox, Outbox, Verdict
 
 
-def message(number: int, size: int = 10) -> Message[int]:
+@dataclass(frozen=True)
+class Message:
+    content: int
+    size: int
+
+
+def message(number: int, size: int = 10) -> Message:
     return Message(number, size)
 
 
-def outbox(**options: object) -> Outbox[int]:
+def outbox(**options: object) -> Outbox[Message]:
     return Outbox(
         **{"max_bytes": 10_000, "window": 4, "batch_bytes": 30, "retry_s": 1.0, **options}
     )  # type: ignore[arg-type]
@@ -54,8 +61,8 @@ def test_a_network_that_lets_something_through_delivers_everything_once_in_order
     seed: int, sizes: list[int], window: int, inbox_bytes: int, loss: float
 ) -> None:
     chance = random.Random(seed)
-    sender = Outbox[int](max_bytes=100, window=window, batch_bytes=50, retry_s=1.0)
-    receiver = Inbox[int](inbox_bytes, window)
+    sender = Outbox[Message](max_bytes=100, window=window, batch_bytes=50, retry_s=1.0)
+    receiver = Inbox[Message](inbox_bytes, window)
     there, back = BadNetwork(chance, loss), BadNetwork(chance, loss)
     to_offer = [Message(number, size) for number, size in enumerate(sizes)]
     got: list[int] = []
@@ -174,7 +181,7 @@ def test_a_new_incarnation_gets_what_the_old_one_did_not_acknowledge() -> None:
 
 
 def test_a_duplicate_is_acknowledged_and_not_delivered() -> None:
-    box: Inbox[int] = Inbox(100, 4)
+    box: Inbox[Message] = Inbox(100, 4)
     assert box.on_frame(1, [message(0)]) is Verdict.ACCEPTED
     assert box.on_frame(1, [message(0)]) is Verdict.DUPLICATE
     assert box.on_frame(3, [message(2)]) is Verdict.ACCEPTED
@@ -184,7 +191,7 @@ def test_a_duplicate_is_acknowledged_and_not_delivered() -> None:
 
 
 def test_a_full_inbox_says_busy_and_takes_the_frame_later() -> None:
-    box: Inbox[int] = Inbox(15, 4)
+    box: Inbox[Message] = Inbox(15, 4)
     assert box.on_frame(1, [message(0)]) is Verdict.ACCEPTED
     assert box.credit == 5
     assert box.on_frame(2, [message(1)]) is Verdict.BUSY
@@ -193,7 +200,7 @@ def test_a_full_inbox_says_busy_and_takes_the_frame_later() -> None:
 
 
 def test_the_frame_that_fills_a_gap_is_taken_by_a_full_inbox() -> None:
-    box: Inbox[int] = Inbox(10, 4)
+    box: Inbox[Message] = Inbox(10, 4)
     assert box.on_frame(2, [message(1)]) is Verdict.ACCEPTED
     assert box.on_frame(1, [message(0)]) is Verdict.ACCEPTED
     assert [m.content for m in box.take()] == [0, 1]
@@ -202,11 +209,11 @@ def test_the_frame_that_fills_a_gap_is_taken_by_a_full_inbox() -> None:
 @pytest.mark.parametrize("sequence", [0, -1, 5, 2**63])
 def test_a_number_outside_the_window_is_refused(sequence: int) -> None:
     with pytest.raises(FrameError, match="window of 4"):
-        Inbox[int](100, 4).on_frame(sequence, [])
+        Inbox[Message](100, 4).on_frame(sequence, [])
 
 
 def test_of_large_messages_fewer_are_taken_at_once_but_always_one() -> None:
-    box: Inbox[int] = Inbox(100, 4)
+    box: Inbox[Message] = Inbox(100, 4)
     box.on_frame(1, [message(number) for number in range(5)])
     assert [m.content for m in box.take(max_bytes=25)] == [0, 1]
     assert box.credit == 70
