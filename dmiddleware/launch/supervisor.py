@@ -125,7 +125,9 @@ class Supervisor:
         self._stopping_since: float | None = None
         self._killed = False
         self._signal = 0
+        self._asked_again = False
         self._failed: list[Child] = []
+        self._too_late: list[Child] = []
 
     def run(self) -> int:
         """Start everything, wait until all has ended, and return the exit code.
@@ -148,7 +150,7 @@ class Supervisor:
         for position, child in enumerate(self.children):
             if position and self._options.startup_interval_s:
                 self._watch_for(self._options.startup_interval_s)
-            if self._stopping_since is None:
+            if self._stopping_since is None and not self._signal:
                 self._start(child)
 
     def _start(self, child: Child) -> None:
@@ -192,6 +194,7 @@ class Supervisor:
     def _step(self, timeout_s: float = 0.2) -> None:
         for key, _ in self._selector.select(timeout_s):
             self._read(key.fileobj, key.data)  # type: ignore[arg-type]
+        self._obey()
         for child in self.children:
             self._reap(child)
             if child.restart_at is not None and self._now() >= child.restart_at:
@@ -237,8 +240,10 @@ class Supervisor:
         if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
-        if child.exit_code != 0:
+        if child.exit_code != 0 and child not in self._too_late:
             self._on_failure(child)
+        elif self._is_over():
+            self._give_up_late_starts()
 
     def _on_failure(self, child: Child) -> None:
         self._screen.note(f"{child.name} {_ended(child.exit_code)}{_last_error(child)}")
@@ -246,6 +251,9 @@ class Supervisor:
             self._failed.append(child)
             return
         policy = self._options.on_failure
+        if policy == "restart" and self._is_over():
+            self._give_up(child)
+            return
         if policy == "restart" and child.restarts < self._options.max_restarts:
             pause_s = min(FIRST_BACKOFF_S * 2**child.restarts, LONGEST_BACKOFF_S)
             child.restarts += 1
@@ -260,6 +268,24 @@ class Supervisor:
             self._screen.note(f"the run goes on without {child.name}")
         else:
             self.stop(f"{child.name} failed")
+
+    def _is_over(self) -> bool:
+        """Tell whether the learner has done its work."""
+        learners = [child for child in self.children if "learner" in child.plan.roles]
+        return bool(learners) and all(child.exit_code == 0 for child in learners)
+
+    def _give_up_late_starts(self) -> None:
+        """Spare processes that are, or were just, started again a run that is over."""
+        for child in self.children:
+            begins = child.alive and child.restarts > 0 and child.status.step == 0
+            if child.restart_at is not None or begins:
+                self._give_up(child)
+
+    def _give_up(self, child: Child) -> None:
+        self._screen.note(f"{child.name} is not needed any more: the run is over")
+        child.restart_at = None
+        self._too_late.append(child)
+        self._send(child, signal.SIGTERM)
 
     # Ending -----------------------------------------------------------------------------------
 
@@ -302,14 +328,21 @@ class Supervisor:
                 else:
                     child.process.send_signal(number)
 
+    def _obey(self) -> None:
+        """Do what a signal has asked for."""
+        if self._signal:
+            self.stop(f"received {signal.Signals(self._signal).name}")
+        if self._asked_again:
+            # Asked twice: do not wait any longer.
+            self._stopping_since = self._now() - self._options.kill_after_s
+
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         def on_signal(number: int, frame: object) -> None:
-            if self._stopping_since is not None and number == signal.SIGINT:
-                # Asked twice: do not wait any longer.
-                self._stopping_since = self._now() - self._options.kill_after_s
+            # Only a note: it may interrupt a print, and a stream that is being written to refuses
+            # to be written to again.
+            self._asked_again |= bool(self._signal) and number == signal.SIGINT
             self._signal = self._signal or number
-            self.stop(f"received {signal.Signals(number).name}")
 
         previous = {
             number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
@@ -323,11 +356,12 @@ class Supervisor:
     def _exit_code(self) -> int:
         if self._signal:
             return EXIT_INTERRUPTED if self._signal == signal.SIGINT else EXIT_TERMINATED
+        children = [child for child in self.children if child not in self._too_late]
         if self._failed and self._options.on_failure == "continue":
             # Whoever was not missed may fail; the run went well if its learner did.
-            learners = [c for c in self.children if not c.plan.roles or "learner" in c.plan.roles]
-            return int(any(child.exit_code != 0 for child in learners or self.children))
-        return int(bool(self._failed) or any(child.exit_code != 0 for child in self.children))
+            learners = [c for c in children if not c.plan.roles or "learner" in c.plan.roles]
+            return int(any(child.exit_code != 0 for child in learners or children))
+        return int(bool(self._failed) or any(child.exit_code != 0 for child in children))
 
 
 class _Reader:

@@ -1,0 +1,112 @@
+"""What becomes of a run when one of its processes fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+
+# The evaluator fails in each of its first lives, which it counts in a file.
+PROGRAM = """
+    import threading
+    from pathlib import Path
+    from dmiddleware import Context, Role, Task, middleware
+
+    def run(n_failures=0, end_with="evaluated", learner_fails=False):
+        happened = threading.Event()
+        with Task(Context()) as task:
+
+            @middleware(roles=[Role.LEARNER])
+            def learn(ctx):
+                if learner_fails:
+                    raise RuntimeError("cannot learn")
+                if happened.wait(0.01):
+                    ctx.task.stop("all is done")
+
+            @middleware(roles=[Role.EVALUATOR])
+            def evaluate(ctx):
+                if ctx.total_step == 0:
+                    with open("lives", "a") as lives:
+                        lives.write("x")
+                    life = len(Path("lives").read_text())
+                    if life <= n_failures:
+                        raise ValueError(f"life {life} ends")
+                    ctx.task.emit("evaluated", only_remote=True)
+                    print("evaluated in life", life, flush=True)
+                threading.Event().wait(0.01)
+
+            if task.has_role(Role.LEARNER):
+                task.on(end_with, lambda *args, **kwargs: happened.set())
+            task.use(learn).use(evaluate).run()
+
+    def fail_once():
+        run(n_failures=1)
+
+    def fail_always():
+        run(n_failures=99)
+
+    def go_on_without():
+        run(n_failures=99, end_with="node.left")
+
+    def cannot_learn():
+        run(learner_fails=True)
+"""
+
+
+def ditask(folder: Path, function: str, *options: str) -> tuple[int, str]:
+    (folder / "program.py").write_text(textwrap.dedent(PROGRAM))
+    command = [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; ditask()"]
+    done = subprocess.run(
+        [*command, "--main", f"program.{function}", "--roles", "learner=1,evaluator=1", *options],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=50,
+        env={**os.environ, "TMPDIR": str(folder)},
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def test_a_process_that_fails_is_started_again_and_the_run_goes_on(tmp_path: Path) -> None:
+    code, text = ditask(tmp_path, "fail_once", "--on-failure", "restart")
+    assert code == 0, text
+    assert "[node 1] ValueError: life 1 ends" in text
+    assert "node 1 (evaluator) is started again in 0.5 s (1 of 3)" in text
+    assert "[node 1] evaluated in life 2" in text
+
+
+def test_each_restart_waits_longer_and_their_number_has_a_limit(tmp_path: Path) -> None:
+    code, text = ditask(tmp_path, "fail_always", "--on-failure", "restart", "--max-restarts", "2")
+    assert code == 1, text
+    assert "is started again in 0.5 s (1 of 2)" in text
+    assert "is started again in 1 s (2 of 2)" in text
+    assert "ended with exit code 1: ValueError: life 3 ends" in text
+    assert "ending the run: node 1 (evaluator) failed" in text
+    assert (tmp_path / "lives").read_text() == "xxx"
+
+
+def test_a_run_may_go_on_without_who_failed(tmp_path: Path) -> None:
+    code, text = ditask(tmp_path, "go_on_without", "--on-failure", "continue")
+    assert code == 0, text
+    assert "the run goes on without node 1 (evaluator)" in text
+    assert (tmp_path / "lives").read_text() == "x"
+
+
+def test_no_run_goes_well_without_its_learner(tmp_path: Path) -> None:
+    code, text = ditask(tmp_path, "cannot_learn", "--on-failure", "restart", "--max-restarts", "0")
+    assert code == 1, text
+    assert "node 0 (learner) ended with exit code 1: RuntimeError: cannot learn" in text
+
+
+def test_nobody_is_started_again_for_a_run_that_is_over(tmp_path: Path) -> None:
+    code, text = ditask(tmp_path, "go_on_without", "--on-failure", "restart")
+    assert code == 0, text
+    assert "node 1 (evaluator) is not needed any more: the run is over" in text
