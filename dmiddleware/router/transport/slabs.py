@@ -1,0 +1,336 @@
+"""Slabs: files in memory that one process fills and another one reads, without a copy between.
+
+::
+
+    offset  size  field
+         0     8  magic "DMWSLAB1"
+         8    16  token of this use; who reads must know it
+        24     1  state: 0 free, 1 filled, 2 taken
+        64     …  content
+
+The one who made a slab fills it when it is free. The reader takes it once, and when nothing refers
+to its content any longer, it is free again. A slab whose reader is gone is abandoned: its file is
+removed, and its memory is freed when nobody has it mapped.
+
+Files are allocated in full before they are used, so that a full file system is an error where the
+slab is made, and never a signal where it is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import re
+import secrets
+import stat
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+__all__ = ["SlabPool", "SlabReader", "sweep"]
+
+_logger = logging.getLogger(__name__)
+
+_MAGIC: Final = b"DMWSLAB1"
+_TOKEN: Final = slice(8, 24)
+_TOKEN_BYTES: Final = 16
+_STATE: Final = 24
+_CONTENT: Final = 64
+_FREE, _FILLED, _TAKEN = 0, 1, 2
+
+_GRAIN: Final = 1 << 16
+_UNREAD_S: Final = 30.0
+_KEPT_MAPPINGS: Final = 64
+
+_NAME: Final = re.compile(r"(?P<pid>\d+)-[0-9a-f]{16}\.slab")
+_TICKET: Final = struct.Struct(f"<{_TOKEN_BYTES}sQ")
+
+
+def sweep(directory: Path) -> int:
+    """Remove the slabs of processes that are dead; returns how many there were."""
+    count = 0
+    for path in directory.iterdir():
+        named = _NAME.fullmatch(path.name)
+        if named is not None and not _is_alive(int(named["pid"])):
+            path.unlink(missing_ok=True)
+            count += 1
+    return count
+
+
+class _Slab:
+    """A slab that this process made."""
+
+    __slots__ = ("capacity", "filled_at", "memory", "path", "reader", "token")
+
+    def __init__(self, path: Path, memory: mmap.mmap) -> None:
+        self.path = path
+        self.memory = memory
+        self.capacity = len(memory)
+        self.token = b""
+        self.reader = 0
+        self.filled_at = 0.0
+
+    @property
+    def state(self) -> int:
+        return self.memory[_STATE]
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        self.memory.close()
+
+
+class SlabPool:
+    """The slabs that this process fills.
+
+    Args:
+        directory: where their files are; only this user may enter it.
+        max_bytes: how much memory they may have together.
+        now: returns seconds that do not go back.
+    """
+
+    def __init__(
+        self, directory: Path, *, max_bytes: int, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._now = now
+        self._lock = threading.Lock()
+        self._slabs: dict[str, _Slab] = {}
+        self._complained = False
+
+    @property
+    def n_bytes(self) -> int:
+        """How much memory the slabs have."""
+        with self._lock:
+            return sum(slab.capacity for slab in self._slabs.values())
+
+    def fill(self, content: bytes | bytearray | memoryview, *, reader: int) -> bytes | None:
+        """Put content into a free slab.
+
+        Args:
+            content: what to pass on; it is copied.
+            reader: a number of whom it is for; see :meth:`abandon`.
+
+        Returns:
+            A ticket, with which :meth:`SlabReader.take` gets the content; None if there is no
+            memory for it.
+        """
+        with self._lock:
+            slab = self._find(_CONTENT + len(content))
+            if slab is None:
+                return None
+            # From here on it is nobody else's.
+            slab.token = secrets.token_bytes(_TOKEN_BYTES)
+            slab.reader, slab.filled_at = reader, self._now()
+            slab.memory[_TOKEN] = slab.token
+            slab.memory[_STATE] = _FILLED
+        try:
+            slab.memory[_CONTENT : _CONTENT + len(content)] = content
+        except ValueError:  # abandoned in the meantime
+            return None
+        return _TICKET.pack(slab.token, len(content)) + slab.path.name.encode()
+
+    def take_back(self, ticket: bytes) -> None:
+        """Make a slab free again that its reader said it cannot take."""
+        with self._lock:
+            slab = self._slabs.get(ticket[_TICKET.size :].decode())
+            if slab is not None and slab.token == ticket[:_TOKEN_BYTES]:
+                slab.memory[_STATE] = _FREE
+
+    def abandon(self, reader: int) -> None:
+        """Let go of the slabs of a reader that is gone; what it still reads stays readable."""
+        with self._lock:
+            for slab in list(self._slabs.values()):
+                if slab.reader == reader and slab.state != _FREE:
+                    self._remove(slab)
+
+    def close(self) -> None:
+        """Remove all files; what others still read stays readable. Twice is fine."""
+        with self._lock:
+            for slab in list(self._slabs.values()):
+                self._remove(slab)
+
+    def _find(self, size: int) -> _Slab | None:
+        capacity = _rounded(size)
+        free = [slab for slab in self._slabs.values() if slab.state == _FREE]
+        fitting = [slab for slab in free if size <= slab.capacity <= 2 * capacity]
+        if fitting:
+            return min(fitting, key=lambda slab: slab.capacity)
+        unread_since = self._now() - _UNREAD_S
+        for slab in list(self._slabs.values()):
+            if slab.state == _FILLED and slab.filled_at < unread_since:
+                self._remove(slab)
+        in_use = sum(slab.capacity for slab in self._slabs.values())
+        for slab in free:
+            if in_use + capacity <= self._max_bytes:
+                break
+            in_use -= slab.capacity
+            self._remove(slab)
+        return self._make(capacity) if in_use + capacity <= self._max_bytes else None
+
+    def _make(self, capacity: int) -> _Slab | None:
+        path = self._directory / f"{os.getpid()}-{secrets.token_hex(8)}.slab"
+        try:
+            memory = _create(path, capacity)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            if not self._complained:
+                self._complained = True
+                _logger.warning(
+                    "no shared memory of %d bytes in %s (%s); the socket is used instead, which "
+                    "is slower; make more room there",
+                    capacity,
+                    self._directory,
+                    error.strerror,
+                )
+            return None
+        slab = self._slabs[path.name] = _Slab(path, memory)
+        return slab
+
+    def _remove(self, slab: _Slab) -> None:
+        del self._slabs[slab.path.name]
+        slab.remove()
+
+
+class SlabReader:
+    """Takes what others have put into their slabs.
+
+    Args:
+        directory: where the slabs are.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._mapped: dict[str, mmap.mmap] = {}
+
+    def take(self, ticket: bytes | memoryview, *, max_bytes: int) -> memoryview | None:
+        """Take the content that a ticket is for.
+
+        Args:
+            ticket: what :meth:`SlabPool.fill` returned; it may come from anybody.
+            max_bytes: longer contents are not taken.
+
+        Returns:
+            The content, whose slab is free again when no view of it is alive; None if there is no
+            such slab, or it was taken before.
+        """
+        ticket = bytes(ticket)
+        if len(ticket) < _TICKET.size:
+            return None
+        token, length = _TICKET.unpack_from(ticket)
+        name = ticket[_TICKET.size :].decode(errors="replace")
+        if length > max_bytes or _NAME.fullmatch(name) is None:
+            return None
+        with self._lock:
+            memory = self._map(name)
+            if (
+                memory is None
+                or _CONTENT + length > len(memory)
+                or memory[_STATE] != _FILLED
+                or not secrets.compare_digest(memory[_TOKEN], token)
+            ):
+                return None
+            memory[_STATE] = _TAKEN
+        return _view(memory, token, length)
+
+    def close(self) -> None:
+        """Let go of all slabs; views stay valid. Twice is fine."""
+        with self._lock:
+            self._mapped.clear()
+
+    def _map(self, name: str) -> mmap.mmap | None:
+        memory = self._mapped.get(name)
+        if memory is None:
+            try:
+                memory = _open(self._directory / name)
+            except OSError as error:
+                _logger.debug("cannot open the slab %s: %s", name, error)
+                return None
+            if memory is None:
+                return None
+            if len(self._mapped) >= _KEPT_MAPPINGS:
+                self._prune()
+            self._mapped[name] = memory
+        return memory
+
+    def _prune(self) -> None:
+        """Let go of slabs that their makers have abandoned, or else of all."""
+        here = {path.name for path in self._directory.iterdir()}
+        kept = {name: memory for name, memory in self._mapped.items() if name in here}
+        self._mapped = kept if len(kept) < _KEPT_MAPPINGS else {}
+
+
+class _Owner(np.ndarray):
+    """A slab's content; when it is gone, the slab is free."""
+
+
+def _view(memory: mmap.mmap, token: bytes, length: int) -> memoryview:
+    owner = np.frombuffer(memory, np.uint8, length, _CONTENT).view(_Owner)
+    # At the end of the process nothing needs to be given back: its peers see that it is gone.
+    weakref.finalize(owner, _give_back, memory, token).atexit = False
+    return owner.data
+
+
+def _give_back(memory: mmap.mmap, token: bytes) -> None:
+    if memory[_TOKEN] == token:
+        memory[_STATE] = _FREE
+
+
+def _create(path: Path, capacity: int) -> mmap.mmap:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, capacity)
+        memory = _mapping(descriptor, capacity)
+    finally:
+        os.close(descriptor)
+    memory[: len(_MAGIC)] = _MAGIC
+    return memory
+
+
+def _open(path: Path) -> mmap.mmap | None:
+    """Map a file, if it is a slab of this user."""
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        if (
+            not stat.S_ISREG(status.st_mode)
+            or status.st_uid != os.geteuid()
+            or status.st_size < _CONTENT
+        ):
+            return None
+        memory = _mapping(descriptor, status.st_size)
+    finally:
+        os.close(descriptor)
+    return memory if memory[: len(_MAGIC)] == _MAGIC else None
+
+
+def _mapping(descriptor: int, size: int) -> mmap.mmap:
+    # All pages at once: touching them one by one takes longer than copying them.
+    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+    return mmap.mmap(descriptor, size, flags=flags)
+
+
+def _rounded(size: int) -> int:
+    """Round up a little, so that slabs fit contents of about the same length."""
+    grain = max(_GRAIN, 1 << max(0, size.bit_length() - 4))
+    return -(-size // grain) * grain
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

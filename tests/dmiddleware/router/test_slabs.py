@@ -1,0 +1,310 @@
+"""Slabs of shared memory: filled, taken once, given back; and what happens when that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmiddleware.router.transport.slabs import SlabPool, SlabReader, sweep
+
+MAX_BYTES = 8 << 20
+
+
+class Now:
+    """Time that stands still."""
+
+    def __init__(self) -> None:
+        self.s = 0.0
+
+    def __call__(self) -> float:
+        return self.s
+
+
+@pytest.fixture
+def now() -> Now:
+    return Now()
+
+
+@pytest.fixture
+def pool(tmp_path: Path, now: Now) -> Iterator[SlabPool]:
+    with contextlib.closing(SlabPool(tmp_path, max_bytes=MAX_BYTES, now=now)) as pool:
+        yield pool
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[SlabReader]:
+    with contextlib.closing(SlabReader(tmp_path)) as reader:
+        yield reader
+
+
+def filled(pool: SlabPool, content: bytes, reader: int = 1) -> bytes:
+    ticket = pool.fill(content, reader=reader)
+    assert ticket is not None
+    return ticket
+
+
+def taken(reader: SlabReader, ticket: bytes) -> memoryview:
+    content = reader.take(ticket, max_bytes=MAX_BYTES)
+    assert content is not None
+    return content
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.slab"))
+
+
+@pytest.mark.parametrize("size", [0, 1, 65536 - 64, 65536 - 63, 3_000_001])
+def test_what_is_filled_in_is_what_is_taken(pool: SlabPool, reader: SlabReader, size: int) -> None:
+    content = np.random.default_rng(size).bytes(size)
+    assert taken(reader, filled(pool, content)) == content
+
+
+def test_files_have_all_their_memory_before_they_are_used(pool: SlabPool, tmp_path: Path) -> None:
+    filled(pool, bytes(1_000_000))
+    (file,) = files(tmp_path)
+    status = file.stat()
+    assert status.st_blocks * 512 >= status.st_size >= 1_000_000
+    assert status.st_mode & 0o777 == 0o600
+
+
+def test_a_slab_is_free_again_when_no_view_of_it_is_alive(
+    pool: SlabPool, reader: SlabReader, tmp_path: Path
+) -> None:
+    view = taken(reader, filled(pool, bytes(100_000)))
+    array = np.frombuffer(view[50_000:], np.uint8)
+    del view
+    gc.collect()
+    filled(pool, b"\1" * 100_000)
+    assert len(files(tmp_path)) == 2, "the slab that is looked at must not be used"
+    assert not array.any()
+    del array
+    gc.collect()
+    filled(pool, b"\2" * 100_000)
+    assert len(files(tmp_path)) == 2
+
+
+def test_a_ticket_is_good_for_one_use(pool: SlabPool, reader: SlabReader) -> None:
+    ticket = filled(pool, b"once")
+    first = taken(reader, ticket)
+    assert reader.take(ticket, max_bytes=MAX_BYTES) is None
+    del first
+    gc.collect()
+    assert reader.take(ticket, max_bytes=MAX_BYTES) is None
+    again = filled(pool, b"anew")
+    assert reader.take(ticket, max_bytes=MAX_BYTES) is None, "an old ticket took new content"
+    assert taken(reader, again) == b"anew"
+
+
+def test_nobody_takes_a_slab_with_a_ticket_that_was_made_up(
+    pool: SlabPool, reader: SlabReader, tmp_path: Path
+) -> None:
+    ticket = filled(pool, bytes(1000))
+    token, length, name = ticket[:16], ticket[16:24], ticket[24:]
+    too_long = (1 << 20).to_bytes(8, "little")
+    huge = (1 << 63).to_bytes(8, "little")
+    (tmp_path / f"{os.getpid()}-{'0' * 16}.slab").symlink_to(tmp_path / name.decode())
+    (tmp_path / f"{os.getpid()}-{'1' * 16}.slab").write_bytes(b"x")
+    (tmp_path / f"{os.getpid()}-{'2' * 16}.slab").write_bytes(bytes(2000))
+    os.mkfifo(tmp_path / f"{os.getpid()}-{'3' * 16}.slab")
+    for made_up in [
+        b"",
+        ticket[:20],
+        bytes(16) + length + name,
+        token + too_long + name,
+        token + huge + name,
+        token + length + b"../" + name,
+        token + length + str(tmp_path).encode() + b"/" + name,
+        token + length + b"\xff\xfe",
+        token + length + b"1-0000000000000000.slab",
+        *(token + length + f"{os.getpid()}-{str(digit) * 16}.slab".encode() for digit in range(4)),
+    ]:
+        assert reader.take(made_up, max_bytes=MAX_BYTES) is None, made_up
+    assert reader.take(ticket, max_bytes=999) is None
+    assert taken(reader, ticket) == bytes(1000)
+
+
+def test_a_slab_that_was_not_taken_is_free_when_its_maker_takes_it_back(
+    pool: SlabPool, reader: SlabReader, tmp_path: Path
+) -> None:
+    ticket = filled(pool, b"unwanted")
+    pool.take_back(ticket)
+    assert reader.take(ticket, max_bytes=MAX_BYTES) is None
+    filled(pool, b"next")
+    assert len(files(tmp_path)) == 1
+
+
+def test_there_is_an_end_to_the_memory_and_free_slabs_make_room(
+    pool: SlabPool, reader: SlabReader
+) -> None:
+    views = [taken(reader, filled(pool, bytes(1 << 20))) for _ in range(7)]
+    assert pool.fill(bytes(1 << 20), reader=1) is None
+    assert pool.n_bytes <= MAX_BYTES
+    del views[:3]
+    gc.collect()
+    assert pool.fill(bytes(3 << 20), reader=1) is not None, "three free slabs were in the way"
+    assert pool.n_bytes <= MAX_BYTES
+
+
+def test_a_full_file_system_is_no_error_and_is_told_once(
+    pool: SlabPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with files_of_at_most(1 << 20):
+        assert pool.fill(bytes(2 << 20), reader=1) is None
+        assert pool.fill(bytes(2 << 20), reader=1) is None
+        assert files(tmp_path) == []
+        assert pool.fill(bytes(1 << 19), reader=1) is not None
+    assert pool.fill(bytes(2 << 20), reader=1) is not None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "the socket is used instead" in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
+def test_a_small_file_system_fills_up_without_a_signal(tmp_path: Path) -> None:
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "none", tmp_path], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        with (
+            contextlib.closing(SlabPool(tmp_path, max_bytes=1 << 30)) as pool,
+            contextlib.closing(SlabReader(tmp_path)) as reader,
+        ):
+            views = []
+            for number in range(10):
+                ticket = pool.fill(bytes([number]) * (600 << 10), reader=1)
+                if ticket is None:
+                    break
+                views.append(taken(reader, ticket))
+            assert len(views) == 3
+            for number, view in enumerate(views):
+                assert view == bytes([number]) * (600 << 10)
+            del view, views
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_reader_that_is_gone_costs_no_memory_and_what_is_read_stays(
+    pool: SlabPool, reader: SlabReader, tmp_path: Path
+) -> None:
+    view = taken(reader, filled(pool, b"x" * 100_000, reader=1))
+    filled(pool, b"y" * 100_000, reader=1)
+    other = filled(pool, b"z" * 100_000, reader=2)
+    pool.abandon(1)
+    assert len(files(tmp_path)) == 1
+    assert view == b"x" * 100_000
+    assert taken(reader, other) == b"z" * 100_000
+
+
+def test_what_nobody_takes_is_let_go_after_a_while(
+    pool: SlabPool, tmp_path: Path, now: Now
+) -> None:
+    forgotten = filled(pool, bytes(100_000))
+    now.s = 29.0
+    filled(pool, bytes(100_000))
+    assert len(files(tmp_path)) == 2
+    now.s = 31.0
+    filled(pool, bytes(100_000))
+    assert len(files(tmp_path)) == 2
+    assert forgotten[24:].decode() not in [file.name for file in files(tmp_path)]
+
+
+def test_closing_removes_all_files_and_leaves_views_valid(
+    tmp_path: Path, reader: SlabReader
+) -> None:
+    pool = SlabPool(tmp_path, max_bytes=MAX_BYTES)
+    view = taken(reader, filled(pool, b"x" * 1000))
+    pool.close()
+    pool.close()
+    reader.close()
+    assert files(tmp_path) == []
+    assert view == b"x" * 1000
+
+
+def test_a_reader_keeps_a_bounded_number_of_slabs_mapped(tmp_path: Path) -> None:
+    with contextlib.closing(SlabReader(tmp_path)) as reader:
+        for _ in range(3):
+            with contextlib.closing(SlabPool(tmp_path, max_bytes=1 << 30)) as pool:
+                tickets = [filled(pool, b"%d" % number) for number in range(50)]
+                assert [bytes(taken(reader, ticket)) for ticket in tickets] == [
+                    b"%d" % number for number in range(50)
+                ]
+        assert _mapped_slabs(tmp_path) <= 64
+
+
+def test_sweeping_removes_what_the_dead_left_and_nothing_else(
+    pool: SlabPool, tmp_path: Path
+) -> None:
+    mine = filled(pool, bytes(1000))[24:].decode()
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait(20)
+    (tmp_path / f"{dead.pid}-{'a' * 16}.slab").write_bytes(b"left behind")
+    (tmp_path / "0.sock").touch()
+    assert sweep(tmp_path) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.sock", mine]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["fill", "take", "drop", "abandon"]), st.integers(0, 200_000)),
+        max_size=40,
+    )
+)
+def test_whatever_happens_what_is_held_never_changes(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
+) -> None:
+    folder = tmp_path_factory.mktemp("slabs")
+    with (
+        contextlib.closing(SlabPool(folder, max_bytes=1 << 20)) as pool,
+        contextlib.closing(SlabReader(folder)) as reader,
+    ):
+        sent: list[tuple[bytes, bytes]] = []
+        held: list[tuple[memoryview, bytes]] = []
+        for position, (what, number) in enumerate(steps):
+            if what == "fill":
+                content = bytes([position + 1]) * number
+                ticket = pool.fill(content, reader=number % 2)
+                if ticket is not None:
+                    sent.append((ticket, content))
+            elif what == "take" and sent:
+                ticket, content = sent.pop(number % len(sent))
+                view = reader.take(ticket, max_bytes=MAX_BYTES)
+                if view is not None:
+                    held.append((view, content))
+                    del view
+            elif what == "drop" and held:
+                held.pop(number % len(held))
+            elif what == "abandon":
+                pool.abandon(number % 2)
+            assert pool.n_bytes <= 1 << 20
+            assert all(view == content for view, content in held)
+        held.clear()
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Let the operating system refuse to make longer files, as if there were no room."""
+    assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def _mapped_slabs(folder: Path) -> int:
+    return Path("/proc/self/maps").read_text().count(f"{folder}/")
