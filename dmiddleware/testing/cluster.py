@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -99,7 +100,8 @@ class Cluster:
         seed: decides the order of the threads, the delays, and what is random in the routers.
         delay_s: the least and the most seconds that a message takes; each takes another time.
         options: bounds and times of the routers.
-        stamp: names the run to its nodes; see :class:`~dmiddleware.pipeline.ThisNode`.
+        stamp: what all nodes take the run for, and no other run; see
+            :class:`~dmiddleware.pipeline.ThisNode`. Empty: a word that is never given twice.
         start_timeout_s: how long a task waits for its peers before its first step.
         patience_s: real seconds after which a thread that computes counts as stuck.
 
@@ -142,7 +144,7 @@ class Cluster:
         self._main = main
         self._seed = seed
         self._options = options
-        self._stamp = stamp
+        self._stamp = stamp or secrets.token_hex(8)
         self._start_timeout_s = start_timeout_s
         delays = random.Random(derive_seed(seed, "cluster", "delays"))
         self.network = MemoryNetwork(

@@ -1,0 +1,162 @@
+"""The first example as four nodes in simulated time: replayed, cut apart, killed, solved."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dmiddleware.data import load_checkpoint
+from dmiddleware.router import EventTraffic
+from dmiddleware.testing import Cluster
+from examples import cartpole_dqn
+
+ROLES = {"learner": 1, "collector": 2, "evaluator": 1}
+ENV_STEPS = 2300
+ROOT = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What two runs are compared by.
+
+    Attributes:
+        messages: a hash of all that was delivered, when, from where to where.
+        order: a hash of which thread ran when.
+        parameters: a hash of what was learned.
+        env_step: as each node counts them.
+        train_iter: as each node counts them.
+        n_sent: batches that the last lives of the collectors sent.
+        n_received: batches that the learner received.
+    """
+
+    messages: str
+    order: str
+    parameters: str
+    env_step: dict[str, int]
+    train_iter: dict[str, int]
+    n_sent: int
+    n_received: int
+
+
+def train(
+    seed: int, *, disturb: Callable[[Cluster], None] | None = None, env_steps: int = ENV_STEPS
+) -> Outcome:
+    """Train in the present folder."""
+    program = functools.partial(cartpole_dqn.main, seed=seed, max_env_step=env_steps)
+    with Cluster(program, roles=ROLES, seed=seed, delay_s=(0.01, 0.04)) as cluster:
+        cluster.start()
+        if disturb is not None:
+            disturb(cluster)
+        results = cluster.join()
+        messages, order = list(cluster.tape), cluster.simulation.history
+        learner, *collectors = (traffic_of(cluster, node_id) for node_id in (0, 1, 2))
+    return Outcome(
+        messages=hashlib.sha256(repr(messages).encode()).hexdigest(),
+        order=order,
+        parameters=digest(results[0].path / "ckpt" / "final.safetensors"),
+        env_step={str(node): result.env_step for node, result in results.items()},
+        train_iter={str(node): result.train_iter for node, result in results.items()},
+        n_sent=sum(traffic.sent for traffic in collectors),
+        n_received=learner.received,
+    )
+
+
+def traffic_of(cluster: Cluster, node_id: int) -> EventTraffic:
+    """Return what became of the collected batches at a node."""
+    router = cluster.nodes[node_id].router
+    known = router.traffic() if router is not None else {}
+    return known.get("exchange.collected", EventTraffic())
+
+
+def digest(ckpt: Path) -> str:
+    """Return the SHA-256 of everything learned that a checkpoint holds."""
+    hashed = hashlib.sha256()
+    _update(hashed, load_checkpoint(ckpt))
+    return hashed.hexdigest()
+
+
+def _update(hashed: Any, value: Any) -> None:
+    if isinstance(value, dict):
+        for name in sorted(value, key=str):
+            hashed.update(f"{name}:".encode())
+            _update(hashed, value[name])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _update(hashed, item)
+    elif isinstance(value, torch.Tensor):
+        hashed.update(value.contiguous().numpy().tobytes())
+    else:
+        hashed.update(repr(value).encode())
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_one_seed_gives_one_training_and_another_seed_another() -> None:
+    first, again, other = train(1), train(1), train(2)
+    assert again == first
+    assert other.messages != first.messages
+    assert other.parameters != first.parameters
+    assert first.env_step["0"] >= ENV_STEPS
+    assert first.train_iter["0"] >= 64
+
+
+def test_a_seed_means_the_same_in_a_process_with_other_hashes(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.dmiddleware.testing.test_training_in_a_cluster", "1"]
+    done = subprocess.run(
+        command, env=env, cwd=tmp_path, check=True, timeout=60, stdout=subprocess.PIPE, text=True
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == asdict(train(1))
+
+
+def test_a_link_that_is_cut_in_training_costs_time_and_no_data() -> None:
+    def disturb(cluster: Cluster) -> None:
+        assert cluster.wait_until(lambda: traffic_of(cluster, 0).received >= 1, 10.0)
+        cluster.cut(0)
+        cluster.run_for(20.0)
+        assert traffic_of(cluster, 0).received < 4
+        cluster.heal(0)
+
+    outcome = train(3, disturb=disturb)
+    assert outcome.env_step["0"] >= ENV_STEPS
+    # Batches that are under way when the learner stops are dropped: two a collector at most.
+    assert outcome.n_sent - 4 <= outcome.n_received <= outcome.n_sent
+
+
+def test_a_collector_that_is_killed_and_comes_back_goes_on_collecting() -> None:
+    def disturb(cluster: Cluster) -> None:
+        assert cluster.wait_until(lambda: traffic_of(cluster, 1).sent >= 1, 10.0)
+        cluster.kill(1)
+        cluster.run_for(0.05)
+        cluster.start(1)
+        assert cluster.wait_until(lambda: traffic_of(cluster, 1).sent >= 2, 10.0)
+        assert cluster.nodes[0].running
+
+    outcome = train(4, disturb=disturb, env_steps=5000)
+    assert outcome.env_step["0"] >= 5000
+    assert outcome.train_iter["1"] > 0
+
+
+@pytest.mark.slow
+def test_cartpole_is_solved_in_simulated_time() -> None:
+    program = functools.partial(cartpole_dqn.main, seed=0)
+    with Cluster(program, roles=ROLES) as cluster:
+        assert cluster.run()[0].mean_return >= 475
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(train(int(sys.argv[1])))))
