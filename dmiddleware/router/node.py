@@ -221,6 +221,7 @@ class Node:
         self._ready = False
         self._newest: dict[str, EncodedEvent] = {}
         self.ready: set[str] = set()
+        self.n_told = 0
 
     # Events -----------------------------------------------------------------------------------
 
@@ -305,6 +306,7 @@ class Node:
         ready, wants = read_metadata(_wants, event.skeleton, "list of events")
         had = {name for name in self._newest if link.told_wants and link.is_wanted(name)}
         link.wants, link.told_wants = wants, True
+        self.n_told += 1
         link.matches.clear()
         if ready:
             # For good: a peer may have done its work and gone before this node looks.

@@ -545,10 +545,14 @@ class Router:
                 listening = sum(not link.dialed for link in self._node.links.values())
                 self._listener.grow(4 + _WORKERS_PER_DIALER * listening)
             self._members.notify_all()
-        self._inbound.notify_all()
+        # Only who has something to do is woken: each thread that looks in vain costs as much as a
+        # small event.
+        if self._has_mail():
+            self._inbound.notify()
         self._room.notify_all()
         for node_id, condition in self._outbound.items():
-            if node_id in self._node.links:
+            link = self._node.links.get(node_id)
+            if link is not None and (self._node.closing or not link.outgoing.empty):
                 condition.notify_all()
 
     def fail(self, error: RouterError) -> None:
@@ -584,8 +588,10 @@ class Router:
                 if news:
                     self._news.clear()
                 # Taken even with no one attached: peers say in their mail what they want.
+                n_told = self._node.n_told
                 mail = self._node.take(_TAKE)
-                self._wake_all()
+                if self._node.n_told != n_told:
+                    self._wake_all()
             if deliver is not None:
                 for name, args, kwargs in news:
                     self._hand_over(deliver, name, args, kwargs)
