@@ -73,6 +73,13 @@ KEY_VARIABLE = "DITASK_KEY"
     help="The server and its database, for --mq-type redis; a password goes into "
     "DITASK_REDIS_PASSWORD.",
 )
+@click.option(
+    "--shared-memory",
+    default="/dev/shm",
+    show_default=True,
+    metavar="FOLDER",
+    help="Where processes of one host lay large arrays for each other; empty: they are sent.",
+)
 @click.option("--address", default="127.0.0.1", show_default=True, help="This host, for tcp.")
 @click.option("--ports", default="", metavar="P,…", help="Ports to listen on; free ones if none.")
 @click.option(

@@ -25,6 +25,7 @@ from dmiddleware.launch.request import (
     parse_roles,
 )
 from dmiddleware.launch.screen import choose_screen
+from dmiddleware.launch.shared_folder import shared_folder
 from dmiddleware.launch.status import WorkerConfig
 from dmiddleware.launch.supervisor import Supervisor, SupervisorOptions
 from dmiddleware.router.topology import Protocol
@@ -59,7 +60,9 @@ def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
         stamp = _stamp(placement, env)
         configs = [_config(options, plan, key, attached=joins, stamp=stamp) for plan in plans]
         console = Console(stderr=False)
-        with choose_screen(console) as screen:
+        with shared_folder(_shared(options, plans)) as shared, choose_screen(console) as screen:
+            for config in configs:
+                config.shared_memory = "" if shared is None else str(shared)
             for plan in plans:
                 if plan.listen and request.protocol != "ipc":
                     screen.note(f"node {plan.node_id} listens on {plan.listen}")
@@ -231,6 +234,13 @@ def _key(
         f"to join a run that goes on already, this side needs its key; start both with the same "
         f"--key-file, or with {KEY_VARIABLE} set to the same value"
     )
+
+
+def _shared(options: Mapping[str, Any], plans: list[ProcessPlan]) -> Path | None:
+    """Return where to make the folder for shared memory; None: nobody would share it."""
+    if len(plans) == 1 or options["mq_type"] == "redis" or not options["shared_memory"]:
+        return None
+    return Path(options["shared_memory"]).resolve()
 
 
 def _tls(options: Mapping[str, Any]) -> TlsFiles | None:

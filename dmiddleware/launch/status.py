@@ -28,6 +28,7 @@ class WorkerConfig(msgspec.Struct, kw_only=True):
         stamp: the same for all processes that one launcher starts, and for no others.
         attached: it joined a run that goes on without it: when it is told to end here, the others
             are left alone.
+        shared_memory: folder for slabs of shared memory; empty: none.
         status_fd: where to write :class:`Status` lines.
     """
 
@@ -45,6 +46,7 @@ class WorkerConfig(msgspec.Struct, kw_only=True):
     tls: TlsFiles | None
     attached: bool = False
     stamp: str = ""
+    shared_memory: str = ""
     status_fd: int
 
 

@@ -28,6 +28,7 @@ from dmiddleware.pipeline import ThisNode, running_as
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport import Transport
 from dmiddleware.router.transport.nng import NngTransport
+from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
 
 __all__ = ["main"]
 
@@ -158,7 +159,10 @@ def _transport(config: WorkerConfig) -> Transport:
             username=os.environ.get("DITASK_REDIS_USERNAME"),
             password=os.environ.get("DITASK_REDIS_PASSWORD"),
         )
-    return NngTransport(tls=config.tls)
+    sockets = NngTransport(tls=config.tls)
+    if not config.shared_memory:
+        return sockets
+    return SharedMemoryTransport(sockets, directory=Path(config.shared_memory))
 
 
 def _find(config: WorkerConfig) -> Callable[[], object]:
