@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 LEAST_BYTES: Final = 512 << 10
 """From here on a slab is faster than a socket."""
 
-MAX_BYTES: Final = 512 << 20
+_MAX_BYTES: Final = 512 << 20
 
 # No frame begins so: those begin with "DMWR".
 _MAGIC: Final = b"DMWS"
@@ -54,7 +54,8 @@ class SharedMemoryTransport:
         directory: for the slabs' files; only this user may be able to enter it. Nodes share memory
             if they have the same one.
         least_bytes: shorter bodies are sent.
-        max_bytes: how much memory this process's slabs may take.
+        max_bytes: how much memory this process's slabs may take; None: an eighth of what the
+            directory's file system has, and at most 512 MiB.
 
     Raises:
         TransportError: if the directory does not exist, or others can enter it.
@@ -66,9 +67,12 @@ class SharedMemoryTransport:
         *,
         directory: Path,
         least_bytes: int = LEAST_BYTES,
-        max_bytes: int = MAX_BYTES,
+        max_bytes: int | None = None,
     ) -> None:
         _check_directory(directory)
+        if max_bytes is None:
+            system = os.statvfs(directory)
+            max_bytes = min(_MAX_BYTES, system.f_blocks * system.f_frsize // 8)
         self._inner = inner
         self._room = _Room(directory, least_bytes=least_bytes, max_bytes=max_bytes)
 
@@ -329,6 +333,11 @@ def _parse(raw: memoryview) -> tuple[int, memoryview]:
 
 
 def _check_directory(directory: Path) -> None:
+    if not hasattr(os, "posix_fallocate"):
+        raise TransportError(
+            "this system cannot promise memory to a file before it is used, so that shared memory "
+            "is not safe here; use the transport without it"
+        )
     try:
         status = directory.stat()
     except OSError as error:

@@ -1,0 +1,79 @@
+"""A folder in memory for the processes of one run: made for them, and swept when they are gone."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+__all__ = ["shared_folder"]
+
+_PREFIX: Final = "ditask-"
+_UNFINISHED: Final = "ditask-new-"
+_UNFINISHED_S: Final = 60.0
+_LOCK: Final = "lock"
+
+
+@contextlib.contextmanager
+def shared_folder(parent: Path | None) -> Iterator[Path | None]:
+    """Make a folder that only this user can enter, and remove it with all that is in it.
+
+    What runs that were killed have left in ``parent`` is removed first. A run holds a lock as long
+    as it lives, which the system takes from it when it dies.
+
+    Args:
+        parent: where; None, or one that cannot be written to: there is no folder.
+
+    Yields:
+        The folder, or None.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = None
+        if parent is not None:
+            with contextlib.suppress(OSError):
+                _sweep(parent)
+                folder = _make(parent, stack)
+        yield folder
+
+
+def _make(parent: Path, stack: contextlib.ExitStack) -> Path:
+    unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=parent))
+    stack.callback(shutil.rmtree, unfinished, ignore_errors=True)
+    lock = os.open(unfinished / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    stack.callback(os.close, lock)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    # Only under its final name can others find it, and then it is locked.
+    folder = parent / unfinished.name.replace(_UNFINISHED, _PREFIX, 1)
+    unfinished.rename(folder)
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _sweep(parent: Path) -> None:
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = folder.lstat()
+            if status.st_uid == os.geteuid() and folder.is_dir() and not folder.is_symlink():
+                if folder.name.startswith(_UNFINISHED):
+                    dead = time.time() - status.st_mtime > _UNFINISHED_S
+                else:
+                    dead = _is_unlocked(folder / _LOCK)
+                if dead:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_unlocked(file: Path) -> bool:
+    lock = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True

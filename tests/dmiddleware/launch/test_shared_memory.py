@@ -1,0 +1,118 @@
+"""ditask's processes lay large arrays in shared memory, and leave none of it behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+
+# The learner ends when ten arrays have come; it tells whether they lay in shared memory.
+PROGRAM = """
+    import sys, threading
+    import numpy as np
+    from pathlib import Path
+    from dmiddleware import Context, Role, Task, middleware
+
+    def is_shared(array):
+        place = array.__array_interface__["data"][0]
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            start, _, end = line.split()[0].partition("-")
+            if int(start, 16) <= place < int(end, 16):
+                return ".slab" in line
+
+    def main(needed=10):
+        came = []
+        with Task(Context()) as task:
+
+            @middleware(roles=[Role.COLLECTOR])
+            def collect(ctx):
+                threading.Event().wait(0.01)
+                array = np.full(400_000, ctx.total_step, np.float32)
+                ctx.task.emit("array", array, only_remote=True)
+
+            @middleware(roles=[Role.LEARNER])
+            def learn(ctx):
+                threading.Event().wait(0.01)
+                if len(came) >= needed:
+                    ctx.task.stop(f"{set(came)}")
+
+            def on_array(array):
+                assert (array == array[0]).all()
+                came.append(is_shared(array))
+                if len(came) == 1:
+                    print("going on", flush=True)
+
+            if task.has_role(Role.LEARNER):
+                task.on("array", on_array)
+            task.use(collect).use(learn).run()
+            print("ended:", task.stop_reason, flush=True)
+
+    def forever():
+        main(needed=10**9)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
+    (tmp_path / "memory").mkdir()
+    return tmp_path
+
+
+def start(folder: Path, main: str, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; ditask()",
+         "--main", main, "--roles", "learner=1,collector=1", *options],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("protocol", ["ipc", "tcp"])
+def test_arrays_lie_in_shared_memory_and_nothing_of_it_stays(folder: Path, protocol: str) -> None:
+    options = ("--protocol", protocol, "--shared-memory", "memory")
+    with start(folder, "program.main", *options) as launcher:
+        text, _ = launcher.communicate(timeout=40)
+    assert launcher.returncode == 0, text
+    assert "ended: {True}" in text
+    assert list((folder / "memory").iterdir()) == []
+
+
+def test_without_a_folder_arrays_are_sent(folder: Path) -> None:
+    with start(folder, "program.main", "--shared-memory", "") as launcher:
+        text, _ = launcher.communicate(timeout=40)
+    assert launcher.returncode == 0, text
+    assert "ended: {False}" in text or "ended: {None}" in text
+
+
+def test_shared_memory_is_used_unless_it_is_said_otherwise(folder: Path) -> None:
+    with start(folder, "program.main") as launcher:
+        text, _ = launcher.communicate(timeout=40)
+    assert "ended: {True}" in text
+
+
+def test_what_a_killed_run_leaves_is_swept_by_the_next(folder: Path) -> None:
+    options = ("--shared-memory", "memory")
+    with start(folder, "program.forever", *options) as launcher:
+        assert launcher.stdout is not None
+        assert any("going on" in line for line in launcher.stdout)
+        workers = psutil.Process(launcher.pid).children()
+        for process in (launcher, *workers):
+            process.kill()
+        _, alive = psutil.wait_procs(workers, timeout=20)
+        assert alive == []
+    assert [file.name for file in (folder / "memory").glob("ditask-*/*.slab")]
+    with start(folder, "program.main", *options) as launcher:
+        text, _ = launcher.communicate(timeout=40)
+    assert launcher.returncode == 0, text
+    assert list((folder / "memory").iterdir()) == []
