@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dmiddleware.data import save_checkpoint
+from dmiddleware.data import load_checkpoint, save_checkpoint
 from dmiddleware.errors import CheckpointWriteError
 from dmiddleware.pipeline import Role, Task
 from dmiddleware.policy import LearnMode
@@ -34,7 +34,9 @@ class CkptSaver:
       loss that is NaN, Ctrl-C), so that nothing learned is lost.
 
     Each file is written whole or not at all, and has, beside the policy's state, ``last_iter`` and
-    ``last_step``, as those of a learner's ``SaveCkptHook`` do.
+    ``last_step``, as those of a learner's ``SaveCkptHook`` do; the best one has its
+    ``last_eval_value`` too, so that a learner that is started again in the same folder replaces it
+    by a better one only.
 
     Its place in the chain does not matter, as it works on the way back.
 
@@ -82,9 +84,16 @@ class CkptSaver:
         return self._best
 
     def setup(self, task: Task[Any]) -> None:
-        """Remember the task, whose last context is saved at the end."""
+        """Remember the task, whose last context is saved at the end, and the folder's best policy.
+
+        Raises:
+            CheckpointDamaged: if there is a best policy, and its file is damaged.
+        """
         self._task = task
         self._saved_iter = task.ctx.train_iter
+        if self._run.best_ckpt.exists():
+            best = load_checkpoint(self._run.best_ckpt).get("last_eval_value", -math.inf)
+            self._best = max(self._best, best)
 
     def __call__(self, ctx: Any) -> Iterator[None]:
         """Save on the way back, if there is a new best or it is time."""
@@ -148,9 +157,13 @@ class CkptSaver:
 
     def _write(self, name: str, ctx: Any, policy_state: Mapping[str, Any]) -> Path:
         path = self._run.ckpt_dir / f"{name}.safetensors"
-        counters = {"last_iter": ctx.train_iter, "last_step": getattr(ctx, "env_step", -1)}
+        counters: dict[str, float] = {
+            "last_iter": ctx.train_iter,
+            "last_step": getattr(ctx, "env_step", -1),
+        }
         if name == "best":
             counters["last_iter"] = ctx.last_eval_iter
+            counters["last_eval_value"] = ctx.eval_value
         try:
             save_checkpoint(path, {**policy_state, **counters})
         except CheckpointWriteError:

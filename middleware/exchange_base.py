@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from dmiddleware.errors import WaitTimeout
-from dmiddleware.pipeline import Event, SkipRest, Task
+from dmiddleware.pipeline import Event, SkipRest, Task, ThisNode, this_node
 from middleware.checks import check_positive
 
 __all__ = ["LEARNED", "MODEL", "Exchange"]
@@ -39,10 +39,12 @@ class Exchange:
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
         self._task: Task[Any] | None = None
+        self._node: ThisNode | None = None
 
     def setup(self, task: Task[Any]) -> None:
         """Subscribe to what the other processes tell."""
         self._task = task if task.router is not None else None
+        self._node = this_node()
         if self._task is not None:
             self._subscribe(task)
 
@@ -72,11 +74,16 @@ class Exchange:
         task = self._task
         assert task is not None
         clock, began = task.clock, task.clock.now()
-        while not predicate():
-            if task.finish:
-                raise SkipRest
-            waited = clock.now() - began
-            if waited >= self._timeout_s:
-                raise WaitTimeout(f"{awaited()} did not come within {self._timeout_s:g} s")
-            clock.wait_for(self._changed, predicate, min(_LOOK_S, self._timeout_s - waited))
-        return clock.now() - began
+        try:
+            while not predicate():
+                if task.finish:
+                    raise SkipRest
+                waited = clock.now() - began
+                if waited >= self._timeout_s:
+                    raise WaitTimeout(f"{awaited()} did not come within {self._timeout_s:g} s")
+                clock.wait_for(self._changed, predicate, min(_LOOK_S, self._timeout_s - waited))
+        finally:
+            blocked_s = clock.now() - began
+            if self._node is not None:
+                self._node.note_blocked(blocked_s)
+        return blocked_s

@@ -59,7 +59,7 @@ class Status(msgspec.Struct, kw_only=True):
         step: steps of its task.
         env_step: environment steps.
         train_iter: updates.
-        blocked_s: seconds that emitters waited for peers.
+        blocked_s: seconds that it waited for peers: for their data, or for room at theirs.
         peers: how many peers are here.
         reason: why its task stopped.
         error: the last line of its traceback.

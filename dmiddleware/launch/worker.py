@@ -133,7 +133,8 @@ class _Worker:
             step=progress.step,
             env_step=progress.env_step,
             train_iter=progress.train_iter,
-            blocked_s=sum(one.blocked_s for one in self._router.traffic().values()),
+            blocked_s=progress.blocked_s
+            + sum(one.blocked_s for one in self._router.traffic().values()),
             peers=len(self._router.peers()),
             reason=self._node.stop_reason or "",
             error=self._error,

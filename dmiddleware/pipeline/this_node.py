@@ -39,11 +39,13 @@ class Progress:
         step: steps of the chain.
         env_step: environment steps.
         train_iter: updates.
+        blocked_s: seconds that exchanges waited for other processes.
     """
 
     step: int = 0
     env_step: int = 0
     train_iter: int = 0
+    blocked_s: float = 0.0
 
 
 class ThisNode:
@@ -72,6 +74,7 @@ class ThisNode:
         self.clock: Clock = clock if clock is not None else SystemClock()
         self._stamp = stamp
         self._n_stamps = 0
+        self._blocked_s = 0.0
         # A signal's handler may stop the node while this very thread registers a task.
         self._lock = threading.RLock()
         self._tasks: list[_StoppableTask] = []
@@ -94,6 +97,11 @@ class ThisNode:
         with self._lock:
             self._n_stamps += 1
             return f"{self._stamp}/{self._n_stamps}" if self._stamp else ""
+
+    def note_blocked(self, seconds: float) -> None:
+        """Take note that a middleware waited for another process."""
+        with self._lock:
+            self._blocked_s += seconds
 
     def register(self, task: _StoppableTask) -> None:
         """Take note of a task of this process; if the process was told to end, stop it at once."""
@@ -136,6 +144,7 @@ class ThisNode:
             step=max((ctx.total_step for ctx in contexts), default=0),
             env_step=max((getattr(ctx, "env_step", 0) for ctx in contexts), default=0),
             train_iter=max((getattr(ctx, "train_iter", 0) for ctx in contexts), default=0),
+            blocked_s=self._blocked_s,
         )
 
 

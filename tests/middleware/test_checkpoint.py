@@ -210,3 +210,17 @@ def test_options_must_be_positive(run: RunFolder, dqn: DQNPolicy) -> None:
         CkptSaver(dqn.learn_mode, run, every_train_iter=0)
     with pytest.raises(ValueError, match="keep must be positive, got 0"):
         CkptSaver(dqn.learn_mode, run, keep=0)
+
+
+def test_best_of_the_folder_is_replaced_by_a_better_one_only(
+    run: RunFolder, run_steps: Any, dqn: DQNPolicy
+) -> None:
+    run_steps(learn(dqn), evaluate(dqn, 30.0), CkptSaver(dqn.learn_mode, run))
+    # As when the learner is started again: it begins anew in the same folder.
+    saver = CkptSaver(dqn.learn_mode, run)
+    run_steps(learn(dqn), learn(dqn), evaluate(dqn, 20.0), saver)
+    assert saver.best_value == 30.0
+    assert load(run, "best")["last_iter"] == 10
+    run_steps(learn(dqn), learn(dqn), evaluate(dqn, 40.0), CkptSaver(dqn.learn_mode, run))
+    assert load(run, "best")["last_iter"] == 20
+    assert load(run, "best")["last_eval_value"] == 40.0

@@ -11,7 +11,14 @@ import torch
 
 from dmiddleware import ChainError, WaitTimeout
 from dmiddleware.data import as_tree
-from dmiddleware.pipeline import OnlineRLContext, Role, Task, middleware
+from dmiddleware.pipeline import (
+    OnlineRLContext,
+    Role,
+    Task,
+    ThisNode,
+    middleware,
+    running_as,
+)
 from middleware import ContextExchanger
 from middleware.exchange import COLLECTED, CONSUMED, EVALUATED
 from middleware.exchange_base import LEARNED
@@ -465,3 +472,11 @@ def test_the_pace_goes_on_where_a_snapshot_left_it(learner: Task[Any], tmp_path:
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be positive"):
         ContextExchanger(**options)
+
+
+def test_the_launcher_is_told_how_long_a_process_waited(collector: Task[Any]) -> None:
+    with running_as(ThisNode()) as this:
+        collector.use(ContextExchanger(timeout_s=SHORT_S)).use(collect)
+        with pytest.raises(WaitTimeout):
+            collector.run(max_step=1)
+        assert this.progress().blocked_s >= SHORT_S
