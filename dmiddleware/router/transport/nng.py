@@ -22,6 +22,7 @@ _logger = logging.getLogger(__name__)
 _BASE_WORKERS: Final = 4
 _COPY_BYTES: Final = 16 * 1024
 _SEND_TIMEOUT_MS: Final = 5_000
+_SEND_TRY_MS: Final = 100
 _JOIN_S: Final = 5.0
 
 
@@ -210,8 +211,9 @@ class NngChannel:
         with _translated(f"dial {address}"):
             # nng itself never repeats a request: a repeated one could be taken twice.
             deadline_ms = int(answer_s * 1000)
+            self._tries = max(1, deadline_ms // _SEND_TRY_MS)
             self._socket = pynng.Req0(
-                resend_time=-1, send_timeout=deadline_ms, recv_timeout=deadline_ms
+                resend_time=-1, send_timeout=_SEND_TRY_MS, recv_timeout=deadline_ms
             )
             try:
                 _bound(self._socket, max_frame_bytes)
@@ -229,8 +231,7 @@ class NngChannel:
             context = self._borrow()
             answer: memoryview | None = None
             try:
-                with self._sending:
-                    context.send(bytes(raw))
+                self._send(context, pynng.Message(bytes(raw)))
                 answer = _view(context.recv_msg())
                 return answer
             finally:
@@ -246,6 +247,20 @@ class NngChannel:
             self._socket.close()
             self._unused.wait_for(lambda: not self._under_way, _JOIN_S)
             _close_contexts(self._idle)
+
+    def _send(self, context: pynng.Context, message: pynng.Message) -> None:
+        # While nobody is connected a request waits to be sent. It does so in short tries, since
+        # closing the channel has to wait for whoever is in one.
+        for left in reversed(range(self._tries)):
+            try:
+                with self._sending:
+                    context.send_msg(message)
+                return
+            except pynng.Timeout:
+                # nng has given the message back, which pynng does not know and would never free.
+                message._mem_freed = False
+                if not left:
+                    raise
 
     def _connect(self, address: str, timeout_s: float) -> None:
         # A blocking dial has no deadline: where packets vanish it would last for minutes.

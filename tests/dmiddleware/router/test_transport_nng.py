@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 
@@ -85,3 +86,40 @@ def test_requests_that_cannot_be_served_end_no_thread(
     finally:
         listener.close()
     assert caplog.text.count("could not be served; its connection") == 12
+
+
+def test_a_request_that_nobody_is_there_to_take_does_not_hold_up_the_close(tmp_path: Path) -> None:
+    service = Service()
+    listener = listen(tmp_path, service)
+    channel = dial(listener, answer_s=60.0)
+    assert bytes(channel.request(b"echo")) == b"echo"
+    listener.close()
+    for _ in range(8):
+        asking = threading.Thread(target=ask_and_fail, args=(channel, b"echo"), daemon=True)
+        asking.start()
+    closing = threading.Thread(target=channel.close)
+    closing.start()
+    closing.join(3.0)
+    assert not closing.is_alive()
+    asking.join(DEADLINE_S)
+
+
+def test_a_request_goes_out_when_its_listener_comes_back(tmp_path: Path) -> None:
+    service = Service()
+    listener = listen(tmp_path, service)
+    channel = dial(listener)
+    listener.close()
+    answers: list[bytes] = []
+
+    def ask() -> None:
+        while not answers:
+            with contextlib.suppress(TransportError):
+                answers.append(bytes(channel.request(b"echo" * 1000)))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    back = listen(tmp_path, service)
+    asking.join(DEADLINE_S)
+    assert answers == [b"echo" * 1000]
+    channel.close()
+    back.close()
