@@ -444,3 +444,23 @@ def test_a_newcomer_that_takes_less_is_spared_a_newest_event_that_is_too_large()
     exchange(dialer, listener, link)
     assert [name for _, name, _ in taken(dialer)] == ["small"]
     assert listener.links["1"].outgoing.counters.dropped == 1
+
+
+def test_what_is_emitted_before_a_restarted_peer_says_what_it_wants_reaches_it() -> None:
+    dialer, listener = make_node("1"), make_node("0")
+    model = encode_event("model", 7, CODEC)
+    listener.put_latest(model)
+    link = join(dialer, listener)
+    dialer.want(["e", "model"])
+    exchange(dialer, listener, link)
+    taken(listener)
+    exchange(dialer, listener, link)
+    again = make_node("1", incarnation=2)
+    link = join(again, listener)
+    assert listener.targets("e") == ["1"]
+    assert emit(listener, "1", "e", "early")
+    again.want(["e", "model"])
+    exchange(again, listener, link)
+    taken(listener)
+    exchange(again, listener, link)
+    assert sorted(event[1:] for event in taken(again)) == [("e", "early"), ("model", 7)]
