@@ -120,9 +120,10 @@ class Process:
         return status
 
     def signal(self, number: signal.Signals) -> float:
-        """Send a signal; return when."""
+        """Send a signal; return the time right before it."""
+        at = time.monotonic()
         self._process.send_signal(number)
-        return time.monotonic()
+        return at
 
     def kill(self) -> float:
         """End it without a word; return when."""

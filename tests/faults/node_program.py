@@ -1,8 +1,8 @@
 """A node of a fault test: ``python -m tests.faults.node_program '<NodeSpec as JSON>'``.
 
 It sends and receives as its spec says, and writes all that happens into its ledger. On stdin it
-takes ``send`` (begin), ``status`` and ``stop``; when stdin ends it stops too, so that none outlives
-its test.
+takes ``send`` (begin), ``enough`` (send no more), ``status`` and ``stop``; when stdin ends it stops
+too, so that none outlives its test.
 """
 
 from __future__ import annotations
@@ -133,6 +133,8 @@ class _Node:
                     break
                 if command == "send":
                     self._told.set()
+                elif command == "enough":
+                    self._stopped.set()
                 elif command == "status":
                     self._status()
             self._stopped.set()

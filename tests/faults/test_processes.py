@@ -1,0 +1,47 @@
+"""Processes that die, hang, fork, start in any order or close where they should not: briefly."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.process_rows import (
+    fork_and_close,
+    killed_dialers,
+    killed_listener,
+    start_order,
+    stopped,
+)
+
+pytestmark = pytest.mark.process
+both = pytest.mark.parametrize("transport", ["ipc", "tcp"])
+
+
+@both
+def test_killed_senders_are_missed_at_once_and_what_was_acknowledged_is_there(
+    transport: str,
+) -> None:
+    row = killed_dialers(transport, kills=2, dialers=2)
+    assert row.holds, row
+
+
+@both
+def test_a_killed_receiver_is_replaced_and_the_senders_go_on(transport: str) -> None:
+    row = killed_listener(transport, kills=1)
+    assert row.holds, row
+
+
+@pytest.mark.parametrize(("transport", "listener"), [("ipc", True), ("tcp", False)])
+def test_a_process_that_hangs_counts_as_gone_and_comes_back(transport: str, listener: bool) -> None:
+    row = stopped(transport, hang_s=3.6, listener=listener)
+    assert row.holds, row
+
+
+def test_nodes_find_each_other_in_any_start_order() -> None:
+    row = start_order("ipc", times=1, nodes_each=5)
+    assert row.holds, row
+
+
+@both
+def test_a_fork_is_told_and_a_close_inside_a_callback_does_not_hang(transport: str) -> None:
+    row = fork_and_close(transport)
+    assert row.holds, row
