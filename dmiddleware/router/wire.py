@@ -184,10 +184,7 @@ def encode_frame(frame: Frame, mac: FrameMac | None = None, *, max_size: int) ->
     flags = frame.flags
     if mac is not None and mac.cover_body:
         flags |= FrameFlag.MAC_BODY
-    raw = bytearray(end)
-    _PREFIX.pack_into(
-        raw,
-        0,
+    prefix = _PREFIX.pack(
         _MAGIC,
         VERSION,
         frame.type,
@@ -201,11 +198,14 @@ def encode_frame(frame: Frame, mac: FrameMac | None = None, *, max_size: int) ->
         len(buffers),
         frame.data_sequence,
     )
-    table = HEADER_SIZE + len(metadata)
-    raw[HEADER_SIZE:table] = metadata
-    struct.pack_into(f"<{len(buffers)}Q", raw, table, *map(len, buffers))
+    lengths = struct.pack(f"<{len(buffers)}Q", *map(len, buffers))
+    parts = [prefix, _NO_MAC, metadata, lengths]
+    place = head
     for offset, buffer in zip(offsets, buffers, strict=True):
-        raw[offset : offset + len(buffer)] = buffer
+        parts += (bytes(offset - place), buffer)
+        place = offset + len(buffer)
+    # Joining writes each byte once; to assign to a bytearray's slice copies a buffer twice.
+    raw = bytearray().join(parts)
     if mac is not None:
         raw[_PREFIX.size : HEADER_SIZE] = mac.digest(_covered(memoryview(raw), flags, head))
     return raw
