@@ -52,7 +52,9 @@ def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
         LaunchError: if options cannot work together; nothing was started.
     """
     with _run_dir() as run_dir:
-        placement = place(options["platform"], env, port=_spec(options).get("port"))
+        scheme = "tls+tcp" if options["protocol"] == "tls+tcp" else "tcp"
+        port = _spec(options).get("port")
+        placement = place(options["platform"], env, port=port, scheme=scheme)
         request = _request(options, placement, run_dir)
         plans = make_plans(request, free_ports=_free_ports(request))
         joins = _joins(options)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dmiddleware.errors import LaunchError
@@ -29,6 +29,7 @@ class Placement:
         address: this host's address, which the others can reach.
         first_address: the address of the host with index 0.
         port: the port on which the first host's first process listens.
+        scheme: how the hosts talk: ``tcp`` or ``tls+tcp``.
     """
 
     index: int
@@ -36,14 +37,21 @@ class Placement:
     address: str
     first_address: str
     port: int = DEFAULT_PORT
+    scheme: str = "tcp"
 
     @property
     def attach_to(self) -> tuple[str, ...]:
         """What to dial to reach the run: the first host, unless this is it."""
-        return () if self.index == 0 else (f"tcp://{self.first_address}:{self.port}",)
+        return () if self.index == 0 else (f"{self.scheme}://{self.first_address}:{self.port}",)
 
 
-def place(platform: PlatformName, env: Mapping[str, str], *, port: int | None = None) -> Placement:
+def place(
+    platform: PlatformName,
+    env: Mapping[str, str],
+    *,
+    port: int | None = None,
+    scheme: str = "tcp",
+) -> Placement:
     """Read the placement from a platform's variables.
 
     Args:
@@ -51,15 +59,16 @@ def place(platform: PlatformName, env: Mapping[str, str], *, port: int | None = 
             StatefulSet with a headless service.
         env: the environment.
         port: the port of the first host; None: 50515.
+        scheme: how the hosts talk: ``tcp`` or ``tls+tcp``.
 
     Raises:
         LaunchError: if a variable is missing or cannot be read; it is named.
     """
     chosen = DEFAULT_PORT if port is None else port
     if platform == "slurm":
-        return _slurm(env, chosen)
+        return replace(_slurm(env, chosen), scheme=scheme)
     if platform == "k8s":
-        return _k8s(env, chosen)
+        return replace(_k8s(env, chosen), scheme=scheme)
     return Placement(0, 1, "127.0.0.1", "127.0.0.1", chosen)
 
 

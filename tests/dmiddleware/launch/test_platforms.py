@@ -40,6 +40,11 @@ def test_slurm_tells_the_place_and_the_hosts() -> None:
     assert place("slurm", SLURM | {"SLURM_PROCID": "0"}).attach_to == ()
 
 
+def test_hosts_that_talk_in_secret_dial_in_secret() -> None:
+    placement = place("slurm", SLURM, scheme="tls+tcp")
+    assert placement.attach_to == ("tls+tcp://gpu01:50515",)
+
+
 def test_an_indexed_job_of_kubernetes_tells_the_place() -> None:
     placement = place("k8s", K8S_JOB, port=6000)
     assert (placement.index, placement.count, placement.address) == (2, 3, "10.8.0.12")
