@@ -46,6 +46,9 @@ bench: setup ## Measure the speed bars and write docs/benchmarks.md
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m tests.benchmarks
 
+faults: setup ## Inject every fault in full and write docs/faults.md (about an hour)
+	$(BIN)/python -m tests.faults
+
 docs: setup ## Build the documentation into docs/_build/html
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[docs]'
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html

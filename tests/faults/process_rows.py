@@ -18,7 +18,15 @@ from tests.faults.ledger import Judgement, join, judge, judge_prefix
 from tests.faults.node_program import Sends
 from tests.faults.row import Row
 
-__all__ = ["fork_and_close", "killed_dialers", "killed_listener", "start_order", "stopped"]
+__all__ = [
+    "all_of",
+    "fork_and_close",
+    "killed_dialers",
+    "killed_listener",
+    "left_at",
+    "start_order",
+    "stopped",
+]
 
 _SEED = 11
 
@@ -49,7 +57,7 @@ def killed_dialers(transport: str, *, kills: int, dialers: int = 3, size: int = 
             place = randomly.randrange(dialers)
             victim = alive[place]
             at = victim.kill()
-            left.append(_left(learner, victim.spec.node_id, since=at) - at)
+            left.append(left_at(learner, victim.spec.node_id, since=at) - at)
             alive[place] = nodes.again(victim)
             starts.append(alive[place])
             first.append(_first_after_imports(learner, alive[place]))
@@ -85,7 +93,7 @@ def killed_listener(transport: str, *, kills: int, size: int = 4096) -> Row:
             learner.await_line("got", count=50)
             at = learner.kill()
             killed_at.append(at)
-            left += [_left(sender, 0, since=at) - at for sender in senders]
+            left += [left_at(sender, 0, since=at) - at for sender in senders]
             learner = nodes.again(learner)
             learners.append(learner)
             listens = learner.await_line("listening")[1]
@@ -121,7 +129,7 @@ def stopped(transport: str, *, hang_s: float, listener: bool, size: int = 4096) 
             process.await_line("got", count=50)
         hanging, other = (learner, collector) if listener else (collector, learner)
         stopped_at = hanging.signal(signal.SIGSTOP)
-        left_s = _left(other, hanging.spec.node_id, since=stopped_at) - stopped_at
+        left_s = left_at(other, hanging.spec.node_id, since=stopped_at) - stopped_at
         wait_until(
             lambda: time.monotonic() > stopped_at + hang_s, "the pause", deadline_s=hang_s + 9
         )
@@ -135,7 +143,7 @@ def stopped(transport: str, *, hang_s: float, listener: bool, size: int = 4096) 
         for process in (learner, collector):
             process.tell("enough")
         verdict = join(
-            (_all_of(learner, collector), _all_of(collector, learner)),
+            (all_of(learner, collector), all_of(collector, learner)),
         )
         collector.stop()
         learner.stop()
@@ -191,7 +199,7 @@ def fork_and_close(transport: str) -> Row:
     return row
 
 
-def _left(observer: Process, node_id: int, *, since: float) -> float:
+def left_at(observer: Process, node_id: int, *, since: float) -> float:
     """Return when a node was seen to leave."""
 
     def found() -> list[list[Any]]:
@@ -218,8 +226,14 @@ def _first_after_imports(receiver: Process, sender: Process) -> float:
     return float(_first_of(receiver, sender)[1] - started)
 
 
-def _all_of(sender: Process, receiver: Process) -> Judgement:
-    """Wait until a sender has ended and all has come, and judge it; what stays away is lost."""
+def all_of(sender: Process, receiver: Process, *, quiet_s: float = 10.0) -> Judgement:
+    """Wait until a sender has ended and all has come, and judge it; what stays away is lost.
+
+    Args:
+        sender: one that sends no more, or so many.
+        receiver: who had to get all.
+        quiet_s: how long to wait for the rest.
+    """
     sender.await_line("sent all")
     start = sender.ledger.lines("started")[0][2]
     accepted = sender.ledger.sent()
@@ -227,7 +241,7 @@ def _all_of(sender: Process, receiver: Process) -> Judgement:
         wait_until(
             lambda: len(receiver.ledger.got(sender.spec.node_id, start)) >= accepted,
             "all messages",
-            deadline_s=10.0,
+            deadline_s=quiet_s,
         )
     return judge(accepted, receiver.ledger.got(sender.spec.node_id, start))
 

@@ -1,0 +1,98 @@
+"""Networks that break and come back, or that are slow and lose packets."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from tests.faults.cluster import Cluster, Process, cluster, wait_until
+from tests.faults.ledger import join
+from tests.faults.networks import ADDRESSES, cable, namespaces, slow_cable
+from tests.faults.node_program import Sends
+from tests.faults.process_rows import all_of, left_at
+from tests.faults.row import Row
+
+__all__ = ["partition", "slow_network"]
+
+_EXEC = ("ip", "netns", "exec")
+
+
+def partition(*, cut_s: float, size: int = 4096) -> Row:
+    """Cut the cable between two hosts while both send, and mend it.
+
+    Args:
+        cut_s: for how long; more than the seconds after which a peer counts as gone.
+        size: bytes of each message.
+    """
+    row = Row(f"partition of {cut_s:g} s between network namespaces", "tcp")
+    sends = Sends(size=size, pace_s=0.002)
+    with (
+        namespaces() as (here, there),
+        cable(here, there) as link,
+        cluster("tcp") as nodes,
+        _both(nodes, here, there, sends) as (learner, collector),
+    ):
+        for process in (learner, collector):
+            process.await_line("got", count=50)
+        at = link.cut()
+        left = [left_at(learner, 1, since=at) - at, left_at(collector, 0, since=at) - at]
+        wait_until(lambda: time.monotonic() > at + cut_s, "the cut", deadline_s=cut_s + 9)
+        mended = link.mend()
+        back = [
+            process.await_line("node.rejoined", since=mended)[1] - mended
+            for process in (learner, collector)
+        ]
+        for process in (learner, collector):
+            process.await_line("got", since=time.monotonic(), count=20)
+        for process in (learner, collector):
+            process.tell("enough")
+        verdict = join((all_of(learner, collector), all_of(collector, learner)))
+    row.at_most("left, on both sides", max(left), 5.0)
+    row.at_most("back, on both sides", max(back), 3.0)
+    row.check("0 lost, 0 duplicated", verdict, verdict.clean)
+    return row
+
+
+def slow_network(*, count: int, delay_s: float = 0.2, loss: float = 0.01, size: int = 4096) -> Row:
+    """Send both ways over a network that is slow and loses packets.
+
+    Args:
+        count: how many messages each way.
+        delay_s: of the packets of one side, so that a round trip takes as long.
+        loss: the share of the packets that is lost, both ways.
+        size: bytes of each message.
+    """
+    row = Row(f"{1000 * delay_s:.0f} ms delay with {loss:.0%} loss, {count:,} messages", "tcp")
+    sends = Sends(count=count, size=size, pace_s=0.002)
+    with (
+        namespaces() as (here, there),
+        slow_cable(here, there, delay_s=(delay_s, 0.0), loss=loss) as link,
+        cluster("tcp") as nodes,
+        _both(nodes, here, there, sends) as (learner, collector),
+    ):
+        verdict = join(
+            (
+                all_of(learner, collector, quiet_s=20.0),
+                all_of(collector, learner, quiet_s=20.0),
+            )
+        )
+        gone = sum(len(one.ledger.lines("node.left")) for one in (learner, collector))
+    row.check("0 lost, 0 duplicated", verdict, verdict.clean)
+    row.check(
+        "packets lost on the way", f"{link.lost} of {link.lost + link.carried}", link.lost > 0
+    )
+    row.check("nobody counts as gone", f"{gone} left", gone == 0)
+    return row
+
+
+@contextlib.contextmanager
+def _both(nodes: Cluster, here: str, there: str, sends: Sends) -> Iterator[tuple[Process, Process]]:
+    """A listener and a dialer, each in a namespace, that send to each other at once."""
+    nodes.address = f"tcp://{ADDRESSES[0]}:5557"
+    settings = {"receives": ("e",), "sends": sends, "expected": 1, "at_once": True}
+    learner = nodes.listener(prefix=(*_EXEC, here), **settings)
+    collector = nodes.dialer(1, prefix=(*_EXEC, there), **settings)
+    yield learner, collector
+    for process in (collector, learner):
+        process.stop()

@@ -1,0 +1,188 @@
+"""Two network namespaces, joined by a cable that can be cut, or by one that is slow and loses.
+
+The first is a veth pair. The second is a pair of tun devices and a thread that carries packets from
+one to the other, late, and not all: it needs no kernel module. Both need root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import heapq
+import itertools
+import os
+import random
+import select
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+__all__ = ["Cable", "SlowCable", "cable", "namespaces", "slow_cable", "why_not"]
+
+_NAMES = itertools.count()
+_TUNSETIFF = 0x400454CA
+_TUN_WITHOUT_HEADER = 0x0001 | 0x1000
+_LARGEST_PACKET = 1 << 16
+_SEED = 13
+
+ADDRESSES = ("10.203.0.1", "10.203.0.2")
+
+
+def why_not() -> str:
+    """Return why namespaces cannot be made here; empty: they can."""
+    name = f"dmw{os.getpid()}-try"
+    try:
+        _ip("netns", "add", name)
+        _ip("netns", "del", name)
+    except FileNotFoundError:
+        return "there is no command `ip`; install iproute2"
+    except RuntimeError as error:
+        return f"network namespaces cannot be made: {error}"
+    return ""
+
+
+@contextlib.contextmanager
+def namespaces() -> Iterator[tuple[str, str]]:
+    """Two namespaces, gone at the end with all that is in them."""
+    number = next(_NAMES)
+    names = (f"dmw{os.getpid()}-{number}a", f"dmw{os.getpid()}-{number}b")
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            _ip("netns", "add", name)
+            stack.callback(_ip, "netns", "del", name)
+            _in(name, "link", "set", "lo", "up")
+        yield names
+
+
+@dataclass(frozen=True, slots=True)
+class Cable:
+    """A veth pair.
+
+    Attributes:
+        namespace: of its first end.
+        device: its first end.
+    """
+
+    namespace: str
+    device: str
+
+    def cut(self) -> float:
+        """Let nothing through; return when."""
+        at = time.monotonic()
+        _in(self.namespace, "link", "set", self.device, "down")
+        return at
+
+    def mend(self) -> float:
+        """Let everything through again; return when."""
+        _in(self.namespace, "link", "set", self.device, "up")
+        return time.monotonic()
+
+
+@contextlib.contextmanager
+def cable(first: str, second: str) -> Iterator[Cable]:
+    """Join two namespaces by a veth pair."""
+    devices = (f"v{os.getpid()}a", f"v{os.getpid()}b")
+    _ip("link", "add", devices[0], "type", "veth", "peer", "name", devices[1])
+    for namespace, device, address in zip((first, second), devices, ADDRESSES, strict=True):
+        _plug_in(namespace, device, address)
+    yield Cable(first, devices[0])
+
+
+class SlowCable:
+    """Carries packets between two tun devices, late, and not all.
+
+    Args:
+        delay_s: how late those of the first are, by number of the device that they come from.
+        loss: what share is lost, both ways.
+    """
+
+    def __init__(self, *, delay_s: tuple[float, float], loss: float) -> None:
+        self.carried = self.lost = 0
+        self._delay_s = delay_s
+        self._loss = loss
+        self._random = random.Random(_SEED)
+        self._files: list[int] = []
+        self._devices: list[str] = []
+        self._late: list[tuple[float, int, int, bytes]] = []
+        self._done, self._wake = os.pipe()
+        self._thread = threading.Thread(target=self._carry, name="cable", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        os.write(self._wake, b"x")
+        self._thread.join(5.0)
+        for file in (*self._files, self._done, self._wake):
+            os.close(file)
+
+    def plug_in(self, namespace: str, address: str) -> None:
+        """Make the next end, in a namespace."""
+        device = f"t{os.getpid()}{'ab'[len(self._files)]}"
+        file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        self._files.append(file)
+        fcntl.ioctl(file, _TUNSETIFF, struct.pack("16sH", device.encode(), _TUN_WITHOUT_HEADER))
+        _plug_in(namespace, device, address)
+
+    def _carry(self) -> None:
+        tie = itertools.count()
+        while True:
+            wait_s = max(0.0, self._late[0][0] - time.monotonic()) if self._late else None
+            ready, _, _ = select.select([*self._files, self._done], [], [], wait_s)
+            if self._done in ready:
+                return
+            for file in ready:
+                self._take(self._files.index(file), next(tie))
+            while self._late and self._late[0][0] <= time.monotonic():
+                _, _, to, packet = heapq.heappop(self._late)
+                with contextlib.suppress(OSError):
+                    os.write(self._files[to], packet)
+
+    def _take(self, side: int, tie: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            packet = os.read(self._files[side], _LARGEST_PACKET)
+            if self._random.random() < self._loss:
+                self.lost += 1
+                return
+            self.carried += 1
+            due = time.monotonic() + self._delay_s[side]
+            heapq.heappush(self._late, (due, tie, 1 - side, packet))
+
+
+@contextlib.contextmanager
+def slow_cable(
+    first: str, second: str, *, delay_s: tuple[float, float], loss: float
+) -> Iterator[SlowCable]:
+    """Join two namespaces by a cable that delays and loses."""
+    slow = SlowCable(delay_s=delay_s, loss=loss)
+    for namespace, address in zip((first, second), ADDRESSES, strict=True):
+        slow.plug_in(namespace, address)
+    with slow:
+        yield slow
+
+
+def _plug_in(namespace: str, device: str, address: str) -> None:
+    _ip("link", "set", device, "netns", namespace)
+    _in(namespace, "addr", "add", f"{address}/24", "dev", device)
+    _in(namespace, "link", "set", device, "up")
+
+
+def _in(namespace: str, *arguments: str) -> None:
+    _ip("-n", namespace, *arguments)
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")

@@ -1,0 +1,68 @@
+"""The table of faults, as text and as docs/faults.md."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterable, Sequence
+
+from tests.faults.row import Row
+
+__all__ = ["machine", "render_markdown", "result_of"]
+
+_HEAD = """\
+# Faults
+
+What the router promises when processes die, hang or lie, and when networks break; measured by
+`make faults`, which writes this page. The nodes are processes of their own, over ipc and tcp. Each
+writes down what it sends and what it gets, and only these ledgers are judged.
+
+What the figures say and what they do not:
+
+- A message is *accepted* when `emit` has returned. Between peers that live, or come back as the
+  same process, all accepted messages arrive, once and in order.
+- A sender that is killed takes along what it had accepted and not delivered; what was acknowledged
+  to it must be there, with no gap.
+- A receiver that is killed takes along what it had acknowledged and not handled. What it had not
+  acknowledged goes to the process that takes its place.
+- Memory counts what is held. glibc keeps some freed memory on top (about 10 MB at bounds of 64 MB),
+  so the row of the slow consumer runs with `MALLOC_MMAP_THRESHOLD_=131072`.
+"""
+
+
+def result_of(holds: bool | None) -> str:
+    """Say whether a demand holds."""
+    return {True: "yes", False: "**no**", None: "not measured"}[holds]
+
+
+def machine() -> str:
+    """Describe where it was measured."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    return f"{os.cpu_count()} cores, {platform.system()}, Python {python}"
+
+
+def render_markdown(rows: Sequence[Row], not_run: Iterable[tuple[str, str]]) -> str:
+    """Write the page.
+
+    Args:
+        rows: those that were measured.
+        not_run: ``(fault, why)`` of those that were not.
+    """
+    lines = [_HEAD, f"Measured on {machine()}.", ""]
+    lines += [
+        "| injected | over | demanded | measured | holds |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        for check in row.checks:
+            cells = (row.injected, row.transport, check.demanded, check.measured)
+            lines.append(f"| {' | '.join(map(_cell, cells))} | {result_of(check.holds)} |")
+    left_out = [f"- {what}: {why}" for what, why in not_run]
+    if left_out:
+        lines += ["", "Not measured in this run:", "", *left_out]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,132 @@
+"""A long run with a fault every few seconds: nothing grows."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+
+import numpy as np
+import psutil
+
+from tests.faults.cluster import Cluster, Process, cluster, wait_until
+from tests.faults.delivery_rows import MB
+from tests.faults.ledger import Judgement, join, judge_prefix
+from tests.faults.node_program import Sends
+from tests.faults.raw import RawPeer
+from tests.faults.row import Row
+
+__all__ = ["soak"]
+
+_SEED = 17
+_KINDS = ("kill", "hang", "noise")
+
+
+def soak(
+    transport: str,
+    *,
+    lasts_s: float,
+    fault_every_s: float,
+    judge_slope: bool,
+    hang_s: float = 3.6,
+) -> Row:
+    """Send for a long time while something fails again and again.
+
+    Args:
+        transport: ``ipc`` or ``tcp``.
+        lasts_s: how long.
+        fault_every_s: a sender is killed and replaced, one hangs, or strangers make noise so often.
+        judge_slope: whether the run is long enough to judge how memory grows.
+        hang_s: how long one hangs; after 3 s it counts as gone.
+    """
+    row = Row(f"soak of {lasts_s:g} s, a fault every {fault_every_s:g} s", transport)
+    randomly = random.Random(_SEED)
+    sends = Sends(size=16 * 1024, pace_s=0.005)
+    with cluster(transport) as nodes:
+        learner = nodes.listener(receives=("e",))
+        alive = [nodes.dialer(n, sends=sends, expected=1, at_once=True) for n in (1, 2, 3)]
+        starts = list(alive)
+        for process in alive:
+            process.await_line("sent", count=20)
+        # The first of each kind of fault makes what stays: threads, buffers, caches.
+        for kind in _KINDS:
+            _inject(kind, nodes, randomly, alive, starts, hang_s)
+        before, began = _settled(learner), time.monotonic()
+        samples = []
+        faults = 0
+        while (now := time.monotonic()) - began < lasts_s:
+            _inject(_KINDS[faults % len(_KINDS)], nodes, randomly, alive, starts, hang_s)
+            faults += 1
+            due = now + fault_every_s
+            while time.monotonic() < due:
+                samples.append((time.monotonic() - began, _resident(learner)))
+                wait_until(_at(min(due, time.monotonic() + 0.5)), "the next sample")
+        after = _settled(learner)
+        for process in alive:
+            process.stop()
+        verdict = join(_judged(learner, process) for process in starts)
+        lives = learner.alive
+    row.check("lives on", f"{lives}, {faults} faults", lives)
+    row.check("0 acknowledged lost, 0 duplicated", verdict, verdict.clean)
+    row.check("threads flat", f"{before[0]} before, {after[0]} after", after[0] <= before[0])
+    row.check("descriptors flat", f"{before[1]} before, {after[1]} after", after[1] <= before[1])
+    if judge_slope:
+        seconds, resident = np.array(samples).T
+        slope = float(np.polyfit(seconds / 60, resident / MB, 1)[0])
+        row.at_most("memory slope", slope, 1.0, "MB/min")
+    return row
+
+
+def _inject(
+    kind: str,
+    nodes: Cluster,
+    randomly: random.Random,
+    alive: list[Process],
+    starts: list[Process],
+    hang_s: float,
+) -> None:
+    place = randomly.randrange(len(alive))
+    victim = alive[place]
+    if kind == "kill":
+        victim.kill()
+        alive[place] = nodes.again(victim)
+        starts.append(alive[place])
+        alive[place].await_line("sent")
+    elif kind == "hang":
+        at = victim.signal(signal.SIGSTOP)
+        wait_until(_at(at + hang_s), "the pause", deadline_s=2 * hang_s)
+        victim.signal(signal.SIGCONT)
+    else:
+        for number in range(10):
+            with RawPeer(nodes.address, greet=number % 2 == 0) as peer:
+                peer.write(peer.head(500) + randomly.randbytes(500))
+
+
+def _at(when: float) -> Callable[[], bool]:
+    return lambda: time.monotonic() >= when
+
+
+def _settled(learner: Process) -> tuple[int, int]:
+    """Threads and descriptors, once all three senders are here and strangers are gone."""
+    wait_until(lambda: learner.status()["peers"] == [1, 2, 3], "all senders")
+    counts: list[tuple[int, int]] = []
+
+    def steady() -> bool:
+        counts.append((learner.view.num_threads(), learner.view.num_fds()))
+        return len(counts) > 50 and len(set(counts[-50:])) == 1
+
+    wait_until(steady, "steady threads and descriptors")
+    return counts[-1]
+
+
+def _resident(learner: Process) -> int:
+    try:
+        return int(learner.view.memory_info().rss)
+    except psutil.NoSuchProcess:
+        raise RuntimeError(f"the receiver died: {learner.errors()}") from None
+
+
+def _judged(learner: Process, sender: Process) -> Judgement:
+    start = sender.ledger.lines("started")[0][2]
+    return judge_prefix(sender.ledger.lines("sent"), learner.ledger.got(sender.spec.node_id, start))

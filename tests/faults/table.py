@@ -1,0 +1,106 @@
+"""All faults with their full figures, as ``make faults`` injects them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from tests.faults.delivery_rows import KB, MB, burst, slow_consumer, slow_weight_reader
+from tests.faults.hostile_rows import false_lengths, noise, oversize, pickles, refusals, silence
+from tests.faults.network_rows import partition, slow_network
+from tests.faults.networks import why_not
+from tests.faults.process_rows import (
+    fork_and_close,
+    killed_dialers,
+    killed_listener,
+    start_order,
+    stopped,
+)
+from tests.faults.row import Row
+from tests.faults.soak_rows import soak
+
+__all__ = ["FAULTS", "Fault"]
+
+BOTH = ("ipc", "tcp")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault that can be injected.
+
+    Attributes:
+        name: for the command line.
+        what: in words.
+        injections: run it, one for each transport and way.
+        why_not: why it cannot be injected here; empty: it can.
+    """
+
+    name: str
+    what: str
+    injections: tuple[Callable[[], Row], ...]
+    why_not: Callable[[], str] = str
+
+
+def _over_both(function: Callable[..., Row], **figures: object) -> tuple[Callable[[], Row], ...]:
+    return tuple(partial(function, transport, **figures) for transport in BOTH)
+
+
+FAULTS = (
+    Fault(
+        "burst",
+        "bursts of small and of large messages",
+        tuple(
+            partial(burst, transport, count=count, size=size, from_listener=from_listener)
+            for transport in BOTH
+            for count, size in ((20_000, KB), (500, MB))
+            for from_listener in (False, True)
+        ),
+    ),
+    Fault(
+        "slow-consumer",
+        "a consumer 10 x too slow",
+        _over_both(slow_consumer, count=720, size=256 * KB, slow_s=0.01, bound=64 * MB),
+    ),
+    Fault(
+        "slow-reader",
+        "a slow reader of weights",
+        _over_both(slow_weight_reader, count=100, size=10 * MB, slow_s=1.0),
+    ),
+    Fault(
+        "noise",
+        "1,000,000 random bytes on 100 connections and 100,000 mutated frames",
+        _over_both(noise, n_bytes=1_000_000, connections=100, frames=100_000, slower_at_most=2.0),
+    ),
+    Fault("lengths", "claimed lengths of 2^33 and 2^63", _over_both(false_lengths)),
+    Fault("oversize", "real oversize messages", _over_both(oversize)),
+    Fault("refusals", "wrong key, no key, replay, flipped bit, old version", _over_both(refusals)),
+    Fault("pickles", "a pickle, by default and with one end opted in", _over_both(pickles)),
+    Fault("silence", "200 connections that say nothing", _over_both(silence)),
+    Fault("fork", "a fork after use, a close inside a callback", _over_both(fork_and_close)),
+    Fault(
+        "start-order", "8 nodes in random start order, 50 times", _over_both(start_order, times=50)
+    ),
+    Fault(
+        "stop",
+        "SIGSTOP for 10 s, each side",
+        tuple(
+            partial(stopped, transport, hang_s=10.0, listener=listener)
+            for transport in BOTH
+            for listener in (True, False)
+        ),
+    ),
+    Fault("kill-sender", "kill -9 of a sender, 20 times", _over_both(killed_dialers, kills=20)),
+    Fault(
+        "kill-receiver", "kill -9 of the receiver, 5 times", _over_both(killed_listener, kills=5)
+    ),
+    Fault("partition", "a partition of 40 s", (partial(partition, cut_s=40.0),), why_not),
+    Fault(
+        "slow-network", "200 ms delay with 1% loss", (partial(slow_network, count=2_000),), why_not
+    ),
+    Fault(
+        "soak",
+        "ten minutes with a fault every 10 s",
+        _over_both(soak, lasts_s=600.0, fault_every_s=10.0, judge_slope=True),
+    ),
+)

@@ -1,0 +1,34 @@
+"""Networks that break or lose packets, and a short soak."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.network_rows import partition, slow_network
+from tests.faults.networks import why_not
+from tests.faults.soak_rows import soak
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def namespaces_allowed() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+
+
+@pytest.mark.usefixtures("namespaces_allowed")
+def test_both_sides_see_a_partition_and_lose_nothing_by_it() -> None:
+    row = partition(cut_s=4.0)
+    assert row.holds, row
+
+
+@pytest.mark.usefixtures("namespaces_allowed")
+def test_nothing_is_lost_over_a_network_that_loses() -> None:
+    row = slow_network(count=200, delay_s=0.05)
+    assert row.holds, row
+
+
+def test_nothing_is_left_behind_by_faults_that_come_again_and_again() -> None:
+    row = soak("ipc", lasts_s=3.0, fault_every_s=1.0, judge_slope=False, hang_s=1.0)
+    assert row.holds, row

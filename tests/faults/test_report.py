@@ -1,0 +1,35 @@
+"""The page of faults, and what the command makes of rows."""
+
+from __future__ import annotations
+
+from tests.faults.__main__ import inject
+from tests.faults.report import render_markdown
+from tests.faults.row import Row
+from tests.faults.table import FAULTS, Fault
+
+
+def row_of(measured: float) -> Row:
+    row = Row("kill -9", "ipc")
+    row.at_most("node.left", measured, 1.0)
+    return row
+
+
+def test_a_missed_demand_says_no_and_a_kept_one_yes() -> None:
+    page = render_markdown([row_of(0.25), row_of(3.0)], [("a soak", "no time")])
+    assert "| kill -9 | ipc | node.left ≤ 1 s | 0.25 s | yes |" in page
+    assert "| kill -9 | ipc | node.left ≤ 1 s | 3 s | **no** |" in page
+    assert "- a soak: no time" in page
+
+
+def test_a_test_that_breaks_counts_as_missed() -> None:
+    def breaks() -> Row:
+        raise TimeoutError("node 1 was awaited for 30 s")
+
+    rows = inject(Fault("kill", "kill -9", (breaks, lambda: row_of(0.5))))
+    assert [row.holds for row in rows] == [False, True]
+    assert "node 1 was awaited" in rows[0].checks[0].measured
+
+
+def test_every_fault_has_a_name_of_its_own_and_something_to_inject() -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+    assert all(fault.injections for fault in FAULTS)
