@@ -22,6 +22,10 @@ class ModelExchanger(Exchange):
     version on what they collect (``collect_iter``) and evaluate (``last_eval_iter``). Before its
     first step a follower waits for the first weights. In a run of one process it does nothing.
 
+    A policy that gathers statistics of observations while it acts (``obs_norm`` of PPO) gathers
+    them at the learner instead, from the trajectories that come, and they travel with the weights:
+    the policy's method ``observe(obs)`` is called with them, if it has one.
+
     Args:
         policy: whose weights.
         every_train_iter: publish only after so many further updates.
@@ -31,6 +35,7 @@ class ModelExchanger(Exchange):
 
     Reads:
         ctx.train_iter: the version.
+        ctx.trajectories: as a learner that does not collect, for the statistics.
 
     Writes:
         ctx.train_iter: as a follower, the version that the policy has now.
@@ -76,9 +81,17 @@ class ModelExchanger(Exchange):
         if not task.has_role(Role.LEARNER):
             self._take(ctx)
             return
+        if not task.has_role(Role.COLLECTOR):
+            self._observe(ctx)
         yield
         if ctx.train_iter - self._published >= self._every:
             self._publish(ctx, task)
+
+    def _observe(self, ctx: Any) -> None:
+        observe = getattr(self._policy, "observe", None)
+        trajectories = getattr(ctx, "trajectories", None)
+        if observe is not None and trajectories is not None:
+            observe(trajectories["obs"])
 
     def _subscribe(self, task: Task[Any]) -> None:
         if task.has_role(Role.LEARNER):

@@ -147,6 +147,15 @@ class PPOPolicy(ActorPolicy):
             )
         return ObsNormaliser(obs_shape, clip=self._cfg.norm_clip, device=self._device)
 
+    def observe(self, obs: Any) -> None:
+        """Take observations into the statistics of ``obs_norm`` that another process acted on.
+
+        Args:
+            obs: ``[…, *obs_shape]``, a batch of one version of the policy.
+        """
+        if self._obs_normaliser is not None:
+            self._obs_normaliser.update(obs)
+
     def _normalised(self, obs: Any) -> Any:
         return obs if self._obs_normaliser is None else self._obs_normaliser(obs)
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from dmiddleware import WaitTimeout
-from dmiddleware.data import load_checkpoint
+from dmiddleware.data import as_tree, load_checkpoint
 from dmiddleware.env import make_env_manager
 from dmiddleware.pipeline import OnlineRLContext, Role, Task, middleware
-from dmiddleware.policy import DQNPolicy
+from dmiddleware.policy import DQNPolicy, PPOPolicy
 from middleware import (
     CkptSaver,
     ContextExchanger,
@@ -308,3 +308,31 @@ def test_an_evaluator_of_the_stock_keeps_the_parameters_that_it_judged(tmp_path:
         task.run(max_step=1)
         assert task.ctx.last_eval_iter == 3
         assert values(task.ctx.eval_output["policy_state"]) == {0.5}
+
+
+def test_statistics_of_observations_are_those_of_what_collectors_saw(tmp_path: Path) -> None:
+    def make() -> PPOPolicy:
+        return PPOPolicy(
+            {"seed": 0, "obs_norm": True, "model": {"obs_shape": 4, "action_shape": 2}}
+        )
+
+    alone, policy, elsewhere = make(), make(), make()
+    obs = torch.randn(6, 2, 4, generator=torch.Generator().manual_seed(0)) * 3 + 1
+
+    @middleware(roles=[Role.LEARNER])
+    def learn(ctx: OnlineRLContext) -> None: ...
+
+    def receive(ctx: OnlineRLContext) -> None:
+        ctx.trajectories = as_tree({"obs": obs})
+
+    with node(tmp_path, 0, Role.LEARNER) as task:
+        task.use(receive).use(ModelExchanger(policy)).use(learn).run(max_step=2)
+    for _ in range(2):
+        alone.collect_mode.forward(obs.flatten(0, 1))
+    elsewhere.eval_mode.load_state_dict(policy.eval_mode.state_dict())
+    for one in (policy, elsewhere):
+        found = one.eval_mode.state_dict()["obs_normaliser"]["running"]
+        expected = alone.eval_mode.state_dict()["obs_normaliser"]["running"]
+        for path, stats in expected.items():
+            assert all(stats[name].allclose(found[path][name]) for name in ("mean", "var"))
+            assert not stats["mean"].equal(torch.zeros(4))
