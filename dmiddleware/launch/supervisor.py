@@ -254,7 +254,9 @@ class Supervisor:
         if policy == "restart" and self._is_over():
             self._give_up(child)
             return
-        if policy == "restart" and child.restarts < self._options.max_restarts:
+        # A program that ended by saying that the run has failed would only say so again.
+        has_crashed = child.status.phase != "finished"
+        if policy == "restart" and has_crashed and child.restarts < self._options.max_restarts:
             pause_s = min(FIRST_BACKOFF_S * 2**child.restarts, LONGEST_BACKOFF_S)
             child.restarts += 1
             child.restart_at = self._now() + pause_s

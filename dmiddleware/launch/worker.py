@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import io
 import logging
 import os
 import signal
@@ -42,6 +43,10 @@ _PR_SET_PDEATHSIG: Final = 1
 def main() -> None:
     """Run one process of a run; the exit code tells whether it went well."""
     config = msgspec.json.decode(_read_line(0), type=WorkerConfig)
+    # What a program prints is to be seen when it prints it, though this is a pipe.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
     # As in a run of one process: what a program logs for its files is not shown here too.
     shown = logging.StreamHandler()
     shown.setLevel(logging.WARNING)

@@ -18,7 +18,7 @@ PROGRAM = """
     from pathlib import Path
     from dmiddleware import Context, Role, Task, middleware
 
-    def run(n_failures=0, end_with="evaluated", learner_fails=False):
+    def run(n_failures=0, end_with="evaluated", learner_fails=False, stop_ok=True):
         happened = threading.Event()
         with Task(Context()) as task:
 
@@ -27,7 +27,7 @@ PROGRAM = """
                 if learner_fails:
                     raise RuntimeError("cannot learn")
                 if happened.wait(0.01):
-                    ctx.task.stop("all is done")
+                    ctx.task.stop("all is done" if stop_ok else "it diverged", ok=stop_ok)
 
             @middleware(roles=[Role.EVALUATOR])
             def evaluate(ctx):
@@ -44,6 +44,7 @@ PROGRAM = """
             if task.has_role(Role.LEARNER):
                 task.on(end_with, lambda *args, **kwargs: happened.set())
             task.use(learn).use(evaluate).run()
+            print("knows:", task.stop_reason, task.stopped_ok)
 
     def fail_once():
         run(n_failures=1)
@@ -53,6 +54,9 @@ PROGRAM = """
 
     def go_on_without():
         run(n_failures=99, end_with="node.left")
+
+    def diverge():
+        run(stop_ok=False)
 
     def cannot_learn():
         run(learner_fails=True)
@@ -104,6 +108,14 @@ def test_no_run_goes_well_without_its_learner(tmp_path: Path) -> None:
     code, text = ditask(tmp_path, "cannot_learn", "--on-failure", "restart", "--max-restarts", "0")
     assert code == 1, text
     assert "node 0 (learner) ended with exit code 1: RuntimeError: cannot learn" in text
+
+
+def test_a_run_that_was_stopped_as_failed_is_not_tried_again(tmp_path: Path) -> None:
+    code, text = ditask(tmp_path, "diverge", "--on-failure", "restart")
+    assert code == 1, text
+    assert "[node 0] knows: it diverged False" in text
+    assert "[node 1] knows: node 0: it diverged False" in text
+    assert (tmp_path / "lives").read_text() == "x"
 
 
 def test_nobody_is_started_again_for_a_run_that_is_over(tmp_path: Path) -> None:
