@@ -2,8 +2,9 @@
 
 A value becomes a *skeleton* (msgpack) and a list of *buffers* (the raw bytes of its arrays, by
 reference). What msgpack knows travels as itself: None, bool, int, float, str, bytes, list, and dict
-with such keys. Everything else is an extension: tuples, big integers, numpy arrays and scalars, and
-the types of :class:`TypeAdapter` (torch tensors, treetensors), which this package does not know.
+with such keys. Everything else is an extension: tuples, ordered dicts, big integers, numpy arrays
+and scalars, and the types of :class:`TypeAdapter` (torch tensors, treetensors), which this package
+does not know.
 
 Adapters are found through the entry-point group ``dmiddleware.wire``: the entry's name is the root
 module of the types that it adapts, so that a process loads torch's adapters only once torch's
@@ -13,6 +14,7 @@ tensors are sent or received.
 from __future__ import annotations
 
 import struct
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -48,7 +50,7 @@ MAX_DEPTH: Final = 64
 
 ENTRY_POINT_GROUP: Final = "dmiddleware.wire"
 
-_TUPLE, _PAIRS, _BIG_INT, _ARRAY, _SCALAR, _ADAPTED, _PICKLE = range(1, 8)
+_TUPLE, _PAIRS, _BIG_INT, _ARRAY, _SCALAR, _ADAPTED, _PICKLE, _ORDERED = range(1, 9)
 _NATIVE: Final = frozenset({type(None), bool, float, str, bytes})
 _NATIVE_KEYS: Final = frozenset({bool, int, float, str, bytes, type(None)})
 _DTYPE_CODE: Final = {np.dtype(name): code for code, name in enumerate(DTYPES)}
@@ -179,6 +181,8 @@ class Codec:
         if kind is tuple:
             items = [self._plain(item, buffers, path, depth + 1) for item in value]
             return msgspec.msgpack.Ext(_TUPLE, _encoder.encode(items))
+        if kind is OrderedDict:
+            return msgspec.msgpack.Ext(_ORDERED, self._pairs(value, buffers, path, depth))
         if kind is np.ndarray:
             return _plain_array(value, buffers, path)
         if isinstance(value, np.generic):
@@ -196,6 +200,11 @@ class Codec:
                 key: self._plain(item, buffers, f"{path}[{key!r}]", depth + 1)
                 for key, item in value.items()
             }
+        return msgspec.msgpack.Ext(_PAIRS, self._pairs(value, buffers, path, depth))
+
+    def _pairs(
+        self, value: dict[Any, Any], buffers: list[memoryview], path: str, depth: int
+    ) -> bytes:
         pairs = [
             [
                 self._plain(key, buffers, f"a key of {path}", depth + 1),
@@ -203,7 +212,7 @@ class Codec:
             ]
             for key, item in value.items()
         ]
-        return msgspec.msgpack.Ext(_PAIRS, _encoder.encode(pairs))
+        return _encoder.encode(pairs)
 
     def _plain_adapted(
         self, value: Any, buffers: list[memoryview], path: str, depth: int
@@ -271,6 +280,8 @@ class _Reader:
             return self._codec._adapter_named(str(name)).from_plain(plain)
         if code == _PAIRS:
             return dict(self._list(data))
+        if code == _ORDERED:
+            return OrderedDict(self._list(data))
         if code == _SCALAR:
             return np.frombuffer(data[1:], _dtype_of(data[0]), count=1)[0]
         if code == _BIG_INT:

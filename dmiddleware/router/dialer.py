@@ -18,6 +18,7 @@ from dmiddleware.errors import (
 from dmiddleware.pipeline import Running
 from dmiddleware.router.node import Link
 from dmiddleware.router.outgoing import Sending
+from dmiddleware.router.parts import Raw
 from dmiddleware.router.transport import Channel
 from dmiddleware.router.wire import FrameType
 
@@ -161,7 +162,7 @@ class _Session:
             try:
                 job(channel, link)
             except (TransportError, HandshakeRefused, AuthError, FrameError) as error:
-                self._break(str(error))
+                self._break(link, str(error))
 
         name = f"router-{job.__name__.strip('_').partition('_')[0]}-{self._address}"
         return self._router.clock.spawn(work, name=name)
@@ -183,11 +184,11 @@ class _Session:
                 node.on_answer(link, answer, router.clock.now(), sent=sending)
                 router.after_input()
 
-    def _next_data(self, link: Link) -> tuple[Sending, bytearray] | None:
+    def _next_data(self, link: Link) -> tuple[Sending, Raw] | None:
         """Wait until there is something to send; None when the connection broke."""
         router, node = self._router, self._router.node
-        made: list[tuple[Sending, bytearray]] = []
-        planned: float | None = None
+        made: list[tuple[Sending, Raw]] = []
+        looks_at = 0.0
 
         def is_due() -> bool:
             if self._broken:
@@ -195,14 +196,17 @@ class _Session:
             request = node.data_request(link, router.clock.now())
             if request is not None:
                 made.append(request)
-            # What was due later may now be due sooner: the wait begins anew.
-            return bool(made) or link.outgoing.next_time() != planned
+                return True
+            # Something may be due before this wait ends; then it begins anew.
+            due_at = link.outgoing.next_time()
+            return due_at is not None and due_at < looks_at
 
         with router.lock:
             while not made and not self._broken:
-                planned = link.outgoing.next_time()
-                pause_s = 1.0 if planned is None else min(1.0, planned - router.clock.now())
-                router.clock.wait_for(router.outbound(link.node_id), is_due, max(0.001, pause_s))
+                now, due_at = router.clock.now(), link.outgoing.next_time()
+                pause_s = 1.0 if due_at is None else max(0.001, min(1.0, due_at - now))
+                looks_at = now + pause_s
+                router.clock.wait_for(router.outbound(link.node_id), is_due, pause_s)
         return None if self._broken else made[0]
 
     def _poll_forever(self, channel: Channel, link: Link) -> None:
@@ -215,7 +219,7 @@ class _Session:
                 kind = node.on_answer(link, answer, router.clock.now())
                 router.after_input()
             if kind is FrameType.BYE:
-                self._break("said goodbye")
+                self._break(link, "said goodbye")
 
     def _keep_in_touch(self, channel: Channel, link: Link) -> None:
         router, node = self._router, self._router.node
@@ -243,12 +247,13 @@ class _Session:
         with router.lock:
             node.on_answer(link, answer, router.clock.now())
 
-    def _break(self, reason: str) -> None:
+    def _break(self, link: Link, reason: str) -> None:
         with self._dialer.changed:
             if not self._broken:
                 self._reason = reason
                 self._broken = True
                 self._dialer.changed.notify_all()
+                self._router.outbound(link.node_id).notify_all()
 
     def _end(self, stack: contextlib.ExitStack, link: Link, threads: list[Running]) -> None:
         router = self._router

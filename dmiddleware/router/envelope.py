@@ -9,6 +9,7 @@ import msgspec
 
 from dmiddleware.errors import FrameError
 from dmiddleware.router.codec import Codec
+from dmiddleware.router.parts import copy_of
 from dmiddleware.router.wire import ALIGNMENT, MAX_BUFFERS, Frame, FrameFlag, read_metadata
 
 __all__ = [
@@ -81,7 +82,7 @@ def encode_event(event: str, value: Any, codec: Codec) -> EncodedEvent:
         EncodeError: if the value cannot travel.
     """
     skeleton, views = codec.encode(value)
-    buffers = tuple([view.tobytes() for view in views]) if views else ()
+    buffers = tuple([copy_of(view) for view in views]) if views else ()
     return EncodedEvent(event, skeleton, buffers, _size(event, skeleton, buffers))
 
 

@@ -42,6 +42,7 @@ from dmiddleware.router.handshake import (
 from dmiddleware.router.incoming import Incoming
 from dmiddleware.router.membership import HEARTBEAT_S, MISSED_HEARTBEATS, Change, Membership
 from dmiddleware.router.outgoing import Outgoing, Sending
+from dmiddleware.router.parts import Raw
 from dmiddleware.router.wire import (
     HEADER_SIZE,
     MAX_BUFFERS,
@@ -50,6 +51,7 @@ from dmiddleware.router.wire import (
     FrameType,
     decode_frame,
     encode_frame,
+    frame_parts,
     read_metadata,
     session_of,
 )
@@ -59,6 +61,7 @@ __all__ = ["Node", "NodeOptions", "Link", "Parked", "Counters"]
 BUSY_DELAY_S: Final = 0.02
 TAKE_BYTES: Final = 1 << 20
 WANTS_EVENT: Final = "$wants"
+_LARGE: Final = 64 * 1024
 
 _encode = msgspec.msgpack.Encoder().encode
 _answers = msgspec.msgpack.Decoder(Answer)
@@ -357,9 +360,7 @@ class Node:
 
     # Listening --------------------------------------------------------------------------------
 
-    def on_request(
-        self, raw: bytes | memoryview, now: float, *, cover_body: bool
-    ) -> bytearray | Parked:
+    def on_request(self, raw: bytes | memoryview, now: float, *, cover_body: bool) -> Raw | Parked:
         """Answer a dialer's request.
 
         Args:
@@ -399,7 +400,7 @@ class Node:
             raise FrameError(f"a dialer does not send {frame.type.name}")
         return self._frame(frame.type, link.session.number, link.sign)
 
-    def resume(self, parked: Parked, now: float) -> bytearray | None:
+    def resume(self, parked: Parked, now: float) -> Raw | None:
         """Return the answer to a parked poll, or None while there is nothing to send."""
         link = self.links.get(parked.node_id)
         if link is None or link.session.number != parked.session or link.dialed:
@@ -412,7 +413,7 @@ class Node:
             return self._frame(FrameType.BYE, parked.session, link.sign)
         return None
 
-    def nothing(self, parked: Parked) -> bytearray:
+    def nothing(self, parked: Parked) -> bytes:
         """Return the answer that there was nothing to send."""
         link = self.links.get(parked.node_id)
         sign = link.sign if link is not None and link.session.number == parked.session else None
@@ -420,7 +421,7 @@ class Node:
 
     # Dialing ----------------------------------------------------------------------------------
 
-    def hello(self) -> tuple[DialerHandshake, bytearray]:
+    def hello(self) -> tuple[DialerHandshake, bytes]:
         """Begin a handshake; returns its state and the request to make."""
         handshake = DialerHandshake(
             self.identity,
@@ -430,7 +431,7 @@ class Node:
         )
         return handshake, self._stranger_frame(FrameType.HELLO, handshake.hello())
 
-    def on_challenge(self, handshake: DialerHandshake, raw: bytes | memoryview) -> bytearray:
+    def on_challenge(self, handshake: DialerHandshake, raw: bytes | memoryview) -> bytes:
         """Read the answer to HELLO; returns the next request.
 
         Raises:
@@ -454,13 +455,13 @@ class Node:
         session = handshake.on_welcome(frame.metadata)
         return self._begin(session, now, dialed=True, cover_body=cover_body)
 
-    def request(self, link: Link, kind: FrameType) -> bytearray:
+    def request(self, link: Link, kind: FrameType) -> bytes:
         """Make a HEARTBEAT, BYE or POLL, which tells what became of the data that came before."""
         return self._frame(
             kind, link.session.number, link.sign, self._number(link), _take_answers(link)
         )
 
-    def data_request(self, link: Link, now: float) -> tuple[Sending, bytearray] | None:
+    def data_request(self, link: Link, now: float) -> tuple[Sending, Raw] | None:
         """Make a request that carries the next events for a listener, or None."""
         sending = link.outgoing.next_sending(now)
         return None if sending is None else (sending, self._data(link, sending))
@@ -503,7 +504,7 @@ class Node:
 
     # Within -----------------------------------------------------------------------------------
 
-    def _on_stranger(self, raw: bytes | memoryview, now: float, cover_body: bool) -> bytearray:
+    def _on_stranger(self, raw: bytes | memoryview, now: float, cover_body: bool) -> bytes:
         if len(raw) > MAX_HANDSHAKE_BYTES + HEADER_SIZE:
             raise FrameError(f"a stranger's frame has {len(raw)} bytes, which is not read")
         frame = decode_frame(raw)
@@ -519,7 +520,7 @@ class Node:
             return self._refused(error)
         raise FrameError(f"a stranger does not send {frame.type.name}")
 
-    def _on_data(self, link: Link, frame: Frame) -> bytearray:
+    def _on_data(self, link: Link, frame: Frame) -> bytes:
         verdict = self._take_data(link, frame)
         kind = FrameType.BUSY if verdict is Verdict.BUSY else FrameType.ACK
         return self._frame(kind, link.session.number, link.sign, 0, _take_answers(link))
@@ -635,9 +636,9 @@ class Node:
         for stream, sequence, delay_s in answer.busy:
             link.outgoing.on_busy(stream, sequence, min(delay_s, 1.0), now)
 
-    def _data(self, link: Link, sending: Sending) -> bytearray:
+    def _data(self, link: Link, sending: Sending) -> Raw:
         metadata, buffers, flags = pack_events(sending.events)
-        raw = encode_frame(
+        raw = frame_parts(
             Frame(
                 FrameType.DATA,
                 session=link.session.number,
@@ -655,7 +656,7 @@ class Node:
         link.counters.sent_frames += 1
         link.counters.sent_bytes += len(raw)
         link.counters.retried_frames += sending.again
-        return raw
+        return raw if len(raw) >= _LARGE else bytes(raw)
 
     @staticmethod
     def _number(link: Link) -> int:
@@ -669,7 +670,7 @@ class Node:
         sign: FrameMac | None,
         sequence: int = 0,
         metadata: bytes = b"",
-    ) -> bytearray:
+    ) -> bytes:
         frame = Frame(
             kind,
             session=session,
@@ -679,10 +680,10 @@ class Node:
         )
         return encode_frame(frame, sign, max_size=self.options.max_frame_bytes)
 
-    def _stranger_frame(self, kind: FrameType, content: bytes) -> bytearray:
+    def _stranger_frame(self, kind: FrameType, content: bytes) -> bytes:
         return self._frame(kind, 0, None, 0, content)
 
-    def _refused(self, error: HandshakeRefused | AuthError) -> bytearray:
+    def _refused(self, error: HandshakeRefused | AuthError) -> bytes:
         self.refused += 1
         return self._stranger_frame(FrameType.REFUSED, ListenerHandshake.refusal(error))
 

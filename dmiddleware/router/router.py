@@ -31,6 +31,7 @@ from dmiddleware.router.envelope import EncodedEvent, decode_event, encode_event
 from dmiddleware.router.handshake import Identity
 from dmiddleware.router.membership import Change
 from dmiddleware.router.node import Link, Node, NodeOptions, Parked
+from dmiddleware.router.parts import Raw
 from dmiddleware.router.topology import check_address, is_loopback
 from dmiddleware.router.transport import Listener, Transport
 from dmiddleware.router.transport.nng import NngTransport
@@ -462,7 +463,7 @@ class Router:
 
     # Listening --------------------------------------------------------------------------------
 
-    def _serve(self, raw: memoryview, connection: int) -> bytes | bytearray | None:
+    def _serve(self, raw: memoryview, connection: int) -> Raw | None:
         with self._lock:
             if self._closed:
                 return None
@@ -478,8 +479,8 @@ class Router:
             self.after_input()
             return self._wait_parked(answer) if isinstance(answer, Parked) else answer
 
-    def _wait_parked(self, parked: Parked) -> bytearray:
-        found: list[bytearray] = []
+    def _wait_parked(self, parked: Parked) -> Raw:
+        found: list[Raw] = []
 
         def ready() -> bool:
             answer = self._node.resume(parked, self._clock.now())

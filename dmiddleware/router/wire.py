@@ -40,6 +40,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from dmiddleware.errors import AuthError, FrameError, FrameTooLarge
+from dmiddleware.router.parts import Parts
 
 __all__ = [
     "FrameType",
@@ -47,6 +48,7 @@ __all__ = [
     "Frame",
     "FrameMac",
     "encode_frame",
+    "frame_parts",
     "decode_frame",
     "session_of",
     "type_of",
@@ -157,7 +159,7 @@ class FrameMac:
         return keyed.digest()
 
 
-def encode_frame(frame: Frame, mac: FrameMac | None = None, *, max_size: int) -> bytearray:
+def encode_frame(frame: Frame, mac: FrameMac | None = None, *, max_size: int) -> bytes:
     """Write a frame as bytes; each buffer is copied once, to its aligned place.
 
     Args:
@@ -168,14 +170,24 @@ def encode_frame(frame: Frame, mac: FrameMac | None = None, *, max_size: int) ->
     Raises:
         FrameTooLarge: if the metadata exceeds 64 KiB or the frame ``max_size``; nothing was sent.
     """
+    return bytes(frame_parts(frame, mac, max_size=max_size))
+
+
+def frame_parts(frame: Frame, mac: FrameMac | None = None, *, max_size: int) -> Parts:
+    """Write a frame as :func:`encode_frame` does, but leave its buffers where they are.
+
+    Raises:
+        FrameTooLarge: as :func:`encode_frame`.
+    """
     metadata, buffers = frame.metadata, frame.buffers
     if len(metadata) > MAX_METADATA or len(buffers) > MAX_BUFFERS:
         raise FrameTooLarge(
             f"the frame has {len(metadata)} bytes of metadata and {len(buffers)} arrays, at most "
             f"{MAX_METADATA} and {MAX_BUFFERS} can be sent; send long lists and strings as arrays"
         )
+    lengths = [len(buffer) for buffer in buffers]
     head = HEADER_SIZE + len(metadata) + _LENGTH.size * len(buffers)
-    offsets, end = _layout(head, [len(buffer) for buffer in buffers])
+    offsets, end = _layout(head, lengths)
     if end > max_size:
         raise FrameTooLarge(
             f"the frame has {end} bytes, the receiver accepts {max_size}; send smaller parts or "
@@ -198,17 +210,17 @@ def encode_frame(frame: Frame, mac: FrameMac | None = None, *, max_size: int) ->
         len(buffers),
         frame.data_sequence,
     )
-    lengths = struct.pack(f"<{len(buffers)}Q", *map(len, buffers))
-    parts = [prefix, _NO_MAC, metadata, lengths]
+    table = struct.pack(f"<{len(buffers)}Q", *lengths)
+    body: list[bytes | memoryview] = []
     place = head
-    for offset, buffer in zip(offsets, buffers, strict=True):
-        parts += (bytes(offset - place), buffer)
-        place = offset + len(buffer)
-    # Joining writes each byte once; to assign to a bytearray's slice copies a buffer twice.
-    raw = bytearray().join(parts)
+    for offset, length, buffer in zip(offsets, lengths, buffers, strict=True):
+        body += (bytes(offset - place), buffer)
+        place = offset + length
+    signature = _NO_MAC
     if mac is not None:
-        raw[_PREFIX.size : HEADER_SIZE] = mac.digest(_covered(memoryview(raw), flags, head))
-    return raw
+        covered = [prefix, metadata, table, *body] if mac.cover_body else [prefix, metadata, table]
+        signature = mac.digest(covered)
+    return Parts([b"".join((prefix, signature, metadata, table)), *body])
 
 
 def decode_frame(raw: bytes | bytearray | memoryview, mac: FrameMac | None = None) -> Frame:

@@ -23,7 +23,7 @@ from tests.benchmarks.report import Section, print_sections, render_markdown, us
 
 HERE = Path(__file__).resolve().parent
 REPORT = HERE.parents[1] / "docs" / "benchmarks.md"
-PACKAGES = ("torch", "numpy", "gymnasium", "stable-baselines3", "tianshou", "cpprb")
+PACKAGES = ("torch", "numpy", "gymnasium", "stable-baselines3", "tianshou", "cpprb", "pynng", "ray")
 
 
 def known() -> list[str]:

@@ -254,7 +254,9 @@ def _claim(address: str, length: int) -> float | None:
 
 
 def _claim_in_frame(address: str, length: int) -> float | None:
-    raw = encode_frame(Frame(FrameType.DATA, session=1, buffers=[bytes(64)]), max_size=1 << 20)
+    raw = bytearray(
+        encode_frame(Frame(FrameType.DATA, session=1, buffers=[bytes(64)]), max_size=1 << 20)
+    )
     raw[40:48] = raw[96:104] = length.to_bytes(8, "little")
     raw[8:16] = bytes(8)
     with RawPeer(address) as peer:
@@ -354,9 +356,8 @@ def _old_version(address: str) -> None:
     identity = Identity("run", "14", 1)
     hello = {"version": VERSION - 1, "identity": identity, "nonce": bytes(32), "keyed": True}
 
-    raw = encode_frame(
-        Frame(FrameType.HELLO, metadata=msgspec.msgpack.encode(hello)), max_size=4096
-    )
+    greeting = Frame(FrameType.HELLO, metadata=msgspec.msgpack.encode(hello))
+    raw = bytearray(encode_frame(greeting, max_size=4096))
     with RawPeer(address) as peer:
         peer.send(raw)
         answer = peer.answer()

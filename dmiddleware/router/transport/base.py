@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from dmiddleware.router.parts import Raw
+
 __all__ = ["Channel", "Listener", "Serve", "Transport"]
 
 
 class Serve(Protocol):
     """Answers one request; called by several threads at a time, and may take a second."""
 
-    def __call__(self, raw: memoryview, connection: int) -> bytes | bytearray | None:
+    def __call__(self, raw: memoryview, connection: int) -> Raw | None:
         """Answer a request.
 
         Args:
@@ -44,7 +46,7 @@ class Listener(Protocol):
 class Channel(Protocol):
     """A connection to an address, with any number of requests under way."""
 
-    def request(self, raw: bytes | bytearray) -> memoryview:
+    def request(self, raw: Raw) -> memoryview:
         """Make a request and wait for its answer; called by several threads at a time.
 
         Raises:

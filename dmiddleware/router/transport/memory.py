@@ -12,6 +12,7 @@ from typing import Final
 
 from dmiddleware.errors import TransportError
 from dmiddleware.pipeline import Clock, Running, SystemClock
+from dmiddleware.router.parts import Raw
 from dmiddleware.router.transport.base import Serve
 
 __all__ = ["MemoryNetwork", "MemoryTransport"]
@@ -202,7 +203,7 @@ class _Request:
 
     raw: bytearray
     channel: MemoryChannel
-    answer: bytes | bytearray | None = None
+    answer: Raw | None = None
 
 
 class MemoryListener:
@@ -306,7 +307,7 @@ class MemoryChannel:
         self._max_frame_bytes = max_frame_bytes
         self._closed = False
 
-    def request(self, raw: bytes | bytearray) -> memoryview:
+    def request(self, raw: Raw) -> memoryview:
         """Make a request and wait for its answer.
 
         Raises:
@@ -314,7 +315,7 @@ class MemoryChannel:
                 broke.
         """
         deadline = self._network.clock.now() + self._answer_s
-        request = _Request(bytearray(raw), self)
+        request = _Request(bytearray(bytes(raw)), self)
         with self._network.lock:
             self._travel(self.source, self.target, deadline)
             if len(raw) > self.listener.max_frame_bytes:
@@ -323,7 +324,7 @@ class MemoryChannel:
                 self._network.arrived(self.source, self.target, memoryview(request.raw))
                 self.listener.take(request)
             self._wait(lambda: request.answer is not None, deadline)
-            answer = bytearray(request.answer or b"")
+            answer = bytearray(bytes(request.answer or b""))
             self._travel(self.target, self.source, deadline)
             if len(answer) > self._max_frame_bytes:
                 self.break_off()

@@ -12,6 +12,7 @@ import numpy as np
 import pynng
 
 from dmiddleware.errors import TransportError
+from dmiddleware.router.parts import Raw
 from dmiddleware.router.transport.base import Serve
 from dmiddleware.router.transport.tls import TlsFiles
 
@@ -225,7 +226,7 @@ class NngChannel:
                 self._socket.close()
                 raise
 
-    def request(self, raw: bytes | bytearray) -> memoryview:
+    def request(self, raw: Raw) -> memoryview:
         """Make a request and wait for its answer."""
         with _translated(f"ask {self._address}"):
             context = self._borrow()

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from dmiddleware.errors import TransportError
+from dmiddleware.router.parts import Raw
 from dmiddleware.router.transport.base import Serve
 from dmiddleware.router.transport.redis_address import RedisAddress
 
@@ -262,14 +263,12 @@ class RedisListener:
         answer = self._serve(memoryview(request)[_REQUEST.size :], channel)
         self._answer(connection, request, answer)
 
-    def _answer(
-        self, connection: redis.Redis, request: bytes, answer: bytes | bytearray | None
-    ) -> None:
+    def _answer(self, connection: redis.Redis, request: bytes, answer: Raw | None) -> None:
         _, channel, slot, number, longest = _REQUEST.unpack_from(request)
         if answer is None or len(answer) > longest:
             content = _ANSWER.pack(_REFUSED, number)
         else:
-            content = _ANSWER.pack(_MESSAGE, number) + answer
+            content = _ANSWER.pack(_MESSAGE, number) + bytes(answer)
         _push(connection, self._server.answers(channel, slot), content)
 
 
@@ -298,7 +297,7 @@ class RedisChannel:
                 raise
         self._inbox = server.inbox(listener)
 
-    def request(self, raw: bytes | bytearray) -> memoryview:
+    def request(self, raw: Raw) -> memoryview:
         """Make a request and wait for its answer."""
         if len(raw) > self._longest:
             raise TransportError(
@@ -344,9 +343,9 @@ class RedisChannel:
         number, longest = _PRESENCE.unpack(here)
         return int(number), int(longest)
 
-    def _ask(self, slot: _Slot, raw: bytes | bytearray) -> memoryview:
+    def _ask(self, slot: _Slot, raw: Raw) -> memoryview:
         head = _REQUEST.pack(_MESSAGE, self._number, slot.place, slot.number, self._max_frame_bytes)
-        _push(slot.connection, self._inbox, head + raw)
+        _push(slot.connection, self._inbox, head + bytes(raw))
         deadline = time.monotonic() + self._answer_s
         while (left := deadline - time.monotonic()) > 0:
             item: Any = slot.connection.blpop([slot.answers], timeout=max(left, _SHORTEST_BLOCK_S))
@@ -407,10 +406,10 @@ class _Slot:
         self.number = 0
 
 
-def _push(connection: redis.Redis, name: str, content: bytes | bytearray) -> None:
+def _push(connection: redis.Redis, name: str, content: bytes) -> None:
     """Add to the end of a list, which vanishes when nobody adds or takes for a minute."""
     with connection.pipeline(transaction=False) as pipeline:
-        pipeline.rpush(name, bytes(content))
+        pipeline.rpush(name, content)
         pipeline.expire(name, _LEFTOVER_S)
         pipeline.execute()
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from dmiddleware.errors import TransportError
+from dmiddleware.router.parts import Raw
 from dmiddleware.router.transport.base import Channel, Listener, Serve, Transport
 from dmiddleware.router.transport.slabs import SlabPool, SlabReader, sweep
 
@@ -194,7 +195,7 @@ class _Room:
         except (OSError, ValueError):
             return False
 
-    def put(self, content: bytes | bytearray, reader: int) -> bytes | None:
+    def put(self, content: Raw, reader: int) -> bytes | None:
         """Put a body into a slab; returns what to send instead, or None to send it as it is."""
         if len(content) < self.least_bytes:
             return None
@@ -255,7 +256,7 @@ class _SharingListener:
         self._gone.append(connection)
         self._on_gone(connection)
 
-    def _serve(self, raw: memoryview, connection: int) -> bytes | bytearray | None:
+    def _serve(self, raw: memoryview, connection: int) -> Raw | None:
         while self._gone:
             with contextlib.suppress(IndexError):
                 reader = self._sharing.pop(self._gone.popleft(), None)
@@ -295,7 +296,7 @@ class _SharingChannel:
         self._lock = threading.Lock()
         self._closed = False
 
-    def request(self, raw: bytes | bytearray) -> memoryview:
+    def request(self, raw: Raw) -> memoryview:
         """Make a request and wait for its answer."""
         put = self._room.put(raw, self._reader)
         kind, content = _parse(answer := self._inner.request(raw if put is None else put))

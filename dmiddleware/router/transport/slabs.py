@@ -35,6 +35,8 @@ from typing import Final
 
 import numpy as np
 
+from dmiddleware.router.parts import Raw, write_into
+
 __all__ = ["SlabPool", "SlabReader", "sweep"]
 
 _logger = logging.getLogger(__name__)
@@ -85,7 +87,9 @@ class _Slab:
     def remove(self) -> None:
         with contextlib.suppress(OSError):
             self.path.unlink()
-        self.memory.close()
+        # While it is being filled it cannot be closed; it goes with the last reference then.
+        with contextlib.suppress(BufferError):
+            self.memory.close()
 
 
 class SlabPool:
@@ -113,7 +117,7 @@ class SlabPool:
         with self._lock:
             return sum(slab.capacity for slab in self._slabs.values())
 
-    def fill(self, content: bytes | bytearray | memoryview, *, reader: int) -> bytes | None:
+    def fill(self, content: Raw, *, reader: int) -> bytes | None:
         """Put content into a free slab.
 
         Args:
@@ -134,7 +138,7 @@ class SlabPool:
             slab.memory[_TOKEN] = slab.token
             slab.memory[_STATE] = _FILLED
         try:
-            slab.memory[_CONTENT : _CONTENT + len(content)] = content
+            write_into(memoryview(slab.memory)[_CONTENT:], content)
         except ValueError:  # abandoned in the meantime
             return None
         return _TICKET.pack(slab.token, len(content)) + slab.path.name.encode()

@@ -344,7 +344,7 @@ def test_no_flipped_bit_gets_in(place: int, bit: int) -> None:
     emit(dialer, "learner", "e", [1, 2, 3])
     made = dialer.data_request(link, 0.0)
     assert made is not None
-    raw = made[1]
+    raw = bytearray(bytes(made[1]))
     raw[place % len(raw)] ^= 1 << bit
     try:
         answer = listener.on_request(bytes(raw), 0.0, cover_body=True)

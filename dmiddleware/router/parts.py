@@ -1,0 +1,53 @@
+"""Bytes in several pieces, so that each byte is copied once, to where it belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+
+__all__ = ["Parts", "Raw", "copy_of", "write_into"]
+
+_LARGE: Final = 64 * 1024
+
+
+class Parts:
+    """What is sent as one, in the pieces that it is made of; ``bytes()`` joins them.
+
+    Args:
+        pieces: in order.
+    """
+
+    __slots__ = ("_size", "pieces")
+
+    def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
+        self.pieces = pieces
+        self._size = sum(map(len, pieces))
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.pieces)
+
+
+Raw: TypeAlias = bytes | bytearray | Parts
+"""What a transport sends."""
+
+
+def copy_of(view: memoryview) -> bytes | memoryview:
+    """Copy the bytes of an array; other threads run meanwhile if they are many."""
+    if len(view) < _LARGE:
+        return view.tobytes()
+    return np.frombuffer(view, np.uint8).copy().data
+
+
+def write_into(target: memoryview, content: Raw) -> None:
+    """Copy content to the beginning of a target; other threads run meanwhile."""
+    place = 0
+    into = np.frombuffer(target, np.uint8)
+    for piece in content.pieces if isinstance(content, Parts) else (content,):
+        end = place + len(piece)
+        into[place:end] = np.frombuffer(piece, np.uint8)
+        place = end
