@@ -12,7 +12,7 @@ import numpy as np
 import pynng
 
 from dmiddleware.errors import TransportError
-from dmiddleware.router.parts import Raw
+from dmiddleware.router.parts import Raw, write_into
 from dmiddleware.router.transport.base import Serve
 from dmiddleware.router.transport.tls import TlsFiles
 
@@ -183,7 +183,7 @@ class NngListener:
             return
         try:
             with self._sending:
-                context.send(bytes(answer))
+                context.send_msg(_message(answer))
         except pynng.Closed:
             raise
         except pynng.NNGException as error:
@@ -232,7 +232,7 @@ class NngChannel:
             context = self._borrow()
             answer: memoryview | None = None
             try:
-                self._send(context, pynng.Message(bytes(raw)))
+                self._send(context, _message(raw))
                 answer = _view(context.recv_msg())
                 return answer
             finally:
@@ -325,6 +325,19 @@ def _close_contexts(contexts: list[pynng.Context]) -> None:
         with contextlib.suppress(pynng.Closed):
             context.close()
     contexts.clear()
+
+
+def _message(content: Raw) -> pynng.Message:
+    """Copy content into a message of nng's; if it is large, each byte once."""
+    size = len(content)
+    if size < _COPY_BYTES:
+        return pynng.Message(bytes(content))
+    made = pynng.ffi.new("nng_msg **")
+    if pynng.lib.nng_msg_alloc(made, size):
+        raise MemoryError(f"no memory for a message of {size} bytes")
+    message = pynng.Message(made[0])  # owns it from here on
+    write_into(memoryview(pynng.ffi.buffer(pynng.lib.nng_msg_body(made[0]), size)), content)
+    return message
 
 
 class _Owner(np.ndarray):
