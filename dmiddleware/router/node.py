@@ -225,6 +225,7 @@ class Node:
         self._newest: dict[str, EncodedEvent] = {}
         self.ready: set[str] = set()
         self.n_told = 0
+        self.n_sessions = 0
 
     # Events -----------------------------------------------------------------------------------
 
@@ -413,6 +414,11 @@ class Node:
             return self._frame(FrameType.BYE, parked.session, link.sign)
         return None
 
+    def due_at(self, parked: Parked) -> float | None:
+        """Return when there may be something to send without further input; None: never."""
+        link = self.links.get(parked.node_id)
+        return None if link is None else link.outgoing.next_time()
+
     def nothing(self, parked: Parked) -> bytes:
         """Return the answer that there was nothing to send."""
         link = self.links.get(parked.node_id)
@@ -541,6 +547,7 @@ class Node:
         return self._members.admit(identity)
 
     def _begin(self, session: Session, now: float, *, dialed: bool, cover_body: bool) -> Link:
+        self.n_sessions += 1
         node_id = session.peer.node_id
         known = self.links.get(node_id)
         if known is not None and known.session.peer.incarnation == session.peer.incarnation:

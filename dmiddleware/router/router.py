@@ -198,6 +198,7 @@ class Router:
         self._dialers: list[Dialer] = []
         self._threads: list[Running] = []
         self._started = False
+        self._n_sessions = 0
         self._closing = False
         self._closed = False
 
@@ -481,15 +482,24 @@ class Router:
 
     def _wait_parked(self, parked: Parked) -> Raw:
         found: list[Raw] = []
+        clock, node = self._clock, self._node
+        ends_at = clock.now() + PARK_S
+        looks_at = 0.0
 
         def ready() -> bool:
-            answer = self._node.resume(parked, self._clock.now())
+            answer = node.resume(parked, clock.now())
             if answer is not None:
                 found.append(answer)
-            return self._closed or bool(found)
+                return True
+            # Something may be due before this wait ends; then it begins anew.
+            due_at = node.due_at(parked)
+            return self._closed or (due_at is not None and due_at < looks_at)
 
-        self._clock.wait_for(self.outbound(parked.node_id), ready, PARK_S)
-        return found[0] if found else self._node.nothing(parked)
+        while not found and not self._closed and (now := clock.now()) < ends_at:
+            due_at = node.due_at(parked)
+            looks_at = ends_at if due_at is None else min(ends_at, max(due_at, now + 0.001))
+            clock.wait_for(self.outbound(parked.node_id), ready, looks_at - now)
+        return found[0] if found else node.nothing(parked)
 
     def _lose_connections(self, now: float) -> None:
         """Find peers whose last connection is gone; called with the lock held."""
@@ -546,6 +556,11 @@ class Router:
                 listening = sum(not link.dialed for link in self._node.links.values())
                 self._listener.grow(4 + _WORKERS_PER_DIALER * listening)
             self._members.notify_all()
+        if self._node.n_sessions != self._n_sessions:
+            self._n_sessions = self._node.n_sessions
+            # Polls that are parked in a session that is over end now.
+            for condition in self._outbound.values():
+                condition.notify_all()
         # Only who has something to do is woken: each thread that looks in vain costs as much as a
         # small event.
         if self._has_mail():
