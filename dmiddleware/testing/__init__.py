@@ -2,7 +2,8 @@
 
 from dmiddleware.testing.clock import FakeClock
 from dmiddleware.testing.cluster import Cluster, ClusterNode, Delivered
-from dmiddleware.testing.simulation import Simulation, SimulationError
+from dmiddleware.testing.simulated_threads import SimulationError
+from dmiddleware.testing.simulation import Simulation
 from dmiddleware.testing.tape import Tape
 
 __all__ = [

@@ -18,7 +18,8 @@ from dmiddleware.router.topology import TopologyName
 from dmiddleware.router.transport.memory import MemoryNetwork
 from dmiddleware.router.wire import type_of
 from dmiddleware.seeding import derive_seed, seed_libraries
-from dmiddleware.testing.simulation import Killed, SimulatedThread, Simulation, SimulationError
+from dmiddleware.testing.simulated_threads import Killed, SimulatedThread, SimulationError
+from dmiddleware.testing.simulation import Simulation
 from dmiddleware.testing.tape import Tape
 
 __all__ = ["Cluster", "ClusterNode", "Delivered"]
@@ -104,6 +105,8 @@ class Cluster:
             :class:`~dmiddleware.pipeline.ThisNode`. Empty: a word that is never given twice.
         start_timeout_s: how long a task waits for its peers before its first step.
         patience_s: real seconds after which a thread that computes counts as stuck.
+        find_missed: look for threads that should have been notified; see
+            :class:`~dmiddleware.testing.Simulation`.
 
     Raises:
         LaunchError: if roles and number do not go together.
@@ -135,9 +138,12 @@ class Cluster:
         stamp: str = "",
         start_timeout_s: float = 60.0,
         patience_s: float = 60.0,
+        find_missed: bool = False,
     ) -> None:
         self.simulation = Simulation(
-            seed=derive_seed(seed, "cluster", "order"), patience_s=patience_s
+            seed=derive_seed(seed, "cluster", "order"),
+            patience_s=patience_s,
+            find_missed=find_missed,
         )
         self.tape = Tape()
         self.nodes = {plan.node_id: ClusterNode(plan) for plan in _plans(roles, n, topology)}

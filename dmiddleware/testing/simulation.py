@@ -2,89 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import itertools
 import random
-import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from types import FrameType, TracebackType
+import weakref
+from collections.abc import Callable
+from types import TracebackType
 from typing import Final, Self
 
-__all__ = ["Killed", "Simulation", "SimulationError"]
+from dmiddleware.testing.simulated_threads import (
+    Killed,
+    SimulatedThread,
+    SimulationError,
+    Wait,
+    describe,
+    frame_of,
+    released,
+)
 
-_HERE: Final = frozenset({__file__, threading.__file__})
+__all__ = ["Simulation"]
+
 _MOST_ENDINGS: Final = 1000
-
-
-class SimulationError(AssertionError):
-    """A simulated program is stuck, or does what a simulation cannot order."""
-
-
-class Killed(BaseException):
-    """Ends a thread from within its waits, as if its process were killed."""
-
-
-@dataclass(slots=True)
-class _Wait:
-    """What a thread waits for."""
-
-    condition: threading.Condition | None
-    predicate: Callable[[], bool]
-    deadline: float | None
-    looked_at: int
-    holds: bool = False
-    error: BaseException | None = None
-
-
-class SimulatedThread:
-    """A thread of a simulation; it runs only while it has the baton."""
-
-    def __init__(
-        self,
-        simulation: Simulation,
-        name: str,
-        group: str,
-        function: Callable[[], None] | None,
-    ) -> None:
-        self.name = name
-        self.group = group
-        self.baton = threading.Semaphore(0)
-        self.wait: _Wait | None = None
-        self.has_ended = False
-        self.is_killed = False
-        self.n_killed = 0
-        self._simulation = simulation
-        if function is None:
-            self.thread = threading.current_thread()
-        else:
-            self.thread = threading.Thread(
-                target=self._run, args=(function,), name=name, daemon=True
-            )
-            self.thread.start()
-
-    def is_current(self) -> bool:
-        """Tell whether the caller runs on this thread."""
-        return threading.current_thread() is self.thread
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait until it has ended, and tell whether it has."""
-        return self._simulation.wait_for_end(self, timeout_s)
-
-    def _run(self, function: Callable[[], None]) -> None:
-        self.baton.acquire()
-        error: BaseException | None = None
-        try:
-            if not self.is_killed:
-                function()
-        except Killed:
-            pass
-        except BaseException as raised:  # noqa: BLE001 (raised in the first thread)
-            # What a killed thread raises while it ends is of no interest.
-            error = None if self.is_killed else raised
-        self._simulation.leave(self, error)
+_TOLERATED_S: Final = 0.01
 
 
 class Simulation:
@@ -93,9 +34,10 @@ class Simulation:
     It is a :class:`~dmiddleware.pipeline.Clock`: whoever waits through it and starts threads
     through it is simulated. The thread that enters the ``with`` takes part, as the first one. A
     thread runs until it waits for something that does not hold yet; then one of those that can go
-    on is chosen at random, from the seed. When none can, the clock goes forward to the next
-    deadline: no real time passes in waiting, and computing takes no simulated time. So the same
-    program with the same seed does the same things in the same order, each time.
+    on is chosen at random, from the seed: one that was notified and whose predicate holds, or whose
+    deadline is here. When none can, the clock goes forward to the next deadline: no real time
+    passes in waiting, and computing takes no simulated time. So the same program with the same
+    seed does the same things in the same order, each time.
 
     What threads share needs its locks still, and no thread may wait while it holds a lock other
     than its condition's.
@@ -105,10 +47,13 @@ class Simulation:
         epoch_s: what the calendar's time, :meth:`wall`, is ahead of the clock.
         patience_s: real seconds that one thread may run without waiting; after that it counts as
             stuck.
+        find_missed: look, whenever the clock is to go forward, whether a thread waits for what
+            holds already, so that a ``notify`` is missing, or its deadline is too late.
 
     Raises:
         SimulationError: in the first thread: when all threads wait without a deadline, with where
-            each of them waits; when a thread is stuck; when one raises.
+            each of them waits; when a thread is stuck; when one raises; with ``find_missed``, when
+            one should have been notified.
 
     Example:
         >>> condition = threading.Condition()
@@ -119,15 +64,25 @@ class Simulation:
         3600.0
     """
 
-    def __init__(self, *, seed: int = 0, epoch_s: float = 1e9, patience_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        epoch_s: float = 1e9,
+        patience_s: float = 60.0,
+        find_missed: bool = False,
+    ) -> None:
         self._now = 0.0
         self._epoch_s = epoch_s
         self._patience_s = patience_s
+        self._find_missed = find_missed
         self._random = random.Random(seed)
         self._threads: list[SimulatedThread] = []
         self._first: SimulatedThread | None = None
         self._running: SimulatedThread | None = None
         self._version = 0
+        self._lines = itertools.count()
+        self._heard: weakref.WeakSet[threading.Condition] = weakref.WeakSet()
         self._n_switches = 0
         self._history = hashlib.sha256()
         self._frozen: set[str] = set()
@@ -186,8 +141,8 @@ class Simulation:
     ) -> bool:
         """Wait until the predicate holds or so many simulated seconds have passed.
 
-        Meanwhile the others run. The predicate may be called from their threads, with the condition
-        held.
+        Meanwhile the others run. The predicate is looked at when the condition was notified, from
+        any of the threads, with the condition held.
 
         Raises:
             SimulationError: from a thread that the simulation did not start.
@@ -195,11 +150,10 @@ class Simulation:
         self._check_caller()
         if predicate():
             return True
-        with _released(condition):
+        self._hear(condition)
+        with released(condition):
             wait = self._wait(condition, predicate, timeout_s)
-        if wait.error is not None:
-            raise wait.error
-        return wait.holds
+        return wait.result()
 
     def spawn(
         self, function: Callable[[], None], *, name: str, group: str | None = None
@@ -229,9 +183,8 @@ class Simulation:
             predicate: called whenever another thread has run.
             timeout_s: the most simulated seconds.
         """
-        condition = threading.Condition()
-        with condition:
-            return self.wait_for(condition, predicate, timeout_s)
+        self._check_caller()
+        return predicate() or self._wait(None, predicate, timeout_s).result()
 
     def kill(self, group: str) -> None:
         """End the threads of a group, each at the wait that it is in, and wait until all have.
@@ -265,7 +218,7 @@ class Simulation:
 
     def describe(self) -> str:
         """Return a line for each thread: where it waits, and until when."""
-        return "\n".join(f"  {_describe(thread)}" for thread in self._threads)
+        return "\n".join(f"  {describe(thread)}" for thread in self._threads)
 
     # Switching --------------------------------------------------------------------------------
 
@@ -309,14 +262,12 @@ class Simulation:
         condition: threading.Condition | None,
         predicate: Callable[[], bool],
         timeout_s: float | None,
-    ) -> _Wait:
+    ) -> Wait:
         """Let others run until the predicate holds or the time is up."""
         me = self._running
         assert me is not None
         deadline = None if timeout_s is None else self._now + timeout_s
-        wait = me.wait = _Wait(condition, predicate, deadline, -1)
-        if condition is not None:
-            wait.looked_at = self._version
+        wait = me.wait = Wait(condition, predicate, deadline, next(self._lines))
         chosen = self._next()
         if chosen is not me:
             self._hand_over(chosen)
@@ -354,49 +305,100 @@ class Simulation:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             (thread, error), self._failure = self._failure, None
-            if isinstance(error, _Deadlock):
+            if isinstance(error, _Told):
                 raise error
             raise SimulationError(f"the thread {thread.name!r} failed: {error!r}") from error
+
+    def _hear(self, condition: threading.Condition) -> None:
+        """Have a condition tell the simulation when it is notified."""
+        if condition in self._heard:
+            return
+        self._heard.add(condition)
+        notify, notify_all = condition.notify, condition.notify_all
+
+        def heard(n: int = 1) -> None:
+            notify(n)
+            self._notify(condition, n)
+
+        def heard_all() -> None:
+            notify_all()
+            self._notify(condition, None)
+
+        condition.notify = heard  # type: ignore[method-assign]
+        condition.notify_all = heard_all  # type: ignore[method-assign]
+
+    def _notify(self, condition: threading.Condition, n: int | None) -> None:
+        """Let those look again who have waited longest; ``n`` of them, or all."""
+        waits = [
+            wait
+            for thread in self._threads
+            if (wait := thread.wait) is not None
+            and wait.condition is condition
+            and not wait.notified
+        ]
+        if n is not None and n < len(waits):
+            waits.sort(key=lambda wait: wait.place_in_line)
+            waits = waits[:n]
+        for wait in waits:
+            wait.notified = True
 
     def _next(self) -> SimulatedThread:
         """Choose who runs next; the clock goes forward if no one can."""
         first = self._first
         assert first is not None
-        n_rounds = 0
         while True:
             if self._failure is not None and first.wait is not None:
                 return first
             thread = self._find_ready()
             if thread is not None:
                 return thread
+            missed = self._missed() if self._find_missed else None
             deadlines = [
                 other.wait.deadline
                 for other in self._awake()
                 if other.wait is not None and other.wait.deadline is not None
             ]
-            if deadlines:
+            if missed is not None:
+                self._failure = first, _Told(missed)
+            elif not deadlines:
+                self._failure = first, _Told(self._deadlock())
+            else:
                 self._now = max(self._now, min(deadlines))
-            elif n_rounds:
-                # Looked at twice: a predicate may have changed what another one looks at.
-                self._failure = first, _Deadlock(self._deadlock())
-                return first
-            n_rounds += 1
-            self._version += 1
+                self._version += 1
 
     def _find_ready(self) -> SimulatedThread | None:
         """Return one of the threads that can go on, at random."""
-        version = self._version
-        left = [
-            thread
-            for thread in self._awake()
-            if thread.wait is None or thread.wait.looked_at != version or thread.is_killed
-        ]
+        left = [thread for thread in self._awake() if self._may_be_ready(thread)]
         while left:
             at = int(self._random.random() * len(left))
             left[at], left[-1] = left[-1], left[at]
             thread = left.pop()
             if self._is_ready(thread):
                 return thread
+        return None
+
+    def _may_be_ready(self, thread: SimulatedThread) -> bool:
+        wait = thread.wait
+        if wait is None or thread.is_killed or wait.notified:
+            return True
+        if wait.condition is None and wait.looked_at != self._version:
+            return True
+        return wait.deadline is not None and wait.deadline <= self._now
+
+    def _missed(self) -> str | None:
+        """Look for a thread that waits for what holds already."""
+        for thread in self._awake():
+            wait = thread.wait
+            if wait is None or wait.condition is None:
+                continue
+            if wait.deadline is not None and wait.deadline - self._now < _TOLERATED_S:
+                continue
+            if self._look(thread, wait):
+                return (
+                    f"after {self._now:g} simulated seconds a thread waits for what holds already; "
+                    "its condition should have been notified, or its deadline be earlier:\n"
+                    f"  {describe(thread)}"
+                )
         return None
 
     def _awake(self) -> list[SimulatedThread]:
@@ -409,6 +411,8 @@ class Simulation:
         if wait is None or thread.is_killed:
             return True
         wait.looked_at = self._version
+        wait.notified = False
+        wait.place_in_line = next(self._lines)
         try:
             wait.holds = self._look(thread, wait)
         except BaseException as error:  # noqa: BLE001 (raised by the thread that waits)
@@ -416,7 +420,7 @@ class Simulation:
             return True
         return wait.holds or (wait.deadline is not None and wait.deadline <= self._now)
 
-    def _look(self, thread: SimulatedThread, wait: _Wait) -> bool:
+    def _look(self, thread: SimulatedThread, wait: Wait) -> bool:
         if wait.condition is None:
             return wait.predicate()
         if not wait.condition.acquire(blocking=False):
@@ -440,7 +444,7 @@ class Simulation:
     def _stuck(self) -> str:
         running = self._running
         assert running is not None
-        frame = _frame_of(running)
+        frame = frame_of(running)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else "  (no stack)\n"
         return (
             f"the thread {running.name!r} has run for {self._patience_s:g} real seconds without "
@@ -449,48 +453,5 @@ class Simulation:
         )
 
 
-class _Deadlock(SimulationError):
-    """Everyone waits for someone else."""
-
-
-@contextlib.contextmanager
-def _released(condition: threading.Condition) -> Iterator[None]:
-    """Release a condition, however often it is held, and take it back as often."""
-    depth = 0
-    with contextlib.suppress(RuntimeError):
-        while True:
-            condition.release()
-            depth += 1
-    if depth == 0:
-        raise RuntimeError("cannot wait for a condition that is not held")
-    try:
-        yield
-    finally:
-        for _ in range(depth):
-            condition.acquire()
-
-
-def _describe(thread: SimulatedThread) -> str:
-    wait = thread.wait
-    group = f" of {thread.group}" if thread.group else ""
-    if wait is None:
-        return f"{thread.name}{group}: can run"
-    until = "without a deadline" if wait.deadline is None else f"until {wait.deadline:g} s"
-    return f"{thread.name}{group}: waits {until} at {_place(thread)}"
-
-
-def _place(thread: SimulatedThread) -> str:
-    frame = _frame_of(thread)
-    while frame is not None and _is_passed_over(frame):
-        frame = frame.f_back
-    if frame is None:
-        return "an unknown place"
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_qualname}"
-
-
-def _is_passed_over(frame: FrameType) -> bool:
-    return frame.f_code.co_filename in _HERE
-
-
-def _frame_of(thread: SimulatedThread) -> FrameType | None:
-    return sys._current_frames().get(thread.thread.ident or 0)
+class _Told(SimulationError):
+    """What is told as it is, since no thread has raised it."""

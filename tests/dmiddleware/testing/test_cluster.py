@@ -10,6 +10,7 @@ import pytest
 
 from dmiddleware.errors import DeliveryTimeout, WaitTimeout
 from dmiddleware.pipeline import Context, Event, SystemClock, Task, this_node
+from dmiddleware.router import NodeOptions
 from dmiddleware.testing import Cluster, Delivered, SimulationError, Tape
 
 N_EVENTS = 200
@@ -68,7 +69,7 @@ class Ledgers:
 
 def test_every_event_arrives_once_and_in_order_whatever_the_delays() -> None:
     ledgers = Ledgers()
-    with Cluster(ledgers.program, n=3, delay_s=(0.0, 0.2)) as cluster:
+    with Cluster(ledgers.program, n=3, delay_s=(0.0, 0.2), find_missed=True) as cluster:
         cluster.start()
         assert cluster.wait_until(lambda: ledgers.all_taken(3), 60.0)
         ledgers.check(3)
@@ -106,7 +107,7 @@ def test_one_seed_gives_one_run_and_another_seed_another() -> None:
 
 def test_a_link_that_is_cut_for_a_while_loses_and_doubles_nothing() -> None:
     ledgers = Ledgers()
-    with Cluster(ledgers.program, n=3, seed=5) as cluster:
+    with Cluster(ledgers.program, n=3, seed=5, find_missed=True) as cluster:
         cluster.start()
         cluster.run_for(0.5)
         cluster.cut(0, 1)
@@ -126,7 +127,7 @@ def test_a_link_that_is_cut_for_a_while_loses_and_doubles_nothing() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_connections_that_keep_breaking_lose_and_double_nothing(seed: int) -> None:
     ledgers = Ledgers()
-    with Cluster(ledgers.program, n=3, seed=seed, delay_s=(0.0, 0.05)) as cluster:
+    with Cluster(ledgers.program, n=3, seed=seed, delay_s=(0.0, 0.05), find_missed=True) as cluster:
         cluster.start()
         for turn in range(15):
             cluster.run_for(0.15)
@@ -137,7 +138,7 @@ def test_connections_that_keep_breaking_lose_and_double_nothing(seed: int) -> No
 
 def test_a_frozen_node_is_noticed_and_misses_nothing_when_it_goes_on() -> None:
     ledgers = Ledgers()
-    with Cluster(ledgers.program, n=3, seed=2) as cluster:
+    with Cluster(ledgers.program, n=3, seed=2, find_missed=True) as cluster:
         cluster.start()
         cluster.run_for(0.5)
         cluster.freeze(1)
@@ -155,7 +156,7 @@ def test_a_frozen_node_is_noticed_and_misses_nothing_when_it_goes_on() -> None:
 
 def test_a_killed_node_is_noticed_at_once_and_comes_back_as_a_new_one() -> None:
     ledgers = Ledgers()
-    with Cluster(ledgers.program, n=2, seed=3) as cluster:
+    with Cluster(ledgers.program, n=2, seed=3, find_missed=True) as cluster:
         cluster.start()
         cluster.run_for(0.5)
         cluster.kill(1)
@@ -281,3 +282,37 @@ def test_a_task_goes_by_the_clock_of_its_node() -> None:
 
     with Cluster(program, n=1) as cluster:
         assert cluster.run() == {0: (True, True)}
+
+
+def test_a_dialer_that_was_full_gets_more_when_it_said_and_not_later() -> None:
+    taken: list[int] = []
+
+    def program() -> None:
+        changed = threading.Condition()
+
+        def take(number: int, body: bytes) -> None:
+            taken.append(number)
+            with changed:
+                task.clock.wait_for(changed, lambda: False, 0.005)
+
+        def send(ctx: Context) -> None:
+            if task.router is not None and task.router.node_id == 0 and ctx.total_step < 60:
+                task.emit(Event("body"), ctx.total_step, bytes(2000), only_remote=True)
+            else:
+                with changed:
+                    task.clock.wait_for(changed, lambda: task.finish, 1.0)
+
+        with Task(Context()) as task:
+            if task.router is not None and task.router.node_id == 1:
+                task.on(Event("body", capacity=1, timeout_s=600.0), take)
+            task.use(send).run()
+
+    small = NodeOptions(outbox_bytes=10_000, inbox_bytes=4_000, batch_bytes=4_000)
+    with Cluster(program, n=2, options=small, find_missed=True) as cluster:
+        cluster.start()
+        assert cluster.wait_until(lambda: len(taken) == 60, 10.0)
+        router = cluster.nodes[0].router
+        assert router is not None
+        assert router.peer_traffic()[1].refused_frames > 0
+        assert cluster.now() < 1.0
+    assert taken == list(range(60))

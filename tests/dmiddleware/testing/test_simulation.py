@@ -73,9 +73,64 @@ def test_a_wait_without_a_deadline_ends_when_another_thread_makes_it_true(
     simulation: Simulation,
 ) -> None:
     condition, there = threading.Condition(), []
-    simulation.spawn(lambda: there.append(1), name="giver")
+
+    def give() -> None:
+        with condition:
+            there.append(1)
+            condition.notify()
+
+    simulation.spawn(give, name="giver")
     with condition:
         assert simulation.wait_for(condition, lambda: bool(there), None)
+
+
+def test_who_is_not_notified_waits_until_its_deadline_as_real_threads_do(
+    simulation: Simulation,
+) -> None:
+    condition, there = threading.Condition(), []
+    simulation.spawn(lambda: there.append(1), name="giver")
+    with condition:
+        assert simulation.wait_for(condition, lambda: bool(there), 5.0)
+    assert simulation.now() == 5.0
+
+
+def test_a_missing_notify_is_found_with_the_place_of_who_waits() -> None:
+    condition, there = threading.Condition(), []
+
+    def wait() -> None:
+        with condition:
+            simulation.wait_for(condition, lambda: bool(there), 5.0)
+
+    with (
+        pytest.raises(
+            SimulationError, match=r"waits for what holds already(.|\n)*taker.*in .*wait"
+        ),
+        Simulation(find_missed=True) as simulation,
+    ):
+        simulation.spawn(wait, name="taker")
+        simulation.run_for(1.0)
+        there.append(1)
+        simulation.run_for(1.0)
+
+
+def test_a_notify_wakes_who_has_waited_longest(simulation: Simulation) -> None:
+    condition, tickets, tape = threading.Condition(), [], Tape()
+
+    def wait(number: int) -> None:
+        with condition:
+            simulation.wait_for(condition, lambda: bool(tickets), None)
+            tickets.pop()
+            tape(number)
+
+    for number in range(3):
+        simulation.spawn(lambda number=number: wait(number), name=f"waits {number}")
+        simulation.run_for(1.0)
+    for _ in range(3):
+        with condition:
+            tickets.append(1)
+            condition.notify()
+        simulation.run_for(1.0)
+    assert tape == [0, 1, 2]
 
 
 def test_when_all_wait_for_ever_each_is_named_with_its_place() -> None:

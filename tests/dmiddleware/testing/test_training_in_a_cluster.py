@@ -125,10 +125,15 @@ def test_a_seed_means_the_same_in_a_process_with_other_hashes(tmp_path: Path) ->
 
 def test_a_link_that_is_cut_in_training_costs_time_and_no_data() -> None:
     def disturb(cluster: Cluster) -> None:
-        assert cluster.wait_until(lambda: traffic_of(cluster, 0).received >= 1, 10.0)
+        assert cluster.wait_until(
+            lambda: all(traffic_of(cluster, node_id).sent for node_id in (1, 2)), 10.0
+        )
         cluster.cut(0)
-        cluster.run_for(20.0)
-        assert traffic_of(cluster, 0).received < 4
+        cluster.run_for(1.0)
+        received = traffic_of(cluster, 0).received
+        cluster.run_for(19.0)
+        assert traffic_of(cluster, 0).received == received
+        assert cluster.nodes[0].running
         cluster.heal(0)
 
     outcome = train(3, disturb=disturb)
@@ -146,8 +151,8 @@ def test_a_collector_that_is_killed_and_comes_back_goes_on_collecting() -> None:
         assert cluster.wait_until(lambda: traffic_of(cluster, 1).sent >= 2, 10.0)
         assert cluster.nodes[0].running
 
-    outcome = train(4, disturb=disturb, env_steps=5000)
-    assert outcome.env_step["0"] >= 5000
+    outcome = train(4, disturb=disturb, env_steps=3500)
+    assert outcome.env_step["0"] >= 3500
     assert outcome.train_iter["1"] > 0
 
 
