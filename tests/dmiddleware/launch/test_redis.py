@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(folder: Path, *options: str, password: str = "open-sesame") -> subprocess.Popen[str]:
+def start(
+    folder: Path,
+    *options: str,
+    password: str = "open-sesame",
+    env: Mapping[str, str] | None = None,
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; ditask()",
          "--main", "program.main", *options],
@@ -63,7 +69,7 @@ def start(folder: Path, *options: str, password: str = "open-sesame") -> subproc
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "DITASK_REDIS_PASSWORD": password},
+        env={**os.environ, "DITASK_REDIS_PASSWORD": password, **(env or {})},
     )  # fmt: skip
 
 
@@ -95,6 +101,29 @@ def test_a_collector_joins_through_redis(folder: Path, server: RedisServer) -> N
             text, _ = launcher.communicate(timeout=40)
             assert launcher.returncode == 0, text
             assert "fifty of each have come" in text
+
+
+def test_hosts_of_a_slurm_job_find_each_other_in_redis(folder: Path, server: RedisServer) -> None:
+    options = (
+        "--platform", "slurm", "--platform-spec", '{"roles": ["learner=1", "collector=2"]}',
+        "--mq-type", "redis", "--redis-url", server.url, "--key-file", "key",
+    )  # fmt: skip
+    job = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "gpu[01-02]", "SLURM_NTASKS": "2"}
+    with contextlib.ExitStack() as stack:
+        launchers = [
+            stack.enter_context(
+                start(folder, "--run-id", "job", *options, env=job | {"SLURM_PROCID": place})
+            )
+            for place in ("0", "1")
+        ]
+        for launcher in launchers:
+            text, _ = launcher.communicate(timeout=40)
+            assert launcher.returncode == 0, text
+            assert "fifty of each have come" in text
+    with start(folder, *options, env=job | {"SLURM_PROCID": "0"}) as launcher:
+        text, _ = launcher.communicate(timeout=40)
+        assert launcher.returncode == 1
+        assert "give all the same --run-id" in text
 
 
 def test_a_wrong_password_is_told(folder: Path, server: RedisServer) -> None:
