@@ -15,6 +15,7 @@ import msgspec
 import pynng
 
 from dmiddleware.router.envelope import Answer
+from dmiddleware.router.parts import Raw
 from dmiddleware.router.transport import Channel, Listener
 from dmiddleware.router.transport.base import Serve
 from dmiddleware.router.transport.nng import NngTransport
@@ -90,18 +91,19 @@ class _BusChannel:
         self._real = real
         self._bus = pynng.Bus0(dial=_bus_address(address))
 
-    def request(self, raw: bytes | bytearray) -> memoryview:
-        frame = decode_frame(raw)
+    def request(self, raw: Raw) -> memoryview:
+        joined = bytes(raw)
+        frame = decode_frame(joined)
         if frame.type is not FrameType.DATA:
             return self._real.request(raw)
-        self._bus.send(bytes(raw))
+        self._bus.send(joined)
         acks = ((frame.stream, frame.data_sequence, _CREDIT),)
         answer = Frame(
             FrameType.ACK,
             session=frame.session,
             metadata=msgspec.msgpack.encode(Answer(acks)),
         )
-        return memoryview(encode_frame(answer, max_size=1 << 16))
+        return memoryview(bytes(encode_frame(answer, max_size=1 << 16)))
 
     def close(self) -> None:
         self._bus.close()

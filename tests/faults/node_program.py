@@ -27,6 +27,7 @@ from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.envelope import EncodedEvent
 from dmiddleware.router.transport import Transport
 from dmiddleware.router.transport.nng import NngTransport
+from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
 from tests.faults.bus_stub import BusTransport
 from tests.faults.ledger import Writer
 
@@ -74,6 +75,8 @@ class NodeSpec:
         at_once: whether it begins without being told.
         expected: how many peers must be ready before it sends.
         transport: ``nng``, or ``bus``: the stub that loses.
+        shared: a folder for shared memory, through which large messages go; empty: none.
+        shared_bytes: how much of it this node may take.
         options: of :class:`NodeOptions`.
     """
 
@@ -90,6 +93,8 @@ class NodeSpec:
     at_once: bool = False
     expected: int = 0
     transport: str = "nng"
+    shared: str = ""
+    shared_bytes: int = 64 << 20
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -110,7 +115,7 @@ class _Node:
             dial=spec.dial,
             roles=spec.roles,
             key=bytes.fromhex(spec.key) or None,
-            transport=_transport(spec.transport),
+            transport=_transport(spec),
             options=NodeOptions(**spec.options),
             expected_peers=spec.expected,
             start_timeout_s=60.0,
@@ -229,8 +234,14 @@ def _number_in(payload: np.ndarray[Any, Any]) -> int:
     return int.from_bytes(payload[:8].tobytes(), "little")
 
 
-def _transport(name: str) -> Transport:
-    return BusTransport() if name == "bus" else NngTransport()
+def _transport(spec: NodeSpec) -> Transport:
+    if spec.transport == "bus":
+        return BusTransport()
+    if spec.shared:
+        return SharedMemoryTransport(
+            NngTransport(), directory=Path(spec.shared), max_bytes=spec.shared_bytes
+        )
+    return NngTransport()
 
 
 def main() -> None:

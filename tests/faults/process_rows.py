@@ -31,7 +31,9 @@ __all__ = [
 _SEED = 11
 
 
-def killed_dialers(transport: str, *, kills: int, dialers: int = 3, size: int = 4096) -> Row:
+def killed_dialers(
+    transport: str, *, kills: int, dialers: int = 3, size: int = 4096, **settings: Any
+) -> Row:
     """Kill a random sender, and start another in its place, again and again.
 
     Args:
@@ -39,14 +41,15 @@ def killed_dialers(transport: str, *, kills: int, dialers: int = 3, size: int = 
         kills: how often.
         dialers: how many send.
         size: bytes of each message.
+        settings: of all nodes.
     """
     row = Row(f"kill -9 of a random one of {dialers} senders, {kills} times", transport)
     randomly = random.Random(_SEED)
     sends = Sends(size=size, pace_s=0.001)
     with cluster(transport) as nodes:
-        learner = nodes.listener(receives=("e",))
+        learner = nodes.listener(receives=("e",), **settings)
         alive = [
-            nodes.dialer(number, sends=sends, expected=1, at_once=True)
+            nodes.dialer(number, sends=sends, expected=1, at_once=True, **settings)
             for number in range(1, dialers + 1)
         ]
         starts = list(alive)
@@ -73,13 +76,14 @@ def killed_dialers(transport: str, *, kills: int, dialers: int = 3, size: int = 
     return row
 
 
-def killed_listener(transport: str, *, kills: int, size: int = 4096) -> Row:
+def killed_listener(transport: str, *, kills: int, size: int = 4096, **settings: Any) -> Row:
     """Kill the receiver, and start another in its place; the senders keep their processes.
 
     Args:
         transport: ``ipc`` or ``tcp``.
         kills: how often.
         size: bytes of each message.
+        settings: of all nodes.
     """
     row = Row(f"kill -9 of the receiver, {kills} times", transport)
     sends = Sends(size=size, pace_s=0.001)

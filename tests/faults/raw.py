@@ -20,6 +20,7 @@ from dmiddleware.router.handshake import (
     Session,
 )
 from dmiddleware.router.node import Node, NodeOptions
+from dmiddleware.router.parts import Raw
 from dmiddleware.router.wire import Frame, FrameType, encode_frame
 
 __all__ = ["RawPeer", "Stranger", "valid_frames"]
@@ -74,7 +75,7 @@ class RawPeer:
         """Return what comes before a message that claims to be so long."""
         return (b"\x01" if self._ipc else b"") + struct.pack(">Q", length)
 
-    def send(self, frame: bytes | bytearray) -> bool:
+    def send(self, frame: Raw) -> bool:
         """Send a frame as a request."""
         self._requests += 1
         body = struct.pack(">I", 0x8000_0000 | self._requests) + bytes(frame)

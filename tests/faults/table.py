@@ -18,7 +18,9 @@ from tests.faults.process_rows import (
     stopped,
 )
 from tests.faults.row import Row
+from tests.faults.shared_rows import full, killed_in_hand_over, why_not_full
 from tests.faults.soak_rows import soak
+from tests.faults.training_rows import killed_collectors, killed_learner
 
 __all__ = ["FAULTS", "Fault"]
 
@@ -97,6 +99,22 @@ FAULTS = (
     Fault("partition", "a partition of 40 s", (partial(partition, cut_s=40.0),), why_not),
     Fault(
         "slow-network", "200 ms delay with 1% loss", (partial(slow_network, count=2_000),), why_not
+    ),
+    Fault(
+        "shared-kill",
+        "kill -9 in hand-overs through shared memory, 20 times each side",
+        (partial(killed_in_hand_over, kills=20),),
+    ),
+    Fault("shared-full", "full shared memory", (partial(full, count=100),), why_not_full),
+    Fault(
+        "kill-collector",
+        "kill -9 of a random collector in training, 21 times",
+        _over_both(killed_collectors, kills=7, seeds=(0, 1, 2)),
+    ),
+    Fault(
+        "kill-learner",
+        "kill -9 of the learner in training, 5 times",
+        _over_both(killed_learner, kills=5),
     ),
     Fault(
         "soak",

@@ -1,0 +1,128 @@
+"""Shared memory whose users are killed, or which is full."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from dmiddleware.router.transport.slabs import sweep
+from tests.faults.cluster import cluster
+from tests.faults.delivery_rows import KB, MB
+from tests.faults.node_program import Sends
+from tests.faults.process_rows import all_of, killed_dialers, killed_listener
+from tests.faults.row import Row
+
+__all__ = ["full", "killed_in_hand_over", "why_not_full"]
+
+_IN_MEMORY = "/dev/shm"
+
+
+def killed_in_hand_over(*, kills: int, size: int = 2 * MB) -> Row:
+    """Kill senders, and then receivers, while large messages go through shared memory.
+
+    Args:
+        kills: how often on each side; each hits some other phase of a hand-over.
+        size: bytes of each message.
+    """
+    with tempfile.TemporaryDirectory(prefix="faults-", dir=_IN_MEMORY) as name:
+        folder = Path(name)
+        row = Row(f"kill -9 in hand-overs of {size // KB:,} KB, {kills} times each side", "ipc")
+        with _slabs_in(folder, size) as slabs:
+            for part in (
+                killed_dialers("ipc", kills=kills, dialers=2, size=size, shared=name),
+                killed_listener("ipc", kills=kills, size=size, shared=name),
+            ):
+                row.checks += part.checks
+        sweep(folder)
+        left = [path.name for path in folder.iterdir()]
+    row.check("they did use it", f"{len(slabs)} slabs seen", len(slabs) > 0)
+    row.check("nothing left after the sweep", f"{len(left)} files", not left)
+    return row
+
+
+@contextlib.contextmanager
+def _slabs_in(folder: Path, size: int) -> Iterator[set[str]]:
+    """Gather the names of all files that were ever large enough for a message."""
+    seen: set[str] = set()
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.02):
+            for path in folder.iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    if path.stat().st_size >= size:
+                        seen.add(path.name)
+
+    looking = threading.Thread(target=look, name="slabs", daemon=True)
+    looking.start()
+    try:
+        yield seen
+    finally:
+        done.set()
+        looking.join(5.0)
+
+
+def full(*, count: int, size: int = 2 * MB) -> Row:
+    """Send large messages where shared memory has room for one or two of them, and then for none.
+
+    Args:
+        count: how many messages.
+        size: bytes of each.
+    """
+    row = Row(f"full shared memory, {count:,} x {size // KB:,} KB", "ipc")
+    with _file_system(2 * size) as folder, cluster("ipc") as nodes:
+        sends = Sends(count=count, size=size)
+        receiver = nodes.listener(receives=("e",), shared=str(folder))
+        sender = nodes.dialer(1, sends=sends, expected=1, shared=str(folder))
+        sender.await_line("ready")
+        used = _fill(folder)
+        sender.tell("send")
+        verdict = all_of(sender, receiver)
+        alive = sender.alive and receiver.alive
+        sender.stop()
+        receiver.stop()
+    row.check("falls back: 0 lost", verdict, verdict.clean and verdict.accepted == count)
+    row.check("nobody dies", f"{alive}, {used // KB:,} KB were left to use", alive)
+    return row
+
+
+def why_not_full() -> str:
+    """Return why no small file system can be made here; empty: it can."""
+    try:
+        with _file_system(MB):
+            return ""
+    except (OSError, RuntimeError) as error:
+        return f"a file system in memory cannot be mounted: {error}"
+
+
+def _fill(folder: Path) -> int:
+    """Leave room for a fraction of a message only; return how much."""
+    room = 256 * KB
+    with (folder / "filler").open("wb") as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(64 * KB))
+            file.flush()
+    with (folder / "filler").open("r+b") as file:
+        file.truncate((folder / "filler").stat().st_size - room)
+    return room
+
+
+@contextlib.contextmanager
+def _file_system(size: int) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="faults-") as name:
+        options = f"size={size},mode=0700"
+        _run("mount", "-t", "tmpfs", "-o", options, "dmiddleware", name)
+        try:
+            yield Path(name)
+        finally:
+            _run("umount", "--lazy", name)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")

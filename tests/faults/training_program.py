@@ -1,0 +1,103 @@
+"""The first example's training, whose processes write down each batch: for ``ditask --main``.
+
+It differs from :mod:`examples.cartpole_dqn` in its ledgers, and in its end: a file ``enough`` in
+the ledgers' folder stops it.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dmiddleware import Middleware, OnlineRLContext, Role, Task, middleware
+from dmiddleware.data import TensorBuffer
+from dmiddleware.env import make_env_manager
+from dmiddleware.pipeline import this_node
+from dmiddleware.worker import BaseLearner
+from examples.cartpole_dqn import ENV, make_policy
+from examples.common import finish, start
+from middleware import (
+    CkptSaver,
+    ContextExchanger,
+    ModelExchanger,
+    OffPolicyLearner,
+    StepCollector,
+    data_pusher,
+    eps_greedy_handler,
+    interaction_evaluator,
+    termination_checker,
+)
+from tests.faults.ledger import Writer
+from tests.faults.training_rows import ENV_STEPS, FOLDER, SEED
+
+
+def written_down(write: Writer) -> Middleware[OnlineRLContext]:
+    """Write down each batch where it is collected, and where it is learned from."""
+
+    @middleware(reads=("trajectories",))
+    def write_batch(ctx: Any) -> None:
+        if ctx.trajectories is not None:
+            obs = np.ascontiguousarray(ctx.trajectories.obs.numpy())
+            reward = np.ascontiguousarray(ctx.trajectories.reward.numpy())
+            write("batch", zlib.crc32(reward, zlib.crc32(obs)), ctx.train_iter)
+
+    return write_batch
+
+
+def stop_when_told(folder: Path) -> Middleware[OnlineRLContext]:
+    """Stop the run when its test has seen enough."""
+
+    @middleware(roles=[Role.LEARNER])
+    def look(ctx: Any) -> None:
+        if (folder / "enough").exists():
+            ctx.task.stop("the test has seen enough")
+
+    return look
+
+
+def main() -> None:
+    """Train, as the node that this process is."""
+    folder, seed = Path(os.environ[FOLDER]), int(os.environ[SEED])
+    node = this_node()
+    assert node is not None, "this program is started by ditask"
+    with Writer(folder / f"{node.node_id}-{os.getpid()}.ledger") as write:
+        write("started", os.getpid(), list(node.roles))
+        train(write, folder, seed, int(os.environ[ENV_STEPS]))
+
+
+def train(write: Writer, folder: Path, seed: int, env_steps: int) -> None:
+    """Run the chain of the example, with ledgers."""
+    policy = make_policy(seed)
+    with (
+        start("training", policy.cfg, seed=seed) as run,
+        Task(OnlineRLContext(), seed=seed) as task,
+    ):
+        collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
+        eval_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("evaluator"))
+        buffer = TensorBuffer(60_000, n_step=3, seed=task.seed_for("buffer"))
+        learner = BaseLearner(
+            policy=policy.learn_mode, tb_logger=run.tb_logger, exp_name=str(run.path)
+        )
+        for name in ("node.joined", "node.left", "node.rejoined"):
+            task.on(name, lambda node_id, name=name, **_: write(name, node_id))
+        task.use(ContextExchanger()).use(ModelExchanger(policy))
+        task.use(eps_greedy_handler(start=1.0, end=0.04, decay_steps=5000))
+        task.use(StepCollector(policy.collect_mode, collect_env, n_sample=128, random_steps=1000))
+        task.use(written_down(write))
+        task.use(data_pusher(buffer))
+        task.use(OffPolicyLearner(learner, buffer, batch_size=64, updates_per_collect=64))
+        task.use(
+            interaction_evaluator(
+                policy.eval_mode, eval_env, n_episode=8, every_train_iter=640, stop_value=1e9
+            )
+        )
+        task.use(CkptSaver(policy.learn_mode, run))
+        task.use(stop_when_told(folder)).use(termination_checker(max_env_step=env_steps))
+        task.run()
+    if not (folder / "enough").exists():
+        result = finish(run, task, policy, ENV)
+        write("returned", result.mean_return)

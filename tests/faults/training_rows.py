@@ -1,0 +1,241 @@
+"""Training whose processes are killed: the chain of the first example, launched by ditask."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.faults.cluster import ROOT, wait_until
+from tests.faults.ledger import Judgement, Ledger, join, judge
+from tests.faults.row import Row
+
+__all__ = ["ENV_STEPS", "FOLDER", "SEED", "killed_collectors", "killed_learner"]
+
+FOLDER, SEED, ENV_STEPS = "FAULTS_FOLDER", "FAULTS_SEED", "FAULTS_ENV_STEPS"
+LEARNER, COLLECTORS = 0, (1, 2)
+_SEED = 19
+_RESTART_S = 60.0
+_WHOLE_RUN_S = 1200.0
+
+
+class Training:
+    """A run under ditask.
+
+    Args:
+        folder: for ledgers and files.
+        transport: ``ipc`` or ``tcp``.
+        seed: of the run.
+        env_steps: after how many it ends by itself.
+    """
+
+    def __init__(self, folder: Path, transport: str, *, seed: int, env_steps: int) -> None:
+        self.folder = folder
+        self._log = (folder / "ditask.log").open("wb")
+        self._ledgers: dict[str, Ledger] = {}
+        command = [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; ditask()"]
+        command += ["--main", "tests.faults.training_program.main", "--protocol", transport]
+        command += ["--roles", "learner=1,collector=2,evaluator=1", "--topology", "mesh"]
+        command += ["--on-failure", "restart", "--max-restarts", "40"]
+        self.process = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdout=self._log,
+            stderr=self._log,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "TMPDIR": str(folder),
+                "OMP_NUM_THREADS": "1",
+                FOLDER: str(folder),
+                SEED: str(seed),
+                ENV_STEPS: str(env_steps),
+            },
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether the run goes on."""
+        return self.process.poll() is None
+
+    def starts(self, node_id: int) -> list[Ledger]:
+        """Return the ledgers of all starts of a node, in order."""
+        for path in self.folder.glob(f"{node_id}-*.ledger"):
+            self._ledgers.setdefault(path.name, Ledger(path))
+        mine = [x for name, x in self._ledgers.items() if name.startswith(f"{node_id}-")]
+        return sorted(
+            (x for x in mine if x.lines("started")), key=lambda x: x.lines("started")[0][1]
+        )
+
+    def await_lines(self, node_id: int, start: int, what: str, count: int) -> list[Any]:
+        """Wait for so many lines of a start of a node; return the last of them."""
+
+        def found() -> bool:
+            if not self.alive:
+                raise RuntimeError(f"the run has ended: {self.log()}")
+            starts = self.starts(node_id)
+            return len(starts) > start and len(starts[start].lines(what)) >= count
+
+        wait_until(found, f"{count} {what!r} of start {start} of node {node_id}",
+                   deadline_s=_RESTART_S)  # fmt: skip
+        return self.starts(node_id)[start].lines(what)[count - 1]
+
+    def kill(self, node_id: int) -> float:
+        """Kill a node's newest start; return the time right before."""
+        pid = self.starts(node_id)[-1].lines("started")[0][2]
+        at = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        return at
+
+    def log(self) -> str:
+        """What the launcher wrote last."""
+        return (self.folder / "ditask.log").read_text()[-3000:]
+
+    def end(self, *, by_itself: bool) -> int:
+        """Wait until the run has ended, and return its exit code."""
+        if not by_itself:
+            (self.folder / "enough").touch()
+        return self.process.wait(_WHOLE_RUN_S if by_itself else _RESTART_S)
+
+    def close(self) -> None:
+        """Make sure that it is gone; its children go with it."""
+        if self.alive:
+            self.process.kill()
+            self.process.wait(_RESTART_S)
+        self._log.close()
+
+
+@contextlib.contextmanager
+def training(transport: str, *, seed: int, env_steps: int) -> Iterator[Training]:
+    """A run in a folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as folder:
+        run = Training(Path(folder), transport, seed=seed, env_steps=env_steps)
+        try:
+            yield run
+        finally:
+            run.close()
+
+
+def killed_collectors(
+    transport: str, *, kills: int, seeds: Sequence[int] = (), env_steps: int = 60_000
+) -> Row:
+    """Kill a random collector of a training, again and again.
+
+    Args:
+        transport: ``ipc`` or ``tcp``.
+        kills: how often in each training.
+        seeds: of trainings to the end, with and without faults, whose returns are compared; none:
+            one training, stopped after the last kill.
+        env_steps: of each training.
+    """
+    row = Row(f"kill -9 of a random collector in training, {kills * max(1, len(seeds))} times",
+              transport)  # fmt: skip
+    randomly = random.Random(_SEED)
+    left: list[float] = []
+    first: list[float] = []
+    verdicts, codes, returns = [], [], []
+    for seed in seeds or (0,):
+        with training(transport, seed=seed, env_steps=env_steps) as run:
+            run.await_lines(LEARNER, 0, "batch", 10)
+            for _ in range(kills):
+                _kill_collector(run, randomly.choice(COLLECTORS), left, first)
+            codes.append(run.end(by_itself=bool(seeds)))
+            verdicts += _judged(run)
+            returns += [x[2] for x in run.starts(LEARNER)[-1].lines("returned")]
+            one_learner = len(run.starts(LEARNER)) == 1
+    verdict = join(verdicts)
+    fine = codes == [0] * len(codes) and one_learner
+    row.check("the learner lives on, the run ends well", f"exit codes {codes}", fine)
+    row.check("0 accepted batches lost, duplicated, damaged", verdict, verdict.clean)
+    row.at_most("node.left", max(left), 1.0)
+    row.at_most("the replacement's first trajectory after its imports", max(first), 3.0)
+    if seeds:
+        calm = [_calm_return(transport, seed=seed, env_steps=env_steps) for seed in seeds]
+        measured = f"{_figures(returns)} with faults, {_figures(calm)} without"
+        spread = max(calm) - min(calm)
+        inside = len(returns) == len(seeds) and min(returns) >= min(calm) - max(spread, 50.0)
+        row.check("the return lies in the band of runs without faults", measured, inside)
+    return row
+
+
+def killed_learner(transport: str, *, kills: int) -> Row:
+    """Kill the learner of a training, again and again.
+
+    Args:
+        transport: ``ipc`` or ``tcp``.
+        kills: how often.
+    """
+    row = Row(f"kill -9 of the learner in training, {kills} times", transport)
+    flows, resumed_at, learned = [], [], []
+    with training(transport, seed=0, env_steps=1_000_000) as run:
+        for number in range(kills):
+            learned.append(run.await_lines(LEARNER, number, "batch", 20)[3])
+            run.kill(LEARNER)
+            began = run.await_lines(LEARNER, number + 1, "started", 1)[1]
+            batch = run.await_lines(LEARNER, number + 1, "batch", 1)
+            flows.append(batch[1] - began)
+            resumed_at.append(batch[3])
+        same = all(len(run.starts(node_id)) == 1 for node_id in COLLECTORS)
+        code = run.end(by_itself=False)
+    row.check("collectors keep their processes", f"{same}", same)
+    row.at_most("data flows after it listens again", max(flows), 5.0)
+    row.check("the run ends well", f"exit code {code}", code == 0)
+    measured = f"killed at update {learned}, went on from {resumed_at}"
+    row.check("newest whole snapshot resumed", measured, all(at > 0 for at in resumed_at))
+    return row
+
+
+def _kill_collector(run: Training, node_id: int, left: list[float], first: list[float]) -> None:
+    """Kill a collector, and note how soon it is missed and how soon its replacement is heard."""
+    starts = len(run.starts(node_id))
+    run.await_lines(node_id, starts - 1, "batch", 2)
+    learner = run.starts(LEARNER)[-1]
+    at = run.kill(node_id)
+
+    def lines() -> list[list[Any]]:
+        return [line for line in learner.lines("node.left", since=at) if line[2] == node_id]
+
+    wait_until(lambda: bool(lines()), f"that node {node_id} leaves")
+    left.append(lines()[0][1] - at)
+    started = run.await_lines(node_id, starts, "started", 1)[1]
+    batch = run.await_lines(node_id, starts, "batch", 1)[2]
+
+    def came() -> list[float]:
+        return [line[1] for line in learner.lines("batch", since=started) if line[2] == batch]
+
+    wait_until(lambda: bool(came()), "the replacement's first batch")
+    first.append(came()[0] - started)
+
+
+def _judged(run: Training) -> list[Judgement]:
+    """Judge each start of each collector: the learner has its batches, up to some point, all."""
+    came = [line[2] for learner in run.starts(LEARNER) for line in learner.lines("batch")]
+    verdicts = []
+    known: set[int] = set()
+    for node_id in COLLECTORS:
+        for start in run.starts(node_id):
+            batches = {line[2]: number for number, line in enumerate(start.lines("batch"))}
+            known |= set(batches)
+            got = [(batches[batch], True) for batch in came if batch in batches]
+            if got:
+                verdicts.append(judge(max(got)[0] + 1, got))
+    damaged = sum(batch not in known for batch in came)
+    return [*verdicts, Judgement(damaged=damaged)]
+
+
+def _calm_return(transport: str, *, seed: int, env_steps: int) -> float:
+    with training(transport, seed=seed, env_steps=env_steps) as run:
+        run.end(by_itself=True)
+        return float(run.starts(LEARNER)[-1].lines("returned")[0][2])
+
+
+def _figures(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.0f}" for value in values)
