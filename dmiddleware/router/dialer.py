@@ -126,6 +126,9 @@ class _Session:
                 jobs = [self._send_forever] * _SENDERS + [self._poll_forever] * _POLLERS
                 threads += [self._spawn(job, data, link) for job in jobs]
                 self._keep_in_touch(control, link)
+            except AuthError as error:
+                # The peer has shown that it has the key: this frame was damaged on its way.
+                self._break(link, str(error))
             finally:
                 self._end(stack, link, threads)
 

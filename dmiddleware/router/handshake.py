@@ -296,16 +296,19 @@ class ListenerHandshake:
             What to send, and the session that begins with it.
 
         Raises:
-            AuthError: if the dialer does not have the run's key, or answers a challenge that is
-                unknown, used or older than 5 seconds.
-            HandshakeRefused: if ``admit`` does not let it in.
+            AuthError: if the dialer does not have the run's key.
+            HandshakeRefused: if ``admit`` does not let it in, or if it answers a challenge that is
+                unknown, used or older than 5 seconds (``stale``).
             FrameError: if it is no AUTH.
         """
         auth = _read(_auth_decoder, raw, "AUTH")
         self._forget(now)
         known = self._pending.pop(auth.challenge, None)
         if known is None:
-            raise AuthError("the answer is to no challenge of this node; dial anew")
+            # Not of a wrong key: the dialer stood still for too long, or too many dialed at once.
+            raise HandshakeRefused(
+                "the answer is to no challenge of this node; dial anew", code="stale"
+            )
         _, hello, hello_raw, challenge = known
         transcript = _transcript(hello_raw, challenge)
         _check_proof(self._key, b"dialer", transcript, auth.proof)

@@ -88,7 +88,7 @@ def test_a_listener_without_the_key_is_found_out_by_the_dialer() -> None:
     forged["proof"] = bytes(32)
     with pytest.raises(AuthError):
         ours.on_welcome(msgspec.msgpack.encode(forged))
-    with pytest.raises(AuthError):
+    with pytest.raises(HandshakeRefused, match="no challenge of this node"):
         impostor.on_auth(answer, 0.0)
 
 
@@ -114,15 +114,16 @@ def test_an_answer_cannot_be_played_again() -> None:
     ours, theirs = dialer(), listener()
     answer = ours.on_challenge(theirs.on_hello(ours.hello(), 0.0))
     theirs.on_auth(answer, 0.0)
-    with pytest.raises(AuthError, match="no challenge of this node"):
+    with pytest.raises(HandshakeRefused, match="no challenge of this node"):
         theirs.on_auth(answer, 0.0)
 
 
-def test_an_answer_that_comes_too_late_is_refused() -> None:
+def test_an_answer_that_comes_too_late_is_refused_as_stale_and_not_as_of_a_wrong_key() -> None:
     ours, theirs = dialer(), listener()
     answer = ours.on_challenge(theirs.on_hello(ours.hello(), 0.0))
-    with pytest.raises(AuthError):
+    with pytest.raises(HandshakeRefused) as refused:
         theirs.on_auth(answer, PENDING_S + 0.1)
+    assert refused.value.code == "stale"
 
 
 def test_dialers_that_say_hello_and_no_more_take_bounded_memory() -> None:
