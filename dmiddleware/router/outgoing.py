@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dmiddleware.router.delivery import Outbox
 from dmiddleware.router.envelope import EncodedEvent
@@ -88,6 +88,7 @@ class Outgoing:
     def give_up(self) -> int:
         """Drop all that waits; return how many accepted reliable events are lost by it."""
         self._latest.clear()
+        self._latest_under_way = None
         self._lossy.clear()
         return self.outbox.give_up()
 
@@ -96,6 +97,11 @@ class Outgoing:
         if event.event in self._latest:
             self.counters.superseded += 1
         self._latest[event.event] = event
+        under_way = self._latest_under_way
+        if under_way is not None:
+            # It would not be sent again, so it is not kept: a slow reader costs no copy of its own.
+            kept = tuple(old for old in under_way.events if old.event != event.event)
+            self._latest_under_way = replace(under_way, events=kept)
 
     def put_lossy(self, event: EncodedEvent) -> None:
         """Take an event that may be dropped."""

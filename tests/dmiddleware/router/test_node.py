@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from dmiddleware.errors import AuthError, FrameError, FrameTooLarge, HandshakeRefused
 from dmiddleware.router.codec import Codec
-from dmiddleware.router.envelope import decode_event, encode_event
+from dmiddleware.router.envelope import EncodedEvent, decode_event, encode_event
 from dmiddleware.router.handshake import Identity
 from dmiddleware.router.node import Link, Node, NodeOptions, Parked
 from dmiddleware.router.wire import FrameType
@@ -464,3 +466,32 @@ def test_what_is_emitted_before_a_restarted_peer_says_what_it_wants_reaches_it()
     taken(listener)
     exchange(again, listener, link)
     assert sorted(event[1:] for event in taken(again)) == [("e", "early"), ("model", 7)]
+
+
+def test_a_reader_that_does_not_answer_keeps_no_old_version_alive() -> None:
+    dialer, listener = make_node("1"), make_node("0")
+    link = join(dialer, listener)
+    dialer.want(["weights"])
+    exchange(dialer, listener, link)
+    taken(listener)
+
+    class Version(EncodedEvent, frozen=True, weakref=True):
+        """One that can be watched."""
+
+    def version(number: int) -> weakref.ref[Version]:
+        made = encode_event("weights", number, CODEC)
+        event = Version(made.event, made.skeleton, made.buffers, made.size)
+        listener.put_latest(event)
+        return weakref.ref(event)
+
+    first = version(1)
+    answered(listener, dialer.request(link, FrameType.POLL), 0.0)  # sent, and lost on the way
+    assert first() is not None, "it may have to be sent again"
+    second = version(2)
+    gc.collect()
+    assert first() is None
+    assert second() is not None
+    later = 2 * OPTIONS.retry_s
+    link.outgoing.on_reconnect(later)
+    dialer.on_answer(link, answered(listener, dialer.request(link, FrameType.POLL), later), later)
+    assert taken(dialer) == [("0", "weights", 2)]
