@@ -180,7 +180,7 @@ def slow_weight_reader(transport: str, *, count: int, size: int, slow_s: float) 
             process.stop()
     row.check("versions only rise", f"{rises}", rises and whole)
     row.check("ends at the newest", f"{newest}, {skipped} skipped by the slow one", newest)
-    row.at_most("encoded copies at the learner", copies, 2, "copies")
+    row.check("encoded copies at the learner ≤ 2", f"{copies}", 1 <= copies <= 2)
     paced_s = count * slow_s / 10
     row.at_most("the writer is not held back: publishing", took_s, 2 * paced_s + 1.0)
     return row
