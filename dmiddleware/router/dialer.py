@@ -166,6 +166,12 @@ class _Session:
                 job(channel, link)
             except (TransportError, HandshakeRefused, AuthError, FrameError) as error:
                 self._break(link, str(error))
+            except Exception as error:
+                # A defect: without this thread nothing would go out, and no one would know why.
+                self._router.fail(
+                    RouterError(f"the connection to {self._address} failed within: {error!r}")
+                )
+                raise
 
         name = f"router-{job.__name__.strip('_').partition('_')[0]}-{self._address}"
         return self._router.clock.spawn(work, name=name)

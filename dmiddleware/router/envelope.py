@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -22,6 +22,8 @@ __all__ = [
     "FRAME_OVERHEAD",
     "MAX_BATCH_BYTES",
 ]
+
+LayDown: TypeAlias = Callable[[Sequence[memoryview]], list[memoryview] | None]
 
 _SPILL_BYTES: Final = 32 * 1024
 """Beyond this the envelope travels as a buffer, so that metadata stays within its bound."""
@@ -75,14 +77,25 @@ _encode = msgspec.msgpack.Encoder().encode
 _envelopes = msgspec.msgpack.Decoder(list[_Envelope])
 
 
-def encode_event(event: str, value: Any, codec: Codec) -> EncodedEvent:
+def encode_event(
+    event: str, value: Any, codec: Codec, lay_down: LayDown | None = None
+) -> EncodedEvent:
     """Encode an event; its arrays are copied, so that the caller may change them at once.
+
+    Args:
+        event: its name.
+        value: its arguments.
+        codec: encodes them.
+        lay_down: copies arrays to where they are sent from; may return None.
 
     Raises:
         EncodeError: if the value cannot travel.
     """
     skeleton, views = codec.encode(value)
-    buffers = tuple([copy_of(view) for view in views]) if views else ()
+    buffers: tuple[bytes | memoryview, ...] = ()
+    if views:
+        laid = None if lay_down is None else lay_down(views)
+        buffers = tuple([copy_of(view) for view in views] if laid is None else laid)
     return EncodedEvent(event, skeleton, buffers, _size(event, skeleton, buffers))
 
 

@@ -7,7 +7,10 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-__all__ = ["Parts", "Raw", "copy_of", "write_into"]
+__all__ = ["ALIGNMENT", "Parts", "Raw", "copy_of", "write_into"]
+
+ALIGNMENT: Final = 64
+"""Arrays begin at a multiple of this in a frame."""
 
 _LARGE: Final = 64 * 1024
 

@@ -330,7 +330,9 @@ class Router:
             targets = self._node.targets(event.name)
         if not targets and event.delivery != "latest":
             return
-        encoded = encode_event(event.name, [list(args), kwargs], self._codec)
+        encoded = encode_event(
+            event.name, [list(args), kwargs], self._codec, self._transport.lay_down
+        )
         with self._lock:
             self._node.check_size(encoded, targets)
             if event.delivery == "reliable":

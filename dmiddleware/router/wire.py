@@ -40,7 +40,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from dmiddleware.errors import AuthError, FrameError, FrameTooLarge
-from dmiddleware.router.parts import Parts
+from dmiddleware.router.parts import ALIGNMENT, Parts
 
 __all__ = [
     "FrameType",
@@ -63,7 +63,6 @@ __all__ = [
 T = TypeVar("T")
 
 VERSION: Final = 1
-ALIGNMENT: Final = 64
 MAX_METADATA: Final = 64 * 1024
 MAX_BUFFERS: Final = 8192
 

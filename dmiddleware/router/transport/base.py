@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dmiddleware.router.parts import Raw
@@ -97,4 +97,15 @@ class Transport(Protocol):
 
     def covers_body(self, address: str) -> bool:
         """Tell whether frames to and from the address need all their bytes signed."""
+        ...
+
+    def lay_down(self, arrays: Sequence[memoryview]) -> list[memoryview] | None:
+        """Copy the arrays of an event to a place from where they go out without another copy.
+
+        Args:
+            arrays: bytes.
+
+        Returns:
+            Where they are now; None if there is no such place, or they are too small for it.
+        """
         ...

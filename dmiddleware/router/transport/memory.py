@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -195,6 +195,9 @@ class MemoryTransport:
     def covers_body(self, address: str) -> bool:
         """Tell that frames need not have all their bytes signed: they never leave the process."""
         return False
+
+    def lay_down(self, arrays: Sequence[memoryview]) -> None:
+        """Tell that arrays have no place of their own here."""
 
 
 @dataclass(eq=False, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -64,6 +64,9 @@ class NngTransport:
     def covers_body(self, address: str) -> bool:
         """Tell whether frames need all their bytes signed: on bare tcp only."""
         return address.startswith("tcp://")
+
+    def lay_down(self, arrays: Sequence[memoryview]) -> None:
+        """Tell that arrays have no place of their own here."""
 
     def _tls_for(self, address: str) -> TlsFiles | None:
         if not address.startswith("tls+tcp://"):

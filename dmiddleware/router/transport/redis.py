@@ -23,7 +23,7 @@ import secrets
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from dmiddleware.errors import TransportError
@@ -118,6 +118,9 @@ class RedisTransport:
     def covers_body(self, address: str) -> bool:
         """Tell that frames need all their bytes signed: the redis server is not trusted."""
         return True
+
+    def lay_down(self, arrays: Sequence[memoryview]) -> None:
+        """Tell that arrays have no place of their own here."""
 
 
 class _Server:

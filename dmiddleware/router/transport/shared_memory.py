@@ -22,7 +22,7 @@ import stat
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -121,6 +121,12 @@ class SharedMemoryTransport:
         """Tell whether frames need all their bytes signed: as the transport beneath says."""
         return self._inner.covers_body(address)
 
+    def lay_down(self, arrays: Sequence[memoryview]) -> list[memoryview] | None:
+        """Copy large arrays to where they are read; see :class:`Transport`."""
+        if sum(map(len, arrays)) < self._room.least_bytes or not self._room.in_use:
+            return None
+        return self._room.pool.lay_down(arrays)
+
 
 class _Room:
     """The folder with the slabs, as long as any connection uses it."""
@@ -136,6 +142,11 @@ class _Room:
         self._proof = Path()
         self.pool = SlabPool(directory, max_bytes=max_bytes)
         self.reader = SlabReader(directory)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether anybody is connected, or may be."""
+        return self._n_users > 0
 
     def enter(self) -> None:
         """Take note of a user; the first one sweeps up after processes that are dead."""
@@ -199,7 +210,9 @@ class _Room:
         """Put a body into a slab; returns what to send instead, or None to send it as it is."""
         if len(content) < self.least_bytes:
             return None
-        ticket = self.pool.fill(content, reader=reader)
+        ticket = self.pool.complete(content, reader=reader) or self.pool.fill(
+            content, reader=reader
+        )
         return None if ticket is None else _HEAD.pack(_MAGIC, _TICKET) + ticket
 
 

@@ -12,6 +12,10 @@ The one who made a slab fills it when it is free. The reader takes it once, and 
 to its content any longer, it is free again. A slab whose reader is gone is abandoned: its file is
 removed, and its memory is freed when nobody has it mapped.
 
+Arrays can be laid into a slab before it is known what goes around them. What is sent later as a
+frame with these arrays, and nothing else that is large, goes out without another copy: the frame's
+head is written before the arrays, where room was left for it.
+
 Files are allocated in full before they are used, so that a full file system is an error where the
 slab is made, and never a signal where it is touched.
 """
@@ -29,13 +33,13 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from dmiddleware.router.parts import Raw, write_into
+from dmiddleware.router.parts import ALIGNMENT, Parts, Raw, write_into
 
 __all__ = ["SlabPool", "SlabReader", "sweep"]
 
@@ -46,6 +50,9 @@ _TOKEN: Final = slice(8, 24)
 _TOKEN_BYTES: Final = 16
 _STATE: Final = 24
 _CONTENT: Final = 64
+_ARRAYS: Final = 4096
+"""Where arrays are laid; before them there is room for a frame's head."""
+
 _FREE, _FILLED, _TAKEN = 0, 1, 2
 
 _GRAIN: Final = 1 << 16
@@ -53,7 +60,7 @@ _UNREAD_S: Final = 30.0
 _KEPT_MAPPINGS: Final = 64
 
 _NAME: Final = re.compile(r"(?P<pid>\d+)-[0-9a-f]{16}\.slab")
-_TICKET: Final = struct.Struct(f"<{_TOKEN_BYTES}sQ")
+_TICKET: Final = struct.Struct(f"<{_TOKEN_BYTES}sQQ")
 
 
 def sweep(directory: Path) -> int:
@@ -70,7 +77,7 @@ def sweep(directory: Path) -> int:
 class _Slab:
     """A slab that this process made."""
 
-    __slots__ = ("capacity", "filled_at", "memory", "path", "reader", "token")
+    __slots__ = ("capacity", "filled_at", "laid", "memory", "path", "reader", "token")
 
     def __init__(self, path: Path, memory: mmap.mmap) -> None:
         self.path = path
@@ -79,10 +86,15 @@ class _Slab:
         self.token = b""
         self.reader = 0
         self.filled_at = 0.0
+        self.laid: weakref.ref[_Laid] | None = None
 
     @property
     def state(self) -> int:
         return self.memory[_STATE]
+
+    @property
+    def is_free(self) -> bool:
+        return self.memory[_STATE] == _FREE and (self.laid is None or self.laid() is None)
 
     def remove(self) -> None:
         with contextlib.suppress(OSError):
@@ -133,15 +145,67 @@ class SlabPool:
             if slab is None:
                 return None
             # From here on it is nobody else's.
-            slab.token = secrets.token_bytes(_TOKEN_BYTES)
-            slab.reader, slab.filled_at = reader, self._now()
-            slab.memory[_TOKEN] = slab.token
-            slab.memory[_STATE] = _FILLED
+            self._hand_to(slab, reader)
         try:
             write_into(memoryview(slab.memory)[_CONTENT:], content)
         except ValueError:  # abandoned in the meantime
             return None
-        return _TICKET.pack(slab.token, len(content)) + slab.path.name.encode()
+        return _ticket(slab, _CONTENT, len(content))
+
+    def lay_down(self, arrays: Sequence[memoryview]) -> list[memoryview] | None:
+        """Copy arrays into a slab, one behind the other, as they will lie in a frame.
+
+        Args:
+            arrays: bytes.
+
+        Returns:
+            Where they are now, for :meth:`complete`; the slab is theirs while one of them is alive.
+            None if there is no memory for them.
+        """
+        starts, end = [], _ARRAYS
+        for array in arrays:
+            starts.append(-(-end // ALIGNMENT) * ALIGNMENT)
+            end = starts[-1] + len(array)
+        with self._lock:
+            slab = self._find(end)
+            if slab is None:
+                return None
+            whole = np.frombuffer(slab.memory, np.uint8).view(_Laid)
+            whole.slab, whole.n_arrays = slab, len(arrays)
+            slab.laid = weakref.ref(whole)
+        place = _ARRAYS
+        for start, array in zip(starts, arrays, strict=True):
+            whole[place:start] = 0
+            place = start + len(array)
+            whole[start:place] = np.frombuffer(array, np.uint8)
+        return [
+            whole.data[start : start + len(array)]
+            for start, array in zip(starts, arrays, strict=True)
+        ]
+
+    def complete(self, content: Raw, *, reader: int) -> bytes | None:
+        """Write the rest of a frame around arrays that were laid down.
+
+        Args:
+            content: the frame.
+            reader: a number of whom it is for; see :meth:`abandon`.
+
+        Returns:
+            A ticket for it; None if the frame is another one, or was sent before: it needs a slab
+            of its own.
+        """
+        found = _laid_in(content)
+        if found is None:
+            return None
+        head, whole = found
+        slab, begin = whole.slab, _ARRAYS - len(head)
+        with self._lock:
+            if whole.is_used or begin < _CONTENT or self._slabs.get(slab.path.name) is not slab:
+                return None
+            whole.is_used = True
+            slab.memory[begin:_ARRAYS] = head
+            self._hand_to(slab, reader)
+        return _ticket(slab, begin, len(content))
 
     def take_back(self, ticket: bytes) -> None:
         """Make a slab free again that its reader said it cannot take."""
@@ -163,9 +227,15 @@ class SlabPool:
             for slab in list(self._slabs.values()):
                 self._remove(slab)
 
+    def _hand_to(self, slab: _Slab, reader: int) -> None:
+        slab.token = secrets.token_bytes(_TOKEN_BYTES)
+        slab.reader, slab.filled_at = reader, self._now()
+        slab.memory[_TOKEN] = slab.token
+        slab.memory[_STATE] = _FILLED
+
     def _find(self, size: int) -> _Slab | None:
         capacity = _rounded(size)
-        free = [slab for slab in self._slabs.values() if slab.state == _FREE]
+        free = [slab for slab in self._slabs.values() if slab.is_free]
         fitting = [slab for slab in free if size <= slab.capacity <= 2 * capacity]
         if fitting:
             return min(fitting, key=lambda slab: slab.capacity)
@@ -231,7 +301,7 @@ class SlabReader:
         ticket = bytes(ticket)
         if len(ticket) < _TICKET.size:
             return None
-        token, length = _TICKET.unpack_from(ticket)
+        token, begin, length = _TICKET.unpack_from(ticket)
         name = ticket[_TICKET.size :].decode(errors="replace")
         if length > max_bytes or _NAME.fullmatch(name) is None:
             return None
@@ -239,13 +309,13 @@ class SlabReader:
             memory = self._map(name)
             if (
                 memory is None
-                or _CONTENT + length > len(memory)
+                or not _CONTENT <= begin <= len(memory) - length
                 or memory[_STATE] != _FILLED
                 or not secrets.compare_digest(memory[_TOKEN], token)
             ):
                 return None
             memory[_STATE] = _TAKEN
-        return _view(memory, token, length)
+        return _view(memory, token, begin, length)
 
     def close(self) -> None:
         """Let go of all slabs; views stay valid. Twice is fine."""
@@ -278,8 +348,41 @@ class _Owner(np.ndarray):
     """A slab's content; when it is gone, the slab is free."""
 
 
-def _view(memory: mmap.mmap, token: bytes, length: int) -> memoryview:
-    owner = np.frombuffer(memory, np.uint8, length, _CONTENT).view(_Owner)
+class _Laid(np.ndarray):
+    """The whole of a slab with laid-down arrays; while it is alive, the slab is theirs."""
+
+    slab: _Slab
+    n_arrays: int
+    is_used = False
+
+
+def _laid_in(content: Raw) -> tuple[bytes, _Laid] | None:
+    """Return a frame's head and its arrays' slab, if these are all that were laid down there."""
+    if not isinstance(content, Parts):
+        return None
+    slabs = [_slab_of(piece) for piece in content.pieces]
+    whole = next((slab for slab in slabs if slab is not None), None)
+    if whole is None:
+        return None
+    of_slab = [slab is whole for slab in slabs]
+    first = of_slab.index(True)
+    gaps = [piece for piece, is_laid in zip(content.pieces, of_slab, strict=True) if not is_laid]
+    if sum(of_slab) != whole.n_arrays or any(any(gap) for gap in gaps[first:]):
+        return None
+    return b"".join(gaps[:first]), whole
+
+
+def _slab_of(piece: bytes | memoryview) -> _Laid | None:
+    owner = piece.obj if isinstance(piece, memoryview) else None
+    return owner if isinstance(owner, _Laid) else None
+
+
+def _ticket(slab: _Slab, begin: int, length: int) -> bytes:
+    return _TICKET.pack(slab.token, begin, length) + slab.path.name.encode()
+
+
+def _view(memory: mmap.mmap, token: bytes, begin: int, length: int) -> memoryview:
+    owner = np.frombuffer(memory, np.uint8, length, begin).view(_Owner)
     # At the end of the process nothing needs to be given back: its peers see that it is gone.
     weakref.finalize(owner, _give_back, memory, token).atexit = False
     return owner.data

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dmiddleware.router.parts import Parts
 from dmiddleware.router.transport.slabs import SlabPool, SlabReader, sweep
 
 MAX_BYTES = 8 << 20
@@ -111,9 +112,13 @@ def test_nobody_takes_a_slab_with_a_ticket_that_was_made_up(
     pool: SlabPool, reader: SlabReader, tmp_path: Path
 ) -> None:
     ticket = filled(pool, bytes(1000))
-    token, length, name = ticket[:16], ticket[16:24], ticket[24:]
-    too_long = (1 << 20).to_bytes(8, "little")
-    huge = (1 << 63).to_bytes(8, "little")
+    # Where the content begins, and its length, are eight bytes each.
+    token, length, name = ticket[:16], ticket[16:32], ticket[32:]
+    begin = length[:8]
+    too_long = begin + (1 << 20).to_bytes(8, "little")
+    huge = begin + (1 << 63).to_bytes(8, "little")
+    too_early = bytes(8) + length[8:]
+    too_late = (1 << 63).to_bytes(8, "little") + length[8:]
     (tmp_path / f"{os.getpid()}-{'0' * 16}.slab").symlink_to(tmp_path / name.decode())
     (tmp_path / f"{os.getpid()}-{'1' * 16}.slab").write_bytes(b"x")
     (tmp_path / f"{os.getpid()}-{'2' * 16}.slab").write_bytes(bytes(2000))
@@ -124,6 +129,8 @@ def test_nobody_takes_a_slab_with_a_ticket_that_was_made_up(
         bytes(16) + length + name,
         token + too_long + name,
         token + huge + name,
+        token + too_early + name,
+        token + too_late + name,
         token + length + b"../" + name,
         token + length + str(tmp_path).encode() + b"/" + name,
         token + length + b"\xff\xfe",
@@ -218,7 +225,7 @@ def test_what_nobody_takes_is_let_go_after_a_while(
     now.s = 31.0
     filled(pool, bytes(100_000))
     assert len(files(tmp_path)) == 2
-    assert forgotten[24:].decode() not in [file.name for file in files(tmp_path)]
+    assert forgotten[32:].decode() not in [file.name for file in files(tmp_path)]
 
 
 def test_closing_removes_all_files_and_leaves_views_valid(
@@ -247,7 +254,7 @@ def test_a_reader_keeps_a_bounded_number_of_slabs_mapped(tmp_path: Path) -> None
 def test_sweeping_removes_what_the_dead_left_and_nothing_else(
     pool: SlabPool, tmp_path: Path
 ) -> None:
-    mine = filled(pool, bytes(1000))[24:].decode()
+    mine = filled(pool, bytes(1000))[32:].decode()
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait(20)
     (tmp_path / f"{dead.pid}-{'a' * 16}.slab").write_bytes(b"left behind")
@@ -256,10 +263,99 @@ def test_sweeping_removes_what_the_dead_left_and_nothing_else(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.sock", mine]
 
 
+HEAD = b"what goes before the arrays"
+ARRAYS = [np.arange(3000, dtype=np.uint8), np.full(100, 7, np.uint8), np.zeros(64, np.uint8)]
+
+
+def views(arrays: list[np.ndarray]) -> list[memoryview]:
+    return [array.data for array in arrays]
+
+
+def frame(arrays: list[memoryview], head: bytes = HEAD) -> Parts:
+    """Put arrays into a frame: each at a multiple of 64 bytes, behind a head that ends at one."""
+    pieces: list[bytes | memoryview] = [head.ljust(128)]
+    for array in arrays:
+        pieces += [bytes(-sum(map(len, pieces)) % 64), array]
+    return Parts(pieces)
+
+
+def laid(pool: SlabPool) -> list[memoryview]:
+    down = pool.lay_down(views(ARRAYS))
+    assert down is not None
+    return down
+
+
+def test_a_frame_around_laid_arrays_is_taken_as_if_it_were_copied(
+    pool: SlabPool, reader: SlabReader, tmp_path: Path
+) -> None:
+    content = frame(laid(pool))
+    ticket = pool.complete(content, reader=1)
+    assert ticket is not None
+    assert taken(reader, ticket) == bytes(content) == bytes(frame(views(ARRAYS)))
+    assert len(files(tmp_path)) == 1
+
+
+def test_laid_arrays_are_copies(pool: SlabPool) -> None:
+    arrays = [array.copy() for array in ARRAYS]
+    down = pool.lay_down(views(arrays))
+    arrays[0][:] = 99
+    assert down is not None and down[0] == ARRAYS[0].data
+
+
+def test_a_frame_is_completed_once(pool: SlabPool, reader: SlabReader) -> None:
+    content = frame(laid(pool))
+    first = pool.complete(content, reader=1)
+    assert first is not None and pool.complete(content, reader=2) is None
+    assert taken(reader, first) == bytes(content)
+    again = pool.fill(content, reader=2)
+    assert again is not None and taken(reader, again) == bytes(content)
+
+
+def test_other_frames_are_not_completed(pool: SlabPool) -> None:
+    down = laid(pool)
+    assert pool.complete(b"no parts", reader=1) is None
+    assert pool.complete(frame(views(ARRAYS)), reader=1) is None
+    assert pool.complete(frame(down[:2]), reader=1) is None
+    assert pool.complete(frame([*down, np.ones(5, np.uint8).data]), reader=1) is None
+    assert pool.complete(frame(down, head=bytes(5000)), reader=1) is None
+
+
+def test_a_slab_is_not_used_again_while_its_laid_arrays_are_held(
+    pool: SlabPool, reader: SlabReader, tmp_path: Path
+) -> None:
+    down = laid(pool)
+    ticket = pool.complete(frame(down), reader=1)
+    assert ticket is not None
+    taken(reader, ticket)
+    gc.collect()
+    filled(pool, bytes(3000))
+    assert down[0] == ARRAYS[0].data and len(files(tmp_path)) == 2
+    del down
+    gc.collect()
+    filled(pool, bytes(3000))
+    assert len(files(tmp_path)) == 2
+
+
+def test_laid_arrays_outlive_a_reader_that_is_gone(pool: SlabPool, reader: SlabReader) -> None:
+    content = frame(laid(pool))
+    assert pool.complete(content, reader=1) is not None
+    pool.abandon(1)
+    assert bytes(content) == bytes(frame(views(ARRAYS)))
+    ticket = pool.fill(content, reader=2)
+    assert ticket is not None and taken(reader, ticket) == bytes(content)
+
+
+def test_without_room_nothing_is_laid_down(pool: SlabPool) -> None:
+    assert pool.lay_down([np.zeros(MAX_BYTES, np.uint8).data]) is None
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     steps=st.lists(
-        st.tuples(st.sampled_from(["fill", "take", "drop", "abandon"]), st.integers(0, 200_000)),
+        st.tuples(
+            st.sampled_from(["fill", "lay", "complete", "take", "drop", "abandon"]),
+            st.integers(0, 200_000),
+        ),
         max_size=40,
     )
 )
@@ -271,27 +367,56 @@ def test_whatever_happens_what_is_held_never_changes(
         contextlib.closing(SlabPool(folder, max_bytes=1 << 20)) as pool,
         contextlib.closing(SlabReader(folder)) as reader,
     ):
-        sent: list[tuple[bytes, bytes]] = []
-        held: list[tuple[memoryview, bytes]] = []
+        model = Model(pool, reader)
         for position, (what, number) in enumerate(steps):
-            if what == "fill":
-                content = bytes([position + 1]) * number
-                ticket = pool.fill(content, reader=number % 2)
-                if ticket is not None:
-                    sent.append((ticket, content))
-            elif what == "take" and sent:
-                ticket, content = sent.pop(number % len(sent))
-                view = reader.take(ticket, max_bytes=MAX_BYTES)
-                if view is not None:
-                    held.append((view, content))
-                    del view
-            elif what == "drop" and held:
-                held.pop(number % len(held))
-            elif what == "abandon":
-                pool.abandon(number % 2)
+            getattr(model, what)(number, position + 1)
             assert pool.n_bytes <= 1 << 20
-            assert all(view == content for view, content in held)
-        held.clear()
+            assert all(view == content for view, content in model.held)
+            assert all(bytes(parts) == content for parts, content in model.down)
+
+
+class Model:
+    """What is in slabs, with what it must be."""
+
+    def __init__(self, pool: SlabPool, reader: SlabReader) -> None:
+        self.pool, self.reader = pool, reader
+        self.sent: list[tuple[bytes, bytes]] = []
+        self.held: list[tuple[memoryview, bytes]] = []
+        self.down: list[tuple[Parts, bytes]] = []
+
+    def fill(self, number: int, byte: int) -> None:
+        content = bytes([byte]) * number
+        self._note(self.pool.fill(content, reader=number % 2), content)
+
+    def lay(self, number: int, byte: int) -> None:
+        array = np.full(number, byte, np.uint8)
+        views_of = self.pool.lay_down([array.data])
+        if views_of is not None:
+            self.down.append((frame(views_of), bytes(frame([array.data]))))
+
+    def complete(self, number: int, byte: int) -> None:
+        if self.down:
+            parts, content = self.down[number % len(self.down)]
+            self._note(self.pool.complete(parts, reader=number % 2), content)
+
+    def take(self, number: int, byte: int) -> None:
+        if self.sent:
+            ticket, content = self.sent.pop(number % len(self.sent))
+            view = self.reader.take(ticket, max_bytes=MAX_BYTES)
+            if view is not None:
+                self.held.append((view, content))
+
+    def drop(self, number: int, byte: int) -> None:
+        kept = self.held if self.held and number % 2 else self.down
+        if kept:
+            kept.pop(number % len(kept))
+
+    def abandon(self, number: int, byte: int) -> None:
+        self.pool.abandon(number % 2)
+
+    def _note(self, ticket: bytes | None, content: bytes) -> None:
+        if ticket is not None:
+            self.sent.append((ticket, content))
 
 
 @contextlib.contextmanager
