@@ -26,6 +26,8 @@ class Pace:
     def __init__(self, samples_per_insert: float) -> None:
         self._ratio = samples_per_insert
         self._begin: tuple[int, int] | None = None
+        self._drawn = 0
+        self._stalled = False
 
     def begin(self, ctx: Any) -> None:
         """Have the rows counted that are drawn."""
@@ -34,7 +36,8 @@ class Pace:
 
     def wants_data(self, ctx: Any) -> bool:
         """Tell whether the next batch is to be taken in this step."""
-        return self._begin is None or not self.may_learn(ctx)
+        # Who may learn and does not lacks data: its buffer was cleared, say.
+        return self._begin is None or self._stalled or not self.may_learn(ctx)
 
     def may_learn(self, ctx: Any) -> bool:
         """Tell whether fewer rows were drawn than the collected ones allow."""
@@ -46,6 +49,8 @@ class Pace:
 
     def end_step(self, ctx: Any) -> None:
         """Count from here, if this was the first step in which something was learned."""
+        self._stalled = ctx.trained_env_step == self._drawn
+        self._drawn = ctx.trained_env_step
         if self._begin is None and ctx.trained_env_step > 0:
             self._begin = ctx.env_step, ctx.trained_env_step
 

@@ -455,6 +455,22 @@ def test_a_learner_that_is_behind_takes_nothing_in(learner: Task[Any]) -> None:
     assert seen.steps[-1][0] is None
 
 
+def test_a_learner_that_is_behind_and_cannot_learn_takes_data_in(learner: Task[Any]) -> None:
+    """Its buffer was cleared, say, and must fill again."""
+    seen = Seen("env_step")
+
+    @middleware(roles=[Role.LEARNER])
+    def draw_at_times(ctx: OnlineRLContext) -> None:
+        if ctx.total_step < 2 or ctx.env_step >= 16:
+            count_drawn(ctx, 8)
+
+    set_up(learner, ContextExchanger(samples_per_insert=100), seen, draw_at_times)
+    for number in range(1, 6):
+        arrive(learner, COLLECTED, batch(number))
+    learner.run(max_step=8)
+    assert [env_step for (env_step,) in seen.steps] == [4, 8, 8, 12, 16, 16, 16, 16]
+
+
 def test_the_pace_goes_on_where_a_snapshot_left_it(learner: Task[Any], tmp_path: Path) -> None:
     set_up(learner, ContextExchanger(samples_per_insert=1), draw(8))
     for number in (1, 2, 3):
