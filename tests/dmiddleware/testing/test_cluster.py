@@ -3,68 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from dmiddleware.errors import DeliveryTimeout, WaitTimeout
 from dmiddleware.pipeline import Context, Event, SystemClock, Task, this_node
 from dmiddleware.router import NodeOptions
-from dmiddleware.testing import Cluster, Delivered, SimulationError, Tape
-
-N_EVENTS = 200
-NUMBER = Event("number", timeout_s=600.0)
-
-
-class Ledgers:
-    """What each node has sent, and what each has taken from whom, in order."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[int, int]] = []
-        self.taken: dict[int, list[tuple[int, int]]] = {}
-        self.lives: dict[int, int] = {}
-        self.news = Tape()
-
-    def program(self) -> None:
-        """Send numbers to all; take those of the others until the task is stopped."""
-        with Task(Context()) as task:
-            assert task.router is not None
-            me = task.router.node_id
-            life = self.lives[me] = self.lives.get(me, 0) + 1
-            taken = self.taken.setdefault(me, [])
-            task.on(NUMBER, lambda source, number: taken.append((source, number)))
-            for name in ("node.joined", "node.left", "node.rejoined"):
-                task.on(name, self._note(me, name, task))
-            changed = threading.Condition()
-
-            def send(ctx: Context) -> None:
-                is_sending = ctx.total_step < N_EVENTS
-                with changed:
-                    task.clock.wait_for(changed, lambda: task.finish, 0.01 if is_sending else 1.0)
-                if is_sending:
-                    number = 1000 * life + ctx.total_step
-                    task.emit(NUMBER, me, number, only_remote=True)
-                    self.sent.append((me, number))
-
-            task.use(send).run()
-
-    def _note(self, me: int, name: str, task: Task[Any]) -> Callable[..., None]:
-        def note(node_id: int, **details: Any) -> None:
-            self.news(me, name, node_id, round(task.clock.now(), 3))
-
-        return note
-
-    def all_taken(self, n_nodes: int) -> bool:
-        return sum(map(len, self.taken.values())) >= (n_nodes - 1) * N_EVENTS * n_nodes
-
-    def check(self, n_nodes: int, *, life: int = 1) -> None:
-        """Find each number at each node once, in order."""
-        wanted = [1000 * life + number for number in range(N_EVENTS)]
-        for me in range(n_nodes):
-            for source in range(n_nodes):
-                if source != me:
-                    assert [number for who, number in self.taken[me] if who == source] == wanted
+from dmiddleware.testing import Cluster, Delivered, SimulationError
+from tests.dmiddleware.testing.ledgers import N_EVENTS, Ledgers
 
 
 def test_every_event_arrives_once_and_in_order_whatever_the_delays() -> None:
