@@ -93,7 +93,8 @@ class PlainScreen:
             return
         self._next = self._now() + _PLAIN_EVERY_S
         for child in children:
-            if child.alive:
+            # Who has stopped has its last words to say, and they should stay the last.
+            if child.alive and not child.status.reason:
                 self.note(_sentence(child, self._rates.of(child)))
 
     def _print(self, text: str) -> None:

@@ -128,9 +128,8 @@ class ThisNode:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the last task stopped, or None."""
-        reasons = [task.stop_reason for task in self._tasks if task.stop_reason]
-        return reasons[-1] if reasons else None
+        """Why the newest task stopped, or None."""
+        return self._tasks[-1].stop_reason if self._tasks else None
 
     @property
     def stopped_ok(self) -> bool:
