@@ -154,11 +154,13 @@ class _Room:
             self._n_users += 1
             if self._n_users > 1:
                 return
-            sweep(self._directory)
             self._proof = self._directory / f"{os.getpid()}-{secrets.token_hex(8)}.slab"
-            descriptor = os.open(self._proof, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(_PROOF_BYTES))
+            # Without a proof, for want of the folder say, nobody shares anything with this process.
+            with contextlib.suppress(OSError):
+                sweep(self._directory)
+                descriptor = os.open(self._proof, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(secrets.token_bytes(_PROOF_BYTES))
 
     def leave(self) -> None:
         """Take note that a user is gone; the last one leaves nothing behind."""
@@ -170,6 +172,12 @@ class _Room:
             self.reader.close()
             with contextlib.suppress(OSError):
                 self._proof.unlink()
+
+    def let_go(self, reader: int) -> None:
+        """Give up the slabs of somebody who is gone, and remove theirs if they are dead."""
+        self.pool.abandon(reader)
+        with contextlib.suppress(OSError):
+            sweep(self._directory)
 
     def new_reader(self) -> int:
         """Return a number for somebody who will read slabs."""
@@ -274,7 +282,7 @@ class _SharingListener:
             with contextlib.suppress(IndexError):
                 reader = self._sharing.pop(self._gone.popleft(), None)
                 if reader is not None:
-                    self._room.pool.abandon(reader)
+                    self._room.let_go(reader)
         kind, content = _parse(raw)
         if kind == _HELLO:
             return self._on_hello(content, connection)
@@ -335,7 +343,7 @@ class _SharingChannel:
                 return
             self._closed = True
         self._inner.close()
-        self._room.pool.abandon(self._reader)
+        self._room.let_go(self._reader)
         self._room.leave()
 
 

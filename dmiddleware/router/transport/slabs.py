@@ -339,7 +339,9 @@ class SlabReader:
 
     def _prune(self) -> None:
         """Let go of slabs that their makers have abandoned, or else of all."""
-        here = {path.name for path in self._directory.iterdir()}
+        here: set[str] = set()
+        with contextlib.suppress(OSError):
+            here.update(path.name for path in self._directory.iterdir())
         kept = {name: memory for name, memory in self._mapped.items() if name in here}
         self._mapped = kept if len(kept) < _KEPT_MAPPINGS else {}
 

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -249,6 +250,22 @@ def test_a_reader_keeps_a_bounded_number_of_slabs_mapped(tmp_path: Path) -> None
                     b"%d" % number for number in range(50)
                 ]
         assert _mapped_slabs(tmp_path) <= 64
+
+
+def test_a_folder_that_vanishes_takes_nothing_from_who_reads(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with (
+        contextlib.closing(SlabReader(folder)) as reader,
+        contextlib.closing(SlabPool(folder, max_bytes=1 << 30)) as pool,
+    ):
+        tickets = [filled(pool, b"%d" % number) for number in range(64)]
+        held = [taken(reader, ticket) for ticket in tickets]
+        shutil.rmtree(folder)
+        assert pool.fill(b"no place", reader=1) is None
+        assert reader.take(tickets[0], max_bytes=MAX_BYTES) is None
+        assert reader.take(b"\0" * 32 + b"1-0123456789abcdef.slab", max_bytes=MAX_BYTES) is None
+        assert held == [b"%d" % number for number in range(64)]
 
 
 def test_sweeping_removes_what_the_dead_left_and_nothing_else(

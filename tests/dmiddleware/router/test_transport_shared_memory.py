@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -237,6 +239,19 @@ def test_an_answer_that_cannot_be_opened_breaks_one_connection_and_no_more(
             assert channel.request(b"?") == bytes(LARGE)
 
 
+def test_a_folder_that_is_gone_is_done_without(folder: Path, address: str) -> None:
+    listens, dials, late = (shared(folder) for _ in range(3))
+    content = b"x" * LARGE
+    with talking(address, listens, dials) as channel:
+        assert channel.request(content) == content
+        shutil.rmtree(folder)
+        for _ in range(3):
+            assert channel.request(content) == content
+        options = {"connect_s": 2.0, "answer_s": 5.0, "max_frame_bytes": MAX_BYTES}
+        with contextlib.closing(late.dial(address, **options)) as another:
+            assert another.request(content) == content
+
+
 def test_folders_that_others_can_enter_are_refused(folder: Path, tmp_path: Path) -> None:
     folder.chmod(0o755)
     with pytest.raises(TransportError, match=r"mode 0700.*it has mode 0755"):
@@ -374,6 +389,17 @@ def test_a_dialer_killed_at_any_point_leaves_nothing_and_harms_nobody(
         assert channel.request(bytes(1 << 20)) == bytes(1 << 20)
         held.clear()
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.process
+def test_who_notices_that_a_peer_is_dead_sweeps_up_after_it(folder: Path, address: str) -> None:
+    with talking(address, shared(folder), shared(folder), lambda *_: bytes(1 << 20)) as channel:
+        with start("holding", address, folder) as dialer:
+            assert dialer.wait(DEADLINE_S) == -signal.SIGKILL
+        deadline = time.monotonic() + DEADLINE_S
+        while any(path.name.startswith(f"{dialer.pid}-") for path in folder.iterdir()):
+            assert time.monotonic() < deadline, "the dead one's slabs are still there"
+            channel.request(b"?")
 
 
 @pytest.mark.process
