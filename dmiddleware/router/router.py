@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import threading
@@ -45,6 +46,9 @@ Deliver = Callable[[str, tuple[Any, ...], dict[str, Any]], None]
 
 PARK_S: Final = 1.0
 """How long a poll waits for something to send."""
+
+WARN_EVERY_S: Final = 1.0
+"""Connections closed for what came over them are told of so often at most."""
 
 TICK_S: Final = 0.25
 _TAKE: Final = 256
@@ -192,6 +196,8 @@ class Router:
         self._connections: dict[int, int] = {}
         self._subscribed: dict[str, bool] = {}
         self._traffic: dict[str, EventTraffic] = {}
+        self._strangers_unsaid = 0
+        self._next_warning = -math.inf
         self._fatal: RouterError | None = None
         self._deliver: Deliver | None = None
         self._listener: Listener | None = None
@@ -477,10 +483,19 @@ class Router:
                 self._connections[connection] = session_of(raw)
             except (FrameError, AuthError) as error:
                 self._node.refused += 1
-                _logger.warning("a connection was closed: %s", error)
+                self._warn_of_stranger(error, now)
                 return None
             self.after_input()
             return self._wait_parked(answer) if isinstance(answer, Parked) else answer
+
+    def _warn_of_stranger(self, error: RouterError, now: float) -> None:
+        # One may come a thousand times a second, and must not fill the disk with it.
+        if now < self._next_warning:
+            self._strangers_unsaid += 1
+            return
+        unsaid = f" (and {self._strangers_unsaid} before it)" if self._strangers_unsaid else ""
+        _logger.warning("a connection was closed: %s%s", error, unsaid)
+        self._strangers_unsaid, self._next_warning = 0, now + WARN_EVERY_S
 
     def _wait_parked(self, parked: Parked) -> Raw:
         found: list[Raw] = []

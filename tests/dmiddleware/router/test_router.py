@@ -17,10 +17,12 @@ from dmiddleware.errors import (
     HandshakeRefused,
     RouterStateError,
     TopologyError,
+    TransportError,
     WaitTimeout,
 )
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
+from dmiddleware.router.transport.nng import NngTransport
 
 KEY = bytes(range(32))
 DEADLINE_S = 20.0
@@ -235,3 +237,16 @@ def test_what_cannot_be_unpickled_is_counted_and_the_next_event_comes(listen: st
         collector.emit(Event("e"), (1,), {})
         assert got.of("e", 1) == [(1,)]
         assert learner.traffic()["e"].undecodable == 1
+
+
+def test_many_strangers_make_few_lines(listen: str, caplog: pytest.LogCaptureFixture) -> None:
+    with Router(node_id=0, listen=listen, key=KEY) as learner:
+        for _ in range(40):
+            channel = NngTransport().dial(
+                learner.address, connect_s=DEADLINE_S, answer_s=DEADLINE_S, max_frame_bytes=1 << 20
+            )
+            with pytest.raises(TransportError):
+                channel.request(bytes(100))
+            channel.close()
+        assert learner.node.refused == 40
+    assert 1 <= caplog.text.count("a connection was closed") < 20
