@@ -1,0 +1,85 @@
+"""ditask over tls+tcp: certificates of both sides, and what is said when they do not fit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.dmiddleware.router.certificates import Authority
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+
+PROGRAM = """
+    import threading
+    from dmiddleware import Context, Role, Task, middleware
+
+    def main():
+        taken = {}
+        with Task(Context()) as task:
+
+            @middleware(roles=[Role.COLLECTOR])
+            def collect(ctx):
+                threading.Event().wait(0.01)
+                ctx.task.emit("number", task.router.node_id, only_remote=True)
+
+            @middleware(roles=[Role.LEARNER])
+            def learn(ctx):
+                threading.Event().wait(0.01)
+                if len(taken) == 2:
+                    ctx.task.stop("both have come")
+
+            if task.has_role(Role.LEARNER):
+                task.on("number", lambda node: taken.setdefault(node))
+            task.use(collect).use(learn).run()
+            print("ended:", task.stop_reason, flush=True)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
+    (tmp_path / "key").write_text("k" * 40)
+    return tmp_path
+
+
+def start(folder: Path, authority: Authority, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; ditask()",
+         "--main", "program.main", "--protocol", "tls+tcp", "--key-file", "key",
+         "--tls-ca", authority.ca, "--tls-cert", authority.issue("host"), *options],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )  # fmt: skip
+
+
+def address_of(run: subprocess.Popen[str]) -> str:
+    assert run.stdout is not None
+    for line in run.stdout:
+        if " listens on " in line:
+            return line.strip().rpartition(" ")[2]
+    pytest.fail("the run ended without having listened")
+
+
+def test_a_run_and_who_joins_it_talk_over_tls_and_a_stranger_is_told_why_not(folder: Path) -> None:
+    ours, theirs = Authority(folder, "ours"), Authority(folder, "theirs")
+    join = ("--roles", "collector=1", "--topology", "alone", "--attach-to")
+    with start(folder, ours, "--roles", "learner=1,collector=1", "--topology", "star") as run:
+        address = address_of(run)
+        assert address.startswith("tls+tcp://127.0.0.1:")
+        with start(folder, theirs, *join, address) as stranger:
+            text, _ = stranger.communicate(timeout=30)
+            assert stranger.returncode == 1
+            assert f"the certificate of {address} is refused" in text
+        with start(folder, ours, *join, address) as joined:
+            for launcher in (run, joined):
+                text, _ = launcher.communicate(timeout=30)
+                assert launcher.returncode == 0, text
+                assert "both have come" in text
