@@ -54,8 +54,11 @@ class EventRouter(Protocol):
         """Return the numbers of the other processes that are here."""
         ...
 
-    def begin(self) -> None:
-        """Wait until every expected peer is ready too, so that nothing emitted misses anyone."""
+    def begin(self, *, stopped: Callable[[], bool]) -> None:
+        """Wait until every expected peer is ready too, so that nothing emitted misses anyone.
+
+        The wait ends early if ``stopped()`` comes true.
+        """
         ...
 
 

@@ -370,7 +370,7 @@ class Task(Emitter, Generic[C]):
         try:
             chain = self._prepare()
             if self.router is not None:
-                self.router.begin()
+                self.router.begin(stopped=lambda: self.finish)
             left = max_step
             while self._stop_reason is None and left != 0:
                 if self._step_done:

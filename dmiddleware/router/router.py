@@ -51,6 +51,9 @@ WARN_EVERY_S: Final = 1.0
 """Connections closed for what came over them are told of so often at most."""
 
 TICK_S: Final = 0.25
+LOOK_S: Final = 0.2
+"""How often a wait looks whether it is of use still."""
+
 _TAKE: Final = 256
 _WORKERS_PER_DIALER: Final = 6
 
@@ -366,8 +369,11 @@ class Router:
             count, lambda: {x.node_id for x in self._node.links.values() if x.told_wants}, timeout_s
         )
 
-    def begin(self) -> None:
+    def begin(self, *, stopped: Callable[[], bool]) -> None:
         """Wait until every expected peer is ready too, so that nothing emitted misses anyone.
+
+        Args:
+            stopped: looked at a few times a second; True ends the wait.
 
         Raises:
             WaitTimeout: if they are not in time; it names those that are here.
@@ -376,19 +382,30 @@ class Router:
         with self._lock:
             self._node.get_ready()
             self._wake_all()
-        self._wait_for(self._expected_peers, lambda: self._node.ready, self._start_timeout_s)
+        self._wait_for(
+            self._expected_peers, lambda: self._node.ready, self._start_timeout_s, stopped
+        )
 
     def _wait_for(
-        self, count: int, found: Callable[[], set[str]], timeout_s: float
+        self,
+        count: int,
+        found: Callable[[], set[str]],
+        timeout_s: float,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> list[Identity]:
+        def came() -> bool:
+            return self._fatal is not None or len(found()) >= count
+
+        left_s = timeout_s
         with self._lock:
-            if self._clock.wait_for(
-                self._members,
-                lambda: self._fatal is not None or len(found()) >= count,
-                timeout_s,
-            ):
-                if self._fatal is not None:
-                    raise self._fatal
+            # A signal's handler may stop the task, and must not have to notify anyone.
+            while not self._clock.wait_for(self._members, came, min(left_s, LOOK_S)):
+                left_s -= LOOK_S
+                if stopped() or left_s <= 0:
+                    break
+            if self._fatal is not None:
+                raise self._fatal
+            if stopped() or came():
                 return self._node.peers()
             here = sorted(int(identity.node_id) for identity in self._node.peers())
             ready = sorted(map(int, found()))

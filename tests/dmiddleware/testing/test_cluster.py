@@ -262,3 +262,22 @@ def test_a_dialer_that_was_full_gets_more_when_it_said_and_not_later() -> None:
         assert router.peer_traffic()[1].refused_frames > 0
         assert cluster.now() < 1.0
     assert taken == list(range(60))
+
+
+def test_a_task_that_is_stopped_before_its_peers_are_ready_does_not_wait_for_them() -> None:
+    steps = []
+
+    def program() -> str | None:
+        with Task(Context()) as task:
+            task.use(steps.append).run()
+            return task.stop_reason
+
+    with Cluster(program, n=3) as cluster:
+        cluster.start(0, 1)
+        cluster.run_for(5.0)
+        node = cluster.nodes[0].this_node
+        assert node is not None
+        node.stop("received SIGTERM")
+        results = cluster.join(0, 1, timeout_s=3.0)
+    assert results == {0: "received SIGTERM", 1: "node 0: received SIGTERM"}
+    assert steps == []
