@@ -369,7 +369,7 @@ class Router:
             count, lambda: {x.node_id for x in self._node.links.values() if x.told_wants}, timeout_s
         )
 
-    def begin(self, *, stopped: Callable[[], bool]) -> None:
+    def begin(self, *, stopped: Callable[[], bool] = lambda: False) -> None:
         """Wait until every expected peer is ready too, so that nothing emitted misses anyone.
 
         Args:
