@@ -24,6 +24,7 @@ from middleware.profile import epoch_timer
 from middleware.progress import progress_bar
 from middleware.push import data_pusher
 from middleware.run_folder import RunFolder
+from middleware.snapshot import SnapshotSaver
 from middleware.stop import termination_checker
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "multistep_trainer",
     "interaction_evaluator",
     "CkptSaver",
+    "SnapshotSaver",
     "online_logger",
     "offline_logger",
     "termination_checker",

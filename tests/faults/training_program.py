@@ -25,6 +25,7 @@ from middleware import (
     ContextExchanger,
     ModelExchanger,
     OffPolicyLearner,
+    SnapshotSaver,
     StepCollector,
     data_pusher,
     eps_greedy_handler,
@@ -96,7 +97,10 @@ def train(write: Writer, folder: Path, seed: int, env_steps: int) -> None:
             )
         )
         task.use(CkptSaver(policy.learn_mode, run))
+        snapshots = SnapshotSaver(run, {"learner": learner, "buffer": buffer}, every_train_iter=640)
+        task.use(snapshots)
         task.use(stop_when_told(folder)).use(termination_checker(max_env_step=env_steps))
+        snapshots.resume(task)
         task.run()
     if not (folder / "enough").exists():
         result = finish(run, task, policy, ENV)

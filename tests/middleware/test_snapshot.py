@@ -1,0 +1,233 @@
+"""A run that is stopped and resumed is the run that was never stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dmiddleware import OnlineRLContext, Task
+from dmiddleware.data import PrioritySampler, TensorBuffer, save_checkpoint
+from dmiddleware.data.packing import pack
+from dmiddleware.env import make_env_manager
+from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, CheckpointWriteError
+from dmiddleware.policy import DQNPolicy, PPOPolicy
+from dmiddleware.worker import BaseLearner
+from middleware import (
+    CkptSaver,
+    OffPolicyLearner,
+    OnPolicyLearner,
+    RunFolder,
+    SnapshotSaver,
+    StepCollector,
+    data_pusher,
+    eps_greedy_handler,
+    gae_estimator,
+    interaction_evaluator,
+)
+
+N_STEPS = 24
+
+
+def digest(state: Any) -> str:
+    """Return a hash of everything in a nested state."""
+    rest, tensors = pack(state)
+    hashed = hashlib.sha256(rest)
+    for name in sorted(tensors):
+        hashed.update(name.encode() + tensors[name].numpy().tobytes())
+    return hashed.hexdigest()
+
+
+class DQNRun:
+    """Prioritized replay with n-step returns, evaluations, and noise from the libraries."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        random.seed(1)
+        np.random.seed(2)
+        torch.manual_seed(3)
+        self.policy = DQNPolicy(
+            {
+                "seed": 0,
+                "priority": True,
+                "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [16]},
+                "learn": {"target_update_freq": 7},
+            }
+        )
+        self.noise: list[float] = []
+        self.evaluations: list[float] = []
+        collect_env = make_env_manager("CartPole-v1", env_num=3, seed=4)
+        eval_env = make_env_manager("CartPole-v1", env_num=2, seed=5)
+        self.buffer = TensorBuffer(90, n_step=3, sampler=PrioritySampler(), seed=6)
+        self.learner = BaseLearner(policy=self.policy.learn_mode, exp_name=str(folder))
+        self.parts = {"learner": self.learner, "buffer": self.buffer, "eval_env": eval_env}
+        self.snapshots = SnapshotSaver(folder, self.parts, **options)
+        self.task = Task(OnlineRLContext(), seed=0)
+        self.task.use(self.snapshots).use(eps_greedy_handler(start=1.0, end=0.1, decay_steps=50))
+        self.task.use(StepCollector(self.policy.collect_mode, collect_env, n_sample=6))
+        self.task.use(data_pusher(self.buffer))
+        self.task.use(
+            OffPolicyLearner(self.learner, self.buffer, batch_size=8, updates_per_collect=2)
+        )
+        self.task.use(
+            interaction_evaluator(self.policy.eval_mode, eval_env, n_episode=2, every_train_iter=10)
+        )
+        self.task.use(self.note)
+
+    def note(self, ctx: Any) -> None:
+        self.noise.append(random.random() + np.random.rand() + torch.rand(()).item())
+        if ctx.eval_value is not None:
+            self.evaluations.append(ctx.eval_value)
+
+    def outcome(self) -> Any:
+        return (
+            digest(self.policy.learn_mode.state_dict()),
+            digest(self.buffer.state_dict()),
+            digest(self.task.ctx.state_dict()),
+        )
+
+
+@pytest.mark.parametrize("stopped_after", [1, 8, 17])
+def test_a_resumed_run_equals_one_that_was_never_stopped(
+    tmp_path: Path, stopped_after: int
+) -> None:
+    whole = DQNRun(tmp_path / "whole")
+    with whole.task:
+        whole.task.run(max_step=N_STEPS)
+        expected = whole.outcome()
+    stopped = DQNRun(tmp_path / "run")
+    with stopped.task:
+        stopped.task.run(max_step=stopped_after)
+        stopped.snapshots.save(stopped.task)
+    resumed = DQNRun(tmp_path / "run")
+    with resumed.task:
+        assert resumed.snapshots.resume(resumed.task)
+        resumed.task.run(max_step=N_STEPS - stopped_after)
+        assert resumed.outcome() == expected
+    assert stopped.noise + resumed.noise == whole.noise
+    assert stopped.evaluations + resumed.evaluations == whole.evaluations
+
+
+def test_ppo_resumes_to_the_same_parameters(tmp_path: Path) -> None:
+    def build(folder: Path) -> tuple[Task[Any], SnapshotSaver, PPOPolicy]:
+        torch.manual_seed(0)
+        policy = PPOPolicy(
+            {"seed": 0, "obs_norm": True, "model": {"obs_shape": 4, "action_shape": 2}}
+        )
+        envs = make_env_manager("CartPole-v1", env_num=2, seed=1)
+        snapshots = SnapshotSaver(folder, {"policy": policy.learn_mode})
+        task = Task(OnlineRLContext(), seed=0)
+        task.use(StepCollector(policy.collect_mode, envs, n_sample=32))
+        task.use(gae_estimator(policy))
+        task.use(OnPolicyLearner(policy.learn_mode, batch_size=8, epochs=2)).use(snapshots)
+        return task, snapshots, policy
+
+    whole, _, expected = build(tmp_path / "whole")
+    with whole:
+        whole.run(max_step=6)
+    stopped, snapshots, _ = build(tmp_path / "run")
+    with stopped:
+        stopped.run(max_step=2)
+        snapshots.save(stopped)
+    resumed, snapshots, policy = build(tmp_path / "run")
+    with resumed:
+        assert snapshots.resume(resumed)
+        resumed.run(max_step=4)
+    assert digest(policy.learn_mode.state_dict()) == digest(expected.learn_mode.state_dict())
+
+
+def test_snapshots_come_every_so_many_updates_and_the_newest_stay(tmp_path: Path) -> None:
+    run = DQNRun(tmp_path, every_train_iter=10, keep=2)
+    with run.task:
+        run.task.run(max_step=20)
+    steps = [int(path.stem.removeprefix("step_")) for path in run.snapshots.paths]
+    assert len(steps) == 2 and steps[0] - steps[1] == 5
+
+
+def test_a_run_that_is_stopped_leaves_a_snapshot(tmp_path: Path) -> None:
+    run = DQNRun(tmp_path)
+    with run.task:
+        run.task.use(lambda ctx: ctx.task.stop("enough") if ctx.total_step == 4 else None)
+        run.task.run()
+    assert len(run.snapshots.paths) == 1
+    again = DQNRun(tmp_path)
+    with again.task:
+        again.task.use(lambda ctx: None)
+        assert again.snapshots.resume(again.task)
+        assert again.task.ctx.total_step == run.task.ctx.total_step
+        assert again.task.ctx.train_iter == run.task.ctx.train_iter > 0
+
+
+def test_without_a_snapshot_nothing_is_resumed(tmp_path: Path) -> None:
+    run = DQNRun(tmp_path)
+    with run.task:
+        assert not run.snapshots.resume(run.task)
+        run.task.run(max_step=1)
+
+
+@pytest.mark.parametrize("damage", ["cut", "bit", "other"])
+def test_a_damaged_snapshot_is_refused_and_the_one_before_it_is_used(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = DQNRun(tmp_path, every_train_iter=10)
+    with run.task:
+        run.task.run(max_step=20)
+    newest, before = run.snapshots.paths
+    content = bytearray(newest.read_bytes())
+    if damage == "cut":
+        newest.write_bytes(content[: len(content) // 2])
+    elif damage == "bit":
+        content[-100] ^= 1
+        newest.write_bytes(content)
+    else:
+        save_checkpoint(newest, {"model": {}})
+    again = DQNRun(tmp_path)
+    with again.task, caplog.at_level(logging.WARNING):
+        with pytest.raises(CheckpointDamaged):
+            again.snapshots.resume(again.task, newest)
+        assert again.snapshots.resume(again.task)
+        assert again.task.ctx.total_step == int(before.stem.removeprefix("step_"))
+    assert newest.name in caplog.text
+
+
+def test_a_snapshot_of_other_parts_or_of_another_chain_is_refused(tmp_path: Path) -> None:
+    run = DQNRun(tmp_path)
+    with run.task:
+        run.task.run(max_step=2)
+        run.snapshots.save(run.task)
+    fewer = DQNRun(tmp_path)
+    with fewer.task:
+        saver = SnapshotSaver(tmp_path, {"learner": fewer.learner})
+        with pytest.raises(CheckpointMismatch, match="buffer, eval_env, learner"):
+            saver.resume(fewer.task)
+    other = DQNRun(tmp_path)
+    with RunFolder.create("other", root=tmp_path) as folder, other.task:
+        other.task.use(CkptSaver(other.policy.learn_mode, folder))
+        with pytest.raises(CheckpointMismatch, match="CkptSaver"):
+            other.snapshots.resume(other.task)
+
+
+def test_a_snapshot_that_cannot_be_written_leaves_those_before_it(tmp_path: Path) -> None:
+    run = DQNRun(tmp_path)
+    with run.task:
+        run.task.run(max_step=2)
+        kept = run.snapshots.save(run.task)
+        run.task.run(max_step=1)
+        target = tmp_path / "snapshots" / f"step_{run.task.ctx.total_step:012d}.safetensors"
+        target.mkdir()  # no file can take its place
+        with pytest.raises(CheckpointWriteError):
+            run.snapshots.save(run.task)
+        target.rmdir()
+        assert run.snapshots.paths == [kept]
+
+
+def test_impossible_options_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="keep"):
+        SnapshotSaver(tmp_path, {}, keep=0)
+    with pytest.raises(ValueError, match="every_train_iter"):
+        SnapshotSaver(tmp_path, {}, every_train_iter=0)
