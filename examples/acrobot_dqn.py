@@ -7,6 +7,8 @@ from dmiddleware.policy import DQNPolicy
 from examples.common import Result, command, finish, start
 from middleware import (
     CkptSaver,
+    ContextExchanger,
+    ModelExchanger,
     OffPolicyLearner,
     StepCollector,
     data_pusher,
@@ -41,6 +43,7 @@ def main(seed: int = 0, exp_name: str = "acrobot_dqn", max_env_step: int = 100_0
         eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
         buffer = TensorBuffer(max_env_step, n_step=3, seed=task.seed_for("buffer"))
 
+        task.use(ContextExchanger()).use(ModelExchanger(policy))
         task.use(eps_greedy_handler(start=1.0, end=0.04, decay_steps=10_000))
         task.use(StepCollector(policy.collect_mode, collect_env, n_sample=128, random_steps=1000))
         task.use(data_pusher(buffer))

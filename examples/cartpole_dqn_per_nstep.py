@@ -10,6 +10,8 @@ from dmiddleware.policy import DQNPolicy
 from examples.common import Result, command, finish, start
 from middleware import (
     CkptSaver,
+    ContextExchanger,
+    ModelExchanger,
     OffPolicyLearner,
     StepCollector,
     data_pusher,
@@ -55,6 +57,7 @@ def main(
             seed=task.seed_for("buffer"),
         )
 
+        task.use(ContextExchanger()).use(ModelExchanger(policy))
         task.use(eps_greedy_handler(start=1.0, end=0.04, decay_steps=5000))
         task.use(StepCollector(policy.collect_mode, collect_env, n_sample=128, random_steps=1000))
         task.use(data_pusher(buffer))

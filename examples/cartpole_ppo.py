@@ -6,6 +6,8 @@ from dmiddleware.policy import PPOPolicy
 from examples.common import Result, command, finish, start
 from middleware import (
     CkptSaver,
+    ContextExchanger,
+    ModelExchanger,
     OnPolicyLearner,
     StepCollector,
     final_ctx_saver,
@@ -40,6 +42,7 @@ def main(seed: int = 0, exp_name: str = "cartpole_ppo", max_env_step: int = 120_
         collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
         eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
 
+        task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
         task.use(StepCollector(policy.collect_mode, collect_env, n_sample=512))
         task.use(gae_estimator(policy.learn_mode, discount=DISCOUNT, gae_lambda=0.8))
         task.use(OnPolicyLearner(policy.learn_mode, batch_size=256, epochs=15))

@@ -6,6 +6,8 @@ from dmiddleware.policy import PPOPolicy
 from examples.common import Result, command, finish, start
 from middleware import (
     CkptSaver,
+    ContextExchanger,
+    ModelExchanger,
     OnPolicyLearner,
     StepCollector,
     final_ctx_saver,
@@ -45,6 +47,7 @@ def main(seed: int = 0, exp_name: str = "pendulum_ppo", max_env_step: int = 300_
         collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
         eval_env = make_env_manager(ENV, env_num=50, seed=task.seed_for("evaluator"))
 
+        task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
         task.use(StepCollector(policy.collect_mode, collect_env, n_sample=2048))
         task.use(gae_estimator(policy.learn_mode, discount=DISCOUNT, gae_lambda=0.95))
         task.use(OnPolicyLearner(policy.learn_mode, batch_size=128, epochs=10))
