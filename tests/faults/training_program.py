@@ -33,7 +33,7 @@ from middleware import (
     termination_checker,
 )
 from tests.faults.ledger import Writer
-from tests.faults.training_rows import ENV_STEPS, FOLDER, SEED
+from tests.faults.training_rows import ENV_STEPS, FOLDER, SEED, SNAPSHOT_EVERY
 
 
 def written_down(write: Writer) -> Middleware[OnlineRLContext]:
@@ -97,7 +97,9 @@ def train(write: Writer, folder: Path, seed: int, env_steps: int) -> None:
             )
         )
         task.use(CkptSaver(policy.learn_mode, run))
-        snapshots = SnapshotSaver(run, {"learner": learner, "buffer": buffer}, every_train_iter=640)
+        snapshots = SnapshotSaver(
+            run, {"learner": learner, "buffer": buffer}, every_train_iter=SNAPSHOT_EVERY
+        )
         task.use(snapshots)
         task.use(stop_when_told(folder)).use(termination_checker(max_env_step=env_steps))
         snapshots.resume(task)

@@ -18,7 +18,10 @@ from tests.faults.cluster import ROOT, wait_until
 from tests.faults.ledger import Judgement, Ledger, join, judge
 from tests.faults.row import Row
 
-__all__ = ["ENV_STEPS", "FOLDER", "SEED", "killed_collectors", "killed_learner"]
+__all__ = ["ENV_STEPS", "FOLDER", "SEED", "SNAPSHOT_EVERY", "killed_collectors", "killed_learner"]
+
+SNAPSHOT_EVERY = 640
+"""Updates from one snapshot of the learner to the next."""
 
 FOLDER, SEED, ENV_STEPS = "FAULTS_FOLDER", "FAULTS_SEED", "FAULTS_ENV_STEPS"
 LEARNER, COLLECTORS = 0, (1, 2)
@@ -95,6 +98,15 @@ class Training:
         os.kill(pid, signal.SIGKILL)
         return at
 
+    def await_saving(self) -> None:
+        """Wait until a snapshot is being written."""
+        folder = self.folder / "runs" / "training" / "snapshots"
+
+        def is_saving() -> bool:
+            return any(not path.name.startswith("step_") for path in folder.iterdir())
+
+        wait_until(is_saving, "a snapshot that is being written", deadline_s=_RESTART_S)
+
     def log(self) -> str:
         """What the launcher wrote last."""
         return (self.folder / "ditask.log").read_text()[-3000:]
@@ -167,7 +179,7 @@ def killed_collectors(
 
 
 def killed_learner(transport: str, *, kills: int) -> Row:
-    """Kill the learner of a training, again and again.
+    """Kill the learner of a training, again and again, the last time while it saves a snapshot.
 
     Args:
         transport: ``ipc`` or ``tcp``.
@@ -177,7 +189,11 @@ def killed_learner(transport: str, *, kills: int) -> Row:
     flows, resumed_at, learned = [], [], []
     with training(transport, seed=0, env_steps=1_000_000) as run:
         for number in range(kills):
-            learned.append(run.await_lines(LEARNER, number, "batch", 20)[3])
+            line = run.await_lines(LEARNER, number, "batch", 20)
+            if number == kills - 1:
+                run.await_saving()
+                line = run.starts(LEARNER)[-1].lines("batch")[-1]
+            learned.append(line[3])
             run.kill(LEARNER)
             began = run.await_lines(LEARNER, number + 1, "started", 1)[1]
             batch = run.await_lines(LEARNER, number + 1, "batch", 1)
@@ -190,6 +206,8 @@ def killed_learner(transport: str, *, kills: int) -> Row:
     row.check("the run ends well", f"exit code {code}", code == 0)
     measured = f"killed at update {learned}, went on from {resumed_at}"
     row.check("newest whole snapshot resumed", measured, all(at > 0 for at in resumed_at))
+    lost = max(at - again for at, again in zip(learned, resumed_at, strict=True))
+    row.at_most("updates lost, of the interval and a step", lost, SNAPSHOT_EVERY + 64, unit="")
     return row
 
 
