@@ -225,6 +225,7 @@ class Node:
         self._newest: dict[str, EncodedEvent] = {}
         self.ready: set[str] = set()
         self.n_told = 0
+        # How often a session has begun or ended.
         self.n_sessions = 0
 
     # Events -----------------------------------------------------------------------------------
@@ -535,6 +536,7 @@ class Node:
         """Take note that a peer leaves for good, or that this node left it."""
         left = self._members.on_left(link.node_id, "said goodbye", for_good=True)
         self._note(left, now)
+        self.n_sessions += 1
         if self.links.get(link.node_id) is link:
             self._empty(link)
             del self.links[link.node_id]

@@ -281,3 +281,17 @@ def test_a_task_that_is_stopped_before_its_peers_are_ready_does_not_wait_for_the
         results = cluster.join(0, 1, timeout_s=3.0)
     assert results == {0: "received SIGTERM", 1: "node 0: received SIGTERM"}
     assert steps == []
+
+
+def test_nobody_waits_on_for_a_peer_that_said_goodbye() -> None:
+    def program() -> None:
+        changed = threading.Condition()
+        with Task(Context()) as task, changed:
+            assert task.router is not None
+            stays = task.router.node_id == 0
+            task.use(lambda ctx: None).run(max_step=1)
+            task.clock.wait_for(changed, lambda: False, 10.0 if stays else 1.0)
+
+    for seed in range(3):
+        with Cluster(program, n=2, seed=seed, find_missed=True) as cluster:
+            cluster.run()
