@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from tests.faults.row import Row
 
-__all__ = ["machine", "render_markdown", "result_of"]
+__all__ = ["machine", "render_markdown", "result_of", "section", "sections_of"]
 
 _HEAD = """\
 # Faults
@@ -42,26 +43,33 @@ def machine() -> str:
     return f"{os.cpu_count()} cores, {platform.system()}, Python {python}"
 
 
-def render_markdown(rows: Sequence[Row], not_run: Iterable[tuple[str, str]]) -> str:
-    """Write the page.
+def section(rows: Sequence[Row], *, why_not: str = "") -> str:
+    """Write what one fault came to.
 
     Args:
-        rows: those that were measured.
-        not_run: ``(fault, why)`` of those that were not.
+        rows: what was measured.
+        why_not: why nothing was.
     """
-    lines = [_HEAD, f"Measured on {machine()}.", ""]
-    lines += [
-        "| injected | over | demanded | measured | holds |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    if why_not:
+        return f"Not measured: {why_not}."
+    lines = ["| injected | over | demanded | measured | holds |", "| --- | --- | --- | --- | --- |"]
     for row in rows:
         for check in row.checks:
             cells = (row.injected, row.transport, check.demanded, check.measured)
             lines.append(f"| {' | '.join(map(_cell, cells))} | {result_of(check.holds)} |")
-    left_out = [f"- {what}: {why}" for what, why in not_run]
-    if left_out:
-        lines += ["", "Not measured in this run:", "", *left_out]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
+
+
+def sections_of(page: str) -> dict[str, str]:
+    """Return the sections of a page by their headings, so that a run of some keeps the others."""
+    parts = re.split(r"^## (.+)$", page, flags=re.MULTILINE)[1:]
+    return {head: body.strip() for head, body in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def render_markdown(sections: Mapping[str, str]) -> str:
+    """Write the page: a section for each fault, by its heading."""
+    body = [f"## {head}\n\n{text}\n" for head, text in sections.items()]
+    return "\n".join([_HEAD, f"Measured on {machine()}.\n", *body])
 
 
 def _cell(text: str) -> str:

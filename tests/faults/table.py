@@ -67,7 +67,7 @@ FAULTS = (
     Fault(
         "slow-reader",
         "a slow reader of weights",
-        _over_both(slow_weight_reader, count=100, size=10 * MB, slow_s=1.0),
+        _over_both(slow_weight_reader, count=50, size=10 * MB, slow_s=1.0),
     ),
     Fault(
         "noise",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.faults.__main__ import inject
-from tests.faults.report import render_markdown
+from tests.faults.report import render_markdown, section, sections_of
 from tests.faults.row import Row
 from tests.faults.table import FAULTS, Fault
 
@@ -15,10 +15,17 @@ def row_of(measured: float) -> Row:
 
 
 def test_a_missed_demand_says_no_and_a_kept_one_yes() -> None:
-    page = render_markdown([row_of(0.25), row_of(3.0)], [("a soak", "no time")])
-    assert "| kill -9 | ipc | node.left ≤ 1 s | 0.25 s | yes |" in page
-    assert "| kill -9 | ipc | node.left ≤ 1 s | 3 s | **no** |" in page
-    assert "- a soak: no time" in page
+    text = section([row_of(0.25), row_of(3.0)])
+    assert "| kill -9 | ipc | node.left ≤ 1 s | 0.25 s | yes |" in text
+    assert "| kill -9 | ipc | node.left ≤ 1 s | 3 s | **no** |" in text
+
+
+def test_a_page_is_read_back_by_its_headings() -> None:
+    sections = {"a kill": section([row_of(0.25)]), "a soak": section([], why_not="no time")}
+    page = render_markdown(sections)
+    assert sections_of(page) == sections
+    assert "Not measured: no time." in page
+    assert sections_of("") == {}
 
 
 def test_a_test_that_breaks_counts_as_missed() -> None:
