@@ -49,6 +49,8 @@ class SumTree:
         # A product of matrices adds up small blocks in half the time of reduce or cumsum.
         self._add_up = np.ones(fan_out)
         self._add_to_each = np.triu(np.ones((fan_out, fan_out)))
+        # The last end is beyond any rest, however that was rounded: it is twice what it was.
+        self._add_to_each[:, -1] = 2.0
 
     @property
     def values(self) -> npt.NDArray[np.float64]:
@@ -106,7 +108,6 @@ class SumTree:
         rest = mass - self._ends.take(found)
         for depth in range(len(self._blocks) - 1, -1, -1):
             ends = self._blocks[depth].take(found, axis=0).dot(self._add_to_each)
-            ends[:, -1] = np.inf
             child = (ends > rest[:, None]).argmax(1)
             if depth:
                 before = ends[np.arange(len(child)), child - 1]
