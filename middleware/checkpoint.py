@@ -128,8 +128,8 @@ class CkptSaver:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self._best = float(state["best"])
+        """Restore what :meth:`state_dict` returned; a better policy in the folder stays best."""
+        self._best = max(self._best, float(state["best"]))
         self._saved_iter = int(state["saved_iter"])
         self._kept = deque(self._run.ckpt_dir / name for name in state["kept"])
 

@@ -224,3 +224,18 @@ def test_best_of_the_folder_is_replaced_by_a_better_one_only(
     run_steps(learn(dqn), learn(dqn), evaluate(dqn, 40.0), CkptSaver(dqn.learn_mode, run))
     assert load(run, "best")["last_iter"] == 20
     assert load(run, "best")["last_eval_value"] == 40.0
+
+
+def test_a_better_policy_in_the_folder_outlives_a_run_that_is_taken_up_before_it(
+    run: RunFolder, run_steps: Any, dqn: DQNPolicy
+) -> None:
+    first = CkptSaver(dqn.learn_mode, run)
+    run_steps(learn(dqn), evaluate(dqn, 10.0), first)
+    early = first.state_dict()
+    run_steps(learn(dqn), evaluate(dqn, 30.0), CkptSaver(dqn.learn_mode, run))
+    saver = CkptSaver(dqn.learn_mode, run)
+    with Task(OnlineRLContext()) as task:
+        task.use(learn(dqn)).use(evaluate(dqn, 20.0)).use(saver).run(max_step=0)
+        saver.load_state_dict(early)
+        task.run(max_step=1)
+    assert load(run, "best")["last_eval_value"] == 30.0
