@@ -16,7 +16,7 @@ from dmiddleware.errors import (
     TransportError,
 )
 from dmiddleware.pipeline import Running
-from dmiddleware.router.node import Link
+from dmiddleware.router.link import Link
 from dmiddleware.router.outgoing import Sending
 from dmiddleware.router.parts import Raw
 from dmiddleware.router.transport import Channel

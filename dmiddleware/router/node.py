@@ -10,11 +10,10 @@ Every method may be called from one thread at a time; the router holds a lock ar
 
 from __future__ import annotations
 
-import fnmatch
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -37,10 +36,11 @@ from dmiddleware.router.handshake import (
     ListenerHandshake,
     Refusal,
     Session,
-    hkdf,
 )
 from dmiddleware.router.incoming import Incoming
-from dmiddleware.router.membership import HEARTBEAT_S, MISSED_HEARTBEATS, Change, Membership
+from dmiddleware.router.link import Link, Seen
+from dmiddleware.router.membership import Change, Membership
+from dmiddleware.router.options import NodeOptions
 from dmiddleware.router.outgoing import Outgoing, Sending
 from dmiddleware.router.parts import Raw
 from dmiddleware.router.wire import (
@@ -56,7 +56,7 @@ from dmiddleware.router.wire import (
     session_of,
 )
 
-__all__ = ["Node", "NodeOptions", "Link", "Parked", "Counters"]
+__all__ = ["Node", "Parked"]
 
 BUSY_DELAY_S: Final = 0.02
 TAKE_BYTES: Final = 1 << 20
@@ -66,104 +66,6 @@ _LARGE: Final = 64 * 1024
 _encode = msgspec.msgpack.Encoder().encode
 _answers = msgspec.msgpack.Decoder(Answer)
 _wants = msgspec.msgpack.Decoder(tuple[bool, tuple[str, ...]])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeOptions:
-    """Bounds and times of a node.
-
-    Attributes:
-        max_frame_bytes: the largest frame that is accepted.
-        outbox_bytes: how much may wait for one peer before emitters wait.
-        inbox_bytes: how much of one peer may wait to be handled before the peer waits.
-        window: how many frames to one peer may be unacknowledged.
-        batch_bytes: small events share frames of up to so many bytes.
-        retry_s: an unanswered frame is sent again after so long.
-        heartbeat_s: how often a node shows that it is alive.
-        missed_heartbeats: after so many missing ones a peer counts as gone.
-        forget_after_s: how long what was accepted for a peer that is gone is kept for its return.
-        max_lossy: how many lossy events wait for a peer at most.
-    """
-
-    max_frame_bytes: int = 256 << 20
-    outbox_bytes: int = 64 << 20
-    inbox_bytes: int = 64 << 20
-    window: int = 8
-    batch_bytes: int = 1 << 18
-    retry_s: float = 2.0
-    heartbeat_s: float = HEARTBEAT_S
-    missed_heartbeats: int = MISSED_HEARTBEATS
-    forget_after_s: float = 120.0
-    max_lossy: int = 1024
-
-
-@dataclass(slots=True)
-class Counters:
-    """What went to and came from one peer."""
-
-    sent_frames: int = 0
-    sent_bytes: int = 0
-    received_frames: int = 0
-    received_bytes: int = 0
-    retried_frames: int = 0
-    refused_frames: int = 0
-
-
-class _Seen:
-    """Numbers of requests that came, so that none is taken twice."""
-
-    __slots__ = ("_bits", "_highest")
-
-    def __init__(self) -> None:
-        self._highest = 0
-        self._bits = 0
-
-    def add(self, number: int) -> bool:
-        """Note a number; tell whether it is new (numbers far behind count as old)."""
-        if number > self._highest:
-            self._bits = (self._bits << min(number - self._highest, 256) | 1) & (1 << 256) - 1
-            self._highest = number
-            return True
-        behind = self._highest - number
-        if behind >= 256 or self._bits >> behind & 1:
-            return False
-        self._bits |= 1 << behind
-        return True
-
-
-@dataclass(slots=True)
-class Link:
-    """One peer: its session and all that is under way in both directions.
-
-    The session changes with each connection; what is under way outlives it.
-    """
-
-    node_id: str
-    session: Session
-    dialed: bool
-    outgoing: Outgoing
-    incoming: Incoming
-    sign: FrameMac | None = None
-    check: FrameMac | None = None
-    wants: tuple[str, ...] = ()
-    matches: dict[str, bool] = field(default_factory=dict)
-    acks: list[tuple[int, int, int]] = field(default_factory=list)
-    busy: list[tuple[int, int, float]] = field(default_factory=list)
-    gone_since: float | None = None
-    forgotten: bool = False
-    told_wants: bool = False
-    told_goodbye: bool = False
-    requests: int = 0
-    seen: _Seen = field(default_factory=_Seen)
-    counters: Counters = field(default_factory=Counters)
-
-    def is_wanted(self, event: str) -> bool:
-        """Whether the peer subscribed to an event."""
-        wanted = self.matches.get(event)
-        if wanted is None:
-            wanted = any(fnmatch.fnmatchcase(event, pattern) for pattern in self.wants)
-            self.matches[event] = wanted
-        return wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,7 +367,7 @@ class Node:
     def request(self, link: Link, kind: FrameType) -> bytes:
         """Make a HEARTBEAT, BYE or POLL, which tells what became of the data that came before."""
         return self._frame(
-            kind, link.session.number, link.sign, self._number(link), _take_answers(link)
+            kind, link.session.number, link.sign, link.next_number(), link.take_answers()
         )
 
     def data_request(self, link: Link, now: float) -> tuple[Sending, Raw] | None:
@@ -530,7 +432,7 @@ class Node:
     def _on_data(self, link: Link, frame: Frame) -> bytes:
         verdict = self._take_data(link, frame)
         kind = FrameType.BUSY if verdict is Verdict.BUSY else FrameType.ACK
-        return self._frame(kind, link.session.number, link.sign, 0, _take_answers(link))
+        return self._frame(kind, link.session.number, link.sign, 0, link.take_answers())
 
     def on_goodbye(self, link: Link, now: float) -> None:
         """Take note that a peer leaves for good, or that this node left it."""
@@ -559,8 +461,8 @@ class Node:
         else:
             link = self._new_link(session, dialed, known)
         link.session, link.dialed, link.forgotten = session, dialed, False
-        link.seen, link.requests = _Seen(), 0
-        link.sign, link.check = _macs(session, dialed=dialed, cover_body=cover_body)
+        link.seen, link.requests = Seen(), 0
+        link.use_keys(session, dialed=dialed, cover_body=cover_body)
         self.links[node_id] = link
         if not dialed:
             self._by_session[session.number] = link
@@ -653,7 +555,7 @@ class Node:
                 session=link.session.number,
                 incarnation=self.identity.incarnation,
                 stream=sending.stream,
-                sequence=self._number(link) if link.dialed else 0,
+                sequence=link.next_number() if link.dialed else 0,
                 data_sequence=sending.sequence,
                 metadata=metadata,
                 buffers=buffers,
@@ -666,11 +568,6 @@ class Node:
         link.counters.sent_bytes += len(raw)
         link.counters.retried_frames += sending.again
         return raw if len(raw) >= _LARGE else bytes(raw)
-
-    @staticmethod
-    def _number(link: Link) -> int:
-        link.requests += 1
-        return link.requests
 
     def _frame(
         self,
@@ -704,25 +601,3 @@ class Node:
         if frame.type is not wanted:
             raise FrameError(f"{frame.type.name} came where {wanted.name} belongs")
         return frame
-
-
-def _take_answers(link: Link) -> bytes:
-    """Return, encoded, what became of the data that came since last asked."""
-    answer = _encode(Answer(tuple(link.acks), tuple(link.busy)))
-    link.acks.clear()
-    link.busy.clear()
-    return answer
-
-
-def _macs(
-    session: Session, *, dialed: bool, cover_body: bool
-) -> tuple[FrameMac | None, FrameMac | None]:
-    """Return what signs and what checks: a key a direction, so that no frame can be sent back."""
-    if session.key is None:
-        return None, None
-    salt = session.number.to_bytes(8, "little")
-    to_listener, to_dialer = (
-        FrameMac(hkdf(session.key, salt=salt, info=direction), cover_body=cover_body)
-        for direction in (b"dmw to listener", b"dmw to dialer")
-    )
-    return (to_listener, to_dialer) if dialed else (to_dialer, to_listener)

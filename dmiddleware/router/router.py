@@ -10,7 +10,6 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -31,14 +30,16 @@ from dmiddleware.router.dialer import Dialer
 from dmiddleware.router.envelope import EncodedEvent, decode_event, encode_event
 from dmiddleware.router.handshake import Identity
 from dmiddleware.router.membership import Change
-from dmiddleware.router.node import Link, Node, NodeOptions, Parked
+from dmiddleware.router.node import Node, Parked
+from dmiddleware.router.options import NodeOptions
 from dmiddleware.router.parts import Raw
 from dmiddleware.router.topology import check_address, is_loopback
+from dmiddleware.router.traffic import EventTraffic, PeerTraffic, Traffic
 from dmiddleware.router.transport import Listener, Transport
 from dmiddleware.router.transport.nng import NngTransport
 from dmiddleware.router.wire import session_of
 
-__all__ = ["Router", "EventTraffic", "PeerTraffic"]
+__all__ = ["Router"]
 
 _logger = logging.getLogger(__name__)
 
@@ -56,58 +57,6 @@ LOOK_S: Final = 0.2
 
 _TAKE: Final = 256
 _WORKERS_PER_DIALER: Final = 6
-
-
-@dataclass(slots=True)
-class EventTraffic:
-    """What became of one event here.
-
-    Attributes:
-        sent: emissions that were accepted for peers, one count a peer.
-        sent_bytes: their bytes.
-        received: emissions that came from peers.
-        received_bytes: their bytes.
-        blocked_s: seconds that emitters waited for room.
-        undecodable: emissions that came and could not be decoded.
-    """
-
-    sent: int = 0
-    sent_bytes: int = 0
-    received: int = 0
-    received_bytes: int = 0
-    blocked_s: float = 0.0
-    undecodable: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PeerTraffic:
-    """What goes on with one peer.
-
-    Attributes:
-        here: whether it counts as present.
-        waiting: accepted reliable events that it has not acknowledged.
-        waiting_bytes: their bytes.
-        sent_frames: frames sent, repeated ones included.
-        retried_frames: frames sent again.
-        refused_frames: frames that this side or the peer was too full to take.
-        received_frames: frames received.
-        sent_bytes: bytes sent.
-        received_bytes: bytes received.
-        dropped: lossy events dropped on the way out or in.
-        duplicates: frames received more than once, and taken once.
-    """
-
-    here: bool
-    waiting: int
-    waiting_bytes: int
-    sent_frames: int
-    retried_frames: int
-    refused_frames: int
-    received_frames: int
-    sent_bytes: int
-    received_bytes: int
-    dropped: int
-    duplicates: int
 
 
 class Router:
@@ -198,7 +147,7 @@ class Router:
         self._gone: deque[int] = deque()
         self._connections: dict[int, int] = {}
         self._subscribed: dict[str, bool] = {}
-        self._traffic: dict[str, EventTraffic] = {}
+        self._traffic = Traffic()
         self._strangers_unsaid = 0
         self._next_warning = -math.inf
         self._fatal: RouterError | None = None
@@ -418,13 +367,13 @@ class Router:
     def traffic(self) -> dict[str, EventTraffic]:
         """Return what became of each event here."""
         with self._lock:
-            return {name: EventTraffic(**_fields(one)) for name, one in self._traffic.items()}
+            return self._traffic.copy()
 
     def peer_traffic(self) -> dict[int, PeerTraffic]:
         """Return what goes on with each peer."""
         with self._lock:
             return {
-                int(link.node_id): _peer_traffic(link, self._node.is_here(link.node_id))
+                int(link.node_id): PeerTraffic.of(link, here=self._node.is_here(link.node_id))
                 for link in self._node.links.values()
             }
 
@@ -440,7 +389,7 @@ class Router:
                 return self._closed or not waiting
 
             self._clock.wait_for(self._room, accepted, event.timeout_s)
-            self._count(event.name).blocked_s += self._clock.now() - began
+            self._traffic.of(event.name).blocked_s += self._clock.now() - began
         self._count_sent(encoded, len(targets) - len(waiting))
         if waiting:
             full = ", ".join(self._describe(node_id) for node_id in waiting)
@@ -476,14 +425,8 @@ class Router:
         size = f"{outbox.n_messages} events, {outbox.n_bytes} bytes" if outbox else "empty"
         return f"node {node_id} ({state}; its queue holds {size})"
 
-    def _count(self, name: str) -> EventTraffic:
-        traffic = self._traffic.get(name)
-        if traffic is None:
-            traffic = self._traffic.setdefault(name, EventTraffic())
-        return traffic
-
     def _count_sent(self, encoded: EncodedEvent, times: int) -> None:
-        traffic = self._count(encoded.event)
+        traffic = self._traffic.of(encoded.event)
         traffic.sent += times
         traffic.sent_bytes += times * encoded.size
 
@@ -654,7 +597,7 @@ class Router:
         )
 
     def _hand_over_encoded(self, deliver: Deliver, encoded: EncodedEvent) -> None:
-        traffic = self._count(encoded.event)
+        traffic = self._traffic.of(encoded.event)
         try:
             args, kwargs = decode_event(encoded, self._codec)
         except (DecodeError, ValueError) as error:
@@ -735,24 +678,3 @@ def _news(change: Change) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
     else:
         details = {"new_incarnation": change.new_incarnation}
     return f"node.{change.kind}", (int(identity.node_id),), details
-
-
-def _fields(traffic: EventTraffic) -> dict[str, Any]:
-    return {name: getattr(traffic, name) for name in EventTraffic.__slots__}
-
-
-def _peer_traffic(link: Link, here: bool) -> PeerTraffic:
-    counters, outbox = link.counters, link.outgoing.outbox
-    return PeerTraffic(
-        here=here,
-        waiting=outbox.n_messages,
-        waiting_bytes=outbox.n_bytes,
-        sent_frames=counters.sent_frames,
-        retried_frames=counters.retried_frames,
-        refused_frames=counters.refused_frames + outbox.counters.refused_frames,
-        received_frames=counters.received_frames,
-        sent_bytes=counters.sent_bytes,
-        received_bytes=counters.received_bytes,
-        dropped=link.outgoing.counters.dropped + link.incoming.counters.dropped,
-        duplicates=link.incoming.inbox.counters.duplicates + link.incoming.counters.duplicates,
-    )

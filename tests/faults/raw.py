@@ -19,7 +19,8 @@ from dmiddleware.router.handshake import (
     ListenerHandshake,
     Session,
 )
-from dmiddleware.router.node import Node, NodeOptions
+from dmiddleware.router.node import Node
+from dmiddleware.router.options import NodeOptions
 from dmiddleware.router.parts import Raw
 from dmiddleware.router.wire import Frame, FrameType, encode_frame
 

@@ -19,7 +19,9 @@ from dmiddleware.errors import AuthError, FrameError, FrameTooLarge, HandshakeRe
 from dmiddleware.router.codec import Codec
 from dmiddleware.router.envelope import EncodedEvent, decode_event, encode_event
 from dmiddleware.router.handshake import Identity
-from dmiddleware.router.node import Link, Node, NodeOptions, Parked
+from dmiddleware.router.link import Link
+from dmiddleware.router.node import Node, Parked
+from dmiddleware.router.options import NodeOptions
 from dmiddleware.router.wire import FrameType
 
 KEY = bytes(range(32))

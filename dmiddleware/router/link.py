@@ -1,0 +1,111 @@
+"""One peer of a node: its session, and all that is under way in both directions."""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass, field
+
+import msgspec
+
+from dmiddleware.router.envelope import Answer
+from dmiddleware.router.handshake import Session, hkdf
+from dmiddleware.router.incoming import Incoming
+from dmiddleware.router.outgoing import Outgoing
+from dmiddleware.router.wire import FrameMac
+
+__all__ = ["Counters", "Link", "Seen"]
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(slots=True)
+class Counters:
+    """What went to and came from one peer."""
+
+    sent_frames: int = 0
+    sent_bytes: int = 0
+    received_frames: int = 0
+    received_bytes: int = 0
+    retried_frames: int = 0
+    refused_frames: int = 0
+
+
+class Seen:
+    """Numbers of requests that came, so that none is taken twice."""
+
+    __slots__ = ("_bits", "_highest")
+
+    def __init__(self) -> None:
+        self._highest = 0
+        self._bits = 0
+
+    def add(self, number: int) -> bool:
+        """Note a number; tell whether it is new (numbers far behind count as old)."""
+        if number > self._highest:
+            self._bits = (self._bits << min(number - self._highest, 256) | 1) & (1 << 256) - 1
+            self._highest = number
+            return True
+        behind = self._highest - number
+        if behind >= 256 or self._bits >> behind & 1:
+            return False
+        self._bits |= 1 << behind
+        return True
+
+
+@dataclass(slots=True)
+class Link:
+    """One peer: its session and all that is under way in both directions.
+
+    The session changes with each connection; what is under way outlives it.
+    """
+
+    node_id: str
+    session: Session
+    dialed: bool
+    outgoing: Outgoing
+    incoming: Incoming
+    sign: FrameMac | None = None
+    check: FrameMac | None = None
+    wants: tuple[str, ...] = ()
+    matches: dict[str, bool] = field(default_factory=dict)
+    acks: list[tuple[int, int, int]] = field(default_factory=list)
+    busy: list[tuple[int, int, float]] = field(default_factory=list)
+    gone_since: float | None = None
+    forgotten: bool = False
+    told_wants: bool = False
+    told_goodbye: bool = False
+    requests: int = 0
+    seen: Seen = field(default_factory=Seen)
+    counters: Counters = field(default_factory=Counters)
+
+    def is_wanted(self, event: str) -> bool:
+        """Whether the peer subscribed to an event."""
+        wanted = self.matches.get(event)
+        if wanted is None:
+            wanted = any(fnmatch.fnmatchcase(event, pattern) for pattern in self.wants)
+            self.matches[event] = wanted
+        return wanted
+
+    def next_number(self) -> int:
+        """Return the number of the next request in this session."""
+        self.requests += 1
+        return self.requests
+
+    def take_answers(self) -> bytes:
+        """Return, encoded, what became of the data that came since last asked."""
+        answer = _encode(Answer(tuple(self.acks), tuple(self.busy)))
+        self.acks.clear()
+        self.busy.clear()
+        return answer
+
+    def use_keys(self, session: Session, *, dialed: bool, cover_body: bool) -> None:
+        """Sign and check with a session's keys: one a direction, so that no frame can go back."""
+        self.sign = self.check = None
+        if session.key is None:
+            return
+        salt = session.number.to_bytes(8, "little")
+        to_listener, to_dialer = (
+            FrameMac(hkdf(session.key, salt=salt, info=direction), cover_body=cover_body)
+            for direction in (b"dmw to listener", b"dmw to dialer")
+        )
+        self.sign, self.check = (to_listener, to_dialer) if dialed else (to_dialer, to_listener)
