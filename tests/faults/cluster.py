@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -28,6 +29,7 @@ KEY = bytes(range(32)).hex()
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 30.0
 _LOOK_S = 0.01
+_PORTS = (10_000, 30_000)
 
 
 def wait_until(found: Callable[[], bool], what: str, *, deadline_s: float = DEADLINE_S) -> float:
@@ -48,9 +50,12 @@ def address_for(transport: str, folder: Path, name: str = "node") -> str:
     """Return an address that nobody listens on; others can dial it before its node is there."""
     if transport == "ipc":
         return f"ipc://{folder}/{name}.sock"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    # Not one that the system may give to whoever dials: a dialer could meet itself there.
+    while True:
+        port = random.randrange(*_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return f"tcp://127.0.0.1:{port}"
 
 
 class Process:

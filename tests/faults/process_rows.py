@@ -293,5 +293,24 @@ def _form(nodes: Cluster, randomly: random.Random, count: int) -> float:
     randomly.shuffle(specs)
     processes = [nodes.start(spec) for spec in specs]
     started = max(process.await_line("started")[1] for process in processes)
-    ready = max(process.await_line("ready", deadline_s=60.0)[1] for process in processes)
-    return float(ready - started)
+    with contextlib.suppress(TimeoutError):
+        wait_until(lambda: _are_ready(processes) or not _are_alive(processes), "all nodes")
+    unready = [process for process in processes if not process.ledger.lines("ready")]
+    if unready or not _are_alive(processes):
+        raise RuntimeError("; ".join(map(_how_it_is, processes)))
+    return float(max(process.ledger.lines("ready")[0][1] for process in processes) - started)
+
+
+def _are_ready(processes: Sequence[Process]) -> bool:
+    return all(process.ledger.lines("ready") for process in processes)
+
+
+def _are_alive(processes: Sequence[Process]) -> bool:
+    return all(process.alive for process in processes)
+
+
+def _how_it_is(process: Process) -> str:
+    if not process.alive:
+        return f"node {process.spec.node_id} is dead: {process.errors()}"
+    ready = "ready" if process.ledger.lines("ready") else "not ready"
+    return f"node {process.spec.node_id} is {ready} and has peers {process.status()['peers']}"
