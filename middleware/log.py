@@ -117,6 +117,10 @@ class _Logger:
         if elapsed > 0:
             for name, before in self._counts.items():
                 self._add(f"speed/{name}_per_s", (getattr(ctx, name) - before) / elapsed)
+        if ctx.task.router is not None:
+            # Totals, and many: not for the text log.
+            for name, total in ctx.task.router.counters().items():
+                self._run.tb_logger.add_scalar(f"router/{name}", total, self._last)
         self._begin_interval(ctx)
 
     def _begin_interval(self, ctx: Any) -> None:
@@ -147,7 +151,9 @@ def online_logger(run: RunFolder, *, every_env_step: int = 1000) -> Middleware[A
     What is written: everything that a middleware logged with ``ctx.log``, what learning reported
     (``learn/…``; a key that begins with ``[scalars]`` or ``[histogram]`` as such), evaluations
     (``eval/return_mean`` and so on, and films), and throughput (``speed/…``). Each is the mean
-    since it was last written; evaluations are written as they come.
+    since it was last written; evaluations are written as they come. In a run of several processes
+    also the router's totals: what was sent, received, retried, refused and waited for, by event
+    (``router/event/…``) and by peer (``router/node…``).
 
     Its place in the chain does not matter, as it works on the way back. In a run of several
     processes each writes what it knows, into a folder of its own.

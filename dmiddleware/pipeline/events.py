@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
@@ -52,6 +52,10 @@ class EventRouter(Protocol):
 
     def peer_ids(self) -> Collection[int]:
         """Return the numbers of the other processes that are here."""
+        ...
+
+    def counters(self) -> Mapping[str, float]:
+        """Return what was sent and received so far, by event and by peer, to be logged."""
         ...
 
     def begin(self, *, stopped: Callable[[], bool]) -> None:

@@ -10,6 +10,7 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -376,6 +377,21 @@ class Router:
                 int(link.node_id): PeerTraffic.of(link, here=self._node.is_here(link.node_id))
                 for link in self._node.links.values()
             }
+
+    def counters(self) -> dict[str, float]:
+        """Return :meth:`traffic` and :meth:`peer_traffic` as numbers with flat names.
+
+        Those of events are ``event/<name>/<attribute>``, those of peers ``node<id>/<attribute>``.
+        """
+        counted: list[tuple[str, EventTraffic | PeerTraffic]] = [
+            *((f"event/{name}", one) for name, one in self.traffic().items()),
+            *((f"node{number}", one) for number, one in self.peer_traffic().items()),
+        ]
+        return {
+            f"{prefix}/{name}": float(value)
+            for prefix, one in counted
+            for name, value in asdict(one).items()
+        }
 
     # Emitting ---------------------------------------------------------------------------------
 

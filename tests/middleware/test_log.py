@@ -1,5 +1,6 @@
 import logging
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tensorboardX.proto.event_pb2 import Event
 from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext
 from middleware.log import offline_logger, online_logger
 from middleware.run_folder import RunFolder
+from tests.middleware.nodes import DEADLINE_S, run_nodes
 
 
 def written(run: RunFolder) -> dict[str, list[tuple[int, float]]]:
@@ -152,3 +154,26 @@ def test_intervals_must_be_positive(run: RunFolder) -> None:
         online_logger(run, every_env_step=0)
     with pytest.raises(ValueError, match="every_train_iter must be positive, got -1"):
         offline_logger(run, every_train_iter=-1)
+
+
+def test_the_routers_totals_are_written(run: RunFolder, tmp_path: Path) -> None:
+    came, written_down = threading.Event(), threading.Event()
+
+    def tell(task: Any) -> None:
+        task.use(lambda ctx: task.emit("number", ctx.total_step), roles=["collector"])
+        task.run(max_step=30)
+        assert written_down.wait(DEADLINE_S)
+
+    def listen(task: Any) -> None:
+        task.on("number", lambda number: came.set())
+        task.use(lambda ctx: came.wait(DEADLINE_S))
+        task.use(collect, roles=["learner"]).use(online_logger(run, every_env_step=8))
+        task.run(max_step=3)
+        written_down.set()
+
+    run_nodes(tmp_path, ("collector", tell), ("learner", listen))
+    scalars = written(run)
+    assert scalars["router/event/number/received"][-1][1] >= 1
+    assert scalars["router/event/number/received_bytes"][-1][1] > 0
+    for name in ("received_frames", "retried_frames", "refused_frames", "sent_bytes", "waiting"):
+        assert f"router/node0/{name}" in scalars
