@@ -9,9 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from treetensor.torch import Tensor as TreeTensor
 
-from dmiddleware.data.tree import Batch, as_tree, leaves
+from dmiddleware.data.tree import Batch, TreeTensor, as_tree, leaves
 from dmiddleware.errors import StructureError
 
 __all__ = ["Array", "Columns", "Leaf", "Schema", "as_batch", "to_array"]

@@ -13,9 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from treetensor.torch import Tensor as TreeTensor
 
-from dmiddleware.data.tree import as_tree
+from dmiddleware.data.tree import TreeTensor, as_tree
 
 __all__ = ["pack", "unpack"]
 

@@ -10,17 +10,28 @@ which costs 0.3 ms a leaf; :func:`as_tree` goes around that and costs microsecon
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from treetensor.torch import Tensor as TreeTensor
-from treevalue.tree.common import TreeStorage, create_storage
 
 from dmiddleware.errors import StructureError
 
+with warnings.catch_warnings():
+    # treevalue 1.5 registers its types with torch under the old name, and DI-treetensor 0.5 imports
+    # numpy's internals under theirs: nothing that a user could do anything about.
+    for _text, _category in (
+        ("`torch.utils._pytree._register_pytree_node` is deprecated", FutureWarning),
+        ("numpy.core._multiarray_umath is deprecated", DeprecationWarning),
+    ):
+        warnings.filterwarnings("ignore", _text, _category)
+    from treetensor.torch import Tensor as TreeTensor
+    from treevalue.tree.common import TreeStorage, create_storage
+
 __all__ = [
+    "TreeTensor",
     "Batch",
     "Nested",
     "as_tree",

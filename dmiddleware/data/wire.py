@@ -7,9 +7,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-import treetensor.torch as ttorch
 
-from dmiddleware.data.tree import as_tree
+from dmiddleware.data.tree import TreeTensor, as_tree
 
 __all__ = ["WireAdapter", "ADAPTERS", "TREE_ADAPTERS"]
 
@@ -58,6 +57,6 @@ ADAPTERS: Final = (
 
 TREE_ADAPTERS: Final = (
     *ADAPTERS,
-    WireAdapter("treetensor.Tensor", ttorch.Tensor, _tree_to_plain, as_tree),
+    WireAdapter("treetensor.Tensor", TreeTensor, _tree_to_plain, as_tree),
 )
 """Batches, and the tensors in them."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from treetensor.torch import Tensor as TreeTensor
 
-from dmiddleware.data.tree import as_tree
+from dmiddleware.data.tree import TreeTensor, as_tree
 from dmiddleware.errors import CheckpointMismatch
 from dmiddleware.model.shapes import is_image, is_one_hot, shape_leaves
 from dmiddleware.rl import RunningMeanStd

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from treetensor.torch import Tensor as TreeTensor
 
-from dmiddleware.data.tree import as_tree, from_numpy, index_rows, leaves, map_leaves
+from dmiddleware.data.tree import TreeTensor, as_tree, from_numpy, index_rows, leaves, map_leaves
 from dmiddleware.errors import PolicyError, StructureError
 
 __all__ = [

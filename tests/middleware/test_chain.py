@@ -281,6 +281,7 @@ def test_public_names_are_these_and_each_says_what_it_reads_and_writes() -> None
         "multistep_trainer",
         "interaction_evaluator",
         "CkptSaver",
+        "SnapshotSaver",
         "online_logger",
         "offline_logger",
         "termination_checker",

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from treetensor.torch import Tensor as TreeTensor
 
 from dmiddleware.data.buffer_base import BufferMiddleware
 from dmiddleware.data.buffer_middleware.base import ActionMiddleware, Chain
 from dmiddleware.data.deque_buffer import BufferedData
-from dmiddleware.data.tree import map_leaves
+from dmiddleware.data.tree import TreeTensor, map_leaves
 
 __all__ = ["clone_object"]
 

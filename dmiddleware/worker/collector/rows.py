@@ -14,10 +14,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from treetensor.torch import Tensor as TreeTensor
 
 from dmiddleware.data import tree
-from dmiddleware.data.tree import Batch
+from dmiddleware.data.tree import Batch, TreeTensor
 
 __all__ = ["Piece", "RowStore"]
 

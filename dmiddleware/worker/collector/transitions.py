@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from treetensor.torch import Tensor as TreeTensor
 
 from dmiddleware.data import tree
-from dmiddleware.data.tree import Batch
+from dmiddleware.data.tree import Batch, TreeTensor
 
 __all__ = ["split_rows", "to_tensor_transitions"]
 
