@@ -29,7 +29,7 @@ __all__ = ["Dialer"]
 
 _logger = logging.getLogger(__name__)
 
-_SENDERS: Final = 2
+_SENDERS: Final = 3
 _POLLERS: Final = 2
 _CONNECT_S: Final = 1.0
 _ANSWER_S: Final = 3.0

@@ -125,6 +125,9 @@ class Node:
         self._wants: tuple[str, ...] = ()
         self._ready = False
         self._newest: dict[str, EncodedEvent] = {}
+        # Both are worked out anew when links, or what they want, have changed.
+        self._targets: dict[str, tuple[str, ...]] = {}
+        self._least_bound = 0
         self.ready: set[str] = set()
         self.n_told = 0
         # How often a session has begun or ended.
@@ -147,13 +150,16 @@ class Node:
             for link in self.links.values():
                 self._tell_wants(link)
 
-    def targets(self, event: str) -> list[str]:
+    def targets(self, event: str) -> tuple[str, ...]:
         """Return the peers that take an event, those included that may come back."""
-        return [
-            link.node_id
-            for link in self.links.values()
-            if not link.forgotten and link.is_wanted(event)
-        ]
+        found = self._targets.get(event)
+        if found is None:
+            found = self._targets[event] = tuple(
+                link.node_id
+                for link in self.links.values()
+                if not link.forgotten and link.is_wanted(event)
+            )
+        return found
 
     def check_size(self, event: EncodedEvent, targets: Iterable[str]) -> None:
         """Make sure that this node and the targets take an event as large as this.
@@ -161,6 +167,8 @@ class Node:
         Raises:
             FrameTooLarge: if one does not; it names it.
         """
+        if event.size <= self._least_bound and len(event.buffers) < MAX_BUFFERS:
+            return
         bound, who = self.options.max_frame_bytes, ""
         for node_id in targets:
             link = self.links.get(node_id)
@@ -215,6 +223,7 @@ class Node:
         link.wants, link.told_wants = wants, True
         self.n_told += 1
         link.matches.clear()
+        self._on_links_changed()
         if ready:
             # For good: a peer may have done its work and gone before this node looks.
             self.ready.add(link.node_id)
@@ -256,6 +265,7 @@ class Node:
         ]
         for link in forgotten:
             link.forgotten = True
+            self._on_links_changed()
         return [(link.node_id, link.outgoing.give_up()) for link in forgotten]
 
     def on_lost(self, node_id: str, reason: str, now: float) -> None:
@@ -442,6 +452,7 @@ class Node:
         if self.links.get(link.node_id) is link:
             self._empty(link)
             del self.links[link.node_id]
+            self._on_links_changed()
         if not link.dialed:
             self._by_session.pop(link.session.number, None)
 
@@ -464,6 +475,7 @@ class Node:
         link.seen, link.requests = Seen(), 0
         link.use_keys(session, dialed=dialed, cover_body=cover_body)
         self.links[node_id] = link
+        self._on_links_changed()
         if not dialed:
             self._by_session[session.number] = link
         self._note(self._members.on_session(session.peer, session.number, now), now)
@@ -511,6 +523,11 @@ class Node:
     def _tell_wants(self, link: Link) -> None:
         skeleton = _encode((self._ready, self._wants))
         link.outgoing.push(EncodedEvent(WANTS_EVENT, skeleton, (), len(skeleton)))
+
+    def _on_links_changed(self) -> None:
+        self._targets.clear()
+        bounds = [link.session.limits.max_frame_bytes for link in self.links.values()]
+        self._least_bound = min([self.options.max_frame_bytes, *bounds]) - FRAME_OVERHEAD
 
     def _note(self, changes: list[Change], now: float) -> None:
         for change in changes:

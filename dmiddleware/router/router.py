@@ -395,7 +395,7 @@ class Router:
 
     # Emitting ---------------------------------------------------------------------------------
 
-    def _offer(self, event: Event, encoded: EncodedEvent, targets: list[str]) -> None:
+    def _offer(self, event: Event, encoded: EncodedEvent, targets: Sequence[str]) -> None:
         waiting = self._offer_to(targets, encoded)
         if waiting:
             began = self._clock.now()
@@ -417,13 +417,16 @@ class Router:
     def _offer_to(self, targets: Iterable[str], encoded: EncodedEvent) -> list[str]:
         refused = []
         for node_id in targets:
-            if self._node.offer(node_id, encoded):
-                self._wake(node_id)
-            else:
+            link = self._node.links.get(node_id)
+            # Where others wait already, whoever takes those takes this too, or wakes the next.
+            waited = link is not None and link.outgoing.outbox.waits
+            if not self._node.offer(node_id, encoded):
                 refused.append(node_id)
+            elif not waited:
+                self._wake(node_id)
         return refused
 
-    def _put(self, event: Event, encoded: EncodedEvent, targets: list[str]) -> None:
+    def _put(self, event: Event, encoded: EncodedEvent, targets: Sequence[str]) -> None:
         if event.delivery == "latest":
             self._node.put_latest(encoded)
         else:
@@ -492,7 +495,10 @@ class Router:
             due_at = node.due_at(parked)
             looks_at = ends_at if due_at is None else min(ends_at, max(due_at, now + 0.001))
             clock.wait_for(self.outbound(parked.node_id), ready, looks_at - now)
-        return found[0] if found else node.nothing(parked)
+        if not found:
+            return node.nothing(parked)
+        self.wake_next(parked.node_id)
+        return found[0]
 
     def _lose_connections(self, now: float) -> None:
         """Find peers whose last connection is gone; called with the lock held."""
@@ -538,6 +544,12 @@ class Router:
         if condition is None:
             condition = self._outbound[node_id] = threading.Condition(self._lock)
         return condition
+
+    def wake_next(self, node_id: str) -> None:
+        """Let another one send what a frame has left; called with the lock held."""
+        link = self._node.links.get(node_id)
+        if link is not None and link.outgoing.outbox.waits:
+            self._wake(node_id)
 
     def after_input(self) -> None:
         """Pass on what a frame or the time has changed; called with the lock held."""

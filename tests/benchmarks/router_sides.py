@@ -80,7 +80,11 @@ class Stream:
             self._router = stack.enter_context(
                 Router(node_id=0, dial=[address], options=options, transport=transport(shared))
             )
-            self._router.attach(lambda name, args, kwargs: self._answers.release())
+            self._router.attach(
+                lambda name, args, kwargs: (
+                    self._answers.release() if name in ("done", "pong") else None
+                )
+            )
             self._router.subscribe("done", active=True)
             self._router.subscribe("pong", active=True)
             self._router.wait_for_peers(1, timeout_s=30.0)
@@ -191,7 +195,9 @@ class Weights:
         self._version = 0
         with contextlib.ExitStack() as stack:
             self._router = stack.enter_context(Router(node_id=0, listen=address))
-            self._router.attach(lambda name, args, kwargs: self._applied.release())
+            self._router.attach(
+                lambda name, args, kwargs: self._applied.release() if name == "applied" else None
+            )
             self._router.subscribe("applied", active=True)
             for number in range(1, self.N_READERS + 1):
                 stack.enter_context(peer("reader", address, str(number)))

@@ -85,9 +85,9 @@ def test_peers_learn_of_each_other_and_of_what_they_want(pair: tuple[Node, Node,
     listener.want(["traj*"])
     exchange(dialer, listener, link)
     assert taken(dialer) == taken(listener) == []
-    assert dialer.targets("trajectories") == ["learner"]
-    assert dialer.targets("weights") == []
-    assert listener.targets("weights") == ["collector"]
+    assert dialer.targets("trajectories") == ("learner",)
+    assert dialer.targets("weights") == ()
+    assert listener.targets("weights") == ("collector",)
     assert [change.kind for change in dialer.changes + listener.changes] == ["joined", "joined"]
     assert [identity.node_id for identity in listener.peers()] == ["collector"]
 
@@ -244,7 +244,7 @@ def test_a_silent_peer_leaves_and_what_was_accepted_for_it_is_kept_for_its_retur
     taken(listener)
     assert listener.tick(4.0) == []
     assert [change.kind for change in listener.changes] == ["joined", "left"]
-    assert listener.targets("e") == ["collector"]
+    assert listener.targets("e") == ("collector",)
     emit(listener, "collector", "e", "kept")
     link = join(dialer, listener, 50.0)
     assert listener.changes[-1].kind == "rejoined"
@@ -264,9 +264,9 @@ def test_a_peer_that_is_gone_for_too_long_is_forgotten_and_may_come_back_all_the
     answered(listener, under_way, 0.0)  # sent, and lost on the way
     listener.tick(4.0)
     assert listener.tick(200.0) == [("collector", 1)]
-    assert listener.targets("e") == []
+    assert listener.targets("e") == ()
     link = join(dialer, listener, 300.0)
-    assert listener.targets("e") == ["collector"]
+    assert listener.targets("e") == ("collector",)
     emit(listener, "collector", "e", "after")
     exchange(dialer, listener, link, 300.0)
     assert taken(dialer) == [("learner", "e", "after")]
@@ -461,7 +461,7 @@ def test_what_is_emitted_before_a_restarted_peer_says_what_it_wants_reaches_it()
     exchange(dialer, listener, link)
     again = make_node("1", incarnation=2)
     link = join(again, listener)
-    assert listener.targets("e") == ["1"]
+    assert listener.targets("e") == ("1",)
     assert emit(listener, "1", "e", "early")
     again.want(["e", "model"])
     exchange(again, listener, link)
