@@ -1,7 +1,7 @@
 """Run the benchmarks: ``python -m tests.benchmarks`` for all, or names of some.
 
-All of them write docs/benchmarks.md; some of them only print. The exit code is 1 when a bar is
-missed.
+All of them write docs/benchmarks.md; some of them only print, or, with ``--write``, replace their
+sections of it. The exit code is 1 when a bar is missed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from rich.console import Console
 
-from tests.benchmarks.report import Section, print_sections, render_markdown, use_one_thread
+from tests.benchmarks.report import (
+    Section,
+    print_sections,
+    render_markdown,
+    replace_sections,
+    use_one_thread,
+)
 
 HERE = Path(__file__).resolve().parent
 REPORT = HERE.parents[1] / "docs" / "benchmarks.md"
@@ -41,6 +47,7 @@ def measure(name: str) -> Section:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", help=f"which of: {', '.join(known())}")
+    parser.add_argument("--write", action="store_true", help="write the page, even of some only")
     arguments = parser.parse_args()
     unknown = sorted(set(arguments.names) - set(known()))
     if unknown:
@@ -62,6 +69,9 @@ def main() -> int:
             duration_s=time.perf_counter() - start,
             packages=PACKAGES,
         )
+    elif arguments.write:
+        text = replace_sections(REPORT.read_text(encoding="utf-8"), sections)
+    if not arguments.names or arguments.write:
         REPORT.write_text(text, encoding="utf-8")
         console.print(f"written: {REPORT}", highlight=False)
     missed = [row.name for section in sections for row in section.rows if row.met is False]

@@ -36,6 +36,7 @@ __all__ = [
     "machine",
     "print_sections",
     "render_markdown",
+    "replace_sections",
     "use_one_thread",
     "versions",
 ]
@@ -316,14 +317,26 @@ def render_markdown(
         f"- Machine: {machine()}\n- Versions: {known}\n"
         f"- Command: `{command}` ({duration_s / 60:.0f} minutes)\n",
     ]
+    return "\n".join([*parts, *map(_render_section, sections)])
+
+
+def replace_sections(page: str, sections: Iterable[Section]) -> str:
+    """Return docs/benchmarks.md with some sections measured anew, and the others as they were."""
+    preface, *old = page.split("\n## ")
+    kept = {text.partition("\n")[0]: f"## {text}" for text in old}
     for section in sections:
-        parts.append(f"## {section.title}\n")
-        if section.text:
-            parts.append(f"{section.text}\n")
-        lines = ["| " + " | ".join(_HEAD) + " |", "|" + " --- |" * len(_HEAD)]
-        lines += ["| " + " | ".join(_cells(row)) + " |" for row in section.rows]
-        parts.append("\n".join(lines) + "\n")
-        notes = [f"- {row.name}: {row.note}" for row in section.rows if row.note]
-        if notes:
-            parts.append("\n".join(notes) + "\n")
+        kept[section.title] = _render_section(section)
+    return "\n".join([preface, *(text.rstrip("\n") + "\n" for text in kept.values())])
+
+
+def _render_section(section: Section) -> str:
+    parts = [f"## {section.title}\n"]
+    if section.text:
+        parts.append(f"{section.text}\n")
+    lines = ["| " + " | ".join(_HEAD) + " |", "|" + " --- |" * len(_HEAD)]
+    lines += ["| " + " | ".join(_cells(row)) + " |" for row in section.rows]
+    parts.append("\n".join(lines) + "\n")
+    notes = [f"- {row.name}: {row.note}" for row in section.rows if row.note]
+    if notes:
+        parts.append("\n".join(notes) + "\n")
     return "\n".join(parts)

@@ -6,7 +6,15 @@ import math
 
 from dmiddleware.testing import Tape
 from tests.benchmarks.__main__ import known
-from tests.benchmarks.report import Comparison, Row, Section, interleaved, render_markdown, versions
+from tests.benchmarks.report import (
+    Comparison,
+    Row,
+    Section,
+    interleaved,
+    render_markdown,
+    replace_sections,
+    versions,
+)
 
 # Ours takes half of the reference's time.
 PAIR = Comparison(ours_s=1.0, reference_s=2.0, time_ratio=0.5, spread=0.1)
@@ -69,3 +77,19 @@ def test_a_package_that_is_there_has_its_version():
 
 def test_benchmarks_are_found_by_their_names():
     assert {"dqn_chain", "rivals"} <= set(known())
+
+
+def test_sections_measured_anew_replace_the_old_ones_and_the_others_stay():
+    pages = []
+    for figure in (1.0, 2.0):
+        rows = [Row("push", "arrays", ours=figure, reference=1.0, ratio=figure, unit="µs")]
+        sections = [Section("One", "Text.", rows), Section("Two", "", rows)]
+        pages.append(render_markdown(sections, command="make", duration_s=60, packages=()))
+    old, new = pages
+    rows = [Row("push", "arrays", ours=2.0, reference=1.0, ratio=2.0, unit="µs")]
+    both = [Section("One", "Text.", rows), Section("Two", "", rows)]
+    assert replace_sections(old, []) == old
+    assert replace_sections(old, both) == new
+    mixed = replace_sections(old, both[1:])
+    assert mixed.count("2.00x") == 1 and mixed.index("1.00x") < mixed.index("2.00x")
+    assert replace_sections(mixed, both[:1]) == new
