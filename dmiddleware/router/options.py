@@ -30,7 +30,7 @@ class NodeOptions:
     outbox_bytes: int = 64 << 20
     inbox_bytes: int = 64 << 20
     window: int = 8
-    batch_bytes: int = 1 << 18
+    batch_bytes: int = 1 << 19
     retry_s: float = 2.0
     heartbeat_s: float = HEARTBEAT_S
     missed_heartbeats: int = MISSED_HEARTBEATS
