@@ -28,8 +28,8 @@ from dmiddleware.launch.status import Status, WorkerConfig
 from dmiddleware.pipeline import ThisNode, running_as
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport import Transport
-from dmiddleware.router.transport.nng import NngTransport
 from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
+from dmiddleware.router.transport.sockets import SocketTransport
 
 __all__ = ["main"]
 
@@ -165,7 +165,7 @@ def _transport(config: WorkerConfig) -> Transport:
             username=os.environ.get("DITASK_REDIS_USERNAME"),
             password=os.environ.get("DITASK_REDIS_PASSWORD"),
         )
-    sockets = NngTransport(tls=config.tls)
+    sockets = SocketTransport(tls=config.tls)
     if not config.shared_memory:
         return sockets
     return SharedMemoryTransport(sockets, directory=Path(config.shared_memory))

@@ -38,8 +38,18 @@ class EventRouter(Protocol):
         """The labels of this process."""
         ...
 
-    def attach(self, deliver: Callable[[str, tuple[Any, ...], dict[str, Any]], None]) -> None:
-        """Take the function to call, with name and arguments, for each event that arrives."""
+    def attach(
+        self,
+        deliver: Callable[[str, tuple[Any, ...], dict[str, Any]], None],
+        offer: Callable[[str, tuple[Any, ...], dict[str, Any]], bool] | None = None,
+    ) -> None:
+        """Take the functions to call, with name and arguments, for each event that arrives.
+
+        Args:
+            deliver: takes an event; it may wait for room.
+            offer: takes an event if there is room for it now, and tells whether it did. None: there
+                is no such function.
+        """
         ...
 
     def subscribe(self, name: str, *, active: bool) -> None:
@@ -98,7 +108,7 @@ class EventBus:
         self._closing = False
         self._routing = threading.Lock()
         if router is not None:
-            router.attach(self._deliver)
+            router.attach(self._deliver, self._offer)
 
     @property
     def has_errors(self) -> bool:
@@ -316,7 +326,17 @@ class EventBus:
             # It crossed with the news that this end is closed.
             _logger.debug("the event %r came from another process after the task was closed", name)
 
-    def _accept(self, event: Event, emission: Emission) -> None:
+    def _offer(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Take an event that came from another process, if there is room for it now."""
+        try:
+            self._accept(self._resolve(name), Emission(args, kwargs), waits=False)
+        except EventQueueFull:
+            return False
+        except EventError:
+            _logger.debug("the event %r came from another process after the task was closed", name)
+        return True
+
+    def _accept(self, event: Event, emission: Emission, *, waits: bool = True) -> None:
         in_handler = self._is_in_handler()
         with self._changed:
             if self._closing and not in_handler:
@@ -326,6 +346,8 @@ class EventBus:
                 return
             letter = Letter(event, emission, handlers)
             if not self._mailbox.offer(letter, reserve=in_handler):
+                if not waits:
+                    raise EventQueueFull(self._full(event, in_handler=in_handler))
                 self._wait_for_room(letter, in_handler=in_handler)
             if self._thread is None:
                 self._start()

@@ -70,6 +70,8 @@ class Outbox(Generic[T]):
             always taken into an empty outbox, whatever its size.
         window: how many frames may be unacknowledged.
         batch_bytes: small messages are joined into frames of up to so many bytes.
+        hold_bytes: while a frame is under way, messages wait for its answer until there are so many
+            bytes of them: that fills frames when there is much to send, and costs little else.
         retry_s: when no answer comes for so long, a frame is sent again.
     """
 
@@ -79,6 +81,7 @@ class Outbox(Generic[T]):
         max_bytes: int,
         window: int = 8,
         batch_bytes: int = 1 << 18,
+        hold_bytes: int = 0,
         retry_s: float = 2.0,
     ) -> None:
         if max_bytes < 1 or window < 1 or batch_bytes < 1:
@@ -89,8 +92,10 @@ class Outbox(Generic[T]):
         self._max_bytes = max_bytes
         self._window = window
         self._batch_bytes = batch_bytes
+        self._hold_bytes = hold_bytes
         self._retry_s = retry_s
         self._waiting: deque[T] = deque()
+        self._waiting_bytes = 0
         self._under_way: OrderedDict[int, OutFrame[T]] = OrderedDict()
         self._next_sequence = 1
         self._bytes = 0
@@ -127,6 +132,7 @@ class Outbox(Generic[T]):
     def push(self, message: T) -> None:
         """Accept a message even if the outbox is full: for the few that nobody may wait for."""
         self._waiting.append(message)
+        self._waiting_bytes += message.size
         self._bytes += message.size
         self.counters.accepted += 1
 
@@ -186,6 +192,7 @@ class Outbox(Generic[T]):
         """
         messages = [m for frame in self._under_way.values() for m in frame.messages]
         self._waiting.extendleft(reversed(messages))
+        self._waiting_bytes = self._bytes
         self._under_way.clear()
         self._next_sequence = 1
         self._credit = 2**63
@@ -198,6 +205,7 @@ class Outbox(Generic[T]):
         """
         lost = self.n_messages
         self._waiting.clear()
+        self._waiting_bytes = 0
         for frame in self._under_way.values():
             frame.messages, frame.size = (), 0
         self._bytes = 0
@@ -211,6 +219,8 @@ class Outbox(Generic[T]):
     def _pack(self) -> OutFrame[T] | None:
         if not self._waiting or not self._window_open():
             return None
+        if self._under_way and self._waiting_bytes < self._hold_bytes:
+            return None
         if self._under_way and self._credit < self._waiting[0].size:
             # With nothing under way a frame goes out all the same: its BUSY or ACK brings credit.
             return None
@@ -221,6 +231,7 @@ class Outbox(Generic[T]):
             message = self._waiting.popleft()
             messages.append(message)
             size += message.size
+        self._waiting_bytes -= size
         frame = OutFrame(self._next_sequence, tuple(messages), size)
         self._next_sequence += 1
         self._credit -= size

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import Final
 
 from dmiddleware.errors import (
     AuthError,
@@ -16,21 +16,22 @@ from dmiddleware.errors import (
     TransportError,
 )
 from dmiddleware.pipeline import Running
+from dmiddleware.router.core import Core
 from dmiddleware.router.link import Link
 from dmiddleware.router.outgoing import Sending
 from dmiddleware.router.parts import Raw
+from dmiddleware.router.pump import Move
 from dmiddleware.router.transport import Channel
 from dmiddleware.router.wire import FrameType
-
-if TYPE_CHECKING:
-    from dmiddleware.router.router import Router
 
 __all__ = ["Dialer"]
 
 _logger = logging.getLogger(__name__)
 
-_SENDERS: Final = 3
-_POLLERS: Final = 2
+_UNDER_WAY: Final = 3
+"""So many frames with events are sent before the answer to the first of them."""
+
+_POLLS: Final = 2
 _CONNECT_S: Final = 1.0
 _ANSWER_S: Final = 3.0
 _FIRST_PAUSE_S: Final = 0.05
@@ -42,21 +43,21 @@ class Dialer:
     """Keeps one peer dialed, from a thread of its own.
 
     Args:
-        router: whose node talks.
+        core: whose node talks.
         address: of the peer, which may come late, go, and come back.
     """
 
-    def __init__(self, router: Router, address: str) -> None:
-        self._router = router
+    def __init__(self, core: Core, address: str) -> None:
+        self._core = core
         self._address = address
-        self._changed = threading.Condition(router.lock)
+        self._changed = threading.Condition(core.lock)
         self._closing = False
         self._thread: Running | None = None
 
     @property
-    def router(self) -> Router:
+    def core(self) -> Core:
         """Whose node talks."""
-        return self._router
+        return self._core
 
     @property
     def address(self) -> str:
@@ -75,7 +76,7 @@ class Dialer:
 
     def start(self) -> None:
         """Begin to dial."""
-        self._thread = self._router.clock.spawn(self._run, name=f"router-dial-{self._address}")
+        self._thread = self._core.clock.spawn(self._run, name=f"router-dial-{self._address}")
 
     def close(self) -> None:
         """Say goodbye and end."""
@@ -93,25 +94,28 @@ class Dialer:
                 pause_s = _FIRST_PAUSE_S
             except HandshakeRefused as error:
                 if error.code in _FATAL:
-                    self._router.fail(error)
+                    self._core.fail(error)
                     return
                 _logger.info("%s: %s", self._address, error)
             except AuthError as error:
-                self._router.fail(error)
+                self._core.fail(error)
                 return
             except RouterError as error:
                 _logger.debug("%s: %s", self._address, error)
             with self._changed:
-                self._router.clock.wait_for(self._changed, lambda: self._closing, pause_s)
+                self._core.clock.wait_for(self._changed, lambda: self._closing, pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 class _Session:
-    """One connection, from the handshake until it breaks or the dialer closes."""
+    """One connection, from the handshake until it breaks or the dialer closes.
+
+    It has three channels, so that bulk one way holds up neither heartbeats nor the other way.
+    """
 
     def __init__(self, dialer: Dialer) -> None:
         self._dialer = dialer
-        self._router = dialer.router
+        self._core = dialer.core
         self._address = dialer.address
         self._broken = False
         self._reason = "the connection broke"
@@ -120,160 +124,175 @@ class _Session:
         with contextlib.ExitStack() as stack:
             control = self._connect(stack)
             link = self._shake_hands(control)
-            threads: list[Running] = []
             try:
-                data = self._connect(stack)
-                jobs = [self._send_forever] * _SENDERS + [self._poll_forever] * _POLLERS
-                threads += [self._spawn(job, data, link) for job in jobs]
+                exchange = _Exchange(
+                    self, link, data=self._connect(stack), polls=self._connect(stack)
+                )
+                exchange.start()
                 self._keep_in_touch(control, link)
             except AuthError as error:
                 # The peer has shown that it has the key: this frame was damaged on its way.
-                self._break(link, str(error))
+                self.break_off(str(error))
             finally:
-                self._end(stack, link, threads)
+                self._end(stack, link)
 
-    def _connect(self, stack: contextlib.ExitStack) -> Channel:
-        channel = self._router.transport.dial(
-            self._address,
-            connect_s=_CONNECT_S,
-            answer_s=_ANSWER_S,
-            max_frame_bytes=self._router.options.max_frame_bytes,
-        )
-        stack.callback(channel.close)
-        return channel
+    @property
+    def core(self) -> Core:
+        """Whose node talks."""
+        return self._core
 
-    def _shake_hands(self, channel: Channel) -> Link:
-        router, node = self._router, self._router.node
-        with router.lock:
-            handshake, hello = node.hello()
-        challenge = channel.request(hello)
-        with router.lock:
-            auth = node.on_challenge(handshake, challenge)
-        welcome = channel.request(auth)
-        with router.lock:
-            link = node.on_welcome(
-                handshake,
-                welcome,
-                router.clock.now(),
-                cover_body=router.transport.covers_body(self._address),
-            )
-            router.after_input()
-            return link
+    @property
+    def broken(self) -> bool:
+        """Whether it is over."""
+        return self._broken
 
-    def _spawn(self, job: Callable[[Channel, Link], None], channel: Channel, link: Link) -> Running:
-        def work() -> None:
-            try:
-                job(channel, link)
-            except (TransportError, HandshakeRefused, AuthError, FrameError) as error:
-                self._break(link, str(error))
-            except Exception as error:
-                # A defect: without this thread nothing would go out, and no one would know why.
-                self._router.fail(
-                    RouterError(f"the connection to {self._address} failed within: {error!r}")
-                )
-                raise
-
-        name = f"router-{job.__name__.strip('_').partition('_')[0]}-{self._address}"
-        return self._router.clock.spawn(work, name=name)
-
-    def _send_forever(self, channel: Channel, link: Link) -> None:
-        router, node = self._router, self._router.node
-        while True:
-            made = self._next_data(link)
-            if made is None:
-                return
-            sending, raw = made
-            try:
-                answer = channel.request(raw)
-            except TransportError:
-                with router.lock:
-                    node.on_no_answer(link, sending, router.clock.now())
-                raise
-            with router.lock:
-                node.on_answer(link, answer, router.clock.now(), sent=sending)
-                router.after_input()
-
-    def _next_data(self, link: Link) -> tuple[Sending, Raw] | None:
-        """Wait until there is something to send; None when the connection broke."""
-        router, node = self._router, self._router.node
-        made: list[tuple[Sending, Raw]] = []
-        looks_at = 0.0
-
-        def is_due() -> bool:
-            if self._broken:
-                return True
-            request = node.data_request(link, router.clock.now())
-            if request is not None:
-                made.append(request)
-                return True
-            # Something may be due before this wait ends; then it begins anew.
-            due_at = link.outgoing.next_time()
-            return due_at is not None and due_at < looks_at
-
-        with router.lock:
-            while not made and not self._broken:
-                now, due_at = router.clock.now(), link.outgoing.next_time()
-                pause_s = 1.0 if due_at is None else max(0.001, min(1.0, due_at - now))
-                looks_at = now + pause_s
-                router.clock.wait_for(router.outbound(link.node_id), is_due, pause_s)
-        return None if self._broken else made[0]
-
-    def _poll_forever(self, channel: Channel, link: Link) -> None:
-        router, node = self._router, self._router.node
-        while not self._broken:
-            with router.lock:
-                raw = node.request(link, FrameType.POLL)
-            answer = channel.request(raw)
-            with router.lock:
-                kind = node.on_answer(link, answer, router.clock.now())
-                router.after_input()
-            if kind is FrameType.BYE:
-                self._break(link, "said goodbye")
-
-    def _keep_in_touch(self, channel: Channel, link: Link) -> None:
-        router, node = self._router, self._router.node
-        while not self._broken:
-            with router.lock:
-                raw = node.request(link, FrameType.HEARTBEAT)
-            answer = channel.request(raw)
-            with router.lock:
-                node.on_answer(link, answer, router.clock.now())
-            if self._dialer.closing:
-                self._say_goodbye(channel, link)
-                return
-            with self._dialer.changed:
-                router.clock.wait_for(
-                    self._dialer.changed,
-                    lambda: self._broken or self._dialer.closing,
-                    router.options.heartbeat_s,
-                )
-
-    def _say_goodbye(self, channel: Channel, link: Link) -> None:
-        router, node = self._router, self._router.node
-        with router.lock:
-            raw = node.request(link, FrameType.BYE)
-        answer = channel.request(raw)
-        with router.lock:
-            node.on_answer(link, answer, router.clock.now())
-
-    def _break(self, link: Link, reason: str) -> None:
+    def break_off(self, reason: str) -> None:
+        """End it; only the first reason counts."""
         with self._dialer.changed:
             if not self._broken:
                 self._reason = reason
                 self._broken = True
                 self._dialer.changed.notify_all()
-                self._router.outbound(link.node_id).notify_all()
 
-    def _end(self, stack: contextlib.ExitStack, link: Link, threads: list[Running]) -> None:
-        router = self._router
-        with router.lock:
+    def fail(self, error: Exception) -> None:
+        """Take note of a defect: without this connection nothing would go out."""
+        self._core.fail(RouterError(f"the connection to {self._address} failed within: {error!r}"))
+
+    def _connect(self, stack: contextlib.ExitStack) -> Channel:
+        channel = self._core.transport.dial(
+            self._address,
+            connect_s=_CONNECT_S,
+            answer_s=_ANSWER_S,
+            max_frame_bytes=self._core.node.options.max_frame_bytes,
+        )
+        stack.callback(channel.close)
+        return channel
+
+    def _shake_hands(self, channel: Channel) -> Link:
+        core, node = self._core, self._core.node
+        with core.lock:
+            handshake, hello = node.hello()
+        challenge = channel.request(hello)
+        with core.lock:
+            auth = node.on_challenge(handshake, challenge)
+        welcome = channel.request(auth)
+        with core.lock:
+            link = node.on_welcome(
+                handshake,
+                welcome,
+                core.clock.now(),
+                cover_body=core.transport.covers_body(self._address),
+            )
+            moves = core.after_input(link.node_id)
+        core.pass_on(moves)
+        return link
+
+    def _keep_in_touch(self, channel: Channel, link: Link) -> None:
+        core = self._core
+        while not self._broken:
+            self._ask(channel, link, FrameType.HEARTBEAT)
+            if self._dialer.closing:
+                self._ask(channel, link, FrameType.BYE)
+                return
+            with self._dialer.changed:
+                core.clock.wait_for(
+                    self._dialer.changed,
+                    lambda: self._broken or self._dialer.closing,
+                    core.node.options.heartbeat_s,
+                )
+
+    def _ask(self, channel: Channel, link: Link, kind: FrameType) -> None:
+        core, node = self._core, self._core.node
+        with core.lock:
+            raw = node.request(link, kind)
+        answer = channel.request(raw)
+        with core.lock:
+            node.on_answer(link, answer, core.clock.now())
+
+    def _end(self, stack: contextlib.ExitStack, link: Link) -> None:
+        core = self._core
+        with core.lock:
             self._broken = True
+            core.pump.disconnect(link.node_id)
         stack.close()
-        with router.lock:
-            router.outbound(link.node_id).notify_all()
-        for thread in threads:
-            thread.join(2 * _ANSWER_S)
-        with router.lock:
-            if router.node.links.get(link.node_id) is link and link.dialed:
-                router.node.on_lost(link.node_id, self._reason, router.clock.now())
-            router.after_input()
+        with core.lock:
+            if core.node.links.get(link.node_id) is link and link.dialed:
+                core.node.on_lost(link.node_id, self._reason, core.clock.now())
+            moves = core.after_input(link.node_id)
+        core.pass_on(moves)
+
+
+class _Exchange:
+    """The events of a session: those to the peer, and polls for those from it.
+
+    What it does, it does on the threads of emitters and of the channels; it has none of its own.
+    """
+
+    def __init__(self, session: _Session, link: Link, *, data: Channel, polls: Channel) -> None:
+        self._session = session
+        self._core = session.core
+        self._link = link
+        self._data = data
+        self._polls = polls
+        self._under_way = 0
+
+    def start(self) -> None:
+        """Begin to send and to poll."""
+        core = self._core
+        with core.lock:
+            core.pump.connect(self)
+            moves = core.after_input(self._link.node_id)
+            polls = [self._poll() for _ in range(_POLLS)]
+        core.pass_on([*polls, *moves])
+
+    @property
+    def link(self) -> Link:
+        """The peer."""
+        return self._link
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more frame may be under way."""
+        return self._under_way < _UNDER_WAY
+
+    def reserve(self) -> None:
+        """Take note that a frame will be sent; called with the router's lock held."""
+        self._under_way += 1
+
+    def send(self, sending: Sending, raw: Raw) -> None:
+        """Send a frame with events, without waiting."""
+        self._data.send(raw, partial(self._on_answer, sending))
+
+    def _poll(self) -> Move:
+        """Make a poll; called with the router's lock held."""
+        raw = self._core.node.request(self._link, FrameType.POLL)
+        return partial(self._polls.send, raw, partial(self._on_answer, None))
+
+    def _on_answer(self, sending: Sending | None, answer: memoryview | TransportError) -> None:
+        """Take what became of a frame with events, or of a poll."""
+        try:
+            self._take(sending, answer)
+        except (TransportError, HandshakeRefused, AuthError, FrameError) as error:
+            self._session.break_off(str(error))
+        except Exception as error:
+            self._session.fail(error)
+            raise
+
+    def _take(self, sending: Sending | None, answer: memoryview | TransportError) -> None:
+        core, node, link = self._core, self._core.node, self._link
+        with core.lock:
+            now = core.clock.now()
+            self._under_way -= sending is not None
+            if isinstance(answer, TransportError):
+                if sending is not None:
+                    node.on_no_answer(link, sending, now)
+                raise answer
+            if self._session.broken:
+                return
+            kind = node.on_answer(link, answer, now, sent=sending)
+            moves = core.after_input(link.node_id)
+            if kind is FrameType.BYE:
+                self._session.break_off("said goodbye")
+            elif sending is None:
+                moves.insert(0, self._poll())
+        core.pass_on(moves)

@@ -59,6 +59,7 @@ from dmiddleware.router.wire import (
 __all__ = ["Node", "Parked"]
 
 BUSY_DELAY_S: Final = 0.02
+HOLD_BYTES: Final = 1 << 14
 TAKE_BYTES: Final = 1 << 20
 WANTS_EVENT: Final = "$wants"
 _LARGE: Final = 64 * 1024
@@ -327,9 +328,14 @@ class Node:
             return self._frame(FrameType.BYE, parked.session, link.sign)
         return None
 
-    def due_at(self, parked: Parked) -> float | None:
+    def node_of(self, session: int) -> str | None:
+        """Return which dialer a session is of; None: of nobody now."""
+        link = self._by_session.get(session)
+        return None if link is None else link.node_id
+
+    def due_at(self, node_id: str) -> float | None:
         """Return when there may be something to send without further input; None: never."""
-        link = self.links.get(parked.node_id)
+        link = self.links.get(node_id)
         return None if link is None else link.outgoing.next_time()
 
     def nothing(self, parked: Parked) -> bytes:
@@ -492,14 +498,16 @@ class Node:
             outgoing = old.outgoing
             outgoing.on_new_peer()
         else:
+            batch_bytes = min(
+                options.batch_bytes,
+                session.limits.max_frame_bytes - FRAME_OVERHEAD,
+                MAX_BATCH_BYTES,
+            )
             outgoing = Outgoing(
                 max_bytes=options.outbox_bytes,
                 window=min(options.window, session.limits.window),
-                batch_bytes=min(
-                    options.batch_bytes,
-                    session.limits.max_frame_bytes - FRAME_OVERHEAD,
-                    MAX_BATCH_BYTES,
-                ),
+                batch_bytes=batch_bytes,
+                hold_bytes=min(batch_bytes, HOLD_BYTES),
                 retry_s=options.retry_s,
                 max_lossy=options.max_lossy,
             )

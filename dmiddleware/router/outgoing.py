@@ -46,6 +46,7 @@ class Outgoing:
         max_bytes: bound of what waits reliably.
         window: how many reliable frames may be unacknowledged.
         batch_bytes: small events are joined into frames of up to so many bytes.
+        hold_bytes: while a frame is under way, fewer bytes of events wait for its answer.
         retry_s: when no answer comes for so long, a frame is sent again.
         max_lossy: how many lossy events wait at most; the oldest make room, counted.
     """
@@ -56,11 +57,16 @@ class Outgoing:
         max_bytes: int,
         window: int,
         batch_bytes: int = 1 << 18,
+        hold_bytes: int = 0,
         retry_s: float = 2.0,
         max_lossy: int = 1024,
     ) -> None:
         self.outbox: Outbox[EncodedEvent] = Outbox(
-            max_bytes=max_bytes, window=window, batch_bytes=batch_bytes, retry_s=retry_s
+            max_bytes=max_bytes,
+            window=window,
+            batch_bytes=batch_bytes,
+            hold_bytes=hold_bytes,
+            retry_s=retry_s,
         )
         self.counters = OutgoingCounters()
         self._retry_s = retry_s

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -78,7 +79,7 @@ def compare(
     name: str, against: str, ours: list[float], reference: list[float], *, at_least: float
 ) -> Row:
     """Compare the medians of rates."""
-    a, b = sorted(ours)[len(ours) // 2], sorted(reference)[len(reference) // 2]
+    a, b = statistics.median(ours), statistics.median(reference)
     spread = (max(ours) - min(ours)) / (2 * a)
     return Row(
         name,

@@ -36,7 +36,7 @@ def sink(address: str, shared: Path | None = None) -> None:
     awaited, came = 0, 0
     with Router(node_id=1, listen=address, transport=transport(shared)) as router:
 
-        def deliver(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def offer(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
             nonlocal awaited, came
             if name == "data":
                 came += 1
@@ -47,8 +47,9 @@ def sink(address: str, shared: Path | None = None) -> None:
             if awaited and came == awaited:
                 awaited = came = 0
                 router.emit(DONE, (), {})
+            return True
 
-        router.attach(deliver)
+        router.attach(offer, offer)
         for name in ("data", "begin", "ping"):
             router.subscribe(name, active=True)
         _serve()

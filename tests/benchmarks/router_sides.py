@@ -16,8 +16,8 @@ import pynng
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport.base import Transport
-from dmiddleware.router.transport.nng import NngTransport
 from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
+from dmiddleware.router.transport.sockets import SocketTransport
 
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS_SIZE = 1_600
@@ -27,8 +27,8 @@ _DEADLINE_S = 120.0
 
 
 def transport(shared: Path | None) -> Transport:
-    """Return nng's transport; a folder in memory, if given, takes the large frames."""
-    sockets = NngTransport()
+    """Return the router's own sockets; a folder in memory, if given, takes the large frames."""
+    sockets = SocketTransport()
     return sockets if shared is None else SharedMemoryTransport(sockets, directory=shared)
 
 
@@ -80,11 +80,7 @@ class Stream:
             self._router = stack.enter_context(
                 Router(node_id=0, dial=[address], options=options, transport=transport(shared))
             )
-            self._router.attach(
-                lambda name, args, kwargs: (
-                    self._answers.release() if name in ("done", "pong") else None
-                )
-            )
+            self._router.attach(self._take, self._take)
             self._router.subscribe("done", active=True)
             self._router.subscribe("pong", active=True)
             self._router.wait_for_peers(1, timeout_s=30.0)
@@ -105,6 +101,11 @@ class Stream:
         """Emit an event, and wait for the event that answers it."""
         self._router.emit(Event("ping"), (), {})
         self._await()
+
+    def _take(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if name in ("done", "pong"):
+            self._answers.release()
+        return True
 
     def _await(self) -> None:
         if not self._answers.acquire(timeout=_DEADLINE_S):

@@ -8,6 +8,7 @@ the real way. It works without a key only, since it signs nothing.
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 from collections.abc import Callable, Sequence
 
@@ -17,7 +18,7 @@ import pynng
 from dmiddleware.router.envelope import Answer
 from dmiddleware.router.parts import Raw
 from dmiddleware.router.transport import Channel, Listener
-from dmiddleware.router.transport.base import Serve
+from dmiddleware.router.transport.base import OnAnswer, Serve
 from dmiddleware.router.transport.nng import NngTransport
 from dmiddleware.router.wire import Frame, FrameType, decode_frame, encode_frame
 
@@ -74,9 +75,6 @@ class _BusListener:
     def address(self) -> str:
         return self._real.address
 
-    def grow(self, workers: int) -> None:
-        self._real.grow(workers)
-
     def close(self) -> None:
         self._closed = True
         self._thread.join(5.0)
@@ -86,19 +84,45 @@ class _BusListener:
     def _work(self) -> None:
         while not self._closed:
             with contextlib.suppress(pynng.Timeout):
-                self._serve(memoryview(self._bus.recv()), 0)
+                self._serve(memoryview(self._bus.recv()), 0, lambda answer: None)
 
 
 class _BusChannel:
     def __init__(self, real: Channel, address: str) -> None:
         self._real = real
         self._bus = pynng.Bus0(dial=_bus_address(address))
+        self._answers: queue.SimpleQueue[tuple[memoryview, OnAnswer] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="bus", daemon=True)
+        self._thread.start()
 
     def request(self, raw: Raw) -> memoryview:
+        answer = self._drop(raw)
+        return self._real.request(raw) if answer is None else answer
+
+    def send(self, raw: Raw, on_answer: OnAnswer) -> None:
+        answer = self._drop(raw)
+        if answer is None:
+            self._real.send(raw, on_answer)
+        else:
+            self._answers.put((answer, on_answer))
+
+    def close(self) -> None:
+        self._answers.put(None)
+        self._thread.join(5.0)
+        self._bus.close()
+        self._real.close()
+
+    def _work(self) -> None:
+        while (told := self._answers.get()) is not None:
+            answer, on_answer = told
+            on_answer(answer)
+
+    def _drop(self, raw: Raw) -> memoryview | None:
+        """Send a frame with events to whoever happens to take it; None for any other frame."""
         joined = bytes(raw)
         frame = decode_frame(joined)
         if frame.type is not FrameType.DATA:
-            return self._real.request(raw)
+            return None
         self._bus.send(joined)
         acks = ((frame.stream, frame.data_sequence, _CREDIT),)
         answer = Frame(
@@ -107,7 +131,3 @@ class _BusChannel:
             metadata=msgspec.msgpack.encode(Answer(acks)),
         )
         return memoryview(bytes(encode_frame(answer, max_size=1 << 16)))
-
-    def close(self) -> None:
-        self._bus.close()
-        self._real.close()

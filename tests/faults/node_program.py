@@ -26,8 +26,8 @@ from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.envelope import EncodedEvent
 from dmiddleware.router.transport import Transport
-from dmiddleware.router.transport.nng import NngTransport
 from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
+from dmiddleware.router.transport.sockets import SocketTransport
 from tests.faults.bus_stub import BusTransport
 from tests.faults.ledger import Writer
 
@@ -242,9 +242,9 @@ def _transport(spec: NodeSpec) -> Transport:
         return BusTransport()
     if spec.shared:
         return SharedMemoryTransport(
-            NngTransport(), directory=Path(spec.shared), max_bytes=spec.shared_bytes
+            SocketTransport(), directory=Path(spec.shared), max_bytes=spec.shared_bytes
         )
-    return NngTransport()
+    return SocketTransport()
 
 
 def main() -> None:

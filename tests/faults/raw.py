@@ -1,4 +1,4 @@
-"""A peer that speaks nng's own protocol by hand, so that it can speak it wrongly."""
+"""A peer that speaks the transports' own protocols by hand, so that it can speak them wrongly."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ __all__ = ["RawPeer", "Stranger", "valid_frames"]
 
 _REQUESTER = b"\x00SP\x00\x00\x30\x00\x00"
 _GREETING_SIZE = 8
+_UNIX_HEAD = struct.Struct("<4sB3xQQ")
 
 
 class RawPeer:
-    """A connection to a listener.
+    """A connection to a listener: over ipc to one of plain sockets, over tcp to one of nng's.
 
     Args:
         address: of the listener, ipc or tcp.
-        greet: whether it begins as a requester of nng does.
+        greet: whether it begins as it must; on plain sockets there is no greeting.
         timeout_s: how long each call waits.
     """
 
@@ -49,7 +50,7 @@ class RawPeer:
             host, _, port = address.removeprefix("tcp://").rpartition(":")
             self._socket = socket.create_connection((host, int(port)), timeout_s)
         self._requests = 0
-        if greet:
+        if greet and not self._ipc:
             self.write(_REQUESTER)
             self._read(_GREETING_SIZE)
 
@@ -74,12 +75,15 @@ class RawPeer:
 
     def head(self, length: int) -> bytes:
         """Return what comes before a message that claims to be so long."""
-        return (b"\x01" if self._ipc else b"") + struct.pack(">Q", length)
+        if self._ipc:
+            return _UNIX_HEAD.pack(b"DMWU", 1, length, self._requests)
+        return struct.pack(">Q", length)
 
     def send(self, frame: Raw) -> bool:
         """Send a frame as a request."""
         self._requests += 1
-        body = struct.pack(">I", 0x8000_0000 | self._requests) + bytes(frame)
+        number = b"" if self._ipc else struct.pack(">I", 0x8000_0000 | self._requests)
+        body = number + bytes(frame)
         return self.write(self.head(len(body)) + body)
 
     def answer(self) -> bytes | None:
@@ -88,13 +92,12 @@ class RawPeer:
         Raises:
             TimeoutError: if neither happens in time.
         """
-        size = int(self._ipc) + 8
-        head = self._read(size)
+        head = self._read(_UNIX_HEAD.size if self._ipc else 8)
         if head is None:
             return None
-        length = struct.unpack(">Q", head[-8:])[0]
+        length = _UNIX_HEAD.unpack(head)[2] if self._ipc else struct.unpack(">Q", head)[0]
         body = self._read(length)
-        return None if body is None else body[4:]
+        return body if body is None or self._ipc else body[4:]
 
     def closed_after(self) -> float | None:
         """Wait until the other side closes; return the seconds that took, None: it did not."""

@@ -1,5 +1,5 @@
 """Transports: they move requests and answers, and know nothing of what these say."""
 
-from dmiddleware.router.transport.base import Channel, Listener, Serve, Transport
+from dmiddleware.router.transport.base import Channel, Listener, OnAnswer, Reply, Serve, Transport
 
-__all__ = ["Channel", "Listener", "Serve", "Transport"]
+__all__ = ["Channel", "Listener", "OnAnswer", "Reply", "Serve", "Transport"]

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+from dmiddleware.errors import TransportError
 from dmiddleware.router.parts import Raw
 
-__all__ = ["Channel", "Listener", "Serve", "Transport"]
+__all__ = ["Channel", "Listener", "OnAnswer", "Reply", "Serve", "Transport"]
+
+Reply: TypeAlias = Callable[[Raw | None], None]
+"""Answers one request, now or later, from any thread; only its first call counts.
+
+It does not wait for the other side, and raises nothing: an answer to who is gone is lost. None
+closes the connection without an answer.
+"""
+
+OnAnswer: TypeAlias = Callable[[memoryview | TransportError], None]
+"""Told once what became of a request, on a thread of the channel's.
+
+It gets the answer, or why there is none. The channel's next answer may wait until it returns.
+"""
 
 
 class Serve(Protocol):
-    """Answers one request; called by several threads at a time, and may take a second."""
+    """Takes one request; called by several threads at a time."""
 
-    def __call__(self, raw: memoryview, connection: int) -> Raw | None:
-        """Answer a request.
+    def __call__(self, raw: memoryview, connection: int, reply: Reply) -> None:
+        """Take a request, and see to it that it is answered.
 
         Args:
             raw: the request; its memory stays valid as long as a view of it is alive.
             connection: a number of the connection that it came over.
-
-        Returns:
-            The answer; None closes the connection without one.
+            reply: answers it; may be called within, or later.
         """
         ...
 
@@ -34,12 +46,8 @@ class Listener(Protocol):
         """Where others can dial; port 0 has become a real one."""
         ...
 
-    def grow(self, workers: int) -> None:
-        """Serve at least so many requests at a time."""
-        ...
-
     def close(self) -> None:
-        """Stop listening; requests being served get no answer. Twice is fine."""
+        """Stop listening; requests without an answer get none. Twice is fine."""
         ...
 
 
@@ -52,6 +60,15 @@ class Channel(Protocol):
         Raises:
             TransportError: if there was no answer by the channel's deadline, or the connection
                 broke.
+        """
+        ...
+
+    def send(self, raw: Raw, on_answer: OnAnswer) -> None:
+        """Make a request without waiting; called by several threads at a time.
+
+        Args:
+            raw: the request; its bytes stay as they are until ``on_answer`` is told.
+            on_answer: told what became of it, also if the channel is closed already.
         """
         ...
 
@@ -70,7 +87,7 @@ class Transport(Protocol):
 
         Args:
             address: where.
-            serve: answers requests.
+            serve: takes requests. A request on which it raises closes its connection.
             on_gone: told when a connection is gone; it only takes note, and calls nothing here.
             max_frame_bytes: a longer request closes its connection without being read.
 

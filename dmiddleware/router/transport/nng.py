@@ -5,25 +5,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-import numpy as np
 import pynng
 
 from dmiddleware.errors import TransportError
-from dmiddleware.router.parts import Raw, write_into
-from dmiddleware.router.transport.base import Serve
+from dmiddleware.router.parts import Raw
+from dmiddleware.router.transport.base import OnAnswer, Serve
+from dmiddleware.router.transport.nng_context import Context, Gate
+from dmiddleware.router.transport.telling import tell, tell_elsewhere
 from dmiddleware.router.transport.tls import TlsFiles
 
 __all__ = ["NngTransport", "TlsFiles"]
 
 _logger = logging.getLogger(__name__)
 
-_BASE_WORKERS: Final = 4
-_COPY_BYTES: Final = 16 * 1024
-_SEND_TIMEOUT_MS: Final = 5_000
-_SEND_TRY_MS: Final = 100
+_THREADS: Final = 4
+"""Requests are taken by so many threads at a time; they may wait for their answers meanwhile."""
+
 _JOIN_S: Final = 5.0
 
 
@@ -76,37 +77,8 @@ class NngTransport:
         return self._tls
 
 
-class _Gate:
-    """Lets threads send until it is closed, which waits for those that are at it.
-
-    nng aborts the process when a context sends while its socket closes.
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._inside = 0
-        self._closed = False
-
-    def __enter__(self) -> None:
-        with self._changed:
-            if self._closed:
-                raise pynng.Closed("Object closed", 7)
-            self._inside += 1
-
-    def __exit__(self, *error: object) -> None:
-        with self._changed:
-            self._inside -= 1
-            if not self._inside:
-                self._changed.notify_all()
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.wait_for(lambda: not self._inside, _JOIN_S)
-
-
 class NngListener:
-    """A Rep0 socket, served by threads with a context each."""
+    """A Rep0 socket; each request that waits for its answer has a context of its own."""
 
     def __init__(
         self,
@@ -119,11 +91,12 @@ class NngListener:
     ) -> None:
         self._serve = serve
         self._closed = False
-        self._threads: list[threading.Thread] = []
-        self._sending = _Gate()
-        self._contexts: list[pynng.Context] = []
+        self._gate = Gate()
+        self._lock = threading.Lock()
+        self._contexts: list[Context] = []
+        self._idle: deque[Context] = deque()
         with _translated(f"listen on {address}"):
-            self._socket = pynng.Rep0(send_timeout=_SEND_TIMEOUT_MS)
+            self._socket = pynng.Rep0()
             try:
                 _bound(self._socket, max_frame_bytes)
                 if tls is not None:
@@ -135,63 +108,83 @@ class NngListener:
                 self._socket.close()
                 raise
         self._address = _real_address(address, listener)
-        self.grow(_BASE_WORKERS)
+        self._threads = [
+            threading.Thread(target=self._work, name=f"router-serve-{number}", daemon=True)
+            for number in range(_THREADS)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def address(self) -> str:
         """Where others can dial; port 0 has become a real one."""
         return self._address
 
-    def grow(self, workers: int) -> None:
-        """Serve at least so many requests at a time."""
-        while len(self._threads) < workers and not self._closed:
-            name = f"router-serve-{len(self._threads)}"
-            thread = threading.Thread(target=self._work, name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
     def close(self) -> None:
         """Stop listening and end the threads."""
         if self._closed:
             return
         self._closed = True
-        self._sending.close()
+        self._gate.close()
         self._socket.close()
         for thread in self._threads:
-            thread.join(_JOIN_S)
-        _close_contexts(self._contexts)
+            if thread is not threading.current_thread():
+                thread.join(_JOIN_S)
+        for context in self._contexts:
+            context.close()
 
     def _work(self) -> None:
         with contextlib.suppress(pynng.Closed):
-            context = self._socket.new_context()
-            self._contexts.append(context)
             while not self._closed:
-                self._serve_one(context)
+                self._serve_one(self._free_context())
 
-    def _serve_one(self, context: pynng.Context) -> None:
-        message = context.recv_msg()
-        pipe = message.pipe
-        connection = 0 if pipe is None else pipe.id
+    def _serve_one(self, context: Context) -> None:
+        raw, pipe = context.receive_with_pipe()
+        reply = _Reply(self, context, pipe)
         try:
-            answer = self._serve(_view(message), connection)
+            self._serve(raw, pynng.lib.nng_pipe_id(pipe), reply)
         except Exception:
             # Whoever can make one request fail must not take the others' service away.
             _logger.exception("a request could not be served; its connection is closed")
-            answer = None
-        if answer is None:
-            # The pipe may be gone already, and nng then knows it no more.
+            reply(None)
+
+    def _free_context(self) -> Context:
+        with self._lock:
+            for _ in range(len(self._idle)):
+                context = self._idle.popleft()
+                if not context.is_sending:
+                    return context
+                self._idle.append(context)
+            context = Context(self._socket, self._gate)
+            self._contexts.append(context)
+            return context
+
+    def answer(self, context: Context, pipe: Any, raw: Raw | None) -> None:
+        """Answer the request that a context has taken."""
+        if raw is None:
+            # The pipe may be gone already; nng says so, and nothing is left to do.
+            pynng.lib.nng_pipe_close(pipe)
+        else:
+            # Whoever is gone does not get its answer; it will ask again if it lives.
             with contextlib.suppress(pynng.NNGException):
-                if pipe is not None:
-                    pipe.close()
-            return
-        try:
-            with self._sending:
-                context.send_msg(_message(answer))
-        except pynng.Closed:
-            raise
-        except pynng.NNGException as error:
-            # The dialer is gone or does not read; it will ask again if it lives.
-            _logger.debug("an answer could not be sent: %s", error)
+                context.send(raw)
+        self._idle.append(context)
+
+
+class _Reply:
+    """Answers one request, once."""
+
+    __slots__ = ("_context", "_listener", "_pipe")
+
+    def __init__(self, listener: NngListener, context: Context, pipe: Any) -> None:
+        self._listener: NngListener | None = listener
+        self._context = context
+        self._pipe = pipe
+
+    def __call__(self, raw: Raw | None) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.answer(self._context, self._pipe, raw)
 
 
 class NngChannel:
@@ -207,18 +200,17 @@ class NngChannel:
         tls: TlsFiles | None,
     ) -> None:
         self._address = address
-        self._unused = threading.Condition()
-        self._sending = _Gate()
-        self._idle: list[pynng.Context] = []
+        self._changed = threading.Condition()
+        self._gate = Gate()
+        self._idle: list[Context] = []
+        self._asked: deque[tuple[Context, OnAnswer]] = deque()
+        self._readers: list[threading.Thread] = []
+        self._idle_readers = 0
         self._under_way = 0
         self._closed = False
         with _translated(f"dial {address}"):
             # nng itself never repeats a request: a repeated one could be taken twice.
-            deadline_ms = int(answer_s * 1000)
-            self._tries = max(1, deadline_ms // _SEND_TRY_MS)
-            self._socket = pynng.Req0(
-                resend_time=-1, send_timeout=_SEND_TRY_MS, recv_timeout=deadline_ms
-            )
+            self._socket = pynng.Req0(resend_time=-1, recv_timeout=int(answer_s * 1000))
             try:
                 _bound(self._socket, max_frame_bytes)
                 if tls is None:
@@ -231,40 +223,83 @@ class NngChannel:
 
     def request(self, raw: Raw) -> memoryview:
         """Make a request and wait for its answer."""
-        with _translated(f"ask {self._address}"):
-            context = self._borrow()
-            answer: memoryview | None = None
-            try:
-                self._send(context, _message(raw))
-                answer = _view(context.recv_msg())
-                return answer
-            finally:
-                self._give_back(context, reusable=answer is not None)
+        return self._await(self._begin(raw))
+
+    def send(self, raw: Raw, on_answer: OnAnswer) -> None:
+        """Make a request without waiting; ``on_answer`` is told what became of it."""
+        try:
+            context = self._begin(raw)
+        except TransportError as error:
+            tell_elsewhere(on_answer, error)
+            return
+        with self._changed:
+            self._asked.append((context, on_answer))
+            if len(self._asked) <= self._idle_readers:
+                self._changed.notify()
+            elif len(self._asked) > 1 or threading.current_thread() not in self._readers:
+                # A reader that makes a request will wait for its answer itself.
+                self._start_reader()
 
     def close(self) -> None:
         """Close the connection; requests under way fail at once."""
-        with self._unused:
+        with self._changed:
             if self._closed:
                 return
             self._closed = True
-            self._sending.close()
-            self._socket.close()
-            self._unused.wait_for(lambda: not self._under_way, _JOIN_S)
-            _close_contexts(self._idle)
+            self._changed.notify_all()
+        self._gate.close()
+        self._socket.close()
+        for reader in self._readers:
+            if reader is not threading.current_thread():
+                reader.join(_JOIN_S)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._under_way, _JOIN_S)
+            for context in self._idle:
+                context.close()
 
-    def _send(self, context: pynng.Context, message: pynng.Message) -> None:
-        # While nobody is connected a request waits to be sent. It does so in short tries, since
-        # closing the channel has to wait for whoever is in one.
-        for left in reversed(range(self._tries)):
+    def _start_reader(self) -> None:
+        # As many as requests are under way at a time: an answer must not wait for an older one.
+        name = f"router-read-{len(self._readers)}-{self._address}"
+        reader = threading.Thread(target=self._read, name=name, daemon=True)
+        self._readers.append(reader)
+        reader.start()
+
+    def _read(self) -> None:
+        while True:
+            with self._changed:
+                self._idle_readers += 1
+                self._changed.wait_for(lambda: self._asked or self._closed)
+                self._idle_readers -= 1
+                if not self._asked:
+                    return
+                context, on_answer = self._asked.popleft()
             try:
-                with self._sending:
-                    context.send_msg(message)
-                return
-            except pynng.Timeout:
-                # nng has given the message back, which pynng does not know and would never free.
-                message._mem_freed = False
-                if not left:
-                    raise
+                answer: memoryview | TransportError = self._await(context)
+            except TransportError as error:
+                answer = error
+            tell(on_answer, answer)
+
+    def _begin(self, raw: Raw) -> Context:
+        with _translated(f"ask {self._address}"):
+            context = self._borrow()
+            begun = False
+            try:
+                context.send(raw)
+                begun = True
+                return context
+            finally:
+                if not begun:
+                    self._give_back(context, reusable=False)
+
+    def _await(self, context: Context) -> memoryview:
+        answer: memoryview | None = None
+        try:
+            with _translated(f"ask {self._address}"):
+                answer = context.receive()
+                return answer
+        finally:
+            # Without an answer it may still await one, which no other request may get.
+            self._give_back(context, reusable=answer is not None)
 
     def _connect(self, address: str, timeout_s: float) -> None:
         # A blocking dial has no deadline: where packets vanish it would last for minutes.
@@ -295,68 +330,28 @@ class NngChannel:
                 tls.check(address, timeout_s=timeout_s / 2)
             raise failures[0]
 
-    def _borrow(self) -> pynng.Context:
-        with self._unused:
+    def _borrow(self) -> Context:
+        with self._changed:
             if self._closed:
                 raise TransportError(f"the channel to {self._address} is closed")
-            context = self._idle.pop() if self._idle else self._socket.new_context()
+            context = self._idle.pop() if self._idle else Context(self._socket, self._gate)
             self._under_way += 1
             return context
 
-    def _give_back(self, context: pynng.Context, *, reusable: bool) -> None:
-        with self._unused:
+    def _give_back(self, context: Context, *, reusable: bool) -> None:
+        with self._changed:
             self._under_way -= 1
             if reusable or self._closed:
+                # Once the socket closes, contexts are closed after it, and by one thread.
                 self._idle.append(context)
             else:
-                # It may still await its answer, which no other request may get.
                 context.close()
-            self._unused.notify_all()
+            if self._closed:
+                self._changed.notify_all()
 
 
 def _nobody(address: str, timeout_s: float) -> TransportError:
     return TransportError(f"could not dial {address}: nobody answered within {timeout_s:g} s")
-
-
-def _close_contexts(contexts: list[pynng.Context]) -> None:
-    """Close contexts after their socket, when no thread uses them.
-
-    nng has closed them with the socket, and aborts the process if both happen at once; pynng must
-    be told, or it tries again when they are collected.
-    """
-    for context in contexts:
-        with contextlib.suppress(pynng.Closed):
-            context.close()
-    contexts.clear()
-
-
-def _message(content: Raw) -> pynng.Message:
-    """Copy content into a message of nng's; if it is large, each byte once."""
-    size = len(content)
-    if size < _COPY_BYTES:
-        return pynng.Message(bytes(content))
-    made = pynng.ffi.new("nng_msg **")
-    if pynng.lib.nng_msg_alloc(made, size):
-        raise MemoryError(f"no memory for a message of {size} bytes")
-    message = pynng.Message(made[0])  # owns it from here on
-    write_into(memoryview(pynng.ffi.buffer(pynng.lib.nng_msg_body(made[0]), size)), content)
-    return message
-
-
-class _Owner(np.ndarray):
-    """A view of a message's memory that keeps the message alive."""
-
-    message: pynng.Message
-
-
-def _view(message: pynng.Message) -> memoryview:
-    """Return a message's memory, valid as long as a view of it lives; a copy if it is small."""
-    buffer = message._buffer  # documented by pynng, underscore and all
-    if len(buffer) < _COPY_BYTES:
-        return memoryview(bytearray(buffer))
-    owner = np.frombuffer(buffer, np.uint8).view(_Owner)
-    owner.message = message
-    return owner.data
 
 
 def _bound(socket: pynng.Socket, max_frame_bytes: int) -> None:

@@ -14,6 +14,7 @@ one use, and nobody can guess it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -28,7 +29,14 @@ from typing import Final
 
 from dmiddleware.errors import TransportError
 from dmiddleware.router.parts import Raw
-from dmiddleware.router.transport.base import Channel, Listener, Serve, Transport
+from dmiddleware.router.transport.base import (
+    Channel,
+    Listener,
+    OnAnswer,
+    Reply,
+    Serve,
+    Transport,
+)
 from dmiddleware.router.transport.slabs import SlabPool, SlabReader, sweep
 
 __all__ = ["SharedMemoryTransport"]
@@ -258,10 +266,6 @@ class _SharingListener:
         """Where others can dial."""
         return self._listener.address
 
-    def grow(self, workers: int) -> None:
-        """Serve at least so many requests at a time."""
-        self._listener.grow(workers)
-
     def close(self) -> None:
         """Stop listening."""
         if self._closed:
@@ -277,7 +281,7 @@ class _SharingListener:
         self._gone.append(connection)
         self._on_gone(connection)
 
-    def _serve(self, raw: memoryview, connection: int) -> Raw | None:
+    def _serve(self, raw: memoryview, connection: int, reply: Reply) -> None:
         while self._gone:
             with contextlib.suppress(IndexError):
                 reader = self._sharing.pop(self._gone.popleft(), None)
@@ -285,24 +289,53 @@ class _SharingListener:
                     self._room.let_go(reader)
         kind, content = _parse(raw)
         if kind == _HELLO:
-            return self._on_hello(content, connection)
+            reply(self._on_hello(content, connection))
+            return
         if kind == _TICKET:
             taken = self._room.reader.take(content, max_bytes=self._max_frame_bytes)
             if taken is None:
-                return _HEAD.pack(_MAGIC, _NOT_TAKEN)
+                reply(_HEAD.pack(_MAGIC, _NOT_TAKEN))
+                return
             raw = taken
         del content
-        answer = self._serve_frame(raw, connection)
+        self._serve_frame(raw, connection, _Reply(self, connection, reply))
+
+    def put(self, answer: Raw, connection: int) -> bytes | None:
+        """Put an answer into a slab, as :meth:`_Room.put` does, if its reader shares the folder."""
         reader = self._sharing.get(connection)
-        if answer is None or reader is None:
-            return answer
-        return self._room.put(answer, reader) or answer
+        if reader is None:
+            return None
+        put = self._room.put(answer, reader)
+        if put is not None and (self._closed or connection not in self._sharing):
+            # Its reader was let go of, maybe before this slab was its.
+            self._room.pool.abandon(reader)
+        return put
 
     def _on_hello(self, shown: memoryview, connection: int) -> bytes:
         if not self._room.believes(shown):
             return _HEAD.pack(_MAGIC, _NOT_TAKEN)
         self._sharing[connection] = self._room.new_reader()
         return _HEAD.pack(_MAGIC, _WELCOME) + self._room.show()
+
+
+class _Reply:
+    """Answers a request of a dialer's that may have the same folder."""
+
+    def __init__(self, listener: _SharingListener, connection: int, reply: Reply) -> None:
+        self._listener = listener
+        self._connection = connection
+        self._reply = reply
+        self._lock = threading.Lock()
+        self._is_given = False
+
+    def __call__(self, answer: Raw | None) -> None:
+        with self._lock:
+            # A slab for an answer that does not count would never be read.
+            if self._is_given:
+                return
+            self._is_given = True
+        put = None if answer is None else self._listener.put(answer, self._connection)
+        self._reply(answer if put is None else put)
 
 
 class _SharingChannel:
@@ -319,22 +352,27 @@ class _SharingChannel:
 
     def request(self, raw: Raw) -> memoryview:
         """Make a request and wait for its answer."""
-        put = self._room.put(raw, self._reader)
-        kind, content = _parse(answer := self._inner.request(raw if put is None else put))
-        if kind == _NOT_TAKEN and put is not None:
-            _logger.debug("%s did not take a slab; its content is sent", self._address)
-            self._room.pool.take_back(put[_HEAD.size :])
-            kind, content = _parse(answer := self._inner.request(raw))
-        if kind != _TICKET:
-            return answer
-        taken = self._room.reader.take(content, max_bytes=self._max_frame_bytes)
-        if taken is None:
-            self._room.strangers.add(self._address)
-            raise TransportError(
-                f"could not take the answer of {self._address} from shared memory; the next "
-                "connection does without"
-            )
-        return taken
+        put = self._put(raw)
+        answer = self._inner.request(raw if put is None else put)
+        if put is not None and self._is_not_taken(put, answer):
+            answer = self._inner.request(raw)
+        return self._open(answer)
+
+    def send(self, raw: Raw, on_answer: OnAnswer) -> None:
+        """Make a request without waiting."""
+        put = self._put(raw)
+        on_inner = functools.partial(self._on_answer, on_answer)
+        if put is None:
+            self._inner.send(raw, on_inner)
+            return
+
+        def on_answer_to_ticket(answer: memoryview | TransportError) -> None:
+            if not isinstance(answer, TransportError) and self._is_not_taken(put, answer):
+                self._inner.send(raw, on_inner)
+            else:
+                on_inner(answer)
+
+        self._inner.send(put, on_answer_to_ticket)
 
     def close(self) -> None:
         """Close the connection; requests under way fail at once."""
@@ -345,6 +383,43 @@ class _SharingChannel:
         self._inner.close()
         self._room.let_go(self._reader)
         self._room.leave()
+
+    def _put(self, raw: Raw) -> bytes | None:
+        put = self._room.put(raw, self._reader)
+        if put is not None and self._closed:
+            # Closing may have let go of the reader's slabs before.
+            self._room.pool.abandon(self._reader)
+        return put
+
+    def _is_not_taken(self, put: bytes, answer: memoryview) -> bool:
+        """Tell whether a ticket was of no use, and its content has to be sent."""
+        if _parse(answer)[0] != _NOT_TAKEN:
+            return False
+        _logger.debug("%s did not take a slab; its content is sent", self._address)
+        self._room.pool.take_back(put[_HEAD.size :])
+        return True
+
+    def _on_answer(self, on_answer: OnAnswer, answer: memoryview | TransportError) -> None:
+        if not isinstance(answer, TransportError):
+            try:
+                answer = self._open(answer)
+            except TransportError as error:
+                answer = error
+        on_answer(answer)
+
+    def _open(self, answer: memoryview) -> memoryview:
+        """Return an answer, from its slab if it is a ticket for one."""
+        kind, content = _parse(answer)
+        if kind != _TICKET:
+            return answer
+        taken = self._room.reader.take(content, max_bytes=self._max_frame_bytes)
+        if taken is None:
+            self._room.strangers.add(self._address)
+            raise TransportError(
+                f"could not take the answer of {self._address} from shared memory; the next "
+                "connection does without"
+            )
+        return taken
 
 
 def _parse(raw: memoryview) -> tuple[int, memoryview]:

@@ -609,7 +609,7 @@ class WireEnd:
         self.labels = (f"node.{node_id}",)
         self.names = set()
 
-    def attach(self, deliver):
+    def attach(self, deliver, offer=None):
         self.deliver = deliver
 
     def subscribe(self, name, *, active):

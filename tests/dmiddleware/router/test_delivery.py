@@ -55,13 +55,16 @@ class BadNetwork:
     sizes=st.lists(st.integers(1, 60), min_size=1, max_size=80),
     window=st.integers(1, 6),
     inbox_bytes=st.integers(1, 200),
+    hold_bytes=st.integers(0, 50),
     loss=st.floats(0, 0.6),
 )
 def test_a_network_that_lets_something_through_delivers_everything_once_in_order(
-    seed: int, sizes: list[int], window: int, inbox_bytes: int, loss: float
+    seed: int, sizes: list[int], window: int, inbox_bytes: int, hold_bytes: int, loss: float
 ) -> None:
     chance = random.Random(seed)
-    sender = Outbox[Message](max_bytes=100, window=window, batch_bytes=50, retry_s=1.0)
+    sender = Outbox[Message](
+        max_bytes=100, window=window, batch_bytes=50, hold_bytes=hold_bytes, retry_s=1.0
+    )
     receiver = Inbox[Message](inbox_bytes, window)
     there, back = BadNetwork(chance, loss), BadNetwork(chance, loss)
     to_offer = [Message(number, size) for number, size in enumerate(sizes)]
@@ -87,6 +90,40 @@ def test_a_network_that_lets_something_through_delivers_everything_once_in_order
     assert got == list(range(len(sizes)))
     assert sender.counters.acknowledged == sender.counters.accepted == len(sizes)
     assert sender.n_bytes == receiver.n_bytes == 0
+
+
+def test_while_a_frame_is_under_way_few_messages_wait_and_many_do_not() -> None:
+    box = outbox(hold_bytes=25)
+    assert box.offer(message(0))
+    first = box.next_frame(0.0)
+    assert first is not None and len(first.messages) == 1, "nothing is under way: it goes at once"
+    for number in (1, 2):
+        assert box.offer(message(number))
+        assert box.next_frame(0.1) is None
+    assert box.offer(message(3))
+    joined = box.next_frame(0.1)
+    assert joined is not None and [m.content for m in joined.messages] == [1, 2, 3]
+    assert box.offer(message(4))
+    assert box.next_frame(0.1) is None
+    box.on_ack(joined.sequence, 1000)
+    assert box.next_frame(0.1) is None
+    box.on_ack(first.sequence, 1000)
+    last = box.next_frame(0.1)
+    assert last is not None and [m.content for m in last.messages] == [4]
+
+
+def test_what_waits_is_counted_anew_for_a_new_peer() -> None:
+    box = outbox(hold_bytes=25)
+    for number in range(3):
+        assert box.offer(message(number))
+        box.next_frame(0.0)
+    box.on_new_peer()
+    frame = box.next_frame(0.0)
+    assert frame is not None and [m.content for m in frame.messages] == [0, 1, 2]
+    for number in (3, 4, 5):
+        assert box.next_frame(0.1) is None
+        assert box.offer(message(number))
+    assert box.next_frame(0.1) is not None
 
 
 def test_small_messages_share_a_frame_up_to_the_batch_size() -> None:

@@ -22,7 +22,7 @@ from dmiddleware.errors import (
 )
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.transport.nng import NngTransport
+from dmiddleware.router.transport.sockets import SocketTransport
 
 KEY = bytes(range(32))
 DEADLINE_S = 20.0
@@ -242,7 +242,7 @@ def test_what_cannot_be_unpickled_is_counted_and_the_next_event_comes(listen: st
 def test_many_strangers_make_few_lines(listen: str, caplog: pytest.LogCaptureFixture) -> None:
     with Router(node_id=0, listen=listen, key=KEY) as learner:
         for _ in range(40):
-            channel = NngTransport().dial(
+            channel = SocketTransport().dial(
                 learner.address, connect_s=DEADLINE_S, answer_s=DEADLINE_S, max_frame_bytes=1 << 20
             )
             with pytest.raises(TransportError):

@@ -13,10 +13,11 @@ import pytest
 from dmiddleware.errors import TransportError
 from dmiddleware.pipeline import Event
 from dmiddleware.router import Router
-from dmiddleware.router.transport import Channel, Listener, Transport
+from dmiddleware.router.transport import Channel, Listener, Serve, Transport
 from dmiddleware.router.transport.memory import MemoryNetwork
 from dmiddleware.router.transport.nng import NngTransport
-from dmiddleware.testing import Simulation, Tape
+from dmiddleware.testing import Simulation, SimulationError, Tape
+from tests.dmiddleware.router.answering import Parking, answering
 
 ADDRESS = "memory://listener"
 LIMIT = 10_000
@@ -34,7 +35,7 @@ def ends(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Transport, Tra
 @contextlib.contextmanager
 def joined(
     ends: tuple[Transport, Transport, str],
-    serve: Callable[[memoryview, int], bytes | None],
+    serve: Serve,
     gone: Callable[[int], Any] = lambda connection: None,
     *,
     answer_s: float = 10.0,
@@ -48,26 +49,22 @@ def joined(
 
 
 def test_a_request_gets_its_own_answer(ends: tuple[Transport, Transport, str]) -> None:
-    with joined(ends, lambda raw, connection: bytes(raw) * 2) as (_, channel):
+    with joined(ends, answering(lambda raw, connection: bytes(raw) * 2)) as (_, channel):
         for text in (b"one", b"two", b"x" * 4000):
             assert bytes(channel.request(text)) == text * 2
 
 
 def test_requests_are_answered_side_by_side(ends: tuple[Transport, Transport, str]) -> None:
-    all_here = threading.Barrier(3)
-
-    def serve(raw: memoryview, connection: int) -> bytes:
-        all_here.wait(10.0)
-        return bytes(raw)
-
-    answers = Tape()
-    with joined(ends, serve) as (_, channel):
+    answers, parking = Tape(), Parking()
+    with joined(ends, parking) as (_, channel):
         threads = [
             threading.Thread(target=lambda n=n: answers(bytes(channel.request(b"%d" % n))))
             for n in range(3)
         ]
         for thread in threads:
             thread.start()
+        for content, reply in parking.wait_for(3).items():
+            reply(content)
         for thread in threads:
             thread.join(10.0)
     assert sorted(answers) == [b"0", b"1", b"2"]
@@ -77,7 +74,7 @@ def test_no_answer_closes_the_connection_and_the_listener_hears_of_it(
     ends: tuple[Transport, Transport, str],
 ) -> None:
     gone = Tape()
-    with joined(ends, lambda raw, connection: None, gone, answer_s=1.0) as (_, channel):
+    with joined(ends, answering(lambda raw, connection: None), gone, answer_s=1.0) as (_, channel):
         with pytest.raises(TransportError):
             channel.request(b"hello")
         gone.wait_for(1)
@@ -86,6 +83,7 @@ def test_no_answer_closes_the_connection_and_the_listener_hears_of_it(
 def test_a_request_that_is_too_long_is_not_read(ends: tuple[Transport, Transport, str]) -> None:
     served = Tape()
 
+    @answering
     def serve(raw: memoryview, connection: int) -> bytes:
         served(len(raw))
         return b"ok"
@@ -101,16 +99,8 @@ def test_a_request_that_is_too_long_is_not_read(ends: tuple[Transport, Transport
 def test_an_answer_that_does_not_come_is_awaited_until_the_deadline(
     ends: tuple[Transport, Transport, str],
 ) -> None:
-    leave = threading.Event()
-
-    def serve(raw: memoryview, connection: int) -> bytes:
-        leave.wait(10.0)
-        return b"late"
-
-    with joined(ends, serve, answer_s=0.1) as (_, channel):
-        with pytest.raises(TransportError):
-            channel.request(b"hello")
-        leave.set()
+    with joined(ends, Parking(), answer_s=0.1) as (_, channel), pytest.raises(TransportError):
+        channel.request(b"hello")
 
 
 def test_nobody_listens_at_an_address(ends: tuple[Transport, Transport, str]) -> None:
@@ -121,21 +111,15 @@ def test_nobody_listens_at_an_address(ends: tuple[Transport, Transport, str]) ->
 
 def test_an_address_is_listened_on_once(ends: tuple[Transport, Transport, str]) -> None:
     _, there, address = ends
-    with joined(ends, lambda raw, connection: b""), pytest.raises(TransportError, match="in use"):
-        there.listen(address, lambda raw, c: b"", on_gone=lambda c: None, max_frame_bytes=1)
+    with joined(ends, echo), pytest.raises(TransportError, match="in use"):
+        there.listen(address, echo, on_gone=lambda c: None, max_frame_bytes=1)
 
 
 def test_closing_the_channel_fails_what_is_under_way(
     ends: tuple[Transport, Transport, str],
 ) -> None:
-    arrived, leave, failed = Tape(), threading.Event(), Tape()
-
-    def serve(raw: memoryview, connection: int) -> bytes:
-        arrived("here")
-        leave.wait(10.0)
-        return b""
-
-    with joined(ends, serve) as (_, channel):
+    parking, failed = Parking(), Tape()
+    with joined(ends, parking) as (_, channel):
 
         def ask() -> None:
             try:
@@ -145,11 +129,10 @@ def test_closing_the_channel_fails_what_is_under_way(
 
         thread = threading.Thread(target=ask)
         thread.start()
-        arrived.wait_for(1)
+        parking.wait_for(1)
         channel.close()
         thread.join(5.0)
         assert failed == ["failed"]
-        leave.set()
 
 
 @pytest.fixture
@@ -158,6 +141,7 @@ def simulation() -> Iterator[Simulation]:
         yield made
 
 
+@answering
 def echo(raw: memoryview, connection: int) -> bytes:
     return bytes(raw)
 
@@ -176,6 +160,7 @@ def test_requests_overtake_each_other(simulation: Simulation) -> None:
     network = MemoryNetwork(clock=simulation, delay_s=lambda source, target: next(delays))
     ends = network.transport("listener"), network.transport("dialer"), ADDRESS
 
+    @answering
     def serve(raw: memoryview, connection: int) -> bytes:
         served(bytes(raw), simulation.now())
         return b""
@@ -215,6 +200,7 @@ def test_a_request_over_a_link_that_stays_cut_is_lost_at_its_deadline(
     network, gone, served = MemoryNetwork(clock=simulation), Tape(), Tape()
     ends = network.transport("listener"), network.transport("dialer"), ADDRESS
 
+    @answering
     def serve(raw: memoryview, connection: int) -> bytes:
         served(bytes(raw))
         return b""
@@ -228,6 +214,111 @@ def test_a_request_over_a_link_that_stays_cut_is_lost_at_its_deadline(
             ends[1].dial(ADDRESS, connect_s=1.0, answer_s=1.0, max_frame_bytes=LIMIT)
         channel.close()
         assert served == gone == []
+
+
+def test_a_request_on_its_way_is_lost_with_its_connection(simulation: Simulation) -> None:
+    network = MemoryNetwork(clock=simulation, delay_s=lambda *link: 1.0)
+    ends = network.transport("listener"), network.transport("dialer"), ADDRESS
+    parking, told = Parking(), Tape()
+    with joined(ends, parking) as (_, channel):
+        channel.send(b"there", told)
+        simulation.run_for(1.5)
+        channel.send(b"on its way", told)
+        channel.close()
+        simulation.run_for(5.0)
+        assert list(parking.wait_for(1)) == [b"there"]
+    assert len(told) == 2
+
+
+def test_what_was_there_before_its_link_was_cut_is_not_lost(simulation: Simulation) -> None:
+    network, served, told = MemoryNetwork(clock=simulation), Tape(), Tape()
+    transports = [network.transport(name) for name in ("listener", "dialer")]
+
+    @answering
+    def serve(raw: memoryview, connection: int) -> bytes:
+        served(bytes(raw), simulation.now())
+        return bytes(raw)
+
+    listening: list[Listener] = []
+    simulation.spawn(
+        lambda: listening.append(
+            transports[0].listen(ADDRESS, serve, on_gone=lambda _: None, max_frame_bytes=LIMIT)
+        ),
+        name="listens",
+        group="listener",
+    )
+    channel = transports[1].dial(ADDRESS, connect_s=1.0, answer_s=5.0, max_frame_bytes=LIMIT)
+    simulation.run_for(1.0)
+    simulation.freeze("listener")
+    channel.send(b"early", lambda outcome: told(str(outcome), simulation.now()))
+    simulation.run_for(1.0)
+    network.cut("listener", "dialer")
+    channel.send(b"late", lambda outcome: told(str(outcome), simulation.now()))
+    simulation.run_for(10.0)
+    simulation.thaw("listener")
+    simulation.run_for(1.0)
+    network.heal("listener", "dialer")
+    simulation.run_for(1.0)
+    assert served == [(b"early", 12.0)]
+    assert told == [
+        (f"{ADDRESS} gave no answer within 5 s", 6.0),
+        (f"{ADDRESS} gave no answer within 5 s", 7.0),
+    ]
+    channel.close()
+    listening[0].close()
+
+
+def test_what_was_sent_is_told_when_its_answer_arrives(simulation: Simulation) -> None:
+    delays, told = iter([3.0, 1.0, 2.0, 0.5, 0.5, 0.5]), Tape()
+    network = MemoryNetwork(clock=simulation, delay_s=lambda source, target: next(delays))
+    ends = network.transport("listener"), network.transport("dialer"), ADDRESS
+    with joined(ends, echo) as (_, channel):
+        for number in range(3):
+            channel.send(b"%d" % number, lambda outcome: told(bytes(outcome), simulation.now()))
+        assert simulation.now() == 0.0
+        simulation.run_for(5.0)
+    assert told == [(b"1", 1.5), (b"2", 2.5), (b"0", 3.5)]
+
+
+def test_what_was_sent_is_told_to_be_lost_at_its_deadline(simulation: Simulation) -> None:
+    network, told, parking = MemoryNetwork(clock=simulation), Tape(), Parking()
+    ends = network.transport("listener"), network.transport("dialer"), ADDRESS
+    with joined(ends, parking, answer_s=2.0) as (_, channel):
+        channel.send(b"one", lambda outcome: told(str(outcome), simulation.now()))
+        simulation.run_for(1.0)
+        channel.send(b"other", lambda outcome: told(bytes(outcome), simulation.now()))
+        simulation.run_for(1.5)
+        parking.wait_for(2)[b"one"](b"too late")
+        parking.wait_for(2)[b"other"](b"in time")
+        simulation.run_for(5.0)
+    assert told == [(f"{ADDRESS} gave no answer within 2 s", 2.0), (b"in time", 2.5)]
+
+
+def test_an_answer_over_a_cut_link_is_told_when_it_is_healed(simulation: Simulation) -> None:
+    network, told, parking = MemoryNetwork(clock=simulation), Tape(), Parking()
+    ends = network.transport("listener"), network.transport("dialer"), ADDRESS
+    with joined(ends, parking) as (_, channel):
+        channel.send(b"?", lambda outcome: told(bytes(outcome), simulation.now()))
+        simulation.run_for(1.0)
+        network.cut("listener", "dialer")
+        parking.wait_for(1)[b"?"](b"!")
+        simulation.run_for(4.0)
+        assert told == []
+        network.heal("listener", "dialer")
+        simulation.run_for(1.0)
+    assert told == [(b"!", 5.0)]
+
+
+def test_a_request_that_cannot_be_served_fails_the_simulation() -> None:
+    with pytest.raises(SimulationError, match="a defect"), Simulation(seed=3) as simulation:
+        network = MemoryNetwork(clock=simulation)
+        ends = network.transport("listener"), network.transport("dialer"), ADDRESS
+
+        def serve(*_: object) -> None:
+            raise KeyError("a defect")
+
+        with joined(ends, serve) as (_, channel):
+            channel.request(b"?")
 
 
 def test_both_ends_hear_of_a_connection_that_is_broken(simulation: Simulation) -> None:

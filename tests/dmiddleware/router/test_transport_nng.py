@@ -10,6 +10,7 @@ import pytest
 
 from dmiddleware.errors import TransportError
 from dmiddleware.router.transport.nng import NngChannel, NngListener, NngTransport
+from tests.dmiddleware.router.answering import answering
 
 DEADLINE_S = 10.0
 
@@ -21,7 +22,7 @@ class Service:
         self.asked = threading.Semaphore(0)
         self.gone = threading.Semaphore(0)
 
-    def __call__(self, raw: memoryview, connection: int) -> bytes | None:
+    def answer(self, raw: memoryview, connection: int) -> bytes | None:
         said = bytes(raw)
         self.asked.release()
         if said == b"close":
@@ -36,7 +37,7 @@ class Service:
 def listen(folder: Path, service: Service) -> NngListener:
     return NngTransport().listen(
         f"ipc://{folder}/node.sock",
-        service,
+        answering(service.answer),
         on_gone=lambda _: service.gone.release(),
         max_frame_bytes=1 << 20,
     )

@@ -17,7 +17,11 @@ import redis
 from dmiddleware.errors import TransportError, WaitTimeout
 from dmiddleware.pipeline import Event
 from dmiddleware.router import Router
-from dmiddleware.router.transport.redis import RedisChannel, RedisListener, RedisTransport
+from dmiddleware.router.transport import Reply, Serve
+from dmiddleware.router.transport.redis import RedisListener, RedisTransport
+from dmiddleware.router.transport.redis_channel import RedisChannel
+from tests.dmiddleware.router.answering import Parking, answering
+from tests.dmiddleware.router.places import Asking
 from tests.dmiddleware.router.redis_server import RedisServer
 
 pytestmark = pytest.mark.process
@@ -46,6 +50,7 @@ def own_server(tmp_path: Path) -> Iterator[RedisServer]:
         yield server
 
 
+@answering
 def echo(raw: memoryview, connection: int) -> bytes | None:
     return bytes(raw)
 
@@ -53,7 +58,7 @@ def echo(raw: memoryview, connection: int) -> bytes | None:
 @contextlib.contextmanager
 def listening(
     address: str,
-    serve: Callable[[memoryview, int], bytes | None] = echo,
+    serve: Serve = echo,
     gone: list[int] | None = None,
     **login: Any,
 ) -> Iterator[RedisListener]:
@@ -84,25 +89,6 @@ def dialed(
         channel.close()
 
 
-class InThread:
-    """Makes a request in a thread of its own."""
-
-    def __init__(self, channel: RedisChannel, content: bytes) -> None:
-        self.result: bytes | Exception | None = None
-        self._thread = threading.Thread(target=self._run, args=(channel, content))
-        self._thread.start()
-
-    def _run(self, channel: RedisChannel, content: bytes) -> None:
-        try:
-            self.result = bytes(channel.request(content))
-        except TransportError as error:
-            self.result = error
-
-    def join(self) -> bytes | Exception | None:
-        self._thread.join(DEADLINE_S)
-        return self.result
-
-
 # The transport ------------------------------------------------------------------------------------
 
 
@@ -117,25 +103,20 @@ def test_a_request_gets_its_answer(server: RedisServer, size: int) -> None:
 def test_many_requests_are_under_way_at_a_time_and_none_gets_anothers_answer(
     server: RedisServer,
 ) -> None:
-    together = threading.Barrier(4)
-
-    def serve(raw: memoryview, _: int) -> bytes:
-        together.wait(DEADLINE_S)  # four are served at a time, or none is
-        return bytes(raw)
-
-    with listening(f"{server.url}/a", serve), dialed(f"{server.url}/a") as channel:
-        for start in range(0, 40, 4):
-            asked = {
-                number: InThread(channel, b"%d" % number) for number in range(start, start + 4)
-            }
-            assert {number: one.join() for number, one in asked.items()} == {
-                number: b"%d" % number for number in asked
-            }
+    parking = Parking()
+    with listening(f"{server.url}/a", parking), dialed(f"{server.url}/a") as channel:
+        asked = {number: Asking(channel, b"%d" % number) for number in range(40)}
+        for content, reply in reversed(parking.wait_for(40).items()):
+            reply(content)
+        assert {number: one.result() for number, one in asked.items()} == {
+            number: b"%d" % number for number in asked
+        }
 
 
 def test_channels_have_numbers_of_their_own_and_say_goodbye(server: RedisServer) -> None:
     numbers: list[int] = []
 
+    @answering
     def serve(raw: memoryview, connection: int) -> bytes:
         numbers.append(connection)
         return b""
@@ -151,8 +132,9 @@ def test_channels_have_numbers_of_their_own_and_say_goodbye(server: RedisServer)
 
 
 def test_a_listener_that_gives_no_answer_breaks_the_channel(server: RedisServer) -> None:
+    answers = iter([None])
     with (
-        listening(f"{server.url}/a", lambda raw, _: None),
+        listening(f"{server.url}/a", answering(lambda raw, _: next(answers, b"!"))),
         dialed(f"{server.url}/a") as channel,
     ):
         for _ in range(2):
@@ -163,17 +145,15 @@ def test_a_listener_that_gives_no_answer_breaks_the_channel(server: RedisServer)
 def test_an_answer_that_does_not_come_in_time_is_not_taken_for_the_next_one(
     server: RedisServer,
 ) -> None:
-    late = threading.Event()
+    parking = Parking()
 
-    def serve(raw: memoryview, _: int) -> bytes:
-        if bytes(raw) == b"slow":
-            late.wait(DEADLINE_S)
-        return bytes(raw)
+    def serve(raw: memoryview, connection: int, reply: Reply) -> None:
+        (parking if bytes(raw) == b"slow" else echo)(raw, connection, reply)
 
     with listening(f"{server.url}/a", serve), dialed(f"{server.url}/a", answer_s=0.3) as channel:
         with pytest.raises(TransportError, match="no answer in time"):
             channel.request(b"slow")
-        late.set()
+        parking.wait_for(1)[b"slow"](b"slow")
         assert [bytes(channel.request(b"%d" % number)) for number in range(5)] == [
             b"0", b"1", b"2", b"3", b"4",
         ]  # fmt: skip
@@ -182,6 +162,7 @@ def test_an_answer_that_does_not_come_in_time_is_not_taken_for_the_next_one(
 def test_an_old_answer_that_redis_gives_again_is_passed_over(server: RedisServer) -> None:
     channels: list[int] = []
 
+    @answering
     def serve(raw: memoryview, connection: int) -> bytes:
         channels.append(connection)
         return bytes(raw)
@@ -192,61 +173,96 @@ def test_an_old_answer_that_redis_gives_again_is_passed_over(server: RedisServer
         server.client() as client,
     ):
         channel.request(b"first")
-        for place in range(4):
-            client.rpush(f"dmw:a:out:{channels[0]:x}:{place:x}", bytes(9) + b"an old one")
+        client.rpush(f"dmw:a:out:{channels[0]:x}", bytes(9) + b"an old one")
         assert channel.request(b"second") == b"second"
 
 
 def test_closing_a_channel_fails_what_is_under_way_at_once(server: RedisServer) -> None:
-    served, release = threading.Event(), threading.Event()
-
-    def serve(raw: memoryview, _: int) -> bytes:
-        served.set()
-        release.wait(DEADLINE_S)
-        return b""
-
-    with listening(f"{server.url}/a", serve), dialed(f"{server.url}/a", answer_s=15.0) as channel:
-        asked = InThread(channel, b"?")
-        assert served.wait(DEADLINE_S)
+    parking = Parking()
+    with (
+        listening(f"{server.url}/a", parking),
+        dialed(f"{server.url}/a", answer_s=15.0) as channel,
+    ):
+        asked = Asking(channel, b"?")
+        parking.wait_for(1)
         began = time.monotonic()
         channel.close()
-        assert "closed" in str(asked.join())
+        assert "closed" in str(asked.result())
         assert time.monotonic() - began < 5.0
-        release.set()
 
 
 def test_closing_a_listener_is_told_to_who_waits(server: RedisServer) -> None:
     served, release = threading.Semaphore(0), threading.Event()
 
+    @answering
     def serve(raw: memoryview, _: int) -> bytes | None:
         served.release()
         release.wait(DEADLINE_S)
         return None
 
-    with dialed_while_listening(server, serve) as (listener, channel):
-        asked = [InThread(channel, b"?") for _ in range(6)]  # two more than are served at a time
+    with (
+        listening(f"{server.url}/a", serve) as listener,
+        dialed(f"{server.url}/a", answer_s=15.0) as channel,
+    ):
+        asked = [Asking(channel, b"?") for _ in range(6)]  # two more than are served at a time
         for _ in range(4):
             assert served.acquire(timeout=DEADLINE_S)
         with server.client() as client:
             _until(lambda: client.llen(_inbox(client, "a")) == 2)
         threading.Timer(0.1, release.set).start()
         listener.close()
-        assert all("closed" in str(one.join()) for one in asked)
+        assert all("closed" in str(one.result()) for one in asked)
 
 
-@contextlib.contextmanager
-def dialed_while_listening(
-    server: RedisServer, serve: Callable[[memoryview, int], bytes | None]
-) -> Iterator[tuple[RedisListener, RedisChannel]]:
+def test_closing_a_listener_is_told_to_who_has_no_answer_yet(server: RedisServer) -> None:
+    parking = Parking()
     with (
-        listening(f"{server.url}/a", serve) as listener,
+        listening(f"{server.url}/a", parking) as listener,
         dialed(f"{server.url}/a", answer_s=15.0) as channel,
     ):
-        yield listener, channel
+        asked = [Asking(channel, b"?") for _ in range(6)]
+        parking.wait_for(6)
+        began = time.monotonic()
+        listener.close()
+        assert all("closed" in str(one.result()) for one in asked)
+        assert time.monotonic() - began < 5.0
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_answers_arrive_again_as_soon_as_redis_is_back(
+    own_server: RedisServer, meanwhile: bool
+) -> None:
+    parking, address = Parking(), f"{own_server.url}/a"
+    with listening(address, parking), dialed(address) as channel:
+        asked = {content: Asking(channel, content) for content in (b"early", b"away")}
+        parked = parking.wait_for(2)
+        parked[b"early"](b"in time")
+        assert asked[b"early"].result() == b"in time"
+        own_server.kill()
+        assert "could not ask" in str(asked[b"away"].result())
+        if meanwhile:
+            parked[b"away"](b"too late")
+        own_server.start()
+        with dialed_when_back(address) as anew:
+            again = Asking(anew, b"again")
+            parking.wait_for(3)[b"again"](b"back")
+            assert again.result() == b"back"
+
+
+def dialed_when_back(address: str) -> contextlib.AbstractContextManager[RedisChannel]:
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        with contextlib.suppress(TransportError):
+            return contextlib.closing(
+                RedisTransport().dial(
+                    address, connect_s=1.0, answer_s=5.0, max_frame_bytes=MAX_BYTES
+                )
+            )
+        assert time.monotonic() < deadline
 
 
 def test_what_is_too_long_is_refused_where_it_would_be_sent(server: RedisServer) -> None:
-    with listening(f"{server.url}/a", lambda raw, _: bytes(2000)):
+    with listening(f"{server.url}/a", answering(lambda raw, _: bytes(2000))):
         with (
             dialed(f"{server.url}/a") as channel,
             pytest.raises(TransportError, match=f"takes {MAX_BYTES} bytes at most"),

@@ -1,4 +1,4 @@
-"""Large bodies through shared memory: where they go, and what is left when a side dies."""
+"""Large bodies through shared memory: where they go, and what is left of them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,7 @@ import contextlib
 import gc
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import textwrap
 import threading
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +16,19 @@ import pytest
 from dmiddleware.errors import TransportError
 from dmiddleware.pipeline import Event
 from dmiddleware.router import Router
-from dmiddleware.router.transport import Channel, Listener, Transport
 from dmiddleware.router.transport.nng import NngTransport
-from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
-from dmiddleware.router.transport.slabs import sweep
+from dmiddleware.testing import Tape
+from tests.dmiddleware.router.answering import Parking, answering
+from tests.dmiddleware.router.sharing import (
+    MAX_BYTES,
+    Counting,
+    Vanishing,
+    big,
+    shared,
+    talking,
+)
 
 KEY = bytes(range(32))
-MAX_BYTES = 4 << 20
 LARGE = 512 << 10
 DEADLINE_S = 20.0
 
@@ -45,65 +45,6 @@ def address(tmp_path: Path) -> str:
     return f"ipc://{tmp_path}/0.sock"
 
 
-class Counting:
-    """A transport that counts the bytes that cross it."""
-
-    def __init__(self) -> None:
-        self._inner = NngTransport()
-        self.asked: list[int] = []
-        self.answered: list[int] = []
-
-    def listen(self, address: str, serve: Any, **options: Any) -> Listener:
-        def serve_and_count(raw: memoryview, connection: int) -> bytes | bytearray | None:
-            answer: bytes | bytearray | None = serve(raw, connection)
-            self.answered.append(len(answer or b""))
-            return answer
-
-        return self._inner.listen(address, serve_and_count, **options)
-
-    def dial(self, address: str, **options: Any) -> Channel:
-        channel = self._inner.dial(address, **options)
-        request = channel.request
-
-        def count_and_request(raw: bytes | bytearray) -> memoryview:
-            self.asked.append(len(raw))
-            return request(raw)
-
-        channel.request = count_and_request  # type: ignore[method-assign]
-        return channel
-
-    def covers_body(self, address: str) -> bool:
-        return self._inner.covers_body(address)
-
-
-def shared(folder: Path, inner: Transport | None = None, **options: Any) -> SharedMemoryTransport:
-    return SharedMemoryTransport(inner or NngTransport(), directory=folder, **options)
-
-
-def echo(raw: memoryview, connection: int) -> bytes | bytearray | None:
-    return bytes(raw)
-
-
-@contextlib.contextmanager
-def talking(
-    address: str,
-    listens: Transport,
-    dials: Transport,
-    serve: Callable[[memoryview, int], bytes | bytearray | None] = echo,
-) -> Iterator[Channel]:
-    listener = listens.listen(address, serve, on_gone=lambda _: None, max_frame_bytes=MAX_BYTES)
-    try:
-        channel = dials.dial(address, connect_s=2.0, answer_s=5.0, max_frame_bytes=MAX_BYTES)
-        try:
-            yield channel
-        finally:
-            channel.close()
-            channel.close()
-    finally:
-        listener.close()
-        listener.close()
-
-
 def test_large_bodies_are_not_sent_and_small_ones_are(folder: Path, address: str) -> None:
     counting = Counting()
     with talking(address, shared(folder, counting), shared(folder, counting)) as channel:
@@ -116,11 +57,98 @@ def test_large_bodies_are_not_sent_and_small_ones_are(folder: Path, address: str
         assert max(counting.asked[3:] + counting.answered[3:]) < 200
 
 
+def test_large_bodies_that_are_sent_and_answered_later_are_not_sent_either(
+    folder: Path, address: str
+) -> None:
+    counting, told, parking = Counting(), Tape(), Parking()
+    with talking(address, shared(folder, counting), shared(folder, counting), parking) as channel:
+        counting.asked.clear()
+        counting.answered.clear()
+        contents = [bytes([number]) * (1 << 20) for number in range(3)]
+        for content in contents:
+            channel.send(content, lambda answer: told(bytes(answer)))
+        parked = parking.wait_for(3)
+        for content in contents:
+            parked[content](content[:-1])
+        told.wait_for(3)
+        assert list(told) == [content[:-1] for content in contents]
+        assert max(counting.asked + counting.answered) < 200
+
+
+def test_a_slab_that_cannot_be_opened_is_sent_by_who_does_not_wait(
+    folder: Path, address: str
+) -> None:
+    counting, content, told = Counting(), b"x" * LARGE, Tape()
+    with talking(
+        address,
+        shared(folder, Vanishing(folder)),
+        shared(folder, counting),
+        answering(lambda raw, _: bytes(raw[:9])),
+    ) as channel:
+        channel.send(content, lambda answer: told(bytes(answer)))
+        told.wait_for(1)
+    assert told == [content[:9]]
+    assert counting.asked[-2] < 200 and counting.asked[-1] == len(content)
+
+
+def test_a_sent_requests_answer_that_cannot_be_opened_is_told(folder: Path, address: str) -> None:
+    told = Tape()
+    with talking(
+        address,
+        shared(folder, Vanishing(folder)),
+        shared(folder),
+        answering(lambda raw, _: bytes(LARGE)),
+    ) as channel:
+        channel.send(b"?", lambda answer: told(str(answer)))
+        told.wait_for(1)
+    assert "the next connection does without" in next(iter(told))
+
+
+def test_answers_that_do_not_count_leave_nothing_behind(folder: Path, address: str) -> None:
+    parking, told = Parking(), Tape()
+    listens, dials = shared(folder), shared(folder)
+    options = {"connect_s": 2.0, "answer_s": 5.0, "max_frame_bytes": MAX_BYTES}
+    with contextlib.closing(
+        listens.listen(address, parking, on_gone=told, max_frame_bytes=MAX_BYTES)
+    ) as listener:
+        with contextlib.closing(dials.dial(address, **options)) as channel:
+            answers = Tape()
+            for content in (b"0", b"1", b"2"):
+                channel.send(content, answers)
+            parked = parking.wait_for(3)
+            for _ in range(5):
+                parked[b"0"](bytes(1 << 20))
+            answers.wait_for(1)
+            assert len(big(folder)) == 1
+        told.wait_for(1)
+        parked[b"1"](bytes(1 << 20))
+        listener.close()
+        parked[b"2"](bytes(1 << 20))
+        answers.wait_for(3)
+    del answers
+    assert list(folder.iterdir()) == []
+
+
+def test_what_is_sent_over_a_closed_channel_leaves_nothing_behind(
+    folder: Path, address: str
+) -> None:
+    told = Tape()
+    with talking(address, shared(folder), shared(folder)) as channel:
+        channel.close()
+        channel.send(bytes(LARGE), told)
+        with pytest.raises(TransportError):
+            channel.request(bytes(LARGE))
+        told.wait_for(1)
+    assert isinstance(next(iter(told)), TransportError)
+    assert list(folder.iterdir()) == []
+
+
 def test_a_body_is_read_where_it_lies_and_its_memory_is_used_again(
     folder: Path, address: str
 ) -> None:
     inside: list[bool] = []
 
+    @answering
     def serve(raw: memoryview, _: int) -> bytes:
         start = np.frombuffer(raw, np.uint8).__array_interface__["data"][0]
         inside.append(_is_in_a_file_of(folder, start))
@@ -130,11 +158,12 @@ def test_a_body_is_read_where_it_lies_and_its_memory_is_used_again(
         for _ in range(20):
             channel.request(bytes(1 << 20))
         gc.collect()
-        assert len(_big(folder)) <= 3
+        assert len(big(folder)) <= 3
     assert inside == [True] * 20
 
 
 def test_an_answer_stays_valid_as_long_as_it_is_held(folder: Path, address: str) -> None:
+    @answering
     def serve(raw: memoryview, _: int) -> bytes:
         return bytes(raw) * (1 << 20)
 
@@ -149,7 +178,7 @@ def test_an_answer_stays_valid_as_long_as_it_is_held(folder: Path, address: str)
 def test_closing_leaves_nothing_behind(folder: Path, address: str) -> None:
     with talking(address, shared(folder), shared(folder)) as channel:
         held = channel.request(bytes(LARGE))
-        assert _big(folder)
+        assert big(folder)
     assert list(folder.iterdir()) == []
     assert held == bytes(LARGE)
 
@@ -161,12 +190,13 @@ def test_nodes_with_different_folders_send_everything(
     other.mkdir(mode=0o700)
     with talking(address, shared(folder), shared(other)) as channel:
         assert channel.request(b"x" * LARGE) == b"x" * LARGE
-        assert not _big(folder) and not _big(other)
+        assert not big(folder) and not big(other)
 
 
 def test_a_listener_that_knows_nothing_of_this_is_talked_to_as_ever(
     folder: Path, address: str
 ) -> None:
+    @answering
     def serve(raw: memoryview, _: int) -> bytes | None:
         return bytes(raw) if bytes(raw[:4]) != b"DMWS" else None
 
@@ -191,31 +221,13 @@ def test_without_room_everything_is_sent(folder: Path, address: str) -> None:
         assert max(counting.asked) == max(counting.answered) == len(content)
 
 
-class Vanishing(Counting):
-    """A transport during whose work the slabs' files are removed."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self._folder = folder
-
-    def _remove(self) -> None:
-        for path in _big(self._folder):
-            path.unlink()
-
-    def listen(self, address: str, serve: Any, **options: Any) -> Listener:
-        def serve_and_remove(raw: memoryview, connection: int) -> bytes | bytearray | None:
-            self._remove()
-            answer: bytes | bytearray | None = serve(raw, connection)
-            self._remove()
-            return answer
-
-        return super().listen(address, serve_and_remove, **options)
-
-
 def test_a_slab_that_cannot_be_opened_is_sent_after_all(folder: Path, address: str) -> None:
     counting, content = Counting(), b"x" * LARGE
     with talking(
-        address, shared(folder, Vanishing(folder)), shared(folder, counting), lambda raw, _: raw[:9]
+        address,
+        shared(folder, Vanishing(folder)),
+        shared(folder, counting),
+        answering(lambda raw, _: bytes(raw[:9])),
     ) as channel:
         assert channel.request(content) == content[:9]
     assert counting.asked[-2] < 200 and counting.asked[-1] == len(content)
@@ -227,7 +239,10 @@ def test_an_answer_that_cannot_be_opened_breaks_one_connection_and_no_more(
     dials = shared(folder)
     options = {"connect_s": 2.0, "answer_s": 5.0, "max_frame_bytes": MAX_BYTES}
     listens = shared(folder, Vanishing(folder)).listen(
-        address, lambda raw, _: bytes(LARGE), on_gone=lambda _: None, max_frame_bytes=MAX_BYTES
+        address,
+        answering(lambda raw, _: bytes(LARGE)),
+        on_gone=lambda _: None,
+        max_frame_bytes=MAX_BYTES,
     )
     with contextlib.closing(listens):
         with (
@@ -319,118 +334,6 @@ def test_arrays_travel_between_routers_through_shared_memory(
     assert sorted(float(array[0]) for array in got) == sorted([float(n) for n in range(10)] * 2)
     assert all((array == array[0]).all() for array in got)
     assert list(folder.iterdir()) == []
-
-
-# Death --------------------------------------------------------------------------------------------
-
-PROGRAM = """
-    import os, signal, sys
-    from pathlib import Path
-    from dmiddleware.router.transport.nng import NngTransport
-    from dmiddleware.router.transport import shared_memory, slabs
-
-    phase, address, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-
-    def die(*_, **__):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    if phase == "made":  # the file is there, and nobody knows of it
-        real = slabs._create
-        slabs._create = lambda *a: (real(*a), die())
-    elif phase == "filled":  # the ticket is not on its way yet
-        real_put = shared_memory._Room.put
-        shared_memory._Room.put = lambda *a: (real_put(*a), die())
-
-    transport = shared_memory.SharedMemoryTransport(NngTransport(), directory=folder)
-    if phase == "taken":  # the listener has it in hand
-        serve = die
-    elif phase == "answered":  # the answer lies ready
-        serve = lambda raw, _: (die() if bytes(raw[:1]) == b"d" else bytes(1 << 20))
-    if phase in ("taken", "answered", "waiting"):
-        if phase == "waiting":
-            serve = lambda raw, _: bytes(1 << 20)
-        transport.listen(address, serve, on_gone=lambda _: None, max_frame_bytes=4 << 20)
-        print("listening", flush=True)
-        sys.stdin.read()
-    else:
-        channel = transport.dial(address, connect_s=5, answer_s=5, max_frame_bytes=4 << 20)
-        answer = channel.request(bytes(1 << 20))
-        die()  # the dialer has an answer in hand
-"""
-
-
-def start(phase: str, address: str, folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), phase, address, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("phase", ["made", "filled", "holding"])
-def test_a_dialer_killed_at_any_point_leaves_nothing_and_harms_nobody(
-    folder: Path, address: str, phase: str
-) -> None:
-    held: list[memoryview] = []
-
-    def serve(raw: memoryview, _: int) -> bytes:
-        held.append(raw)
-        return bytes(1 << 20)
-
-    with talking(address, shared(folder), shared(folder), serve) as channel:
-        with start(phase, address, folder) as dialer:
-            assert dialer.wait(DEADLINE_S) == -signal.SIGKILL
-        assert _big(folder), "it died before it made a slab"
-        assert all(view == bytes(1 << 20) for view in held)
-        sweep(folder)
-        assert {path.name.partition("-")[0] for path in folder.iterdir()} <= {str(os.getpid())}
-        assert channel.request(bytes(1 << 20)) == bytes(1 << 20)
-        held.clear()
-    assert list(folder.iterdir()) == []
-
-
-@pytest.mark.process
-def test_who_notices_that_a_peer_is_dead_sweeps_up_after_it(folder: Path, address: str) -> None:
-    with talking(address, shared(folder), shared(folder), lambda *_: bytes(1 << 20)) as channel:
-        with start("holding", address, folder) as dialer:
-            assert dialer.wait(DEADLINE_S) == -signal.SIGKILL
-        deadline = time.monotonic() + DEADLINE_S
-        while any(path.name.startswith(f"{dialer.pid}-") for path in folder.iterdir()):
-            assert time.monotonic() < deadline, "the dead one's slabs are still there"
-            channel.request(b"?")
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("phase", ["taken", "answered"])
-def test_a_listener_killed_at_any_point_leaves_nothing_and_is_replaced(
-    folder: Path, address: str, phase: str
-) -> None:
-    transport = shared(folder)
-
-    def dial() -> Channel:
-        return transport.dial(address, connect_s=5.0, answer_s=5.0, max_frame_bytes=MAX_BYTES)
-
-    with start(phase, address, folder) as listener:
-        assert listener.stdout is not None and listener.stdout.readline()
-        with contextlib.closing(dial()) as channel:
-            answer = channel.request(b"a") if phase == "answered" else None
-            with pytest.raises(TransportError):
-                channel.request(b"d" * (1 << 20))
-            assert answer is None or answer == bytes(1 << 20)
-        assert listener.wait(DEADLINE_S) == -signal.SIGKILL
-    with start("waiting", address, folder) as listener:
-        assert listener.stdout is not None and listener.stdout.readline()
-        with contextlib.closing(dial()) as channel:
-            assert channel.request(b"d" * (1 << 20)) == bytes(1 << 20)
-        listener.kill()
-    sweep(folder)
-    assert list(folder.iterdir()) == []
-
-
-def _big(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.stat().st_size > 1000]
 
 
 def _is_in_a_file_of(folder: Path, place: int) -> bool:

@@ -15,6 +15,7 @@ from dmiddleware.errors import AuthError, TransportError
 from dmiddleware.pipeline import Event
 from dmiddleware.router import Router
 from dmiddleware.router.transport.nng import NngListener, NngTransport, TlsFiles
+from tests.dmiddleware.router.answering import answering
 from tests.dmiddleware.router.certificates import Authority
 
 KEY = bytes(range(32))
@@ -35,7 +36,10 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @contextlib.contextmanager
 def echo(files: TlsFiles) -> Iterator[NngListener]:
     listener = NngTransport(tls=files).listen(
-        ANYWHERE, lambda raw, _: bytes(raw), on_gone=lambda _: None, max_frame_bytes=MAX_BYTES
+        ANYWHERE,
+        answering(lambda raw, _: bytes(raw)),
+        on_gone=lambda _: None,
+        max_frame_bytes=MAX_BYTES,
     )
     try:
         yield listener

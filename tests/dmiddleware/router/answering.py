@@ -1,0 +1,41 @@
+"""Ways to serve requests in tests of transports."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from dmiddleware.router.parts import Raw
+from dmiddleware.router.transport import Reply, Serve
+
+__all__ = ["Parking", "answering"]
+
+_DEADLINE_S = 20.0
+
+
+def answering(function: Callable[[memoryview, int], Raw | None]) -> Serve:
+    """Answer each request at once, with what a function of it and its connection returns."""
+
+    def serve(raw: memoryview, connection: int, reply: Reply) -> None:
+        reply(function(raw, connection))
+
+    return serve
+
+
+class Parking:
+    """Takes requests and answers none of them; whoever wants to, answers them later."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._parked: list[tuple[bytes, Reply]] = []
+
+    def __call__(self, raw: memoryview, connection: int, reply: Reply) -> None:
+        with self._changed:
+            self._parked.append((bytes(raw), reply))
+            self._changed.notify_all()
+
+    def wait_for(self, n: int) -> dict[bytes, Reply]:
+        """Wait until so many requests have come, and return them with what answers them."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self._parked) >= n, _DEADLINE_S)
+            return dict(self._parked)

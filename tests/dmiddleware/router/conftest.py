@@ -1,0 +1,61 @@
+"""The transports that tests of this folder run over."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dmiddleware.router.transport.memory import MemoryNetwork
+from dmiddleware.router.transport.nng import NngTransport
+from dmiddleware.router.transport.redis import RedisTransport
+from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
+from dmiddleware.router.transport.unix import UnixTransport
+from tests.dmiddleware.router.certificates import Authority
+from tests.dmiddleware.router.places import Place
+from tests.dmiddleware.router.redis_server import RedisServer
+
+KINDS = ("memory", "unix", "ipc", "tcp", "tls", "redis", "shared memory")
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls"), "ours")
+
+
+@pytest.fixture(scope="module")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+names = itertools.count()
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    kind = request.param
+    if kind == "memory":
+        network = MemoryNetwork()
+        return Place("memory://a", network.transport("one"), network.transport("other"))
+    if kind == "tls":
+        ours: Authority = request.getfixturevalue("authority")
+        one, other = (NngTransport(tls=ours.files(name)) for name in ("one", "other"))
+        return Place("tls+tcp://127.0.0.1:0", one, other)
+    if kind == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        return Place(f"{server.url}/{next(names)}", RedisTransport(), RedisTransport())
+    if kind == "tcp":
+        return Place("tcp://127.0.0.1:0", NngTransport(), NngTransport())
+    if kind == "unix":
+        return Place(f"ipc://{tmp_path}/0.sock", UnixTransport(), UnixTransport())
+    if kind == "ipc":
+        return Place(f"ipc://{tmp_path}/0.sock", NngTransport(), NngTransport())
+    folder = tmp_path / "shared"
+    folder.mkdir(mode=0o700)
+    sharing = [
+        SharedMemoryTransport(NngTransport(), directory=folder, least_bytes=1) for _ in range(2)
+    ]
+    return Place(f"ipc://{tmp_path}/0.sock", *sharing)

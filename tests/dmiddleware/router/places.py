@@ -1,0 +1,70 @@
+"""Where tests listen and dial, over each transport that there is."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dmiddleware.errors import TransportError
+from dmiddleware.router.transport import Channel, Listener, Serve, Transport
+from tests.dmiddleware.router.answering import answering
+
+__all__ = ["DEADLINE_S", "MAX_BYTES", "Asking", "Place", "echo"]
+
+MAX_BYTES = 1 << 20
+DEADLINE_S = 20.0
+
+
+@dataclass
+class Place:
+    """Where to listen, and what with; what with to dial."""
+
+    address: str
+    listens: Transport
+    dials: Transport
+
+    def listen(
+        self,
+        serve: Serve,
+        on_gone: Callable[[int], None] = lambda _: None,
+        address: str = "",
+    ) -> contextlib.closing[Listener]:
+        return contextlib.closing(
+            self.listens.listen(
+                address or self.address, serve, on_gone=on_gone, max_frame_bytes=MAX_BYTES
+            )
+        )
+
+    def dial(self, listener: Listener, **options: float) -> contextlib.closing[Channel]:
+        times: dict[str, Any] = {"connect_s": 2.0, "answer_s": 5.0} | options
+        return contextlib.closing(
+            self.dials.dial(listener.address, max_frame_bytes=MAX_BYTES, **times)
+        )
+
+
+@answering
+def echo(raw: memoryview, connection: int) -> bytes:
+    return bytes(raw)
+
+
+class Asking:
+    """Makes a request in a thread of its own."""
+
+    def __init__(self, channel: Channel, content: bytes) -> None:
+        self._result: bytes | TransportError | None = None
+        self._thread = threading.Thread(target=self._ask, args=(channel, content))
+        self._thread.start()
+
+    def _ask(self, channel: Channel, content: bytes) -> None:
+        try:
+            self._result = bytes(channel.request(content))
+        except TransportError as error:
+            self._result = error
+
+    def result(self) -> bytes | TransportError | None:
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive()
+        return self._result

@@ -1,0 +1,197 @@
+"""The dispatcher: events reach the task in order, on the thread that found them if it can be."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dmiddleware.errors import EventQueueFull
+from dmiddleware.pipeline import SystemClock
+from dmiddleware.router.dispatcher import Dispatcher
+from dmiddleware.router.options import NodeOptions
+from dmiddleware.router.traffic import Traffic
+from tests.dmiddleware.router.test_node import CODEC, emit, exchange, join, make_node
+
+DEADLINE_S = 10.0
+LARGE = NodeOptions(window=4, batch_bytes=2000, outbox_bytes=1 << 24, inbox_bytes=1 << 24)
+
+
+class Scene:
+    """A node that gets events, and its dispatcher with the thread that may wait."""
+
+    def __init__(self) -> None:
+        self.peer, self.node = make_node("peer", options=LARGE), make_node("node", options=LARGE)
+        self.link = join(self.peer, self.node)
+        self.lock = threading.RLock()
+        self.told = 0
+        self.taken: list[tuple[Any, str]] = []
+        self.changed = threading.Condition()
+        self.traffic = Traffic()
+        self.dispatcher = Dispatcher(
+            self.node,
+            self.lock,
+            codec=CODEC,
+            traffic=self.traffic,
+            clock=SystemClock(),
+            on_wants=self.note_wants,
+        )
+        self.thread = threading.Thread(target=self.dispatcher.run, name="waits")
+
+    def note_wants(self) -> None:
+        self.told += 1
+
+    def receive(self, *values: Any) -> None:
+        with self.lock:
+            for value in values:
+                assert emit(self.peer, "node", "e", [[value], {}])
+            exchange(self.peer, self.node, self.link)
+
+    def take(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        with self.changed:
+            self.taken.append((args[0], threading.current_thread().name))
+            self.changed.notify_all()
+        return True
+
+    def await_values(self, count: int) -> list[Any]:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.taken) >= count, DEADLINE_S)
+            return [value for value, _ in self.taken]
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    made = Scene()
+    made.thread.start()
+    try:
+        yield made
+    finally:
+        with made.lock:
+            made.dispatcher.close()
+        made.thread.join(DEADLINE_S)
+        assert not made.thread.is_alive()
+
+
+HERE = threading.current_thread().name
+
+
+def test_what_is_taken_at_once_is_handed_over_on_the_thread_that_found_it(scene: Scene) -> None:
+    scene.dispatcher.attach(scene.take, scene.take)
+    scene.receive(1, 2)
+    assert scene.taken == []
+    scene.dispatcher.hand_over()
+    assert scene.taken == [(1, HERE), (2, HERE)]
+    assert scene.traffic.of("e").received == 2
+
+
+def test_a_taker_that_may_wait_has_a_thread_of_its_own(scene: Scene) -> None:
+    scene.dispatcher.attach(scene.take, None)
+    for value in range(3):
+        scene.receive(value)
+        scene.dispatcher.hand_over()
+    assert scene.await_values(3) == [0, 1, 2]
+    assert {name for _, name in scene.taken} == {"waits"}
+
+
+def test_what_is_refused_and_what_follows_it_come_in_order_from_the_other_thread(
+    scene: Scene,
+) -> None:
+    refused: list[Any] = []
+    room = threading.Event()
+
+    def offer(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if args[0] == 2 and not room.is_set():
+            refused.append(args[0])
+            return False
+        return scene.take(name, args, kwargs)
+
+    def deliver(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not room.wait(0.05):
+            raise EventQueueFull("still full")
+        scene.take(name, args, kwargs)
+
+    scene.dispatcher.attach(deliver, offer)
+    scene.receive(1, 2, 3)
+    scene.dispatcher.hand_over()
+    scene.receive(4)
+    scene.dispatcher.hand_over()
+    assert scene.await_values(1) == [1]
+    assert refused == [2], "it is not offered again"
+    room.set()
+    assert scene.await_values(4) == [1, 2, 3, 4]
+    assert [name for _, name in scene.taken] == [HERE, "waits", "waits", "waits"]
+    assert scene.traffic.of("e").received == 4
+    # The thread goes back to sleep when nothing is left.
+    for value in range(5, 200):
+        scene.receive(value)
+        scene.dispatcher.hand_over()
+        scene.await_values(value)
+        if scene.taken[-1][1] == HERE:
+            break
+    assert scene.taken[-1][1] == HERE
+
+
+def test_once_hands_over_one_batch_and_leaves_the_rest(scene: Scene) -> None:
+    scene.dispatcher.attach(scene.take, scene.take)
+    scene.receive(*range(300))
+    scene.dispatcher.hand_over(once=True)
+    assert 0 < len(scene.taken) < 300
+    scene.dispatcher.hand_over()
+    assert scene.await_values(300) == list(range(300))
+
+
+def test_many_threads_hand_over_one_at_a_time_and_in_order(scene: Scene) -> None:
+    inside, pause = threading.Lock(), threading.Event()
+
+    def offer(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        assert inside.acquire(blocking=False), "two threads hand over at a time"
+        with contextlib.closing(contextlib.ExitStack()) as stack:
+            stack.callback(inside.release)
+            pause.wait(0.0002)
+            return scene.take(name, args, kwargs)
+
+    scene.dispatcher.attach(scene.take, offer)
+    values = iter(range(400))
+
+    def work() -> None:
+        while True:
+            with scene.lock:
+                value = next(values, None)
+                if value is None:
+                    return
+                scene.receive(value)
+            scene.dispatcher.hand_over()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert scene.await_values(400) == list(range(400))
+
+
+def test_the_routers_own_events_wait_until_someone_takes_them(scene: Scene) -> None:
+    with scene.lock:
+        scene.dispatcher.add(("node.joined", (7,), {}))
+    scene.receive("for no one")
+    scene.dispatcher.hand_over()
+    assert scene.taken == []
+    scene.dispatcher.attach(scene.take, scene.take)
+    assert scene.taken == [(7, HERE)]
+
+
+def test_what_a_peer_wants_is_heard_with_no_one_attached(scene: Scene) -> None:
+    with scene.lock:
+        scene.peer.want(["weights"])
+        exchange(scene.peer, scene.node, scene.link)
+    scene.dispatcher.hand_over()
+    deadline = threading.Event()
+    for _ in range(200):
+        if scene.told:
+            break
+        deadline.wait(0.05)
+    assert scene.told >= 1
+    assert scene.node.targets("weights") == ("peer",)

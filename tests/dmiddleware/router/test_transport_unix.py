@@ -1,0 +1,391 @@
+"""The transport over Unix-domain sockets, with real sockets and processes."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dmiddleware.errors import TransportError
+from dmiddleware.router.parts import Parts
+from dmiddleware.router.transport.base import Reply
+from dmiddleware.router.transport.unix import UnixChannel, UnixListener, UnixTransport
+from tests.dmiddleware.router.unix_sockets import (
+    DEADLINE_S,
+    MB,
+    Answer,
+    Answers,
+    Held,
+    bare_dial,
+    bare_listen,
+    comes_true,
+    dial,
+    echo,
+    listen,
+    nothing_left,
+    threads,
+)
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing() -> Iterator[None]:
+    with nothing_left():
+        yield
+
+
+def test_threads_that_ask_at_once_get_their_own_answers(tmp_path: Path) -> None:
+    wrong: list[object] = []
+
+    def ask(channel: UnixChannel, asker: int) -> None:
+        sizes = random.Random(asker)
+        for number in range(100):
+            content = (b"%d %d " % (asker, number)) * sizes.choice([1, 10, 1000, 4000, 30_000])
+            answer = bytes(channel.request(content))
+            if answer != content:
+                wrong.append((asker, number, len(answer)))
+
+    with listen(tmp_path), dial(tmp_path) as channel:
+        askers = [threading.Thread(target=ask, args=(channel, asker)) for asker in range(6)]
+        for asker in askers:
+            asker.start()
+        for asker in askers:
+            asker.join(DEADLINE_S)
+            assert not asker.is_alive()
+    assert wrong == []
+
+
+def test_requests_are_served_and_answered_in_the_order_they_were_made(tmp_path: Path) -> None:
+    served: list[bytes] = []
+
+    def serve(raw: memoryview, connection: int, reply: Reply) -> None:
+        served.append(bytes(raw[:4]))
+        reply(raw[:4].tobytes())
+
+    names = [b"%4d" % number for number in range(600)]
+    answers = Answers()
+    with listen(tmp_path, serve), dial(tmp_path) as channel:
+        for number, name in enumerate(names):
+            # Some are more than the socket takes at once, so that the writer goes on.
+            channel.send(Parts([name, bytes(MB if number % 20 == 0 else 10)]), answers)
+        assert answers.wait(len(names)) == names
+    assert served == names
+
+
+def test_an_answer_that_is_late_is_ignored(tmp_path: Path) -> None:
+    held, answers = Held(), Answers()
+    with listen(tmp_path, held), dial(tmp_path, answer_s=0.2) as channel:
+        channel.send(b"late", answers)
+        with pytest.raises(TransportError, match=r"within 0\.2 s"):
+            channel.request(b"late")
+        error = answers.wait(1)[0]
+        assert isinstance(error, TransportError)
+        assert "within 0.2 s" in str(error)
+        held.release.set()
+        for number in range(5):
+            assert channel.request(b"%d" % number) == b"%d" % number
+        assert len(answers.got) == 1
+    assert held.served[:2] == [b"late", b"late"]
+
+
+def test_an_answer_may_be_given_later_and_counts_once(tmp_path: Path) -> None:
+    replies: list[Reply] = []
+
+    def serve(raw: memoryview, connection: int, reply: Reply) -> None:
+        replies.append(reply)
+
+    answers = Answers()
+    with listen(tmp_path, serve):
+        with dial(tmp_path) as channel:
+            for _ in range(3):
+                channel.send(b"?", answers)
+            assert comes_true(lambda: len(replies) == 3)
+            for number in (2, 0, 1, 0):
+                replies[number](b"%d" % number)
+                replies[number](None)
+            assert answers.wait(3) == [b"2", b"0", b"1"]
+            channel.send(b"?", answers)
+            assert comes_true(lambda: len(replies) == 4)
+        replies[3](b"nobody is there any more")
+
+
+def test_no_answer_closes_the_connection_and_no_other(tmp_path: Path) -> None:
+    def serve(raw: memoryview, connection: int, reply: Reply) -> None:
+        reply(None if raw == b"bad" else b"ok")
+
+    with listen(tmp_path, serve), dial(tmp_path) as good, dial(tmp_path) as bad:
+        with pytest.raises(TransportError, match="closed the connection"):
+            bad.request(b"bad")
+        assert good.request(b"good") == b"ok"
+
+
+def test_a_failing_service_closes_the_connection_and_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def serve(raw: memoryview, connection: int, reply: Reply) -> None:
+        if raw == b"bad":
+            raise ConnectionResetError("a defect")
+        reply(b"ok")
+
+    with listen(tmp_path, serve), dial(tmp_path) as good, dial(tmp_path) as bad:
+        with pytest.raises(TransportError):
+            bad.request(b"bad")
+        assert good.request(b"good") == b"ok"
+    assert "could not be served; its connection" in caplog.text
+
+
+def test_a_failing_callback_takes_no_answer_from_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(answer: Answer) -> None:
+        raise KeyError("a defect")
+
+    with listen(tmp_path), dial(tmp_path) as channel:
+        channel.send(b"?", fail)
+        assert channel.request(b"good") == b"good"
+    assert "could not be taken" in caplog.text
+
+
+def test_closing_fails_what_is_under_way_at_once_and_is_fine_twice(tmp_path: Path) -> None:
+    held, answers = Held(), Answers()
+    with listen(tmp_path, held), dial(tmp_path, answer_s=60.0) as channel:
+        for _ in range(20):
+            channel.send(bytes(MB), answers)
+        assert held.began.wait(DEADLINE_S)
+        channel.close()
+        channel.close()
+        assert not any(name.startswith(("router-read", "router-write")) for name in threads())
+        assert len(answers.got) == 20
+        assert all("is closed" in str(answer) for answer in answers.got)
+        with pytest.raises(TransportError, match="is closed"):
+            channel.request(b"?")
+        held.release.set()
+
+
+def test_after_closing_whoever_sends_is_told_on_another_thread(tmp_path: Path) -> None:
+    told: list[tuple[Answer, int]] = []
+    with listen(tmp_path), dial(tmp_path) as channel:
+        channel.close()
+        channel.send(b"?", lambda answer: told.append((answer, threading.get_ident())))
+        assert comes_true(lambda: len(told) == 1)
+    assert isinstance(told[0][0], TransportError)
+    assert told[0][1] != threading.get_ident()
+
+
+def test_a_channel_may_be_closed_by_its_own_callback(tmp_path: Path) -> None:
+    answers = Answers()
+    with listen(tmp_path), dial(tmp_path) as channel:
+
+        def close(answer: Answer) -> None:
+            channel.close()
+            answers(answer)
+
+        channel.send(b"?", close)
+        assert answers.wait(1) == [b"?"]
+
+
+def test_a_listener_may_be_closed_by_its_own_service(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    listeners: list[UnixListener] = []
+
+    def serve(raw: memoryview, connection: int, reply: Reply) -> None:
+        listeners[0].close()
+
+    with listen(tmp_path, serve) as listener, dial(tmp_path) as channel:
+        listeners.append(listener)
+        began = time.monotonic()
+        with pytest.raises(TransportError):
+            channel.request(b"?")
+        assert time.monotonic() - began < 3.0
+    assert caplog.text == ""
+
+
+def test_closing_the_listener_breaks_its_connections_but_loses_no_answer(tmp_path: Path) -> None:
+    gone: list[int] = []
+    answers = Answers()
+    with dial_after_listen(tmp_path, gone) as (listener, channel):
+        channel.send(b"answered", answers)
+        answers.wait(1)
+        listener.close()
+        listener.close()
+        with pytest.raises(TransportError):
+            channel.request(b"?")
+        assert gone == [1]
+    assert answers.got == [b"answered"]
+    assert gone == [1]
+
+
+@contextlib.contextmanager
+def dial_after_listen(folder: Path, gone: list[int]) -> Iterator[tuple[UnixListener, UnixChannel]]:
+    with listen(folder, on_gone=gone.append) as listener, dial(folder) as channel:
+        yield listener, channel
+
+
+PEER = """
+import sys, time
+from dmiddleware.router.transport.unix import UnixTransport
+address = "ipc://" + sys.argv[2] + "/s"
+if sys.argv[1] == "listen":
+    serve = lambda raw, connection, reply: None
+    UnixTransport().listen(address, serve, on_gone=print, max_frame_bytes=1 << 24)
+else:
+    channel = UnixTransport().dial(address, connect_s=5, answer_s=60, max_frame_bytes=1 << 24)
+    channel.send(b"?", print)
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+@contextlib.contextmanager
+def peer(what: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", PEER, what, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path.cwd()) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"up\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.process
+def test_a_listener_that_is_killed_fails_requests_at_once_and_leaves_its_place(
+    tmp_path: Path,
+) -> None:
+    answers = Answers()
+    with peer("listen", tmp_path) as process, dial(tmp_path, answer_s=60.0) as channel:
+        with pytest.raises(TransportError, match="somebody else"), listen(tmp_path):
+            pass
+        for _ in range(10):
+            channel.send(bytes(MB), answers)
+        process.send_signal(signal.SIGKILL)
+        assert all(isinstance(answer, TransportError) for answer in answers.wait(10))
+        with pytest.raises(TransportError):
+            channel.request(b"?")
+    assert Path(tmp_path, "s").exists()
+    with listen(tmp_path), dial(tmp_path) as channel:
+        assert channel.request(b"again") == b"again"
+
+
+@pytest.mark.process
+def test_of_a_dialer_that_is_killed_it_is_told_once(tmp_path: Path) -> None:
+    asked: list[int] = []
+    gone: list[int] = []
+
+    def serve(raw: memoryview, connection: int, reply: Reply) -> None:
+        asked.append(connection)
+
+    with listen(tmp_path, serve, gone.append), peer("dial", tmp_path) as process:
+        assert comes_true(lambda: len(asked) == 1)
+        process.send_signal(signal.SIGKILL)
+        assert comes_true(lambda: len(gone) == 1)
+    assert asked == gone
+
+
+def test_only_this_user_can_open_the_socket_and_nothing_is_left_of_it(tmp_path: Path) -> None:
+    with listen(tmp_path) as listener:
+        assert listener.address == f"ipc://{tmp_path}/s"
+        assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600
+        with pytest.raises(TransportError, match="somebody else"), listen(tmp_path):
+            pass
+        with dial(tmp_path) as channel:
+            assert channel.request(b"still there") == b"still there"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_no_socket_stays(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("precious")
+    with pytest.raises(TransportError, match="no socket"), listen(tmp_path):
+        pass
+    assert (tmp_path / "s").read_text() == "precious"
+
+
+def test_closing_leaves_the_file_of_a_successor(tmp_path: Path) -> None:
+    with listen(tmp_path) as first:
+        (tmp_path / "s").rename(tmp_path / "away")
+        with listen(tmp_path):
+            first.close()
+            with dial(tmp_path) as channel:
+                assert channel.request(b"?") == b"?"
+
+
+def test_a_dead_ones_place_is_taken_by_one_at_a_time(tmp_path: Path) -> None:
+    with bare_listen(tmp_path):
+        pass
+    dead = (tmp_path / "s").stat().st_ino
+    got: list[contextlib.closing[UnixListener]] = []
+
+    def take() -> None:
+        with contextlib.suppress(TransportError):
+            got.append(listen(tmp_path))
+
+    takers = [threading.Thread(target=take) for _ in range(8)]
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    for taker in takers:
+        taker.start()
+    takers[0].join(0.1)
+    assert got == []
+    assert (tmp_path / "s").stat().st_ino == dead
+    os.close(descriptor)
+    for taker in takers:
+        taker.join(DEADLINE_S)
+    assert len(got) == 1
+    with got[0], dial(tmp_path) as channel:
+        assert channel.request(b"?") == b"?"
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("ipc:///tmp/" + "x" * 200, "has 205 bytes, the system allows 107"),
+        ("ipc://relative/path", "ipc:///path"),
+        ("ipc://\0abstract", "ipc:///path"),
+        ("ipc:///tmp/a\0b", "ipc:///path"),
+        ("ipc:///no/such/folder/s", "o such file"),
+        ("tcp://127.0.0.1:5000", "ipc:///path"),
+    ],
+)
+def test_addresses_that_cannot_be_used_are_refused(address: str, told: str) -> None:
+    transport = UnixTransport()
+    with pytest.raises(TransportError, match=told):
+        transport.listen(address, echo, on_gone=lambda _: None, max_frame_bytes=1)
+    with pytest.raises(TransportError, match=told):
+        transport.dial(address, connect_s=0.05, answer_s=1.0, max_frame_bytes=1)
+
+
+def test_a_dialer_may_come_first(tmp_path: Path) -> None:
+    asking = threading.Event()
+    answers: list[bytes] = []
+
+    def ask() -> None:
+        asking.set()
+        with dial(tmp_path) as channel:
+            answers.append(bytes(channel.request(b"?")))
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    assert asking.wait(DEADLINE_S)
+    time.sleep(0.05)
+    with listen(tmp_path):
+        asker.join(DEADLINE_S)
+    assert answers == [b"?"]
+
+
+def test_connections_that_say_nothing_keep_no_newcomer_out(tmp_path: Path) -> None:
+    with listen(tmp_path), contextlib.ExitStack() as silent:
+        for _ in range(200):
+            silent.enter_context(bare_dial(tmp_path))
+        with dial(tmp_path, answer_s=2.0) as channel:
+            assert channel.request(b"?") == b"?"

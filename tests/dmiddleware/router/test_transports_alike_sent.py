@@ -1,0 +1,151 @@
+"""Requests that nobody waits for, over each transport that there is."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from dmiddleware.errors import TransportError
+from dmiddleware.router.transport import Channel
+from dmiddleware.testing import Tape
+from tests.dmiddleware.router.answering import Parking
+from tests.dmiddleware.router.places import DEADLINE_S, MAX_BYTES, Place, echo
+
+
+class Told:
+    """What was told of requests that were sent, by what they were."""
+
+    def __init__(self) -> None:
+        self._tape = Tape()
+
+    def send(self, channel: Channel, content: bytes) -> None:
+        def on_answer(outcome: memoryview | TransportError) -> None:
+            answer = None if isinstance(outcome, TransportError) else bytes(outcome)
+            self._tape(content, answer, threading.current_thread())
+
+        channel.send(content, on_answer)
+
+    def wait(self, n: int) -> list[tuple[bytes, bytes | None]]:
+        self._tape.wait_for(n)
+        return [mark[:2] for mark in self._tape]
+
+    def threads(self) -> set[threading.Thread]:
+        return {mark[2] for mark in self._tape}
+
+
+def test_requests_are_sent_by_many_and_each_is_told_its_answer_once(place: Place) -> None:
+    told = Told()
+    with (
+        place.listen(echo) as listener,
+        place.dial(listener) as one,
+        place.dial(listener) as other,
+    ):
+
+        def send(channel: Channel, sender: int) -> None:
+            for number in range(50):
+                told.send(channel, b"%d %d" % (sender, number) * (1 + number * 20))
+
+        senders = [
+            threading.Thread(target=send, args=(channel, sender))
+            for sender, channel in enumerate([one, other] * 2)
+        ]
+        for sender in senders:
+            sender.start()
+        for sender in senders:
+            sender.join(DEADLINE_S)
+        answers = told.wait(200)
+        assert all(content == answer for content, answer in answers)
+        assert not told.threads() & {threading.current_thread(), *senders}
+    assert len(dict(told.wait(200))) == len(told.wait(200)) == 200
+
+
+def test_any_number_of_sent_requests_may_wait_for_their_answers(place: Place) -> None:
+    told, parking = Told(), Parking()
+    contents = [b"%d" % number for number in range(30)]
+    with place.listen(parking) as listener, place.dial(listener) as channel:
+        for content in contents:
+            told.send(channel, content)
+        parked = parking.wait_for(len(contents))
+        for content in contents:
+            parked[content](content)
+        assert sorted(told.wait(len(contents))) == sorted(zip(contents, contents, strict=True))
+
+
+def test_who_is_told_an_answer_may_send_the_next_request(place: Place) -> None:
+    told = Tape()
+    with place.listen(echo) as listener, place.dial(listener) as channel:
+
+        def on_answer(outcome: memoryview | TransportError) -> None:
+            assert not isinstance(outcome, TransportError)
+            told(bytes(outcome))
+            if len(told) < 50:
+                channel.send(b"%d" % len(told), on_answer)
+
+        channel.send(b"0", on_answer)
+        told.wait_for(50)
+    assert told == [b"%d" % number for number in range(50)]
+
+
+def test_a_sent_request_without_an_answer_is_told_at_its_deadline(place: Place) -> None:
+    told, parking = Told(), Parking()
+    with place.listen(parking) as listener, place.dial(listener, answer_s=0.3) as channel:
+        began = time.monotonic()
+        told.send(channel, b"slow")
+        parking.wait_for(1)
+        assert told.wait(1) == [(b"slow", None)]
+        assert 0.25 < time.monotonic() - began < 5.0
+        parking.wait_for(1)[b"slow"](b"slow")
+        told.send(channel, b"next")
+        parking.wait_for(2)[b"next"](b"its own")
+        assert told.wait(2) == [(b"slow", None), (b"next", b"its own")]
+
+
+def test_closing_a_channel_is_told_of_all_that_was_sent(place: Place) -> None:
+    told, parking = Told(), Parking()
+    with place.listen(parking) as listener, place.dial(listener, answer_s=15.0) as channel:
+        for content in (b"0", b"1", b"2"):
+            told.send(channel, content)
+        parking.wait_for(3)
+        began = time.monotonic()
+        channel.close()
+        assert dict(told.wait(3)) == {b"0": None, b"1": None, b"2": None}
+        assert time.monotonic() - began < 5.0
+        told.send(channel, b"after")
+        assert told.wait(4)[3] == (b"after", None)
+
+
+def test_who_sends_is_never_told_at_once(place: Place) -> None:
+    told = Told()
+    with place.listen(echo) as listener, place.dial(listener) as channel:
+        told.send(channel, b"?")
+        told.wait(1)
+        channel.close()
+        told.send(channel, b"after")
+        told.wait(2)
+    assert threading.current_thread() not in told.threads()
+
+
+def test_a_connection_that_breaks_is_told_of_all_that_was_sent(place: Place) -> None:
+    told, parking = Told(), Parking()
+    with place.listen(parking) as listener, place.dial(listener, answer_s=3.0) as channel:
+        for content in (b"0", b"1", b"2"):
+            told.send(channel, content)
+        parking.wait_for(3)
+        listener.close()
+        assert dict(told.wait(3)) == {b"0": None, b"1": None, b"2": None}
+
+
+def test_a_refusal_is_told_of_what_was_sent(place: Place) -> None:
+    told, parking = Told(), Parking()
+    with place.listen(parking) as listener, place.dial(listener, answer_s=3.0) as channel:
+        told.send(channel, b"?")
+        parking.wait_for(1)[b"?"](None)
+        assert told.wait(1) == [(b"?", None)]
+
+
+def test_what_is_too_long_to_send_is_told(place: Place) -> None:
+    told = Told()
+    with place.listen(echo) as listener, place.dial(listener, answer_s=1.0) as channel:
+        content = bytes(MAX_BYTES + 1000)
+        told.send(channel, content)
+        assert told.wait(1) == [(content, None)]

@@ -1,0 +1,142 @@
+"""Unix-domain sockets to test with: ours on either side, and bare ones."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from dmiddleware.errors import TransportError
+from dmiddleware.router.transport.base import Reply, Serve
+from dmiddleware.router.transport.unix import UnixChannel, UnixListener, UnixTransport
+
+DEADLINE_S: Final = 20.0
+MB: Final = 1 << 20
+MAX_BYTES: Final = 16 * MB
+HEAD: Final = struct.Struct("<4sB3xQQ")
+
+Answer = memoryview | TransportError
+
+
+@contextlib.contextmanager
+def nothing_left() -> Iterator[None]:
+    """See to it that no threads and descriptors are left."""
+    before, n_before = threads(), n_descriptors()
+    yield
+    # Fewer may be left: what nng had before may be closed meanwhile.
+    assert comes_true(lambda: threads() == before and n_descriptors() <= n_before), (
+        threads(),
+        before,
+        n_descriptors(),
+        n_before,
+    )
+
+
+def threads() -> list[str]:
+    return sorted(one.name for one in threading.enumerate() if one.name.startswith("router-"))
+
+
+def n_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def comes_true(predicate: Callable[[], bool], within_s: float = DEADLINE_S) -> bool:
+    """Wait for something; tells whether it came."""
+    deadline = time.monotonic() + within_s
+    while not predicate():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def echo(raw: memoryview, connection: int, reply: Reply) -> None:
+    reply(bytes(raw))
+
+
+def listen(
+    folder: Path,
+    serve: Serve = echo,
+    on_gone: Callable[[int], None] = lambda _: None,
+    max_frame_bytes: int = MAX_BYTES,
+) -> contextlib.closing[UnixListener]:
+    return contextlib.closing(
+        UnixTransport().listen(
+            f"ipc://{folder}/s", serve, on_gone=on_gone, max_frame_bytes=max_frame_bytes
+        )
+    )
+
+
+def dial(folder: Path, answer_s: float = DEADLINE_S) -> contextlib.closing[UnixChannel]:
+    return contextlib.closing(
+        UnixTransport().dial(
+            f"ipc://{folder}/s", connect_s=5.0, answer_s=answer_s, max_frame_bytes=MAX_BYTES
+        )
+    )
+
+
+@contextlib.contextmanager
+def bare_dial(folder: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.settimeout(DEADLINE_S)
+        made.connect(f"{folder}/s")
+        yield made
+
+
+@contextlib.contextmanager
+def bare_listen(folder: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.settimeout(DEADLINE_S)
+        made.bind(f"{folder}/s")
+        made.listen()
+        yield made
+
+
+def exactly(made: socket.socket, n: int) -> bytes:
+    content = bytearray()
+    while len(content) < n:
+        received = made.recv(n - len(content))
+        assert received
+        content += received
+    return bytes(content)
+
+
+def is_hung_up_on(made: socket.socket) -> bool:
+    try:
+        return made.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+class Answers:
+    """Takes what became of requests, in order."""
+
+    def __init__(self) -> None:
+        self.got: list[bytes | TransportError] = []
+
+    def __call__(self, answer: Answer) -> None:
+        self.got.append(answer if isinstance(answer, TransportError) else bytes(answer))
+
+    def wait(self, n: int) -> list[bytes | TransportError]:
+        assert comes_true(lambda: len(self.got) >= n), len(self.got)
+        return self.got
+
+
+class Held:
+    """Serves nothing until it is released, and each request after it."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+        self.release = threading.Event()
+        self.served: list[bytes] = []
+
+    def __call__(self, raw: memoryview, connection: int, reply: Reply) -> None:
+        self.began.set()
+        assert self.release.wait(DEADLINE_S)
+        self.served.append(bytes(raw[:8]))
+        reply(bytes(raw))
