@@ -235,10 +235,16 @@ class SlabPool:
 
     def _find(self, size: int) -> _Slab | None:
         capacity = _rounded(size)
+        fitting: _Slab | None = None
+        for slab in self._slabs.values():
+            if size <= slab.capacity <= 2 * capacity and slab.is_free:
+                if slab.capacity == capacity:
+                    return slab
+                if fitting is None or slab.capacity < fitting.capacity:
+                    fitting = slab
+        if fitting is not None:
+            return fitting
         free = [slab for slab in self._slabs.values() if slab.is_free]
-        fitting = [slab for slab in free if size <= slab.capacity <= 2 * capacity]
-        if fitting:
-            return min(fitting, key=lambda slab: slab.capacity)
         unread_since = self._now() - _UNREAD_S
         for slab in list(self._slabs.values()):
             if slab.state == _FILLED and slab.filled_at < unread_since:
