@@ -53,8 +53,6 @@ class Barrier(Exchange):
 
     def _subscribe(self, task: Task[Any]) -> None:
         task.on(REACHED, self._handler(self._on_reached))
-        # Who has left is waited for no longer: that must wake the others.
-        task.on("node.left", self._handler(lambda node_id, reason: None))
 
     def _on_reached(self, name: str, node_id: int, number: int) -> None:
         if name == self._name:

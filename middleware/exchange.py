@@ -40,7 +40,8 @@ class ContextExchanger(Exchange):
 
     When the task is stopped, the learner still takes the evaluations that were sent before, and
     shows them to the observers (``CkptSaver``, loggers); collected batches that were under way are
-    dropped, and counted in no counter of the context.
+    dropped, and counted in no counter of the context. When the learner's task is closed without
+    having been stopped, whoever waits for it stops, too.
 
     Args:
         samples_per_insert: how many rows the learner draws from its buffer for each row that is
@@ -115,7 +116,8 @@ class ContextExchanger(Exchange):
             return len(self._evaluated)
 
     def close(self) -> None:
-        """Tell how much was under way at the end."""
+        """Tell the others that a learner ends, and how much was under way."""
+        self._tell_end()
         if self._collected:
             _log.info(
                 "%d collected batches were under way when the task ended", len(self._collected)
@@ -145,6 +147,7 @@ class ContextExchanger(Exchange):
         else:
             task.on(LEARNED, self._handler(self._on_learned))
             task.on(CONSUMED, self._handler(self._on_consumed))
+            self._hear_of_end(task)
 
     # The learner ------------------------------------------------------------------------------
 

@@ -87,6 +87,10 @@ class ModelExchanger(Exchange):
         if ctx.train_iter - self._published >= self._every:
             self._publish(ctx, task)
 
+    def close(self) -> None:
+        """Tell the others that a learner ends."""
+        self._tell_end()
+
     def _observe(self, ctx: Any) -> None:
         observe = getattr(self._policy, "observe", None)
         trajectories = getattr(ctx, "trajectories", None)
@@ -100,6 +104,7 @@ class ModelExchanger(Exchange):
             return
         task.on(MODEL, self._handler(self._on_model))
         task.on(LEARNED, self._handler(self._on_learned))
+        self._hear_of_end(task)
 
     def _on_learned(self, counters: dict[str, Any]) -> None:
         self._learned = max(self._learned, (counters["epoch"], counters["train_iter"]))

@@ -81,12 +81,19 @@ KEY_VARIABLE = "DITASK_KEY"
     help="Where processes of one host lay large arrays for each other; empty: they are sent.",
 )
 @click.option("--address", default="127.0.0.1", show_default=True, help="This host, for tcp.")
-@click.option("--ports", default="", metavar="P,…", help="Ports to listen on; free ones if none.")
+@click.option(
+    "--ports",
+    default="",
+    metavar="P,…",
+    help="Ports to listen on, the last one counted on from; without, free ones from 25515 to "
+    "29514.",
+)
 @click.option(
     "--attach-to",
     default="",
     metavar="ADDRESS,…",
-    help="Nodes of a run that goes on already; needs its key and its --run-id.",
+    help="Nodes of a run that goes on already; needs its key and its --run-id. Those who join it "
+    "have a run folder of their own, for their logs, and may leave without ending the run.",
 )
 @click.option(
     "--node-ids",
@@ -132,17 +139,20 @@ KEY_VARIABLE = "DITASK_KEY"
     "--platform-spec",
     default="",
     metavar="JSON",
-    help='More about the platform, as {"roles": [...one --roles a host...], "port": 50515}.',
+    help='More about the platform, as {"roles": [...one --roles a host...], "port": 25515}.',
 )
 def ditask(**options: Any) -> None:
     """Start the processes of a run, watch over them, and end them.
 
     \b
     On one host:
-      ditask --package . --main examples.cartpole_dqn.main --parallel-workers 4 --topology mesh
+      ditask --main examples.cartpole_dqn.main --parallel-workers 4
+    Over tcp, so that others can join (a key: openssl rand -hex 32 > run.key):
+      ditask --main examples.cartpole_dqn.main --parallel-workers 4
+             --protocol tcp --ports 25515 --key-file run.key
     Two more collectors, from another terminal, while it runs:
-      ditask --package . --main examples.cartpole_dqn.main --roles collector=2 --topology alone
-             --attach-to tcp://127.0.0.1:50515 --key-file run.key
+      ditask --main examples.cartpole_dqn.main --roles collector=2 --topology alone
+             --attach-to tcp://127.0.0.1:25515 --key-file run.key
     """  # noqa: D301 (click reads the backspace as: do not wrap this paragraph)
     from dmiddleware.errors import DMiddlewareError
     from dmiddleware.launch.launch import launch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import json
 import secrets
@@ -16,7 +17,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from dmiddleware.errors import LaunchError
-from dmiddleware.launch.platforms import Placement, place
+from dmiddleware.launch.platforms import DEFAULT_PORT, Placement, place
 from dmiddleware.launch.request import (
     LaunchRequest,
     ProcessPlan,
@@ -38,6 +39,7 @@ _SHORTEST_KEY: Final = 32
 _NODES_PER_HOST: Final = 1000
 _FIRST_JOINED_BLOCK: Final = 1_000
 _JOINED_BLOCKS: Final = 1_000_000
+_N_PORTS: Final = 4000
 _RUN_DIR_PREFIX: Final = "ditask-"
 
 
@@ -287,17 +289,39 @@ def _spec(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _free_ports(request: LaunchRequest) -> list[int]:
-    """Find ports that are free on this host, for as many processes as can be asked for."""
+    """Find ports that are free on this host, for as many processes as can be asked for.
+
+    Not those that the system would give: it gives the same to who dials, and a process that is
+    started again would find its own taken. They begin anywhere, so that runs that are started at
+    the same time do not find the same.
+    """
     if request.protocol in ("ipc", "redis") or request.ports or request.topology == "alone":
         return []
     count = sum(n for _, n in request.roles) or request.parallel_workers or 1
-    with contextlib.ExitStack() as stack:
-        ports = []
-        for _ in range(1 if request.topology == "star" else count):
-            probe = stack.enter_context(socket.socket())
-            probe.bind((request.address, 0))
-            ports.append(int(probe.getsockname()[1]))
-        return ports
+    wanted = 1 if request.topology == "star" else count
+    ports: list[int] = []
+    first = secrets.randbelow(_N_PORTS)
+    for offset in range(_N_PORTS):
+        if len(ports) == wanted:
+            break
+        port = DEFAULT_PORT + (first + offset) % _N_PORTS
+        if _is_free(request.address, port):
+            ports.append(port)
+    return ports
+
+
+def _is_free(address: str, port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                return False
+            raise LaunchError(
+                f"nothing can listen on --address {address} ({error.strerror}); give one of this "
+                "host's own, which the others can reach"
+            ) from error
+    return True
 
 
 def _write_key(run_dir: Path, key: bytes) -> Path:

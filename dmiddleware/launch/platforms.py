@@ -8,15 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 from dmiddleware.errors import LaunchError
 
-__all__ = ["PlatformName", "Placement", "place", "expand_slurm_hosts"]
+__all__ = ["DEFAULT_PORT", "PlatformName", "Placement", "place", "expand_slurm_hosts"]
 
 PlatformName = Literal["local", "slurm", "k8s"]
 
-DEFAULT_PORT = 50515
+DEFAULT_PORT: Final = 25515
+"""Where a run is met that names no port: no registered service's, and below those that systems give
+to who dials (Linux from 32768 on, others from 49152 on), so that none of them can take it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def place(
         platform: ``slurm``: one task a host, started by ``srun``; ``k8s``: an indexed Job or a
             StatefulSet with a headless service.
         env: the environment.
-        port: the port of the first host; None: 50515.
+        port: the port of the first host; None: :data:`DEFAULT_PORT`.
         scheme: how the hosts talk: ``tcp`` or ``tls+tcp``.
 
     Raises:

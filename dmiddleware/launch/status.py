@@ -62,6 +62,7 @@ class Status(msgspec.Struct, kw_only=True):
         blocked_s: seconds that it waited for peers: for their data, or for room at theirs.
         peers: how many peers are here.
         reason: why its task stopped.
+        run_is_over: whether it was told that the whole run stops.
         error: the last line of its traceback.
     """
 
@@ -73,4 +74,5 @@ class Status(msgspec.Struct, kw_only=True):
     blocked_s: float = 0.0
     peers: int = 0
     reason: str = ""
+    run_is_over: bool = False
     error: str = ""

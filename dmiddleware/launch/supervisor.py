@@ -25,6 +25,9 @@ __all__ = ["Child", "Screen", "Supervisor", "SupervisorOptions"]
 _logger = logging.getLogger("ditask")
 
 KILL_AFTER_S: Final = 20.0
+SETTLE_S: Final = 5.0
+"""So long after the run's end each process must have heard of it; the others were cut off."""
+DRAIN_S: Final = 1.0
 FIRST_BACKOFF_S: Final = 0.5
 LONGEST_BACKOFF_S: Final = 30.0
 EXIT_INTERRUPTED: Final = 130
@@ -74,6 +77,8 @@ class Child:
         status: what it last said of itself.
         restarts: how often it was started again.
         exit_code: as it ended; None while it runs.
+        restart_at: when it is to be started again; None: it is not.
+        asked_at: when it was told, by the launcher, that the run is over; None: it was not.
         last_lines: what it wrote last.
     """
 
@@ -83,6 +88,7 @@ class Child:
     restarts: int = 0
     exit_code: int | None = None
     restart_at: float | None = None
+    asked_at: float | None = None
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=50))
 
     @property
@@ -94,6 +100,19 @@ class Child:
     def alive(self) -> bool:
         """Whether the process runs."""
         return self.process is not None and self.exit_code is None
+
+    @property
+    def learns(self) -> bool:
+        """Whether it plays the role without which no run goes well."""
+        return not self.plan.roles or "learner" in self.plan.roles
+
+    @property
+    def saw_the_end(self) -> bool:
+        """Whether it has ended together with the whole run."""
+        if self.exit_code is None or not self.status.run_is_over:
+            return False
+        # One that was told and failed may have been at work again, in a task after that one.
+        return self.exit_code == 0 or bool(self.status.reason)
 
 
 class Supervisor:
@@ -126,6 +145,7 @@ class Supervisor:
         self._killed = False
         self._signal = 0
         self._asked_again = False
+        self._ended_since: float | None = None
         self._failed: list[Child] = []
         self._too_late: list[Child] = []
 
@@ -199,18 +219,21 @@ class Supervisor:
             self._reap(child)
             if child.restart_at is not None and self._now() >= child.restart_at:
                 self._start(child)
+        self._end_with_the_run()
         self._enforce_deadline()
         self._screen.update(self.children)
 
-    def _read(self, stream: IO[bytes], reader: _Reader) -> None:
+    def _read(self, stream: IO[bytes], reader: _Reader) -> bool:
+        """Read what is there; returns whether there may be more."""
         data: bytes | None = stream.read(1 << 16)
         if data is None:  # nothing there yet
-            return
+            return False
         for line in reader.lines(data):
             reader.handler(reader.child, line)
         if not data:
             self._selector.unregister(stream)
             stream.close()
+        return bool(data)
 
     def _on_output(self, child: Child, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip()
@@ -224,12 +247,11 @@ class Supervisor:
     def _drain(self, child: Child) -> None:
         """Read what a process that has ended wrote last."""
         mine = [key for key in self._selector.get_map().values() if key.data.child is child]
+        # What it has started may live on, and write without an end.
+        until = self._now() + DRAIN_S
         for key in mine:
-            while key.fileobj in self._selector.get_map():
-                before = self._now()
-                self._read(key.fileobj, key.data)  # type: ignore[arg-type]
-                if not self._selector.select(0) or self._now() - before > 1.0:
-                    break
+            while self._read(key.fileobj, key.data) and self._now() < until:  # type: ignore[arg-type]
+                pass
 
     def _reap(self, child: Child) -> None:
         process = child.process
@@ -242,20 +264,18 @@ class Supervisor:
                 process.stdin.close()
         if child.exit_code != 0 and child not in self._too_late:
             self._on_failure(child)
-        elif self._is_over():
-            self._give_up_late_starts()
 
     def _on_failure(self, child: Child) -> None:
         self._screen.note(f"{child.name} {_ended(child.exit_code)}{_last_error(child)}")
         if self._stopping_since is not None:
             self._failed.append(child)
             return
-        policy = self._options.on_failure
-        if policy == "restart" and self._is_over():
-            self._give_up(child)
-            return
         # A program that ended by saying that the run has failed would only say so again.
         has_crashed = child.status.phase != "finished"
+        policy = self._options.on_failure
+        if policy == "restart" and has_crashed and child.plan.n_peers and self._is_over():
+            self._give_up(child)
+            return
         if policy == "restart" and has_crashed and child.restarts < self._options.max_restarts:
             pause_s = min(FIRST_BACKOFF_S * 2**child.restarts, LONGEST_BACKOFF_S)
             child.restarts += 1
@@ -271,23 +291,56 @@ class Supervisor:
         else:
             self.stop(f"{child.name} failed")
 
-    def _is_over(self) -> bool:
-        """Tell whether the learner has done its work."""
-        learners = [child for child in self.children if "learner" in child.plan.roles]
-        return bool(learners) and all(child.exit_code == 0 for child in learners)
+    # The run's own end ------------------------------------------------------------------------
 
-    def _give_up_late_starts(self) -> None:
-        """Spare processes that are, or were just, started again a run that is over."""
+    def _is_over(self) -> bool:
+        """Tell whether who is started now would wait for nothing.
+
+        It would once the learner has done its work, or a process here has ended with the run.
+        """
+        learners = [child for child in self.children if "learner" in child.plan.roles]
+        is_learned = bool(learners) and all(child.exit_code == 0 for child in learners)
+        return is_learned or any(child.saw_the_end for child in self.children)
+
+    def _end_with_the_run(self) -> None:
+        """When the run is over, spare those who cannot know of it."""
+        if self._stopping_since is not None or not self._is_over():
+            return
         for child in self.children:
             begins = child.alive and child.restarts > 0 and child.status.step == 0
-            if child.restart_at is not None or begins:
+            if (child.restart_at is not None or begins) and child.asked_at is None:
                 self._give_up(child)
+        if any(child.saw_the_end for child in self.children):
+            self._end_the_cut_off()
 
     def _give_up(self, child: Child) -> None:
-        self._screen.note(f"{child.name} is not needed any more: the run is over")
-        child.restart_at = None
-        self._too_late.append(child)
+        """Start a process no more, and end it if it was just started."""
+        child.restart_at, child.asked_at = None, self._now()
+        if child.learns:
+            self._screen.note(f"{child.name} is not started again: the run is over without it")
+            self._failed.append(child)
+        else:
+            self._screen.note(f"{child.name} is not needed any more: the run is over")
+            self._too_late.append(child)
         self._send(child, signal.SIGTERM)
+
+    def _end_the_cut_off(self) -> None:
+        """Tell those that the run is over whom their peers' word has not reached."""
+        if self._ended_since is None:
+            self._ended_since = self._now()
+        if self._now() - self._ended_since < SETTLE_S:
+            return
+        for child in self.children:
+            if not child.alive or child.status.run_is_over:
+                continue
+            if child.asked_at is None:
+                child.asked_at = self._now()
+                self._screen.note(f"{child.name} has not heard that the run is over; it ends now")
+                if not child.learns:
+                    self._too_late.append(child)
+                self._send(child, signal.SIGTERM)
+            elif not child.learns and self._now() - child.asked_at > self._options.kill_after_s:
+                self._send(child, signal.SIGKILL)
 
     # Ending -----------------------------------------------------------------------------------
 
@@ -361,7 +414,7 @@ class Supervisor:
         children = [child for child in self.children if child not in self._too_late]
         if self._failed and self._options.on_failure == "continue":
             # Whoever was not missed may fail; the run went well if its learner did.
-            learners = [c for c in children if not c.plan.roles or "learner" in c.plan.roles]
+            learners = [child for child in children if child.learns]
             return int(any(child.exit_code != 0 for child in learners or children))
         return int(bool(self._failed) or any(child.exit_code != 0 for child in children))
 

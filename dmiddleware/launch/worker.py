@@ -142,6 +142,7 @@ class _Worker:
             + sum(one.blocked_s for one in self._router.traffic().values()),
             peers=len(self._router.peers()),
             reason=self._node.stop_reason or "",
+            run_is_over=self._node.ends_run,
             error=self._error,
         )
         with contextlib.suppress(OSError):

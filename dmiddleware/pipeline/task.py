@@ -129,6 +129,8 @@ class Task(Emitter, Generic[C]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if error is not None:
+            self._stopped_ok = False
         errors = self._close_all()
         if error is None and errors:
             raise merge_errors(errors[0], errors[1:], what="closing the task")
@@ -177,6 +179,11 @@ class Task(Emitter, Generic[C]):
     def stopped_ok(self) -> bool:
         """Whether nothing has failed: False after ``stop(reason, ok=False)`` here or at a peer."""
         return self._stopped_ok
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether the task was told to stop, and those of the peers with it."""
+        return self._stop_reason is not None and not self._stopped_only_here
 
     def add_role(self, role: str) -> None:
         """Let this process play a further role, from the next :meth:`run` on.

@@ -30,6 +30,9 @@ class _StoppableTask(Protocol):
     @property
     def stopped_ok(self) -> bool: ...
 
+    @property
+    def ends_run(self) -> bool: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -135,6 +138,11 @@ class ThisNode:
     def stopped_ok(self) -> bool:
         """Whether no task was stopped because something failed."""
         return all(task.stopped_ok for task in self._tasks)
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether a task was told to stop, and those of the peers with it."""
+        return any(task.ends_run for task in list(self._tasks))
 
     def progress(self) -> Progress:
         """Return how far the tasks are; each counter is that of the task that is farthest."""

@@ -150,9 +150,9 @@ class Dispatcher:
                 batch += self._news
                 self._news.clear()
             # Taken even with no one attached: peers say in their mail what they want.
-            n_told = self._node.n_told
+            n_told = self._node.audience.n_told
             batch += [event for _, event in self._node.take(_TAKE)]
-            told = self._node.n_told != n_told
+            told = self._node.audience.n_told != n_told
             if not batch and not told:
                 self._busy, self._must_wait = False, waits
         if told:

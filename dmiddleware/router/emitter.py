@@ -29,7 +29,7 @@ class Emitter:
         with core.lock:
             if core.fatal is not None:
                 raise core.fatal
-            targets = core.node.targets(event.name)
+            targets = core.node.audience.targets(event.name)
         if not targets and event.delivery != "latest":
             return
         encoded = encode_event(
@@ -37,7 +37,7 @@ class Emitter:
         )
         waiting: list[str] = []
         with core.lock:
-            core.node.check_size(encoded, targets)
+            core.node.audience.check_size(encoded, targets)
             if event.delivery == "reliable":
                 waiting = self._offer(encoded, targets)
             else:
@@ -82,7 +82,7 @@ class Emitter:
     def _put(self, event: Event, encoded: EncodedEvent, targets: Sequence[str]) -> None:
         node = self._core.node
         if event.delivery == "latest":
-            node.put_latest(encoded)
+            node.audience.put_latest(encoded)
         for node_id in targets:
             self._count_sent(encoded)
             if event.delivery == "lossy" and (link := node.links.get(node_id)) is not None:

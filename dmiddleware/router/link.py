@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import fnmatch
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
-from dmiddleware.router.envelope import Answer
+from dmiddleware.router.envelope import FRAME_OVERHEAD, MAX_BATCH_BYTES, Answer
 from dmiddleware.router.handshake import Session, hkdf
 from dmiddleware.router.incoming import Incoming
+from dmiddleware.router.options import NodeOptions
 from dmiddleware.router.outgoing import Outgoing
 from dmiddleware.router.wire import FrameMac
 
 __all__ = ["Counters", "Link", "Seen"]
+
+HOLD_BYTES: Final = 1 << 14
+"""While a frame is under way, fewer bytes of events wait for its answer."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -77,6 +82,40 @@ class Link:
     requests: int = 0
     seen: Seen = field(default_factory=Seen)
     counters: Counters = field(default_factory=Counters)
+
+    @classmethod
+    def begin(
+        cls, session: Session, old: Link | None, options: NodeOptions, *, dialed: bool
+    ) -> Link:
+        """Begin with a process that was not there before.
+
+        Args:
+            session: the first one with it.
+            old: its predecessor under the same node id; what waited for that is for this.
+            options: bounds and times of this node.
+            dialed: whether this node dialed.
+        """
+        incoming = Incoming(
+            max_bytes=options.inbox_bytes, window=options.window, max_lossy=options.max_lossy
+        )
+        if old is not None:
+            old.outgoing.on_new_peer()
+            link = cls(session.peer.node_id, session, dialed, old.outgoing, incoming)
+            # Until it says what it wants, so that nothing emitted meanwhile misses it.
+            link.wants = old.wants
+            return link
+        batch_bytes = min(
+            options.batch_bytes, session.limits.max_frame_bytes - FRAME_OVERHEAD, MAX_BATCH_BYTES
+        )
+        outgoing = Outgoing(
+            max_bytes=options.outbox_bytes,
+            window=min(options.window, session.limits.window),
+            batch_bytes=batch_bytes,
+            hold_bytes=min(batch_bytes, HOLD_BYTES),
+            retry_s=options.retry_s,
+            max_lossy=options.max_lossy,
+        )
+        return cls(session.peer.node_id, session, dialed, outgoing, incoming)
 
     def is_wanted(self, event: str) -> bool:
         """Whether the peer subscribed to an event."""

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from dmiddleware.errors import AuthError, FrameError, FrameTooLarge, HandshakeRefused
+from dmiddleware.errors import AuthError, FrameError, HandshakeRefused
+from dmiddleware.router.audience import WANTS_EVENT, Audience
 from dmiddleware.router.delivery import Verdict
 from dmiddleware.router.envelope import (
-    FRAME_OVERHEAD,
-    MAX_BATCH_BYTES,
     Answer,
     EncodedEvent,
     pack_events,
@@ -37,15 +36,13 @@ from dmiddleware.router.handshake import (
     Refusal,
     Session,
 )
-from dmiddleware.router.incoming import Incoming
 from dmiddleware.router.link import Link, Seen
 from dmiddleware.router.membership import Change, Membership
 from dmiddleware.router.options import NodeOptions
-from dmiddleware.router.outgoing import Outgoing, Sending
+from dmiddleware.router.outgoing import Sending
 from dmiddleware.router.parts import Raw
 from dmiddleware.router.wire import (
     HEADER_SIZE,
-    MAX_BUFFERS,
     Frame,
     FrameMac,
     FrameType,
@@ -59,14 +56,11 @@ from dmiddleware.router.wire import (
 __all__ = ["Node", "Parked"]
 
 BUSY_DELAY_S: Final = 0.02
-HOLD_BYTES: Final = 1 << 14
 TAKE_BYTES: Final = 1 << 20
-WANTS_EVENT: Final = "$wants"
 _LARGE: Final = 64 * 1024
 
 _encode = msgspec.msgpack.Encoder().encode
 _answers = msgspec.msgpack.Decoder(Answer)
-_wants = msgspec.msgpack.Decoder(tuple[bool, tuple[str, ...]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +99,7 @@ class Node:
         self.identity = identity
         self.options = options
         self.links: dict[str, Link] = {}
+        self.audience = Audience(identity.node_id, self.links, options)
         self.changes: list[Change] = []
         self.refused = 0
         self.closing = False
@@ -123,69 +118,10 @@ class Node:
         )
         self._by_session: dict[int, Link] = {}
         self._left_behind: deque[tuple[str, EncodedEvent]] = deque()
-        self._wants: tuple[str, ...] = ()
-        self._ready = False
-        self._newest: dict[str, EncodedEvent] = {}
-        # Both are worked out anew when links, or what they want, have changed.
-        self._targets: dict[str, tuple[str, ...]] = {}
-        self._least_bound = 0
-        self.ready: set[str] = set()
-        self.n_told = 0
         # How often a session has begun or ended.
         self.n_sessions = 0
 
     # Events -----------------------------------------------------------------------------------
-
-    def want(self, patterns: Iterable[str]) -> None:
-        """State which events (globs allowed) this node takes; peers are told."""
-        wants = tuple(sorted(set(patterns)))
-        if wants != self._wants:
-            self._wants = wants
-            for link in self.links.values():
-                self._tell_wants(link)
-
-    def get_ready(self) -> None:
-        """Tell the peers that all that this node wants at the start has been said."""
-        if not self._ready:
-            self._ready = True
-            for link in self.links.values():
-                self._tell_wants(link)
-
-    def targets(self, event: str) -> tuple[str, ...]:
-        """Return the peers that take an event, those included that may come back."""
-        found = self._targets.get(event)
-        if found is None:
-            found = self._targets[event] = tuple(
-                link.node_id
-                for link in self.links.values()
-                if not link.forgotten and link.is_wanted(event)
-            )
-        return found
-
-    def check_size(self, event: EncodedEvent, targets: Iterable[str]) -> None:
-        """Make sure that this node and the targets take an event as large as this.
-
-        Raises:
-            FrameTooLarge: if one does not; it names it.
-        """
-        if event.size <= self._least_bound and len(event.buffers) < MAX_BUFFERS:
-            return
-        bound, who = self.options.max_frame_bytes, ""
-        for node_id in targets:
-            link = self.links.get(node_id)
-            if link is not None and link.session.limits.max_frame_bytes < bound:
-                bound, who = link.session.limits.max_frame_bytes, node_id
-        if event.size > bound - FRAME_OVERHEAD:
-            name = f"node {who}" if who else f"this node ({self.identity.node_id})"
-            raise FrameTooLarge(
-                f"the event {event.event!r} has {event.size} bytes, and {name} takes at most "
-                f"{bound - FRAME_OVERHEAD}; send it in parts, or raise max_frame_bytes on all nodes"
-            )
-        if len(event.buffers) >= MAX_BUFFERS:
-            raise FrameTooLarge(
-                f"the event {event.event!r} has {len(event.buffers)} arrays, at most "
-                f"{MAX_BUFFERS - 1} can be sent; join them into fewer, or send it in parts"
-            )
 
     def offer(self, node_id: str, event: EncodedEvent) -> bool:
         """Accept a reliable event for a peer, unless what waits for it is full.
@@ -207,33 +143,10 @@ class Node:
             if link.incoming.waiting:
                 for event in link.incoming.take(n, max_bytes=TAKE_BYTES):
                     if event.event == WANTS_EVENT:
-                        self._hear_wants(link, event)
+                        self.audience.hear(link, event)
                     else:
                         taken.append((link.node_id, event))
         return taken
-
-    def put_latest(self, event: EncodedEvent) -> None:
-        """Send an event that makes earlier ones of its name worthless; newcomers get it too."""
-        self._newest[event.event] = event
-        for node_id in self.targets(event.event):
-            self.links[node_id].outgoing.put_latest(event)
-
-    def _hear_wants(self, link: Link, event: EncodedEvent) -> None:
-        ready, wants = read_metadata(_wants, event.skeleton, "list of events")
-        had = {name for name in self._newest if link.told_wants and link.is_wanted(name)}
-        link.wants, link.told_wants = wants, True
-        self.n_told += 1
-        link.matches.clear()
-        self._on_links_changed()
-        if ready:
-            # For good: a peer may have done its work and gone before this node looks.
-            self.ready.add(link.node_id)
-        for name, newest in self._newest.items():
-            if name not in had and link.is_wanted(name):
-                if newest.size + FRAME_OVERHEAD <= link.session.limits.max_frame_bytes:
-                    link.outgoing.put_latest(newest)
-                else:
-                    link.outgoing.counters.dropped += 1
 
     @property
     def has_mail(self) -> bool:
@@ -266,7 +179,7 @@ class Node:
         ]
         for link in forgotten:
             link.forgotten = True
-            self._on_links_changed()
+            self.audience.on_links_changed()
         return [(link.node_id, link.outgoing.give_up()) for link in forgotten]
 
     def on_lost(self, node_id: str, reason: str, now: float) -> None:
@@ -458,7 +371,7 @@ class Node:
         if self.links.get(link.node_id) is link:
             self._empty(link)
             del self.links[link.node_id]
-            self._on_links_changed()
+            self.audience.on_links_changed()
         if not link.dialed:
             self._by_session.pop(link.session.number, None)
 
@@ -476,66 +389,33 @@ class Node:
             self._by_session.pop(link.session.number, None)
             link.outgoing.on_reconnect(now)
         else:
-            link = self._new_link(session, dialed, known)
+            if known is not None:
+                self._empty(known)
+                self._by_session.pop(known.session.number, None)
+            link = Link.begin(session, known, self.options, dialed=dialed)
+        was_forgotten = link.forgotten
         link.session, link.dialed, link.forgotten = session, dialed, False
         link.seen, link.requests = Seen(), 0
         link.use_keys(session, dialed=dialed, cover_body=cover_body)
         self.links[node_id] = link
-        self._on_links_changed()
+        self.audience.on_links_changed()
         if not dialed:
             self._by_session[session.number] = link
         self._note(self._members.on_session(session.peer, session.number, now), now)
         link.gone_since = None
         if link is not known:
-            self._tell_wants(link)
-        return link
-
-    def _new_link(self, session: Session, dialed: bool, old: Link | None) -> Link:
-        options = self.options
-        if old is not None:
-            self._empty(old)
-            self._by_session.pop(old.session.number, None)
-            outgoing = old.outgoing
-            outgoing.on_new_peer()
-        else:
-            batch_bytes = min(
-                options.batch_bytes,
-                session.limits.max_frame_bytes - FRAME_OVERHEAD,
-                MAX_BATCH_BYTES,
-            )
-            outgoing = Outgoing(
-                max_bytes=options.outbox_bytes,
-                window=min(options.window, session.limits.window),
-                batch_bytes=batch_bytes,
-                hold_bytes=min(batch_bytes, HOLD_BYTES),
-                retry_s=options.retry_s,
-                max_lossy=options.max_lossy,
-            )
-        incoming = Incoming(
-            max_bytes=options.inbox_bytes, window=options.window, max_lossy=options.max_lossy
-        )
-        link = Link(session.peer.node_id, session, dialed, outgoing, incoming)
-        if old is not None:
-            # Until it says what it wants, so that nothing emitted meanwhile misses it.
-            link.wants = old.wants
+            self.audience.tell(link)
+        elif was_forgotten:
+            self.audience.remember(link)
         return link
 
     def _empty(self, link: Link) -> None:
         """Keep what a peer that is no more has sent, and was acknowledged, until it is taken."""
         for event in link.incoming.take(sys.maxsize):
             if event.event == WANTS_EVENT:
-                self._hear_wants(link, event)
+                self.audience.hear(link, event)
             else:
                 self._left_behind.append((link.node_id, event))
-
-    def _tell_wants(self, link: Link) -> None:
-        skeleton = _encode((self._ready, self._wants))
-        link.outgoing.push(EncodedEvent(WANTS_EVENT, skeleton, (), len(skeleton)))
-
-    def _on_links_changed(self) -> None:
-        self._targets.clear()
-        bounds = [link.session.limits.max_frame_bytes for link in self.links.values()]
-        self._least_bound = min([self.options.max_frame_bytes, *bounds]) - FRAME_OVERHEAD
 
     def _note(self, changes: list[Change], now: float) -> None:
         for change in changes:

@@ -249,7 +249,7 @@ class Router:
         """Begin, or end, to receive an event from the peers."""
         with self._core.lock:
             self._subscribed[name] = active
-            self._node.want(name for name, wanted in self._subscribed.items() if wanted)
+            self._node.audience.want(name for name, wanted in self._subscribed.items() if wanted)
         self._core.flush()
 
     def emit(self, event: Event, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -297,10 +297,10 @@ class Router:
             RouterError: if a peer refused this node.
         """
         with self._core.lock:
-            self._node.get_ready()
+            self._node.audience.get_ready()
         self._core.flush()
         self._wait_for(
-            self._expected_peers, lambda: self._node.ready, self._start_timeout_s, stopped
+            self._expected_peers, lambda: self._node.audience.ready, self._start_timeout_s, stopped
         )
 
     def _wait_for(

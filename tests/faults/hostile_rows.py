@@ -305,7 +305,7 @@ def _emit_too_much(
 
 def _is_wanted(router: Router) -> bool:
     with router.lock:
-        return bool(router.node.targets("e"))
+        return bool(router.node.audience.targets("e"))
 
 
 # Refusals

@@ -339,6 +339,39 @@ def test_a_stop_ends_a_wait(collector: Task[Any]) -> None:
     assert seen.steps == []
 
 
+def test_when_the_learner_ends_nobody_waits_for_it(tmp_path: Path) -> None:
+    def run_learner(task: Task[Any]) -> Any:
+        task.use(ContextExchanger()).use(collect).use(learn).use(evaluate).run(max_step=3)
+
+    def run_follower(task: Task[Any]) -> Any:
+        task.use(ContextExchanger()).use(collect).use(learn).use(evaluate).run()
+        return task.stop_reason, task.stopped_ok, task.ends_run
+
+    _, *followers = run_nodes(
+        tmp_path,
+        (Role.LEARNER, run_learner),
+        (Role.COLLECTOR, run_follower),
+        (Role.EVALUATOR, run_follower),
+    )
+    assert followers == [("the learner has ended", True, False)] * 2
+
+
+def test_a_learner_that_failed_is_waited_for_and_named(tmp_path: Path) -> None:
+    def run_learner(task: Task[Any]) -> Any:
+        task.use(ContextExchanger()).use(collect).use(learn).run(max_step=3)
+        with pytest.raises(RuntimeError), task:
+            raise RuntimeError("after the run")
+
+    def run_collector(task: Task[Any]) -> Any:
+        with pytest.raises(WaitTimeout) as caught:
+            task.use(ContextExchanger(timeout_s=3.0)).use(collect).run()
+        return str(caught.value)
+
+    _, message = run_nodes(tmp_path, (Role.LEARNER, run_learner), (Role.COLLECTOR, run_collector))
+    assert message.startswith("room at the learner (which has taken 3 of the 5 batches")
+    assert message.endswith("did not come within 3 s; gone: node 0 (said goodbye)")
+
+
 def test_all_that_collectors_made_is_taken_in_and_counted_once(tmp_path: Path) -> None:
     made: list[int] = []
     taken: list[int] = []

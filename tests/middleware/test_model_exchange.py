@@ -134,6 +134,24 @@ def test_a_follower_waits_for_its_first_weights(collector: Task[Any]) -> None:
         collector.run(max_step=1)
 
 
+def test_a_follower_waits_for_no_weights_of_a_learner_that_has_ended(tmp_path: Path) -> None:
+    def run_learner(task: Task[Any]) -> None:
+        policy = make_policy()
+        task.use(ModelExchanger(policy, every_train_iter=2)).use(learning(policy)).run(max_step=1)
+
+    def run_collector(task: Task[Any]) -> Any:
+        exchange = ModelExchanger(make_policy(), max_policy_lag=2)
+        task.use(exchange).use(collect)
+        task.run(max_step=0)
+        # The learner has gone on, and will never publish what that takes.
+        arrive(task, LEARNED, learned(9, epoch=1e12))
+        task.run()
+        return task.stop_reason
+
+    _, reason = run_nodes(tmp_path, (Role.LEARNER, run_learner), (Role.COLLECTOR, run_collector))
+    assert reason == "the learner has ended"
+
+
 def test_a_follower_that_is_too_far_behind_waits_for_newer_weights(collector: Task[Any]) -> None:
     policy = make_policy()
     set_up(collector, ModelExchanger(policy, max_policy_lag=4, timeout_s=SHORT_S), collect)

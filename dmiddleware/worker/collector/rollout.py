@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ __all__ = ["RolloutCollector"]
 
 _NO_KWARGS: Mapping[str, Any] = {}
 
+_SPARE_ROWS: Final = 64
+
 
 class RolloutCollector:
     """Collects transitions of all envs of a manager, as batches of columns.
@@ -30,9 +32,11 @@ class RolloutCollector:
     one ``episode_id`` and stand below each other in the env's lane, from one batch to the next too.
 
     Nothing is thrown away between calls: an episode that a call cuts goes on in the next one, and
-    rows that do not fit into a rectangle (when envs do not step in lockstep) wait for it. Only when
-    an env fails, the rows of its unfinished trajectory that were not handed out yet are dropped,
-    and counted.
+    rows that do not fit into a rectangle wait for it. Where envs step in lockstep, and some spend
+    steps on their resets, the others would make ever more rows than fit: once an env has many, a
+    batch holds some of them in the lane of one that lacks rows, and what follows of their episode
+    gets another ``episode_id``. Only when an env fails, the rows of its unfinished trajectory that
+    were not handed out yet are dropped, and counted.
 
     Args:
         collect_mode: the policy's collect mode; a policy written per env works too, row by row.
@@ -51,6 +55,8 @@ class RolloutCollector:
         self._stamps = np.zeros(env_manager.env_num, np.int64)
         # Envs whose current episode collect_episodes does not want (see there).
         self._skipped: set[int] = set()
+        # Ids of episodes whose first rows it dropped, and whose others were wanted again.
+        self._headless: set[int] = set()
         self._n_extra = 0
 
     # State ----------------------------------------------------------------------------------------
@@ -118,6 +124,7 @@ class RolloutCollector:
         self._store = RowStore(self.env_num)
         self._stamps = np.zeros(self.env_num, np.int64)
         self._skipped.clear()
+        self._headless.clear()
 
     # Collecting -----------------------------------------------------------------------------------
 
@@ -129,7 +136,7 @@ class RolloutCollector:
         policy_kwargs: Mapping[str, Any] | None = None,
         random: bool = False,
     ) -> Batch:
-        """Collect transitions: the same number from every env.
+        """Collect transitions: the same number from every env (but see above).
 
         Args:
             n_sample: how many at least; rounded up to a multiple of the number of envs.
@@ -150,14 +157,49 @@ class RolloutCollector:
             raise ValueError(f"n_sample must be positive, got {n_sample}")
         n_steps = -(-n_sample // self.env_num)
         self._stepper.episode_returns = []
-        self._skipped.clear()
+        self._skip_no_more()
         stamps = self._stamps_of(train_iter)
         store = self._store
-        while store.fewest < n_steps:
+        loans: dict[int, int] = {}
+        while not self._is_filled(n_steps, loans):
             # Envs that have their rows wait for those that do not, where the manager lets them.
             lacking = None if store.is_level else np.flatnonzero(store.counts < n_steps)
-            self._step(policy_kwargs or _NO_KWARGS, stamps, random, lacking)
-        return store.take_rectangle(n_steps)
+            if self._step(policy_kwargs or _NO_KWARGS, stamps, random, lacking).lost:
+                loans.clear()  # what was to be lent may be gone
+        return store.take_rectangle(n_steps, loans, self._stepper.split_episode)
+
+    def collect_step(
+        self,
+        *,
+        train_iter: int = 0,
+        policy_kwargs: Mapping[str, Any] | None = None,
+        random: bool = False,
+    ) -> tuple[Batch, Ids]:
+        """Collect one transition of every env, or what there is where some spend it on a reset.
+
+        Args:
+            train_iter: as in :meth:`collect`.
+            policy_kwargs: as in :meth:`collect`.
+            random: as in :meth:`collect`.
+
+        Returns:
+            A batch ``[R, …]``, and the env of each row, ``[R] int64``.
+
+        Raises:
+            SpaceError: at the first call, if the envs do not fit the policy's model.
+            EnvCrashed: if an env keeps failing.
+        """
+        if not self.env_manager.in_lockstep:
+            batch = self.collect(
+                self.env_num, train_iter=train_iter, policy_kwargs=policy_kwargs, random=random
+            )
+            return tree.index_rows(batch, 0), np.arange(self.env_num)
+        self._stepper.episode_returns = []
+        self._skip_no_more()
+        while len(self._store) == 0:
+            self._step(policy_kwargs or _NO_KWARGS, self._stamps_of(train_iter), random, None)
+        rows, env_id = self._store.take_all()
+        return tree.as_tree(rows), env_id
 
     def collect_episodes(
         self,
@@ -207,6 +249,23 @@ class RolloutCollector:
                 (self._skipped.add if finished[env] >= most[env] else self._skipped.discard)(env)
         return self._store.take_episodes(shares)
 
+    def _is_filled(self, n_steps: int, loans: dict[int, int]) -> bool:
+        """Tell whether every lane can be filled, and from whom those that lack rows borrow."""
+        store = self._store
+        if store.fewest >= n_steps:
+            return True
+        if store.is_level or not self.env_manager.in_lockstep:
+            return False
+        counts = store.counts
+        may_lend = counts >= 2 * n_steps + _SPARE_ROWS
+        may_lend[[*loans, *loans.values()]] = False
+        lenders = np.flatnonzero(may_lend)
+        lacks = counts < n_steps
+        lacks[list(loans)] = False
+        borrowers = np.flatnonzero(lacks)
+        loans.update(zip(borrowers.tolist(), lenders.tolist(), strict=False))
+        return len(borrowers) <= len(lenders)
+
     def _shares(self, n_episode: int) -> Ids:
         share, n_extra = divmod(n_episode, self.env_num)
         order = (np.arange(self.env_num) - self._n_extra) % self.env_num
@@ -214,9 +273,15 @@ class RolloutCollector:
         return share + (order < n_extra)
 
     def _give_up_cut_episodes(self) -> None:
-        cut = self._store.cut_episodes
+        cut = np.union1d(self._store.cut_episodes, np.array(list(self._headless), np.int64))
+        self._headless.clear()
         self._dropped += self._store.drop(cut)
         self._stepper.restart(np.flatnonzero(np.isin(self._stepper.episode_id, cut)))
+
+    def _skip_no_more(self) -> None:
+        if self._skipped:
+            self._headless.update(self._stepper.episode_id[list(self._skipped)].tolist())
+            self._skipped.clear()
 
     def _stamps_of(self, train_iter: int) -> Ids:
         if self._stamps[0] != train_iter:
@@ -297,6 +362,8 @@ class RolloutCollector:
             "store": self._store.state_dict(),
             "dropped": self._dropped,
             "n_extra": self._n_extra,
+            "skipped": sorted(self._skipped),
+            "headless": sorted(self._headless),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -307,9 +374,10 @@ class RolloutCollector:
         """
         self._dropped, self._n_extra = state["dropped"], state["n_extra"]
         self._store.load_state_dict(state["store"])
+        self._skipped, self._headless = set(state["skipped"]), set(state["headless"])
         if not self._stepper.load_state_dict(state["stepper"]):
             self._dropped += self._store.drop(self._store.open_episodes)
-        self._skipped.clear()
+            self._skipped.clear()
 
 
 def _row(column: Any, row: int) -> Any:

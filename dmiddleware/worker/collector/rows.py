@@ -8,7 +8,7 @@ reset). The store keeps the pieces as they come and cuts rectangles ``[T, E, …
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -120,10 +120,23 @@ class RowStore:
         self._env_ids.append(env_id)
         self._counts += np.bincount(env_id, minlength=self._env_num)
 
-    def take_rectangle(self, n_steps: int) -> Batch:
+    def take_rectangle(
+        self,
+        n_steps: int,
+        loans: Mapping[int, int] | None = None,
+        split: Callable[[int], int] | None = None,
+    ) -> Batch:
         """Hand out the oldest ``n_steps`` rows of every environment, as ``[T, E, …]``.
 
         No environment may have fewer rows than that; what is over stays.
+
+        Args:
+            n_steps: the rectangle's height.
+            loans: environments whose lane holds rows of another one, and of which: those that
+                follow its oldest ``n_steps``. An episode that goes on from its own lane into the
+                other one is split there, since no id may stand in two lanes of a rectangle. Nobody
+                lends twice, and nobody both lends and borrows.
+            split: gives the rest of an episode an id of its own, and returns it.
         """
         if self._regular:
             taken = self._pieces[:n_steps]
@@ -136,14 +149,33 @@ class RowStore:
         rows, env_id = self._joined()
         order = np.argsort(env_id, kind="stable")
         starts = np.cumsum(self._counts) - self._counts
-        picked = order[starts + np.arange(n_steps)[:, None]]
+        steps = np.arange(n_steps)[:, None]
+        picked = order[np.minimum(starts + steps, len(order) - 1)]
+        source = self._all.copy()
+        for borrower, lender in (loans or {}).items():
+            assert split is not None
+            mine = order[starts[lender] : starts[lender] + self._counts[lender]]
+            rows = _split_at(rows, mine, n_steps, split)
+            picked[:, borrower] = mine[n_steps : 2 * n_steps]
+            source[borrower] = lender
         self._keep_others(rows, env_id, picked)
-        self._last_id = _as_array(rows["episode_id"])[picked[-1]]
-        self._last_done = _as_array(rows["done"])[picked[-1]]
+        # Of each environment, the row that was handed out last; a borrower's stays the one before.
+        self._last_id, self._last_done = self._last_id.copy(), self._last_done.copy()
+        for lane in np.argsort(source != self._all, kind="stable").tolist():
+            last = picked[-1, lane]
+            self._last_id[source[lane]] = _as_array(rows["episode_id"])[last]
+            self._last_done[source[lane]] = _as_array(rows["done"])[last]
         index = torch.from_numpy(picked)
         columns = {name: _select(column, index) for name, column in rows.items()}
         self.ends = _true_at(columns["done"])
         return tree.as_tree(columns)
+
+    def take_all(self) -> tuple[Piece, Ids]:
+        """Hand out all rows, as columns ``[R, …]``, and the environment of each, ``[R] int64``."""
+        rows, env_id = self._joined()
+        self._forget_rows()
+        index = torch.arange(len(env_id))  # what is selected is copied
+        return {name: _select(column, index) for name, column in rows.items()}, env_id.copy()
 
     def take_episodes(self, shares: Ids) -> list[Batch]:
         """Hand out the oldest ``shares[e]`` finished episodes of each environment ``e``.
@@ -238,6 +270,18 @@ def join(pieces: Sequence[Piece]) -> Piece:
     if len(pieces) == 1:
         return {name: _as_tensors(column) for name, column in pieces[0].items()}
     return {name: _cat([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+def _split_at(rows: Piece, mine: Ids, position: int, split: Callable[[int], int]) -> Piece:
+    """Give the rows of one environment from a position on another id, if an episode goes on."""
+    episode, rest = _as_array(rows["episode_id"]), mine[position:]
+    before = episode[mine[position - 1]]
+    going_on = rest[episode[rest] == before]
+    if len(going_on) == 0:
+        return rows
+    episode = episode.copy()
+    episode[going_on] = split(int(before))
+    return {**rows, "episode_id": torch.from_numpy(episode)}
 
 
 def _cat(parts: list[Any]) -> Any:

@@ -88,14 +88,13 @@ class SampleSerialCollector(ISerialCollector):
         n_kept = len(samples)
         returns: list[float] = []
         while len(samples) < target:
-            step = core.collect(
-                core.env_num,
+            rows, env_ids = core.collect_step(
                 train_iter=train_iter,
                 policy_kwargs=policy_kwargs,
                 random=random_collect,
             )
             returns += core.episode_returns
-            for env, row in enumerate(split_rows(tree.index_rows(step, 0))):
+            for env, row in zip(env_ids.tolist(), split_rows(rows), strict=True):
                 if level_seeds is not None:
                     row["seed"] = torch.tensor(level_seeds[env])
                 samples += self._take(env, row, traj_len)

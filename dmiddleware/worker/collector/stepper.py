@@ -205,6 +205,15 @@ class Stepper:
         self._episode_id[list(env_ids)] = range(self._n_begun, self._n_begun + len(env_ids))
         self._n_begun += len(env_ids)
 
+    def split_episode(self, episode_id: int) -> int:
+        """Give the rest of an episode an id of its own; returns it."""
+        rest = self._n_begun
+        self._n_begun += 1
+        is_current = self.episode_id == episode_id
+        if is_current.any():
+            self._episode_id = np.where(is_current, rest, self.episode_id)
+        return rest
+
     def _draw_actions(self, env_id: Ids, like: Any) -> Any:
         drawn = self._manager.sample_actions()
         if len(env_id) < self.env_num:

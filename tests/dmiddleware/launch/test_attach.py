@@ -16,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dmiddleware.launch.platforms import DEFAULT_PORT
+
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 
 # The learner writes what it sees to a ledger, with the time, and ends when the file `end` is there
@@ -117,6 +119,12 @@ def going_on(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str
             _kill(run)
 
 
+def _first_port_of_dialers() -> int:
+    """The lowest port that this system gives to who dials, or the usual one of Linux."""
+    file = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    return int(file.read_text().split()[0]) if file.exists() else 32_768
+
+
 def joining(folder: Path, address: str, *options: str) -> subprocess.Popen[str]:
     common = ("--roles", "collector=2", "--topology", "alone", "--attach-to", address)
     return start(folder, *common, *options)
@@ -135,6 +143,12 @@ def test_collectors_join_are_put_to_work_and_killed_do_no_harm(folder: Path) -> 
     for node in (10, 11):
         assert entries["first", node].at - entries["joined", node].at < 3.0
     assert not [entry for entry in _ledger(folder) if entry.what == "gap"]
+
+
+def test_ports_that_nobody_named_are_none_that_dialers_may_have_taken(folder: Path) -> None:
+    with going_on(folder) as (_, address):
+        assert 1024 < int(address.rpartition(":")[2]) < _first_port_of_dialers()
+    assert _first_port_of_dialers() > DEFAULT_PORT
 
 
 def test_those_who_joined_may_be_asked_to_leave(folder: Path) -> None:

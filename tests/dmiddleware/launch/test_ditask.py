@@ -111,6 +111,14 @@ def test_options_that_cannot_work_together_start_nothing(folder: Path) -> None:
     assert "--ports means nothing with --protocol ipc" in text
 
 
+def test_an_address_that_is_not_this_host_s_is_named(folder: Path) -> None:
+    # 192.0.2.0/24 is kept free for examples.
+    tcp = ("--protocol", "tcp", "--address", "192.0.2.1")
+    code, text = run(folder, "--main", "program.main", "--parallel-workers", "2", *tcp)
+    assert code == 1
+    assert "nothing can listen on --address 192.0.2.1" in text
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_asked_to_end_all_processes_end(folder: Path, number: int, code: int) -> None:
     with start(folder, "--main", "program.forever", "--parallel-workers", "2") as launcher:

@@ -60,14 +60,59 @@ PROGRAM = """
 
     def cannot_learn():
         run(learner_fails=True)
+
+    def fails_then_another_ends_it(failing):
+        left = threading.Event()
+        with Task(Context()) as task:
+            fails = task.has_role(failing)
+
+            @middleware(roles=[*Role])
+            def act(ctx):
+                if fails:
+                    raise RuntimeError("cannot go on")
+                if left.wait(0.01):
+                    ctx.task.stop("all is done")
+
+            if not fails:
+                task.on("node.left", lambda *args, **kwargs: left.set())
+            task.use(act).run()
+
+    def without_a_collector():
+        fails_then_another_ends_it(Role.COLLECTOR)
+
+    def without_a_learner():
+        fails_then_another_ends_it(Role.LEARNER)
+
+    def cut_off():
+        left = threading.Event()
+        with Task(Context()) as task:
+
+            @middleware(roles=[Role.LEARNER])
+            def learn(ctx):
+                if left.wait(0.01):
+                    ctx.task.stop("all is done")
+
+            @middleware(roles=[Role.COLLECTOR])
+            def collect(ctx):
+                if ctx.total_step == 0:
+                    ctx.task.router.close()  # from now on it hears of nobody
+                threading.Event().wait(0.01)
+                if ctx.total_step > 2000:
+                    raise TimeoutError("nobody told that the run is over")
+
+            if task.has_role(Role.LEARNER):
+                task.on("node.left", lambda *args, **kwargs: left.set())
+            task.use(learn).use(collect).run()
 """
 
 
-def ditask(folder: Path, function: str, *options: str) -> tuple[int, str]:
+def ditask(
+    folder: Path, function: str, *options: str, roles: str = "learner=1,evaluator=1"
+) -> tuple[int, str]:
     (folder / "program.py").write_text(textwrap.dedent(PROGRAM))
     command = [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; ditask()"]
     done = subprocess.run(
-        [*command, "--main", f"program.{function}", "--roles", "learner=1,evaluator=1", *options],
+        [*command, "--main", f"program.{function}", "--roles", roles, *options],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -122,3 +167,28 @@ def test_nobody_is_started_again_for_a_run_that_is_over(tmp_path: Path) -> None:
     code, text = ditask(tmp_path, "go_on_without", "--on-failure", "restart")
     assert code == 0, text
     assert "node 1 (evaluator) is not needed any more: the run is over" in text
+
+
+@pytest.mark.parametrize(
+    ("failing", "roles"), [("collector", "collector=1,evaluator=1"), ("learner", "")]
+)
+def test_a_run_that_others_have_ended_is_not_waited_for(
+    tmp_path: Path, failing: str, roles: str
+) -> None:
+    restart = ("--on-failure", "restart", "--start-timeout", "10")
+    roles = roles or "learner=1,evaluator=1"
+    code, text = ditask(tmp_path, f"without_a_{failing}", *restart, roles=roles)
+    if failing == "learner":
+        # Its last step, and with it the best policy, is missing.
+        assert code == 1, text
+        assert "node 0 (learner) is not started again: the run is over without it" in text
+    else:
+        assert code == 0, text
+        assert "node 0 (collector) is not needed any more: the run is over" in text
+    assert "peers were awaited" not in text
+
+
+def test_a_process_that_is_cut_off_is_told_that_the_run_is_over(tmp_path: Path) -> None:
+    code, text = ditask(tmp_path, "cut_off", roles="learner=1,collector=1")
+    assert code == 0, text
+    assert "node 1 (collector) has not heard that the run is over; it ends now" in text

@@ -36,13 +36,13 @@ def test_slurm_tells_the_place_and_the_hosts() -> None:
     placement = place("slurm", SLURM)
     assert (placement.index, placement.count) == (1, 3)
     assert (placement.address, placement.first_address) == ("gpu02", "gpu01")
-    assert placement.attach_to == ("tcp://gpu01:50515",)
+    assert placement.attach_to == ("tcp://gpu01:25515",)
     assert place("slurm", SLURM | {"SLURM_PROCID": "0"}).attach_to == ()
 
 
 def test_hosts_that_talk_in_secret_dial_in_secret() -> None:
     placement = place("slurm", SLURM, scheme="tls+tcp")
-    assert placement.attach_to == ("tls+tcp://gpu01:50515",)
+    assert placement.attach_to == ("tls+tcp://gpu01:25515",)
 
 
 def test_an_indexed_job_of_kubernetes_tells_the_place() -> None:

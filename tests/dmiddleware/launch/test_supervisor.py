@@ -17,12 +17,22 @@ from dmiddleware.launch.status import WorkerConfig
 from dmiddleware.launch.supervisor import Child, Supervisor, SupervisorOptions
 
 PROGRAM = """
+    from pathlib import Path
     from dmiddleware import Context, Task
+
+    end = Path(__file__).with_name("end")
 
     def forever():
         with Task(Context()) as task:
             print("running", flush=True)
             task.use(lambda ctx: None).run()
+
+    def speak_once():
+        print("last words", flush=True)
+
+    def speak_on():
+        while not end.exists():
+            print("more words", flush=True)
 """
 
 
@@ -49,25 +59,49 @@ class SignallingScreen:
     def update(self, children: Sequence[Child]) -> None: ...
 
 
-def supervise(folder: Path, screen: SignallingScreen) -> int:
+class WaitingScreen(SignallingScreen):
+    """Looks away until the first process has ended, and lets the others end after that."""
+
+    def __init__(self, end: Path) -> None:
+        super().__init__()
+        self.end = end
+        self.said: list[tuple[int, str]] = []
+
+    def line(self, child: Child, text: str) -> None:
+        self.said.append((child.plan.node_id, text))
+
+    def update(self, children: Sequence[Child]) -> None:
+        assert children[0].process is not None
+        children[0].process.wait(20)
+        if children[0].exit_code is not None:
+            self.end.touch()
+
+
+def supervise(folder: Path, screen: SignallingScreen, *functions: str) -> int:
     (folder / "program.py").write_text(textwrap.dedent(PROGRAM))
-    config = WorkerConfig(
-        main="program.forever",
-        package=str(folder),
-        run_id="run",
-        node_id=0,
-        roles=[],
-        labels=[],
-        listen="",
-        dial=[],
-        n_peers=0,
-        start_timeout_s=10.0,
-        key_hex="",
-        tls=None,
-        status_fd=-1,
-    )
-    plan = ProcessPlan(node_id=0, roles=(), labels=(), listen="", dial=(), n_peers=0)
-    return Supervisor([config], [plan], options=SupervisorOptions(), screen=screen).run()
+    configs = [
+        WorkerConfig(
+            main=f"program.{function}",
+            package=str(folder),
+            run_id="run",
+            node_id=node_id,
+            roles=[],
+            labels=[],
+            listen="",
+            dial=[],
+            n_peers=0,
+            start_timeout_s=10.0,
+            key_hex="",
+            tls=None,
+            status_fd=-1,
+        )
+        for node_id, function in enumerate(functions or ["forever"])
+    ]
+    plans = [
+        ProcessPlan(node_id=one.node_id, roles=(), labels=(), listen="", dial=(), n_peers=0)
+        for one in configs
+    ]
+    return Supervisor(configs, plans, options=SupervisorOptions(), screen=screen).run()
 
 
 @pytest.mark.process
@@ -87,6 +121,13 @@ def test_asked_twice_by_ctrl_c_nobody_is_waited_for(tmp_path: Path) -> None:
     screen = SignallingScreen(signal.SIGINT, signal.SIGINT)
     assert supervise(tmp_path, screen) == 130
     assert "node 0 (all roles) did not end within 20 s; killed" in screen.notes
+
+
+@pytest.mark.process
+def test_the_last_words_of_one_process_are_read_while_another_speaks(tmp_path: Path) -> None:
+    screen = WaitingScreen(tmp_path / "end")
+    assert supervise(tmp_path, screen, "speak_once", "speak_on") == 0
+    assert (0, "last words") in screen.said
 
 
 @pytest.mark.process

@@ -54,7 +54,7 @@ def test_a_signal_may_stop_the_node_while_it_takes_note_of_a_task() -> None:
     class Interrupted:
         """A task during whose registration a signal's handler runs, on the same thread."""
 
-        ctx, stop_reason, stopped_ok = Context(), None, True
+        ctx, stop_reason, stopped_ok, ends_run = Context(), None, True, False
 
         def stop(self, reason: str, *, ok: bool = True, only_local: bool = False) -> None: ...
 
@@ -68,6 +68,16 @@ def test_a_signal_may_stop_the_node_while_it_takes_note_of_a_task() -> None:
     node._tasks = Tasks()
     node.register(Interrupted())
     assert len(tasks) == 1
+
+
+def test_a_node_knows_whether_it_ends_alone_or_with_the_run() -> None:
+    node = ThisNode()
+    with running_as(node), Task(Context()) as first, Task(Context()) as second:
+        assert not node.ends_run
+        first.stop("asked to leave", only_local=True)
+        assert not node.ends_run
+        second.stop("all is done")
+        assert node.ends_run
 
 
 class Mail:

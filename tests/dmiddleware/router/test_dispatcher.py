@@ -185,7 +185,7 @@ def test_the_routers_own_events_wait_until_someone_takes_them(scene: Scene) -> N
 
 def test_what_a_peer_wants_is_heard_with_no_one_attached(scene: Scene) -> None:
     with scene.lock:
-        scene.peer.want(["weights"])
+        scene.peer.audience.want(["weights"])
         exchange(scene.peer, scene.node, scene.link)
     scene.dispatcher.hand_over()
     deadline = threading.Event()
@@ -194,4 +194,4 @@ def test_what_a_peer_wants_is_heard_with_no_one_attached(scene: Scene) -> None:
             break
         deadline.wait(0.05)
     assert scene.told >= 1
-    assert scene.node.targets("weights") == ("peer",)
+    assert scene.node.audience.targets("weights") == ("peer",)

@@ -81,13 +81,13 @@ def pair() -> tuple[Node, Node, Link]:
 
 def test_peers_learn_of_each_other_and_of_what_they_want(pair: tuple[Node, Node, Link]) -> None:
     dialer, listener, link = pair
-    dialer.want(["weights"])
-    listener.want(["traj*"])
+    dialer.audience.want(["weights"])
+    listener.audience.want(["traj*"])
     exchange(dialer, listener, link)
     assert taken(dialer) == taken(listener) == []
-    assert dialer.targets("trajectories") == ("learner",)
-    assert dialer.targets("weights") == ()
-    assert listener.targets("weights") == ("collector",)
+    assert dialer.audience.targets("trajectories") == ("learner",)
+    assert dialer.audience.targets("weights") == ()
+    assert listener.audience.targets("weights") == ("collector",)
     assert [change.kind for change in dialer.changes + listener.changes] == ["joined", "joined"]
     assert [identity.node_id for identity in listener.peers()] == ["collector"]
 
@@ -239,12 +239,12 @@ def test_a_silent_peer_leaves_and_what_was_accepted_for_it_is_kept_for_its_retur
     pair: tuple[Node, Node, Link],
 ) -> None:
     dialer, listener, link = pair
-    dialer.want(["e"])
+    dialer.audience.want(["e"])
     exchange(dialer, listener, link)
     taken(listener)
     assert listener.tick(4.0) == []
     assert [change.kind for change in listener.changes] == ["joined", "left"]
-    assert listener.targets("e") == ("collector",)
+    assert listener.audience.targets("e") == ("collector",)
     emit(listener, "collector", "e", "kept")
     link = join(dialer, listener, 50.0)
     assert listener.changes[-1].kind == "rejoined"
@@ -256,7 +256,7 @@ def test_a_peer_that_is_gone_for_too_long_is_forgotten_and_may_come_back_all_the
     pair: tuple[Node, Node, Link],
 ) -> None:
     dialer, listener, link = pair
-    dialer.want(["e"])
+    dialer.audience.want(["e"])
     exchange(dialer, listener, link)
     taken(listener)
     emit(listener, "collector", "e", "lost one")
@@ -264,12 +264,28 @@ def test_a_peer_that_is_gone_for_too_long_is_forgotten_and_may_come_back_all_the
     answered(listener, under_way, 0.0)  # sent, and lost on the way
     listener.tick(4.0)
     assert listener.tick(200.0) == [("collector", 1)]
-    assert listener.targets("e") == ()
+    assert listener.audience.targets("e") == ()
     link = join(dialer, listener, 300.0)
-    assert listener.targets("e") == ("collector",)
+    assert listener.audience.targets("e") == ("collector",)
     emit(listener, "collector", "e", "after")
     exchange(dialer, listener, link, 300.0)
     assert taken(dialer) == [("learner", "e", "after")]
+
+
+def test_a_peer_that_was_forgotten_gets_the_newest_when_it_is_back(
+    pair: tuple[Node, Node, Link],
+) -> None:
+    dialer, listener, link = pair
+    dialer.audience.want(["weights"])
+    exchange(dialer, listener, link)
+    taken(listener)
+    listener.audience.put_latest(encode_event("weights", 1, CODEC))
+    listener.tick(4.0)
+    listener.tick(200.0)
+    listener.audience.put_latest(encode_event("weights", 2, CODEC))
+    link = join(dialer, listener, 300.0)
+    exchange(dialer, listener, link, 300.0)
+    assert taken(dialer) == [("learner", "weights", 2)]
 
 
 def test_a_new_start_of_a_peer_gets_what_the_old_one_did_not(
@@ -362,7 +378,7 @@ def test_no_flipped_bit_gets_in(place: int, bit: int) -> None:
 def test_large_events_stay_in_the_inbox_until_their_turn() -> None:
     dialer, listener = make_node("1"), make_node("0")
     link = join(dialer, listener)
-    listener.want(["e"])
+    listener.audience.want(["e"])
     exchange(dialer, listener, link)
     taken(dialer)
     link.outgoing.outbox._max_bytes = listener.links["1"].incoming.inbox.max_bytes = 10 << 20
@@ -382,21 +398,21 @@ def test_an_event_too_large_for_its_peer_is_refused_where_it_is_emitted(
     dialer = make_node("1", options=large if listener_is_small else small)
     join(dialer, listener)
     sender, to = (dialer, "0") if listener_is_small else (listener, "1")
-    sender.check_size(encode_event("e", bytes(90_000), CODEC), [to])
+    sender.audience.check_size(encode_event("e", bytes(90_000), CODEC), [to])
     with pytest.raises(FrameTooLarge, match=rf"and node {to} takes at most 99744"):
-        sender.check_size(encode_event("e", bytes(150_000), CODEC), [to])
+        sender.audience.check_size(encode_event("e", bytes(150_000), CODEC), [to])
 
 
 def test_the_largest_event_that_is_let_through_fits_into_a_frame() -> None:
     options = NodeOptions(max_frame_bytes=100_000)
     dialer, listener = make_node("1", options=options), make_node("0", options=options)
     link = join(dialer, listener)
-    listener.want(["e"])
+    listener.audience.want(["e"])
     exchange(dialer, listener, link)
     taken(dialer)
     for value in (bytes(99_600), [np.zeros(0)] * 1_100, [np.zeros(1)] * 1_000):
         event = encode_event("e", value, CODEC)
-        dialer.check_size(event, ["0"])
+        dialer.audience.check_size(event, ["0"])
         assert dialer.offer("0", event)
         exchange(dialer, listener, link)
     assert [len(value) for _, _, value in taken(listener)] == [99_600, 1_100, 1_000]
@@ -404,16 +420,16 @@ def test_the_largest_event_that_is_let_through_fits_into_a_frame() -> None:
 
 def test_more_arrays_than_a_frame_has_room_for_are_refused() -> None:
     node = make_node("0", options=NodeOptions())
-    node.check_size(encode_event("e", [np.zeros(1)] * 8_191, CODEC), [])
+    node.audience.check_size(encode_event("e", [np.zeros(1)] * 8_191, CODEC), [])
     with pytest.raises(FrameTooLarge, match="8192 arrays, at most 8191"):
-        node.check_size(encode_event("e", [np.zeros(1)] * 8_192, CODEC), [])
+        node.audience.check_size(encode_event("e", [np.zeros(1)] * 8_192, CODEC), [])
 
 
 def test_events_of_many_small_arrays_share_a_frame_only_as_far_as_it_has_room() -> None:
     options = NodeOptions(batch_bytes=64 << 20)
     dialer, listener = make_node("1", options=options), make_node("0", options=options)
     link = join(dialer, listener)
-    listener.want(["e"])
+    listener.audience.want(["e"])
     exchange(dialer, listener, link)
     taken(dialer)
     event = encode_event("e", [np.zeros(0)] * 100, CODEC)
@@ -427,11 +443,11 @@ def test_the_newest_of_many_events_travel_in_as_many_frames_as_they_need() -> No
     options = NodeOptions(max_frame_bytes=100_000)
     dialer, listener = make_node("1", options=options), make_node("0", options=options)
     link = join(dialer, listener)
-    listener.want(["*"])
+    listener.audience.want(["*"])
     exchange(dialer, listener, link)
     taken(dialer)
     for name in "abc":
-        dialer.put_latest(encode_event(name, bytes(60_000), CODEC))
+        dialer.audience.put_latest(encode_event(name, bytes(60_000), CODEC))
     exchange(dialer, listener, link)
     assert [name for _, name, _ in taken(listener)] == ["a", "b", "c"]
 
@@ -439,10 +455,10 @@ def test_the_newest_of_many_events_travel_in_as_many_frames_as_they_need() -> No
 def test_a_newcomer_that_takes_less_is_spared_a_newest_event_that_is_too_large() -> None:
     listener = make_node("0", options=NodeOptions())
     dialer = make_node("1", options=NodeOptions(max_frame_bytes=100_000))
-    listener.put_latest(encode_event("large", bytes(200_000), CODEC))
-    listener.put_latest(encode_event("small", 1, CODEC))
+    listener.audience.put_latest(encode_event("large", bytes(200_000), CODEC))
+    listener.audience.put_latest(encode_event("small", 1, CODEC))
     link = join(dialer, listener)
-    dialer.want(["large", "small"])
+    dialer.audience.want(["large", "small"])
     exchange(dialer, listener, link)
     taken(listener)
     exchange(dialer, listener, link)
@@ -453,17 +469,17 @@ def test_a_newcomer_that_takes_less_is_spared_a_newest_event_that_is_too_large()
 def test_what_is_emitted_before_a_restarted_peer_says_what_it_wants_reaches_it() -> None:
     dialer, listener = make_node("1"), make_node("0")
     model = encode_event("model", 7, CODEC)
-    listener.put_latest(model)
+    listener.audience.put_latest(model)
     link = join(dialer, listener)
-    dialer.want(["e", "model"])
+    dialer.audience.want(["e", "model"])
     exchange(dialer, listener, link)
     taken(listener)
     exchange(dialer, listener, link)
     again = make_node("1", incarnation=2)
     link = join(again, listener)
-    assert listener.targets("e") == ("1",)
+    assert listener.audience.targets("e") == ("1",)
     assert emit(listener, "1", "e", "early")
-    again.want(["e", "model"])
+    again.audience.want(["e", "model"])
     exchange(again, listener, link)
     taken(listener)
     exchange(again, listener, link)
@@ -473,7 +489,7 @@ def test_what_is_emitted_before_a_restarted_peer_says_what_it_wants_reaches_it()
 def test_a_reader_that_does_not_answer_keeps_no_old_version_alive() -> None:
     dialer, listener = make_node("1"), make_node("0")
     link = join(dialer, listener)
-    dialer.want(["weights"])
+    dialer.audience.want(["weights"])
     exchange(dialer, listener, link)
     taken(listener)
 
@@ -483,7 +499,7 @@ def test_a_reader_that_does_not_answer_keeps_no_old_version_alive() -> None:
     def version(number: int) -> weakref.ref[Version]:
         made = encode_event("weights", number, CODEC)
         event = Version(made.event, made.skeleton, made.buffers, made.size)
-        listener.put_latest(event)
+        listener.audience.put_latest(event)
         return weakref.ref(event)
 
     first = version(1)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import math
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from dmiddleware.env import SyncEnvManager
+from dmiddleware.env import SyncEnvManager, VectorEnvManager
 from dmiddleware.policy import DQNPolicy, Policy
 
 
@@ -134,6 +138,35 @@ def telling_envs():
     yield make
     for manager in made:
         manager.close()
+
+
+@pytest.fixture
+def lockstep_envs():
+    """Make a vector env of TellingEnvs: ``lockstep_envs([lengths of env 0, …], mode)``.
+
+    With ``fails_every``, each of its lives ends in an error after so many steps.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def make(lengths, mode="NextStep", fails_every=math.inf):
+            class Vector(gym.vector.SyncVectorEnv):
+                n_steps = 0
+
+                def step(self, actions):
+                    self.n_steps += 1
+                    if self.n_steps > fails_every:
+                        raise RuntimeError("a failure that the test asked for")
+                    return super().step(actions)
+
+            def make_vector():
+                return Vector(
+                    [functools.partial(TellingEnv, *one) for one in enumerate(lengths)],
+                    autoreset_mode=gym.vector.AutoresetMode(mode),
+                )
+
+            return stack.enter_context(VectorEnvManager(make_vector, len(lengths)))
+
+        yield make
 
 
 @pytest.fixture

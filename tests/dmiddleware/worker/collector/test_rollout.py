@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
+from dmiddleware.data import TensorBuffer
 from dmiddleware.data.tree import cat, leaves
 from dmiddleware.env import VectorEnvManager, make_env_manager
 from dmiddleware.errors import SpaceError
@@ -301,8 +303,6 @@ def test_reset_begins_fresh_episodes(telling_envs, batched_policy, per_env_polic
 
 
 def test_nested_observations_stay_nested(batched_policy):
-    import gymnasium as gym
-
     class Nested(gym.Env):
         observation_space = gym.spaces.Dict(
             {"image": gym.spaces.Box(0, 255, (2, 2), np.uint8), "age": gym.spaces.Discrete(100)}
@@ -364,7 +364,6 @@ def test_envs_that_can_be_restored_go_on_within_their_episodes(dqn_policy, episo
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
 def test_a_vector_env_gives_the_same_rows_in_every_way_of_resetting(dqn_policy, mode):
     """Rows are missing in steps that reset; rectangles are whole nevertheless."""
-    import gymnasium as gym
 
     class Vector(gym.vector.SyncVectorEnv):
         pass
@@ -392,32 +391,88 @@ def test_a_vector_env_gives_the_same_rows_in_every_way_of_resetting(dqn_policy, 
         assert torch.equal(episode["obs"][1:], episode["next_obs"][:-1])
 
 
-def test_lockstep_envs_keep_as_many_extra_episodes_as_their_share(batched_policy):
-    import gymnasium as gym
+LOSE_NO_STEPS = [
+    ((1,), (1000,)),
+    ((2,), (1,), (300,), (1,)),
+    ((1,), (7, 9), (400,), (500,), (600,)),
+]
 
-    class Short(gym.Env):
-        observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
-        action_space = gym.spaces.Discrete(2)
 
-        def __init__(self, length):
-            self.length, self.episode = length, -1
+@pytest.mark.parametrize("lengths", LOSE_NO_STEPS)
+@pytest.mark.parametrize("n_steps", [1, 8, 40])
+def test_envs_that_lose_no_steps_to_resets_pile_up_no_rows(
+    lockstep_envs, batched_policy, lengths, n_steps
+):
+    collector = RolloutCollector(batched_policy.collect_mode, lockstep_envs(lengths))
+    batches, waiting = [], []
+    for _ in range(1200 // n_steps):
+        batches.append(collector.collect(n_steps * len(lengths)))
+        waiting.append(collector.waiting_steps)
+    assert max(waiting) < len(lengths) * (4 * n_steps + 64)
+    assert collector.dropped_steps == 0
+    assert collector.env_step == sum(batch["done"].numel() for batch in batches) + waiting[-1]
+    # Each transition is there once, and from the first on none is missing.
+    made = cat(batches)["obs"].reshape(-1, 3).long()
+    for env, own in enumerate(lengths):
+        mine = sorted((int(e), int(t)) for _, e, t in made[made[:, 0] == env].tolist())
+        assert mine == expected_lane(own, len(mine))
+    # In a lane, rows of one id follow each other, and no lane has an id that another has.
+    for batch in batches:
+        same = batch["episode_id"][1:] == batch["episode_id"][:-1]
+        assert torch.equal(batch["obs"][1:][same], batch["next_obs"][:-1][same])
+        ids = [set(lane) for lane in batch["episode_id"].T.tolist()]
+        assert len(set().union(*ids)) == sum(map(len, ids))
 
-        def reset(self, *, seed=None, options=None):
-            self.t, self.episode = 0, self.episode + 1
-            return np.array([self.length, self.episode, 0], np.float32), {}
 
-        def step(self, action):
-            self.t += 1
-            obs = np.array([self.length, self.episode, self.t], np.float32)
-            return obs, 1.0, self.t == self.length, False, {}
+def assert_whole(episodes):
+    for episode in episodes:
+        assert episode["obs"][:, 2].tolist() == list(range(len(episode["obs"])))
+        assert episode["done"].tolist()[-1]
 
-    def make():
-        return gym.vector.SyncVectorEnv(
-            [lambda: Short(2), lambda: Short(21)],
-            autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,
-        )
 
-    with VectorEnvManager(make, 2) as envs:
+def test_an_episode_whose_first_rows_were_not_kept_is_not_whole(lockstep_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, lockstep_envs([(3,), (20,)]))
+    for n_calls in range(20):
+        for _ in range(n_calls):
+            collector.collect(2)
+        assert_whole(collector.collect_episodes(2))
+
+
+def test_an_episode_that_waited_while_its_lane_was_lent_is_not_whole(lockstep_envs, batched_policy):
+    envs = lockstep_envs([(5,), (1000,)])
+    collector = RolloutCollector(batched_policy.collect_mode, envs)
+    for _ in range(4):
+        collector.reset()
+        waiting = []
+        while waiting[-1:] == sorted(waiting)[-1:]:  # until the first lane is lent
+            collector.collect(6)
+            waiting.append(collector.waiting_steps)
+        assert_whole(collector.collect_episodes(2))
+
+
+def test_what_a_failure_took_is_not_lent(lockstep_envs, batched_policy):
+    for fails_every in range(186, 199, 3):
+        envs = lockstep_envs([(1,), (1,), (900,)], fails_every=fails_every)
+        collector = RolloutCollector(batched_policy.collect_mode, envs)
+        n_rows = sum(collector.collect(60)["done"].numel() for _ in range(8))
+        assert collector.env_step == n_rows + collector.waiting_steps + collector.dropped_steps
+
+
+def test_a_buffer_joins_what_was_laid_into_other_lanes(lockstep_envs, batched_policy):
+    buffer = TensorBuffer(20_000, n_step=3, discount=0.5, seed=0)
+    collector = RolloutCollector(batched_policy.collect_mode, lockstep_envs([(1,), (5,), (1000,)]))
+    for _ in range(400):
+        buffer.push(collector.collect(12))
+    rows = buffer.sample(4000)
+    window = -torch.log2(rows["discount"])
+    assert torch.equal(rows["next_obs"][:, 2], rows["obs"][:, 2] + window)
+    assert torch.equal(rows["next_obs"][:, :2], rows["obs"][:, :2])
+    # Windows are shorter only where an episode ends, and where one was split.
+    assert ((window == 3) | rows["done"]).float().mean() > 0.8
+
+
+def test_lockstep_envs_keep_as_many_extra_episodes_as_their_share(lockstep_envs, batched_policy):
+    with lockstep_envs([(2,), (21,)], "SameStep") as envs:
         collector = RolloutCollector(batched_policy.collect_mode, envs)
         first = collector.collect_episodes(2)
         assert sorted(len(episode["done"]) for episode in first) == [2, 21]
@@ -426,5 +481,5 @@ def test_lockstep_envs_keep_as_many_extra_episodes_as_their_share(batched_policy
         assert collector.dropped_steps == 21 - 4
         second = collector.collect_episodes(2)
         short = min(second, key=lambda episode: len(episode["done"]))
-        assert short["obs"][0].tolist() == [2.0, 1.0, 0.0]
+        assert short["obs"][0].tolist() == [0.0, 1.0, 0.0]
         assert collector.dropped_steps + collector.waiting_steps + 46 == collector.env_step

@@ -116,6 +116,22 @@ def test_a_policy_may_want_whole_episodes(telling_envs, batched_policy, tmp_path
     assert {len(trajectory) for trajectory in trajectories} <= {5, 3, 7, 4, 2, 9}
 
 
+def test_envs_in_lockstep_keep_their_trajectories_apart(lockstep_envs, batched_policy, tmp_path):
+    lengths = [(1,), (5,), (300,)]
+    envs = lockstep_envs(lengths)
+    mode = batched_policy.collect_mode
+    with SampleSerialCollector({}, envs, mode, exp_name=str(tmp_path)) as collector:
+        trajectories = record_trajectories(collector)
+        for _ in range(100):
+            collector.collect(8)
+        assert collector.state_dict()["rollout"]["store"]["rows"] == {}
+    for env, (length,) in enumerate(lengths):
+        mine = [one for one in trajectories if one[0][0] == env]
+        rows = [row for one in mine for row in one]
+        assert all(row[0] == env for row in rows)
+        assert [row[1:] for row in rows] == [divmod(n, length) for n in range(len(rows))]
+
+
 def test_a_failed_env_loses_what_has_gathered(telling_envs, batched_policy, tmp_path):
     with SampleSerialCollector(
         {},
