@@ -170,13 +170,15 @@ class BaseEnvManager(ABC):
     @property
     def ready_obs(self) -> NestedArrays:
         """``[E, …]``, nested as the observation space is: what to act on next, one row per env."""
-        self._require_open("ready_obs")
+        if not self._open:
+            self._require_open("ready_obs")
         return self._ready_obs
 
     @property
     def ready_obs_id(self) -> IdArray:
         """``[E] int64``: the envs that the rows of ``ready_obs`` belong to."""
-        self._require_open("ready_obs_id")
+        if not self._open:
+            self._require_open("ready_obs_id")
         return self._all_ids
 
     @property

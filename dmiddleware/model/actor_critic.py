@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dmiddleware.model.encoders import make_encoder
-from dmiddleware.model.layers import Init, Norm, orthogonal_init
+from dmiddleware.model.layers import Init, Norm, call, orthogonal_init
 from dmiddleware.model.network import Network
 from dmiddleware.model.registry import MODEL_REGISTRY
 from dmiddleware.model.shapes import (
@@ -113,10 +113,10 @@ class Actor(Network):
         Args:
             obs: ``[…, *obs_shape]``, a tensor or, for nested observations, a treetensor.
         """
-        return self._distribution(self.encoder(obs))
+        return self._distribution(call(self.encoder, obs))
 
     def _distribution(self, features: torch.Tensor) -> dict[str, torch.Tensor]:
-        output: torch.Tensor = self.policy_head(features)
+        output: torch.Tensor = call(self.policy_head, features)
         if self.log_std is None:
             return {"logit": output}
         return {"mu": output, "sigma": self.log_std.exp().expand_as(output)}
@@ -183,19 +183,19 @@ class ActorCritic(Actor):
         Returns:
             ``{"logit" | "mu", "sigma": […, A], "value": […]}``.
         """
-        features = self.encoder(obs)
+        features = call(self.encoder, obs)
         output = self._distribution(features)
         if self.critic_encoder is not None:
-            features = self.critic_encoder(obs)
-        output["value"] = self.value_head(features).squeeze(-1)
+            features = call(self.critic_encoder, obs)
+        output["value"] = call(self.value_head, features).squeeze(-1)
         return output
 
     def compute_actor(self, obs: Any) -> dict[str, torch.Tensor]:
         """Return the distribution alone, without the critic's work."""
-        return self._distribution(self.encoder(obs))
+        return self._distribution(call(self.encoder, obs))
 
     def compute_critic(self, obs: Any) -> torch.Tensor:
         """Return the value ``[…]`` alone, without the actor's work."""
         encoder = self.encoder if self.critic_encoder is None else self.critic_encoder
-        value: torch.Tensor = self.value_head(encoder(obs)).squeeze(-1)
+        value: torch.Tensor = call(self.value_head, call(encoder, obs)).squeeze(-1)
         return value

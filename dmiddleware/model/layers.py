@@ -12,7 +12,7 @@ from torch import nn
 
 from dmiddleware.registry import nearest
 
-__all__ = ["Init", "Norm", "MLP", "activation_of", "orthogonal_init"]
+__all__ = ["Init", "Norm", "MLP", "activation_of", "call", "orthogonal_init"]
 
 Init: TypeAlias = Literal["orthogonal"] | None
 """``"orthogonal"``, or None for torch's own (Kaiming uniform)."""
@@ -114,7 +114,8 @@ class MLP(nn.Sequential):
         # attribute (torch looks it up in Python), costs more than the arithmetic.
         for layer in self._modules.values():
             if type(layer) is nn.Linear and not _has_hooks(layer):
-                x = F.linear(x, *_weight_and_bias(layer))
+                parameters: dict[str, Any] = layer._parameters
+                x = F.linear(x, parameters["weight"], parameters["bias"])
             elif type(layer) is nn.ReLU and not _has_hooks(layer):
                 x = torch.relu(x)
             else:
@@ -122,14 +123,15 @@ class MLP(nn.Sequential):
         return x
 
 
-def _weight_and_bias(layer: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
-    parameters: dict[str, Any] = layer._parameters
-    return parameters["weight"], parameters["bias"]
+def call(module: nn.Module, x: Any) -> Any:
+    """Return ``module(x)``, without the detour that torch makes for hooks where there are none."""
+    return module(x) if _has_hooks(module) else module.forward(x)
 
 
 def _has_hooks(layer: nn.Module) -> bool:
     return bool(
-        layer._forward_hooks
+        layer._compiled_call_impl
+        or layer._forward_hooks
         or layer._forward_pre_hooks
         or layer._backward_hooks
         or layer._backward_pre_hooks

@@ -10,7 +10,7 @@ import torch
 
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.encoders import make_encoder
-from dmiddleware.model.layers import MLP, Init, Norm
+from dmiddleware.model.layers import MLP, Init, Norm, call
 from dmiddleware.model.network import Network
 from dmiddleware.model.registry import MODEL_REGISTRY
 from dmiddleware.model.shapes import ObsShape, action_kind_of, action_shape_of, obs_shape_of
@@ -88,8 +88,8 @@ class QNetwork(Network):
         Args:
             obs: ``[…, *obs_shape]``, a tensor or, for nested observations, a treetensor.
         """
-        features = self.encoder(obs)
-        q: torch.Tensor = self.head(features)
+        features = call(self.encoder, obs)
+        q: torch.Tensor = call(self.head, features)
         if self.value_head is not None:
-            q = self.value_head(features) + q - q.mean(-1, keepdim=True)
+            q = call(self.value_head, features) + q - q.mean(-1, keepdim=True)
         return {"logit": q}

@@ -143,8 +143,11 @@ class RowStore:
             del self._pieces[:n_steps]
             self._last_id = _as_array(taken[-1]["episode_id"])
             self._last_done = _as_array(taken[-1]["done"])
-            columns = _add_time(taken[0]) if n_steps == 1 else _stack(taken)
-            self.ends = _true_at(columns["done"])
+            if n_steps == 1:
+                self.ends = _true_at(self._last_done)
+                return tree.as_tree(_add_time(taken[0]))
+            columns = _stack(taken)
+            self.ends = _true_at(columns["done"].numpy())
             return tree.as_tree(columns)
         rows, env_id = self._joined()
         order = np.argsort(env_id, kind="stable")
@@ -167,7 +170,7 @@ class RowStore:
             self._last_done[source[lane]] = _as_array(rows["done"])[last]
         index = torch.from_numpy(picked)
         columns = {name: _select(column, index) for name, column in rows.items()}
-        self.ends = _true_at(columns["done"])
+        self.ends = _true_at(columns["done"].numpy())
         return tree.as_tree(columns)
 
     def take_all(self) -> tuple[Piece, Ids]:
@@ -306,7 +309,7 @@ def _add_time(piece: Piece) -> dict[str, Any]:
         if type(column) is np.ndarray:
             lead[name] = torch.from_numpy(column[None].copy())
         elif type(column) is torch.Tensor:
-            lead[name] = column.unsqueeze(0)
+            lead[name] = column[None]
         elif isinstance(column, TreeTensor):
             lead[name] = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), column)
         else:
@@ -314,9 +317,9 @@ def _add_time(piece: Piece) -> dict[str, Any]:
     return lead
 
 
-def _true_at(flags: torch.Tensor) -> torch.Tensor:
+def _true_at(flags: npt.NDArray[Any]) -> torch.Tensor:
     # In numpy, whose calls cost a fraction of torch's on so few numbers; and a list's cost less.
-    array = flags.numpy().ravel()
+    array = flags.ravel()
     if array.size < _FEW and True not in array.tolist():
         return _NOWHERE
     return torch.from_numpy(array.nonzero()[0])

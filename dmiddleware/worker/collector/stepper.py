@@ -161,8 +161,9 @@ class Stepper:
             self.env_step += len(env_id)
         else:
             step = self._align(timestep, env_id, given, output)
-        if True in timestep.done.tolist():  # of so few, faster than numpy's any() by far
-            self._end_episodes(step)
+        done = timestep.done.tolist()  # of so few, faster than numpy's any() by far
+        if True in done:
+            self._end_episodes(step, [row for row, is_end in enumerate(done) if is_end])
         return step
 
     def _align(self, timestep: BatchedTimestep, env_id: Ids, obs: Any, output: Any) -> Step:
@@ -184,10 +185,9 @@ class Stepper:
         self.env_step += len(timestep) - len(step.lost)
         return step
 
-    def _end_episodes(self, step: Step) -> None:
+    def _end_episodes(self, step: Step, rows: list[int]) -> None:
         timestep = step.timestep
-        rows = np.flatnonzero(timestep.done)
-        for row in rows.tolist():
+        for row in rows:
             self.episode_returns.append(float(timestep.info.row(row)["eval_episode_return"]))
         self.env_episode += len(rows)
         step.ended = timestep.env_id[rows].tolist()
@@ -202,8 +202,8 @@ class Stepper:
         assert self._episode_id is not None
         # A new array, since steps hold on to the old one.
         self._episode_id = self._episode_id.copy()
-        self._episode_id[list(env_ids)] = range(self._n_begun, self._n_begun + len(env_ids))
-        self._n_begun += len(env_ids)
+        first, self._n_begun = self._n_begun, self._n_begun + len(env_ids)
+        self._episode_id[list(env_ids)] = np.arange(first, self._n_begun)
 
     def split_episode(self, episode_id: int) -> int:
         """Give the rest of an episode an id of its own; returns it."""

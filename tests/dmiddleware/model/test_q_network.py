@@ -24,6 +24,32 @@ def test_the_values_are_those_of_the_plain_layers():
     assert torch.equal(network(obs)["logit"], plain(obs))
 
 
+@pytest.mark.parametrize("part", ["encoder", "head", "value_head"])
+@pytest.mark.parametrize(
+    "register",
+    ["register_forward_pre_hook", "register_forward_hook", "register_full_backward_hook"],
+)
+def test_hooks_of_its_parts_are_called(part, register):
+    called = []
+    network = QNetwork(4, 2, dueling=True)
+    getattr(getattr(network, part), register)(lambda *_: called.append(part))
+    network(torch.randn(5, 4, requires_grad=True))["logit"].sum().backward()
+    assert called == [part]
+
+
+def test_a_part_that_was_compiled_runs_compiled():
+    compiled = []
+
+    def backend(graph, example_inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    network = QNetwork(4, 2)
+    network.encoder.compile(backend=backend)
+    network(torch.randn(5, 4))
+    assert compiled
+
+
 def test_dueling_streams_are_joined_by_equation_9():
     network = QNetwork(4, 3, dueling=True, head_hidden_sizes=(5,))
     obs = torch.randn(6, 4)

@@ -97,6 +97,13 @@ def test_random_actions_come_as_often_as_epsilon_says_and_evenly():
     torch.testing.assert_close(shares, wanted, atol=0.006, rtol=0)
 
 
+def test_few_rows_explore_as_often_and_as_evenly():
+    q, generator = torch.tensor([0.0, 1.0, 0.0]).expand(8, 3), seeded()
+    action = torch.cat([epsilon_greedy(q, 0.3, generator=generator) for _ in range(2500)])
+    shares = torch.bincount(action, minlength=3) / len(action)
+    torch.testing.assert_close(shares, torch.tensor([0.1, 0.8, 0.1]), atol=0.01, rtol=0)
+
+
 def test_every_row_of_a_grid_explores_for_itself():
     q = torch.tensor([0.0, 1.0]).expand(10_000, 1, 2)
     action = epsilon_greedy(q, 0.5, generator=seeded())
@@ -135,7 +142,7 @@ def test_epsilon_does_not_change_how_many_random_numbers_are_drawn():
     assert torch.equal(*states)
 
 
-@pytest.mark.parametrize("lead", [(), (6,), (3, 4)])
+@pytest.mark.parametrize("lead", [(), (6,), (64,), (65,), (3, 4)], ids=str)
 def test_one_epsilon_for_all_rows_draws_as_one_for_each(lead):
     q = torch.randn(*lead, 5, generator=torch.Generator().manual_seed(1))
     one, each = (torch.Generator().manual_seed(2) for _ in range(2))
