@@ -110,7 +110,7 @@ class Dialer:
 class _Session:
     """One connection, from the handshake until it breaks or the dialer closes.
 
-    It has three channels, so that bulk one way holds up neither heartbeats nor the other way.
+    It has two channels, so that bulk does not hold up the heartbeats.
     """
 
     def __init__(self, dialer: Dialer) -> None:
@@ -125,10 +125,7 @@ class _Session:
             control = self._connect(stack)
             link = self._shake_hands(control)
             try:
-                exchange = _Exchange(
-                    self, link, data=self._connect(stack), polls=self._connect(stack)
-                )
-                exchange.start()
+                _Exchange(self, link, self._connect(stack)).start()
                 self._keep_in_touch(control, link)
             except AuthError as error:
                 # The peer has shown that it has the key: this frame was damaged on its way.
@@ -228,12 +225,11 @@ class _Exchange:
     What it does, it does on the threads of emitters and of the channels; it has none of its own.
     """
 
-    def __init__(self, session: _Session, link: Link, *, data: Channel, polls: Channel) -> None:
+    def __init__(self, session: _Session, link: Link, channel: Channel) -> None:
         self._session = session
         self._core = session.core
         self._link = link
-        self._data = data
-        self._polls = polls
+        self._channel = channel
         self._under_way = 0
 
     def start(self) -> None:
@@ -261,12 +257,12 @@ class _Exchange:
 
     def send(self, sending: Sending, raw: Raw) -> None:
         """Send a frame with events, without waiting."""
-        self._data.send(raw, partial(self._on_answer, sending))
+        self._channel.send(raw, partial(self._on_answer, sending))
 
     def _poll(self) -> Move:
         """Make a poll; called with the router's lock held."""
         raw = self._core.node.request(self._link, FrameType.POLL)
-        return partial(self._polls.send, raw, partial(self._on_answer, None))
+        return partial(self._channel.send, raw, partial(self._on_answer, None))
 
     def _on_answer(self, sending: Sending | None, answer: memoryview | TransportError) -> None:
         """Take what became of a frame with events, or of a poll."""

@@ -129,7 +129,7 @@ def unpack_events(frame: Frame) -> list[EncodedEvent]:
     Raises:
         FrameError: if the frame carries no events.
     """
-    spilled = bool(frame.flags & FrameFlag.SPILLED)
+    spilled = frame.flags is not FrameFlag.NONE and bool(frame.flags & FrameFlag.SPILLED)
     if spilled and not frame.buffers:
         raise FrameError("the frame's envelope is missing")
     raw = frame.buffers[0] if spilled else frame.metadata

@@ -31,13 +31,11 @@ class Peer:
     Attributes:
         identity: who it is.
         session: the session that its frames carry.
-        last_seen: when something signed came from it, in seconds.
         here: whether it counts as present.
     """
 
     identity: Identity
     session: int
-    last_seen: float
     here: bool = True
 
     @property
@@ -79,6 +77,7 @@ class Membership:
         self._own = own
         self._silence_s = heartbeat_s * missed
         self._peers: dict[str, Peer] = {}
+        self._heard_at: dict[str, float] = {}
 
     def __iter__(self) -> Iterator[Peer]:
         return (peer for peer in self._peers.values() if peer.here)
@@ -111,8 +110,9 @@ class Membership:
     def on_session(self, identity: Identity, session: int, now: float) -> list[Change]:
         """Take note of a completed handshake."""
         known = self._peers.get(identity.node_id)
-        peer = Peer(identity, session, now)
+        peer = Peer(identity, session)
         self._peers[identity.node_id] = peer
+        self._heard_at[identity.node_id] = now
         if known is None:
             return [Change("joined", peer)]
         newer = identity.incarnation > known.identity.incarnation
@@ -131,9 +131,11 @@ class Membership:
         known = self._peers.get(node_id)
         if known is None or known.session != session:
             return []
-        peer = replace(known, last_seen=now, here=True)
-        self._peers[node_id] = peer
-        return [] if known.here else [Change("rejoined", peer)]
+        self._heard_at[node_id] = now
+        if known.here:
+            return []
+        peer = self._peers[node_id] = replace(known, here=True)
+        return [Change("rejoined", peer)]
 
     def on_left(self, node_id: str, reason: str, *, for_good: bool = False) -> list[Change]:
         """Take note that a peer said goodbye or is known to be dead.
@@ -154,7 +156,7 @@ class Membership:
         """Find who has been silent for too long."""
         changes = []
         for peer in list(self):
-            silent = now - peer.last_seen
+            silent = now - self._heard_at[peer.node_id]
             if silent > self._silence_s:
                 changes += self.on_left(peer.node_id, f"nothing heard for {silent:.1f} s")
         return changes

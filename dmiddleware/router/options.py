@@ -27,7 +27,7 @@ class NodeOptions:
     """
 
     max_frame_bytes: int = 256 << 20
-    outbox_bytes: int = 16 << 20
+    outbox_bytes: int = 8 << 20
     inbox_bytes: int = 64 << 20
     window: int = 8
     batch_bytes: int = 1 << 19

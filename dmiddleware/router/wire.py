@@ -106,7 +106,10 @@ class FrameFlag(enum.IntFlag):
     """The first buffer takes the place of the metadata, which would have been too long."""
 
 
-_KNOWN_FLAGS: Final = FrameFlag.MAC_BODY | FrameFlag.SPILLED
+# Enums make a value of a number, and join flags, in the time of a whole frame.
+_TYPES: Final = {int(kind): kind for kind in FrameType}
+_FLAGS: Final = [FrameFlag(bits) for bits in range(4)]
+_COVERING: Final = (FrameFlag.MAC_BODY, FrameFlag.MAC_BODY | FrameFlag.SPILLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +259,7 @@ def decode_frame(raw: bytes | bytearray | memoryview, mac: FrameMac | None = Non
     head = table + _LENGTH.size * n_buffers
     if head > len(view):
         raise FrameError(f"the frame claims a head of {head} bytes, {len(view)} arrived")
-    flags = FrameFlag(flag_bits & _KNOWN_FLAGS)
+    flags = _FLAGS[flag_bits % len(_FLAGS)]
     _check_mac(view, mac, flags, head)
     lengths = struct.unpack_from(f"<{n_buffers}Q", view, table)
     offsets, end = _layout(head, lengths)
@@ -312,10 +315,10 @@ def type_of(raw: bytes | bytearray | memoryview) -> FrameType:
 
 
 def _frame_type(kind: int) -> FrameType:
-    try:
-        return FrameType(kind)
-    except ValueError:
-        raise FrameError(f"unknown frame type {kind}; use one version on all hosts") from None
+    found = _TYPES.get(kind)
+    if found is None:
+        raise FrameError(f"unknown frame type {kind}; use one version on all hosts")
+    return found
 
 
 def _layout(head: int, lengths: Sequence[int]) -> tuple[list[int], int]:
@@ -330,7 +333,7 @@ def _layout(head: int, lengths: Sequence[int]) -> tuple[list[int], int]:
 
 
 def _covered(view: memoryview, flags: FrameFlag, head: int) -> list[memoryview]:
-    end = len(view) if flags & FrameFlag.MAC_BODY else head
+    end = len(view) if flags in _COVERING else head
     return [view[: _PREFIX.size], view[HEADER_SIZE:end]]
 
 
@@ -340,7 +343,7 @@ def _check_mac(view: memoryview, mac: FrameMac | None, flags: FrameFlag, head: i
         if claimed != _NO_MAC:
             raise AuthError("the frame is signed, but this side has no key; give both sides one")
         return
-    if mac.cover_body and not flags & FrameFlag.MAC_BODY:
+    if mac.cover_body and flags not in _COVERING:
         raise AuthError("the frame's arrays are not signed, and this side demands that they are")
     if not hmac.compare_digest(claimed, mac.digest(_covered(view, flags, head))):
         raise AuthError("the frame's signature is wrong; the peer has another key, or bits changed")

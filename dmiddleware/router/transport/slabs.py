@@ -23,6 +23,7 @@ slab is made, and never a signal where it is touched.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import mmap
 import os
@@ -121,6 +122,8 @@ class SlabPool:
         self._now = now
         self._lock = threading.Lock()
         self._slabs: dict[str, _Slab] = {}
+        self._secret = secrets.token_bytes(32)
+        self._n_uses = 0
         self._complained = False
 
     @property
@@ -228,10 +231,16 @@ class SlabPool:
                 self._remove(slab)
 
     def _hand_to(self, slab: _Slab, reader: int) -> None:
-        slab.token = secrets.token_bytes(_TOKEN_BYTES)
+        slab.token = self._new_token()
         slab.reader, slab.filled_at = reader, self._now()
         slab.memory[_TOKEN] = slab.token
         slab.memory[_STATE] = _FILLED
+
+    def _new_token(self) -> bytes:
+        # As hard to guess as random bytes, for which the system may take longer than for a copy.
+        self._n_uses += 1
+        count = self._n_uses.to_bytes(8, "little")
+        return hashlib.blake2b(count, key=self._secret, digest_size=_TOKEN_BYTES).digest()
 
     def _find(self, size: int) -> _Slab | None:
         capacity = _rounded(size)
@@ -355,6 +364,14 @@ class SlabReader:
 class _Owner(np.ndarray):
     """A slab's content; when it is gone, the slab is free."""
 
+    memory: mmap.mmap | None = None
+    token = b""
+
+    def __del__(self) -> None:
+        memory = self.memory
+        if memory is not None and memory[_TOKEN] == self.token:
+            memory[_STATE] = _FREE
+
 
 class _Laid(np.ndarray):
     """The whole of a slab with laid-down arrays; while it is alive, the slab is theirs."""
@@ -391,14 +408,8 @@ def _ticket(slab: _Slab, begin: int, length: int) -> bytes:
 
 def _view(memory: mmap.mmap, token: bytes, begin: int, length: int) -> memoryview:
     owner = np.frombuffer(memory, np.uint8, length, begin).view(_Owner)
-    # At the end of the process nothing needs to be given back: its peers see that it is gone.
-    weakref.finalize(owner, _give_back, memory, token).atexit = False
+    owner.memory, owner.token = memory, token
     return owner.data
-
-
-def _give_back(memory: mmap.mmap, token: bytes) -> None:
-    if memory[_TOKEN] == token:
-        memory[_STATE] = _FREE
 
 
 def _create(path: Path, capacity: int) -> mmap.mmap:
