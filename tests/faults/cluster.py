@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import signal
@@ -64,12 +65,16 @@ class Process:
     Args:
         spec: what it is and does.
         prefix: a command to run it with, such as ``ip netns exec name``.
+
+    Attributes:
+        dead_at: when it was seen dead, after :meth:`kill`; infinite before.
     """
 
     def __init__(self, spec: NodeSpec, *, prefix: Sequence[str] = ()) -> None:
         self.spec = spec
         self.ledger = Ledger(Path(spec.ledger))
         self.started_at = time.monotonic()
+        self.dead_at = math.inf
         command = [sys.executable, "-m", "tests.faults.node_program"]
         self._stderr = Path(spec.ledger).with_suffix(".err").open("ab")
         self._process = subprocess.Popen(
@@ -131,9 +136,11 @@ class Process:
         return at
 
     def kill(self) -> float:
-        """End it without a word; return when."""
+        """End it without a word; return when the signal was sent."""
         at = self.signal(signal.SIGKILL)
         self._process.wait(DEADLINE_S)
+        # The system may take a millisecond to stop all of its threads.
+        self.dead_at = time.monotonic()
         return at
 
     def stop(self) -> None:

@@ -149,7 +149,7 @@ def judge_prefix(sent: Iterable[Sequence[Any]], got: Sequence[tuple[int, bool]])
     leave no gap.
 
     Args:
-        sent: its lines ``["sent", time, event, number, waiting]``.
+        sent: its lines ``["sent", time, event, began, number, waiting]``.
         got: as in :func:`judge`.
     """
     lines = list(sent)

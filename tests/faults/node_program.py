@@ -193,16 +193,16 @@ class _Node:
         self._write("sent all", number)
 
     def _emit(self, event: Event, args: tuple[Any, ...]) -> bool:
-        began = time.perf_counter()
+        began = time.monotonic()
         try:
             self._router.emit(event, args, {})
         except DeliveryTimeout as error:
             self._write("refused", str(error))
             return False
         if event.delivery == "latest":
-            self._write("published", time.perf_counter() - began)
+            self._write("published", time.monotonic() - began)
         waiting = sum(peer.waiting for peer in self._router.peer_traffic().values())
-        self._write("sent", event.name, args[2], waiting)
+        self._write("sent", event.name, began, args[2], waiting)
         return True
 
     def _ping(self, event: Event, args: tuple[Any, ...]) -> None:

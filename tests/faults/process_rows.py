@@ -90,13 +90,13 @@ def killed_listener(transport: str, *, kills: int, size: int = 4096, **settings:
     with cluster(transport) as nodes:
         learner = nodes.listener(receives=("e",))
         senders = [nodes.dialer(number, sends=sends, expected=1, at_once=True) for number in (1, 2)]
-        flows, left, learners, killed_at = [], [], [learner], []
+        flows, left, learners, dead_at = [], [], [learner], []
         for sender in senders:
             _first_of(learner, sender)
         for _ in range(kills):
             learner.await_line("got", count=50)
             at = learner.kill()
-            killed_at.append(at)
+            dead_at.append(learner.dead_at)
             left += [left_at(sender, 0, since=at) - at for sender in senders]
             learner = nodes.again(learner)
             learners.append(learner)
@@ -106,7 +106,7 @@ def killed_listener(transport: str, *, kills: int, size: int = 4096, **settings:
         for sender in senders:
             sender.stop()
         learner.stop()
-        verdict = join(_across(learners, killed_at, sender) for sender in senders)
+        verdict = join(_across(learners, dead_at, sender) for sender in senders)
     row.check("the senders keep their processes", f"{same}", same)
     row.at_most("node.left", max(left), 1.0)
     row.at_most("data flows after it listens again", max(flows), 5.0)
@@ -259,25 +259,23 @@ def _verdict(receiver: Process, sender: Process, ended: Sequence[Process]) -> Ju
     return judge_prefix(sender.ledger.lines("sent"), got)
 
 
-def _across(receivers: Sequence[Process], killed_at: Sequence[float], sender: Process) -> Judgement:
+def _across(receivers: Sequence[Process], dead_at: Sequence[float], sender: Process) -> Judgement:
     """Judge one sender's messages over several starts of the receiver.
 
     A receiver that is killed takes along what it had acknowledged and not handled. So a message
-    may be missing if, at a kill, it had been emitted and lay beyond what the killed one had
+    may be missing if its emission had begun when one was dead, and it lay beyond what that one had
     handled; all others must be there. Each start is judged by itself for duplicates, order and
     damage.
     """
     start = sender.ledger.lines("started")[0][2]
     came = [receiver.ledger.got(sender.spec.node_id, start) for receiver in receivers]
     seen = {number for got in came for number, _ in got}
-    sent = [(at, number) for _, at, _, number, _ in sender.ledger.lines("sent")]
+    sent = [(began, number) for *_, began, number, _ in sender.ledger.lines("sent")]
     handled = list(itertools.accumulate((max(dict(got), default=-1) for got in came), max))
-    missing = [(at, number) for at, number in sent if number not in seen]
+    missing = [(began, number) for began, number in sent if number not in seen]
     lost = sum(
-        not any(
-            at <= kill and number > last for kill, last in zip(killed_at, handled, strict=False)
-        )
-        for at, number in missing
+        not any(began <= end and number > last for end, last in zip(dead_at, handled, strict=False))
+        for began, number in missing
     )
     each = join(judge(0, got, emitted=len(sent)) for got in came)
     return replace(each, accepted=len(sent), lost=lost)
