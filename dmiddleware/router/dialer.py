@@ -281,7 +281,7 @@ class _Exchange:
             self._under_way -= sending is not None
             if isinstance(answer, TransportError):
                 if sending is not None:
-                    node.on_no_answer(link, sending, now)
+                    link.outgoing.on_failed(sending, now)
                 raise answer
             if self._session.broken:
                 return

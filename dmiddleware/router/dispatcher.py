@@ -125,12 +125,18 @@ class Dispatcher:
 
     def _hand_over(self, take: Offer, *, once: bool = False) -> None:
         turns = 0
-        while batch := self._next_batch(ends=once and turns > 0):
-            turns += 1
-            for item in batch:
-                news = self._decode(item) if isinstance(item, EncodedEvent) else item
-                if news is not None and (self._left or not self._give(take, news)):
-                    self._left.append(news)
+        try:
+            while batch := self._next_batch(ends=once and turns > 0):
+                turns += 1
+                for item in batch:
+                    news = self._decode(item) if isinstance(item, EncodedEvent) else item
+                    if news is not None and (self._left or not self._give(take, news)):
+                        self._left.append(news)
+        except BaseException:
+            # Whatever ends this thread's turn, Ctrl-C say, another one can have the next.
+            with self._lock:
+                self._busy = False
+            raise
 
     def _next_batch(self, *, ends: bool = False) -> list[News | EncodedEvent]:
         """Return what to hand over next; nothing ends this thread's turn, as does ``ends``."""

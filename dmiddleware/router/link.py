@@ -15,7 +15,7 @@ from dmiddleware.router.options import NodeOptions
 from dmiddleware.router.outgoing import Outgoing
 from dmiddleware.router.wire import FrameMac
 
-__all__ = ["Counters", "Link", "Seen"]
+__all__ = ["Counters", "Link", "Parked", "Seen"]
 
 HOLD_BYTES: Final = 1 << 14
 """While a frame is under way, fewer bytes of events wait for its answer."""
@@ -55,6 +55,19 @@ class Seen:
             return False
         self._bits |= 1 << behind
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A poll that waits for something to send.
+
+    Attributes:
+        node_id: the dialer that polls.
+        session: in which it polls; a newer session ends the wait.
+    """
+
+    node_id: str
+    session: int
 
 
 @dataclass(slots=True)

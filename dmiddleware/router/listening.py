@@ -10,7 +10,7 @@ from typing import Final
 
 from dmiddleware.errors import AuthError, FrameError, RouterError
 from dmiddleware.router.core import Core
-from dmiddleware.router.node import Parked
+from dmiddleware.router.link import Parked
 from dmiddleware.router.transport import Listener, Reply
 from dmiddleware.router.wire import session_of
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -36,7 +35,7 @@ from dmiddleware.router.handshake import (
     Refusal,
     Session,
 )
-from dmiddleware.router.link import Link, Seen
+from dmiddleware.router.link import Link, Parked, Seen
 from dmiddleware.router.membership import Change, Membership
 from dmiddleware.router.options import NodeOptions
 from dmiddleware.router.outgoing import Sending
@@ -53,7 +52,7 @@ from dmiddleware.router.wire import (
     session_of,
 )
 
-__all__ = ["Node", "Parked"]
+__all__ = ["Node"]
 
 BUSY_DELAY_S: Final = 0.02
 TAKE_BYTES: Final = 1 << 20
@@ -61,19 +60,6 @@ _LARGE: Final = 64 * 1024
 
 _encode = msgspec.msgpack.Encoder().encode
 _answers = msgspec.msgpack.Decoder(Answer)
-
-
-@dataclass(frozen=True, slots=True)
-class Parked:
-    """A poll that waits for something to send.
-
-    Attributes:
-        node_id: the dialer that polls.
-        session: in which it polls; a newer session ends the wait.
-    """
-
-    node_id: str
-    session: int
 
 
 class Node:
@@ -143,7 +129,7 @@ class Node:
             if link.incoming.waiting:
                 for event in link.incoming.take(n, max_bytes=TAKE_BYTES):
                     if event.event == WANTS_EVENT:
-                        self.audience.hear(link, event)
+                        self._hear(link, event)
                     else:
                         taken.append((link.node_id, event))
         return taken
@@ -336,10 +322,6 @@ class Node:
             self.on_goodbye(link, now)
         return frame.type
 
-    def on_no_answer(self, link: Link, sent: Sending, now: float) -> None:
-        """Take note that a request with events came to nothing."""
-        link.outgoing.on_failed(sent, now)
-
     # Within -----------------------------------------------------------------------------------
 
     def _on_stranger(self, raw: bytes | memoryview, now: float, cover_body: bool) -> bytes:
@@ -413,9 +395,16 @@ class Node:
         """Keep what a peer that is no more has sent, and was acknowledged, until it is taken."""
         for event in link.incoming.take(sys.maxsize):
             if event.event == WANTS_EVENT:
-                self.audience.hear(link, event)
+                self._hear(link, event)
             else:
                 self._left_behind.append((link.node_id, event))
+
+    def _hear(self, link: Link, event: EncodedEvent) -> None:
+        try:
+            self.audience.hear(link, event)
+        except FrameError:
+            # It was accepted, and what came with it is good; the peer gets what it wanted before.
+            self.refused += 1
 
     def _note(self, changes: list[Change], now: float) -> None:
         for change in changes:

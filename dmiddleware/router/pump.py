@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeAlias
 
-from dmiddleware.router.link import Link
-from dmiddleware.router.node import Node, Parked
+from dmiddleware.router.link import Link, Parked
+from dmiddleware.router.node import Node
 from dmiddleware.router.outgoing import Sending
 from dmiddleware.router.parts import Raw
 from dmiddleware.router.transport import Reply

@@ -19,8 +19,8 @@ from dmiddleware.errors import AuthError, FrameError, FrameTooLarge, HandshakeRe
 from dmiddleware.router.codec import Codec
 from dmiddleware.router.envelope import EncodedEvent, decode_event, encode_event
 from dmiddleware.router.handshake import Identity
-from dmiddleware.router.link import Link
-from dmiddleware.router.node import Node, Parked
+from dmiddleware.router.link import Link, Parked
+from dmiddleware.router.node import Node
 from dmiddleware.router.options import NodeOptions
 from dmiddleware.router.wire import FrameType
 
@@ -90,6 +90,21 @@ def test_peers_learn_of_each_other_and_of_what_they_want(pair: tuple[Node, Node,
     assert listener.audience.targets("weights") == ("collector",)
     assert [change.kind for change in dialer.changes + listener.changes] == ["joined", "joined"]
     assert [identity.node_id for identity in listener.peers()] == ["collector"]
+
+
+def test_wants_that_cannot_be_read_are_counted_and_harm_nothing_else(
+    pair: tuple[Node, Node, Link],
+) -> None:
+    dialer, listener, link = pair
+    dialer.audience.want(["weights"])
+    exchange(dialer, listener, link)
+    assert taken(listener) == []
+    dialer.offer("learner", EncodedEvent("$wants", b"\xc1", (), 1))
+    emit(dialer, "learner", "e", 1)
+    exchange(dialer, listener, link)
+    assert taken(listener) == [("collector", "e", 1)]
+    assert listener.refused == 1
+    assert listener.audience.targets("weights") == ("collector",)
 
 
 def test_events_arrive_in_order_both_ways(pair: tuple[Node, Node, Link]) -> None:

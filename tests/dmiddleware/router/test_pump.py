@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dmiddleware.router.link import Link
-from dmiddleware.router.node import Node, Parked
+from dmiddleware.router.link import Link, Parked
+from dmiddleware.router.node import Node
 from dmiddleware.router.options import NodeOptions
 from dmiddleware.router.outgoing import Sending
 from dmiddleware.router.parts import Raw
