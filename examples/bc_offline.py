@@ -58,7 +58,7 @@ def main(seed: int = 0, exp_name: str = "bc_offline", max_env_step: int = 60_000
         task.use(trainer(policy.learn_mode))
         task.use(
             interaction_evaluator(
-                policy.eval_mode, eval_env, n_episode=30, every_train_iter=500, stop_value=495
+                policy.eval_mode, eval_env, n_episode=50, every_train_iter=500, stop_value=495
             )
         )
         task.use(CkptSaver(policy.learn_mode, run)).use(offline_logger(run))

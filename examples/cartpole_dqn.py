@@ -57,7 +57,7 @@ def main(seed: int = 0, exp_name: str = "cartpole_dqn", max_env_step: int = 60_0
         task.use(OffPolicyLearner(learner, buffer, batch_size=64, updates_per_collect=64))
         task.use(
             interaction_evaluator(
-                policy.eval_mode, eval_env, n_episode=30, every_train_iter=640, stop_value=495
+                policy.eval_mode, eval_env, n_episode=50, every_train_iter=640, stop_value=495
             )
         )
         task.use(CkptSaver(policy.learn_mode, run))

@@ -64,7 +64,7 @@ def main(
         task.use(OffPolicyLearner(policy.learn_mode, buffer, batch_size=64, updates_per_collect=64))
         task.use(
             interaction_evaluator(
-                policy.eval_mode, eval_env, n_episode=30, every_train_iter=640, stop_value=495
+                policy.eval_mode, eval_env, n_episode=50, every_train_iter=640, stop_value=495
             )
         )
         task.use(CkptSaver(policy.learn_mode, run))

@@ -48,7 +48,7 @@ def main(seed: int = 0, exp_name: str = "cartpole_ppo", max_env_step: int = 120_
         task.use(OnPolicyLearner(policy.learn_mode, batch_size=256, epochs=15))
         task.use(
             interaction_evaluator(
-                policy.eval_mode, eval_env, n_episode=30, every_train_iter=300, stop_value=495
+                policy.eval_mode, eval_env, n_episode=50, every_train_iter=300, stop_value=495
             )
         )
         task.use(CkptSaver(policy.learn_mode, run))

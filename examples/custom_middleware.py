@@ -66,7 +66,7 @@ def main(seed: int = 0, exp_name: str = "custom_middleware", max_env_step: int =
         task.use(OffPolicyLearner(policy.learn_mode, buffer, batch_size=64, updates_per_collect=64))
         task.use(
             interaction_evaluator(
-                policy.eval_mode, eval_env, n_episode=30, every_train_iter=640, stop_value=495
+                policy.eval_mode, eval_env, n_episode=50, every_train_iter=640, stop_value=495
             )
         )
         task.use(CkptSaver(policy.learn_mode, run)).use(learning_curve(run))
