@@ -221,6 +221,15 @@ def test_close_ends_envs_that_hang_and_those_that_their_envs_started(tmp_path, c
     assert not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.fixture
+def heeds_ctrl_c():
+    # Whoever is started in the background of a shell ignores it, and so do these tests.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_in_a_step_ends_the_processes():
     interrupting = functools.partial(Fragile, how="interrupt", at=2)
     manager = managed(Walk, interrupting, close_timeout_s=0.3)
