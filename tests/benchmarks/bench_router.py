@@ -2,9 +2,10 @@
 
 Between two processes of one machine, over ipc, without a key. A reliable event is acknowledged, and
 counted as done when the other process has handled it. The references: nng's bare Push0 and Pull0,
-which acknowledge nothing, with the same bytes; calls of a Ray actor's method that does nothing,
-four of them under way (ours: four frames unacknowledged, one event a frame); and absolute bars.
-Weights are published by one process, and loaded into a torch module by three others.
+which acknowledge nothing, with the same bytes over nng's ipc (ours takes plain sockets if it does
+not say "over nng"); calls of a Ray actor's method that does nothing, four of them under way (ours:
+four frames unacknowledged, one event a frame); and absolute bars. Weights are published by one
+process, and loaded into a torch module by three others.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def rows() -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
         return [
-            *against_nng(folder),
+            *against_nng(folder, "", nng=False),
+            *against_nng(folder, " over nng", nng=True),
             small_events(folder),
             round_trip(folder),
             *shared_memory(folder),
@@ -38,9 +40,9 @@ def rows() -> list[Row]:
         ]
 
 
-def against_nng(folder: Path) -> list[Row]:
+def against_nng(folder: Path, over: str, *, nng: bool) -> list[Row]:
     found = []
-    with Stream(folder) as ours, RawStream(folder) as raw:
+    with Stream(folder, nng=nng) as ours, RawStream(folder) as raw:
         for label, size, n, bar in (("64 KB", 64 * KB, 400, 0.35), ("1 MB", MB, 60, 0.5)):
             array = payload(size)
             raw_bytes = array.tobytes()
@@ -51,7 +53,7 @@ def against_nng(folder: Path) -> list[Row]:
             )
             found.append(
                 Row.of_rate(
-                    f"reliable events of {label}",
+                    f"reliable events of {label}{over}",
                     pair,
                     count=n * size / MB,
                     unit="MB/s",

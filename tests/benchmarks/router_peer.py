@@ -5,6 +5,7 @@ It prints "ready", and serves until its standard input ends.
 - ``sink ADDRESS``: a router that listens, and counts the events ``data``; after the number of them
   that the event ``begin`` named, it emits ``done``. It answers ``ping`` with ``pong``.
 - ``shared-sink ADDRESS FOLDER``: the same, with shared memory for large frames.
+- ``nng-sink ADDRESS``: the same over nng.
 - ``raw-sink ADDRESS``: the same with nng's bare sockets: Pull0 for the data, and a Pair0 beside it
   at ``ADDRESS.done`` for ``begin`` and ``done``.
 - ``reader ADDRESS N``: a router that dials as node N, loads the weights that come with the event
@@ -31,10 +32,10 @@ PONG = Event("pong")
 APPLIED = Event("applied")
 
 
-def sink(address: str, shared: Path | None = None) -> None:
+def sink(address: str, shared: Path | None = None, *, nng: bool = False) -> None:
     """Count what comes through a router."""
     awaited, came = 0, 0
-    with Router(node_id=1, listen=address, transport=transport(shared)) as router:
+    with Router(node_id=1, listen=address, transport=transport(shared, nng=nng)) as router:
 
         def offer(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
             nonlocal awaited, came
@@ -106,4 +107,4 @@ if __name__ == "__main__":
     elif mode == "reader":
         reader(where, int(more[0]))
     else:
-        sink(where, *map(Path, more))
+        sink(where, *map(Path, more), nng=mode == "nng-sink")

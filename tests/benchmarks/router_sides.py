@@ -16,6 +16,7 @@ import pynng
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport.base import Transport
+from dmiddleware.router.transport.nng import NngTransport
 from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
 from dmiddleware.router.transport.sockets import SocketTransport
 
@@ -26,9 +27,14 @@ WEIGHTS_SIZE = 1_600
 _DEADLINE_S = 120.0
 
 
-def transport(shared: Path | None) -> Transport:
-    """Return the router's own sockets; a folder in memory, if given, takes the large frames."""
-    sockets = SocketTransport()
+def transport(shared: Path | None, *, nng: bool = False) -> Transport:
+    """Return the router's own sockets, or nng's.
+
+    Args:
+        shared: a folder in memory, which takes the large frames; None: there is none.
+        nng: whether ipc goes over nng.
+    """
+    sockets = NngTransport() if nng else SocketTransport()
     return sockets if shared is None else SharedMemoryTransport(sockets, directory=shared)
 
 
@@ -57,6 +63,7 @@ class Stream:
         window: how many frames may be unacknowledged; None: the default.
         batched: whether small events share frames.
         shared: the folder for large frames, in memory; None: they go through the socket.
+        nng: whether it goes over nng.
     """
 
     def __init__(
@@ -66,6 +73,7 @@ class Stream:
         window: int | None = None,
         batched: bool = True,
         shared: Path | None = None,
+        nng: bool = False,
     ) -> None:
         address = f"ipc://{folder}/stream-{id(self)}"
         options = NodeOptions(
@@ -75,10 +83,15 @@ class Stream:
         self._answers = threading.Semaphore(0)
         self._data = Event("data")
         with contextlib.ExitStack() as stack:
-            mode = ("sink", address) if shared is None else ("shared-sink", address, str(shared))
-            stack.enter_context(peer(*mode))
+            mode = "nng-sink" if nng else "sink" if shared is None else "shared-sink"
+            stack.enter_context(peer(mode, address, *([] if shared is None else [str(shared)])))
             self._router = stack.enter_context(
-                Router(node_id=0, dial=[address], options=options, transport=transport(shared))
+                Router(
+                    node_id=0,
+                    dial=[address],
+                    options=options,
+                    transport=transport(shared, nng=nng),
+                )
             )
             self._router.attach(self._take, self._take)
             self._router.subscribe("done", active=True)
