@@ -318,23 +318,24 @@ class EventBus:
         Raises:
             EventQueueFull: when the queue stays full past the deadline; to be delivered again.
         """
+        self._accept_from_afar(name, Emission(args, kwargs), waits=True)
+
+    def _offer(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Take an event that came from another process, if there is room for it now."""
         try:
-            self._accept(self._resolve(name), Emission(args, kwargs))
+            self._accept_from_afar(name, Emission(args, kwargs), waits=False)
+        except EventQueueFull:
+            return False
+        return True
+
+    def _accept_from_afar(self, name: str, emission: Emission, *, waits: bool) -> None:
+        try:
+            self._accept(self._resolve(name), emission, waits=waits)
         except EventQueueFull:
             raise
         except EventError:
             # It crossed with the news that this end is closed.
             _logger.debug("the event %r came from another process after the task was closed", name)
-
-    def _offer(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Take an event that came from another process, if there is room for it now."""
-        try:
-            self._accept(self._resolve(name), Emission(args, kwargs), waits=False)
-        except EventQueueFull:
-            return False
-        except EventError:
-            _logger.debug("the event %r came from another process after the task was closed", name)
-        return True
 
     def _accept(self, event: Event, emission: Emission, *, waits: bool = True) -> None:
         in_handler = self._is_in_handler()
@@ -346,17 +347,19 @@ class EventBus:
                 return
             letter = Letter(event, emission, handlers)
             if not self._mailbox.offer(letter, reserve=in_handler):
-                if not waits:
-                    raise EventQueueFull(self._full(event, in_handler=in_handler))
-                self._wait_for_room(letter, in_handler=in_handler)
+                self._wait_for_room(letter, in_handler=in_handler, waits=waits)
             if self._thread is None:
                 self._start()
             self._changed.notify_all()
 
-    def _wait_for_room(self, letter: Letter, *, in_handler: bool) -> None:
+    def _wait_for_room(self, letter: Letter, *, in_handler: bool, waits: bool) -> None:
         event = letter.event
-        accepted = not in_handler and self._clock.wait_for(
-            self._changed, lambda: self._closing or self._mailbox.offer(letter), event.timeout_s
+        accepted = (
+            waits
+            and not in_handler
+            and self._clock.wait_for(
+                self._changed, lambda: self._closing or self._mailbox.offer(letter), event.timeout_s
+            )
         )
         if accepted and self._closing:
             raise _closed(event)

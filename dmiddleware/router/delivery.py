@@ -113,11 +113,6 @@ class Outbox(Generic[T]):
         return len(self._waiting) + sum(len(frame.messages) for frame in self._under_way.values())
 
     @property
-    def waits(self) -> bool:
-        """Whether messages wait that no frame carries yet."""
-        return bool(self._waiting)
-
-    @property
     def empty(self) -> bool:
         """Whether everything accepted has been acknowledged."""
         return not self._waiting and not self._under_way

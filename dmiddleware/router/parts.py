@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-__all__ = ["ALIGNMENT", "Parts", "Raw", "copy_of", "write_into"]
+__all__ = ["ALIGNMENT", "Parts", "Raw", "copy_of", "lend", "write_into"]
 
 ALIGNMENT: Final = 64
 """Arrays begin at a multiple of this in a frame."""
@@ -54,3 +54,25 @@ def write_into(target: memoryview, content: Raw) -> None:
         end = place + len(piece)
         into[place:end] = np.frombuffer(piece, np.uint8)
         place = end
+
+
+def lend(memory: Any, give_back: Callable[[], object]) -> memoryview:
+    """Return a view of foreign memory, and give that back when no view of it is alive.
+
+    Args:
+        memory: a buffer of bytes.
+        give_back: called once, on whichever thread lets go of the last view.
+    """
+    lent = np.frombuffer(memory, np.uint8).view(_Lent)
+    lent.give_back = give_back
+    return lent.data
+
+
+class _Lent(np.ndarray):
+    """A view that gives its memory back at its end."""
+
+    give_back: Callable[[], object] | None = None
+
+    def __del__(self) -> None:
+        if self.give_back is not None:
+            self.give_back()

@@ -7,13 +7,13 @@ answer. These take nng's functions, which pynng passes through, and keep what ca
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any, Final
 
-import numpy as np
 import pynng
 from pynng.exceptions import check_err
 
-from dmiddleware.router.parts import Raw, write_into
+from dmiddleware.router.parts import Raw, lend, write_into
 
 __all__ = ["Context", "Gate"]
 
@@ -165,16 +165,6 @@ def _message(content: Raw) -> Any:
     return message
 
 
-class _Owner(np.ndarray):
-    """A view of a message's memory that frees it at its end."""
-
-    message: Any = None
-
-    def __del__(self) -> None:
-        if self.message is not None:
-            _lib.nng_msg_free(self.message)
-
-
 def _view(message: Any) -> memoryview:
     """Return a message's memory, valid as long as a view of it lives; a copy if it is small."""
     size = _lib.nng_msg_len(message)
@@ -183,6 +173,4 @@ def _view(message: Any) -> memoryview:
         copied = memoryview(bytearray(buffer))
         _lib.nng_msg_free(message)
         return copied
-    owner = np.frombuffer(buffer, np.uint8).view(_Owner)
-    owner.message = message
-    return owner.data
+    return lend(buffer, partial(_lib.nng_msg_free, message))

@@ -35,12 +35,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from dmiddleware.router.parts import ALIGNMENT, Parts, Raw, write_into
+from dmiddleware.router.parts import ALIGNMENT, Parts, Raw, lend, write_into
 
 __all__ = ["SlabPool", "SlabReader", "sweep"]
 
@@ -330,7 +331,8 @@ class SlabReader:
             ):
                 return None
             memory[_STATE] = _TAKEN
-        return _view(memory, token, begin, length)
+        content = memoryview(memory)[begin : begin + length]
+        return lend(content, partial(_give_back, memory, token))
 
     def close(self) -> None:
         """Let go of all slabs; views stay valid. Twice is fine."""
@@ -359,18 +361,6 @@ class SlabReader:
             here.update(path.name for path in self._directory.iterdir())
         kept = {name: memory for name, memory in self._mapped.items() if name in here}
         self._mapped = kept if len(kept) < _KEPT_MAPPINGS else {}
-
-
-class _Owner(np.ndarray):
-    """A slab's content; when it is gone, the slab is free."""
-
-    memory: mmap.mmap | None = None
-    token = b""
-
-    def __del__(self) -> None:
-        memory = self.memory
-        if memory is not None and memory[_TOKEN] == self.token:
-            memory[_STATE] = _FREE
 
 
 class _Laid(np.ndarray):
@@ -406,10 +396,9 @@ def _ticket(slab: _Slab, begin: int, length: int) -> bytes:
     return _TICKET.pack(slab.token, begin, length) + slab.path.name.encode()
 
 
-def _view(memory: mmap.mmap, token: bytes, begin: int, length: int) -> memoryview:
-    owner = np.frombuffer(memory, np.uint8, length, begin).view(_Owner)
-    owner.memory, owner.token = memory, token
-    return owner.data
+def _give_back(memory: mmap.mmap, token: bytes) -> None:
+    if memory[_TOKEN] == token:
+        memory[_STATE] = _FREE
 
 
 def _create(path: Path, capacity: int) -> mmap.mmap:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from dmiddleware.router.parts import Raw
 from dmiddleware.router.transport import Reply, Serve
 
-__all__ = ["Parking", "answering"]
+__all__ = ["Parking", "answering", "at_once", "echo"]
 
 _DEADLINE_S = 20.0
 
@@ -20,6 +20,25 @@ def answering(function: Callable[[memoryview, int], Raw | None]) -> Serve:
         reply(function(raw, connection))
 
     return serve
+
+
+@answering
+def echo(raw: memoryview, connection: int) -> bytes:
+    """Answer each request with itself."""
+    return bytes(raw)
+
+
+def at_once(
+    work: Callable[..., object], arguments: Iterable[tuple[object, ...]]
+) -> list[threading.Thread]:
+    """Do some work with each of the arguments, all at the same time; returns the threads."""
+    threads = [threading.Thread(target=work, args=one) for one in arguments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_DEADLINE_S)
+        assert not thread.is_alive()
+    return threads
 
 
 class Parking:

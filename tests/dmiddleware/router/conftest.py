@@ -16,6 +16,7 @@ from dmiddleware.router.transport.unix import UnixTransport
 from tests.dmiddleware.router.certificates import Authority
 from tests.dmiddleware.router.places import Place
 from tests.dmiddleware.router.redis_server import RedisServer
+from tests.dmiddleware.router.unix_sockets import nothing_left
 
 KINDS = ("memory", "unix", "ipc", "tcp", "tls", "redis", "shared memory")
 
@@ -31,11 +32,30 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
         yield server
 
 
+@pytest.fixture
+def leaves_nothing() -> Iterator[None]:
+    """See to it that a test over Unix-domain sockets leaves no thread and no descriptor."""
+    with nothing_left():
+        yield
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "shared"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/0.sock"
+
+
 names = itertools.count()
 
 
 @pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(request: pytest.FixtureRequest, address: str) -> Place:
     kind = request.param
     if kind == "memory":
         network = MemoryNetwork()
@@ -50,12 +70,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if kind == "tcp":
         return Place("tcp://127.0.0.1:0", NngTransport(), NngTransport())
     if kind == "unix":
-        return Place(f"ipc://{tmp_path}/0.sock", UnixTransport(), UnixTransport())
+        return Place(address, UnixTransport(), UnixTransport())
     if kind == "ipc":
-        return Place(f"ipc://{tmp_path}/0.sock", NngTransport(), NngTransport())
-    folder = tmp_path / "shared"
-    folder.mkdir(mode=0o700)
+        return Place(address, NngTransport(), NngTransport())
+    folder: Path = request.getfixturevalue("folder")
     sharing = [
         SharedMemoryTransport(NngTransport(), directory=folder, least_bytes=1) for _ in range(2)
     ]
-    return Place(f"ipc://{tmp_path}/0.sock", *sharing)
+    return Place(address, *sharing)

@@ -10,9 +10,8 @@ from typing import Any
 
 from dmiddleware.errors import TransportError
 from dmiddleware.router.transport import Channel, Listener, Serve, Transport
-from tests.dmiddleware.router.answering import answering
 
-__all__ = ["DEADLINE_S", "MAX_BYTES", "Asking", "Place", "echo"]
+__all__ = ["DEADLINE_S", "MAX_BYTES", "Asking", "Place"]
 
 MAX_BYTES = 1 << 20
 DEADLINE_S = 20.0
@@ -43,11 +42,6 @@ class Place:
         return contextlib.closing(
             self.dials.dial(listener.address, max_frame_bytes=MAX_BYTES, **times)
         )
-
-
-@answering
-def echo(raw: memoryview, connection: int) -> bytes:
-    return bytes(raw)
 
 
 class Asking:

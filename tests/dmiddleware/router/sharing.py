@@ -18,9 +18,9 @@ from dmiddleware.router.transport import (
 )
 from dmiddleware.router.transport.nng import NngTransport
 from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
-from tests.dmiddleware.router.answering import answering
+from tests.dmiddleware.router.answering import echo
 
-__all__ = ["MAX_BYTES", "Counting", "Vanishing", "big", "echo", "shared", "talking"]
+__all__ = ["MAX_BYTES", "Counting", "Vanishing", "big", "shared", "talking"]
 
 MAX_BYTES = 4 << 20
 
@@ -69,11 +69,6 @@ class CountingChannel:
 
 def shared(folder: Path, inner: Transport | None = None, **options: Any) -> SharedMemoryTransport:
     return SharedMemoryTransport(inner or NngTransport(), directory=folder, **options)
-
-
-@answering
-def echo(raw: memoryview, connection: int) -> bytes:
-    return bytes(raw)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +13,7 @@ from dmiddleware.pipeline import SystemClock
 from dmiddleware.router.dispatcher import Dispatcher
 from dmiddleware.router.options import NodeOptions
 from dmiddleware.router.traffic import Traffic
+from tests.dmiddleware.router.answering import at_once
 from tests.dmiddleware.router.test_node import CODEC, emit, exchange, join, make_node
 
 DEADLINE_S = 10.0
@@ -148,10 +148,11 @@ def test_many_threads_hand_over_one_at_a_time_and_in_order(scene: Scene) -> None
 
     def offer(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         assert inside.acquire(blocking=False), "two threads hand over at a time"
-        with contextlib.closing(contextlib.ExitStack()) as stack:
-            stack.callback(inside.release)
+        try:
             pause.wait(0.0002)
             return scene.take(name, args, kwargs)
+        finally:
+            inside.release()
 
     scene.dispatcher.attach(scene.take, offer)
     values = iter(range(400))
@@ -165,11 +166,7 @@ def test_many_threads_hand_over_one_at_a_time_and_in_order(scene: Scene) -> None
                 scene.receive(value)
             scene.dispatcher.hand_over()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE_S)
+    at_once(work, [()] * 4)
     assert scene.await_values(400) == list(range(400))
 
 

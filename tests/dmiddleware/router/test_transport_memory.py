@@ -17,7 +17,7 @@ from dmiddleware.router.transport import Channel, Listener, Serve, Transport
 from dmiddleware.router.transport.memory import MemoryNetwork
 from dmiddleware.router.transport.nng import NngTransport
 from dmiddleware.testing import Simulation, SimulationError, Tape
-from tests.dmiddleware.router.answering import Parking, answering
+from tests.dmiddleware.router.answering import Parking, answering, echo
 
 ADDRESS = "memory://listener"
 LIMIT = 10_000
@@ -139,11 +139,6 @@ def test_closing_the_channel_fails_what_is_under_way(
 def simulation() -> Iterator[Simulation]:
     with Simulation(seed=3) as made:
         yield made
-
-
-@answering
-def echo(raw: memoryview, connection: int) -> bytes:
-    return bytes(raw)
 
 
 def test_a_message_takes_its_time_in_each_direction(simulation: Simulation) -> None:

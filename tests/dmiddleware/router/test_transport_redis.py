@@ -20,7 +20,7 @@ from dmiddleware.router import Router
 from dmiddleware.router.transport import Reply, Serve
 from dmiddleware.router.transport.redis import RedisListener, RedisTransport
 from dmiddleware.router.transport.redis_channel import RedisChannel
-from tests.dmiddleware.router.answering import Parking, answering
+from tests.dmiddleware.router.answering import Parking, answering, echo
 from tests.dmiddleware.router.places import Asking
 from tests.dmiddleware.router.redis_server import RedisServer
 
@@ -48,11 +48,6 @@ def server(shared: RedisServer) -> RedisServer:
 def own_server(tmp_path: Path) -> Iterator[RedisServer]:
     with RedisServer(tmp_path) as server:
         yield server
-
-
-@answering
-def echo(raw: memoryview, connection: int) -> bytes | None:
-    return bytes(raw)
 
 
 @contextlib.contextmanager

@@ -33,18 +33,6 @@ LARGE = 512 << 10
 DEADLINE_S = 20.0
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "shared"
-    folder.mkdir(mode=0o700)
-    return folder
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    return f"ipc://{tmp_path}/0.sock"
-
-
 def test_large_bodies_are_not_sent_and_small_ones_are(folder: Path, address: str) -> None:
     counting = Counting()
     with talking(address, shared(folder, counting), shared(folder, counting)) as channel:

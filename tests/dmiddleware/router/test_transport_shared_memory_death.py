@@ -22,18 +22,6 @@ from tests.dmiddleware.router.sharing import MAX_BYTES, big, shared, talking
 DEADLINE_S = 20.0
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "shared"
-    folder.mkdir(mode=0o700)
-    return folder
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    return f"ipc://{tmp_path}/0.sock"
-
-
 PROGRAM = """
     import os, signal, sys
     from pathlib import Path

@@ -21,6 +21,7 @@ from dmiddleware.errors import TransportError
 from dmiddleware.router.parts import Parts
 from dmiddleware.router.transport.base import Reply
 from dmiddleware.router.transport.unix import UnixChannel, UnixListener, UnixTransport
+from tests.dmiddleware.router.answering import at_once, echo
 from tests.dmiddleware.router.unix_sockets import (
     DEADLINE_S,
     MB,
@@ -31,17 +32,11 @@ from tests.dmiddleware.router.unix_sockets import (
     bare_listen,
     comes_true,
     dial,
-    echo,
     listen,
-    nothing_left,
     threads,
 )
 
-
-@pytest.fixture(autouse=True)
-def leaves_nothing() -> Iterator[None]:
-    with nothing_left():
-        yield
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 
 def test_threads_that_ask_at_once_get_their_own_answers(tmp_path: Path) -> None:
@@ -56,12 +51,7 @@ def test_threads_that_ask_at_once_get_their_own_answers(tmp_path: Path) -> None:
                 wrong.append((asker, number, len(answer)))
 
     with listen(tmp_path), dial(tmp_path) as channel:
-        askers = [threading.Thread(target=ask, args=(channel, asker)) for asker in range(6)]
-        for asker in askers:
-            asker.start()
-        for asker in askers:
-            asker.join(DEADLINE_S)
-            assert not asker.is_alive()
+        at_once(ask, [(channel, asker) for asker in range(6)])
     assert wrong == []
 
 

@@ -10,8 +10,8 @@ import pytest
 from dmiddleware.errors import TransportError
 from dmiddleware.router.transport import Channel, Reply
 from dmiddleware.testing import Tape
-from tests.dmiddleware.router.answering import Parking, answering
-from tests.dmiddleware.router.places import DEADLINE_S, MAX_BYTES, Asking, Place, echo
+from tests.dmiddleware.router.answering import Parking, answering, at_once, echo
+from tests.dmiddleware.router.places import DEADLINE_S, MAX_BYTES, Asking, Place
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 70_000, MAX_BYTES - 100])
@@ -47,15 +47,7 @@ def test_each_request_gets_its_own_answer(place: Place) -> None:
         place.dial(listener) as one,
         place.dial(listener) as other,
     ):
-        askers = [
-            threading.Thread(target=ask, args=(channel, asker))
-            for asker, channel in enumerate([one, other] * 3)
-        ]
-        for asker in askers:
-            asker.start()
-        for asker in askers:
-            asker.join(DEADLINE_S)
-            assert not asker.is_alive()
+        at_once(ask, [(channel, asker) for asker, channel in enumerate([one, other] * 3)])
     assert wrong == []
 
 

@@ -8,8 +8,8 @@ import time
 from dmiddleware.errors import TransportError
 from dmiddleware.router.transport import Channel
 from dmiddleware.testing import Tape
-from tests.dmiddleware.router.answering import Parking
-from tests.dmiddleware.router.places import DEADLINE_S, MAX_BYTES, Place, echo
+from tests.dmiddleware.router.answering import Parking, at_once, echo
+from tests.dmiddleware.router.places import MAX_BYTES, Place
 
 
 class Told:
@@ -45,14 +45,9 @@ def test_requests_are_sent_by_many_and_each_is_told_its_answer_once(place: Place
             for number in range(50):
                 told.send(channel, b"%d %d" % (sender, number) * (1 + number * 20))
 
-        senders = [
-            threading.Thread(target=send, args=(channel, sender))
-            for sender, channel in enumerate([one, other] * 2)
-        ]
-        for sender in senders:
-            sender.start()
-        for sender in senders:
-            sender.join(DEADLINE_S)
+        senders = at_once(
+            send, [(channel, sender) for sender, channel in enumerate([one, other] * 2)]
+        )
         answers = told.wait(200)
         assert all(content == answer for content, answer in answers)
         assert not told.threads() & {threading.current_thread(), *senders}

@@ -6,7 +6,6 @@ import contextlib
 import random
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,14 +28,9 @@ from tests.dmiddleware.router.unix_sockets import (
     exactly,
     is_hung_up_on,
     listen,
-    nothing_left,
 )
 
-
-@pytest.fixture(autouse=True)
-def leaves_nothing() -> Iterator[None]:
-    with nothing_left():
-        yield
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 
 @pytest.mark.parametrize("n_pieces", [1, 3, 2000])

@@ -14,6 +14,7 @@ from typing import Final
 from dmiddleware.errors import TransportError
 from dmiddleware.router.transport.base import Reply, Serve
 from dmiddleware.router.transport.unix import UnixChannel, UnixListener, UnixTransport
+from tests.dmiddleware.router.answering import echo
 
 DEADLINE_S: Final = 20.0
 MB: Final = 1 << 20
@@ -53,10 +54,6 @@ def comes_true(predicate: Callable[[], bool], within_s: float = DEADLINE_S) -> b
             return False
         time.sleep(0.005)
     return True
-
-
-def echo(raw: memoryview, connection: int, reply: Reply) -> None:
-    reply(bytes(raw))
 
 
 def listen(
