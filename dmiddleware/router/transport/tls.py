@@ -60,6 +60,7 @@ class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
 
         Raises:
             AuthError: if this side refuses the listener's certificate, or the listener this one's.
+            TransportError: if the listener does not speak TLS.
         """
         host, _, port = address.removeprefix("tls+tcp://").rpartition(":")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -70,18 +71,38 @@ class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
                 socket.create_connection((host.strip("[]"), int(port)), timeout_s) as plain,
                 context.wrap_socket(plain, server_hostname=self.server_name) as secured,
             ):
-                # A listener that refuses says so only here, in place of its greeting.
-                secured.recv(_GREETING_BYTES)
+                if self._is_greeted(secured):
+                    return
         except ssl.SSLCertVerificationError as error:
             raise AuthError(
                 f"the certificate of {address} is refused: {error.verify_message}; it must be "
                 f"signed by an authority in {self.ca} and be valid for the name "
                 f"{self.server_name!r}"
             ) from error
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError, TimeoutError, ConnectionError):
-            return
         except ssl.SSLError as error:
-            raise AuthError(
-                f"{address} refuses the certificate in {self.cert_and_key}: {error.reason}; it "
-                "must be signed by an authority that the listener trusts"
-            ) from error
+            if error.reason == "WRONG_VERSION_NUMBER":
+                raise TransportError(
+                    f"{address} does not speak TLS; start its listener with a tls+tcp:// address, "
+                    "or dial it with tcp://"
+                ) from error
+            if "_ALERT_" not in str(error.reason):
+                return
+        except OSError:
+            return
+        raise AuthError(
+            f"{address} refuses the certificate in {self.cert_and_key}; it must be signed by an "
+            "authority that the listener trusts, and be valid today"
+        )
+
+    def _is_greeted(self, secured: ssl.SSLSocket) -> bool:
+        """Tell whether a listener that has seen this side's certificate goes on to talk.
+
+        Over TLS 1.3 this side's handshake is over before the listener has looked at the
+        certificate. One that refuses it sends an alert, which may be lost when it hangs up.
+        """
+        try:
+            return bool(secured.recv(_GREETING_BYTES))
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
