@@ -233,12 +233,16 @@ class NngChannel:
             tell_elsewhere(on_answer, error)
             return
         with self._changed:
-            self._asked.append((context, on_answer))
-            if len(self._asked) <= self._idle_readers:
-                self._changed.notify()
-            elif len(self._asked) > 1 or threading.current_thread() not in self._readers:
-                # A reader that makes a request will wait for its answer itself.
-                self._start_reader()
+            if not self._closed:
+                self._asked.append((context, on_answer))
+                if len(self._asked) <= self._idle_readers:
+                    self._changed.notify()
+                elif len(self._asked) > 1 or threading.current_thread() not in self._readers:
+                    # A reader that makes a request will wait for its answer itself.
+                    self._start_reader()
+                return
+        self._give_back(context, reusable=False)
+        tell_elsewhere(on_answer, self._closed_error())
 
     def close(self) -> None:
         """Close the connection; requests under way fail at once."""
@@ -247,9 +251,10 @@ class NngChannel:
                 return
             self._closed = True
             self._changed.notify_all()
+            readers = list(self._readers)
         self._gate.close()
         self._socket.close()
-        for reader in self._readers:
+        for reader in readers:
             if reader is not threading.current_thread():
                 reader.join(_JOIN_S)
         with self._changed:
@@ -261,8 +266,8 @@ class NngChannel:
         # As many as requests are under way at a time: an answer must not wait for an older one.
         name = f"router-read-{len(self._readers)}-{self._address}"
         reader = threading.Thread(target=self._read, name=name, daemon=True)
-        self._readers.append(reader)
         reader.start()
+        self._readers.append(reader)
 
     def _read(self) -> None:
         while True:
@@ -333,10 +338,13 @@ class NngChannel:
     def _borrow(self) -> Context:
         with self._changed:
             if self._closed:
-                raise TransportError(f"the channel to {self._address} is closed")
+                raise self._closed_error()
             context = self._idle.pop() if self._idle else Context(self._socket, self._gate)
             self._under_way += 1
             return context
+
+    def _closed_error(self) -> TransportError:
+        return TransportError(f"the channel to {self._address} is closed")
 
     def _give_back(self, context: Context, *, reusable: bool) -> None:
         with self._changed:

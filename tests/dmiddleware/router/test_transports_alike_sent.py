@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from functools import partial
 
 from dmiddleware.errors import TransportError
 from dmiddleware.router.transport import Channel
@@ -107,6 +109,25 @@ def test_closing_a_channel_is_told_of_all_that_was_sent(place: Place) -> None:
         assert time.monotonic() - began < 5.0
         told.send(channel, b"after")
         assert told.wait(4)[3] == (b"after", None)
+
+
+def test_a_channel_may_be_closed_while_others_send(place: Place) -> None:
+    sent = [b"%d" % number for number in range(12)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with place.listen(echo) as listener:
+            for _ in range(30):
+                told = Told()
+                with place.dial(listener) as channel:
+                    sends = [partial(told.send, channel, content) for content in sent]
+                    at_once(
+                        lambda act: act(),
+                        [(act,) for act in (*sends[:6], channel.close, *sends[6:])],
+                    )
+                assert sorted(content for content, _ in told.wait(len(sent))) == sorted(sent)
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_who_sends_is_never_told_at_once(place: Place) -> None:
