@@ -30,7 +30,7 @@ def test_the_judge_sees_what_a_bus_without_acknowledgement_loses() -> None:
 
 
 def test_a_slow_consumer_makes_the_producer_wait_within_bounds() -> None:
-    row = slow_consumer("ipc", count=160, size=256 * KB, slow_s=0.01, bound=16 * MB)
+    row = slow_consumer("ipc", count=240, size=256 * KB, slow_s=0.01, bound=12 * MB)
     assert row.holds, row
 
 
