@@ -1,21 +1,66 @@
-"""Networks that break and come back, or that are slow and lose packets."""
+"""Networks and connections that break and come back, or that are slow and lose packets."""
 
 from __future__ import annotations
 
 import contextlib
+import random
 import time
 from collections.abc import Iterator
 
-from tests.faults.cluster import Cluster, Process, cluster, wait_until
+from tests.faults.cluster import Cluster, Process, address_for, cluster, wait_until
 from tests.faults.ledger import join
 from tests.faults.networks import ADDRESSES, cable, namespaces, slow_cable
 from tests.faults.node_program import Sends
 from tests.faults.process_rows import all_of, left_at
+from tests.faults.relay import Relay
 from tests.faults.row import Row
 
-__all__ = ["partition", "slow_network"]
+__all__ = ["cut_connections", "partition", "slow_network"]
 
 _EXEC = ("ip", "netns", "exec")
+_SEED = 0
+
+
+def cut_connections(transport: str, *, times: int, size: int = 4096) -> Row:
+    """Cut connections while both sides send over them: one, or all, also while others are made.
+
+    Args:
+        transport: ``ipc`` or ``tcp``.
+        times: how often.
+        size: bytes of each message.
+    """
+    row = Row(f"{times} cuts of one or all connections", transport)
+    sends = Sends(size=size, pace_s=0.002)
+    settings = {"receives": ("e",), "sends": sends, "expected": 1, "at_once": True}
+    randomly = random.Random(_SEED)
+    flows = []
+    with cluster(transport) as nodes:
+        learner = nodes.listener(**settings)
+        learner.await_line("listening")
+        front = address_for(transport, nodes.folder, "front")
+        with Relay(front, nodes.address) as relay:
+            collector = nodes.start(nodes.spec(1, dial=(front,), **settings))
+            for process in (learner, collector):
+                process.await_line("got", count=20)
+            left = times
+            while left:
+                for _ in range(min(left, randomly.choice((1, 1, 3, 10)))):
+                    relay.cut(randomly.choice((1, None)))
+                    left -= 1
+                    time.sleep(randomly.choice((0.0, 0.01, 0.05, 0.2)))
+                at = time.monotonic()
+                flows += [
+                    process.await_line("got", since=at)[1] - at for process in (learner, collector)
+                ]
+            for process in (learner, collector):
+                process.tell("enough")
+            verdict = join((all_of(learner, collector), all_of(collector, learner)))
+            collector.stop()
+            learner.stop()
+    row.at_most("data flows both ways after a cut", max(flows), 5.0)
+    row.check("connections made anew", f"{relay.passed}", relay.passed > 2)
+    row.check("0 lost, 0 duplicated", verdict, verdict.clean)
+    return row
 
 
 def partition(*, cut_s: float, size: int = 4096) -> Row:

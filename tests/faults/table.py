@@ -8,7 +8,7 @@ from functools import partial
 
 from tests.faults.delivery_rows import KB, MB, burst, slow_consumer, slow_weight_reader
 from tests.faults.hostile_rows import false_lengths, noise, oversize, pickles, refusals, silence
-from tests.faults.network_rows import partition, slow_network
+from tests.faults.network_rows import cut_connections, partition, slow_network
 from tests.faults.networks import why_not
 from tests.faults.process_rows import (
     fork_and_close,
@@ -96,6 +96,7 @@ FAULTS = (
     Fault(
         "kill-receiver", "kill -9 of the receiver, 5 times", _over_both(killed_listener, kills=5)
     ),
+    Fault("cut", "500 cuts of connections in use", _over_both(cut_connections, times=500)),
     Fault("partition", "a partition of 40 s", (partial(partition, cut_s=40.0),), why_not),
     Fault(
         "slow-network", "200 ms delay with 1% loss", (partial(slow_network, count=2_000),), why_not

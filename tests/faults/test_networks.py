@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.network_rows import partition, slow_network
+from tests.faults.network_rows import cut_connections, partition, slow_network
 from tests.faults.networks import why_not
 from tests.faults.soak_rows import soak
 
@@ -26,6 +26,12 @@ def test_both_sides_see_a_partition_and_lose_nothing_by_it() -> None:
 @pytest.mark.usefixtures("namespaces_allowed")
 def test_nothing_is_lost_over_a_network_that_loses() -> None:
     row = slow_network(count=200, delay_s=0.05)
+    assert row.holds, row
+
+
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_nothing_is_lost_when_connections_are_cut_again_and_again(transport: str) -> None:
+    row = cut_connections(transport, times=30)
     assert row.holds, row
 
 
