@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 import msgspec
 
 from dmiddleware.errors import FrameTooLarge
-from dmiddleware.router.envelope import FRAME_OVERHEAD, EncodedEvent
+from dmiddleware.router.envelope import FRAME_OVERHEAD, WANTS_EVENT, EncodedEvent
 from dmiddleware.router.link import Link
 from dmiddleware.router.options import NodeOptions
 from dmiddleware.router.wire import MAX_BUFFERS, read_metadata
 
-__all__ = ["WANTS_EVENT", "Audience"]
-
-WANTS_EVENT: Final = "$wants"
-"""The event by which nodes tell each other what they want; it keeps its place among the others."""
+__all__ = ["Audience"]
 
 _encode = msgspec.msgpack.Encoder().encode
 _wants = msgspec.msgpack.Decoder(tuple[bool, tuple[str, ...]])
@@ -66,7 +62,9 @@ class Audience:
                 self.tell(link)
 
     def tell(self, link: Link) -> None:
-        """Tell a peer what this node wants."""
+        """Tell a peer what this node wants; one that is forgotten is told when it is back."""
+        if link.forgotten:
+            return
         skeleton = _encode((self._is_ready, self._wants))
         link.outgoing.push(EncodedEvent(WANTS_EVENT, skeleton, (), len(skeleton)))
 
@@ -132,7 +130,10 @@ class Audience:
         self._send_newest(link, had)
 
     def remember(self, link: Link) -> None:
-        """Send the newest to a peer that is back, after all that had waited for it was dropped."""
+        """Count on a peer again that was forgotten, and tell it anew what was dropped meanwhile."""
+        link.forgotten = False
+        self.on_links_changed()
+        self.tell(link)
         self._send_newest(link, ())
 
     def on_links_changed(self) -> None:

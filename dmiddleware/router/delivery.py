@@ -192,19 +192,17 @@ class Outbox(Generic[T]):
         self._next_sequence = 1
         self._credit = 2**63
 
-    def give_up(self) -> int:
-        """Drop everything that was not acknowledged; return how many messages that are.
+    def give_up(self) -> None:
+        """Drop everything that was not acknowledged.
 
         Frames under way keep their numbers, emptied, so that a peer that comes back after all finds
         no gap in what follows.
         """
-        lost = self.n_messages
         self._waiting.clear()
         self._waiting_bytes = 0
         for frame in self._under_way.values():
             frame.messages, frame.size = (), 0
         self._bytes = 0
-        return lost
 
     def unacknowledged(self) -> list[T]:
         """Return what would be lost if the outbox were dropped now, in order."""

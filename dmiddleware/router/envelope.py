@@ -21,6 +21,7 @@ __all__ = [
     "unpack_events",
     "FRAME_OVERHEAD",
     "MAX_BATCH_BYTES",
+    "WANTS_EVENT",
 ]
 
 LayDown: TypeAlias = Callable[[Sequence[memoryview]], list[memoryview] | None]
@@ -31,6 +32,9 @@ _SPILL_BYTES: Final = 32 * 1024
 _EVENT_OVERHEAD: Final = 64
 _BUFFER_OVERHEAD: Final = ALIGNMENT + 8
 """What an array takes in a frame beside its bytes, at most: its alignment, a row of the table."""
+
+WANTS_EVENT: Final = "$wants"
+"""The event by which nodes tell each other what they want; it keeps its place among the others."""
 
 FRAME_OVERHEAD: Final = 256
 """A frame is at most so much larger than the sizes of its events together."""

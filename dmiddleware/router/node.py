@@ -18,9 +18,10 @@ from typing import Final
 import msgspec
 
 from dmiddleware.errors import AuthError, FrameError, HandshakeRefused
-from dmiddleware.router.audience import WANTS_EVENT, Audience
+from dmiddleware.router.audience import Audience
 from dmiddleware.router.delivery import Verdict
 from dmiddleware.router.envelope import (
+    WANTS_EVENT,
     Answer,
     EncodedEvent,
     pack_events,
@@ -115,7 +116,7 @@ class Node:
         A peer that has been forgotten takes nothing: the answer is True.
         """
         link = self.links.get(node_id)
-        return link is None or link.outgoing.offer(event)
+        return link is None or link.forgotten or link.outgoing.offer(event)
 
     def take(self, n: int) -> list[tuple[str, EncodedEvent]]:
         """Remove and return up to ``n`` events of each peer, as ``(node id, event)``.
@@ -375,8 +376,7 @@ class Node:
                 self._empty(known)
                 self._by_session.pop(known.session.number, None)
             link = Link.begin(session, known, self.options, dialed=dialed)
-        was_forgotten = link.forgotten
-        link.session, link.dialed, link.forgotten = session, dialed, False
+        link.session, link.dialed = session, dialed
         link.seen, link.requests = Seen(), 0
         link.use_keys(session, dialed=dialed, cover_body=cover_body)
         self.links[node_id] = link
@@ -387,8 +387,6 @@ class Node:
         link.gone_since = None
         if link is not known:
             self.audience.tell(link)
-        elif was_forgotten:
-            self.audience.remember(link)
         return link
 
     def _empty(self, link: Link) -> None:
@@ -411,6 +409,8 @@ class Node:
             link = self.links.get(change.peer.node_id)
             if link is not None:
                 link.gone_since = now if change.kind == "left" else None
+                if link.forgotten and change.kind != "left":
+                    self.audience.remember(link)
         self.changes += changes
 
     def _heard(self, link: Link, n_bytes: int, now: float) -> None:

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from dmiddleware.router.delivery import Outbox
-from dmiddleware.router.envelope import EncodedEvent
+from dmiddleware.router.envelope import WANTS_EVENT, EncodedEvent
 
 __all__ = ["RELIABLE", "LATEST", "LOSSY", "Sending", "Outgoing"]
 
@@ -83,6 +83,12 @@ class Outgoing:
         """Whether nothing waits that must or should arrive."""
         return self.outbox.empty and not self._latest and self._latest_under_way is None
 
+    @property
+    def undelivered(self) -> int:
+        """How many accepted reliable events have not been acknowledged."""
+        # What nodes tell each other of themselves is no one's loss.
+        return sum(event.event != WANTS_EVENT for event in self.outbox.unacknowledged())
+
     def offer(self, event: EncodedEvent) -> bool:
         """Accept a reliable event, unless the outbox is full: then the emitter waits."""
         return self.outbox.offer(event)
@@ -96,7 +102,9 @@ class Outgoing:
         self._latest.clear()
         self._latest_under_way = None
         self._lossy.clear()
-        return self.outbox.give_up()
+        lost = self.undelivered
+        self.outbox.give_up()
+        return lost
 
     def put_latest(self, event: EncodedEvent) -> None:
         """Take an event that makes all earlier ones of its name worthless."""

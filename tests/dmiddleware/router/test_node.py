@@ -303,6 +303,56 @@ def test_a_peer_that_was_forgotten_gets_the_newest_when_it_is_back(
     assert taken(dialer) == [("learner", "weights", 2)]
 
 
+def test_a_peer_that_was_forgotten_hears_what_is_wanted_meanwhile(
+    pair: tuple[Node, Node, Link],
+) -> None:
+    dialer, listener, link = pair
+    listener.tick(4.0)
+    listener.audience.want(["early"])
+    listener.tick(200.0)
+    waiting = listener.links["collector"].outgoing.outbox.n_messages
+    listener.audience.want(["early", "late"])
+    assert listener.links["collector"].outgoing.outbox.n_messages == waiting
+    link = join(dialer, listener, 300.0)
+    exchange(dialer, listener, link, 300.0)
+    assert taken(dialer) == []
+    assert dialer.audience.targets("early") == dialer.audience.targets("late") == ("learner",)
+
+
+def test_a_peer_that_was_forgotten_may_go_on_in_its_old_session(
+    pair: tuple[Node, Node, Link],
+) -> None:
+    dialer, listener, link = pair
+    dialer.audience.want(["e", "weights"])
+    exchange(dialer, listener, link)
+    taken(listener)
+    listener.audience.put_latest(encode_event("weights", 1, CODEC))
+    listener.tick(4.0)
+    listener.tick(200.0)
+    assert listener.audience.targets("e") == ()
+    # As a process does that was stopped, and whose connection outlived it.
+    answered(listener, dialer.request(link, FrameType.HEARTBEAT), 201.0)
+    assert listener.changes[-1].kind == "rejoined"
+    assert listener.audience.targets("e") == ("collector",)
+    emit(listener, "collector", "e", "after")
+    exchange(dialer, listener, link, 201.0)
+    assert taken(dialer) == [("learner", "weights", 1), ("learner", "e", "after")]
+
+
+def test_a_peer_that_is_forgotten_takes_nothing_and_makes_nobody_wait(
+    pair: tuple[Node, Node, Link],
+) -> None:
+    _, listener, _ = pair
+    while emit(listener, "collector", "e", bytes(500)):
+        pass
+    listener.tick(4.0)
+    ((_, undelivered),) = listener.tick(200.0)
+    assert undelivered == 3
+    for _ in range(10):
+        assert emit(listener, "collector", "e", bytes(500))
+    assert listener.links["collector"].outgoing.empty
+
+
 def test_a_new_start_of_a_peer_gets_what_the_old_one_did_not(
     pair: tuple[Node, Node, Link],
 ) -> None:
