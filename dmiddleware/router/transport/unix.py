@@ -87,7 +87,12 @@ class UnixChannel:
         self._reader = threading.Thread(
             target=self._read, name=f"router-read-{address}", daemon=True
         )
-        self._reader.start()
+        try:
+            self._reader.start()
+        except RuntimeError as error:
+            # The system allows no more threads.
+            self._stream.release()
+            raise TransportError(f"could not dial {address}: {error}") from error
 
     def request(self, raw: Raw) -> memoryview:
         """Make a request and wait for its answer."""
@@ -388,19 +393,26 @@ def _dialed(address: str, connect_s: float) -> socket.socket:
     path = _path("dial", address)
     deadline = time.monotonic() + connect_s
     while True:
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            made.settimeout(max(0.01, deadline - time.monotonic()))
-            made.connect(str(path))
-            made.settimeout(None)
-            return made
+            return _connected(path, max(0.01, deadline - time.monotonic()))
         except OSError as error:
-            made.close()
             if time.monotonic() + _DIAL_EVERY_S >= deadline:
                 raise TransportError(
                     f"could not dial {address}: nobody answered within {connect_s:g} s ({error})"
                 ) from error
         time.sleep(_DIAL_EVERY_S)
+
+
+def _connected(path: Path, within_s: float) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.settimeout(within_s)
+        made.connect(str(path))
+        made.settimeout(None)
+        return made
+    except BaseException:
+        made.close()
+        raise
 
 
 def _listening(path: Path) -> tuple[socket.socket, tuple[int, int]]:

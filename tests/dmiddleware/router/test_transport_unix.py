@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import random
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -353,6 +355,31 @@ def test_addresses_that_cannot_be_used_are_refused(address: str, told: str) -> N
         transport.listen(address, echo, on_gone=lambda _: None, max_frame_bytes=1)
     with pytest.raises(TransportError, match=told):
         transport.dial(address, connect_s=0.05, answer_s=1.0, max_frame_bytes=1)
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+def test_dialing_without_descriptors_or_threads_is_an_error_of_the_transport(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_socket(*family: int) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with listen(tmp_path):
+        with monkeypatch.context() as patched:
+            patched.setattr("dmiddleware.router.transport.unix.socket.socket", no_socket)
+            with pytest.raises(TransportError, match="Too many open files"):
+                UnixTransport().dial(
+                    f"ipc://{tmp_path}/s", connect_s=0.1, answer_s=1.0, max_frame_bytes=1
+                )
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", no_thread)
+            with pytest.raises(TransportError, match="can't start new thread"):
+                dial(tmp_path)
+        with dial(tmp_path) as channel:
+            assert channel.request(b"?") == b"?"
 
 
 def test_a_dialer_may_come_first(tmp_path: Path) -> None:
