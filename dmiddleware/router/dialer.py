@@ -78,11 +78,15 @@ class Dialer:
         """Begin to dial."""
         self._thread = self._core.clock.spawn(self._run, name=f"router-dial-{self._address}")
 
-    def close(self) -> None:
-        """Say goodbye and end."""
+    def stop(self) -> None:
+        """Begin to say goodbye and to end, without waiting for it."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+
+    def close(self) -> None:
+        """Say goodbye and end."""
+        self.stop()
         if self._thread is not None:
             self._thread.join(2 * _ANSWER_S)
 
@@ -102,6 +106,10 @@ class Dialer:
                 return
             except RouterError as error:
                 _logger.debug("%s: %s", self._address, error)
+            except Exception as error:
+                # Nobody else would dial this peer again.
+                self._core.fail(RouterError(f"dialing {self._address} failed within: {error!r}"))
+                raise
             with self._changed:
                 self._core.clock.wait_for(self._changed, lambda: self._closing, pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

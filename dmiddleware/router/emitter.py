@@ -67,17 +67,20 @@ class Emitter:
             waiting[:] = refused
             # Sent with the lock held: this wait may go on for long, for other peers.
             run(core.pump.moves(core.clock.now(), taken))
-            return core.closing or not waiting
+            return core.closing or core.fatal is not None or not waiting
 
         with core.lock:
             core.clock.wait_for(core.room, accepted, event.timeout_s)
             core.traffic.of(event.name).blocked_s += core.clock.now() - began
             full = ", ".join(self._describe(node_id) for node_id in waiting)
-        if waiting:
-            raise DeliveryTimeout(
-                f"the event {event.name!r} was not accepted for {event.timeout_s:g} s by {full}; "
-                "emit less often, handle it faster there, or declare it latest or lossy"
-            )
+        if not waiting:
+            return
+        if core.fatal is not None:
+            raise core.fatal
+        raise DeliveryTimeout(
+            f"the event {event.name!r} was not accepted for {event.timeout_s:g} s by {full}; "
+            "emit less often, handle it faster there, or declare it latest or lossy"
+        )
 
     def _put(self, event: Event, encoded: EncodedEvent, targets: Sequence[str]) -> None:
         node = self._core.node

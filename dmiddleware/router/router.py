@@ -149,26 +149,33 @@ class Router:
         """Listen and dial; peers may come in any order. Twice is fine.
 
         Raises:
-            TransportError: if the address cannot be listened on.
+            TransportError: if the address cannot be listened on; it may be tried again.
+            RouterStateError: if the router is closed.
         """
         self._check_process()
         if self._started:
             return
-        self._started = True
         if self._listen_address:
             self._listening = Listening(self._core, self._listen_address)
+        self._started = True
         spawn = self._core.clock.spawn
         self._threads.append(spawn(self._tick_forever, name="router-tick"))
         self._threads.append(spawn(self._core.dispatcher.run, name="router-deliver"))
         for address in self._dial_addresses:
-            self.dial(address)
+            self._keep_dialed(address)
 
     def dial(self, address: str) -> None:
-        """Dial one more peer, now and whenever it comes back."""
+        """Dial one more peer, from the start on, and whenever it comes back.
+
+        Raises:
+            TopologyError: for an address that is none.
+            RouterStateError: if the router is closed.
+        """
         check_address(address)
-        dialer = Dialer(self._core, address)
-        self._dialers.append(dialer)
-        dialer.start()
+        self._check_process()
+        self._dial_addresses += (address,)
+        if self._started:
+            self._keep_dialed(address)
 
     def close(self, *, deadline_s: float = 5.0) -> dict[int, int]:
         """Deliver what was accepted, say goodbye, and end all threads. Twice is fine.
@@ -192,10 +199,13 @@ class Router:
             undelivered = {
                 int(link.node_id): count
                 for link in node.links.values()
-                if (count := link.outgoing.outbox.n_messages)
+                if (count := link.outgoing.undelivered)
             }
         if undelivered:
             _logger.warning("closing, while peers have not taken all events: %s", undelivered)
+        # All of them first: each may have to wait for a peer that does not answer.
+        for dialer in self._dialers:
+            dialer.stop()
         for dialer in self._dialers:
             dialer.close()
         self._await_goodbyes(min(deadline_s, 2 * PARK_S))
@@ -260,6 +270,8 @@ class Router:
 
         Raises:
             DeliveryTimeout: if a peer had no room for a reliable event until the deadline.
+            RouterStateError: if the router is closed.
+            RouterError: if this node cannot go on, since a peer refused it say.
             EncodeError: if an argument cannot travel.
             FrameTooLarge: if it is larger than peers accept.
         """
@@ -362,6 +374,14 @@ class Router:
 
     # Within -----------------------------------------------------------------------------------
 
+    def _keep_dialed(self, address: str) -> None:
+        with self._core.lock:
+            if self._node.closing:
+                raise RouterStateError("the router is closed; make a new one")
+            dialer = Dialer(self._core, address)
+            self._dialers.append(dialer)
+        dialer.start()
+
     def _tick_forever(self) -> None:
         core = self._core
         while not core.closing:
@@ -395,5 +415,5 @@ class Router:
                 "this process was forked from one with a router, whose sockets do not survive a "
                 "fork; start processes with the 'spawn' method, or make the router after the fork"
             )
-        if self._closed and self._started:
+        if self._closed:
             raise RouterStateError("the router is closed; make a new one")

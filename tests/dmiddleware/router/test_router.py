@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from dmiddleware.errors import (
     DeliveryTimeout,
     HandshakeRefused,
+    RouterError,
     RouterStateError,
     TopologyError,
     TransportError,
@@ -22,7 +23,9 @@ from dmiddleware.errors import (
 )
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
+from dmiddleware.router.transport import Channel
 from dmiddleware.router.transport.sockets import SocketTransport
+from tests.dmiddleware.router.unix_sockets import comes_true, threads
 
 KEY = bytes(range(32))
 DEADLINE_S = 20.0
@@ -193,6 +196,119 @@ def test_a_closed_router_says_so(listen: str) -> None:
     router.close()
     with pytest.raises(RouterStateError, match="closed"):
         router.emit(Event("e"), (), {})
+
+
+def test_what_is_closed_before_its_start_cannot_be_started(listen: str) -> None:
+    router = Router(listen=listen, key=KEY)
+    router.close()
+    with pytest.raises(RouterStateError, match="closed"):
+        router.start()
+
+
+def test_dialing_begins_with_the_start_and_ends_with_the_end(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    address = f"ipc://{tmp_path}/0.sock"
+    unused = Router(node_id=2)
+    unused.dial(address)
+    unused.close()
+    assert set(threading.enumerate()) <= before
+    with Router(node_id=0, listen=address) as listener:
+        dialer = Router(node_id=1)
+        dialer.dial(address)
+        with dialer:
+            assert listener.wait_for_peers(1, timeout_s=DEADLINE_S)
+        with pytest.raises(RouterStateError, match="closed"):
+            dialer.dial(address)
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_start_that_failed_may_be_tried_again(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/0.sock"
+    second = Router(node_id=1, listen=address)
+    with Router(node_id=0, listen=address):
+        for _ in range(2):
+            with pytest.raises(TransportError, match="listens there"):
+                second.start()
+    with second:
+        assert second.address == address
+
+
+def test_who_waits_for_room_hears_that_the_router_cannot_go_on(tmp_path: Path) -> None:
+    elsewhere = f"ipc://{tmp_path}/1.sock"
+    release = threading.Event()
+    errors: list[Exception] = []
+
+    def take(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        release.wait(600.0)
+
+    def fill() -> None:
+        try:
+            while True:
+                router.emit(Event("e", timeout_s=600.0), (bytes(500),), {})
+        except HandshakeRefused as error:
+            errors.append(error)
+
+    with (
+        Router(node_id=2, listen=elsewhere, key=bytes(32)),
+        two(f"ipc://{tmp_path}/0.sock", outbox_bytes=1000, inbox_bytes=1000) as (reader, router),
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(release.set)
+        reader.attach(take)
+        reader.subscribe("e", active=True)
+        router.wait_for_peers(1, timeout_s=DEADLINE_S)
+        emitting = threading.Thread(target=fill, daemon=True)
+        emitting.start()
+        assert comes_true(lambda: router.peer_traffic()[0].refused_frames > 0)
+        router.dial(elsewhere)
+        emitting.join(DEADLINE_S)
+        assert len(errors) == 1
+
+
+class Dialing(SocketTransport):
+    """A transport whose dialing is done by functions, one an address."""
+
+    def __init__(self, **by_name: Callable[[], None]) -> None:
+        super().__init__()
+        self._by_name = by_name
+
+    def dial(self, address: str, **options: Any) -> Channel:
+        self._by_name[address.rpartition("/")[2]]()
+        raise TransportError("nobody is there")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_defect_in_dialing_is_told_to_who_waits() -> None:
+    def fail() -> None:
+        raise ValueError("a defect")
+
+    with (
+        Router(dial=["ipc:///a"], transport=Dialing(a=fail)) as router,
+        pytest.raises(RouterError, match=r"dialing ipc:///a failed within: ValueError\('a defect"),
+    ):
+        router.wait_for_peers(1, timeout_s=600.0)
+
+
+def test_closing_waits_for_all_who_dial_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dmiddleware.router.dialer._ANSWER_S", 600.0)
+    began, release = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        began.set()
+        assert release.wait(DEADLINE_S)
+
+    router = Router(dial=["ipc:///a", "ipc:///b"], transport=Dialing(a=hang, b=lambda: None))
+    router.start()
+    assert began.wait(DEADLINE_S)
+    closing = threading.Thread(target=router.close)
+    closing.start()
+    try:
+        assert comes_true(lambda: "router-dial-ipc:///b" not in threads(), DEADLINE_S / 2)
+        assert "router-dial-ipc:///a" in threads()
+    finally:
+        release.set()
+        closing.join(DEADLINE_S)
+    assert not closing.is_alive()
 
 
 def test_closing_leaves_no_thread_behind(listen: str) -> None:
