@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from dmiddleware import WaitTimeout
 from dmiddleware.pipeline import Context, OnlineRLContext, Role, Task, middleware
 from middleware import Barrier
-from tests.middleware.nodes import run_nodes
+from tests.middleware.nodes import DEADLINE_S, run_nodes
 
 
 @middleware(roles=[Role.LEARNER, Role.COLLECTOR])
@@ -39,15 +40,18 @@ def test_nobody_goes_on_before_all_have_come(tmp_path: Path) -> None:
 
 def test_who_is_missing_is_named(tmp_path: Path) -> None:
     def run_learner(task: Task[Any]) -> None:
-        task.use(Barrier("epoch", timeout_s=0.2)).use(work)
+        task.use(Barrier("epoch", timeout_s=0.5)).use(work)
         with pytest.raises(WaitTimeout, match=r"node\(s\) 1 at barrier 'epoch' did not come"):
             task.run(max_step=1)
         task.emit("go on")
 
     def run_other(task: Task[Any]) -> None:
+        told = threading.Event()
+        task.on("go on", told.set)
+
         @middleware(roles=[Role.COLLECTOR])
         def wait(ctx: OnlineRLContext) -> None:
-            task.wait_for("go on", timeout_s=10)
+            assert told.wait(DEADLINE_S)
 
         task.use(wait).run(max_step=1)
 
@@ -56,11 +60,11 @@ def test_who_is_missing_is_named(tmp_path: Path) -> None:
 
 def test_who_has_left_is_not_waited_for(tmp_path: Path) -> None:
     def run_learner(task: Task[Any]) -> int:
-        task.use(Barrier(timeout_s=10)).use(work).run(max_step=5)
+        task.use(Barrier(timeout_s=DEADLINE_S)).use(work).run(max_step=5)
         return task.ctx.total_step
 
     def run_other(task: Task[Any]) -> None:
-        task.use(Barrier(timeout_s=10)).use(work).run(max_step=2)
+        task.use(Barrier(timeout_s=DEADLINE_S)).use(work).run(max_step=2)
 
     assert run_nodes(tmp_path, (Role.LEARNER, run_learner), (Role.COLLECTOR, run_other))[0] == 4
 

@@ -11,10 +11,13 @@ from typing import Any
 from dmiddleware.errors import TransportError
 from dmiddleware.router.transport import Channel, Listener, Serve, Transport
 
-__all__ = ["DEADLINE_S", "MAX_BYTES", "Asking", "Place"]
+__all__ = ["DEADLINE_S", "MAX_BYTES", "NEVER_S", "Asking", "Place"]
 
 MAX_BYTES = 1 << 20
 DEADLINE_S = 20.0
+
+NEVER_S = 600.0
+"""A deadline that nobody waits for: what ends before ends for another reason."""
 
 
 @dataclass
@@ -38,7 +41,7 @@ class Place:
         )
 
     def dial(self, listener: Listener, **options: float) -> contextlib.closing[Channel]:
-        times: dict[str, Any] = {"connect_s": 2.0, "answer_s": 5.0} | options
+        times: dict[str, Any] = {"connect_s": DEADLINE_S, "answer_s": DEADLINE_S} | options
         return contextlib.closing(
             self.dials.dial(listener.address, max_frame_bytes=MAX_BYTES, **times)
         )
@@ -49,7 +52,7 @@ class Asking:
 
     def __init__(self, channel: Channel, content: bytes) -> None:
         self._result: bytes | TransportError | None = None
-        self._thread = threading.Thread(target=self._ask, args=(channel, content))
+        self._thread = threading.Thread(target=self._ask, args=(channel, content), daemon=True)
         self._thread.start()
 
     def _ask(self, channel: Channel, content: bytes) -> None:

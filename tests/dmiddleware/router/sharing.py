@@ -80,7 +80,7 @@ def talking(
 ) -> Iterator[Channel]:
     listener = listens.listen(address, serve, on_gone=lambda _: None, max_frame_bytes=MAX_BYTES)
     try:
-        channel = dials.dial(address, connect_s=2.0, answer_s=5.0, max_frame_bytes=MAX_BYTES)
+        channel = dials.dial(address, connect_s=20.0, answer_s=20.0, max_frame_bytes=MAX_BYTES)
         try:
             yield channel
         finally:

@@ -66,7 +66,7 @@ def test_requests_are_answered_side_by_side(ends: tuple[Transport, Transport, st
         for content, reply in parking.wait_for(3).items():
             reply(content)
         for thread in threads:
-            thread.join(10.0)
+            thread.join(20.0)
     assert sorted(answers) == [b"0", b"1", b"2"]
 
 
@@ -131,7 +131,7 @@ def test_closing_the_channel_fails_what_is_under_way(
         thread.start()
         parking.wait_for(1)
         channel.close()
-        thread.join(5.0)
+        thread.join(20.0)
         assert failed == ["failed"]
 
 

@@ -12,7 +12,7 @@ from dmiddleware.errors import TransportError
 from dmiddleware.router.transport.nng import NngChannel, NngListener, NngTransport
 from tests.dmiddleware.router.answering import answering
 
-DEADLINE_S = 10.0
+DEADLINE_S = 20.0
 
 
 class Service:
@@ -92,7 +92,7 @@ def test_requests_that_cannot_be_served_end_no_thread(
 def test_a_request_that_nobody_is_there_to_take_does_not_hold_up_the_close(tmp_path: Path) -> None:
     service = Service()
     listener = listen(tmp_path, service)
-    channel = dial(listener, answer_s=60.0)
+    channel = dial(listener, answer_s=600.0)
     assert bytes(channel.request(b"echo")) == b"echo"
     listener.close()
     for _ in range(8):
@@ -100,7 +100,7 @@ def test_a_request_that_nobody_is_there_to_take_does_not_hold_up_the_close(tmp_p
         asking.start()
     closing = threading.Thread(target=channel.close)
     closing.start()
-    closing.join(3.0)
+    closing.join(DEADLINE_S)
     assert not closing.is_alive()
     asking.join(DEADLINE_S)
 

@@ -21,7 +21,7 @@ from dmiddleware.router.transport import Reply, Serve
 from dmiddleware.router.transport.redis import RedisListener, RedisTransport
 from dmiddleware.router.transport.redis_channel import RedisChannel
 from tests.dmiddleware.router.answering import Parking, answering, echo
-from tests.dmiddleware.router.places import Asking
+from tests.dmiddleware.router.places import NEVER_S, Asking
 from tests.dmiddleware.router.redis_server import RedisServer
 
 pytestmark = pytest.mark.process
@@ -72,10 +72,15 @@ def listening(
 
 @contextlib.contextmanager
 def dialed(
-    address: str, *, answer_s: float = 5.0, max_frame_bytes: int = MAX_BYTES, **login: Any
+    address: str,
+    *,
+    connect_s: float = DEADLINE_S,
+    answer_s: float = DEADLINE_S,
+    max_frame_bytes: int = MAX_BYTES,
+    **login: Any,
 ) -> Iterator[RedisChannel]:
     channel = RedisTransport(**login).dial(
-        address, connect_s=1.0, answer_s=answer_s, max_frame_bytes=max_frame_bytes
+        address, connect_s=connect_s, answer_s=answer_s, max_frame_bytes=max_frame_bytes
     )
     try:
         yield channel
@@ -176,14 +181,12 @@ def test_closing_a_channel_fails_what_is_under_way_at_once(server: RedisServer) 
     parking = Parking()
     with (
         listening(f"{server.url}/a", parking),
-        dialed(f"{server.url}/a", answer_s=15.0) as channel,
+        dialed(f"{server.url}/a", answer_s=NEVER_S) as channel,
     ):
         asked = Asking(channel, b"?")
         parking.wait_for(1)
-        began = time.monotonic()
         channel.close()
         assert "closed" in str(asked.result())
-        assert time.monotonic() - began < 5.0
 
 
 def test_closing_a_listener_is_told_to_who_waits(server: RedisServer) -> None:
@@ -197,7 +200,7 @@ def test_closing_a_listener_is_told_to_who_waits(server: RedisServer) -> None:
 
     with (
         listening(f"{server.url}/a", serve) as listener,
-        dialed(f"{server.url}/a", answer_s=15.0) as channel,
+        dialed(f"{server.url}/a", answer_s=NEVER_S) as channel,
     ):
         asked = [Asking(channel, b"?") for _ in range(6)]  # two more than are served at a time
         for _ in range(4):
@@ -213,14 +216,12 @@ def test_closing_a_listener_is_told_to_who_has_no_answer_yet(server: RedisServer
     parking = Parking()
     with (
         listening(f"{server.url}/a", parking) as listener,
-        dialed(f"{server.url}/a", answer_s=15.0) as channel,
+        dialed(f"{server.url}/a", answer_s=NEVER_S) as channel,
     ):
         asked = [Asking(channel, b"?") for _ in range(6)]
         parking.wait_for(6)
-        began = time.monotonic()
         listener.close()
         assert all("closed" in str(one.result()) for one in asked)
-        assert time.monotonic() - began < 5.0
 
 
 @pytest.mark.parametrize("meanwhile", [False, True])
@@ -250,7 +251,7 @@ def dialed_when_back(address: str) -> contextlib.AbstractContextManager[RedisCha
         with contextlib.suppress(TransportError):
             return contextlib.closing(
                 RedisTransport().dial(
-                    address, connect_s=1.0, answer_s=5.0, max_frame_bytes=MAX_BYTES
+                    address, connect_s=1.0, answer_s=DEADLINE_S, max_frame_bytes=MAX_BYTES
                 )
             )
         assert time.monotonic() < deadline
@@ -282,7 +283,10 @@ def test_a_name_is_given_once_and_is_free_again_after_its_listener(server: Redis
 
 
 def test_nobody_at_the_address_is_told_within_the_deadline(server: RedisServer) -> None:
-    with pytest.raises(TransportError, match="nobody listens there"), dialed(f"{server.url}/b"):
+    with (
+        pytest.raises(TransportError, match="nobody listens there"),
+        dialed(f"{server.url}/b", connect_s=0.3),
+    ):
         pass
 
 

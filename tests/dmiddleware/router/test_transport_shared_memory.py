@@ -95,7 +95,7 @@ def test_a_sent_requests_answer_that_cannot_be_opened_is_told(folder: Path, addr
 def test_answers_that_do_not_count_leave_nothing_behind(folder: Path, address: str) -> None:
     parking, told = Parking(), Tape()
     listens, dials = shared(folder), shared(folder)
-    options = {"connect_s": 2.0, "answer_s": 5.0, "max_frame_bytes": MAX_BYTES}
+    options = {"connect_s": DEADLINE_S, "answer_s": DEADLINE_S, "max_frame_bytes": MAX_BYTES}
     with contextlib.closing(
         listens.listen(address, parking, on_gone=told, max_frame_bytes=MAX_BYTES)
     ) as listener:
@@ -225,7 +225,7 @@ def test_an_answer_that_cannot_be_opened_breaks_one_connection_and_no_more(
     folder: Path, address: str
 ) -> None:
     dials = shared(folder)
-    options = {"connect_s": 2.0, "answer_s": 5.0, "max_frame_bytes": MAX_BYTES}
+    options = {"connect_s": DEADLINE_S, "answer_s": DEADLINE_S, "max_frame_bytes": MAX_BYTES}
     listens = shared(folder, Vanishing(folder)).listen(
         address,
         answering(lambda raw, _: bytes(LARGE)),
@@ -250,7 +250,7 @@ def test_a_folder_that_is_gone_is_done_without(folder: Path, address: str) -> No
         shutil.rmtree(folder)
         for _ in range(3):
             assert channel.request(content) == content
-        options = {"connect_s": 2.0, "answer_s": 5.0, "max_frame_bytes": MAX_BYTES}
+        options = {"connect_s": DEADLINE_S, "answer_s": DEADLINE_S, "max_frame_bytes": MAX_BYTES}
         with contextlib.closing(late.dial(address, **options)) as another:
             assert another.request(content) == content
 

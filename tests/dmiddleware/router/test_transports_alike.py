@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import queue
 import threading
-import time
 
 import pytest
 
@@ -11,7 +11,8 @@ from dmiddleware.errors import TransportError
 from dmiddleware.router.transport import Channel, Reply
 from dmiddleware.testing import Tape
 from tests.dmiddleware.router.answering import Parking, answering, at_once, echo
-from tests.dmiddleware.router.places import DEADLINE_S, MAX_BYTES, Asking, Place
+from tests.dmiddleware.router.places import DEADLINE_S, MAX_BYTES, NEVER_S, Asking, Place
+from tests.dmiddleware.router.unix_sockets import comes_true
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 70_000, MAX_BYTES - 100])
@@ -72,22 +73,27 @@ def test_a_late_answer_is_not_taken_for_the_next_one(place: Place) -> None:
         with pytest.raises(TransportError):
             channel.request(b"slow")
         parking.wait_for(1)[b"slow"](b"slow")
-        for number in range(5):
+        in_time = 0
+        for number in range(100):
             asking = Asking(channel, b"%d" % number)
             parking.wait_for(number + 2)[b"%d" % number](b"%d" % number)
-            assert asking.result() == b"%d" % number
+            answer = asking.result()
+            # On a machine that is busy its own one may come late, too.
+            assert answer == b"%d" % number or isinstance(answer, TransportError)
+            in_time += answer == b"%d" % number
+            if in_time == 5:
+                break
+        assert in_time == 5
 
 
 def test_closing_a_channel_fails_what_is_under_way_at_once(place: Place) -> None:
     parking = Parking()
-    with place.listen(parking) as listener, place.dial(listener, answer_s=15.0) as channel:
+    with place.listen(parking) as listener, place.dial(listener, answer_s=NEVER_S) as channel:
         asking = Asking(channel, b"?")
         parking.wait_for(1)
-        began = time.monotonic()
         channel.close()
         channel.close()
         assert isinstance(asking.result(), TransportError)
-        assert time.monotonic() - began < 5.0
         with pytest.raises(TransportError, match="closed"):
             channel.request(b"?")
 
@@ -124,10 +130,8 @@ def test_a_request_that_cannot_be_served_closes_its_connection_and_no_other_one(
 
     with place.listen(serve) as listener, place.dial(listener) as good:
         for _ in range(6):
-            began = time.monotonic()
-            with place.dial(listener, answer_s=15.0) as bad, pytest.raises(TransportError):
-                bad.request(b"bad")
-            assert time.monotonic() - began < 5.0
+            with place.dial(listener, answer_s=NEVER_S) as bad:
+                assert isinstance(Asking(bad, b"bad").result(), TransportError)
         assert good.request(b"good") == b"good"
 
 
@@ -145,9 +149,7 @@ def test_connections_have_numbers_and_it_is_told_which_are_gone(place: Place) ->
         with place.dial(listener) as goes:
             goes.request(b"?")
             goes.request(b"?")
-        deadline = time.monotonic() + DEADLINE_S
-        while not gone and time.monotonic() < deadline:
-            time.sleep(0.01)
+        assert comes_true(lambda: bool(gone))
         stays.request(b"?")
         stays_number, goes_number = numbers[0], numbers[1]
         assert stays_number != goes_number
@@ -170,10 +172,15 @@ def test_an_address_is_given_once_and_is_free_after_its_listener(place: Place) -
 def test_nobody_there_is_told_in_time(place: Place) -> None:
     with place.listen(echo) as listener:
         pass
-    began = time.monotonic()
-    with pytest.raises(TransportError, match="dial"), place.dial(listener, connect_s=0.3):
-        pass
-    assert time.monotonic() - began < 2.0
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def dial() -> None:
+        with pytest.raises(TransportError, match="dial"), place.dial(listener, connect_s=0.3):
+            pass
+        told.put("in time")
+
+    threading.Thread(target=dial, daemon=True).start()
+    assert told.get(timeout=DEADLINE_S) == "in time"
 
 
 def test_closing_leaves_no_thread(place: Place) -> None:

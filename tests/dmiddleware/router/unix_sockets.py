@@ -72,7 +72,7 @@ def listen(
 def dial(folder: Path, answer_s: float = DEADLINE_S) -> contextlib.closing[UnixChannel]:
     return contextlib.closing(
         UnixTransport().dial(
-            f"ipc://{folder}/s", connect_s=5.0, answer_s=answer_s, max_frame_bytes=MAX_BYTES
+            f"ipc://{folder}/s", connect_s=DEADLINE_S, answer_s=answer_s, max_frame_bytes=MAX_BYTES
         )
     )
 
