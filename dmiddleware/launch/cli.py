@@ -112,12 +112,17 @@ KEY_VARIABLE = "DITASK_KEY"
 @click.option("--tls-cert", default="", help="PEM file: certificate and private key, for tls+tcp.")
 @click.option("--tls-name", default="localhost", show_default=True, help="Name in certificates.")
 @click.option(
-    "--startup-interval", default=0.0, show_default=True, help="Seconds between two starts."
+    "--startup-interval",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(min=0.0),
+    help="Seconds between two starts.",
 )
 @click.option(
     "--start-timeout",
     default=60.0,
     show_default=True,
+    type=click.FloatRange(min=0.0, min_open=True),
     help="Seconds in which all processes must have found each other.",
 )
 @click.option(
@@ -127,7 +132,13 @@ KEY_VARIABLE = "DITASK_KEY"
     type=click.Choice(["abort", "continue", "restart"]),
     help="When a process fails: end the run; go on without it; start it again.",
 )
-@click.option("--max-restarts", default=3, show_default=True, help="Restarts of one process.")
+@click.option(
+    "--max-restarts",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Restarts of one process.",
+)
 @click.option(
     "--platform",
     default="local",

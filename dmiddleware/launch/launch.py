@@ -216,15 +216,13 @@ def _key(
 
     It comes from a file, from the environment, or, on one host, from nowhere.
     """
-    if options["key_file"] is not None:
-        text = Path(options["key_file"]).read_bytes().strip()
-    else:
-        text = env.get(KEY_VARIABLE, "").encode()
-    if text:
+    file = options["key_file"]
+    text = env.get(KEY_VARIABLE, "").encode() if file is None else file.read_bytes().strip()
+    if text or file is not None:
         if len(text) < _SHORTEST_KEY:
             raise LaunchError(
-                f"the key has {len(text)} characters, at least {_SHORTEST_KEY} are needed; make "
-                "one with: openssl rand -hex 32"
+                f"the key in {file or KEY_VARIABLE} has {len(text)} characters, at least "
+                f"{_SHORTEST_KEY} are needed; make one with: openssl rand -hex 32"
             )
         return text, False
     if alone and not needs_key(plans):
@@ -285,6 +283,9 @@ def _spec(options: Mapping[str, Any]) -> dict[str, Any]:
     unknown = set(spec) - {"roles", "port"} if isinstance(spec, dict) else {str(spec)}
     if unknown:
         raise LaunchError(f"--platform-spec: known are roles and port, got {sorted(unknown)}")
+    port = spec.get("port", DEFAULT_PORT)
+    if type(port) is not int or not 0 < port < 65536:
+        raise LaunchError(f'--platform-spec: "port" is a number from 1 to 65535, got {port!r}')
     return dict(spec)
 
 

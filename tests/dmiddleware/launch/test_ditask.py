@@ -11,6 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
+
+from dmiddleware.launch.cli import ditask
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
@@ -109,6 +112,38 @@ def test_options_that_cannot_work_together_start_nothing(folder: Path) -> None:
     code, text = run(folder, "--main", "program.main", "--protocol", "ipc", "--ports", "5000")
     assert code == 1
     assert "--ports means nothing with --protocol ipc" in text
+
+
+SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "a[1-2]"}
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("--key-file", "empty"), 1, "the key in empty has 0 characters, at least 32"),
+        (("--max-restarts", "-1"), 2, "-1 is not in the range x>=0"),
+        (("--start-timeout", "0"), 2, "0.0 is not in the range x>0"),
+        (("--startup-interval", "-1"), 2, "-1.0 is not in the range x>=0"),
+        (
+            ("--platform", "slurm", "--protocol", "tcp", "--platform-spec", '{"port": "5000"}'),
+            1,
+            "\"port\" is a number from 1 to 65535, got '5000'",
+        ),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").touch()
+    result = CliRunner().invoke(
+        ditask, ["--main", "program.main", *options], env=SLURM, catch_exceptions=False
+    )
+    assert (result.exit_code, message in result.output) == (code, True), result.output
 
 
 def test_an_address_that_is_not_this_host_s_is_named(folder: Path) -> None:
