@@ -259,6 +259,10 @@ class Supervisor:
             return
         self._drain(child)
         child.exit_code = process.returncode
+        if child.exit_code < 0:
+            # It could end nothing of what it had started.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()

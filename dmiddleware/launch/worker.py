@@ -93,7 +93,7 @@ class _Worker:
             with self._router, running_as(self._node):
                 function = _find(self._config)
                 self._phase = "running"
-                function()
+                _call(function)
             self._phase = "finished"
             return 0 if self._node.stopped_ok else 1
         except BaseException as error:  # noqa: BLE001 (whatever it is, the launcher must hear of it)
@@ -192,6 +192,15 @@ def _find(config: WorkerConfig) -> Callable[[], object]:
     if not callable(function):
         raise LaunchError(f"--main {config.main}: module {module_name} has no function {name!r}")
     return function  # type: ignore[no-any-return]
+
+
+def _call(function: Callable[[], object]) -> None:
+    try:
+        function()
+    except SystemExit as end:
+        # A program may say that it has ended well.
+        if end.code not in (None, 0):
+            raise
 
 
 def _die_with_parent() -> None:

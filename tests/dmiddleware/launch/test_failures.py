@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 
 # The evaluator fails in each of its first lives, which it counts in a file.
 PROGRAM = """
-    import threading
+    import os, signal, subprocess, sys, threading
     from pathlib import Path
     from dmiddleware import Context, Role, Task, middleware
 
@@ -103,6 +105,17 @@ PROGRAM = """
             if task.has_role(Role.LEARNER):
                 task.on("node.left", lambda *args, **kwargs: left.set())
             task.use(learn).use(collect).run()
+
+    def exit_well():
+        sys.exit(0)
+
+    def exit_badly():
+        sys.exit(3)
+
+    def die_with_a_worker():
+        worker = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL)
+        Path("worker").write_text(str(worker.pid))
+        os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -192,3 +205,23 @@ def test_a_process_that_is_cut_off_is_told_that_the_run_is_over(tmp_path: Path) 
     code, text = ditask(tmp_path, "cut_off", roles="learner=1,collector=1")
     assert code == 0, text
     assert "node 1 (collector) has not heard that the run is over; it ends now" in text
+
+
+@pytest.mark.parametrize(("function", "expected"), [("exit_well", 0), ("exit_badly", 1)])
+def test_a_program_may_end_with_an_exit_code_of_its_own(
+    tmp_path: Path, function: str, expected: int
+) -> None:
+    code, text = ditask(tmp_path, function, roles="learner=1")
+    assert code == expected, text
+    assert ("SystemExit: 3" in text) == bool(expected)
+    assert "SystemExit: 0" not in text
+
+
+def test_what_a_killed_process_had_started_does_not_outlive_it(tmp_path: Path) -> None:
+    code, text = ditask(tmp_path, "die_with_a_worker", roles="learner=1")
+    assert code == 1
+    assert "node 0 (learner) was ended by SIGKILL" in text
+    with contextlib.suppress(psutil.NoSuchProcess):
+        worker = psutil.Process(int((tmp_path / "worker").read_text()))
+        # It may take the system a moment to bury it.
+        assert worker.status() == psutil.STATUS_ZOMBIE or worker.wait(20) is None
