@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -95,17 +95,12 @@ class SnapshotSaver:
         return sorted(self._folder.glob(_PATTERN), reverse=True)
 
     def setup(self, task: Task[Any]) -> None:
-        """Count from where the run begins."""
+        """Count from where the run begins, and look at the end of each step."""
         self._saved_iter = task.ctx.train_iter
+        task.at_step_end(lambda: self._end_step(task))
 
-    def __call__(self, ctx: Any) -> Iterator[None]:
-        """Save at the end of the step, if it is time, or if it is the last one."""
-        yield
-        task: Task[Any] = ctx.task
-        is_due = self._every is not None and ctx.train_iter - self._saved_iter >= self._every
-        if is_due or task.finish:
-            self._saved_iter = ctx.train_iter
-            task.at_step_end(lambda: self.save(task))
+    def __call__(self, ctx: Any) -> None:
+        """Do nothing: a snapshot is taken between two steps."""
 
     def save(self, task: Task[Any]) -> Path:
         """Save the run as it is between two steps.
@@ -166,6 +161,19 @@ class SnapshotSaver:
         self._saved_iter = task.ctx.train_iter
         _log.info("resumed at step %d, update %d", task.ctx.total_step, task.ctx.train_iter)
         return True
+
+    def _end_step(self, task: Task[Any]) -> None:
+        """Save if it is time, or if this step was the last one.
+
+        Not on the step's way back: a stop may come after it, or cut the step short before it.
+        """
+        if task.finish:
+            self.save(task)
+            return
+        task.at_step_end(lambda: self._end_step(task))
+        if self._every is not None and task.ctx.train_iter - self._saved_iter >= self._every:
+            self._saved_iter = task.ctx.train_iter
+            self.save(task)
 
     def _newest(self) -> Any:
         for path in self.paths:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dmiddleware.data import PrioritySampler, TensorBuffer, save_checkpoint
 from dmiddleware.data.packing import pack
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, CheckpointWriteError
+from dmiddleware.pipeline import SkipRest
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.worker import BaseLearner
 from middleware import (
@@ -161,6 +163,26 @@ def test_a_run_that_is_stopped_leaves_a_snapshot(tmp_path: Path) -> None:
         assert again.snapshots.resume(again.task)
         assert again.task.ctx.total_step == run.task.ctx.total_step
         assert again.task.ctx.train_iter == run.task.ctx.train_iter > 0
+
+
+def stop_late(ctx: Any) -> Iterator[None]:
+    yield
+    if ctx.total_step == 2:
+        ctx.task.stop("a signal that comes when all others are done with the step")
+
+
+def stop_and_skip(ctx: Any) -> None:
+    if ctx.total_step == 2:
+        ctx.task.stop("a signal that comes while data is waited for")
+        raise SkipRest
+
+
+@pytest.mark.parametrize("stopper", [stop_late, stop_and_skip])
+def test_a_stop_leaves_a_snapshot_wherever_it_comes(tmp_path: Path, stopper: Any) -> None:
+    snapshots = SnapshotSaver(tmp_path, {})
+    with Task(OnlineRLContext()) as task:
+        task.use(stopper).use(snapshots).run()
+    assert [path.stem for path in snapshots.paths] == ["step_000000000002"]
 
 
 def test_without_a_snapshot_nothing_is_resumed(tmp_path: Path) -> None:
