@@ -44,7 +44,8 @@ class SnapshotSaver:
     envs' states can be saved; where they cannot, their episodes begin anew.
 
     The files lie in the run's folder ``snapshots``, the newest few of them. Each is written whole
-    or not at all, with a checksum, and loading one executes no code.
+    or not at all, with a checksum, and loading one executes no code. When a run goes back to an
+    older one, its next snapshot takes the place of those that it went back from.
 
     Build the same chain as the run that was stopped, call :meth:`resume`, and run it::
 
@@ -119,8 +120,7 @@ class SnapshotSaver:
         }
         save_checkpoint(path, state)
         _log.info("saved %s", path)
-        for old in self.paths[self._keep :]:
-            old.unlink(missing_ok=True)
+        self._remove_others(path)
         return path
 
     def resume(self, task: Task[Any], path: Path | None = None) -> bool:
@@ -174,6 +174,18 @@ class SnapshotSaver:
         if self._every is not None and task.ctx.train_iter - self._saved_iter >= self._every:
             self._saved_iter = task.ctx.train_iter
             self.save(task)
+
+    def _remove_others(self, saved: Path) -> None:
+        """Keep the newest few; later steps than the saved one are a course that the run has left.
+
+        It went back to an older snapshot, because those were damaged, say.
+        """
+        left = [path for path in self.paths if path > saved]
+        if left:
+            _log.info("removed %s: the run went back from there", ", ".join(p.name for p in left))
+        old = [path for path in self.paths if path < saved][self._keep - 1 :]
+        for path in left + old:
+            path.unlink(missing_ok=True)
 
     def _newest(self) -> Any:
         for path in self.paths:

@@ -217,6 +217,31 @@ def test_a_damaged_snapshot_is_refused_and_the_one_before_it_is_used(
     assert newest.name in caplog.text
 
 
+def test_a_run_that_went_back_goes_on_from_what_it_saves_itself(tmp_path: Path) -> None:
+    def begin(keep: int) -> tuple[Task[Any], SnapshotSaver]:
+        snapshots = SnapshotSaver(tmp_path, {}, keep=keep)
+        return Task(OnlineRLContext()).use(snapshots), snapshots
+
+    task, snapshots = begin(keep=3)
+    with task:
+        for _ in range(4):
+            task.run(max_step=2)
+            snapshots.save(task)
+    steps = [int(path.stem.removeprefix("step_")) for path in snapshots.paths]
+    assert steps == [7, 5, 3]
+    task, snapshots = begin(keep=2)
+    with task:
+        assert snapshots.resume(task, snapshots.paths[-1])
+        task.run(max_step=1)
+        saved = snapshots.save(task)
+    assert [int(path.stem.removeprefix("step_")) for path in snapshots.paths] == [4, 3]
+    task, snapshots = begin(keep=1)
+    with task:
+        assert snapshots.resume(task) and task.ctx.total_step == 4
+        snapshots.save(task)
+    assert snapshots.paths == [saved]
+
+
 def test_a_snapshot_of_other_parts_or_of_another_chain_is_refused(tmp_path: Path) -> None:
     run = DQNRun(tmp_path)
     with run.task:
