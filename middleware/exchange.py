@@ -125,11 +125,17 @@ class ContextExchanger(Exchange):
             self._collected.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the pace is counted from; what is under way is the router's to keep."""
-        return {} if self._pace is None else {"pace": self._pace.state_dict()}
+        """Return who sent what is in the buffer, and where the pace is counted from.
+
+        What is under way is the router's to keep.
+        """
+        pace = {} if self._pace is None else {"pace": self._pace.state_dict()}
+        return {"senders": self._senders.state_dict(), **pace}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
+        if "senders" in state:  # not in a snapshot of an earlier version
+            self._senders.load_state_dict(state["senders"])
         if self._pace is not None and "pace" in state:
             self._pace.load_state_dict(state["pace"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from dmiddleware.data import as_tree
@@ -38,6 +39,15 @@ class Senders:
         ctx.trajectories = _of_source(ctx.trajectories, source)
         if ctx.episodes is not None:
             ctx.episodes = [_of_source(episode, source) for episode in ctx.episodes]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which processes have sent something."""
+        return {"first": list(self._first.items()), "later": list(self._later.items())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._first = {int(node_id): token for node_id, token in state["first"]}
+        self._later = {token: int(source) for token, source in state["later"]}
 
 
 def _of_source(batch: Any, source: int) -> Any:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dmiddleware import ChainError, WaitTimeout
-from dmiddleware.data import as_tree
+from dmiddleware.data import as_tree, load_checkpoint, save_checkpoint
 from dmiddleware.pipeline import (
     OnlineRLContext,
     Role,
@@ -192,6 +192,28 @@ def test_episodes_of_a_collector_that_came_back_are_not_those_of_before(
     assert ids[1] == ids[3]
     assert len(set(ids)) == 4
     assert all(0 <= one < 2**63 for one in ids)
+
+
+def test_a_resumed_learner_knows_which_processes_sent_what_is_in_its_buffer(
+    learner: Task[Any], tmp_path: Path
+) -> None:
+    def receive(task: Task[Any], *tokens: str) -> list[int]:
+        seen.steps.clear()
+        for number, token in enumerate(tokens, start=1):
+            arrive(task, COLLECTED, batch(number, token=token))
+        task.run(max_step=len(tokens))
+        return [int(rows["episode_id"][0, 0]) for (rows,) in seen.steps]
+
+    seen = Seen("trajectories")
+    set_up(learner, ContextExchanger(), seen, learn)
+    first, second = receive(learner, "a", "b")
+    save_checkpoint(tmp_path / "snapshot", learner.state_dict())
+    with node(tmp_path, 2, Role.LEARNER) as resumed:
+        set_up(resumed, ContextExchanger(), seen, learn)
+        resumed.load_state_dict(load_checkpoint(tmp_path / "snapshot"))
+        survivor, new = receive(resumed, "b", "c")
+    assert survivor == second
+    assert new not in (first, second)
 
 
 # The last step ----------------------------------------------------------------------------------
@@ -512,7 +534,7 @@ def test_the_pace_goes_on_where_a_snapshot_left_it(learner: Task[Any], tmp_path:
     saved = ContextExchanger(samples_per_insert=1)
     state = learner.state_dict()["middleware"]["ContextExchanger"]
     saved.load_state_dict(state)
-    assert saved.state_dict() == state == {"pace": {"begin": [8, 8]}}
+    assert saved.state_dict()["pace"] == state["pace"] == {"begin": [8, 8]}
 
 
 @pytest.mark.parametrize(
