@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dmiddleware.data import Batch, as_tree, save_dataset
+from dmiddleware.data import Batch, as_tree, cat, map_leaves, save_dataset
 from dmiddleware.errors import StructureError
 from dmiddleware.pipeline import Middleware, Role
 from middleware.checks import check_positive
@@ -49,6 +49,16 @@ class _OfflineDataSaver:
             batches, self._batches = self._batches, []
             save_dataset(self._path, batches, metadata=self._metadata)
 
+    def state_dict(self) -> dict[str, Any]:
+        # Into one batch: a file holds a few large tensors well, and many small ones badly.
+        if len(self._batches) > 1:
+            self._batches = [cat([_by_env(batch) for batch in self._batches])]
+        return {"batches": list(self._batches)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._batches = list(state["batches"])
+        self._n_rows = sum(batch["done"].numel() for batch in self._batches)
+
     def _chosen(self, batch: Batch) -> Batch:
         if self._columns is None:
             return batch
@@ -61,6 +71,13 @@ class _OfflineDataSaver:
         return as_tree({name: batch[name] for name in self._columns})
 
 
+def _by_env(batch: Batch) -> Batch:
+    """Return rows ``[N, …]`` in the order in which a data set has them: env by env."""
+    if batch["done"].dim() == 1:
+        return batch
+    return map_leaves(lambda leaf: leaf.transpose(0, 1).flatten(0, 1), batch)
+
+
 def offline_data_saver(
     path: str | Path,
     *,
@@ -70,7 +87,8 @@ def offline_data_saver(
 ) -> Middleware[Any]:
     """Save all that is collected as one data set, written when the task ends, also after an error.
 
-    Until then the rows stay in memory.
+    Until then the rows stay in memory. They are in each snapshot of the run, so that one that is
+    resumed saves those from before, too.
 
     Args:
         path: the file, usually ``….safetensors``, which

@@ -13,6 +13,7 @@ from middleware.collect import StepCollector
 from middleware.fetch import offline_data_fetcher
 from middleware.learn import trainer
 from middleware.offline import offline_data_saver
+from middleware.snapshot import SnapshotSaver
 from middleware.stop import termination_checker
 
 MODEL = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]}
@@ -65,6 +66,41 @@ def test_rows_are_saved_after_an_error_too(
         run_steps(collector, offline_data_saver(path), fail, n_steps=5)
     with OfflineDataset(path) as dataset:
         assert len(dataset) == 20
+
+
+def test_a_resumed_run_saves_what_was_collected_before_too(
+    tmp_path: Path,
+) -> None:
+    def begin(folder: str) -> tuple[Task[Any], SnapshotSaver]:
+        path = tmp_path / folder
+        torch.manual_seed(0)
+        policy = DQNPolicy({"seed": 0, "model": MODEL})
+        snapshots = SnapshotSaver(path, {"policy": policy.learn_mode})
+        saver = offline_data_saver(path / "data.safetensors", max_rows=60)
+        envs = make_env_manager("CartPole-v1", env_num=2, seed=0)
+        collector = StepCollector(policy.collect_mode, envs, n_sample=10)
+        return Task(OnlineRLContext()).use(collector).use(saver).use(snapshots), snapshots
+
+    whole, _ = begin("whole")
+    with whole:
+        whole.run()
+    stopped, snapshots = begin("run")
+    with stopped:
+        stopped.run(max_step=2)
+        snapshots.save(stopped)
+        stopped.run(max_step=1)
+    resumed, snapshots = begin("run")
+    with resumed:
+        assert snapshots.resume(resumed)
+        resumed.run()
+        assert resumed.ctx.env_step == 60
+    with (
+        OfflineDataset(tmp_path / "whole" / "data.safetensors") as expected,
+        OfflineDataset(tmp_path / "run" / "data.safetensors") as dataset,
+    ):
+        assert len(dataset) == 60
+        for name, column in expected.rows(slice(None)).items():
+            assert torch.equal(dataset.rows(slice(None))[name], column)
 
 
 def test_task_that_collected_nothing_writes_nothing(tmp_path: Path) -> None:
