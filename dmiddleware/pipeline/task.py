@@ -403,13 +403,15 @@ class Task(Emitter, Generic[C]):
 
         Args:
             reason: why, for the log and for :attr:`stop_reason`; the first reason stays.
-            ok: False says that the run has failed.
+            ok: False says that the run has failed, also if it was stopped for another reason.
             only_local: leave the peers alone, which go on without this task.
         """
+        if not ok:
+            self._stopped_ok = False
         if self._stop_reason is None:
-            self._stop_reason = reason
-            self._stopped_ok = ok
             self._stopped_only_here = only_local
+            # Last: another thread may run the chain, and ends it when it sees the reason.
+            self._stop_reason = reason
 
     def at_step_end(self, function: Callable[[], object]) -> None:
         """Call a function once, between the end of the current step and the next one."""

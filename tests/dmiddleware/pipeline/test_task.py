@@ -76,6 +76,23 @@ def test_max_step_limits_one_run_and_the_next_one_goes_on():
     assert tape == [0, 1, 2, 3]
 
 
+def test_a_failure_stays_one_whatever_else_stops_the_task():
+    def fail(ctx):
+        raise RuntimeError("no")
+
+    with Task(Context()) as task:
+        task.stop("enough")
+        assert task.stopped_ok
+        task.stop("the values are no numbers", ok=False)
+        assert task.stop_reason == "enough"
+        assert not task.stopped_ok
+    with Task(Context()) as task:
+        with pytest.raises(RuntimeError):
+            task.use(fail).run()
+        task.stop("it failed")
+        assert not task.stopped_ok
+
+
 def test_a_stopped_task_runs_no_further_step():
     tape = Tape()
     with Task(Context()) as task:
