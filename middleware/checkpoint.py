@@ -31,7 +31,8 @@ class CkptSaver:
       else its whole state, with optimiser and counters.
     - ``iteration_<n>.safetensors``: its whole state after ``n`` updates, the newest few.
     - ``final.safetensors``: its whole state at the end of the run, also when an error ends it (a
-      loss that is NaN, Ctrl-C), so that nothing learned is lost.
+      loss that is NaN, Ctrl-C), so that nothing learned is lost. The one of an earlier run in the
+      same folder stays if this one ends before it has learned anything.
 
     Each file is written whole or not at all, and has, beside the policy's state, ``last_iter`` and
     ``last_step``, as those of a learner's ``SaveCkptHook`` do; the best one has its
@@ -73,7 +74,7 @@ class CkptSaver:
         self._every = every_train_iter
         self._keep = keep
         self._kept: deque[Path] = deque()
-        self._saved_iter = 0
+        self._saved_iter = self._begin_iter = 0
         self._best = -math.inf
         self._disk_failed = False
         self._task: Task[Any] | None = None
@@ -90,7 +91,7 @@ class CkptSaver:
             CheckpointDamaged: if there is a best policy, and its file is damaged.
         """
         self._task = task
-        self._saved_iter = task.ctx.train_iter
+        self._saved_iter = self._begin_iter = task.ctx.train_iter
         if self._run.best_ckpt.exists():
             best = load_checkpoint(self._run.best_ckpt).get("last_eval_value", -math.inf)
             self._best = max(self._best, best)
@@ -110,6 +111,8 @@ class CkptSaver:
         if self._task is None:
             return
         task, self._task = self._task, None
+        if task.ctx.train_iter == self._begin_iter and self._path("final").exists():
+            return
         failed_before = self._disk_failed
         try:
             self._write("final", task.ctx, self._mode.state_dict())
@@ -156,7 +159,7 @@ class CkptSaver:
             self._kept.popleft().unlink(missing_ok=True)
 
     def _write(self, name: str, ctx: Any, policy_state: Mapping[str, Any]) -> Path:
-        path = self._run.ckpt_dir / f"{name}.safetensors"
+        path = self._path(name)
         counters: dict[str, float] = {
             "last_iter": ctx.train_iter,
             "last_step": getattr(ctx, "env_step", -1),
@@ -171,3 +174,6 @@ class CkptSaver:
             raise
         _log.info("saved %s at update %d", path, ctx.train_iter)
         return path
+
+    def _path(self, name: str) -> Path:
+        return self._run.ckpt_dir / f"{name}.safetensors"

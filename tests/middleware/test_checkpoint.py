@@ -135,6 +135,27 @@ def test_ctrl_c_saves_too(run: RunFolder, run_steps: Any, dqn: DQNPolicy) -> Non
     assert parameter(load(run, "final")) == 10
 
 
+def test_a_run_that_learned_nothing_leaves_the_final_policy_of_the_one_before(
+    run: RunFolder, run_steps: Any, dqn: DQNPolicy
+) -> None:
+    run_steps(learn(dqn), CkptSaver(dqn.learn_mode, run), n_steps=3)
+    other = DQNPolicy(
+        {"seed": 1, "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]}}
+    )
+
+    class Broken:
+        def setup(self, task: Task[Any]) -> None:
+            raise OSError("no simulator here")
+
+        def __call__(self, ctx: Any) -> None: ...
+
+    with pytest.raises(OSError, match="simulator"):
+        run_steps(CkptSaver(other.learn_mode, run), learn(other), Broken())
+    assert parameter(load(run, "final")) == 30
+    run_steps(learn(other), CkptSaver(other.learn_mode, run))
+    assert parameter(load(run, "final")) == 10
+
+
 def test_task_that_never_ran_saves_nothing(run: RunFolder, dqn: DQNPolicy) -> None:
     with Task(OnlineRLContext()) as task:
         task.use(CkptSaver(dqn.learn_mode, run))
