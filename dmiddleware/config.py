@@ -22,8 +22,9 @@ class Configurable:
     be repeated. What the user gives is merged into the defaults and checked: an unknown key, or a
     value of another type than its default's, is a :class:`~dmiddleware.errors.ConfigError`.
 
-    A default of ``None`` accepts a value of any type. Keys named in ``config_open`` (full dotted
-    paths) hold dictionaries whose keys the class does not know in advance.
+    A default of ``None`` accepts a value of any type, and ``None`` is accepted for any default but
+    True and False. Keys named in ``config_open`` (full dotted paths) hold dictionaries whose keys
+    the class does not know in advance.
     """
 
     config: ClassVar[dict[str, Any]] = {}
@@ -132,7 +133,9 @@ def _merge_into(
 
 
 def _check_type(default: Any, value: Any, full: str, owner: str) -> None:
-    if default is None or value is None or _type_fits(default, value):
+    # None switches off what has a number; a switch itself is either on or off.
+    is_off = value is None and not isinstance(default, bool)
+    if default is None or is_off or _type_fits(default, value):
         return
     raise ConfigError(
         f"{owner}: {full} must be of type {type(default).__name__} like its default {default!r}, "

@@ -71,6 +71,7 @@ def test_what_is_given_is_merged_in_and_not_changed():
         ({"learn": {"type": "x"}}, "unknown key learn.type"),
         ({"learn": 3}, "learn must be a dictionary, got 3"),
         ({"cuda": 1}, "cuda must be of type bool like its default False, got 1 of type int"),
+        ({"double": None}, "double must be of type bool like its default True, got None"),
         ({"learn": {"batch_size": True}}, "learn.batch_size must be of type int"),
         ({"learn": {"batch_size": "64"}}, "batch_size must be of type int like its default 64"),
         ({"learn": {"batch_size": 6.5}}, "learn.batch_size must be of type int"),
