@@ -9,7 +9,7 @@ from dmiddleware.data import Minibatches, OfflineDataset
 from dmiddleware.pipeline import Middleware, OfflineRLContext, Role, Task, middleware
 from middleware.checks import check_positive
 from middleware.pace import count_drawn
-from middleware.replay import ReplayBuffer, check_buffer, draw, give_back
+from middleware.replay import ReplayBuffer, check_buffer, check_start, draw, give_back
 
 __all__ = ["offline_data_fetcher", "offpolicy_data_fetcher"]
 
@@ -43,13 +43,12 @@ def offpolicy_data_fetcher(
 
     Raises:
         ConfigError: if ``buffer`` is no buffer.
-        ValueError: if ``batch_size`` is not positive, or ``learn_start`` less than it.
+        ValueError: if ``batch_size`` is not positive, ``learn_start`` less than it, or more than
+            the buffer ever holds.
     """
     check_buffer(buffer)
     check_positive(batch_size=batch_size)
-    start = batch_size if learn_start is None else learn_start
-    if start < batch_size:
-        raise ValueError(f"learn_start must be at least batch_size ({batch_size}), got {start}")
+    start = check_start(buffer, batch_size=batch_size, learn_start=learn_start)
 
     @middleware(roles=(Role.LEARNER,), reads=("train_output",), writes=("train_data",))
     def offpolicy_data_fetcher(ctx: Any) -> Iterator[None]:

@@ -14,7 +14,7 @@ from dmiddleware.policy import LearnMode
 from dmiddleware.worker import BaseLearner
 from middleware.checks import check_positive
 from middleware.pace import count_drawn
-from middleware.replay import ReplayBuffer, check_buffer, draw, give_back
+from middleware.replay import ReplayBuffer, check_buffer, check_start, draw, give_back
 
 __all__ = ["OffPolicyLearner", "OnPolicyLearner", "trainer", "multistep_trainer"]
 
@@ -99,7 +99,8 @@ class OffPolicyLearner(_LearnerMiddleware):
 
     Raises:
         ConfigError: if ``learner`` or ``buffer`` is something else.
-        ValueError: if a number is not positive, or ``learn_start`` less than ``batch_size``.
+        ValueError: if a number is not positive, ``learn_start`` less than ``batch_size``, or more
+            than the buffer ever holds.
         NonFiniteLoss: from the policy; the parameters are those from before the update.
     """
 
@@ -118,14 +119,10 @@ class OffPolicyLearner(_LearnerMiddleware):
         super().__init__(learner)
         check_buffer(buffer)
         check_positive(batch_size=batch_size, updates_per_collect=updates_per_collect)
-        if learn_start is not None and learn_start < batch_size:
-            raise ValueError(
-                f"learn_start must be at least batch_size ({batch_size}), got {learn_start}"
-            )
         self._buffer = buffer
         self._batch_size = batch_size
         self._n_updates = updates_per_collect
-        self._learn_start = batch_size if learn_start is None else learn_start
+        self._learn_start = check_start(buffer, batch_size=batch_size, learn_start=learn_start)
         self._tell_train_iter = tell_train_iter
 
     def __call__(self, ctx: Any) -> None:

@@ -17,7 +17,15 @@ from dmiddleware.data import (
 )
 from dmiddleware.errors import ConfigError
 
-__all__ = ["ReplayBuffer", "check_buffer", "draw", "give_back", "push_item", "push_rows"]
+__all__ = [
+    "ReplayBuffer",
+    "check_buffer",
+    "check_start",
+    "draw",
+    "give_back",
+    "push_item",
+    "push_rows",
+]
 
 ReplayBuffer: TypeAlias = TensorBuffer | DequeBuffer
 """A buffer of rows in columns, or of Python objects one by one."""
@@ -33,6 +41,24 @@ def check_buffer(buffer: object) -> None:
         raise ConfigError(
             f"the buffer must be a TensorBuffer or a DequeBuffer, got {buffer!r:.100}"
         )
+
+
+def check_start(buffer: ReplayBuffer, *, batch_size: int, learn_start: int | None) -> int:
+    """Return how much the buffer must hold before the first batch is drawn.
+
+    Raises:
+        ValueError: if that is less than a batch, or more than the buffer ever holds.
+    """
+    start = batch_size if learn_start is None else learn_start
+    if start < batch_size:
+        raise ValueError(f"learn_start must be at least batch_size ({batch_size}), got {start}")
+    if start > buffer.size:
+        name = "batch_size" if learn_start is None else "learn_start"
+        raise ValueError(
+            f"{name} must be at most the buffer's size ({buffer.size}), or nothing is ever "
+            f"learned; got {start}"
+        )
+    return start
 
 
 def push_rows(buffer: ReplayBuffer, batch: Batch, *, train_iter: int) -> None:

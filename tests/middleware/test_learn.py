@@ -240,6 +240,8 @@ def test_something_else_than_a_learner_is_refused(dqn: DQNPolicy) -> None:
         ({"batch_size": 0}, "batch_size must be positive, got 0"),
         ({"batch_size": 8, "updates_per_collect": 0}, "updates_per_collect must be positive"),
         ({"batch_size": 8, "learn_start": 7}, r"learn_start must be at least batch_size \(8\)"),
+        ({"batch_size": 8, "learn_start": 1001}, r"learn_start must be at most .* \(1000\)"),
+        ({"batch_size": 1001}, r"batch_size must be at most the buffer's size \(1000\)"),
     ],
 )
 def test_impossible_options_are_refused(
@@ -394,6 +396,11 @@ def test_fetcher_asks_for_a_trainer(dqn: DQNPolicy) -> None:
         task.use(offpolicy_data_fetcher(filled(), batch_size=4))
         with pytest.raises(ValueError, match=r"reads ctx\.train_output"):
             task.run(max_step=1)
+
+
+def test_fetcher_refuses_a_start_that_never_comes() -> None:
+    with pytest.raises(ValueError, match=r"at most the buffer's size \(1000\).*; got 1001"):
+        offpolicy_data_fetcher(filled(), batch_size=8, learn_start=1001)
 
 
 def test_fetcher_refuses_a_start_below_the_batch() -> None:
