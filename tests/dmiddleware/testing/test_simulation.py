@@ -286,13 +286,13 @@ def test_waiting_for_a_lock_that_a_waiting_thread_holds_is_told_with_the_stack()
             simulation.run_for(1.0)
 
     with (
-        pytest.raises(SimulationError, match=r"'taker' has run for 0.05 real.*\n(.*\n)*.*def take"),
-        Simulation(patience_s=0.05) as simulation,
+        pytest.raises(SimulationError, match=r"'taker' has run for 0.5 real.*\n(.*\n)*.*def take"),
+        Simulation(patience_s=0.5) as simulation,
     ):
 
         def take() -> None:
             def take_it() -> None:
-                if lock.acquire(timeout=1.0):  # def take: shown in the stack
+                if lock.acquire(timeout=20.0):  # def take: shown in the stack
                     lock.release()
 
             take_it()
