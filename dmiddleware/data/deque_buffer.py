@@ -78,6 +78,10 @@ class DequeBuffer(Buffer):
 
         Returns:
             Its index, which it keeps.
+
+        Raises:
+            TypeError: if samples are grouped by a key whose value in ``meta`` cannot be hashed; the
+                buffer is as it was.
         """
         index: int = self._through("push", self._push, data, meta=meta)
         return index
@@ -152,6 +156,9 @@ class DequeBuffer(Buffer):
 
         Returns:
             Whether the item was held.
+
+        Raises:
+            TypeError: as :meth:`push`.
         """
         updated: bool = self._through("update", self._update, index, data=data, meta=meta)
         return updated
@@ -271,13 +278,14 @@ class DequeBuffer(Buffer):
 
     def _push(self, data: Any, meta: Mapping[str, Any] | None = None) -> int:
         index = self._total
+        item = BufferedData(data, index, dict(meta or {}))
+        self._groups.check(index, item.meta)
         slot = index % self._size
         if index - self._size >= self._first:
             self._first = index - self._size + 1
         old = self._slots[slot]
         if old is not None:
             self._groups.remove(old.index, old.meta)
-        item = BufferedData(data, index, dict(meta or {}))
         self._groups.add(index, item.meta)
         self._slots[slot] = item
         self._total += 1
@@ -351,6 +359,8 @@ class DequeBuffer(Buffer):
         item = self._find(index)
         if item is None:
             return False
+        if meta:
+            self._groups.check(index, meta)
         if data is not None:
             item.data = data
         if meta:

@@ -21,13 +21,28 @@ class Groups:
         self._by_key: dict[str, dict[Hashable, dict[int, None]]] = {}
 
     def watch(self, key: str, items: Iterable[_Item]) -> None:
-        """Begin to keep the groups of a key, from the items that there are; once per key."""
+        """Begin to keep the groups of a key, from the items that there are; once per key.
+
+        Raises:
+            TypeError: if an item cannot be grouped; the key is not watched then.
+        """
         if key in self._by_key:
             return
+        held = [(item.index, item.meta) for item in items if item.index is not None]
+        for index, meta in held:
+            _check(key, index, meta)
         self._by_key[key] = {}
-        for item in items:
-            if item.index is not None:
-                self._add(key, item.index, item.meta)
+        for index, meta in held:
+            self._add(key, index, meta)
+
+    def check(self, index: int, meta: Mapping[str, Any]) -> None:
+        """Refuse an item before anything is changed for it.
+
+        Raises:
+            TypeError: if a value of a key that is watched cannot be hashed.
+        """
+        for key in self._by_key:
+            _check(key, index, meta)
 
     def of(self, key: str) -> list[dict[int, None]]:
         """Return the groups of a key that is watched, each as its indices, ascending.
@@ -57,12 +72,16 @@ class Groups:
         self._by_key.clear()
 
     def _add(self, key: str, index: int, meta: Mapping[str, Any]) -> None:
-        if key not in meta:
-            return
-        if not isinstance(meta[key], Hashable):
-            raise TypeError(
-                f"items are grouped by equal values of meta[{key!r}], but that of item {index} "
-                f"cannot be hashed: it is a {type(meta[key]).__name__}; use a number, a string or "
-                "a tuple of them"
-            )
-        self._by_key[key].setdefault(meta[key], {})[index] = None
+        if key in meta:
+            self._by_key[key].setdefault(meta[key], {})[index] = None
+
+
+def _check(key: str, index: int, meta: Mapping[str, Any]) -> None:
+    try:
+        hash(meta.get(key))
+    except TypeError:
+        raise TypeError(
+            f"items are grouped by equal values of meta[{key!r}], but that of item {index} "
+            f"cannot be hashed: it is a {type(meta[key]).__name__}; use a number, a string or "
+            "a tuple of them"
+        ) from None

@@ -127,8 +127,28 @@ def test_options_that_contradict_one_another_are_refused(options, message):
 def test_values_that_cannot_be_grouped_are_told():
     buffer = DequeBuffer(2)
     buffer.push("a", {"episode": [1]})
-    with pytest.raises(TypeError, match=r"meta\['episode'\], but that of item 0 cannot be hashed"):
-        buffer.sample(1, groupby="episode")
+    for _ in range(2):
+        with pytest.raises(
+            TypeError, match=r"meta\['episode'\], but that of item 0 cannot be hashed"
+        ):
+            buffer.sample(1, groupby="episode")
+
+
+@pytest.mark.parametrize("odd", [[1], (1, [2])])
+def test_an_item_that_cannot_be_grouped_is_refused_and_the_others_stay(odd):
+    buffer = DequeBuffer(3)
+    for number in range(3):
+        buffer.push(number, {"episode": number})
+    buffer.sample(1, groupby="episode")
+    with pytest.raises(TypeError, match="item 3 cannot be hashed"):
+        buffer.push(3, {"episode": odd})
+    with pytest.raises(TypeError, match="item 1 cannot be hashed"):
+        buffer.update(1, "new", {"episode": odd})
+    assert [item.data for item in buffer] == [0, 1, 2]
+    assert len(buffer.sample(3, groupby="episode")) == 3
+    assert buffer.push(3, {"episode": 1}) == 3
+    groups = buffer.sample(2, groupby="episode")
+    assert sorted([item.data for item in group] for group in groups) == [[1, 3], [2]]
 
 
 def test_too_few_items_are_a_warning_if_they_may_be(caplog):
