@@ -91,7 +91,7 @@ class PriorityExperienceReplay(ActionMiddleware):
             )
         rows = self.deque.drawable(sample_range)
         if not rows.count:  # the buffer tells that there is not enough
-            return chain(size=size, **kwargs)
+            return chain(size=size, sample_range=sample_range, **kwargs)
         index, weights = self._sampler.draw(size, rows, self.buffer.generator)
         items: list[BufferedData] = chain(indices=index.tolist(), **kwargs)
         if self._weighted and weights is not None:

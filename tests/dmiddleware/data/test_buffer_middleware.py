@@ -190,6 +190,15 @@ class TestPriority:
         with pytest.raises(ValueError, match="draws items, not groups"):
             buffer.sample(1, groupby="g")
 
+    def test_nothing_is_drawn_from_a_range_without_items(self):
+        buffer = DequeBuffer(8, seed=0)
+        buffer.use(PriorityExperienceReplay(buffer))
+        for i in range(5):
+            buffer.push(i)
+        with pytest.raises(NotEnoughData, match="asked for 2 items, but there are 0"):
+            buffer.sample(2, sample_range=slice(5, None))
+        assert buffer.sample(2, sample_range=slice(-8, -5), ignore_insufficient=True) == []
+
     @pytest.mark.parametrize("odd", [-1.0, float("nan"), float("inf")])
     def test_odd_priorities_are_refused_and_change_nothing(self, odd):
         buffer = DequeBuffer(8, seed=0)
