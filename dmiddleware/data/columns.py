@@ -13,7 +13,7 @@ import torch
 from dmiddleware.data.tree import Batch, TreeTensor, as_tree, leaves
 from dmiddleware.errors import StructureError
 
-__all__ = ["Array", "Columns", "Leaf", "Schema", "as_batch", "to_array"]
+__all__ = ["Array", "Columns", "Leaf", "Schema", "as_batch", "as_index", "to_array"]
 
 Array: TypeAlias = npt.NDArray[Any]
 Allocate: TypeAlias = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
@@ -130,9 +130,9 @@ class Schema:
 
     def _fetch(self, batch: Batch, partly: bool) -> list[tuple[str, Any]]:
         found = dict(leaves(as_batch(batch)))
-        odd = found.keys() - self.leaves.keys() if partly else found.keys() ^ self.leaves.keys()
-        if odd:
-            raise StructureError(_odd_keys(set(found), set(self.leaves)))
+        expected = self.leaves.keys() & found.keys() if partly else self.leaves.keys()
+        if found.keys() != expected:
+            raise StructureError(_odd_keys(set(found), set(expected)))
         return list(found.items())
 
 
@@ -199,6 +199,23 @@ def to_array(leaf: Any) -> Array:
                 ) from None
             return leaf.detach().cpu().numpy()
     return np.asarray(leaf)
+
+
+def as_index(index: Any) -> npt.NDArray[np.int64]:
+    """Return what names rows as an array, int64 ``[n]``.
+
+    Raises:
+        IndexError: if it is not of integers: a mask would name the rows 0 and 1.
+    """
+    array = to_array(index)
+    if array.ndim == 1 and array.dtype == np.int64:
+        return array
+    if array.size and array.dtype.kind not in "iu":
+        raise IndexError(
+            f"rows are named by integers, int64 [n], got {array.dtype}{list(array.shape)}; "
+            "of a mask, give the places where it is True"
+        )
+    return array.astype(np.int64).reshape(-1)
 
 
 def as_batch(batch: Any) -> Batch:

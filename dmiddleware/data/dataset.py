@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dmiddleware.data.columns import Array, Schema, as_batch
+from dmiddleware.data.columns import Array, Schema, as_batch, as_index
 from dmiddleware.data.rows import lead_of
 from dmiddleware.data.safe_file import checksum, write_safetensors
 from dmiddleware.data.samplers import Ints
@@ -114,13 +114,13 @@ class OfflineDataset:
             index: int64 ``[n]``, in ``[0, len)``, or a slice.
 
         Raises:
-            IndexError: if an index is outside.
+            IndexError: if an index is outside, or is no integer.
         """
         if self._closed:
             raise ValueError(f"the data set {self.path} is closed; open it again")
         if isinstance(index, slice):
             index = np.arange(*index.indices(len(self)))
-        wanted = np.asarray(index, np.int64).reshape(-1)
+        wanted = as_index(index)
         if len(wanted) and (wanted.min() < 0 or wanted.max() >= len(self)):
             raise IndexError(
                 f"rows have the numbers 0 … {len(self) - 1}, got {wanted.min()} … {wanted.max()}"

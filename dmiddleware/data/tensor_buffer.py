@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from dmiddleware.data.buffer_base import Buffer
-from dmiddleware.data.columns import Array, to_array
+from dmiddleware.data.columns import Array, as_batch, as_index, to_array
 from dmiddleware.data.episodes import n_step_returns, reaches, unroll
 from dmiddleware.data.holes import Holes
 from dmiddleware.data.rows import Rows
@@ -175,11 +175,11 @@ class TensorBuffer(Buffer):
             ``[n, …]``
 
         Raises:
-            IndexError: if a row is not held.
+            IndexError: if a row is not held, or ``index`` is not of integers.
             KeyError: if there is no such leaf.
         """
         with self._lock:
-            wanted = _as_ints(index)
+            wanted = as_index(index)
             gone = wanted[~self._is_held(wanted)]
             if len(gone):
                 raise IndexError(
@@ -203,7 +203,7 @@ class TensorBuffer(Buffer):
         Raises:
             StructureError: if a leaf is unknown, has another shape or dtype, or is one that links
                 between rows are made from.
-            IndexError: if an index was never given out.
+            IndexError: if an index was never given out, or is no integer.
         """
         n_updated: int = self._through("update", self._update, index, batch)
         return n_updated
@@ -221,10 +221,11 @@ class TensorBuffer(Buffer):
 
         Raises:
             ValueError: if a priority is negative, infinite or NaN; nothing has changed.
+            IndexError: if an index was never given out, or is no integer.
             TypeError: if the sampler has no priorities.
         """
         with self._lock:
-            rows, values = _as_ints(index), _as_floats(priority)
+            rows, values = as_index(index), _as_floats(priority)
             if rows.shape != values.shape:
                 raise ValueError(
                     f"index and priority have one number per row, got the shapes {rows.shape} and "
@@ -246,7 +247,7 @@ class TensorBuffer(Buffer):
             The number of rows taken out.
 
         Raises:
-            IndexError: if an index was never given out.
+            IndexError: if an index was never given out, or is no integer.
         """
         n_deleted: int = self._through("delete", self._delete, index)
         return n_deleted
@@ -366,17 +367,17 @@ class TensorBuffer(Buffer):
 
     def _update(self, index: Any, batch: Batch) -> int:
         with self._lock:
-            rows = _as_ints(index)
+            rows = as_index(index)
             held = self._is_held(rows)
             if not held.all():
                 kept = torch.from_numpy(np.flatnonzero(held))
-                rows, batch = rows[held], index_rows(batch, kept)
+                rows, batch = rows[held], index_rows(as_batch(batch), kept)
             self._rows.update(rows, batch)
             return len(rows)
 
     def _delete(self, index: Any) -> int:
         with self._lock:
-            rows = np.unique(_as_ints(index))
+            rows = np.unique(as_index(index))
             rows = rows[self._is_held(rows)]
             if len(rows):
                 self._sampler.deleted(rows)
@@ -423,13 +424,6 @@ class TensorBuffer(Buffer):
 
 def _as_batch(arrays: Mapping[str, Array]) -> Batch:
     return nest({path: torch.from_numpy(array) for path, array in arrays.items()})
-
-
-def _as_ints(index: Any) -> Ints:
-    array = to_array(index)
-    if array.ndim == 1 and array.dtype == np.int64:
-        return array
-    return array.astype(np.int64).reshape(-1)
 
 
 def _as_floats(values: Any) -> npt.NDArray[np.float64]:

@@ -139,6 +139,8 @@ def test_a_last_batch_that_is_not_full_may_be_left_out(dataset):
 def test_mistakes_are_told(dataset, tmp_path):
     with pytest.raises(IndexError, match=r"0 … 10, got 3 … 11"):
         dataset.rows([3, 11])
+    with pytest.raises(IndexError, match=r"named by integers, int64 \[n\], got bool\[11\]"):
+        dataset.rows(np.arange(11) > 3)
     with pytest.raises(StructureError, match="it lacks done, obs"):
         save_dataset(tmp_path / "d", [rows(0, 2), {"number": torch.zeros(2)}])
     with pytest.raises(StructureError, match="at least one row"):

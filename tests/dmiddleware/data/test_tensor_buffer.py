@@ -200,6 +200,34 @@ def test_rows_are_updated_in_place():
         linked.update([0], {"done": torch.tensor([True])})
 
 
+def test_an_update_of_any_form_leaves_out_rows_that_are_gone():
+    buffer = TensorBuffer(4)
+    buffer.push({"obs": (np.zeros((6, 2)), np.zeros(6)), "number": np.arange(6)})
+    new = {"obs": (np.ones((2, 2)), np.array([7.0, 8.0])), "number": [70, 80]}
+    assert buffer.update([1, 3], new) == 1
+    assert buffer.get([2, 3]).number.tolist() == [2, 80]
+    assert buffer.get([2, 3]).obs["1"].tolist() == [0, 8]
+    with pytest.raises(StructureError, match="first one: it has odd on top"):
+        buffer.update([3], {"odd": np.zeros(1)})
+
+
+@pytest.mark.parametrize("odd", [np.arange(6) > 3, torch.arange(6) > 3, [4.0, 5.0]])
+def test_rows_are_named_by_integers_alone(odd):
+    buffer = TensorBuffer(6, sampler=PrioritySampler())
+    buffer.push(rows(0, 6))
+    for use in (
+        buffer.delete,
+        buffer.get,
+        lambda index: buffer.update(index, {"number": torch.zeros(len(index), dtype=torch.int64)}),
+        lambda index: buffer.update_priority(index, np.ones(len(index))),
+    ):
+        with pytest.raises(IndexError, match="named by integers, int64"):
+            use(odd)
+    assert buffer.index.tolist() == list(range(6))
+    assert buffer.delete([]) == 0
+    assert buffer.delete(torch.tensor([4, 5], dtype=torch.uint8)) == 2
+
+
 @pytest.mark.parametrize(
     "options", [{"size": 0}, {"size": 3, "n_step": 0}, {"size": 3, "unroll_len": -1}]
 )
