@@ -8,7 +8,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
 from multiprocessing import get_context
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -86,15 +85,12 @@ class PrefetchLoader:
             return [load() for load in self._ask()]
         try:
             item = self._batches.get(timeout=self._timeout_s)
-            if isinstance(item, BaseException):
-                self.close()
-                raise item
-            return [future.result(timeout=self._timeout_s) for future in item]
-        except (queue.Empty, FutureTimeout) as error:
-            raise TimeoutError(
-                f"the next batch did not come within {self._timeout_s} s; get_data or the loading "
-                "of a sample hangs, or dataloader.timeout_s is too short"
-            ) from error
+        except queue.Empty:
+            raise self._too_late() from None
+        if isinstance(item, BaseException):
+            self.close()
+            raise item
+        return [self._loaded(future) for future in item]
 
     def close(self) -> None:
         """Stop the workers; a second call does nothing."""
@@ -119,6 +115,20 @@ class PrefetchLoader:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _loaded(self, future: Future[Any]) -> Any:
+        try:
+            return future.result(timeout=self._timeout_s)
+        except TimeoutError:
+            if future.done():  # it may be the loading's own
+                return future.result()
+            raise self._too_late() from None
+
+    def _too_late(self) -> TimeoutError:
+        return TimeoutError(
+            f"the next batch did not come within {self._timeout_s} s; get_data or the loading "
+            "of a sample hangs, or dataloader.timeout_s is too short"
+        )
 
     def _ask(self) -> list[Callable[[], Any]]:
         loads = self._get_data(self._batch_size)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+import queue
 import threading
 
 import pytest
@@ -50,14 +51,15 @@ def test_only_so_many_batches_are_under_way():
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("what", ["get_data", "a sample"])
-def test_an_error_reaches_who_takes_the_batch(num_workers, what):
+@pytest.mark.parametrize("error", [OSError, TimeoutError, queue.Empty])
+def test_an_error_reaches_who_takes_the_batch(num_workers, what, error):
     def broken(*_):
-        raise OSError("a broken file")
+        raise error("a broken file")
 
     get_data = broken if what == "get_data" else lambda n: [broken] * n
     with (
         PrefetchLoader(get_data, 2, num_workers=num_workers, timeout_s=20) as loader,
-        pytest.raises(OSError, match="a broken file"),
+        pytest.raises(error, match="a broken file"),
     ):
         next(loader)
 
