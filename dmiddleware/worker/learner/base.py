@@ -162,7 +162,8 @@ class BaseLearner(Configurable):
         """Run the whole training: ``train_iterations`` batches from the data loader.
 
         If it ends by an exception or by SIGTERM, a checkpoint is saved first; then the exception is
-        raised, or the signal sent, again.
+        raised, or the signal sent, again. What a hook raises before the run is raised alone: there
+        is nothing yet that a checkpoint could save, only one that it could overwrite.
 
         Raises:
             ConfigError: if there is no policy or no data loader.
@@ -173,8 +174,8 @@ class BaseLearner(Configurable):
                 "before start(), or call train(batch) in a loop of your own"
             )
         with SigtermGuard() as guard:
+            self.call_hook("before_run")
             try:
-                self.call_hook("before_run")
                 for _ in range(int(self._cfg.train_iterations)):
                     self._one_iteration(guard)
                 with guard.interruptible():

@@ -321,6 +321,20 @@ def test_a_loss_that_is_not_finite_saves_what_there_is_and_is_raised(dqn_policy,
     assert all(torch.isfinite(tensor).all() for tensor in state["model"].values())
 
 
+def test_a_run_that_cannot_begin_overwrites_no_checkpoint(dqn_policy, tmp_path):
+    cfg = {"hook": {"load_ckpt_before_run": str(tmp_path / "missing.safetensors")}}
+    with BaseLearner(cfg, dqn_policy.learn_mode, exp_name=str(tmp_path)) as learner:
+        learner.last_iter.update(7)
+        learner.ckpt_name = "latest"
+        learner.save_checkpoint()
+        learner.last_iter.update(0)
+        learner.get_data = source()
+        learner.setup_dataloader()
+        with pytest.raises(FileNotFoundError):
+            learner.start()
+    assert load_checkpoint(tmp_path / "ckpt" / "latest.safetensors")["last_iter"] == 7
+
+
 def test_a_failed_save_does_not_hide_the_first_error(dqn_policy, tmp_path, monkeypatch):
     (tmp_path / "ckpt").write_text("a file where the folder should be")
     with BaseLearner({}, dqn_policy.learn_mode, exp_name=str(tmp_path)) as learner:
