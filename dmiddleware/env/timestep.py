@@ -213,7 +213,8 @@ def _row_of(columns: Mapping[str, Any], index: int) -> dict[str, Any]:
         if mask is None:
             # A mask of another key, or a value that the vector env gives without one.
             if not (key.startswith("_") and key[1:] in columns):
-                row[key] = column[index] if isinstance(column, np.ndarray) else column
+                has_rows = isinstance(column, np.ndarray) and column.ndim
+                row[key] = column[index] if has_rows else column
         elif mask[index]:
             row[key] = _row_of(column, index) if isinstance(column, Mapping) else column[index]
     return row

@@ -463,6 +463,16 @@ def _checked_first(result: Any) -> tuple[Any, dict[str, Any]]:
 
 def _take_columns(columns: Mapping[str, Any], ids: list[int]) -> dict[str, Any]:
     return {
-        key: _take_columns(column, ids) if isinstance(column, Mapping) else column[ids]
+        key: _take_column(column, ids, is_masked=f"_{key}" in columns)
         for key, column in columns.items()
     }
+
+
+def _take_column(column: Any, ids: list[int], *, is_masked: bool) -> Any:
+    if isinstance(column, Mapping):
+        return _take_columns(column, ids)
+    if getattr(column, "ndim", 0):
+        return column[ids]
+    if is_masked:
+        return [column[env_id] for env_id in ids]
+    return column  # one value for all envs

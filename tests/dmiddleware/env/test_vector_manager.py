@@ -145,6 +145,30 @@ def test_the_step_that_resets_is_no_transition():
     assert steps[4].info.row(0)["eval_episode_length"] == 2
 
 
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_an_info_may_be_one_value_for_all_envs(mode):
+    extra = {
+        "fps": 30, "unit": None, "gain": np.array(2.0), "deep": {"fps": 30},
+        "name": ["a", "b", "c"], "_name": np.ones(3, bool),
+    }  # fmt: skip
+
+    class Telling(Counters):
+        def step(self, actions):
+            obs, reward, terminated, truncated, infos = super().step(actions)
+            return obs, reward, terminated, truncated, {**infos, **extra}
+
+    with VectorEnvManager(lambda: Telling(mode), 3) as manager:
+        for _ in range(6):
+            for timestep in manager.step(ACTIONS):
+                info = timestep.info
+                if mode is AutoresetMode.SAME_STEP and timestep.done:
+                    continue  # its info is the final one
+                assert (info["fps"], info["unit"], info["gain"]) == (30, None, 2.0)
+                assert info["deep"] == {"fps": 30}
+                assert info["name"] == "abc"[timestep.env_id]
+        assert manager.restarts == 0
+
+
 def test_gymnasiums_own_vectorised_cartpole_runs_true_episodes():
     with make_env_manager("CartPole-v1", env_num=4, mode="vector", seed=3) as manager:
         lengths = np.zeros(4, int)
