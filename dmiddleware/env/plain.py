@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import functools
+import inspect
 import json
 import random
+import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -98,6 +101,8 @@ class Encoder:
             return value
         if type(value) is bytes:
             return {"kind": "bytes", "value": value.hex()}
+        if isinstance(value, enum.Enum):
+            return _enum_member(value)
         if isinstance(value, np.generic):
             return {"kind": "scalar", "dtype": value.dtype.str, "value": self.encode(value.item())}
         if type(value) in (tuple, frozenset):
@@ -166,7 +171,10 @@ class Encoder:
         if isinstance(owner, gym.Env) and not _is_wrapper(owner):
             # Often stated on the class; an env may draw from them.
             own = {
-                name: getattr(owner, name, None) for name in ("action_space", "observation_space")
+                name: getattr(owner, name, None)
+                for name in ("action_space", "observation_space")
+                # What a property gives lies elsewhere, or is made anew each time.
+                if not isinstance(inspect.getattr_static(owner, name, None), property)
             }
             attributes = {**own, **attributes}
         return [
@@ -249,8 +257,10 @@ class Decoder:
         return existing
 
     def _set_attributes(self, owner: Any, encoded: list[Any]) -> None:
+        own = vars(owner)
         for name, value in encoded:
-            setattr(owner, name, self.decode(value, getattr(owner, name, None)))
+            # As they were read: a frozen dataclass would refuse setattr.
+            own[name] = self.decode(value, getattr(owner, name, None))
 
 
 def space_state(space: spaces.Space[Any]) -> list[str]:
@@ -320,6 +330,30 @@ def _array(encoded: Mapping[str, Any], _: Any) -> Any:
     return np.array(encoded["value"], dtype=encoded.get("dtype"))
 
 
+def _enum_member(value: enum.Enum) -> dict[str, Any]:
+    kind = type(value)
+    if value.name not in kind.__members__:
+        raise NotPlainError  # several flags at once
+    return {"kind": "enum", "class": [kind.__module__, kind.__qualname__], "value": value.name}
+
+
+def _enum(encoded: Mapping[str, Any], existing: Any) -> Any:
+    module, name = encoded["class"]
+    # Only what the program has imported already is looked at, so nothing is run.
+    kind: Any = sys.modules.get(module)
+    for part in name.split("."):
+        kind = getattr(kind, "__dict__", {}).get(part)
+    if not isinstance(kind, enum.EnumType):
+        kind = type(existing)
+    if not isinstance(kind, enum.EnumType) or kind.__qualname__ != name:
+        raise CheckpointMismatch(
+            f"the saved env has a member of {module}.{name}, which is not known here"
+        )
+    if encoded["value"] not in kind.__members__:
+        raise CheckpointMismatch(f"{name} has no member {encoded['value']}, the saved env's has")
+    return kind[encoded["value"]]
+
+
 def _scalar(encoded: Mapping[str, Any], _: Any) -> Any:
     value = Decoder().decode(encoded["value"])
     return np.dtype(encoded["dtype"]).type(value)
@@ -350,6 +384,7 @@ _SIMPLE: dict[str, Callable[[Mapping[str, Any], Any], Any]] = {
     "code": lambda _, existing: existing,
     "int": lambda encoded, _: int(encoded["value"]),
     "bytes": lambda encoded, _: bytes.fromhex(encoded["value"]),
+    "enum": _enum,
     "scalar": _scalar,
     "array": _array,
     "strings": _array,

@@ -2,8 +2,8 @@
 
 An env that has ``state_dict()`` and ``load_state_dict(state)`` is saved through them. Of any other
 env, and of the wrappers around it, all attributes are saved, if all of them are understood:
-numbers, strings, arrays, containers, random generators, and Python objects made of such. That
-covers Gymnasium's classic control and toy text, its wrappers, and most envs written in plain
+numbers, strings, arrays, containers, enums, random generators, and Python objects made of such.
+That covers Gymnasium's classic control and toy text, its wrappers, and most envs written in plain
 Python. An env that holds something else (a simulator written in C, a file, a socket) cannot be
 saved, rather than saved in part. Functions, classes, modules and pygame's drawing are taken to hold
 no state.
@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dmiddleware.env.plain import Decoder, Encoder, NotPlainError
+from dmiddleware.errors import CheckpointMismatch
 
 __all__ = ["get_state", "set_state", "plain_infos", "infos_of_plain"]
 
@@ -46,9 +47,11 @@ def plain_infos(infos: Sequence[Mapping[str, Any]]) -> list[Any]:
     found: list[Any] = []
     for info in infos:
         try:
-            found.append(Encoder().encode(dict(info)))
-        except NotPlainError:
-            found.append(Encoder().encode({}))
+            encoded = Encoder().encode(dict(info))
+            Decoder().decode(encoded)  # there will be nothing that objects could be restored into
+        except (NotPlainError, CheckpointMismatch):
+            encoded = Encoder().encode({})
+        found.append(encoded)
     return found
 
 

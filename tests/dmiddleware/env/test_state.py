@@ -5,6 +5,7 @@ import random
 import threading
 from collections import deque
 from dataclasses import dataclass
+from enum import Enum, IntFlag
 
 import gymnasium as gym
 import numpy as np
@@ -167,6 +168,65 @@ def test_objects_are_changed_in_place_and_may_refer_to_each_other():
         Decoder().decode(encoded, Holder(people=[None, None]))
 
 
+class Phase(Enum):
+    """What an env may be in; a class of its own, at the top of a module."""
+
+    WALK = 1
+    REST = 2
+
+
+class Side(IntFlag):
+    LEFT = 1
+    RIGHT = 2
+
+
+def test_members_of_enums_come_back_and_stay_what_they_are():
+    old, new = Holder(now=Phase.REST, side=Side.RIGHT, seen=[Phase.WALK]), Holder(now=Phase.WALK)
+    encoded = json.loads(json.dumps(Encoder().encode(old)))
+    Decoder().decode(encoded, new)
+    assert (new.now, new.side, new.seen) == (Phase.REST, Side.RIGHT, [Phase.WALK])
+    assert [(one.name, one.value) for one in Phase] == [("WALK", 1), ("REST", 2)]
+    with pytest.raises(NotPlainError):
+        Encoder().encode(Side.LEFT | Side.RIGHT)
+
+
+def test_members_of_local_enums_are_known_by_what_is_there():
+    class Local(Enum):
+        A = 1
+        B = 2
+
+    encoded = Encoder().encode(Local.B)
+    assert Decoder().decode(encoded, Local.A) is Local.B
+    with pytest.raises(CheckpointMismatch, match="Local, which is not known here"):
+        Decoder().decode(encoded, Phase.WALK)
+    with pytest.raises(CheckpointMismatch, match="has no member C"):
+        Decoder().decode({**encoded, "value": "C"}, Local.A)
+
+
+def test_what_is_frozen_is_restored_too():
+    @dataclass(frozen=True)
+    class Options:
+        size: int
+
+    old, new = Holder(options=Options(3)), Holder(options=Options(4))
+    Decoder().decode(Encoder().encode(old), new)
+    assert new.options == Options(3)
+
+
+def test_an_env_may_give_its_spaces_by_properties():
+    class ByProperty(Walk):
+        @property
+        def action_space(self):
+            return gym.spaces.Discrete(3)
+
+    old, new = ByProperty(), ByProperty()
+    for seed, env in enumerate((old, new)):
+        env.reset(seed=seed)
+    old.step(1)
+    set_state(new, get_state(old))
+    np.testing.assert_array_equal(new.step(2)[0], old.step(2)[0])
+
+
 @pytest.mark.parametrize("bit_generator", [np.random.PCG64, np.random.MT19937, np.random.Philox])
 def test_generators_go_on_where_they_were(bit_generator):
     old, new = np.random.Generator(bit_generator(1)), np.random.Generator(bit_generator(2))
@@ -272,8 +332,9 @@ def test_the_state_of_another_env_is_refused():
 
 def test_infos_are_saved_if_they_are_plain():
     infos = [{"a": np.arange(2), "b": (1, "x")}, {"lock": threading.Lock()}, {}]
-    again = infos_of_plain(plain_infos(infos))
-    np.testing.assert_equal(again, [infos[0], {}, {}])
+    objects = [{"who": Holder(name="one")}, {"space": gym.spaces.Discrete(2)}]
+    again = infos_of_plain(plain_infos([*infos, *objects]))
+    np.testing.assert_equal(again, [infos[0], {}, {}, {}, {}])
 
 
 def test_functions_with_arguments_bound_are_code():
