@@ -216,8 +216,8 @@ class RolloutCollector:
         other envs in the next call. An env that has delivered its share pauses; where the manager
         cannot step some envs without the others, its next episodes are kept for the next call, at
         most as many as its share (those that begin after that are dropped, and counted). Episodes
-        that :meth:`collect` handed out in part are given up first, and what waited of them is
-        counted as dropped.
+        that were handed out in part are given up first, and what waited of them is counted as
+        dropped.
 
         Args:
             n_episode: how many.

@@ -93,7 +93,7 @@ class RowStore:
 
     @property
     def cut_episodes(self) -> Ids:
-        """Ids of the episodes of which rectangles held a part, and not their ends."""
+        """Ids of the episodes of which a part was handed out, and not their ends."""
         return self._last_id[~self._last_done]
 
     @property
@@ -177,6 +177,10 @@ class RowStore:
         """Hand out all rows, as columns ``[R, …]``, and the environment of each, ``[R] int64``."""
         rows, env_id = self._joined()
         self._forget_rows()
+        # Of rows of one environment, the last one is written last.
+        self._last_id, self._last_done = self._last_id.copy(), self._last_done.copy()
+        self._last_id[env_id] = _as_array(rows["episode_id"])
+        self._last_done[env_id] = _as_array(rows["done"])
         index = torch.arange(len(env_id))  # what is selected is copied
         return {name: _select(column, index) for name, column in rows.items()}, env_id.copy()
 

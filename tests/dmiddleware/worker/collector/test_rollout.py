@@ -438,6 +438,18 @@ def test_an_episode_whose_first_rows_were_not_kept_is_not_whole(lockstep_envs, b
         assert_whole(collector.collect_episodes(2))
 
 
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_an_episode_that_single_steps_were_taken_of_is_not_whole(
+    lockstep_envs, batched_policy, mode
+):
+    envs = lockstep_envs([(3,), (5,)], mode)
+    collector = RolloutCollector(batched_policy.collect_mode, envs)
+    for n_calls in range(1, 9):
+        for _ in range(n_calls):
+            collector.collect_step()
+        assert_whole(collector.collect_episodes(2))
+
+
 def test_an_episode_that_waited_while_its_lane_was_lent_is_not_whole(lockstep_envs, batched_policy):
     envs = lockstep_envs([(5,), (1000,)])
     collector = RolloutCollector(batched_policy.collect_mode, envs)
