@@ -84,7 +84,7 @@ class SampleSerialCollector(ISerialCollector):
             )
         began, before = time.perf_counter(), (core.env_step, core.env_episode)
         traj_len = self._traj_len(target, core.env_num)
-        samples, self._extra = self._extra, []
+        samples = self._extra  # which they stay part of, should a step raise
         n_kept = len(samples)
         returns: list[float] = []
         while len(samples) < target:
@@ -99,8 +99,8 @@ class SampleSerialCollector(ISerialCollector):
                     row["seed"] = torch.tensor(level_seeds[env])
                 samples += self._take(env, row, traj_len)
         n_made = len(samples) - n_kept
-        if drop_extra:
-            samples, self._extra = samples[:target], samples[target:]
+        n_taken = target if drop_extra else len(samples)
+        samples, self._extra = samples[:n_taken], samples[n_taken:]
         is_recorded = record_random_collect or not random_collect
         self._count(before, began, n_made, returns, is_recorded=is_recorded)
         if is_recorded:

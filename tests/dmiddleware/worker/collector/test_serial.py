@@ -105,6 +105,21 @@ def test_transitions_gather_from_call_to_call(sampler):
         assert mine == expected[: len(mine)]
 
 
+def test_samples_that_were_made_before_an_error_are_handed_out_later(
+    telling_envs, batched_policy, tmp_path
+):
+    mode, envs = batched_policy.collect_mode, telling_envs([(9,), (9,)])
+    with SampleSerialCollector({}, envs, mode, exp_name=str(tmp_path)) as collector:
+        samples = collector.collect(3)
+        assert collector.n_extra == 1
+        with pytest.raises(ArithmeticError):
+            collector.collect(6, policy_kwargs={"fail_at": 4})
+        samples += collector.collect(3)
+        samples += collector.collect(collector.n_extra)
+    expected = [(env, 0, t) for env in range(2) for t in range(5)]
+    assert sorted(place(sample) for sample in samples) == expected
+
+
 def test_a_policy_may_want_whole_episodes(telling_envs, batched_policy, tmp_path):
     policy = type(batched_policy)({"traj_len_inf": True}, torch.nn.Linear(1, 1))
     with SampleSerialCollector(
