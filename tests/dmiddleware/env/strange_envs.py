@@ -135,11 +135,11 @@ class Parent(Walk):
 
 
 class SlowToReset(Walk):
-    """Takes 0.6 s in every reset but the first."""
+    """Takes 2.5 s in every reset but the first."""
 
     def reset(self, *, seed=None, options=None):
         if hasattr(self, "t"):
-            threading.Event().wait(0.6)
+            threading.Event().wait(2.5)
         return super().reset(seed=seed, options=options)
 
 

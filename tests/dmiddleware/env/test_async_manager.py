@@ -51,7 +51,7 @@ def stay(n):
 )
 def test_an_env_that_fails_is_restarted_and_the_others_go_on(how, told, tmp_path, caplog):
     fragile = functools.partial(Fragile, how=how, at=3, once=tmp_path / "failed")
-    with managed(Walk, fragile, step_timeout_s=10 if how != "hang" else 1.0) as manager:
+    with managed(Walk, fragile, step_timeout_s=30 if how != "hang" else 3.0) as manager:
         first = manager.ready_obs.copy()
         for _ in range(2):
             manager.step(stay(2))
@@ -99,7 +99,7 @@ def test_an_env_that_keeps_hanging_stops_the_run_and_tells_where_it_hangs():
 def test_a_reset_has_a_deadline_of_its_own(tmp_path):
     # The reset within the step takes longer than the step may.
     slow = functools.partial(SlowToReset, limit=1)
-    with managed(slow, step_timeout_s=0.5, reset_timeout_s=60) as manager:
+    with managed(slow, step_timeout_s=2.0, reset_timeout_s=60) as manager:
         assert manager.step(stay(1)).done.all()
         assert manager.restarts == 0
     hangs = functools.partial(Fragile, how="hang", where="reset", at=2, limit=1)
@@ -209,7 +209,7 @@ def test_large_infos_and_unpicklable_ones():
 def test_close_ends_envs_that_hang_and_those_that_their_envs_started(tmp_path, caplog):
     pid_file = tmp_path / "pid"
     manager = managed(
-        HangsInClose, functools.partial(Parent, pid_file), FailsToClose, close_timeout_s=1.0
+        HangsInClose, functools.partial(Parent, pid_file), FailsToClose, close_timeout_s=4.0
     )
     with caplog.at_level(logging.WARNING):
         with manager:
