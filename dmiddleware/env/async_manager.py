@@ -293,7 +293,9 @@ class AsyncEnvManager(BaseEnvManager):
         return [states[env_id] for env_id in range(self._env_num)]
 
     def _set_env_states(self, states: Sequence[Any]) -> None:
-        self._ask(b"l", dict(enumerate(states)), "set_state")
+        for error in self._ask(b"l", dict(enumerate(states)), "set_state").values():
+            if error is not None:
+                raise error
 
     def _probe_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         return probe_spaces(self._env_fns[0])

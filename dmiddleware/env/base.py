@@ -14,7 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from dmiddleware.env.episodes import EpisodeTotals
-from dmiddleware.env.plain import set_space_state, space_state
+from dmiddleware.env.plain import NoObjectError, set_space_state, space_state
 from dmiddleware.env.spaces import (
     NestedArrays,
     make_collate,
@@ -274,8 +274,9 @@ class BaseEnvManager(ABC):
         """Go on from a state; the manager is launched already, with envs made as they were then.
 
         Returns:
-            Whether the episodes go on. If an env's state was not saved, all envs begin new episodes
-            instead, with other seeds than they had at the start (a warning is logged).
+            Whether the episodes go on. If an env's state was not saved, or cannot be restored (see
+            :mod:`dmiddleware.env.state`), all envs begin new episodes instead, with other seeds
+            than they had at the start (a warning is logged).
 
         Raises:
             CheckpointMismatch: if the state is that of other envs, or of another number.
@@ -295,7 +296,12 @@ class BaseEnvManager(ABC):
             logger.warning("the envs' states could not be saved; their episodes begin anew")
             self._begin_anew(int(state["totals"]["n_steps"]))
             return False
-        self._set_env_states(state["envs"])
+        try:
+            self._set_env_states(state["envs"])
+        except NoObjectError as error:
+            logger.warning("%s, so no env can go on; their episodes begin anew", error)
+            self._begin_anew(int(state["totals"]["n_steps"]))
+            return False
         self._pending_seeds = {}
         self._totals.load_state_dict(state["totals"])
         self._ready_obs = map_arrays(np.array, state["ready_obs"])
@@ -319,7 +325,12 @@ class BaseEnvManager(ABC):
 
     @abstractmethod
     def _set_env_states(self, states: Sequence[Any]) -> None:
-        """Bring the envs into states that :meth:`_env_states` gave."""
+        """Bring the envs into states that :meth:`_env_states` gave.
+
+        Raises:
+            NoObjectError: if an env lacks an object that its state has.
+            CheckpointMismatch: if the states are those of other envs.
+        """
 
     @abstractmethod
     def _probe_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:

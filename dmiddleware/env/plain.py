@@ -21,7 +21,14 @@ from gymnasium.envs.registration import EnvSpec
 
 from dmiddleware.errors import CheckpointMismatch
 
-__all__ = ["Encoder", "Decoder", "NotPlainError", "space_state", "set_space_state"]
+__all__ = [
+    "Encoder",
+    "Decoder",
+    "NoObjectError",
+    "NotPlainError",
+    "space_state",
+    "set_space_state",
+]
 
 # Constructor arguments that Gymnasium keeps for `spec`; they do not change.
 _CONSTANT_ATTRIBUTES = frozenset({"_saved_kwargs", "_cached_spec", "spec"})
@@ -59,6 +66,10 @@ class _Ordinary:
 
 class NotPlainError(Exception):
     """Something was met that cannot be saved as plain data."""
+
+
+class NoObjectError(CheckpointMismatch):
+    """An object was saved, and there is none in its place to be changed."""
 
 
 class Encoder:
@@ -247,7 +258,7 @@ class Decoder:
 
     def _object(self, encoded: Mapping[str, Any], existing: Any) -> Any:
         if not hasattr(existing, "__dict__"):
-            raise CheckpointMismatch(f"the saved env has an object where this one has {existing!r}")
+            raise NoObjectError(f"the saved env has an object where this one has {existing!r}")
         # It may be referred to from within.
         self._known[encoded["ref"]] = existing
         if encoded["kind"] == "env":

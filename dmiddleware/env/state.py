@@ -7,6 +7,9 @@ That covers Gymnasium's classic control and toy text, its wrappers, and most env
 Python. An env that holds something else (a simulator written in C, a file, a socket) cannot be
 saved, rather than saved in part. Functions, classes, modules and pygame's drawing are taken to hold
 no state.
+
+Python objects are restored by changing those that the other env has in the same places; none is
+made. So a state with more of them (in a list that grows in an episode) cannot be restored.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ def set_state(env: Any, state: Mapping[str, Any]) -> None:
     """Bring an env made by the same factory into a state that :func:`get_state` gave.
 
     Raises:
+        NoObjectError: if the env lacks an object that the state has; it is to be reset then.
         CheckpointMismatch: if the state is that of another env.
     """
     Decoder().set_layers(env, state["layers"])

@@ -15,7 +15,7 @@ request   content                                       answers
                                                         :class:`StepInfos`, or nothing
 ``p``     {env id: None}                                ``k`` the pictures and render modes
 ``g``     {env id: None}                                ``k`` the states
-``l``     {env id: state}                               ``k``
+``l``     {env id: state}                               ``k`` what does not fit, or None
 ``d``     {env id: seed}                                ``k``
 ``c``     nothing                                       the end of the process
 ========  ============================================  ======================================
@@ -50,7 +50,7 @@ from dmiddleware.env.protocol import (
 from dmiddleware.env.shared import SharedArrays
 from dmiddleware.env.spaces import NestedArrays, make_read, make_write
 from dmiddleware.env.state import get_state, set_state
-from dmiddleware.errors import EnvProtocolError
+from dmiddleware.errors import CheckpointMismatch, EnvProtocolError
 
 __all__ = ["main", "Setup", "Failure", "StepInfos"]
 
@@ -213,11 +213,18 @@ class _Worker:
         self._doing = "get_state"
         return {env_id: get_state(self._envs[env_id]) for env_id in env_ids}
 
-    def _set_states(self, states: Mapping[int, Any]) -> None:
+    def _set_states(self, states: Mapping[int, Any]) -> dict[int, CheckpointMismatch | None]:
         self._doing = "set_state"
-        for env_id, state in states.items():
-            set_state(self._envs[env_id], state)
         self._seeds.clear()
+        return {env_id: self._set_state(env_id, state) for env_id, state in states.items()}
+
+    def _set_state(self, env_id: int, state: Any) -> CheckpointMismatch | None:
+        self._env_id = env_id
+        try:
+            set_state(self._envs[env_id], state)
+        except CheckpointMismatch as error:
+            return error
+        return None
 
     def _seed(self, seeds: Mapping[int, int]) -> None:
         self._seeds = dict(seeds)

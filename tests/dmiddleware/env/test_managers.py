@@ -373,7 +373,34 @@ def test_envs_that_cannot_be_saved_begin_anew_with_other_seeds(kind, caplog):
     assert "episodes begin anew" in caplog.text
 
 
-@pytest.mark.parametrize("kind", PLAIN)
+class Crowd(Walk):
+    """Is joined by somebody in every step: by an object in a list."""
+
+    class Someone:
+        pass
+
+    def reset(self, **kwargs):
+        self.crowd = []
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        self.crowd.append(self.Someone())
+        return super().step(action)
+
+
+@pytest.mark.parametrize("kind", [SYNC, TWO, SAME_STEP])
+def test_envs_that_cannot_be_restored_begin_anew(kind, caplog):
+    with make(kind, Crowd) as manager:
+        manager.step(np.zeros(3, np.int64))
+        state = manager.state_dict()
+    with make(kind, Crowd) as manager, caplog.at_level(logging.WARNING):
+        assert not manager.load_state_dict(state)
+        assert manager.ready_obs[:, 0].tolist() == [0, 0, 0]
+        assert manager.step(np.zeros(3, np.int64)).obs[:, 0].tolist() == [1, 1, 1]
+    assert "an object where this one has None, so no env can go on" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [*PLAIN, ASYNC])
 def test_a_state_of_other_envs_is_refused(kind):
     with make(kind, Walk) as manager:
         state = manager.state_dict()
