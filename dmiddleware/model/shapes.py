@@ -93,7 +93,8 @@ def is_image(shape: tuple[Any, ...]) -> bool:
 def obs_shape_of(space: gym.Space[Any]) -> ObsShape:
     """Return the observation shape of a space.
 
-    Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple spaces have one.
+    Box, Discrete, MultiDiscrete (of two integers or more), MultiBinary, Dict and Tuple spaces have
+    one.
 
     Raises:
         SpaceError: for a space that no network here takes, with the wrapper that makes it one.
@@ -107,6 +108,7 @@ def obs_shape_of(space: gym.Space[Any]) -> ObsShape:
         case gym.spaces.MultiDiscrete():
             _refuse_start(space, int(np.max(np.abs(space.start))), "observation")
             if space.nvec.ndim == 1:
+                _refuse_one_number(space)
                 return (ONE_HOT, *map(int, space.nvec))
         case gym.spaces.Dict():
             return {str(key): obs_shape_of(inner) for key, inner in space.spaces.items()}
@@ -165,6 +167,17 @@ def _refuse_start(space: gym.Space[Any], start: int, what: str) -> None:
     raise SpaceError(
         f"networks count from 0, but the {what} space is {space}; shift it by its start with "
         f"gymnasium.wrappers.{wrapper}"
+    )
+
+
+def _refuse_one_number(space: gym.spaces.MultiDiscrete) -> None:
+    # Its shape would be that of a Discrete space, whose observations have one dimension less.
+    if len(space.nvec) > 1:
+        return
+    raise SpaceError(
+        f"no network here takes observations of {space}, a vector of a single integer; make it a "
+        f"Discrete({int(space.nvec[0])}) one with gymnasium.wrappers.TransformObservation and "
+        "lambda obs: obs[0]"
     )
 
 

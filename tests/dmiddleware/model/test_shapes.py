@@ -53,6 +53,7 @@ def test_each_supported_space_has_its_shape(space, shape):
         spaces.Graph(box(2), None),
         spaces.OneOf([box(2), box(3)]),
         spaces.MultiDiscrete([[2, 3], [4, 5]]),
+        spaces.MultiDiscrete([5]),
         spaces.Dict({"words": spaces.Text(5)}),
     ],
     ids=lambda space: type(space).__name__,
