@@ -10,6 +10,7 @@ import torch
 from easydict import EasyDict
 
 from dmiddleware.model import action_kind_of
+from dmiddleware.policy import state
 from dmiddleware.policy.base import Policy
 from dmiddleware.policy.bounds import ActionBounds
 from dmiddleware.policy.checks import check_choice
@@ -79,5 +80,6 @@ class ActorPolicy(Policy):
         return {**super()._state_dict_collect(), "action_bounds": self._bounds.state_dict()}
 
     def _load_state_dict_collect(self, state_dict: dict[str, Any]) -> None:
+        bounds = state.part_of(state_dict, "action_bounds")
         super()._load_state_dict_collect(state_dict)
-        self._bounds.load_state_dict(state_dict["action_bounds"])
+        self._bounds.load_state_dict(bounds)

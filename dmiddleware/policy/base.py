@@ -208,11 +208,13 @@ class Policy(TwoStyles, Configurable):
 
     def _load_state_dict_learn(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`_state_dict_learn` returned."""
+        generator = state.part_of(state_dict, "generator")
+        train_iter = state.part_of(state_dict, "train_iter")
         self._load_state_dict_collect(state_dict)
-        self._generator.set_state(state_dict["generator"].cpu())
-        self._train_iter = int(state_dict["train_iter"])
+        self._generator.set_state(generator.cpu())
+        self._train_iter = int(train_iter)
         if self._optimizer is not None:
-            state.load_optimizer_state(self._optimizer, state_dict["optimizer"])
+            state.load_optimizer_state(self._optimizer, state.part_of(state_dict, "optimizer"))
 
     def _state_dict_collect(self) -> dict[str, Any]:
         """Return what acting needs: the model."""
@@ -220,7 +222,7 @@ class Policy(TwoStyles, Configurable):
 
     def _load_state_dict_collect(self, state_dict: dict[str, Any]) -> None:
         """Load the model, strictly; a learner's state serves as well."""
-        state.load_model_state(self._model, state_dict["model"])
+        state.load_model_state(self._model, state.part_of(state_dict, "model"))
 
     def _state_dict_eval(self) -> dict[str, Any]:
         return self._state_dict_collect()

@@ -169,9 +169,10 @@ class DQNPolicy(CommandModePolicy):
         return {**super()._state_dict_learn(), "target": state.model_state(self._target)}
 
     def _load_state_dict_learn(self, state_dict: dict[str, Any]) -> None:
-        state.check_model_state(self._target, state_dict["target"], "target network")
+        target = state.part_of(state_dict, "target")
+        state.check_model_state(self._target, target, "target network")
         super()._load_state_dict_learn(state_dict)
-        state.load_model_state(self._target, state_dict["target"], "target network")
+        state.load_model_state(self._target, target, "target network")
 
 
 def _eps_schedule(cfg: EasyDict) -> EpsilonSchedule:

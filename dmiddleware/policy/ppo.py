@@ -10,7 +10,7 @@ from easydict import EasyDict
 
 from dmiddleware.config import check_value
 from dmiddleware.data.tree import as_tree
-from dmiddleware.errors import ConfigError
+from dmiddleware.errors import CheckpointMismatch, ConfigError
 from dmiddleware.policy import parallel
 from dmiddleware.policy.actor import ActorPolicy
 from dmiddleware.policy.checks import (
@@ -263,6 +263,7 @@ class PPOPolicy(ActorPolicy):
         return whole
 
     def _load_state_dict_collect(self, state_dict: dict[str, Any]) -> None:
+        _check_option(state_dict, "obs_normaliser", "obs_norm", self._obs_normaliser is not None)
         super()._load_state_dict_collect(state_dict)
         if self._obs_normaliser is not None:
             self._obs_normaliser.load_state_dict(state_dict["obs_normaliser"])
@@ -274,9 +275,23 @@ class PPOPolicy(ActorPolicy):
         return whole
 
     def _load_state_dict_learn(self, state_dict: dict[str, Any]) -> None:
+        scales = self._reward_normaliser is not None
+        _check_option(state_dict, "reward_normaliser", "reward_norm", scales)
         super()._load_state_dict_learn(state_dict)
         if self._reward_normaliser is not None:
             self._reward_normaliser.load_state_dict(state_dict["reward_normaliser"])
+
+
+def _check_option(state_dict: dict[str, Any], part: str, option: str, chosen: bool) -> None:
+    """Refuse a state that was saved with another choice than this policy's.
+
+    Without the statistics that it was trained with, a network sees other observations.
+    """
+    if (part in state_dict) != chosen:
+        raise CheckpointMismatch(
+            f"the checkpoint has {'no' if chosen else 'a'} {part}, but this policy's {option} is "
+            f"{chosen}; set {option} as it was in training"
+        )
 
 
 def _judge(output: dict[str, torch.Tensor], batch: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,6 +16,7 @@ __all__ = [
     "load_optimizer_state",
     "model_state",
     "optimizer_state",
+    "part_of",
 ]
 
 
@@ -25,6 +26,20 @@ def model_state(model: nn.Module) -> dict[str, Any]:
         name: value.detach().clone() if isinstance(value, torch.Tensor) else value
         for name, value in model.state_dict().items()
     }
+
+
+def part_of(state: Mapping[str, Any], name: str) -> Any:
+    """Return one part of a policy's state.
+
+    Raises:
+        CheckpointMismatch: if the state lacks it, naming what it has.
+    """
+    if name not in state:
+        raise CheckpointMismatch(
+            f"the state to load has no {name}, only {', '.join(map(str, state)) or 'nothing'}; "
+            "load what the same kind of policy saved, into learn_mode what learn_mode saved"
+        )
+    return state[name]
 
 
 def check_model_state(model: nn.Module, state: Mapping[str, Any], what: str = "model") -> None:

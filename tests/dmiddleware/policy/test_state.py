@@ -165,6 +165,48 @@ def test_an_optimiser_of_other_parameters_is_refused(small):
         policy.learn_mode.load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    ("make", "missing"),
+    [
+        (DQNPolicy, "target"),
+        (PPOPolicy, "generator"),
+    ],
+)
+def test_a_learner_refuses_what_an_actor_saved(small, make, missing):
+    policy, other = make({"model": small, "seed": 0}), make({"model": small, "seed": 1})
+    before = policy.learn_mode.state_dict()
+    with pytest.raises(CheckpointMismatch, match=rf"has no {missing}, only model.*learn_mode"):
+        policy.learn_mode.load_state_dict(other.collect_mode.state_dict())
+    same_states(policy.learn_mode.state_dict(), before)
+
+
+def test_a_state_without_a_model_is_refused(small):
+    with pytest.raises(CheckpointMismatch, match="has no model, only nothing"):
+        DQNPolicy({"model": small}).eval_mode.load_state_dict({})
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+@pytest.mark.parametrize("mode", ["learn_mode", "collect_mode", "eval_mode"])
+def test_statistics_of_observations_are_neither_lost_nor_missed(small, mode, chosen):
+    policy = PPOPolicy({"model": small, "obs_norm": chosen, "seed": 0})
+    other = PPOPolicy({"model": small, "obs_norm": not chosen, "seed": 1})
+    before = policy.learn_mode.state_dict()
+    with pytest.raises(CheckpointMismatch, match=f"obs_normaliser, but .* obs_norm is {chosen};"):
+        getattr(policy, mode).load_state_dict(getattr(other, mode).state_dict())
+    same_states(policy.learn_mode.state_dict(), before)
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_the_scale_of_rewards_is_neither_lost_nor_missed(small, chosen):
+    policy = PPOPolicy({"model": small, "reward_norm": chosen, "seed": 0})
+    other = PPOPolicy({"model": small, "reward_norm": not chosen, "seed": 1})
+    before = policy.learn_mode.state_dict()
+    with pytest.raises(CheckpointMismatch, match=f"_normaliser, but .* reward_norm is {chosen};"):
+        policy.learn_mode.load_state_dict(other.learn_mode.state_dict())
+    same_states(policy.learn_mode.state_dict(), before)
+    policy.eval_mode.load_state_dict(other.learn_mode.state_dict())
+
+
 def test_a_policy_per_env_saves_model_and_generator_too(per_env):
     state = per_env.learn_mode.state_dict()
     assert set(state) == {"model", "generator", "train_iter"}
