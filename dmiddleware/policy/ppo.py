@@ -154,7 +154,7 @@ class PPOPolicy(ActorPolicy):
             obs: ``[…, *obs_shape]``, a batch of one version of the policy.
         """
         if self._obs_normaliser is not None:
-            self._obs_normaliser.update(obs)
+            self._obs_normaliser.update(self._as_obs(obs))
 
     def _normalised(self, obs: Any) -> Any:
         return obs if self._obs_normaliser is None else self._obs_normaliser(obs)
@@ -234,6 +234,8 @@ class PPOPolicy(ActorPolicy):
 
     def _value_fn(self, obs: Any) -> torch.Tensor:
         """Return V of observations ``[…, *obs_shape]``: ``[…]`` float32, on the CPU."""
+        if self._model.training:
+            self._model.eval()
         critic = getattr(self._model, "compute_critic", None)
         with torch.no_grad():
             seen = self._normalised(self._as_obs(obs))

@@ -51,6 +51,15 @@ def test_ppo_collects_and_learns_the_same_on_both_devices(small, ppo_batch, kind
     assert device.get_attribute("value_fn")(torch.randn(2, 3, 4)).device.type == "cpu"
 
 
+def test_observations_of_another_process_count_on_both_devices(small):
+    host, device = pair(PPOPolicy, {"model": small, "obs_norm": True})
+    for policy in (host, device):
+        policy.observe(torch.arange(40.0).reshape(10, 4))
+        policy.observe(torch.ones(5, 4))
+    obs = torch.randn(6, 4)
+    assert_close(host.collect_mode.forward(obs), device.collect_mode.forward(obs))
+
+
 def test_bc_takes_batches_that_are_on_the_device_already(small, transitions):
     model = {**small, "action_space": "continuous"}
     policy = BCPolicy({"model": model, "cuda": True, "action_low": [0, 0], "action_high": [1, 1]})

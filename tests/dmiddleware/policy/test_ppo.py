@@ -159,6 +159,23 @@ def test_the_value_function_takes_any_leading_dimensions(small):
     )
 
 
+def test_the_value_function_does_not_drop_out(small):
+    class DropsOut(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dropout = torch.nn.Dropout(0.5)
+            self.layer = torch.nn.Linear(4, 3)
+
+        def forward(self, obs):
+            output = self.layer(self.dropout(obs))
+            return {"logit": output[..., :2], "value": output[..., 2]}
+
+    policy = PPOPolicy({"seed": 0}, model=DropsOut().train(), enable_field=["learn"])
+    value_fn = policy.learn_mode.get_attribute("value_fn")
+    obs = torch.ones(50, 4)
+    assert torch.equal(value_fn(obs), value_fn(obs))
+
+
 def test_observations_are_normalised_by_what_was_seen_before_learning(small):
     policy = PPOPolicy({"model": small, "obs_norm": True, "seed": 0})
     twin = PPOPolicy({"model": small, "seed": 0})
