@@ -239,7 +239,7 @@ class Policy(TwoStyles, Configurable):
         spaces.check_spaces(self._model, self._probe, observation_space, action_space)
 
     def _probe(self, obs: Any) -> torch.Tensor | None:
-        """Return the action for one observation, and leave no trace in the generator."""
+        """Return the action for one observation; the generator and hidden states keep no trace."""
         field = next((one for one in ("eval", "collect") if one in self._enabled), None)
         if field is None:
             return None
@@ -248,6 +248,7 @@ class Policy(TwoStyles, Configurable):
             action: torch.Tensor = self._act(field, obs, None, {})["action"]
         finally:
             self._generator.set_state(before)
+            getattr(self, f"_reset_{field}")()
         return action
 
     def _get_n_sample(self) -> int | None:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from dmiddleware.data.tree import as_tree
 from dmiddleware.errors import NonFiniteLoss, SpaceError
-from dmiddleware.policy import DQNPolicy
+from dmiddleware.policy import DQNPolicy, Policy
 
 
 def by_hand(model, target, batch, *, double, loss, discount=0.99, weight=None):
@@ -248,6 +248,31 @@ def test_trying_a_model_draws_nothing_from_the_generator(linear, cartpole_spaces
     assert torch.equal(policy.get_attribute("generator").get_state(), before)
     policy.collect_mode.forward(torch.zeros(1, 4))
     assert not torch.equal(policy.get_attribute("generator").get_state(), before)
+
+
+@pytest.mark.parametrize("field", ["collect", "eval"])
+def test_trying_a_model_leaves_no_hidden_state(linear, cartpole_spaces, field):
+    class Counting(Policy):
+        _hidden = None
+
+        def _forward_collect_batch(self, obs, env_id):
+            if self._hidden is None:
+                self._hidden = torch.zeros(len(obs), dtype=torch.int64)
+            self._hidden += 1
+            return {"action": self._hidden % 2, "hidden": self._hidden.clone()}
+
+        def _forward_eval_batch(self, obs, env_id):
+            return self._forward_collect_batch(obs, env_id)
+
+        def _reset_collect(self, data_id=None):
+            self._hidden = None
+
+        _reset_eval = _reset_collect
+
+    policy = Counting({}, model=linear(), enable_field=[field])
+    policy._check_spaces(*cartpole_spaces)
+    mode = getattr(policy, f"{field}_mode")
+    assert mode.forward(torch.zeros(3, 4))["hidden"].tolist() == [1, 1, 1]
 
 
 def test_a_learner_alone_has_no_action_to_judge(linear, cartpole_spaces):
