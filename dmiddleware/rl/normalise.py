@@ -87,7 +87,7 @@ class RunningMeanStd:
             clip: bound of the result's absolute value; None: no bound.
         """
         # In float64: a mean that is large next to its deviation has too few digits in float32.
-        scaled = (batch - self.mean).mul_(self._scale).float()
+        scaled = (batch.to(torch.float64) - self.mean).mul_(self._scale).float()
         return scaled if clip is None else scaled.clamp_(-clip, clip)
 
     @torch.no_grad()

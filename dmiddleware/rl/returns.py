@@ -124,6 +124,7 @@ def nstep_return(
         raise ValueError(f"n must be at least 1, got {n}")
     check_fraction(discount=discount)
     check_time_first(reward, terminated=terminated, done=done)
+    reward = _as_float(reward)
     n_steps = reward.shape[0]
     factor = torch.full_like(reward, discount).masked_fill_(done, 0.0)[:-1]
     total = reward.clone()
@@ -170,6 +171,7 @@ def discounted_return(
     """
     check_fraction(discount=discount)
     check_time_first(reward, terminated=terminated, done=done, next_value=next_value)
+    reward = _as_float(reward)
     factor = torch.full_like(reward, discount).masked_fill_(done, 0.0)
     if next_value is None:
         return discounted_scan(reward, factor)
@@ -209,6 +211,7 @@ def lambda_return(
     """
     check_fraction(discount=discount, trace_decay=trace_decay)
     check_time_first(reward, next_value=next_value, terminated=terminated, done=done)
+    reward = _as_float(reward)
     # Every row takes (1 - lambda) of its bootstrap; the rows that nothing follows take it whole.
     mixed = _close_sums(
         reward, next_value, terminated, done, discount, share_within=1.0 - trace_decay
@@ -232,6 +235,11 @@ def take_rows(column: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         for dim, size in enumerate(index.shape[1:], start=1)
     ]
     return column[(index, *places)]
+
+
+def _as_float(reward: torch.Tensor) -> torch.Tensor:
+    """Return rewards that are integers as float32: factors like them would be integers, too."""
+    return reward if reward.is_floating_point() else reward.float()
 
 
 def _last_row_of_episode(done: torch.Tensor, row: torch.Tensor) -> torch.Tensor:

@@ -65,6 +65,12 @@ def test_items_of_any_dtype_are_taken(dtype):
     assert scaled.dtype == torch.float32
 
 
+def test_flags_are_taken_as_zeros_and_ones():
+    stats = RunningMeanStd((2,))
+    stats.update(torch.tensor([[True, False], [False, False]]))
+    assert stats.normalise(torch.tensor([True, False])).tolist() == [1.0, 0.0]
+
+
 def test_large_float64_observations_lose_nothing_before_the_mean_is_taken_off():
     batch = torch.tensor([1e9, 1e9 + 1.0], dtype=torch.float64)
     stats = RunningMeanStd(())

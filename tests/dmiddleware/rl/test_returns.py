@@ -426,6 +426,23 @@ def test_a_single_step_is_enough():
     assert mixed.tolist() == [7.0]
 
 
+def test_integer_rewards_count_as_floats():
+    reward, masks = torch.tensor([1, 2, 3]), torch.zeros(3).bool()
+    value = torch.tensor([0.5, 0.25, 2.0])
+
+    def results(reward):
+        kwargs = {"discount": 0.9}
+        yield nstep_return(reward, masks, masks, n=2, **kwargs).reward
+        yield discounted_return(reward, masks, masks, **kwargs)
+        yield discounted_return(reward, masks, masks, next_value=value, **kwargs)
+        yield lambda_return(reward, value, masks, masks, trace_decay=0.7, **kwargs)
+        yield gae(reward, value, value, masks, masks, gae_lambda=0.7, **kwargs).adv
+
+    for ours, theirs in zip(results(reward), results(reward.float()), strict=True):
+        assert ours.dtype == torch.float32
+        assert torch.equal(ours, theirs)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("width", [8, 1000])
