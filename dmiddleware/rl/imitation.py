@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from dmiddleware.errors import StructureError
+
 __all__ = ["bc_discrete_loss", "bc_continuous_loss"]
 
 
@@ -19,10 +21,21 @@ def bc_discrete_loss(
 
     Args:
         logit: ``[B, A]``.
-        action: ``[B]`` int64, the expert's.
+        action: ``[B]`` integers, the expert's.
         weight: ``[B]`` weights of the samples.
         label_smoothing: share of the target spread evenly over all actions, in ``[0, 1]``.
+
+    Raises:
+        StructureError: if actions or weights are of another shape, or actions no integers.
     """
+    _check_shape("action", action, logit.shape[:-1])
+    _check_shape("weight", weight, logit.shape[:-1])
+    if action.is_floating_point():
+        raise StructureError(
+            f"discrete actions must be integers, got {action.dtype}; convert them with .long(), or "
+            "learn from a model with action_space='continuous'"
+        )
+    action = action.long()
     if weight is None:
         return F.cross_entropy(logit, action, label_smoothing=label_smoothing)
     loss = F.cross_entropy(logit, action, label_smoothing=label_smoothing, reduction="none")
@@ -38,6 +51,20 @@ def bc_continuous_loss(
         mu: ``[B, A]`` the actions that the policy would take.
         action: ``[B, A]`` the expert's.
         weight: ``[B]`` weights of the samples.
+
+    Raises:
+        StructureError: if actions or weights are of another shape.
     """
+    _check_shape("action", action, mu.shape)
+    _check_shape("weight", weight, mu.shape[:-1])
     error = F.mse_loss(mu, action, reduction="none").mean(-1)
     return (error if weight is None else error * weight).mean()
+
+
+def _check_shape(name: str, column: torch.Tensor | None, wanted: torch.Size) -> None:
+    """Refuse a column that would be broadcast, each row against every other."""
+    if column is not None and column.shape != wanted:
+        raise StructureError(
+            f"{name} has shape {tuple(column.shape)}, but the network's output asks for "
+            f"{tuple(wanted)}; squeeze it, or add a dimension with .unsqueeze(-1)"
+        )

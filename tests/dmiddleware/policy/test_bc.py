@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from dmiddleware.data.tree import as_tree
-from dmiddleware.errors import NonFiniteLoss
+from dmiddleware.errors import NonFiniteLoss, StructureError
 from dmiddleware.policy import BCPolicy
 
 
@@ -34,6 +34,33 @@ def test_continuous_actions_are_cloned_between_their_bounds(pendulum_spaces):
     answer = policy.learn_mode.forward(as_tree({"obs": obs, "action": action}))
     wanted = (mu - action / 2).square().mean().item()
     assert answer["total_loss"] == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.uint8])
+def test_discrete_actions_may_be_any_integers(small, transitions, dtype):
+    batch = transitions(16)
+    few = as_tree({**dict(batch.items()), "action": batch["action"].to(dtype)})
+    answers = [BCPolicy({"model": small, "seed": 0}).learn_mode.forward(b) for b in (batch, few)]
+    assert answers[0] == answers[1]
+
+
+def test_discrete_actions_of_another_kind_are_refused(small, transitions):
+    learn = BCPolicy({"model": small}).learn_mode.forward
+    with pytest.raises(StructureError, match=r"action has shape \(8, 1\).* asks for \(8,\)"):
+        learn(transitions(8, action=torch.zeros(8, 1, dtype=torch.int64)))
+    with pytest.raises(StructureError, match=r"must be integers, got torch\.float32"):
+        learn(transitions(8, action=torch.zeros(8)))
+    with pytest.raises(StructureError, match=r"weight has shape \(8, 1\)"):
+        learn(transitions(8, weight=torch.ones(8, 1)))
+
+
+def test_continuous_actions_without_their_dimension_are_refused(pendulum_spaces):
+    learn = BCPolicy.from_spaces(*pendulum_spaces).learn_mode.forward
+    obs = torch.randn(8, 3)
+    with pytest.raises(StructureError, match=r"action has shape \(8,\).* asks for \(8, 1\)"):
+        learn(as_tree({"obs": obs, "action": torch.zeros(8)}))
+    with pytest.raises(StructureError, match=r"weight has shape \(8, 1\).* asks for \(8,\)"):
+        learn(as_tree({"obs": obs, "action": torch.zeros(8, 1), "weight": torch.ones(8, 1)}))
 
 
 def tilt(obs):
