@@ -13,7 +13,7 @@ from easydict import EasyDict
 from torch import nn
 
 from dmiddleware.config import Configurable, check_value
-from dmiddleware.data.tree import to_device
+from dmiddleware.data.tree import leaves, to_device
 from dmiddleware.errors import ConfigError, NonFiniteLoss, PolicyError, StructureError
 from dmiddleware.model import action_shape_of, create_model, obs_shape_of
 from dmiddleware.policy import parallel, spaces, state, styles
@@ -408,12 +408,18 @@ class Policy(TwoStyles, Configurable):
 
         Raises:
             NonFiniteLoss: naming the policy iterations that collected the batch.
+            StructureError: if the batch has no rows, of which no loss is a number.
         """
         finite = math.isfinite(value)
         if self._reducer is not None:
             finite = parallel.all_agree(finite, self._device)
         if finite:
             return
+        if any(len(leaf) == 0 for _, leaf in leaves(batch)):
+            raise StructureError(
+                f"{what} is {value}, since the batch has no rows; give {type(self).__name__} at "
+                "least one to learn from"
+            )
         source = "a batch without a column collect_iter"
         if "collect_iter" in batch:
             column = batch["collect_iter"]

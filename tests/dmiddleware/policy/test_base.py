@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dmiddleware.errors import ConfigError, PolicyError, StructureError
-from dmiddleware.policy import CollectMode, DQNPolicy, EvalMode, LearnMode, Policy
+from dmiddleware.policy import BCPolicy, CollectMode, DQNPolicy, EvalMode, LearnMode, Policy
 
 
 def test_default_config_merges_the_classes_from_the_base_down():
@@ -129,6 +129,12 @@ def test_a_policy_in_neither_style_names_both_methods(linear, field):
         PolicyError, match=rf"_forward_{field}\(self, data.*_forward_{field}_batch\(self, obs"
     ):
         Mute({}, model=linear(), enable_field=[field])
+
+
+@pytest.mark.parametrize("make", [DQNPolicy, BCPolicy])
+def test_a_batch_without_rows_is_refused(small, transitions, make):
+    with pytest.raises(StructureError, match="the batch has no rows"):
+        make({"model": small}).learn_mode.forward(transitions(0))
 
 
 def test_cuda_without_a_device_is_refused(small, monkeypatch):
