@@ -139,7 +139,7 @@ def record_video(policy: Policy, env_id: str, path: Path, *, seed: int) -> None:
 
 def write_film(path: Path, frames: list[Any], *, fps: int) -> None:
     """Write pictures ``[H, W, 3] uint8`` as a film."""
-    if path.suffix == ".gif":
+    if path.suffix.lower() == ".gif":
         first, *rest = [Image.fromarray(frame) for frame in frames]
         first.save(path, save_all=True, append_images=rest, duration=1000 // fps, loop=0)
         return
@@ -165,17 +165,33 @@ def command(
     default = {name: p.default for name, p in inspect.signature(main).parameters.items()}
 
     @click.command(help=inspect.getdoc(main), context_settings={"show_default": True})
-    @click.option("--seed", default=default["seed"], help="Seed of everything random.")
+    @click.option(
+        "--seed",
+        type=click.IntRange(min=0),
+        default=default["seed"],
+        help="Seed of everything random.",
+    )
     @click.option("--exp-name", default=default["exp_name"], help="Folder of the run, in runs/.")
     @click.option(
-        "--max-env-step", default=default["max_env_step"], help="Environment steps at most."
+        "--max-env-step",
+        type=click.IntRange(min=1),
+        default=default["max_env_step"],
+        help="Environment steps at most.",
     )
     @click.option(
         "--evaluate", type=click.Path(path_type=Path), help="Play this checkpoint; do not train."
     )
-    @click.option("--episodes", default=FRESH_EPISODES, help="Episodes to play with --evaluate.")
     @click.option(
-        "--video", type=click.Path(path_type=Path), help="Film one of them (.mp4 or .gif)."
+        "--episodes",
+        type=click.IntRange(min=1),
+        default=FRESH_EPISODES,
+        help="Episodes to play with --evaluate.",
+    )
+    @click.option(
+        "--video",
+        type=click.Path(path_type=Path),
+        callback=_check_film,
+        help="Film one of them (.mp4 or .gif).",
     )
     def run(
         seed: int,
@@ -204,6 +220,15 @@ def command(
             click.echo(f"an episode is in {video}")
 
     return run
+
+
+def _check_film(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse what no film can be written to, before any episode is played."""
+    if path is not None and path.suffix.lower() not in (".mp4", ".gif"):
+        raise click.BadParameter(f"{path} ends neither in .mp4 nor in .gif")
+    if path is not None and not path.parent.is_dir():
+        raise click.BadParameter(f"there is no folder {path.parent}; make it first")
+    return path
 
 
 def _best_ckpt(run: RunFolder) -> Path:

@@ -120,6 +120,26 @@ def test_video_without_a_checkpoint_is_a_wrong_call() -> None:
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [("--seed", "-1"), ("--max-env-step", "0"), ("--episodes", "0")],
+    ids=lambda options: options[0],
+)
+def test_number_out_of_range_is_a_wrong_call(options: tuple[str, str]) -> None:
+    result = call("cartpole_dqn", *options)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{options[0]}'" in result.stderr
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("film", ["film", "film.txt", "nowhere/film.gif"])
+def test_film_that_cannot_be_written_is_refused_before_playing(ckpt: Path, film: str) -> None:
+    result = call("cartpole_dqn", "--evaluate", str(ckpt), "--video", film)
+    assert result.exit_code == 2
+    assert "Invalid value for '--video'" in result.stderr
+    assert "mean return" not in result.stdout
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_example_offers_its_options(name: str) -> None:
     result = call(name, "--help")
