@@ -61,6 +61,15 @@ class PerEnvQPolicy(Policy):
             self._target.load_state_dict(self._model.state_dict())
         return {"total_loss": loss.item(), "cur_lr": self._cfg.learning_rate}
 
+    def _state_dict_learn(self) -> dict[str, Any]:
+        # The base class saves the model, the optimiser, the count of updates and the generator.
+        target = copy.deepcopy(self._target.state_dict())
+        return {**super()._state_dict_learn(), "target": target}
+
+    def _load_state_dict_learn(self, state_dict: dict[str, Any]) -> None:
+        super()._load_state_dict_learn(state_dict)
+        self._target.load_state_dict(state_dict["target"])
+
     def _forward_collect(
         self, data: dict[int, Any], eps: float = 0.0, **kwargs: Any
     ) -> dict[int, dict[str, Any]]:

@@ -4,8 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from click.testing import CliRunner
+
+from dmiddleware.data import as_tree
 
 NAMES = [
     "cartpole_dqn",
@@ -138,6 +141,24 @@ def test_film_that_cannot_be_written_is_refused_before_playing(ckpt: Path, film:
     assert result.exit_code == 2
     assert "Invalid value for '--video'" in result.stderr
     assert "mean return" not in result.stdout
+
+
+def test_policy_per_env_goes_on_with_the_target_network_that_it_saved() -> None:
+    make_policy = importlib.import_module("examples.custom_policy_per_env").make_policy
+    policy, other = make_policy(seed=0), make_policy(seed=1)
+    batch = as_tree(
+        {
+            "obs": torch.randn(8, 4),
+            "next_obs": torch.randn(8, 4),
+            "action": torch.zeros(8, dtype=torch.int64),
+            "reward": torch.ones(8),
+            "discount": torch.full((8,), 0.9),
+            "terminated": torch.zeros(8, dtype=torch.bool),
+        }
+    )
+    policy.learn_mode.forward(batch)
+    other.learn_mode.load_state_dict(policy.learn_mode.state_dict())
+    assert policy.learn_mode.forward(batch) == other.learn_mode.forward(batch)
 
 
 @pytest.mark.parametrize("name", NAMES)
