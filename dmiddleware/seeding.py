@@ -31,9 +31,16 @@ def derive_seed(run_seed: int, *scope: str | int) -> int:
         >>> derive_seed(0, "collector", 0, 3) == derive_seed(0, "evaluator", 0, 3)
         False
     """
-    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in (int(run_seed), *scope))
+    text = "\x1f".join(map(_tagged, (int(run_seed), *scope)))
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 33
+
+
+def _tagged(part: str | int) -> str:
+    """Tell 1 from "1", but not a role from its name, nor numpy's integers from Python's."""
+    if isinstance(part, int | np.integer):
+        return f"int:{int(part)}"
+    return f"str:{str.__str__(part)}"
 
 
 def seed_libraries(seed: int) -> None:

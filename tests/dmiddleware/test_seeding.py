@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dmiddleware.pipeline import Role
 from dmiddleware.seeding import derive_seed, seed_libraries
 
 scopes = st.lists(st.one_of(st.integers(), st.text(max_size=5)), max_size=4).map(tuple)
@@ -37,6 +38,10 @@ def test_places_have_seeds_of_their_own():
     assert derive_seed(0, "a", "b") != derive_seed(0, "ab")
 
 
+def test_what_is_equal_is_the_same_place():
+    assert derive_seed(0, Role.COLLECTOR, np.int64(3)) == derive_seed(0, "collector", 3)
+
+
 def draw():
     return random.random(), np.random.rand()
 
@@ -60,6 +65,7 @@ def test_the_libraries_draw_the_same_after_the_same_seed():
 def test_torch_is_seeded_if_it_is_loaded_and_never_loaded_for_it():
     program = """
 import sys
+from dmiddleware.pipeline import Role
 from dmiddleware.seeding import seed_libraries
 seed_libraries(7)
 assert "torch" not in sys.modules
