@@ -27,6 +27,7 @@ from dmiddleware.worker.learner import (
     register_learner_hook,
     show_hooks,
 )
+from dmiddleware.worker.tensorboard import EventLog
 
 __all__ = [
     "RolloutCollector",
@@ -50,4 +51,5 @@ __all__ = [
     "add_learner_hook",
     "merge_hooks",
     "show_hooks",
+    "EventLog",
 ]

@@ -1,13 +1,103 @@
-"""A tensorboard writer that is made when it is first needed."""
+"""Tensorboard writers: one that cannot hang, and one that is made when it is first needed."""
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import SummaryWriter
+from tensorboardX import FileWriter, SummaryWriter
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.record_writer import RecordWriter
 
-__all__ = ["LazyWriter"]
+__all__ = ["EventLog", "LazyWriter"]
+
+_FLUSH_S = 10.0  # what is older than this can be seen in tensorboard, and outlasts a crash
+
+
+class EventLog(SummaryWriter):  # type: ignore[misc]
+    """A ``SummaryWriter`` that writes in the thread that logs, and raises there what goes wrong.
+
+    tensorboardX writes on a thread of its own. On a full disk that thread ends, and whoever logs
+    on waits for ever for room in its queue, and so does the end of the process.
+
+    Args:
+        folder: where the file of events goes; made if it is missing.
+
+    Raises:
+        OSError: from each method, if the file cannot be written.
+    """
+
+    file_writer: Any
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(logdir=str(folder))
+
+    def close(self) -> None:
+        """Write the rest and close the file, also if that fails; twice is fine."""
+        try:
+            super().close()
+        except OSError:
+            with suppress(OSError):
+                self.file_writer.close()
+            raise
+
+    def _get_file_writer(self) -> Any:
+        if self.file_writer is None:
+            self.file_writer = _EventFileWriter(Path(self.logdir))
+            self.all_writers = {self.logdir: self.file_writer}
+        return self.file_writer
+
+
+class _EventFileWriter(FileWriter):  # type: ignore[misc]
+    """A ``FileWriter`` without a thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self.event_writer = _EventFile(folder)
+        self._default_metadata: dict[str, Any] = {}
+
+
+class _EventFile:
+    """The file behind a ``FileWriter``."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._lock = threading.Lock()
+        # Microseconds: a file that was begun in the same second is not written over.
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"
+        self._file = RecordWriter(str(folder / name))
+        self._closed = False
+        self._flushed_at = time.monotonic()
+        self.add_event(Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def get_logdir(self) -> str:
+        return str(self._folder)
+
+    def add_event(self, event: Any) -> None:
+        with self._lock:
+            if not self._closed:
+                self._file.write(event.SerializeToString())
+                if time.monotonic() - self._flushed_at >= _FLUSH_S:
+                    self._flush()
+
+    def flush(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._flush()
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._file.close()
+
+    def _flush(self) -> None:
+        self._flushed_at = time.monotonic()
+        self._file.flush()
 
 
 class LazyWriter:
@@ -26,13 +116,12 @@ class LazyWriter:
     def get(self) -> Any:
         """Return the writer."""
         if self._writer is None:
-            # With its default of 10, a burst of scalars waits for the disk.
-            self._writer = SummaryWriter(str(self._folder), max_queue=1000)
+            self._writer = EventLog(self._folder)
             self._own = True
         return self._writer
 
     def close(self) -> None:
         """Close an own writer; it is made again if it is asked for again."""
         if self._own:
-            self._writer.close()
-            self._writer, self._own = None, False
+            writer, self._writer, self._own = self._writer, None, False
+            writer.close()

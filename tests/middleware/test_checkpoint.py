@@ -1,6 +1,3 @@
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,6 +8,7 @@ from dmiddleware.pipeline import OnlineRLContext, Role, Task
 from dmiddleware.policy import DQNPolicy
 from middleware.checkpoint import CkptSaver
 from middleware.run_folder import RunFolder
+from tests.middleware.disk import no_room
 
 
 @pytest.fixture
@@ -160,17 +158,6 @@ def test_task_that_never_ran_saves_nothing(run: RunFolder, dqn: DQNPolicy) -> No
     with Task(OnlineRLContext()) as task:
         task.use(CkptSaver(dqn.learn_mode, run))
     assert saved(run) == []
-
-
-@contextmanager
-def no_room(n_bytes: int) -> Iterator[None]:
-    """Let the system refuse to make files larger than this, as a full disk would."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_full_disk_ends_the_run_and_leaves_the_old_checkpoint(

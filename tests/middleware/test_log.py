@@ -11,6 +11,7 @@ from tensorboardX.proto.event_pb2 import Event
 from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext
 from middleware.log import offline_logger, online_logger
 from middleware.run_folder import RunFolder
+from tests.middleware.disk import no_room
 from tests.middleware.nodes import DEADLINE_S, run_nodes
 
 
@@ -177,3 +178,14 @@ def test_the_routers_totals_are_written(run: RunFolder, tmp_path: Path) -> None:
     assert scalars["router/event/number/received_bytes"][-1][1] > 0
     for name in ("received_frames", "retried_frames", "refused_frames", "sent_bytes", "waiting"):
         assert f"router/node0/{name}" in scalars
+
+
+def test_a_full_disk_ends_the_run(run: RunFolder, run_steps: Any) -> None:
+    def measure(ctx: OnlineRLContext) -> None:
+        ctx.env_step += 1
+        for number in range(500):
+            ctx.log(f"metric_{number}", 1.0)
+
+    with no_room(20_000), pytest.raises(ExceptionGroup, match="OSError") as caught:
+        run_steps(measure, online_logger(run, every_env_step=1), n_steps=50)
+    assert caught.group_contains(OSError, match="File too large")
