@@ -217,6 +217,30 @@ def test_a_damaged_snapshot_is_refused_and_the_one_before_it_is_used(
     assert newest.name in caplog.text
 
 
+def test_a_snapshot_of_more_devices_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generators = [torch.Generator().manual_seed(device).get_state() for device in range(3)]
+    restored: dict[int, torch.Tensor] = {}
+
+    def set_state(state: torch.Tensor, device: int) -> None:
+        if device >= torch.cuda.device_count():
+            raise RuntimeError(f"invalid device ordinal {device}")
+        restored[device] = state
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: generators)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", set_state)
+    snapshots = SnapshotSaver(tmp_path, {})
+    with Task(OnlineRLContext()) as task:
+        task.use(snapshots).run(max_step=1)
+        snapshots.save(task)
+        assert snapshots.resume(task)
+    assert list(restored) == [0, 1]
+    assert all(torch.equal(restored[device], generators[device]) for device in restored)
+
+
 def test_a_run_that_went_back_goes_on_from_what_it_saves_itself(tmp_path: Path) -> None:
     def begin(keep: int) -> tuple[Task[Any], SnapshotSaver]:
         snapshots = SnapshotSaver(tmp_path, {}, keep=keep)
