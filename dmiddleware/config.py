@@ -85,8 +85,11 @@ def merge_config(
         open_paths: dotted paths whose dictionaries take any key.
 
     Raises:
-        ConfigError: for an unknown key or a wrong type, with the key's full path.
+        ConfigError: for an unknown key or a wrong type, with the key's full path; also if ``given``
+            is no dictionary.
     """
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{owner}: the config must be a dictionary, got {given!r:.100}")
     merged = copy.deepcopy(dict(default))
     _merge_into(merged, given, path="", owner=owner, open_paths=frozenset(open_paths))
     return EasyDict(merged)
@@ -116,7 +119,7 @@ def _merge_into(
             if not path and key in ("type", "import_names"):
                 target[key] = value
                 continue
-            raise ConfigError(_unknown_key(full, key, target, owner))
+            raise ConfigError(_unknown_key(full, str(key), target, owner))
         default = target[key]
         if isinstance(default, Mapping):
             if not isinstance(value, Mapping):

@@ -69,6 +69,8 @@ def test_what_is_given_is_merged_in_and_not_changed():
         ({"other": {"eps": {"stat": 1}}}, "unknown key other.eps.stat; did you mean other.eps.st"),
         ({"zzzzzzzzz": 1}, "unknown key zzzzzzzzz; known here are: cfg_type, cuda, double"),
         ({"learn": {"type": "x"}}, "unknown key learn.type"),
+        ({"learn": {4: "x"}}, "unknown key learn.4; known here are: batch_size"),
+        ("config.yaml", "DQN: the config must be a dictionary, got 'config.yaml'"),
         ({"learn": 3}, "learn must be a dictionary, got 3"),
         ({"cuda": 1}, "cuda must be of type bool like its default False, got 1 of type int"),
         ({"double": None}, "double must be of type bool like its default True, got None"),
