@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import struct
 import threading
 import time
 from contextlib import suppress
@@ -11,7 +13,7 @@ from typing import Any
 
 from tensorboardX import FileWriter, SummaryWriter
 from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.record_writer import RecordWriter
+from tensorboardX.record_writer import masked_crc32c
 
 __all__ = ["EventLog", "LazyWriter"]
 
@@ -69,7 +71,7 @@ class _EventFile:
         self._lock = threading.Lock()
         # Microseconds: a file that was begun in the same second is not written over.
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"
-        self._file = RecordWriter(str(folder / name))
+        self._file = (folder / name).open("xb")
         self._closed = False
         self._flushed_at = time.monotonic()
         self.add_event(Event(wall_time=time.time(), file_version="brain.Event:2"))
@@ -80,7 +82,8 @@ class _EventFile:
     def add_event(self, event: Any) -> None:
         with self._lock:
             if not self._closed:
-                self._file.write(event.SerializeToString())
+                # All at once: an interrupt must not leave half a record, behind which none is read.
+                self._file.write(_record(event.SerializeToString()))
                 if time.monotonic() - self._flushed_at >= _FLUSH_S:
                     self._flush()
 
@@ -98,6 +101,14 @@ class _EventFile:
     def _flush(self) -> None:
         self._flushed_at = time.monotonic()
         self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def _record(data: bytes) -> bytes:
+    """Frame an event as the files of tensorboard have it (TFRecord, TensorFlow)."""
+    size = struct.pack("<Q", len(data))
+    sums = (struct.pack("<I", masked_crc32c(part)) for part in (size, data))
+    return size + next(sums) + data + next(sums)
 
 
 class LazyWriter:

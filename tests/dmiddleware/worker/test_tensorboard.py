@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import resource
+import struct
 import threading
 from pathlib import Path
+from typing import Any
 
-from dmiddleware.worker import EventLog
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.record_writer import masked_crc32c
+
+from dmiddleware.worker import EventLog, tensorboard
 
 DEADLINE_S = 60.0
 
@@ -36,6 +42,42 @@ def test_a_full_disk_is_an_error_of_who_logs_and_never_a_hang(tmp_path: Path) ->
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not thread.is_alive()
     assert len(raised) == 2
+
+
+def scalars(folder: Path) -> list[float]:
+    """Read a file as tensorboard does: up to a record whose checksums are wrong."""
+    (path,) = folder.iterdir()
+    content, found = path.read_bytes(), []
+    while content:
+        (size,) = struct.unpack("<Q", content[:8])
+        data, end = content[12 : 12 + size], 16 + size
+        assert struct.unpack("<I", content[8:12])[0] == masked_crc32c(content[:8])
+        assert struct.unpack("<I", content[end - 4 : end])[0] == masked_crc32c(data)
+        found += [value.simple_value for value in Event.FromString(data).summary.value]
+        content = content[end:]
+    return found
+
+
+def test_an_interrupt_leaves_no_half_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_calls = 0
+
+    def interrupted(data: bytes) -> Any:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 4:
+            raise KeyboardInterrupt
+        return masked_crc32c(data)
+
+    writer = EventLog(tmp_path)
+    monkeypatch.setattr(tensorboard, "masked_crc32c", interrupted)
+    writer.add_scalar("loss", 1.0, 0)
+    with pytest.raises(KeyboardInterrupt):
+        writer.add_scalar("loss", 2.0, 1)
+    writer.add_scalar("loss", 3.0, 2)
+    writer.close()
+    assert scalars(tmp_path) == [1.0, 3.0]
 
 
 def test_files_of_one_second_are_not_written_over(tmp_path: Path) -> None:
