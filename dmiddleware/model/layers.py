@@ -112,12 +112,13 @@ class MLP(nn.Sequential):
         """Return ``[…, out_features]`` of ``x [… , in_features]``."""
         # With small layers and batches, calling a module, and even getting its weight as an
         # attribute (torch looks it up in Python), costs more than the arithmetic.
+        unseen = None  # what a linear layer gave, and nobody else holds
         for layer in self._modules.values():
             if type(layer) is nn.Linear and not _has_hooks(layer):
                 parameters: dict[str, Any] = layer._parameters
-                x = F.linear(x, parameters["weight"], parameters["bias"])
+                x = unseen = F.linear(x, parameters["weight"], parameters["bias"])
             elif type(layer) is nn.ReLU and not _has_hooks(layer):
-                x = torch.relu(x)
+                x = torch.relu_(x) if x is unseen else torch.relu(x)
             else:
                 x = layer(x)
         return x

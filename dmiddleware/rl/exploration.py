@@ -150,7 +150,7 @@ def epsilon_greedy(
 
 def _of_few(q: torch.Tensor, eps: float, draws: torch.Tensor) -> torch.Tensor:
     """Do the same row by row: of few numbers, a list costs a fraction of torch's calls."""
-    action = q.detach().numpy().argmax(-1)
+    action = (q.detach() if q.requires_grad else q).numpy().argmax(-1)
     chances, lots = draws.tolist()
     for row, chance in enumerate(chances):
         if chance < eps:

@@ -159,12 +159,19 @@ class RolloutCollector:
         self._stepper.episode_returns = []
         self._skip_no_more()
         stamps = self._stamps_of(train_iter)
+        kwargs = policy_kwargs or _NO_KWARGS
         store = self._store
+        if n_steps == 1 and store.is_empty:
+            # The commonest case, spared what the others need.
+            step = self._stepper.step(kwargs, random=random)
+            if self._is_plain(step):
+                return store.pass_on(self._piece(step, stamps))
+            self._keep(step, stamps)
         loans: dict[int, int] = {}
         while not self._is_filled(n_steps, loans):
             # Envs that have their rows wait for those that do not, where the manager lets them.
             lacking = None if store.is_level else np.flatnonzero(store.counts < n_steps)
-            if self._step(policy_kwargs or _NO_KWARGS, stamps, random, lacking).lost:
+            if self._step(kwargs, stamps, random, lacking).lost:
                 loans.clear()  # what was to be lent may be gone
         return store.take_rectangle(n_steps, loans, self._stepper.split_episode)
 
@@ -292,9 +299,17 @@ class RolloutCollector:
         self, policy_kwargs: Mapping[str, Any], stamps: Ids, random: bool, only: Ids | None
     ) -> Step:
         step = self._stepper.step(policy_kwargs, random=random, only=only)
-        if step.timestep.is_full and not self._one_by_one and not self._skipped:
+        self._keep(step, stamps)
+        return step
+
+    def _is_plain(self, step: Step) -> bool:
+        """Tell whether a step gave a row of every env, and all are wanted as they are."""
+        return step.timestep.is_full and not self._one_by_one and not self._skipped
+
+    def _keep(self, step: Step, stamps: Ids) -> None:
+        if self._is_plain(step):
             self._store.add(self._piece(step, stamps))
-            return step
+            return
         wanted = self._wanted_rows(step)
         env_id = step.timestep.env_id[wanted]
         if self._one_by_one:
@@ -304,7 +319,6 @@ class RolloutCollector:
         self._store.add_some(piece, env_id)
         if step.lost:
             self._dropped += self._store.drop(step.lost)
-        return step
 
     def _wanted_rows(self, step: Step) -> Ids:
         is_real = ~step.timestep.abnormal

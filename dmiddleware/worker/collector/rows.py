@@ -67,6 +67,11 @@ class RowStore:
         return int(self.counts.sum())
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no rows wait."""
+        return not self._pieces
+
+    @property
     def counts(self) -> Ids:
         """Rows of each environment, ``[E] int64``."""
         if self._regular:
@@ -141,11 +146,10 @@ class RowStore:
         if self._regular:
             taken = self._pieces[:n_steps]
             del self._pieces[:n_steps]
+            if n_steps == 1:
+                return self.pass_on(taken[0])
             self._last_id = _as_array(taken[-1]["episode_id"])
             self._last_done = _as_array(taken[-1]["done"])
-            if n_steps == 1:
-                self.ends = _true_at(self._last_done)
-                return tree.as_tree(_add_time(taken[0]))
             columns = _stack(taken)
             self.ends = _true_at(columns["done"].numpy())
             return tree.as_tree(columns)
@@ -172,6 +176,16 @@ class RowStore:
         columns = {name: _select(column, index) for name, column in rows.items()}
         self.ends = _true_at(columns["done"].numpy())
         return tree.as_tree(columns)
+
+    def pass_on(self, piece: Piece) -> Batch:
+        """Hand out a piece with one row of every environment, in order, as ``[1, E, …]``.
+
+        It comes before all rows that are stored.
+        """
+        self._last_id = _as_array(piece["episode_id"])
+        self._last_done = _as_array(piece["done"])
+        self.ends = _true_at(self._last_done)
+        return tree.as_tree(_add_time(piece))
 
     def take_all(self) -> tuple[Piece, Ids]:
         """Hand out all rows, as columns ``[R, …]``, and the environment of each, ``[R] int64``."""

@@ -190,7 +190,7 @@ class Stepper:
         for row in rows:
             self.episode_returns.append(float(timestep.info.row(row)["eval_episode_return"]))
         self.env_episode += len(rows)
-        step.ended = timestep.env_id[rows].tolist()
+        step.ended = rows if timestep.is_full else timestep.env_id[rows].tolist()
         step.begun = [*step.begun, *step.ended]
         self._start_episodes(step.ended)
 
@@ -202,8 +202,9 @@ class Stepper:
         assert self._episode_id is not None
         # A new array, since steps hold on to the old one.
         self._episode_id = self._episode_id.copy()
-        first, self._n_begun = self._n_begun, self._n_begun + len(env_ids)
-        self._episode_id[list(env_ids)] = np.arange(first, self._n_begun)
+        for env in env_ids:
+            self._episode_id[env] = self._n_begun
+            self._n_begun += 1
 
     def split_episode(self, episode_id: int) -> int:
         """Give the rest of an episode an id of its own; returns it."""

@@ -91,6 +91,15 @@ def test_hooks_of_inner_layers_are_called(position, register):
     assert called == [position]
 
 
+def test_what_a_hook_keeps_is_not_written_over():
+    kept = []
+    mlp = MLP(3, [4], out_features=2)
+    mlp[0].register_forward_hook(lambda layer, inputs, output: kept.append(output))
+    x = torch.randn(5, 3)
+    mlp(x)
+    assert torch.equal(kept[0], torch.nn.functional.linear(x, mlp[0].weight, mlp[0].bias))
+
+
 def test_an_mlp_computes_what_its_layers_compute_one_by_one():
     mlp = MLP(3, [4, 5], out_features=2, norm="layer", activation="relu")
     x = torch.randn(6, 3)
