@@ -415,10 +415,13 @@ class BaseEnvManager(ABC):
             ) from error
 
     def _is_per_env(self, actions: Any) -> bool:
-        """Tell a dictionary from env ids to actions from a batch of a Dict space's actions."""
+        """Tell a dictionary from env ids to actions from a batch of nested actions."""
         if not isinstance(actions, Mapping):
             return False
         space = self._action_space
+        if isinstance(space, spaces.Tuple):
+            # A treetensor has the items of a tuple under "0", "1", ….
+            return set(actions) != set(map(str, range(len(space.spaces))))
         return not (isinstance(space, spaces.Dict) and set(actions) == set(space.spaces))
 
     def _install_reset(

@@ -62,9 +62,15 @@ def make_collate(space: spaces.Space[Any]) -> Collate:
     if isinstance(space, spaces.Tuple):
         items = tuple(make_collate(sub) for sub in space.spaces)
         return lambda rows: tuple(
-            collate(column) for collate, column in zip(items, zip(*rows, strict=True), strict=True)
+            collate(column)
+            for collate, column in zip(items, zip(*map(_items_of, rows), strict=True), strict=True)
         )
     return _collate_array(*_shape_and_dtype(space))
+
+
+def _items_of(row: Any) -> Sequence[Any]:
+    """Return the items of a tuple, which a treetensor has under "0", "1", …."""
+    return [row[str(i)] for i in range(len(row))] if isinstance(row, Mapping) else row
 
 
 def _collate_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Collate:

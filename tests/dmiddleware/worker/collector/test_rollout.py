@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import functools
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
 from dmiddleware.data import TensorBuffer
-from dmiddleware.data.tree import cat, leaves
-from dmiddleware.env import VectorEnvManager, make_env_manager
+from dmiddleware.data.tree import as_tree, cat, leaves
+from dmiddleware.env import AsyncEnvManager, SyncEnvManager, VectorEnvManager, make_env_manager
 from dmiddleware.errors import SpaceError
 from dmiddleware.worker import RolloutCollector
 
@@ -331,6 +333,45 @@ def test_nested_observations_stay_nested(batched_policy):
     assert batch["obs"]["image"].shape == (4, 2, 2, 2)
     assert batch["obs"]["age"][:, 0].tolist() == [0, 1, 2, 0]
     assert batch["next_obs"]["age"][:, 0].tolist() == [1, 2, 3, 1]
+
+
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.process)])
+def test_actions_may_be_tuples(batched_policy, mode):
+    class Pair(gym.Env):
+        observation_space = gym.spaces.Box(0, 9, (3,), np.float32)
+        action_space = gym.spaces.Tuple(
+            (gym.spaces.Discrete(3), gym.spaces.Dict(x=gym.spaces.Box(-1, 1, (2,), np.float32)))
+        )
+
+        def __init__(self, length):
+            self.length = length
+
+        def reset(self, *, seed=None, options=None):
+            self.t = 0
+            return np.zeros(3, np.float32), {}
+
+        def step(self, action):
+            assert self.action_space.contains(action)
+            self.t += 1
+            reward = float(action[0] + action[1]["x"].sum())
+            return np.full(3, self.t, np.float32), reward, self.t == self.length, False, {}
+
+    class Pushing(type(batched_policy)):
+        def _forward_collect_batch(self, obs, env_id, **kwargs):
+            n = len(env_id)
+            return {"action": as_tree({"0": torch.full((n,), 2), "1": {"x": torch.ones(n, 2)}})}
+
+    policy = Pushing({}, torch.nn.Linear(1, 1))
+    manager = SyncEnvManager if mode == "sync" else AsyncEnvManager
+    with manager([functools.partial(Pair, 2), functools.partial(Pair, 5)], seed=0) as envs:
+        collector = RolloutCollector(policy.collect_mode, envs)
+        batch = collector.collect(4)
+        assert batch["reward"].tolist() == [[4, 4], [4, 4]]
+        assert batch["action"]["1"]["x"].shape == (2, 2, 2)
+        # The second env is stepped alone after the first one's share.
+        lengths = [len(episode["done"]) for episode in collector.collect_episodes(2)]
+        assert lengths == [2, 5]
+        assert collector.collect(4, random=True)["reward"].unique().numel() == 4
 
 
 def cartpole(dqn_policy, **kwargs):
