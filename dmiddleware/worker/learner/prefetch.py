@@ -76,11 +76,11 @@ class PrefetchLoader:
         Raises:
             NotEnoughData: if ``get_data`` gave nothing.
             TimeoutError: if the batch does not come in time.
-            RuntimeError: after ``close``.
+            RuntimeError: after ``close``, also if that comes while this waits.
             Exception: whatever ``get_data`` or a sample's loading raised.
         """
         if self._stop.is_set():
-            raise RuntimeError("the data loader is closed; set it up again to go on")
+            raise _closed()
         if self._executor is None:
             return [load() for load in self._ask()]
         try:
@@ -104,6 +104,9 @@ class PrefetchLoader:
                     self._batches.get_nowait()
             # A get_data that hangs keeps its daemon thread; that ends with the process.
             self._feeder.join(timeout=1.0)
+            # Another thread may wait for a batch that will not come.
+            with contextlib.suppress(queue.Full):
+                self._batches.put_nowait(_closed())
 
     def __enter__(self) -> Self:
         return self
@@ -145,9 +148,15 @@ class PrefetchLoader:
                 item = [executor.submit(load) for load in self._ask()]
             except BaseException as error:  # noqa: BLE001 - raised again where the batch is taken
                 item = error
+            if self._stop.is_set():
+                return  # while it was asked for; there may be no room, and no one to make some
             self._batches.put(item)
             if isinstance(item, BaseException):
                 return
+
+
+def _closed() -> RuntimeError:
+    return RuntimeError("the data loader is closed; set it up again to go on")
 
 
 def _make_executor(worker: str, num_workers: int) -> Executor:

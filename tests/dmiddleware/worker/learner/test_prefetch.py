@@ -97,6 +97,38 @@ def test_closing_twice_is_fine_and_ends_the_threads():
     assert threading.active_count() == before
 
 
+def test_closing_wakes_who_waits_for_a_batch():
+    asked, release = threading.Event(), threading.Event()
+
+    def get_data(n):
+        asked.set()
+        release.wait(60)
+        return []
+
+    loader = PrefetchLoader(get_data, 2, num_workers=1, prefetch=1, timeout_s=60)
+    errors = []
+
+    def take():
+        try:
+            next(loader)
+        except RuntimeError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=take)
+    waiting.start()
+    assert asked.wait(30)
+    loader.close()
+    waiting.join(30)
+    assert not waiting.is_alive()
+    assert "closed" in str(errors[0])
+    loader.close()  # leaves a word for the next one who takes, so that there is no room
+    release.set()
+    for thread in threading.enumerate():
+        if thread.name == "prefetch":
+            thread.join(30)
+            assert not thread.is_alive()
+
+
 @pytest.mark.parametrize(
     "options", [{"num_workers": -1}, {"prefetch": 0}, {"num_workers": 1, "worker": "fiber"}]
 )
