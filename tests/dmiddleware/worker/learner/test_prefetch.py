@@ -84,17 +84,16 @@ def test_a_batch_that_does_not_come_is_a_timeout():
 
 
 def test_closing_twice_is_fine_and_ends_the_threads():
-    before = threading.active_count()
+    before = set(threading.enumerate())
     loader = PrefetchLoader(numbers(), 2, num_workers=2, timeout_s=20)
     next(loader)
     loader.close()
     loader.close()
     with pytest.raises(RuntimeError, match="closed"):
         next(loader)
-    for thread in threading.enumerate():
-        if thread.name.startswith(("prefetch", "sample-loader")):
-            thread.join(timeout=20)
-    assert threading.active_count() == before
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=20)
+        assert not thread.is_alive()
 
 
 def test_closing_wakes_who_waits_for_a_batch():
