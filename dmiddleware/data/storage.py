@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ __all__ = [
 Array: TypeAlias = npt.NDArray[Any]
 
 _log = logging.getLogger(__name__)
+
+_attaching = threading.Lock()
 
 
 class Storage(Protocol):
@@ -220,12 +223,13 @@ def _attach(name: str) -> shared_memory.SharedMemory:
     Python 3.11 and 3.12 have every process that opens a segment remove it at its end
     (https://github.com/python/cpython/issues/82300); 3.13 has ``track=False``.
     """
-    register = resource_tracker.register
-    resource_tracker.register = _register_nothing  # type: ignore[assignment]
-    try:
-        return shared_memory.SharedMemory(name)
-    finally:
-        resource_tracker.register = register
+    with _attaching:  # two at once would restore each other's stand-in, for good
+        register = resource_tracker.register
+        resource_tracker.register = _register_nothing  # type: ignore[assignment]
+        try:
+            return shared_memory.SharedMemory(name)
+        finally:
+            resource_tracker.register = register
 
 
 def _register_nothing(name: str, rtype: str) -> None:

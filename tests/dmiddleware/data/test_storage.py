@@ -3,7 +3,9 @@ import resource
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
+import threading
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ def rows(first, n):
 @pytest.mark.parametrize("storage", ["ram", "shared", "file"])
 def test_every_storage_holds_rows_and_gives_back_what_it_took(storage, tmp_path):
     folder = tmp_path / "columns"
-    shared_before = {path.name for path in Path("/dev/shm").glob("*")}
+    segments = []
     with TensorBuffer(8, storage=folder if storage == "file" else storage, seed=0) as buffer:
         buffer.push(rows(0, 6))
         buffer.push(rows(6, 6))
@@ -33,10 +35,15 @@ def test_every_storage_holds_rows_and_gives_back_what_it_took(storage, tmp_path)
                 "number.column",
                 "obs.a%2fb.column",
             }
+        if storage == "shared":
+            segments = [column.segment for column in buffer.shared_handle.columns]
+            assert len(segments) == 2
         state = buffer.state_dict()
     buffer.close()
     assert not folder.exists()
-    assert {path.name for path in Path("/dev/shm").glob("*")} <= shared_before
+    for segment in segments:
+        with pytest.raises(FileNotFoundError):
+            SharedMemory(segment)
     with TensorBuffer(8) as other:
         other.load_state_dict(state)
         assert other.get(range(4, 12)).number.tolist() == list(range(4, 12))
@@ -93,6 +100,39 @@ def test_a_process_of_its_own_leaves_shared_memory_in_place_when_it_ends():
         assert not done.stderr
         with handle.attach() as shared:
             assert shared.arrays["number"].sum() == 28
+
+
+def test_threads_may_attach_at_the_same_time(monkeypatch):
+    register, opened, entered = resource_tracker.register, [], threading.Event()
+    left = threading.Event()
+
+    def open_segment(*args, **kwargs):
+        opened.append(SharedMemory(*args, **kwargs))
+        if len(opened) == 1:
+            entered.set()
+            left.wait(0.2)  # if they are let in together, the other one is in here meanwhile
+        else:
+            left.set()
+            first.join(30)
+        return opened[-1]
+
+    def attach():
+        with handle.attach() as shared:
+            assert shared.arrays["number"].sum() == 28
+
+    with TensorBuffer(8, storage="shared") as buffer:
+        buffer.push(as_tree({"number": torch.arange(8)}))
+        handle = buffer.shared_handle
+        monkeypatch.setattr("dmiddleware.data.storage.shared_memory.SharedMemory", open_segment)
+        first, second = threading.Thread(target=attach), threading.Thread(target=attach)
+        first.start()
+        assert entered.wait(30)
+        second.start()
+        for thread in (first, second):
+            thread.join(60)
+            assert not thread.is_alive()
+    assert len(opened) == 2
+    assert resource_tracker.register is register
 
 
 def test_only_a_shared_buffer_has_a_handle():
