@@ -427,6 +427,8 @@ def _as_batch(arrays: Mapping[str, Array]) -> Batch:
 
 
 def _as_floats(values: Any) -> npt.NDArray[np.float64]:
+    if isinstance(values, torch.Tensor) and values.dtype is torch.bfloat16:
+        values = values.float()  # of an autocast loss; numpy has no such type
     array = to_array(values).astype(np.float64)
     return array if array.ndim == 1 else array.reshape(-1)
 

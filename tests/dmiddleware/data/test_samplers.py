@@ -136,6 +136,9 @@ def test_the_last_priority_of_an_index_holds_and_rows_that_are_gone_are_left_out
     assert np.allclose(mass, [1, 0, 3, 2], atol=1e-5)
     assert buffer.update_priority([5], np.array([-0.0])) == 1
     assert np.allclose(sampler.state_dict(np.array([5]))["mass"], 1e-6)
+    half = torch.tensor([[0.5], [1.5]], dtype=torch.bfloat16, requires_grad=True)
+    assert buffer.update_priority([4, 5], half) == 2
+    assert np.allclose(sampler.state_dict(np.array([4, 5]))["mass"], [0.5, 1.5], atol=1e-5)
     assert buffer.update_priority([], []) == 0
     assert buffer.update_priority([0], [1.0]) == 0
 
