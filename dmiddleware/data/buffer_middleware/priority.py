@@ -90,7 +90,7 @@ class PriorityExperienceReplay(ActionMiddleware):
                 "a buffer without it"
             )
         rows = self.deque.drawable(sample_range)
-        if not rows.count:  # the buffer tells that there is not enough
+        if not rows.count or size < 1:  # the buffer tells that there is not enough
             return chain(size=size, sample_range=sample_range, **kwargs)
         index, weights = self._sampler.draw(size, rows, self.buffer.generator)
         items: list[BufferedData] = chain(indices=index.tolist(), **kwargs)

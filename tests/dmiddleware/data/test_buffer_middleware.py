@@ -198,6 +198,9 @@ class TestPriority:
         with pytest.raises(NotEnoughData, match="asked for 2 items, but there are 0"):
             buffer.sample(2, sample_range=slice(5, None))
         assert buffer.sample(2, sample_range=slice(-8, -5), ignore_insufficient=True) == []
+        assert buffer.sample(0) == []
+        with pytest.raises(ValueError, match="size is not negative, got -1"):
+            buffer.sample(-1)
 
     @pytest.mark.parametrize("odd", [-1.0, float("nan"), float("inf")])
     def test_odd_priorities_are_refused_and_change_nothing(self, odd):
