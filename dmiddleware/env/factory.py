@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from dmiddleware.env.async_manager import AsyncEnvManager
@@ -83,9 +84,9 @@ def make_env_manager(
 
 
 def _repeat(env_fn: EnvFn, env_num: int) -> list[EnvFn]:
-    if isinstance(env_num, bool) or not isinstance(env_num, int) or env_num < 1:
+    if isinstance(env_num, bool) or not isinstance(env_num, int | np.integer) or env_num < 1:
         raise ConfigError(f"env_num is a positive integer, got {env_num!r}")
-    return [env_fn] * env_num
+    return [env_fn] * int(env_num)
 
 
 def _make_env(maker: Maker, kwargs: dict[str, Any], wrappers: tuple[Wrapper, ...]) -> Any:

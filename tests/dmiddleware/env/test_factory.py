@@ -90,6 +90,7 @@ def test_options_reach_the_manager():
     assert manager._max_retry == 7
     assert manager._seeds == make_env_manager(Walk, env_num=3, seed=4)._seeds
     assert make_env_manager(Walk, env_num=1, max_retry=7)._max_retry == 7
+    assert make_env_manager(Walk, env_num=np.int64(2)).env_num == 2
 
 
 def test_an_unknown_id_names_the_nearest_ones():
