@@ -26,7 +26,7 @@ def to_tensor_transitions(
             which saves memory. The last one, and those at an episode's end, keep their own.
 
     Returns:
-        New dictionaries; floats become float32, integers int64.
+        New dictionaries; floats become float32, integers int64, and arrays of float64 float32.
     """
     rows = [
         {
@@ -72,6 +72,8 @@ def _to_tensor(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         tensor = torch.from_numpy(value)
         return tensor.float() if tensor.dtype == torch.float64 else tensor
-    if isinstance(value, bool | int | np.bool_ | np.integer):
-        return torch.tensor(value)
+    if isinstance(value, bool | np.bool_):
+        return torch.tensor(bool(value))
+    if isinstance(value, int | np.integer):
+        return torch.tensor(int(value))
     return value

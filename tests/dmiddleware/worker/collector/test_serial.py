@@ -430,6 +430,8 @@ def test_transitions_become_tensors_and_share_their_observations():
             "reward": 1.5,
             "done": i == 1,
             "action": i,
+            "level": np.uint8(i),
+            "lost": np.bool_(False),
             "extra": {"mask": np.ones(2, bool)},
             "name": "kept",
         }
@@ -440,8 +442,8 @@ def test_transitions_become_tensors_and_share_their_observations():
     assert shared[1]["next_obs"] is not shared[2]["obs"]  # an episode ended in between
     assert shared[2]["next_obs"].tolist() == [3.0, 3.0]
     assert shared[0]["obs"].dtype == shared[0]["reward"].dtype == torch.float32
-    assert shared[0]["action"].dtype == torch.int64
-    assert shared[1]["done"].dtype == torch.bool
+    assert shared[0]["action"].dtype == shared[0]["level"].dtype == torch.int64
+    assert shared[1]["done"].dtype == shared[1]["lost"].dtype == torch.bool
     assert shared[0]["extra"]["mask"].dtype == torch.bool
     assert shared[0]["name"] == "kept"
     apart = to_tensor_transitions(data, shallow_copy_next_obs=False)
