@@ -214,6 +214,7 @@ class BaseEnvManager(ABC):
                 stepped then.
             EnvCrashed: if an env used up its retries; the manager is closed.
             EnvTimeout: likewise, when the env did not answer.
+            KeyboardInterrupt: likewise, since no one can tell which envs have stepped.
         """
 
     @abstractmethod

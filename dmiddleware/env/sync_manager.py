@@ -116,7 +116,7 @@ class SyncEnvManager(BaseEnvManager):
         try:
             firsts = [self._reset(env_id) for env_id in ids]
             self._install_reset(ids, *self._batch_resets(ids, firsts))
-        except EnvError:
+        except BaseException:
             self.close()
             raise
 
@@ -136,7 +136,8 @@ class SyncEnvManager(BaseEnvManager):
             except Exception as error:  # noqa: BLE001 - an env may raise anything
                 failed = self._finish_after_failure(ids, rows, results, error)
             return self._assemble(ids, results, failed)
-        except EnvError:
+        except BaseException:
+            # Ctrl-C, too: some envs have stepped, and ready_obs does not tell which.
             self.close()
             raise
 

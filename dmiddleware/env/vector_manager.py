@@ -30,7 +30,6 @@ from dmiddleware.errors import (
     ConfigError,
     DMiddlewareError,
     EnvCrashed,
-    EnvError,
     EnvProtocolError,
     StructureError,
 )
@@ -144,7 +143,7 @@ class VectorEnvManager(BaseEnvManager):
             except Exception as error:  # noqa: BLE001 - an env may raise anything
                 self._refuse_bad_actions(batch, error)
                 return self._recover(error)
-        except EnvError:
+        except BaseException:
             self.close()
             raise
 

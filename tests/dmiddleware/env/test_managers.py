@@ -373,6 +373,41 @@ def test_envs_that_cannot_be_saved_begin_anew_with_other_seeds(kind, caplog):
     assert "episodes begin anew" in caplog.text
 
 
+class Interrupted(Walk):
+    """Raises what Ctrl-C raises, in its third step or its second reset."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what, self.n_left = what, {"step": 3, "reset": 2}
+
+    def count(self, what):
+        self.n_left[what] -= 1
+        if what == self.what and self.n_left[what] == 0:
+            raise KeyboardInterrupt
+
+    def step(self, action):
+        self.count("step")
+        return super().step(action)
+
+    def reset(self, **kwargs):
+        self.count("reset")
+        return super().reset(**kwargs)
+
+
+@pytest.mark.parametrize("kind", [SYNC, SAME_STEP, DISABLED])
+@pytest.mark.parametrize("what", ["step", "reset"])
+def test_no_one_goes_on_with_envs_of_which_some_have_stepped(kind, what):
+    manager = make(kind, functools.partial(Interrupted, what))
+    manager.launch()
+    for _ in range(2):
+        manager.step(np.zeros(3, np.int64))
+    with pytest.raises(KeyboardInterrupt):
+        manager.step(np.zeros(3, np.int64)) if what == "step" else manager.reset()
+    assert manager.closed
+    with pytest.raises(EnvStateError, match="needs launched envs"):
+        manager.step(np.zeros(3, np.int64))
+
+
 class Crowd(Walk):
     """Is joined by somebody in every step: by an object in a list."""
 
