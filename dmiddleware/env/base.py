@@ -58,6 +58,7 @@ class BaseEnvManager(ABC):
             raise ConfigError(f"env_num is a positive integer, got {env_num!r}")
         self._env_num = int(env_num)
         self._open = False
+        self._n_launches = 0
         self._all_ids: IdArray = np.arange(self._env_num)
         self._observation_space: spaces.Space[Any] | None = None
         self._action_space: spaces.Space[Any] | None = None
@@ -79,6 +80,11 @@ class BaseEnvManager(ABC):
     def closed(self) -> bool:
         """Whether there are no envs: before :meth:`launch` and after :meth:`close`."""
         return not self._open
+
+    @property
+    def n_launches(self) -> int:
+        """How often :meth:`launch` was called; with another number, episodes are others."""
+        return self._n_launches
 
     @abstractmethod
     def launch(self) -> None:
@@ -369,6 +375,7 @@ class BaseEnvManager(ABC):
 
     def _begin(self) -> None:
         """Start a life: nothing failed, no episode has begun, every env is yet to be seeded."""
+        self._n_launches += 1
         self._dropped_steps = 0
         self._pending_seeds = dict(enumerate(self._seeds or ()))
         self._clear_episodes()

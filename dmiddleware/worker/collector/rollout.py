@@ -35,8 +35,8 @@ class RolloutCollector:
     rows that do not fit into a rectangle wait for it. Where envs step in lockstep, and some spend
     steps on their resets, the others would make ever more rows than fit: once an env has many, a
     batch holds some of them in the lane of one that lacks rows, and what follows of their episode
-    gets another ``episode_id``. Only when an env fails, the rows of its unfinished trajectory that
-    were not handed out yet are dropped, and counted.
+    gets another ``episode_id``. Only when an env fails, or was closed and launched again, the rows
+    of its unfinished trajectory that were not handed out yet are dropped, and counted.
 
     Args:
         collect_mode: the policy's collect mode; a policy written per env works too, row by row.
@@ -298,6 +298,10 @@ class RolloutCollector:
     def _step(
         self, policy_kwargs: Mapping[str, Any], stamps: Ids, random: bool, only: Ids | None
     ) -> Step:
+        left = self._stepper.leave_earlier_launch()
+        if len(left):
+            self._dropped += self._store.drop(left)
+            self._skipped.clear()
         step = self._stepper.step(policy_kwargs, random=random, only=only)
         self._keep(step, stamps)
         return step

@@ -19,6 +19,7 @@ __all__ = ["Step", "Stepper"]
 Ids: TypeAlias = npt.NDArray[np.int64]
 
 _EPISODE_BITS = 32
+_NO_IDS: Ids = np.zeros(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -69,6 +70,7 @@ class Stepper:
         self._manager = env_manager
         self._n_begun = source_id << _EPISODE_BITS
         self._episode_id: Ids | None = None
+        self._launch = 0
         self.env_step = 0
         self.env_episode = 0
         self.episode_returns: list[float] = []
@@ -100,10 +102,24 @@ class Stepper:
         manager = self._manager
         if manager.closed:
             manager.launch()
+        self._launch = manager.n_launches
         check = self._mode.get_attribute("check_spaces")
         check(manager.observation_space, manager.action_space)
         self._episode_id = np.zeros(manager.env_num, np.int64)
         self._name_episodes(range(manager.env_num))
+
+    def leave_earlier_launch(self) -> Ids:
+        """Begin other episodes if the manager was closed and launched again since the last step.
+
+        Returns:
+            The ids of the episodes that are over by that.
+        """
+        if self._episode_id is None or self._launch == self._manager.n_launches:
+            return _NO_IDS
+        left = self._episode_id
+        self._mode.reset()
+        self.begin()
+        return left
 
     def restart(self, env_ids: Ids) -> None:
         """Give up the episodes of these envs and begin others."""
@@ -248,6 +264,7 @@ class Stepper:
             self._manager.launch()
         if not self._manager.load_state_dict(state["envs"]):
             return False
+        self._launch = self._manager.n_launches
         self._episode_id = np.array(state["episode_id"], np.int64)
         return True
 

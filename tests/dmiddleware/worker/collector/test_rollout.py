@@ -168,6 +168,28 @@ def test_rows_after_a_failure_have_another_episode_id(telling_envs, batched_poli
     assert batched_policy.resets == [[0]]
 
 
+@pytest.mark.parametrize("n_before", [2, 4])
+def test_episodes_of_envs_that_were_launched_again_are_others(
+    telling_envs, batched_policy, n_before
+):
+    envs = telling_envs([(9,), (9,)])
+    collector = RolloutCollector(batched_policy.collect_mode, envs)
+    before = collector.collect(n_before)
+    with pytest.raises(ArithmeticError):
+        collector.collect(8, policy_kwargs={"fail_at": 4})
+    n_waiting = collector.waiting_steps
+    assert n_waiting == 8 - n_before
+    envs.close()
+    envs.launch()
+    after = collector.collect(16)
+    assert after["obs"][:, 0, 2].tolist() == list(range(8))
+    assert after["memory"][:, 0].tolist() == list(range(1, 9))
+    assert not set(before["episode_id"].flatten().tolist()) & set(
+        after["episode_id"].flatten().tolist()
+    )
+    assert collector.dropped_steps == n_waiting
+
+
 def test_envs_that_do_not_fit_the_policy_are_refused_before_the_first_step(dqn_policy):
     with make_env_manager("Acrobot-v1", env_num=2) as envs, pytest.raises(SpaceError):
         RolloutCollector(dqn_policy.collect_mode, envs).collect(2)
