@@ -156,7 +156,7 @@ class RolloutCollector:
         if n_sample <= 0:
             raise ValueError(f"n_sample must be positive, got {n_sample}")
         n_steps = -(-n_sample // self.env_num)
-        self._stepper.episode_returns = []
+        self._begin_call()
         self._skip_no_more()
         stamps = self._stamps_of(train_iter)
         kwargs = policy_kwargs or _NO_KWARGS
@@ -201,7 +201,7 @@ class RolloutCollector:
                 self.env_num, train_iter=train_iter, policy_kwargs=policy_kwargs, random=random
             )
             return tree.index_rows(batch, 0), np.arange(self.env_num)
-        self._stepper.episode_returns = []
+        self._begin_call()
         self._skip_no_more()
         while len(self._store) == 0:
             self._step(policy_kwargs or _NO_KWARGS, self._stamps_of(train_iter), random, None)
@@ -242,7 +242,7 @@ class RolloutCollector:
         """
         if n_episode <= 0:
             raise ValueError(f"n_episode must be positive, got {n_episode}")
-        self._stepper.episode_returns = []
+        self._begin_call()
         self._give_up_cut_episodes()
         shares = self._shares(n_episode)
         most = 2 * np.maximum(shares, 1)
@@ -255,6 +255,13 @@ class RolloutCollector:
             for env in step.begun:
                 (self._skipped.add if finished[env] >= most[env] else self._skipped.discard)(env)
         return self._store.take_episodes(shares)
+
+    def _begin_call(self) -> None:
+        self._stepper.episode_returns = []
+        left = self._stepper.leave_earlier_launch()
+        if len(left):
+            self._dropped += self._store.drop(left)
+            self._skipped.clear()
 
     def _is_filled(self, n_steps: int, loans: dict[int, int]) -> bool:
         """Tell whether every lane can be filled, and from whom those that lack rows borrow."""
@@ -298,10 +305,6 @@ class RolloutCollector:
     def _step(
         self, policy_kwargs: Mapping[str, Any], stamps: Ids, random: bool, only: Ids | None
     ) -> Step:
-        left = self._stepper.leave_earlier_launch()
-        if len(left):
-            self._dropped += self._store.drop(left)
-            self._skipped.clear()
         step = self._stepper.step(policy_kwargs, random=random, only=only)
         self._keep(step, stamps)
         return step
