@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from dmiddleware.errors import StructureError
+from dmiddleware.rl.rows import check_shape
 
 __all__ = ["bc_discrete_loss", "bc_continuous_loss"]
 
@@ -28,8 +29,7 @@ def bc_discrete_loss(
     Raises:
         StructureError: if actions or weights are of another shape, or actions no integers.
     """
-    _check_shape("action", action, logit.shape[:-1])
-    _check_shape("weight", weight, logit.shape[:-1])
+    check_shape(logit.shape[:-1], action=action, weight=weight)
     if action.is_floating_point():
         raise StructureError(
             f"discrete actions must be integers, got {action.dtype}; convert them with .long(), or "
@@ -55,16 +55,7 @@ def bc_continuous_loss(
     Raises:
         StructureError: if actions or weights are of another shape.
     """
-    _check_shape("action", action, mu.shape)
-    _check_shape("weight", weight, mu.shape[:-1])
+    check_shape(mu.shape, action=action)
+    check_shape(mu.shape[:-1], weight=weight)
     error = F.mse_loss(mu, action, reduction="none").mean(-1)
     return (error if weight is None else error * weight).mean()
-
-
-def _check_shape(name: str, column: torch.Tensor | None, wanted: torch.Size) -> None:
-    """Refuse a column that would be broadcast, each row against every other."""
-    if column is not None and column.shape != wanted:
-        raise StructureError(
-            f"{name} has shape {tuple(column.shape)}, but the network's output asks for "
-            f"{tuple(wanted)}; squeeze it, or add a dimension with .unsqueeze(-1)"
-        )

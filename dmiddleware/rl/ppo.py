@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from dmiddleware.rl.rows import check_shape
+
 __all__ = ["PPOPolicyLoss", "ppo_policy_loss", "ppo_value_loss", "approx_kl"]
 
 
@@ -45,8 +47,10 @@ def ppo_policy_loss(
         weight: ``[B]`` weights of the samples.
 
     Raises:
+        StructureError: if the columns are not all of one shape.
         ValueError: if ``clip_ratio`` is not positive or ``dual_clip`` not above 1.
     """
+    check_shape(log_prob.shape, old_log_prob=old_log_prob, adv=adv, weight=weight)
     if clip_ratio <= 0.0:
         raise ValueError(f"clip_ratio must be positive, got {clip_ratio}")
     log_ratio = log_prob - old_log_prob
@@ -88,8 +92,10 @@ def ppo_value_loss(
         weight: ``[B]`` weights of the samples.
 
     Raises:
+        StructureError: if the columns are not all of one shape.
         ValueError: if ``clip_range`` is not positive, or given without ``old_value``.
     """
+    check_shape(value.shape, ret=ret, old_value=old_value, weight=weight)
     error = (value - ret).square()
     if clip_range is not None:
         if clip_range <= 0.0:

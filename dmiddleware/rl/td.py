@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from dmiddleware.rl.rows import check_shape
+
 __all__ = ["TDLoss", "q_target", "td_loss"]
 
 
@@ -78,8 +80,10 @@ def td_loss(
         huber_delta: where Huber's loss turns from quadratic to linear.
 
     Raises:
+        StructureError: if actions, targets or weights are not ``[B]``.
         ValueError: for another criterion.
     """
+    check_shape(q.shape[:-1], action=action, target=target, weight=weight)
     taken = q.gather(-1, action.unsqueeze(-1)).squeeze(-1)
     reduction = "mean" if weight is None else "none"
     if criterion == "huber":

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dmiddleware.errors import StructureError
 from dmiddleware.rl import approx_kl, ppo_policy_loss, ppo_value_loss
 
 numbers = st.floats(-3.0, 3.0, width=32)
@@ -120,3 +121,17 @@ def test_approx_kl_estimates_the_divergence_of_two_gaussians():
     estimate = approx_kl(new.log_prob(noise), old.log_prob(noise))
     exact = torch.distributions.kl_divergence(old, new)
     assert estimate.item() == pytest.approx(exact.item(), rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["old_log_prob", "adv", "weight"])
+def test_a_policy_column_with_a_trailing_one_is_refused_not_broadcast(name):
+    columns = {"log_prob": torch.zeros(4), "old_log_prob": torch.zeros(4), "adv": torch.ones(4)}
+    with pytest.raises(StructureError, match=rf"{name} has shape \(4, 1\).*asks for \(4,\)"):
+        ppo_policy_loss(**{**columns, name: torch.ones(4, 1)})
+
+
+@pytest.mark.parametrize("name", ["ret", "old_value", "weight"])
+def test_a_value_column_with_a_trailing_one_is_refused_not_broadcast(name):
+    columns = {"value": torch.zeros(4), "ret": torch.ones(4), name: torch.ones(4, 1)}
+    with pytest.raises(StructureError, match=rf"{name} has shape \(4, 1\).*asks for \(4,\)"):
+        ppo_value_loss(**columns)

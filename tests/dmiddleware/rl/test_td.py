@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from dmiddleware.errors import StructureError
 from dmiddleware.rl import q_target, td_loss
 
 
@@ -96,3 +97,11 @@ def test_a_loss_that_is_not_a_number_says_so():
 def test_huber_of_a_huge_error_does_not_overflow():
     loss, _ = td_loss(torch.tensor([[1e30, 0.0]]), torch.tensor([0]), torch.zeros(1))
     assert torch.isfinite(loss)
+
+
+@pytest.mark.parametrize("name", ["action", "target", "weight"])
+def test_a_column_with_a_trailing_one_is_refused_not_broadcast(name):
+    columns = {"action": torch.zeros(4).long(), "target": torch.zeros(4), "weight": torch.ones(4)}
+    columns[name] = columns[name].unsqueeze(1)
+    with pytest.raises(StructureError, match=rf"{name} has shape \(4, 1\).*asks for \(4,\)"):
+        td_loss(torch.zeros(4, 2), **columns)

@@ -1,0 +1,27 @@
+"""Whether the columns of a loss have one number for each row."""
+
+from __future__ import annotations
+
+import torch
+
+from dmiddleware.errors import StructureError
+
+__all__ = ["check_shape"]
+
+
+def check_shape(wanted: torch.Size, **columns: torch.Tensor | None) -> None:
+    """Refuse columns that would be broadcast, each row against every other.
+
+    Args:
+        wanted: the shape that follows from the network's output.
+        **columns: the columns by name; None is none.
+
+    Raises:
+        StructureError: naming the column and both shapes.
+    """
+    for name, column in columns.items():
+        if column is not None and column.shape != wanted:
+            raise StructureError(
+                f"{name} has shape {tuple(column.shape)}, but the network's output asks for "
+                f"{tuple(wanted)}; squeeze it, or add a dimension with .unsqueeze(-1)"
+            )
