@@ -148,12 +148,14 @@ def as_float(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.float32)
 
 
-def check_sizes(name: str, sizes: Sequence[int]) -> None:
+def check_sizes(name: str, sizes: Any) -> None:
     """Refuse sizes that are not positive integers.
 
     Raises:
         ValueError: naming the option and its value.
     """
+    if not isinstance(sizes, Sequence) or isinstance(sizes, str):
+        raise ValueError(f"{name} must be a list of positive integers, got {sizes!r}")
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"{name} must be positive integers, got {size!r} in {list(sizes)!r}")

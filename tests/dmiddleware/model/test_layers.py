@@ -71,6 +71,8 @@ def test_an_unknown_activation_is_refused_with_the_nearest():
         ((0, (8,)), {}, r"in_features must be positive integers, got 0"),
         ((4, (8, -1)), {}, r"hidden_sizes must be positive integers, got -1 in \[8, -1\]"),
         ((4, (8.0,)), {}, r"hidden_sizes must be positive integers, got 8\.0"),
+        ((4, 8), {}, r"hidden_sizes must be a list of positive integers, got 8"),
+        ((4, "8"), {}, r"hidden_sizes must be a list of positive integers, got '8'"),
         ((4, (8,)), {"out_features": 0}, r"out_features must be positive integers, got 0"),
         ((4, (8,)), {"norm": "batch"}, r"norm must be one of 'layer', None, got 'batch'"),
         ((4, (8,)), {"init": "zeros"}, r"init must be one of 'orthogonal', None, got 'zeros'"),
