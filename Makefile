@@ -29,7 +29,7 @@ test: setup ## Run the test suite (under ten minutes)
 	$(BIN)/python -m pytest -m 'not slow'
 
 test-slow: setup ## Run the tests that take minutes each
-	$(BIN)/python -m pytest -m slow --timeout 1800
+	$(BIN)/python -m pytest -m slow --timeout 1800 -o faulthandler_timeout=1860
 
 check: setup ## Format check, lint, types, spelling, import rules
 	$(BIN)/ruff format --check .

@@ -85,16 +85,12 @@ class Context:
 
         Each byte of a large one is copied once.
         """
-        self._settle()
-        message = _message(content)
-        _lib.nng_aio_set_msg(self._sending, message)
-        try:
-            with self._gate:
-                _lib.nng_ctx_send(self._context[0], self._sending)
-        except pynng.Closed:
-            _lib.nng_aio_set_msg(self._sending, _ffi.NULL)
-            _lib.nng_msg_free(message)
-            raise
+        # All of it within the gate: an answer may come when its listener is closed, and the
+        # operation is freed.
+        with self._gate:
+            self._settle()
+            _lib.nng_aio_set_msg(self._sending, _message(content))
+            _lib.nng_ctx_send(self._context[0], self._sending)
 
     def receive(self) -> memoryview:
         """Wait for a message.
@@ -123,7 +119,6 @@ class Context:
         self._closed = True
         # With its socket nng has closed it already.
         _lib.nng_ctx_close(self._context[0])
-        _lib.nng_aio_wait(self._sending)
         self._settle()
         _lib.nng_aio_free(self._sending)
         _lib.nng_aio_free(self._receiving)
@@ -138,6 +133,9 @@ class Context:
 
     def _settle(self) -> None:
         """Take back what was sent last, if it never went out."""
+        # An answer may be here before nng has noted that its request went out. Were the operation
+        # begun again then, nng would count it as under way for good.
+        _lib.nng_aio_wait(self._sending)
         if _lib.nng_aio_result(self._sending):
             message = _lib.nng_aio_get_msg(self._sending)
             if message != _ffi.NULL:

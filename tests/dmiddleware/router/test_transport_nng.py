@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,7 @@ from dmiddleware.router.transport.nng import NngChannel, NngListener, NngTranspo
 from tests.dmiddleware.router.answering import answering
 
 DEADLINE_S = 20.0
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Service:
@@ -124,3 +129,23 @@ def test_a_request_goes_out_when_its_listener_comes_back(tmp_path: Path) -> None
     assert answers == [b"echo" * 1000]
     channel.close()
     back.close()
+
+
+@contextlib.contextmanager
+def busy_machine() -> Iterator[None]:
+    """Give each processor something else to do, so that threads stop at any place."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(os.cpu_count() or 1):
+            other = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+            stack.callback(other.wait, DEADLINE_S)
+            stack.callback(other.kill)
+        yield
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+def test_a_channel_whose_requests_are_all_answered_can_be_closed(kind: str, tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/node.sock" if kind == "ipc" else "tcp://127.0.0.1:0"
+    program = "tests.dmiddleware.router.closing_program"
+    with busy_machine():
+        subprocess.run([sys.executable, "-m", program, address], cwd=ROOT, timeout=90, check=True)
