@@ -65,7 +65,7 @@ class Dispatcher:
         self._on_wants = on_wants
         self._came = threading.Condition(lock)
         self._news: deque[News] = deque()
-        self._left: deque[News] = deque()
+        self._left: deque[News | EncodedEvent] = deque()
         self._deliver: Deliver | None = None
         self._offer: Offer | None = None
         # One thread at a time hands over; the waiting one goes on until nothing is left.
@@ -125,20 +125,25 @@ class Dispatcher:
 
     def _hand_over(self, take: Offer, *, once: bool = False) -> None:
         turns = 0
+        batch: deque[News | EncodedEvent] = deque()
         try:
             while batch := self._next_batch(ends=once and turns > 0):
                 turns += 1
-                for item in batch:
+                while batch:
+                    item = batch[0]
                     news = self._decode(item) if isinstance(item, EncodedEvent) else item
+                    batch.popleft()
                     if news is not None and (self._left or not self._give(take, news)):
                         self._left.append(news)
         except BaseException:
-            # Whatever ends this thread's turn, Ctrl-C say, another one can have the next.
+            # Whatever ends this thread's turn, Ctrl-C say, the other one has the rest.
             with self._lock:
-                self._busy = False
+                self._left += batch
+                self._busy, self._must_wait = False, True
+                self._came.notify()
             raise
 
-    def _next_batch(self, *, ends: bool = False) -> list[News | EncodedEvent]:
+    def _next_batch(self, *, ends: bool = False) -> deque[News | EncodedEvent]:
         """Return what to hand over next; nothing ends this thread's turn, as does ``ends``."""
         with self._lock:
             waits = self._offer is None
@@ -146,11 +151,11 @@ class Dispatcher:
                 # Refused: from here on it is the business of who may wait.
                 self._must_wait, self._busy = True, False
                 self._came.notify()
-                return []
+                return deque()
             if ends:
                 self._busy = False
-                return []
-            batch: list[News | EncodedEvent] = [*self._left]
+                return deque()
+            batch = self._left.copy()
             self._left.clear()
             if self._deliver is not None:
                 batch += self._news

@@ -171,19 +171,20 @@ def test_many_threads_hand_over_one_at_a_time_and_in_order(scene: Scene) -> None
     assert scene.await_values(400) == list(range(400))
 
 
-def test_a_turn_that_is_broken_off_leaves_the_next_to_others(scene: Scene) -> None:
+def test_a_turn_that_is_broken_off_leaves_what_it_had_not_begun_to_others(scene: Scene) -> None:
     def offer(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if args[0] == 1:
             raise KeyboardInterrupt
         return scene.take(name, args, kwargs)
 
     scene.dispatcher.attach(scene.take, offer)
-    scene.receive(1)
+    scene.receive(0, 1, 2, 3)
     with pytest.raises(KeyboardInterrupt):
         scene.dispatcher.hand_over()
-    scene.receive(2)
+    assert scene.await_values(3) == [0, 2, 3]
+    scene.receive(4)
     scene.dispatcher.hand_over()
-    assert scene.await_values(1) == [2]
+    assert scene.await_values(4) == [0, 2, 3, 4]
 
 
 def test_the_routers_own_events_wait_until_someone_takes_them(scene: Scene) -> None:
