@@ -36,7 +36,7 @@ _CONNECT_S: Final = 1.0
 _ANSWER_S: Final = 3.0
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
-_FATAL: Final = frozenset({"version", "run", "key", "node_id_taken"})
+_FATAL: Final = frozenset({"version", "run", "key", "node_id_taken", "replaced"})
 
 
 class Dialer:

@@ -40,10 +40,14 @@ __all__ = [
     "ListenerHandshake",
     "hkdf",
     "MAX_HANDSHAKE_BYTES",
+    "MAX_IDENTITY_BYTES",
 ]
 
 MAX_HANDSHAKE_BYTES: Final = 4096
 """What either side reads of a peer that has not proved itself yet."""
+
+MAX_IDENTITY_BYTES: Final = MAX_HANDSHAKE_BYTES - 256
+"""What a node may say of itself, encoded; the rest is for what a handshake needs beside it."""
 
 NONCE_SIZE: Final = 32
 PENDING_LIMIT: Final = 1024
@@ -66,6 +70,11 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     incarnation: int
     roles: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Its bytes on the wire; a handshake has room for :data:`MAX_IDENTITY_BYTES`."""
+        return len(_encode(self))
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

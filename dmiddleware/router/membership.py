@@ -102,8 +102,9 @@ class Membership:
             return None
         if identity.incarnation < known.identity.incarnation:
             return Refusal(
-                "stale",
-                f"a newer start of node {name!r} has joined already; this one was replaced",
+                "replaced",
+                f"a newer start of node {name!r} has joined, and replaced this one; give each node "
+                "an id of its own, unless it was started anew on purpose",
             )
         return None
 

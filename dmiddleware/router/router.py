@@ -22,7 +22,7 @@ from dmiddleware.router.core import Core
 from dmiddleware.router.dialer import Dialer
 from dmiddleware.router.dispatcher import Deliver, Offer
 from dmiddleware.router.emitter import Emitter
-from dmiddleware.router.handshake import Identity
+from dmiddleware.router.handshake import MAX_IDENTITY_BYTES, Identity
 from dmiddleware.router.listening import Listening
 from dmiddleware.router.node import Node
 from dmiddleware.router.options import NodeOptions
@@ -67,7 +67,8 @@ class Router:
         start_timeout_s: how long the first step waits for them.
 
     Raises:
-        TopologyError: for an address that is none, or one beyond loopback without a key.
+        TopologyError: for an address that is none, or one beyond loopback without a key; or if
+            run id, roles and labels are longer than peers read.
     """
 
     def __init__(
@@ -104,6 +105,11 @@ class Router:
         if incarnation is None:
             incarnation = int(clock.wall() * 1e9)
         self._identity = Identity(run_id, str(node_id), incarnation, tuple(roles), tuple(labels))
+        if self._identity.size > MAX_IDENTITY_BYTES:
+            raise TopologyError(
+                f"the run id, roles and labels of node {node_id} take {self._identity.size} bytes, "
+                f"and peers read at most {MAX_IDENTITY_BYTES}; use shorter ones"
+            )
         self._node_id = node_id
         self._expected_peers = expected_peers
         self._start_timeout_s = start_timeout_s

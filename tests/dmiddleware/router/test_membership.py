@@ -80,10 +80,10 @@ def test_this_nodes_own_id_is_taken(members: Membership) -> None:
     assert refusal is not None and refusal.code == "node_id_taken"
 
 
-def test_an_older_start_of_a_node_is_stale(members: Membership) -> None:
+def test_an_older_start_of_a_node_has_been_replaced(members: Membership) -> None:
     members.on_session(node("a", 5), 1, 0.0)
     refusal = members.admit(node("a", 4))
-    assert refusal is not None and refusal.code == "stale"
+    assert refusal is not None and refusal.code == "replaced"
     assert members.admit(node("a", 5)) is None
     assert members.admit(node("a", 6)) is None
 

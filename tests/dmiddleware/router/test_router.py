@@ -177,6 +177,28 @@ def test_a_wrong_key_is_told_to_the_emitter(listen: str) -> None:
         collector.wait_for_peers(1, timeout_s=DEADLINE_S)
 
 
+def test_of_two_nodes_with_one_id_the_older_one_is_told(listen: str) -> None:
+    with two(listen) as (learner, older):
+        older.wait_for_peers(1, timeout_s=DEADLINE_S)
+        with Router(node_id=1, dial=[learner.address], key=KEY) as newer:
+            newer.wait_for_peers(1, timeout_s=DEADLINE_S)
+            with pytest.raises(HandshakeRefused, match=r"newer start of node '1'.* id of its own"):
+                older.wait_for_peers(2, timeout_s=DEADLINE_S)
+            assert newer.peer_ids() == [0]
+
+
+def test_what_is_too_long_for_a_handshake_is_refused_at_once(listen: str) -> None:
+    with pytest.raises(TopologyError, match=r"labels of node 3 take 4\d\d\d bytes, .* most 3840"):
+        Router(node_id=3, listen=listen, labels=["x" * 4000])
+    labels = ["x" * 3700]
+    with (
+        Router(node_id=0, listen=listen, labels=labels) as learner,
+        Router(node_id=1, dial=[learner.address], labels=labels) as collector,
+    ):
+        (peer,) = collector.wait_for_peers(1, timeout_s=DEADLINE_S)
+        assert list(peer.labels) == labels
+
+
 def test_waiting_for_peers_that_do_not_come_says_who_is_here(listen: str) -> None:
     with two(listen) as (learner, _):
         learner.wait_for_peers(1, timeout_s=DEADLINE_S)
