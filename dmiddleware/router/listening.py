@@ -18,6 +18,9 @@ __all__ = ["Listening"]
 
 _logger = logging.getLogger(__name__)
 
+_REMEMBERED: Final = 256
+"""How many of the connections that are gone are known as such: they are news for a moment."""
+
 WARN_EVERY_S: Final = 1.0
 """Connections closed for what came over them are told of so often at most."""
 
@@ -38,6 +41,7 @@ class Listening:
         self._cover_body = core.transport.covers_body(address)
         self._gone: deque[int] = deque()
         self._sessions: dict[int, int] = {}
+        self._lost: deque[int] = deque(maxlen=_REMEMBERED)
         self._unsaid = 0
         self._next_warning = -math.inf
         self._listener: Listener = core.transport.listen(
@@ -60,7 +64,9 @@ class Listening:
         """Find peers whose last connection is gone; called with the lock held."""
         lost = set()
         while self._gone:
-            lost.add(self._sessions.pop(self._gone.popleft(), 0))
+            connection = self._gone.popleft()
+            self._lost.append(connection)
+            lost.add(self._sessions.pop(connection, 0))
         if not lost:
             return
         alive = set(self._sessions.values())
@@ -84,7 +90,10 @@ class Listening:
                 self._warn_of_stranger(error, now)
                 reply(None)
                 return
-            session = self._sessions[connection] = session_of(raw)
+            session = session_of(raw)
+            # What came last over a connection may be served when it is known to be gone.
+            if connection in self._sessions or connection not in self._lost:
+                self._sessions[connection] = session
             if isinstance(answer, Parked):
                 core.pump.park(answer, reply, now)
             moves = core.after_input(core.node.node_of(session))
