@@ -8,10 +8,12 @@ import secrets
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
 from dmiddleware.errors import (
+    RouterError,
     RouterStateError,
     TopologyError,
     WaitTimeout,
@@ -164,9 +166,11 @@ class Router:
         if self._listen_address:
             self._listening = Listening(self._core, self._listen_address)
         self._started = True
-        spawn = self._core.clock.spawn
-        self._threads.append(spawn(self._tick_forever, name="router-tick"))
-        self._threads.append(spawn(self._core.dispatcher.run, name="router-deliver"))
+        for work, name in (
+            (self._tick_forever, "router-tick"),
+            (self._core.dispatcher.run, "router-deliver"),
+        ):
+            self._threads.append(self._core.clock.spawn(partial(self._do, work), name=name))
         for address in self._dial_addresses:
             self._keep_dialed(address)
 
@@ -387,6 +391,14 @@ class Router:
             dialer = Dialer(self._core, address)
             self._dialers.append(dialer)
         dialer.start()
+
+    def _do(self, work: Callable[[], None]) -> None:
+        """Do the work of a thread; without it nothing would go on."""
+        try:
+            work()
+        except Exception as error:
+            self._core.fail(RouterError(f"the router failed within: {error!r}"))
+            raise
 
     def _tick_forever(self) -> None:
         core = self._core

@@ -311,6 +311,17 @@ def test_a_defect_in_dialing_is_told_to_who_waits() -> None:
         router.wait_for_peers(1, timeout_s=600.0)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_defect_in_a_thread_is_told_to_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(now: float) -> None:
+        raise ValueError("a defect")
+
+    router = Router()
+    monkeypatch.setattr(router.node, "tick", fail)
+    with router, pytest.raises(RouterError, match=r"failed within: ValueError\('a defect"):
+        router.wait_for_peers(1, timeout_s=DEADLINE_S)
+
+
 def test_closing_waits_for_all_who_dial_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dmiddleware.router.dialer._ANSWER_S", 600.0)
     began, release = threading.Event(), threading.Event()
