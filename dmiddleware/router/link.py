@@ -20,6 +20,11 @@ __all__ = ["Counters", "Link", "Parked", "Seen"]
 HOLD_BYTES: Final = 1 << 14
 """While a frame is under way, fewer bytes of events wait for its answer."""
 
+_BEHIND: Final = 4096
+"""Requests that come later than so many that were made after them are not taken."""
+
+_BEHIND_MASK: Final = (1 << _BEHIND) - 1
+
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -36,7 +41,11 @@ class Counters:
 
 
 class Seen:
-    """Numbers of requests that came, so that none is taken twice."""
+    """Numbers of requests that came, so that none is taken twice.
+
+    Requests of one session come over two connections, and of one that is busy thousands may come
+    while the thread that has a heartbeat to send over the other waits for its turn.
+    """
 
     __slots__ = ("_bits", "_highest")
 
@@ -47,11 +56,11 @@ class Seen:
     def add(self, number: int) -> bool:
         """Note a number; tell whether it is new (numbers far behind count as old)."""
         if number > self._highest:
-            self._bits = (self._bits << min(number - self._highest, 256) | 1) & (1 << 256) - 1
+            self._bits = (self._bits << min(number - self._highest, _BEHIND) | 1) & _BEHIND_MASK
             self._highest = number
             return True
         behind = self._highest - number
-        if behind >= 256 or self._bits >> behind & 1:
+        if behind >= _BEHIND or self._bits >> behind & 1:
             return False
         self._bits |= 1 << behind
         return True

@@ -399,6 +399,29 @@ def test_a_request_is_not_answered_twice(pair: tuple[Node, Node, Link]) -> None:
         answered(listener, raw, 0.1)
 
 
+def test_a_heartbeat_may_be_overtaken_by_thousands_of_requests(
+    pair: tuple[Node, Node, Link],
+) -> None:
+    dialer, listener, link = pair
+    made_early = dialer.request(link, FrameType.HEARTBEAT)
+    for _ in range(4000):
+        raw = dialer.request(link, FrameType.HEARTBEAT)
+        answered(listener, raw, 0.0)
+    assert answered(listener, made_early, 0.0)
+    for old in (made_early, raw):
+        with pytest.raises(AuthError, match="came twice"):
+            answered(listener, old, 0.0)
+
+
+def test_a_request_that_is_far_behind_is_not_taken(pair: tuple[Node, Node, Link]) -> None:
+    dialer, listener, link = pair
+    made_early = dialer.request(link, FrameType.HEARTBEAT)
+    link.requests += 5000
+    answered(listener, dialer.request(link, FrameType.HEARTBEAT), 0.0)
+    with pytest.raises(AuthError, match="came twice"):
+        answered(listener, made_early, 0.0)
+
+
 def test_a_frame_cannot_be_sent_back_to_who_sent_it(pair: tuple[Node, Node, Link]) -> None:
     dialer, _, link = pair
     emit(dialer, "learner", "e", 1)
