@@ -85,9 +85,9 @@ class Dialer:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Say goodbye and end."""
+        """Say goodbye and end; on the dialer's own thread, without waiting for that."""
         self.stop()
-        if self._thread is not None:
+        if self._thread is not None and not self._thread.is_current():
             self._thread.join(2 * _ANSWER_S)
 
     def _run(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -218,6 +219,26 @@ def test_a_closed_router_says_so(listen: str) -> None:
     router.close()
     with pytest.raises(RouterStateError, match="closed"):
         router.emit(Event("e"), (), {})
+
+
+@pytest.mark.parametrize("closes", [0, 1])
+def test_who_takes_an_event_may_close_the_router(listen: str, closes: int) -> None:
+    closed: queue.SimpleQueue[dict[int, int]] = queue.SimpleQueue()
+
+    def take(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if name == "node.joined":
+            closed.put(routers[closes].close(deadline_s=0.1))
+        return True
+
+    before = set(threading.enumerate())
+    with Router(node_id=0, listen=listen, key=KEY) as listener:
+        dialer = Router(node_id=1, key=KEY)
+        routers = (listener, dialer)
+        routers[closes].attach(lambda *news: None, take)
+        dialer.dial(listener.address)
+        with dialer:
+            assert closed.get(timeout=DEADLINE_S) == {}
+    assert comes_true(lambda: set(threading.enumerate()) <= before)
 
 
 def test_what_is_closed_before_its_start_cannot_be_started(listen: str) -> None:
