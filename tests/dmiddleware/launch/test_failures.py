@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 # The evaluator fails in each of its first lives, which it counts in a file.
 PROGRAM = """
@@ -130,7 +130,7 @@ def ditask(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=50,
+        timeout=150,
         env={**os.environ, "TMPDIR": str(folder)},
         check=False,
     )
@@ -188,7 +188,7 @@ def test_nobody_is_started_again_for_a_run_that_is_over(tmp_path: Path) -> None:
 def test_a_run_that_others_have_ended_is_not_waited_for(
     tmp_path: Path, failing: str, roles: str
 ) -> None:
-    restart = ("--on-failure", "restart", "--start-timeout", "10")
+    restart = ("--on-failure", "restart", "--start-timeout", "60")
     roles = roles or "learner=1,evaluator=1"
     code, text = ditask(tmp_path, f"without_a_{failing}", *restart, roles=roles)
     if failing == "learner":
@@ -224,4 +224,4 @@ def test_what_a_killed_process_had_started_does_not_outlive_it(tmp_path: Path) -
     with contextlib.suppress(psutil.NoSuchProcess):
         worker = psutil.Process(int((tmp_path / "worker").read_text()))
         # It may take the system a moment to bury it.
-        assert worker.status() == psutil.STATUS_ZOMBIE or worker.wait(20) is None
+        assert worker.status() == psutil.STATUS_ZOMBIE or worker.wait(60) is None

@@ -14,7 +14,7 @@ import pytest
 
 from tests.dmiddleware.router.redis_server import RedisServer
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 PROGRAM = """
     import threading
@@ -75,7 +75,7 @@ def start(
 
 def run(folder: Path, *options: str, password: str = "open-sesame") -> tuple[int, str]:
     with start(folder, *options, password=password) as launcher:
-        text, _ = launcher.communicate(timeout=40)
+        text, _ = launcher.communicate(timeout=80)
         return launcher.returncode, text
 
 
@@ -98,7 +98,7 @@ def test_a_collector_joins_through_redis(folder: Path, server: RedisServer) -> N
         ) as second,
     ):  # fmt: skip
         for launcher in (first, second):
-            text, _ = launcher.communicate(timeout=40)
+            text, _ = launcher.communicate(timeout=80)
             assert launcher.returncode == 0, text
             assert "fifty of each have come" in text
 
@@ -117,11 +117,11 @@ def test_hosts_of_a_slurm_job_find_each_other_in_redis(folder: Path, server: Red
             for place in ("0", "1")
         ]
         for launcher in launchers:
-            text, _ = launcher.communicate(timeout=40)
+            text, _ = launcher.communicate(timeout=80)
             assert launcher.returncode == 0, text
             assert "fifty of each have come" in text
     with start(folder, *options, env=job | {"SLURM_PROCID": "0"}) as launcher:
-        text, _ = launcher.communicate(timeout=40)
+        text, _ = launcher.communicate(timeout=80)
         assert launcher.returncode == 1
         assert "give all the same --run-id" in text
 

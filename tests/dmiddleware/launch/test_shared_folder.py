@@ -49,7 +49,7 @@ def test_what_a_killed_run_has_left_goes_with_the_next_one(tmp_path: Path) -> No
         "    (folder / 'slab').write_bytes(b'x')\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    subprocess.run([sys.executable, "-c", program, tmp_path], timeout=30)
+    subprocess.run([sys.executable, "-c", program, tmp_path], timeout=80)
     (left,) = tmp_path.iterdir()
     assert (left / "slab").exists()
     with shared_folder(tmp_path):

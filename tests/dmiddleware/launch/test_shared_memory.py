@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 # The learner ends when ten arrays have come; it tells whether they lay in shared memory.
 PROGRAM = """
@@ -82,7 +82,7 @@ def start(folder: Path, main: str, *options: str) -> subprocess.Popen[str]:
 def test_arrays_lie_in_shared_memory_and_nothing_of_it_stays(folder: Path, protocol: str) -> None:
     options = ("--protocol", protocol, "--shared-memory", "memory")
     with start(folder, "program.main", *options) as launcher:
-        text, _ = launcher.communicate(timeout=40)
+        text, _ = launcher.communicate(timeout=80)
     assert launcher.returncode == 0, text
     assert "ended: {True}" in text
     assert list((folder / "memory").iterdir()) == []
@@ -90,14 +90,14 @@ def test_arrays_lie_in_shared_memory_and_nothing_of_it_stays(folder: Path, proto
 
 def test_without_a_folder_arrays_are_sent(folder: Path) -> None:
     with start(folder, "program.main", "--shared-memory", "") as launcher:
-        text, _ = launcher.communicate(timeout=40)
+        text, _ = launcher.communicate(timeout=80)
     assert launcher.returncode == 0, text
     assert "ended: {False}" in text or "ended: {None}" in text
 
 
 def test_shared_memory_is_used_unless_it_is_said_otherwise(folder: Path) -> None:
     with start(folder, "program.main") as launcher:
-        text, _ = launcher.communicate(timeout=40)
+        text, _ = launcher.communicate(timeout=80)
     assert "ended: {True}" in text
 
 
@@ -109,10 +109,10 @@ def test_what_a_killed_run_leaves_is_swept_by_the_next(folder: Path) -> None:
         workers = psutil.Process(launcher.pid).children()
         for process in (launcher, *workers):
             process.kill()
-        _, alive = psutil.wait_procs(workers, timeout=20)
+        _, alive = psutil.wait_procs(workers, timeout=60)
         assert alive == []
     assert [file.name for file in (folder / "memory").glob("ditask-*/*.slab")]
     with start(folder, "program.main", *options) as launcher:
-        text, _ = launcher.communicate(timeout=40)
+        text, _ = launcher.communicate(timeout=80)
     assert launcher.returncode == 0, text
     assert list((folder / "memory").iterdir()) == []

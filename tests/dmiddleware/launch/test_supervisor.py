@@ -72,7 +72,7 @@ class WaitingScreen(SignallingScreen):
 
     def update(self, children: Sequence[Child]) -> None:
         assert children[0].process is not None
-        children[0].process.wait(20)
+        children[0].process.wait(60)
         if children[0].exit_code is not None:
             self.end.touch()
 
@@ -90,7 +90,7 @@ def supervise(folder: Path, screen: SignallingScreen, *functions: str) -> int:
             listen="",
             dial=[],
             n_peers=0,
-            start_timeout_s=10.0,
+            start_timeout_s=60.0,
             key_hex="",
             tls=None,
             status_fd=-1,
@@ -139,4 +139,4 @@ def test_the_launcher_itself_needs_nothing_that_takes_long_to_load() -> None:
         "import dmiddleware.launch.launch\n"
         "assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=80)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.dmiddleware.router.certificates import Authority
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 PROGRAM = """
     import threading
@@ -75,11 +75,11 @@ def test_a_run_and_who_joins_it_talk_over_tls_and_a_stranger_is_told_why_not(fol
         address = address_of(run)
         assert address.startswith("tls+tcp://127.0.0.1:")
         with start(folder, theirs, *join, address) as stranger:
-            text, _ = stranger.communicate(timeout=30)
+            text, _ = stranger.communicate(timeout=80)
             assert stranger.returncode == 1
             assert f"the certificate of {address} is refused" in text
         with start(folder, ours, *join, address) as joined:
             for launcher in (run, joined):
-                text, _ = launcher.communicate(timeout=30)
+                text, _ = launcher.communicate(timeout=80)
                 assert launcher.returncode == 0, text
                 assert "both have come" in text

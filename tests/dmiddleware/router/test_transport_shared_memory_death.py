@@ -52,7 +52,7 @@ PROGRAM = """
         print("listening", flush=True)
         sys.stdin.read()
     else:
-        channel = transport.dial(address, connect_s=5, answer_s=5, max_frame_bytes=4 << 20)
+        channel = transport.dial(address, connect_s=20, answer_s=20, max_frame_bytes=4 << 20)
         answer = channel.request(bytes(1 << 20))
         die()  # the dialer has an answer in hand
 """
@@ -112,7 +112,7 @@ def test_a_listener_killed_at_any_point_leaves_nothing_and_is_replaced(
     transport = shared(folder)
 
     def dial() -> Channel:
-        return transport.dial(address, connect_s=5.0, answer_s=5.0, max_frame_bytes=MAX_BYTES)
+        return transport.dial(address, connect_s=20.0, answer_s=20.0, max_frame_bytes=MAX_BYTES)
 
     with start(phase, address, folder) as listener:
         assert listener.stdout is not None and listener.stdout.readline()

@@ -118,7 +118,7 @@ def test_a_seed_means_the_same_in_a_process_with_other_hashes(tmp_path: Path) ->
     env = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.dmiddleware.testing.test_training_in_a_cluster", "1"]
     done = subprocess.run(
-        command, env=env, cwd=tmp_path, check=True, timeout=60, stdout=subprocess.PIPE, text=True
+        command, env=env, cwd=tmp_path, check=True, timeout=100, stdout=subprocess.PIPE, text=True
     )
     assert json.loads(done.stdout.splitlines()[-1]) == asdict(train(1))
 
