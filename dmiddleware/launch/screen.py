@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -57,6 +59,9 @@ class _Rates:
 class PlainScreen:
     """Lines, each with the node that it comes from; where all stand every ten seconds.
 
+    When nobody reads them any more, as of ``ditask … | tee log`` after Ctrl-C, it goes on in
+    silence.
+
     Args:
         console: where to write.
         now: returns seconds that do not go back.
@@ -98,7 +103,12 @@ class PlainScreen:
                 self.note(_sentence(child, self._rates.of(child)))
 
     def _print(self, text: str) -> None:
-        self._console.print(Text(text), soft_wrap=True)
+        try:
+            self._console.print(Text(text), soft_wrap=True)
+        except (BrokenPipeError, SystemExit):
+            # rich would end the program here, and with it all processes, where they stand.
+            self._console.quiet = True
+            _silence()
 
 
 class LiveScreen:
@@ -165,6 +175,13 @@ def make_table(children: Sequence[Child], rates: Callable[[Child], tuple[float, 
             Text(_last_word(status)),
         )
     return table
+
+
+def _silence() -> None:
+    """Let nothing more go to the standard output, which Python would try when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _phase(child: Child) -> str:

@@ -18,6 +18,7 @@ from dmiddleware.launch.cli import ditask
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 PROGRAM = """
+    from pathlib import Path
     from dmiddleware import Context, Role, Task, middleware
 
     def main(fail_in_step=-1):
@@ -55,6 +56,7 @@ PROGRAM = """
                     print("running", flush=True)
 
             task.use(run).run()
+            Path(f"ended-{task.router.node_id}").write_text(task.stop_reason)
 """
 
 
@@ -162,6 +164,20 @@ def test_asked_to_end_all_processes_end(folder: Path, number: int, code: int) ->
         launcher.communicate(timeout=60)
         assert launcher.returncode == code
     assert not any(child.is_running() for child in children)
+    assert left_behind(folder) == []
+
+
+def test_a_run_ends_in_order_though_nobody_reads_what_it_says(folder: Path) -> None:
+    # As with `ditask … | tee log`, which Ctrl-C ends too.
+    with start(folder, "--main", "program.forever", "--parallel-workers", "2") as launcher:
+        _await_running(launcher, 2)
+        assert launcher.stdout is not None
+        launcher.stdout.close()
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.wait(60) == 130
+    told = {path.name: path.read_text() for path in folder.glob("ended-*")}
+    assert told.keys() == {"ended-0", "ended-1"}
+    assert all("received SIGTERM" in reason for reason in told.values())
     assert left_behind(folder) == []
 
 
