@@ -31,7 +31,8 @@ class Serve(Protocol):
         """Take a request, and see to it that it is answered.
 
         Args:
-            raw: the request; its memory stays valid as long as a view of it is alive.
+            raw: the request; its memory stays valid as long as a view of it is alive, and may be
+                written to.
             connection: a number of the connection that it came over.
             reply: answers it; may be called within, or later.
         """

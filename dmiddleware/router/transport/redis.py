@@ -41,6 +41,7 @@ from dmiddleware.router.transport.redis_lists import (
     REFUSED,
     REQUEST,
     Lists,
+    body,
     push,
     redis,
     take_all,
@@ -223,7 +224,7 @@ class RedisListener:
             return
         try:
             self._serve(
-                memoryview(request)[REQUEST.size :],
+                body(request, REQUEST),
                 asked.channel,
                 functools.partial(self._reply, asked),
             )

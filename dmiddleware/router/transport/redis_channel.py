@@ -21,6 +21,7 @@ from dmiddleware.router.transport.redis_lists import (
     PRESENCE_LOOK_S,
     REQUEST,
     Lists,
+    body,
     push,
     redis,
     take_all,
@@ -188,7 +189,7 @@ class RedisChannel:
         if number not in self._under_way:
             return  # too late, or the redis server gave it twice
         if kind == MESSAGE:
-            self._tell(number, memoryview(bytearray(answer))[ANSWER.size :])
+            self._tell(number, body(answer, ANSWER))
             return
         with self._changed:
             self._broken = True

@@ -29,6 +29,7 @@ __all__ = [
     "REFUSED",
     "REQUEST",
     "Lists",
+    "body",
     "push",
     "redis",
     "take_all",
@@ -91,6 +92,11 @@ class Lists:
             retry=Retry(NoBackoff(), 0),
             **self._login,
         )
+
+
+def body(content: bytes, head: struct.Struct) -> memoryview:
+    """Return what follows a head, where it may be written to, as over any other way."""
+    return memoryview(bytearray(memoryview(content)[head.size :]))
 
 
 def push(connection: redis.Redis, contents: Sequence[tuple[str, bytes]]) -> None:

@@ -67,6 +67,20 @@ def test_no_answer_closes_the_connection_and_no_other_one(place: Place) -> None:
         assert good.request(b"good") == b"good"
 
 
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_what_comes_may_be_written_to(place: Place, size: int) -> None:
+    came: list[bool] = []
+
+    @answering
+    def serve(raw: memoryview, _: int) -> bytes:
+        came.append(raw.readonly)
+        return bytes(raw)
+
+    with place.listen(serve) as listener, place.dial(listener) as channel:
+        assert not channel.request(bytes(size)).readonly
+    assert came == [False]
+
+
 def test_a_late_answer_is_not_taken_for_the_next_one(place: Place) -> None:
     parking = Parking()
     with place.listen(parking) as listener, place.dial(listener, answer_s=0.3) as channel:
