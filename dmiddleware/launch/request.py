@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -117,6 +117,7 @@ def make_plans(request: LaunchRequest, *, free_ports: Sequence[int] = ()) -> lis
         LaunchError: if options cannot work together; the reason is given.
     """
     _check_main(request.main)
+    request = replace(request, attach_to=tuple(dict.fromkeys(request.attach_to)))
     roles = _roles(request)
     node_ids = _node_ids(request, len(roles))
     ports = _ports(request, free_ports)

@@ -130,7 +130,7 @@ class Router:
         )
         self._emitter = Emitter(self._core)
         self._listen_address = listen
-        self._dial_addresses = tuple(dial)
+        self._dial_addresses = tuple(dict.fromkeys(dial))
         self._pid = os.getpid()
         self._subscribed: dict[str, bool] = {}
         self._listening: Listening | None = None
@@ -175,7 +175,7 @@ class Router:
             self._keep_dialed(address)
 
     def dial(self, address: str) -> None:
-        """Dial one more peer, from the start on, and whenever it comes back.
+        """Dial one more peer, from the start on, and whenever it comes back. Twice is fine.
 
         Raises:
             TopologyError: for an address that is none.
@@ -183,6 +183,9 @@ class Router:
         """
         check_address(address)
         self._check_process()
+        if address in self._dial_addresses:
+            # Two connections to one peer would take each other's place for ever.
+            return
         self._dial_addresses += (address,)
         if self._started:
             self._keep_dialed(address)

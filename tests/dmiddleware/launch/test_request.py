@@ -102,6 +102,12 @@ def test_options_that_cannot_work_together_are_refused_with_the_reason(
         make_plans(request(**options))
 
 
+def test_a_node_that_is_named_twice_is_attached_to_and_waited_for_once() -> None:
+    address = "tcp://10.0.0.1:25515"
+    (plan,) = make_plans(request(topology="alone", attach_to=(address, address)))
+    assert (plan.dial, plan.n_peers) == ((address,), 1)
+
+
 @pytest.mark.parametrize("text", ["learner=x", "=1", "learner 1", "learner=1,learner=2"])
 def test_a_list_of_roles_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(LaunchError, match="--roles"):

@@ -343,6 +343,18 @@ def test_a_defect_in_a_thread_is_told_to_who_waits(monkeypatch: pytest.MonkeyPat
         router.wait_for_peers(1, timeout_s=DEADLINE_S)
 
 
+def test_an_address_that_is_given_twice_is_dialed_once(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/0.sock"
+    with (
+        Router(node_id=0, listen=address) as listener,
+        Router(node_id=1, dial=[address, address]) as dialer,
+    ):
+        dialer.dial(address)
+        dialer.wait_for_peers(1, timeout_s=DEADLINE_S)
+        assert threads().count(f"router-dial-{address}") == 1
+        assert listener.peer_ids() == [1]
+
+
 def test_closing_waits_for_all_who_dial_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dmiddleware.router.dialer._ANSWER_S", 600.0)
     began, release = threading.Event(), threading.Event()
