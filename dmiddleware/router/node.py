@@ -361,6 +361,17 @@ class Node:
     def _admit(self, identity: Identity) -> Refusal | None:
         if self.closing:
             return Refusal("closing", f"node {self.identity.node_id} is closing")
+        own, name = self.identity.node_id, identity.node_id
+        link = self.links.get(name)
+        if (
+            link is not None
+            and link.dialed
+            and link.session.peer.incarnation == identity.incarnation
+            and self.is_here(name)
+            and own < name
+        ):
+            # Each one's connection would take the place of the other's, for ever.
+            return Refusal("dialed", f"node {own} has dialed node {name} already")
         return self._members.admit(identity)
 
     def _begin(self, session: Session, now: float, *, dialed: bool, cover_body: bool) -> Link:

@@ -437,6 +437,24 @@ def test_a_stranger_with_data_is_not_read(pair: tuple[Node, Node, Link]) -> None
         listener.on_request(bytes(100_000), 0.0, cover_body=True)
 
 
+def test_of_two_nodes_that_dial_each_other_the_lower_ones_connection_stays() -> None:
+    lower, higher = make_node("1"), make_node("2")
+    join(higher, lower)
+    # The lower one may come second all the same, and the higher one no more.
+    link = join(lower, higher)
+    with pytest.raises(HandshakeRefused, match="node 1 has dialed node 2") as refused:
+        join(higher, lower)
+    assert refused.value.code == "dialed"
+    emit(lower, "2", "e", 1)
+    exchange(lower, higher, link)
+    assert taken(higher) == [("1", "e", 1)]
+    # When that connection is gone, or the process, anybody's is good.
+    lower.on_lost("2", "its connection broke", 1.0)
+    join(higher, lower, 1.0)
+    join(lower, higher, 2.0)
+    join(make_node("2", incarnation=2), lower, 3.0)
+
+
 def test_a_wrong_key_is_refused_and_counted() -> None:
     listener = make_node("learner")
     with pytest.raises(HandshakeRefused, match="key"):
