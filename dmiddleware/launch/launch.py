@@ -11,6 +11,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from dmiddleware.launch.platforms import DEFAULT_PORT, Placement, place
 from dmiddleware.launch.request import (
     LaunchRequest,
     ProcessPlan,
+    count_processes,
     make_plans,
     needs_key,
     parse_roles,
@@ -95,13 +97,13 @@ def _request(options: Mapping[str, Any], placement: Placement, run_dir: Path) ->
     if placement.count > 1:
         if protocol == "ipc":
             raise LaunchError("several hosts cannot meet over ipc; use --protocol tcp or tls+tcp")
-        roles = _of_host(spec, placement, roles)
+        roles = _of_host(spec, placement.index, placement.count, options)
         if protocol == "redis":
             attach_to = (*attach_to, *((f"{redis}/0",) if placement.index else ()))
         else:
             address, ports = placement.address, ports or (placement.port,)
             attach_to = (*attach_to, *placement.attach_to)
-    return LaunchRequest(
+    request = LaunchRequest(
         main=options["main"],
         package=options["package"],
         roles=parse_roles(roles),
@@ -119,6 +121,13 @@ def _request(options: Mapping[str, Any], placement: Placement, run_dir: Path) ->
         on_failure=options["on_failure"],
         max_restarts=options["max_restarts"],
     )
+    if placement.index:
+        return request
+    elsewhere = [
+        replace(request, roles=parse_roles(_of_host(spec, index, placement.count, options)))
+        for index in range(1, placement.count)
+    ]
+    return replace(request, n_elsewhere=sum(map(count_processes, elsewhere)))
 
 
 def _joins(options: Mapping[str, Any]) -> bool:
@@ -257,17 +266,17 @@ def _tls(options: Mapping[str, Any]) -> TlsFiles | None:
     return TlsFiles(ca=ca, cert_and_key=cert, server_name=options["tls_name"])
 
 
-def _of_host(spec: Mapping[str, Any], placement: Placement, roles: str) -> str:
-    """Return the roles of this host's processes: its entry of the platform's spec, or --roles."""
+def _of_host(spec: Mapping[str, Any], index: int, count: int, options: Mapping[str, Any]) -> str:
+    """Return the roles of a host's processes: its entry of the platform's spec, or --roles."""
     per_host = spec.get("roles")
     if per_host is None:
-        return roles
-    if not isinstance(per_host, list) or len(per_host) != placement.count:
+        return str(options["roles"])
+    if not isinstance(per_host, list) or len(per_host) != count:
         raise LaunchError(
-            f'--platform-spec: "roles" needs one entry for each of the {placement.count} hosts, '
+            f'--platform-spec: "roles" needs one entry for each of the {count} hosts, '
             f"got {per_host!r}"
         )
-    return str(per_host[placement.index])
+    return str(per_host[index])
 
 
 def _spec(options: Mapping[str, Any]) -> dict[str, Any]:

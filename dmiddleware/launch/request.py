@@ -15,7 +15,15 @@ from dmiddleware.errors import LaunchError, TopologyError
 from dmiddleware.registry import nearest
 from dmiddleware.router.topology import Protocol, TopologyName, is_loopback, plan
 
-__all__ = ["FailurePolicy", "LaunchRequest", "ProcessPlan", "make_plans", "parse_roles"]
+__all__ = [
+    "FailurePolicy",
+    "LaunchRequest",
+    "ProcessPlan",
+    "count_processes",
+    "make_plans",
+    "needs_key",
+    "parse_roles",
+]
 
 FailurePolicy = Literal["abort", "continue", "restart"]
 
@@ -45,7 +53,8 @@ class LaunchRequest:
         on_failure: what to do when a process fails.
         max_restarts: how often one process is started again at the most.
         redis: for redis, what addresses begin with.
-        world_size: processes of the whole run, where several launchers start it; None: these.
+        n_elsewhere: processes that other launchers start; this one's first process is whom all of
+            them reach, and it waits for them.
     """
 
     main: str
@@ -64,7 +73,7 @@ class LaunchRequest:
     on_failure: FailurePolicy = "abort"
     max_restarts: int = 3
     redis: str = ""
-    world_size: int | None = None
+    n_elsewhere: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +150,20 @@ def make_plans(request: LaunchRequest, *, free_ports: Sequence[int] = ()) -> lis
             labels=request.labels,
             listen=node.listen,
             dial=node.dial,
-            n_peers=_n_peers(request, node.listen, len(node.dial), len(nodes)),
+            n_peers=_n_peers(request, node.listen, len(node.dial), len(nodes))
+            + (request.n_elsewhere if index == 0 else 0),
         )
-        for node_id, own_roles, node in zip(node_ids, roles, nodes, strict=True)
+        for index, (node_id, own_roles, node) in enumerate(zip(node_ids, roles, nodes, strict=True))
     ]
+
+
+def count_processes(request: LaunchRequest) -> int:
+    """Return how many processes a launcher starts.
+
+    Raises:
+        LaunchError: if its roles cannot work together.
+    """
+    return len(_roles(request))
 
 
 def needs_key(plans: Sequence[ProcessPlan]) -> bool:
@@ -231,8 +250,6 @@ def _ports(request: LaunchRequest, free_ports: Sequence[int]) -> tuple[int, ...]
 
 
 def _n_peers(request: LaunchRequest, listen: str, n_dials: int, n_nodes: int) -> int:
-    if request.world_size is not None and request.topology == "mesh":
-        return request.world_size - 1
     if request.topology == "alone":
         return n_dials
     if request.topology == "star":

@@ -1,0 +1,65 @@
+"""One ditask a host, under Slurm's variables: loopback addresses stand for the hosts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+
+PROGRAM = """
+    from dmiddleware import Context, Role, Task, middleware
+
+    def main():
+        with Task(Context()) as task:
+
+            @middleware(roles=[Role.LEARNER])
+            def learn(ctx):
+                print("peers at the first step:", sorted(task.router.peer_ids()), flush=True)
+                ctx.task.stop("all are there")
+
+            @middleware(roles=[Role.COLLECTOR, Role.EVALUATOR])
+            def idle(ctx):
+                pass
+
+            task.use(learn).use(idle).run()
+            print("ended:", task.stop_reason, flush=True)
+"""
+
+OPTIONS = (
+    "--main", "program.main", "--platform", "slurm", "--protocol", "tcp", "--key-file", "key",
+    "--platform-spec", '{"roles": ["learner,evaluator", "collector=2", "collector"], "port":25511}',
+)  # fmt: skip
+JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "127.0.0.[2-4]", "SLURM_NTASKS": "3"}
+
+
+def start(folder: Path, place: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; ditask()", *OPTIONS],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | JOB | {"SLURM_PROCID": str(place)},
+    )
+
+
+def test_the_first_process_waits_for_those_of_all_hosts(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
+    (tmp_path / "key").write_text("k" * 40)
+    with start(tmp_path, 0) as first:
+        assert first.stdout is not None
+        said = first.stdout.readline()
+        while "listens on tcp://127.0.0.2:25511" not in said:
+            said = first.stdout.readline()
+            assert said
+        with start(tmp_path, 1) as second, start(tmp_path, 2) as third:
+            for launcher in (second, third, first):
+                text, _ = launcher.communicate(timeout=80)
+                assert launcher.returncode == 0, text
+    assert "peers at the first step: [1, 1000, 1001, 2000]" in text
