@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 30.0
 _LOOK_S = 0.01
 _PORTS = (10_000, 30_000)
+_given: set[int] = set()
 
 
 def wait_until(found: Callable[[], bool], what: str, *, deadline_s: float = DEADLINE_S) -> float:
@@ -54,6 +55,9 @@ def address_for(transport: str, folder: Path, name: str = "node") -> str:
     # Not one that the system may give to whoever dials: a dialer could meet itself there.
     while True:
         port = random.randrange(*_PORTS)
+        if port in _given:
+            continue
+        _given.add(port)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return f"tcp://127.0.0.1:{port}"
