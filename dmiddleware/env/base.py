@@ -17,6 +17,7 @@ from dmiddleware.env.episodes import EpisodeTotals
 from dmiddleware.env.plain import NoObjectError, set_space_state, space_state
 from dmiddleware.env.spaces import (
     NestedArrays,
+    has_items,
     make_collate,
     make_split,
     make_write,
@@ -428,8 +429,7 @@ class BaseEnvManager(ABC):
             return False
         space = self._action_space
         if isinstance(space, spaces.Tuple):
-            # A treetensor has the items of a tuple under "0", "1", ….
-            return set(actions) != set(map(str, range(len(space.spaces))))
+            return not has_items(actions, len(space.spaces))
         return not (isinstance(space, spaces.Dict) and set(actions) == set(space.spaces))
 
     def _install_reset(

@@ -23,6 +23,7 @@ __all__ = [
     "make_write",
     "allocate",
     "copy_arrays",
+    "has_items",
     "map_arrays",
     "map_space",
     "replace_rows",
@@ -66,6 +67,11 @@ def make_collate(space: spaces.Space[Any]) -> Collate:
             for collate, column in zip(items, zip(*map(_items_of, rows), strict=True), strict=True)
         )
     return _collate_array(*_shape_and_dtype(space))
+
+
+def has_items(nested: Any, n: int) -> bool:
+    """Tell whether this is a tuple of ``n`` items as a treetensor has it: under "0", "1", …."""
+    return isinstance(nested, Mapping) and set(nested) == set(map(str, range(n)))
 
 
 def _items_of(row: Any) -> Sequence[Any]:
@@ -250,8 +256,7 @@ def _checked_keys(actions: Any, parts: Mapping[Any, Any], space: spaces.Space[An
 
 
 def _checked_tuple(actions: Any, items: tuple[Any, ...], space: spaces.Space[Any]) -> Any:
-    # A treetensor has the items of a tuple under "0", "1", ….
-    if isinstance(actions, Mapping) and set(actions) == set(map(str, range(len(items)))):
+    if has_items(actions, len(items)):
         return tuple(actions[str(index)] for index in range(len(items)))
     if not isinstance(actions, tuple | list) or len(actions) != len(items):
         raise StructureError(f"a batch of {space} is a tuple of {len(items)}, got {actions!r:.120}")

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from dmiddleware.data import load_checkpoint
+from tests.dmiddleware.launch.ditask_process import DITASK
 
 ROOT = Path(__file__).parents[2]
-DITASK = [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; ditask()"]
 # Enough for each to collect, learn and evaluate.
 PROGRAM = """
 import importlib

@@ -7,13 +7,13 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.dmiddleware.launch.ditask_process import DITASK
 from tests.faults.cluster import ROOT, wait_until
 from tests.faults.ledger import Judgement, Ledger, join, judge
 from tests.faults.row import Row
@@ -44,8 +44,8 @@ class Training:
         self.folder = folder
         self._log = (folder / "ditask.log").open("wb")
         self._ledgers: dict[str, Ledger] = {}
-        command = [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; ditask()"]
-        command += ["--main", "tests.faults.training_program.main", "--protocol", transport]
+        command = [*DITASK, "--main", "tests.faults.training_program.main"]
+        command += ["--protocol", transport]
         command += ["--roles", "learner=1,collector=2,evaluator=1", "--topology", "mesh"]
         command += ["--on-failure", "restart", "--max-restarts", "40"]
         self.process = subprocess.Popen(

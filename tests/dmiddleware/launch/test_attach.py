@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ import psutil
 import pytest
 
 from dmiddleware.launch.platforms import DEFAULT_PORT
+from tests.dmiddleware.launch import ditask_process
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -97,15 +96,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def start(folder: Path, *options: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; ditask()",
-         "--main", "program.main", *options],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "TMPDIR": str(folder)},
-    )  # fmt: skip
+    return ditask_process.start(folder, "--main", "program.main", *options)
 
 
 @contextlib.contextmanager

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from dmiddleware.launch.cli import ditask
+from tests.dmiddleware.launch.ditask_process import start
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
@@ -64,17 +63,6 @@ PROGRAM = """
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
     return tmp_path
-
-
-def start(folder: Path, *options: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; ditask()", *options],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "TMPDIR": str(folder)},
-    )
 
 
 def run(folder: Path, *options: str) -> tuple[int, str]:

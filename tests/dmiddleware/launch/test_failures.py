@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.dmiddleware.launch.ditask_process import DITASK
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -123,9 +124,8 @@ def ditask(
     folder: Path, function: str, *options: str, roles: str = "learner=1,evaluator=1"
 ) -> tuple[int, str]:
     (folder / "program.py").write_text(textwrap.dedent(PROGRAM))
-    command = [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; ditask()"]
     done = subprocess.run(
-        [*command, "--main", f"program.{function}", "--roles", roles, *options],
+        [*DITASK, "--main", f"program.{function}", "--roles", roles, *options],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

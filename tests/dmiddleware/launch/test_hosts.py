@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+
+from tests.dmiddleware.launch import ditask_process
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -39,14 +39,7 @@ JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "127.0.0.[2-4]", "SLURM_NTA
 
 
 def start(folder: Path, place: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; ditask()", *OPTIONS],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | JOB | {"SLURM_PROCID": str(place)},
-    )
+    return ditask_process.start(folder, *OPTIONS, env=JOB | {"SLURM_PROCID": str(place)})
 
 
 def test_the_first_process_waits_for_those_of_all_hosts(tmp_path: Path) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.dmiddleware.launch import ditask_process
 from tests.dmiddleware.router.redis_server import RedisServer
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
@@ -62,15 +61,8 @@ def start(
     password: str = "open-sesame",
     env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; ditask()",
-         "--main", "program.main", *options],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "DITASK_REDIS_PASSWORD": password, **(env or {})},
-    )  # fmt: skip
+    variables = {"DITASK_REDIS_PASSWORD": password, **(env or {})}
+    return ditask_process.start(folder, "--main", "program.main", *options, env=variables)
 
 
 def run(folder: Path, *options: str, password: str = "open-sesame") -> tuple[int, str]:

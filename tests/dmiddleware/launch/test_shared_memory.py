@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.dmiddleware.launch import ditask_process
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -67,15 +67,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def start(folder: Path, main: str, *options: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; ditask()",
-         "--main", main, "--roles", "learner=1,collector=1", *options],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "TMPDIR": str(folder)},
-    )  # fmt: skip
+    roles = ("--roles", "learner=1,collector=1")
+    return ditask_process.start(folder, "--main", main, *roles, *options)
 
 
 @pytest.mark.parametrize("protocol", ["ipc", "tcp"])

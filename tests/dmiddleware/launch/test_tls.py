@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from tests.dmiddleware.launch import ditask_process
 from tests.dmiddleware.router.certificates import Authority
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
@@ -48,15 +47,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def start(folder: Path, authority: Authority, *options: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; ditask()",
-         "--main", "program.main", "--protocol", "tls+tcp", "--key-file", "key",
-         "--tls-ca", authority.ca, "--tls-cert", authority.issue("host"), *options],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "TMPDIR": str(folder)},
+    return ditask_process.start(
+        folder, "--main", "program.main", "--protocol", "tls+tcp", "--key-file", "key",
+        "--tls-ca", authority.ca, "--tls-cert", authority.issue("host"), *options,
     )  # fmt: skip
 
 
