@@ -24,8 +24,8 @@ from dmiddleware.data import from_numpy, load_checkpoint
 from dmiddleware.env import make_env_manager
 from dmiddleware.pipeline import this_node
 from dmiddleware.policy import Policy
+from dmiddleware.rollout import evaluate_episodes
 from dmiddleware.seeding import derive_seed, seed_libraries
-from dmiddleware.worker import evaluate_episodes
 from middleware import RunFolder
 
 __all__ = ["Result", "command", "finish", "start"]

@@ -11,7 +11,7 @@ from dmiddleware.data import Batch, as_tree, cat, map_nested
 from dmiddleware.pipeline import Middleware, OnlineRLContext, Role, middleware
 from dmiddleware.policy import CollectMode, LearnMode
 from dmiddleware.rl import discounted_return, gae, nstep_return, take_rows
-from middleware.checks import check_fraction, check_positive
+from middleware.support.checks import check_fraction, check_positive
 
 __all__ = ["gae_estimator", "montecarlo_return_estimator", "nstep_reward_enhancer"]
 

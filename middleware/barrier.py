@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from dmiddleware.pipeline import Event, Task
-from middleware.exchange_base import Exchange
+from middleware.support.exchange_base import Exchange
 
 __all__ = ["Barrier"]
 

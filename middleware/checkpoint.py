@@ -13,8 +13,8 @@ from dmiddleware.data import load_checkpoint, save_checkpoint
 from dmiddleware.errors import CheckpointWriteError
 from dmiddleware.pipeline import Role, Task
 from dmiddleware.policy import LearnMode
-from middleware.checks import check_positive
 from middleware.run_folder import RunFolder
+from middleware.support.checks import check_positive
 
 __all__ = ["CkptSaver"]
 

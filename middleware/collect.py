@@ -11,7 +11,7 @@ from dmiddleware.data import cat
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.pipeline import OnlineRLContext, Role, Task
 from dmiddleware.policy import CollectMode
-from dmiddleware.worker import RolloutCollector
+from dmiddleware.rollout import RolloutCollector
 
 __all__ = ["StepCollector", "EpisodeCollector"]
 

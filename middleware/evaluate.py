@@ -9,8 +9,8 @@ import numpy as np
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.pipeline import Middleware, Role, Task
 from dmiddleware.policy import EvalMode
-from dmiddleware.worker import evaluate_episodes
-from middleware.checks import check_positive
+from dmiddleware.rollout import evaluate_episodes
+from middleware.support.checks import check_positive
 
 __all__ = ["interaction_evaluator"]
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from dmiddleware.pipeline import Event, Role, SkipRest, Task
-from middleware.checks import check_positive
-from middleware.exchange_base import LEARNED, Exchange
-from middleware.pace import Pace
-from middleware.senders import Senders
+from middleware.support.checks import check_positive
+from middleware.support.exchange_base import LEARNED, Exchange
+from middleware.support.pace import Pace
+from middleware.support.senders import Senders
 
 __all__ = ["ContextExchanger"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from dmiddleware.data import Minibatches, OfflineDataset
 from dmiddleware.pipeline import Middleware, OfflineRLContext, Role, Task, middleware
-from middleware.checks import check_positive
-from middleware.pace import count_drawn
-from middleware.replay import ReplayBuffer, check_buffer, check_start, draw, give_back
+from middleware.support.checks import check_positive
+from middleware.support.pace import count_drawn
+from middleware.support.replay import ReplayBuffer, check_buffer, check_start, draw, give_back
 
 __all__ = ["offline_data_fetcher", "offpolicy_data_fetcher"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from dmiddleware.pipeline import Clock, Middleware, SystemClock, Task
 from dmiddleware.worker import add_video
-from middleware.checks import check_positive
 from middleware.run_folder import RunFolder
+from middleware.support.checks import check_positive
 
 __all__ = ["online_logger", "offline_logger"]
 

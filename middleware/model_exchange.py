@@ -7,8 +7,8 @@ from typing import Any
 
 from dmiddleware.pipeline import Role, Task
 from dmiddleware.policy import Policy
-from middleware.checks import check_positive
-from middleware.exchange_base import LEARNED, MODEL, Exchange
+from middleware.support.checks import check_positive
+from middleware.support.exchange_base import LEARNED, MODEL, Exchange
 
 __all__ = ["ModelExchanger", "PeriodicalModelExchanger"]
 

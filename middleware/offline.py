@@ -9,7 +9,7 @@ from typing import Any
 from dmiddleware.data import Batch, as_tree, cat, map_leaves, save_dataset
 from dmiddleware.errors import StructureError
 from dmiddleware.pipeline import Middleware, Role
-from middleware.checks import check_positive
+from middleware.support.checks import check_positive
 
 __all__ = ["offline_data_saver"]
 

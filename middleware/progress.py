@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from dmiddleware.pipeline import Clock, Middleware, OnlineRLContext, Role, SystemClock, Task
-from middleware.checks import check_positive
+from middleware.support.checks import check_positive
 
 __all__ = ["progress_bar"]
 

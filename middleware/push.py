@@ -6,7 +6,7 @@ from typing import Literal
 
 from dmiddleware.data import DequeBuffer
 from dmiddleware.pipeline import Middleware, OnlineRLContext, Role, middleware
-from middleware.replay import ReplayBuffer, check_buffer, push_item, push_rows
+from middleware.support.replay import ReplayBuffer, check_buffer, push_item, push_rows
 
 __all__ = ["data_pusher"]
 

@@ -15,8 +15,8 @@ from dmiddleware.data import load_checkpoint, save_checkpoint
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch
 from dmiddleware.pipeline import Role, Task
-from middleware.checks import check_positive
 from middleware.run_folder import RunFolder
+from middleware.support.checks import check_positive
 
 __all__ = ["SnapshotSaver"]
 

@@ -1,13 +1,6 @@
 """Data: batches, buffers, data sets and checkpoints."""
 
-from dmiddleware.data.buffer_base import Buffer, BufferMiddleware
-from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
-from dmiddleware.data.dataset import Minibatches, OfflineDataset, save_dataset
-from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
-from dmiddleware.data.samplers import Eligible, PrioritySampler, Sampler, UniformSampler
-from dmiddleware.data.storage import SharedColumns, SharedHandle
-from dmiddleware.data.tensor_buffer import TensorBuffer
-from dmiddleware.data.tree import (
+from dmiddleware.data.batch import (
     Batch,
     Nested,
     as_tree,
@@ -25,6 +18,13 @@ from dmiddleware.data.tree import (
     to_dict,
     to_numpy,
 )
+from dmiddleware.data.buffer import Buffer, BufferMiddleware
+from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
+from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
+from dmiddleware.data.offline_dataset import Minibatches, OfflineDataset, save_dataset
+from dmiddleware.data.ring.storage import SharedColumns, SharedHandle
+from dmiddleware.data.samplers import Eligible, PrioritySampler, Sampler, UniformSampler
+from dmiddleware.data.tensor_buffer import TensorBuffer
 
 __all__ = [
     "Batch",

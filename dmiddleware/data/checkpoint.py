@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dmiddleware.data.packing import pack, unpack
-from dmiddleware.data.safe_file import checksum, raw_bytes, write_safetensors
+from dmiddleware.data.atomic_file import checksum, raw_bytes, write_safetensors
+from dmiddleware.data.serialization import pack, unpack
 from dmiddleware.errors import CheckpointDamaged, CheckpointWriteError
 
 __all__ = ["load_checkpoint", "save_checkpoint"]

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from dmiddleware.data.buffer_base import Buffer
+from dmiddleware.data.buffer import Buffer
 from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
 from dmiddleware.data.groups import Groups
-from dmiddleware.data.holes import Holes
+from dmiddleware.data.ring.holes import Holes
 from dmiddleware.data.samplers import Eligible, Ints
 from dmiddleware.errors import CheckpointMismatch, NotEnoughData
 

@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dmiddleware.data.buffer_base import Buffer
-from dmiddleware.data.columns import Array, as_batch, as_index, to_array
-from dmiddleware.data.episodes import n_step_returns, reaches, unroll
-from dmiddleware.data.holes import Holes
-from dmiddleware.data.rows import Rows
+from dmiddleware.data.batch import Batch, index_rows, nest
+from dmiddleware.data.buffer import Buffer
+from dmiddleware.data.n_step import n_step_returns, reaches, unroll
+from dmiddleware.data.ring.columns import Array, as_batch, as_index, to_array
+from dmiddleware.data.ring.holes import Holes
+from dmiddleware.data.ring.ring import Rows
+from dmiddleware.data.ring.storage import SharedHandle, SharedStorage, make_storage
 from dmiddleware.data.samplers import Eligible, Ints, Sampler, UniformSampler
-from dmiddleware.data.storage import SharedHandle, SharedStorage, make_storage
-from dmiddleware.data.tree import Batch, index_rows, nest
 from dmiddleware.errors import CheckpointMismatch, NotEnoughData
 
 __all__ = ["TensorBuffer"]

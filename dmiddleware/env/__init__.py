@@ -1,8 +1,8 @@
 """Env managers: several Gymnasium envs stepped as one, with true final observations."""
 
 from dmiddleware.env.async_manager import AsyncEnvManager
-from dmiddleware.env.base import BaseEnvManager
 from dmiddleware.env.factory import make_env_manager
+from dmiddleware.env.manager import BaseEnvManager
 from dmiddleware.env.sync_manager import SyncEnvManager
 from dmiddleware.env.timestep import BatchedTimestep, EnvTimestep, StepInfo
 from dmiddleware.env.vector_manager import VectorEnvManager

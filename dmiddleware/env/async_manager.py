@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from dmiddleware.env.base import BaseEnvManager
-from dmiddleware.env.failures import FailureBudget
-from dmiddleware.env.pool import EnvPool
-from dmiddleware.env.process import ProcessFailure
-from dmiddleware.env.protocol import as_frame
-from dmiddleware.env.spaces import NestedArrays, copy_arrays, make_write, replace_rows, take_rows
+from dmiddleware.env.batching import NestedArrays, copy_arrays, make_write, replace_rows, take_rows
+from dmiddleware.env.contract import as_frame
+from dmiddleware.env.manager import BaseEnvManager
+from dmiddleware.env.restart_limit import FailureBudget
+from dmiddleware.env.subprocess.pool import EnvPool
+from dmiddleware.env.subprocess.process import ProcessFailure
+from dmiddleware.env.subprocess.worker import StepInfos
 from dmiddleware.env.sync_manager import EnvFn, probe_spaces
 from dmiddleware.env.timestep import BatchedTimestep, StepInfo
-from dmiddleware.env.worker import StepInfos
 from dmiddleware.errors import ConfigError, StructureError
 from dmiddleware.seeding import derive_seed
 

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from dmiddleware.env.async_manager import AsyncEnvManager
-from dmiddleware.env.base import BaseEnvManager
+from dmiddleware.env.manager import BaseEnvManager
 from dmiddleware.env.sync_manager import EnvFn, SyncEnvManager
 from dmiddleware.env.vector_manager import VectorEnvManager
 from dmiddleware.errors import ConfigError, RegistryError

@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from dmiddleware.env.base import BaseEnvManager
-from dmiddleware.env.failures import FailureBudget
-from dmiddleware.env.protocol import (
+from dmiddleware.env.batching import NestedArrays, allocate, copy_arrays
+from dmiddleware.env.contract import (
     as_frame,
     bad_obs,
     check_env,
@@ -24,8 +23,9 @@ from dmiddleware.env.protocol import (
     check_same_spaces,
     close_quietly,
 )
-from dmiddleware.env.spaces import NestedArrays, allocate, copy_arrays
-from dmiddleware.env.state import get_state, set_state
+from dmiddleware.env.env_state import get_state, set_state
+from dmiddleware.env.manager import BaseEnvManager
+from dmiddleware.env.restart_limit import FailureBudget
 from dmiddleware.env.timestep import BatchedTimestep, StepInfo
 from dmiddleware.errors import EnvCrashed, EnvError, EnvProtocolError, StructureError
 from dmiddleware.seeding import derive_seed

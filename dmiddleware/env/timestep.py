@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dmiddleware.env.spaces import NestedArrays, take_row
+from dmiddleware.env.batching import NestedArrays, take_row
 
 __all__ = ["BatchedTimestep", "EnvTimestep", "StepInfo"]
 

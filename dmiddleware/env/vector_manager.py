@@ -13,10 +13,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from dmiddleware.env.base import BaseEnvManager
-from dmiddleware.env.failures import FailureBudget
-from dmiddleware.env.protocol import as_frame, check_same_spaces, close_quietly
-from dmiddleware.env.spaces import (
+from dmiddleware.env.batching import (
     NestedArrays,
     copy_arrays,
     make_check,
@@ -24,7 +21,10 @@ from dmiddleware.env.spaces import (
     replace_rows,
     take_rows,
 )
-from dmiddleware.env.state import get_state, set_state
+from dmiddleware.env.contract import as_frame, check_same_spaces, close_quietly
+from dmiddleware.env.env_state import get_state, set_state
+from dmiddleware.env.manager import BaseEnvManager
+from dmiddleware.env.restart_limit import FailureBudget
 from dmiddleware.env.timestep import BatchedTimestep, BoolArray, StepInfo
 from dmiddleware.errors import (
     ConfigError,

@@ -166,7 +166,7 @@ def ditask(**options: Any) -> None:
              --attach-to tcp://127.0.0.1:25515 --key-file run.key
     """  # noqa: D301 (click reads the backspace as: do not wrap this paragraph)
     from dmiddleware.errors import DMiddlewareError
-    from dmiddleware.launch.launch import launch
+    from dmiddleware.launch.launcher import launch
 
     try:
         code = launch(options, os.environ)

@@ -17,7 +17,7 @@ from typing import IO, Final, Protocol
 
 import msgspec
 
-from dmiddleware.launch.request import FailurePolicy, ProcessPlan
+from dmiddleware.launch.plan import FailurePolicy, ProcessPlan
 from dmiddleware.launch.status import Status, WorkerConfig
 
 __all__ = ["Child", "Screen", "Supervisor", "SupervisorOptions"]
@@ -178,7 +178,7 @@ class Supervisor:
         read_end, write_end = os.pipe()
         try:
             child.process = subprocess.Popen(
-                [sys.executable, "-m", "dmiddleware.launch.worker"],
+                [sys.executable, "-m", "dmiddleware.launch.node_process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

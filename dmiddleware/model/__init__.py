@@ -12,7 +12,7 @@ from dmiddleware.model.layers import MLP, Init, Norm, activation_of, orthogonal_
 from dmiddleware.model.network import Network
 from dmiddleware.model.q_network import QNetwork
 from dmiddleware.model.registry import MODEL_REGISTRY, create_model
-from dmiddleware.model.shapes import (
+from dmiddleware.model.spaces import (
     ActionKind,
     ObsShape,
     action_kind_of,

@@ -13,7 +13,7 @@ from dmiddleware.model.encoders import make_encoder
 from dmiddleware.model.layers import Init, Norm, call, orthogonal_init
 from dmiddleware.model.network import Network
 from dmiddleware.model.registry import MODEL_REGISTRY
-from dmiddleware.model.shapes import (
+from dmiddleware.model.spaces import (
     ActionKind,
     ObsShape,
     action_kind_of,
@@ -39,7 +39,7 @@ class Actor(Network):
     Optimization", 2015, appendix D).
 
     Args:
-        obs_shape: see :mod:`dmiddleware.model.shapes`.
+        obs_shape: see :mod:`dmiddleware.model.spaces`.
         action_shape: number of discrete actions, or length of the action vector.
         action_space: ``"discrete"`` or ``"continuous"``.
         encoder_hidden_sizes: width of each linear layer of the encoder; None: 64, 64 for vectors,
@@ -127,7 +127,7 @@ class ActorCritic(Actor):
     """An :class:`Actor` with a state value, for PPO and its kin.
 
     Args:
-        obs_shape: see :mod:`dmiddleware.model.shapes`.
+        obs_shape: see :mod:`dmiddleware.model.spaces`.
         action_shape: number of discrete actions, or length of the action vector.
         action_space: ``"discrete"`` or ``"continuous"``.
         share_encoder: actor and critic read the same features; None: where the observation has an

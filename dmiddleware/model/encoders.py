@@ -16,7 +16,7 @@ from torch import nn
 
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.layers import MLP, Init, Norm, as_float, orthogonal_init
-from dmiddleware.model.shapes import ObsShape, as_obs_shape, is_image, is_one_hot, shape_leaves
+from dmiddleware.model.spaces import ObsShape, as_obs_shape, is_image, is_one_hot, shape_leaves
 
 __all__ = [
     "VectorEncoder",
@@ -220,7 +220,7 @@ def make_encoder(
     norm: Norm = None,
     init: Init = None,
 ) -> Any:
-    """Build the encoder for an observation shape (see :mod:`dmiddleware.model.shapes`).
+    """Build the encoder for an observation shape (see :mod:`dmiddleware.model.spaces`).
 
     Args:
         obs_shape: an integer or tuple for a vector, a tuple of three for an image,

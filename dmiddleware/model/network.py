@@ -8,7 +8,7 @@ import gymnasium as gym
 from torch import nn
 
 from dmiddleware.errors import SpaceError
-from dmiddleware.model.shapes import (
+from dmiddleware.model.spaces import (
     ActionKind,
     ObsShape,
     action_kind_of,
@@ -24,12 +24,12 @@ class Network(nn.Module):
     """A torch module from observations to what a policy needs.
 
     Args:
-        obs_shape: see :mod:`dmiddleware.model.shapes`.
+        obs_shape: see :mod:`dmiddleware.model.spaces`.
         action_shape: number of discrete actions, or length of the action vector.
         action_space: ``"discrete"`` or ``"continuous"``.
 
     Attributes:
-        obs_shape: the shape, in the form of :func:`~dmiddleware.model.shapes.as_obs_shape`.
+        obs_shape: the shape, in the form of :func:`~dmiddleware.model.spaces.as_obs_shape`.
         action_shape: as given.
         action_space: as given.
 

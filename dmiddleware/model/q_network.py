@@ -13,7 +13,7 @@ from dmiddleware.model.encoders import make_encoder
 from dmiddleware.model.layers import MLP, Init, Norm, call
 from dmiddleware.model.network import Network
 from dmiddleware.model.registry import MODEL_REGISTRY
-from dmiddleware.model.shapes import ObsShape, action_kind_of, action_shape_of, obs_shape_of
+from dmiddleware.model.spaces import ObsShape, action_kind_of, action_shape_of, obs_shape_of
 
 __all__ = ["QNetwork"]
 
@@ -23,7 +23,7 @@ class QNetwork(Network):
     """The value of every discrete action (Mnih et al., "Human-level control", 2015).
 
     Args:
-        obs_shape: see :mod:`dmiddleware.model.shapes`.
+        obs_shape: see :mod:`dmiddleware.model.spaces`.
         action_shape: number of actions.
         encoder_hidden_sizes: width of each linear layer of the encoder; None: 128, 128, 64 for
             vectors, 512 for images.

@@ -1,7 +1,7 @@
 """The pipeline floor: contexts, middleware, tasks and events. It knows nothing of learning."""
 
+from dmiddleware.pipeline.chain import Group, Lock
 from dmiddleware.pipeline.clock import Clock, Running, SystemClock
-from dmiddleware.pipeline.compose import Group, Lock
 from dmiddleware.pipeline.context import (
     Context,
     FieldKind,
@@ -11,7 +11,12 @@ from dmiddleware.pipeline.context import (
     produced,
     renewed,
 )
-from dmiddleware.pipeline.declare import (
+from dmiddleware.pipeline.current_node import Progress, ThisNode, running_as, this_node
+from dmiddleware.pipeline.describe import ChainRow, ChainTable
+from dmiddleware.pipeline.event import Delivery, Emission, Event, EventCounters
+from dmiddleware.pipeline.event_bus import EventBus, EventRouter
+from dmiddleware.pipeline.layers import Layer, Wrapped
+from dmiddleware.pipeline.middleware import (
     Middleware,
     Role,
     Wrapper,
@@ -19,13 +24,8 @@ from dmiddleware.pipeline.declare import (
     middleware_location,
     middleware_name,
 )
-from dmiddleware.pipeline.describe import ChainRow, ChainTable
-from dmiddleware.pipeline.events import EventBus, EventRouter
-from dmiddleware.pipeline.layers import Layer, Wrapped
-from dmiddleware.pipeline.mailbox import Delivery, Emission, Event, EventCounters
 from dmiddleware.pipeline.onion import SkipRest, around
 from dmiddleware.pipeline.task import Task
-from dmiddleware.pipeline.this_node import Progress, ThisNode, running_as, this_node
 from dmiddleware.pipeline.timing import StepTimer, Timing, TraceFile, merge_traces
 
 __all__ = [

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dmiddleware.pipeline.compose import Node
+from dmiddleware.pipeline.chain import Node
 
 if TYPE_CHECKING:
     from rich.table import Table

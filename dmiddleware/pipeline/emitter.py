@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dmiddleware.pipeline.events import EventBus
-from dmiddleware.pipeline.mailbox import Emission, Event
+from dmiddleware.pipeline.event import Emission, Event
+from dmiddleware.pipeline.event_bus import EventBus
 
 __all__ = ["Emitter"]
 

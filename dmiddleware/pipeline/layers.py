@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from dmiddleware.pipeline.compose import Entry
+from dmiddleware.pipeline.chain import Entry
 from dmiddleware.pipeline.context import Context
 from dmiddleware.pipeline.onion import Chain, Frames, backward, forward, merge_errors, unwind
 

@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 
 from dmiddleware.errors import MiddlewareError
 from dmiddleware.pipeline.context import Context
-from dmiddleware.pipeline.declare import middleware_name
+from dmiddleware.pipeline.middleware import middleware_name
 
 __all__ = ["SkipRest", "Step", "Suspended", "Frames", "Chain", "around", "merge_errors"]
 

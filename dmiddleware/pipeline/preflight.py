@@ -7,9 +7,9 @@ import enum
 from collections.abc import Iterable, Sequence
 
 from dmiddleware.errors import ChainError
-from dmiddleware.pipeline.compose import Node, leaves
+from dmiddleware.pipeline.chain import Node, leaves
 from dmiddleware.pipeline.context import Context, FieldKind
-from dmiddleware.pipeline.declare import Role, is_generator_middleware
+from dmiddleware.pipeline.middleware import Role, is_generator_middleware
 from dmiddleware.registry import nearest
 
 __all__ = ["check_chain"]

@@ -10,8 +10,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from dmiddleware.errors import DMiddlewareError, TaskStateError
-from dmiddleware.pipeline.clock import Clock, SystemClock
-from dmiddleware.pipeline.compose import (
+from dmiddleware.pipeline.chain import (
     Compiler,
     Entry,
     Group,
@@ -21,17 +20,18 @@ from dmiddleware.pipeline.compose import (
     make_entry,
     make_plan,
 )
+from dmiddleware.pipeline.clock import Clock, SystemClock
 from dmiddleware.pipeline.context import Context
-from dmiddleware.pipeline.declare import Middleware, Wrapper, middleware_name, string_tuple
+from dmiddleware.pipeline.current_node import this_node
 from dmiddleware.pipeline.describe import ChainTable, describe_chain
 from dmiddleware.pipeline.emitter import Emitter
-from dmiddleware.pipeline.events import EventBus, EventRouter
+from dmiddleware.pipeline.event import Event
+from dmiddleware.pipeline.event_bus import EventBus, EventRouter
 from dmiddleware.pipeline.layers import Layer, Wrapped
 from dmiddleware.pipeline.lifecycle import Lifecycle
-from dmiddleware.pipeline.mailbox import Event
+from dmiddleware.pipeline.middleware import Middleware, Wrapper, middleware_name, string_tuple
 from dmiddleware.pipeline.onion import Chain, merge_errors
 from dmiddleware.pipeline.preflight import check_chain
-from dmiddleware.pipeline.this_node import this_node
 from dmiddleware.seeding import derive_seed
 
 __all__ = ["Task"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dmiddleware.pipeline.clock import Clock, SystemClock
 from dmiddleware.pipeline.context import Context
-from dmiddleware.pipeline.declare import Middleware, middleware_name
+from dmiddleware.pipeline.middleware import Middleware, middleware_name
 from dmiddleware.pipeline.onion import around
 
 if TYPE_CHECKING:

@@ -1,15 +1,24 @@
 """Policies: how to act, what to store, how to learn."""
 
-from dmiddleware.policy.actor import ActorPolicy
-from dmiddleware.policy.base import Policy
+from dmiddleware.policy.base.actions import ActorPolicy
+from dmiddleware.policy.base.command import CommandModePolicy
+from dmiddleware.policy.base.data_parallel import data_parallel
+from dmiddleware.policy.base.modes import (
+    CollectMode,
+    CommandMode,
+    EvalMode,
+    HasModes,
+    LearnMode,
+    as_collect_mode,
+    as_eval_mode,
+    as_learn_mode,
+)
+from dmiddleware.policy.base.policy import Policy
+from dmiddleware.policy.base.styles import collate
 from dmiddleware.policy.bc import BCPolicy
-from dmiddleware.policy.command import CommandModePolicy
 from dmiddleware.policy.dqn import DQNPolicy
-from dmiddleware.policy.modes import CollectMode, CommandMode, EvalMode, LearnMode
-from dmiddleware.policy.parallel import data_parallel
 from dmiddleware.policy.ppo import PPOPolicy
 from dmiddleware.policy.registry import POLICY_REGISTRY, create_policy, get_policy_cls
-from dmiddleware.policy.styles import collate
 
 __all__ = [
     "Policy",
@@ -18,6 +27,10 @@ __all__ = [
     "CollectMode",
     "EvalMode",
     "CommandMode",
+    "HasModes",
+    "as_learn_mode",
+    "as_collect_mode",
+    "as_eval_mode",
     "POLICY_REGISTRY",
     "create_policy",
     "get_policy_cls",

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import numpy as np
 from easydict import EasyDict
 
-from dmiddleware.policy.actor import ActorPolicy
-from dmiddleware.policy.checks import check_count, check_fraction, check_positive
-from dmiddleware.policy.fused_adam import FusedAdam
+from dmiddleware.policy.base.actions import ActorPolicy
+from dmiddleware.policy.base.config_checks import check_count, check_fraction, check_positive
 from dmiddleware.policy.registry import POLICY_REGISTRY
 from dmiddleware.rl import bc_continuous_loss, bc_discrete_loss
+from dmiddleware.rl.optim import FusedAdam
 
 __all__ = ["BCPolicy"]
 

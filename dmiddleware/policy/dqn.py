@@ -11,12 +11,17 @@ from easydict import EasyDict
 from torch import nn
 
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import state
-from dmiddleware.policy.checks import check_choice, check_count, check_fraction, check_positive
-from dmiddleware.policy.command import CommandModePolicy
-from dmiddleware.policy.fused_adam import FusedAdam
+from dmiddleware.policy.base import state_dict as state
+from dmiddleware.policy.base.command import CommandModePolicy
+from dmiddleware.policy.base.config_checks import (
+    check_choice,
+    check_count,
+    check_fraction,
+    check_positive,
+)
 from dmiddleware.policy.registry import POLICY_REGISTRY
 from dmiddleware.rl import EpsilonSchedule, epsilon_greedy, q_target, td_loss
+from dmiddleware.rl.optim import FusedAdam
 
 __all__ = ["DQNPolicy"]
 

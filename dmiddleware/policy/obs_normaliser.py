@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from dmiddleware.data.tree import TreeTensor, as_tree
+from dmiddleware.data.batch import TreeTensor, as_tree
 from dmiddleware.errors import CheckpointMismatch
-from dmiddleware.model.shapes import is_image, is_one_hot, shape_leaves
+from dmiddleware.model.spaces import is_image, is_one_hot, shape_leaves
 from dmiddleware.rl import RunningMeanStd
 
 __all__ = ["ObsNormaliser"]
@@ -26,7 +26,7 @@ class ObsNormaliser:
     Images (three dimensions, which networks scale by 1/255) and one-hot integers pass unchanged.
 
     Args:
-        obs_shape: see :mod:`dmiddleware.model.shapes`.
+        obs_shape: see :mod:`dmiddleware.model.spaces`.
         clip: bound of the result's absolute value.
         device: where observations come from.
     """

@@ -9,18 +9,17 @@ import torch
 from easydict import EasyDict
 
 from dmiddleware.config import check_value
-from dmiddleware.data.tree import as_tree
+from dmiddleware.data.batch import as_tree
 from dmiddleware.errors import CheckpointMismatch, ConfigError
-from dmiddleware.policy import parallel
-from dmiddleware.policy.actor import ActorPolicy
-from dmiddleware.policy.checks import (
+from dmiddleware.policy.base import data_parallel as parallel
+from dmiddleware.policy.base.actions import ActorPolicy
+from dmiddleware.policy.base.config_checks import (
     check_above,
     check_at_least,
     check_count,
     check_fraction,
     check_positive,
 )
-from dmiddleware.policy.fused_adam import FusedAdam
 from dmiddleware.policy.obs_normaliser import ObsNormaliser
 from dmiddleware.policy.registry import POLICY_REGISTRY
 from dmiddleware.rl import (
@@ -34,6 +33,7 @@ from dmiddleware.rl import (
     ppo_policy_loss,
     ppo_value_loss,
 )
+from dmiddleware.rl.optim import FusedAdam
 
 __all__ = ["PPOPolicy"]
 

@@ -9,7 +9,7 @@ import gymnasium as gym
 import torch
 from torch import nn
 
-from dmiddleware.data.tree import from_numpy
+from dmiddleware.data.batch import from_numpy
 from dmiddleware.errors import SpaceError
 
 __all__ = ["check_spaces", "zero_observation"]

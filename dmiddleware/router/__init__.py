@@ -1,10 +1,10 @@
 """The router: events between processes and hosts, lossless, ordered and authenticated."""
 
-from dmiddleware.router.codec import Codec, TypeAdapter
-from dmiddleware.router.options import NodeOptions
+from dmiddleware.router.protocol.counters import EventTraffic, PeerTraffic
+from dmiddleware.router.protocol.limits import NodeOptions
+from dmiddleware.router.protocol.topology import NodePlan, plan
 from dmiddleware.router.router import Router
-from dmiddleware.router.topology import NodePlan, plan
-from dmiddleware.router.traffic import EventTraffic, PeerTraffic
+from dmiddleware.router.wire.codec import Codec, TypeAdapter
 
 __all__ = [
     "Router",

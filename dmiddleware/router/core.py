@@ -14,13 +14,13 @@ from typing import Any, Final
 
 from dmiddleware.errors import RouterError
 from dmiddleware.pipeline import Clock
-from dmiddleware.router.codec import Codec
-from dmiddleware.router.dispatcher import Dispatcher, News
-from dmiddleware.router.membership import Change
-from dmiddleware.router.node import Node
-from dmiddleware.router.pump import Move, Pump
-from dmiddleware.router.traffic import Traffic
+from dmiddleware.router.protocol.counters import Traffic
+from dmiddleware.router.protocol.membership import Change
+from dmiddleware.router.protocol.node import Node
+from dmiddleware.router.runtime.receiver import Dispatcher, News
+from dmiddleware.router.runtime.sender import Move, Pump
 from dmiddleware.router.transport import Transport
+from dmiddleware.router.wire.codec import Codec
 
 __all__ = ["Core", "run"]
 

@@ -8,7 +8,7 @@ from typing import Any
 from dmiddleware.errors import DeliveryTimeout
 from dmiddleware.pipeline import Event
 from dmiddleware.router.core import Core, run
-from dmiddleware.router.envelope import EncodedEvent, encode_event
+from dmiddleware.router.wire.envelope import EncodedEvent, encode_event
 
 __all__ = ["Emitter"]
 

@@ -19,20 +19,20 @@ from dmiddleware.errors import (
     WaitTimeout,
 )
 from dmiddleware.pipeline import Clock, Event, Running, SystemClock
-from dmiddleware.router.codec import Adapter, Codec
 from dmiddleware.router.core import Core
-from dmiddleware.router.dialer import Dialer
-from dmiddleware.router.dispatcher import Deliver, Offer
 from dmiddleware.router.emitter import Emitter
-from dmiddleware.router.handshake import MAX_IDENTITY_BYTES, Identity
-from dmiddleware.router.listening import Listening
-from dmiddleware.router.node import Node
-from dmiddleware.router.options import NodeOptions
-from dmiddleware.router.pump import PARK_S
-from dmiddleware.router.topology import check_address, is_loopback
-from dmiddleware.router.traffic import EventTraffic, PeerTraffic
+from dmiddleware.router.protocol.counters import EventTraffic, PeerTraffic
+from dmiddleware.router.protocol.handshake import MAX_IDENTITY_BYTES, Identity
+from dmiddleware.router.protocol.limits import NodeOptions
+from dmiddleware.router.protocol.node import Node
+from dmiddleware.router.protocol.topology import check_address, is_loopback
+from dmiddleware.router.runtime.dialer import Dialer
+from dmiddleware.router.runtime.listener import Listening
+from dmiddleware.router.runtime.receiver import Deliver, Offer
+from dmiddleware.router.runtime.sender import PARK_S
 from dmiddleware.router.transport import Transport
-from dmiddleware.router.transport.sockets import SocketTransport
+from dmiddleware.router.transport.default import SocketTransport
+from dmiddleware.router.wire.codec import Adapter, Codec
 
 __all__ = ["Router"]
 

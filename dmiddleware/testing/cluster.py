@@ -11,12 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from dmiddleware.launch.request import LaunchRequest, ProcessPlan, make_plans
+from dmiddleware.launch.plan import LaunchRequest, ProcessPlan, make_plans
 from dmiddleware.pipeline import ThisNode, running_as
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.topology import TopologyName
+from dmiddleware.router.protocol.topology import TopologyName
 from dmiddleware.router.transport.memory import MemoryNetwork
-from dmiddleware.router.wire import type_of
+from dmiddleware.router.wire.frame import type_of
 from dmiddleware.seeding import derive_seed, seed_libraries
 from dmiddleware.testing.simulated_threads import Killed, SimulatedThread, SimulationError
 from dmiddleware.testing.simulation import Simulation

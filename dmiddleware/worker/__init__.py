@@ -3,7 +3,6 @@
 from dmiddleware.worker.collector import (
     EpisodeSerialCollector,
     ISerialCollector,
-    RolloutCollector,
     SampleSerialCollector,
     create_serial_collector,
     get_serial_collector_cls,
@@ -15,7 +14,6 @@ from dmiddleware.worker.evaluator import (
     VectorEvalMonitor,
     add_video,
     create_serial_evaluator,
-    evaluate_episodes,
 )
 from dmiddleware.worker.learner import (
     BaseLearner,
@@ -30,7 +28,6 @@ from dmiddleware.worker.learner import (
 from dmiddleware.worker.tensorboard import EventLog
 
 __all__ = [
-    "RolloutCollector",
     "ISerialCollector",
     "SampleSerialCollector",
     "EpisodeSerialCollector",
@@ -40,7 +37,6 @@ __all__ = [
     "ISerialEvaluator",
     "InteractionSerialEvaluator",
     "VectorEvalMonitor",
-    "evaluate_episodes",
     "add_video",
     "create_serial_evaluator",
     "BaseLearner",

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import DQNPolicy
-from dmiddleware.worker import RolloutCollector
+from dmiddleware.rollout import RolloutCollector
 from tests.benchmarks import setting as S
 from tests.benchmarks.hand_written import HandWrittenDQN
 from tests.benchmarks.ours import ChainCollect

@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pynng
 
-from dmiddleware.router.envelope import Answer
-from dmiddleware.router.parts import Raw
 from dmiddleware.router.transport import Channel, Listener
 from dmiddleware.router.transport.base import OnAnswer, Serve
 from dmiddleware.router.transport.nng import NngTransport
-from dmiddleware.router.wire import Frame, FrameType, decode_frame, encode_frame
+from dmiddleware.router.wire.byte_pieces import Raw
+from dmiddleware.router.wire.envelope import Answer
+from dmiddleware.router.wire.frame import Frame, FrameType, decode_frame, encode_frame
 
 __all__ = ["BusTransport"]
 

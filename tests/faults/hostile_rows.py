@@ -16,8 +16,8 @@ import msgspec
 from dmiddleware.errors import EncodeError, FrameTooLarge, HandshakeRefused, RouterError
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.handshake import Identity
-from dmiddleware.router.wire import VERSION, Frame, FrameType, encode_frame
+from dmiddleware.router.protocol.handshake import Identity
+from dmiddleware.router.wire.frame import VERSION, Frame, FrameType, encode_frame
 from tests.faults.cluster import KEY, Cluster, address_for, cluster, wait_until
 from tests.faults.delivery_rows import KB, MB, Peak
 from tests.faults.node_program import Sends

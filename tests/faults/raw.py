@@ -10,19 +10,19 @@ from typing import Self
 
 import msgspec
 
-from dmiddleware.router.codec import Codec
-from dmiddleware.router.envelope import encode_event, pack_events
-from dmiddleware.router.handshake import (
+from dmiddleware.router.protocol.handshake import (
     DialerHandshake,
     Identity,
     Limits,
     ListenerHandshake,
     Session,
 )
-from dmiddleware.router.node import Node
-from dmiddleware.router.options import NodeOptions
-from dmiddleware.router.parts import Raw
-from dmiddleware.router.wire import Frame, FrameType, encode_frame
+from dmiddleware.router.protocol.limits import NodeOptions
+from dmiddleware.router.protocol.node import Node
+from dmiddleware.router.wire.byte_pieces import Raw
+from dmiddleware.router.wire.codec import Codec
+from dmiddleware.router.wire.envelope import encode_event, pack_events
+from dmiddleware.router.wire.frame import Frame, FrameType, encode_frame
 
 __all__ = ["RawPeer", "Stranger", "valid_frames"]
 

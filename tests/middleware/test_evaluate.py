@@ -10,7 +10,7 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.errors import SpaceError
 from dmiddleware.pipeline import OnlineRLContext, Role, Task
 from dmiddleware.policy import DQNPolicy, PPOPolicy
-from dmiddleware.worker import evaluate_episodes
+from dmiddleware.rollout import evaluate_episodes
 from middleware.checkpoint import CkptSaver
 from middleware.evaluate import interaction_evaluator
 from middleware.run_folder import RunFolder

@@ -24,7 +24,7 @@ from middleware import (
     StepCollector,
     interaction_evaluator,
 )
-from middleware.exchange_base import LEARNED, MODEL
+from middleware.support.exchange_base import LEARNED, MODEL
 from tests.middleware.nodes import DEADLINE_S, node, run_nodes
 
 SHORT_S = 0.05

@@ -15,7 +15,7 @@ import torch
 
 from dmiddleware import OnlineRLContext, Task
 from dmiddleware.data import PrioritySampler, TensorBuffer, save_checkpoint
-from dmiddleware.data.packing import pack
+from dmiddleware.data.serialization import pack
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, CheckpointWriteError
 from dmiddleware.pipeline import SkipRest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from dmiddleware.data.buffer_base import Buffer
+from dmiddleware.data.buffer import Buffer
 from dmiddleware.data.deque_buffer import DequeBuffer
 from dmiddleware.data.tensor_buffer import TensorBuffer
 

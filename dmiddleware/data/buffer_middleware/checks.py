@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dmiddleware.data.buffer_base import Buffer, BufferMiddleware
+from dmiddleware.data.buffer import Buffer, BufferMiddleware
 from dmiddleware.data.buffer_middleware.base import ActionMiddleware, Chain
 from dmiddleware.data.tensor_buffer import TensorBuffer
 

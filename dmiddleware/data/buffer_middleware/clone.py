@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from dmiddleware.data.buffer_base import BufferMiddleware
+from dmiddleware.data.batch import TreeTensor, map_leaves
+from dmiddleware.data.buffer import BufferMiddleware
 from dmiddleware.data.buffer_middleware.base import ActionMiddleware, Chain
 from dmiddleware.data.deque_buffer import BufferedData
-from dmiddleware.data.tree import TreeTensor, map_leaves
 
 __all__ = ["clone_object"]
 

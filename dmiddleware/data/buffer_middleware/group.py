@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from dmiddleware.data.buffer_base import BufferMiddleware
+from dmiddleware.data.buffer import BufferMiddleware
 from dmiddleware.data.buffer_middleware.base import ActionMiddleware, Chain
 from dmiddleware.data.deque_buffer import BufferedData
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dmiddleware.data.buffer_base import Buffer
+from dmiddleware.data.buffer import Buffer
 from dmiddleware.data.buffer_middleware.base import ActionMiddleware, Chain
 from dmiddleware.data.deque_buffer import BufferedData
 from dmiddleware.data.samplers import PrioritySampler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dmiddleware.data.buffer_base import Buffer, BufferMiddleware
+from dmiddleware.data.buffer import Buffer, BufferMiddleware
 from dmiddleware.data.buffer_middleware.base import ActionMiddleware, Chain
 
 __all__ = ["sample_range_view"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from dmiddleware.errors import TransportError
-from dmiddleware.router.parts import Raw
+from dmiddleware.router.wire.byte_pieces import Raw
 
 __all__ = ["Channel", "Listener", "OnAnswer", "Reply", "Serve", "Transport"]
 

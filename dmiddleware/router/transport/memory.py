@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 from dmiddleware.errors import TransportError
 from dmiddleware.pipeline import Clock, SystemClock
-from dmiddleware.router.parts import Raw
 from dmiddleware.router.transport.base import Serve
 from dmiddleware.router.transport.memory_ends import MemoryChannel, MemoryListener, Message
+from dmiddleware.router.wire.byte_pieces import Raw
 
 __all__ = ["MemoryNetwork", "MemoryTransport"]
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from dmiddleware.errors import TransportError
 from dmiddleware.pipeline import Running
-from dmiddleware.router.parts import Raw
 from dmiddleware.router.transport.base import OnAnswer, Serve
+from dmiddleware.router.wire.byte_pieces import Raw
 
 if TYPE_CHECKING:
     from dmiddleware.router.transport.memory import MemoryNetwork

@@ -12,11 +12,11 @@ from typing import Any, Final
 import pynng
 
 from dmiddleware.errors import TransportError
-from dmiddleware.router.parts import Raw
 from dmiddleware.router.transport.base import OnAnswer, Serve
 from dmiddleware.router.transport.nng_context import Context, Gate
 from dmiddleware.router.transport.telling import tell, tell_elsewhere
 from dmiddleware.router.transport.tls import TlsFiles
+from dmiddleware.router.wire.byte_pieces import Raw
 
 __all__ = ["NngTransport", "TlsFiles"]
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pynng
 from pynng.exceptions import check_err
 
-from dmiddleware.router.parts import Raw, lend, write_into
+from dmiddleware.router.wire.byte_pieces import Raw, lend, write_into
 
 __all__ = ["Context", "Gate"]
 

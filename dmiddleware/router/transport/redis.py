@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dmiddleware.errors import TransportError
-from dmiddleware.router.parts import Raw
 from dmiddleware.router.transport.base import Serve
 from dmiddleware.router.transport.redis_address import RedisAddress
 from dmiddleware.router.transport.redis_channel import RedisChannel
@@ -47,6 +46,7 @@ from dmiddleware.router.transport.redis_lists import (
     take_all,
     translated,
 )
+from dmiddleware.router.wire.byte_pieces import Raw
 
 __all__ = ["RedisTransport"]
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dmiddleware.errors import TransportError
-from dmiddleware.router.parts import Raw
 from dmiddleware.router.transport.base import OnAnswer
 from dmiddleware.router.transport.redis_lists import (
     ANSWER,
@@ -29,6 +28,7 @@ from dmiddleware.router.transport.redis_lists import (
     translated,
 )
 from dmiddleware.router.transport.telling import tell, tell_elsewhere
+from dmiddleware.router.wire.byte_pieces import Raw
 
 __all__ = ["RedisChannel"]
 

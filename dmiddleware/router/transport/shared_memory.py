@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Final
 
 from dmiddleware.errors import TransportError
-from dmiddleware.router.parts import Raw
 from dmiddleware.router.transport.base import (
     Channel,
     Listener,
@@ -38,6 +37,7 @@ from dmiddleware.router.transport.base import (
     Transport,
 )
 from dmiddleware.router.transport.slabs import SlabPool, SlabReader, sweep
+from dmiddleware.router.wire.byte_pieces import Raw
 
 __all__ = ["SharedMemoryTransport"]
 

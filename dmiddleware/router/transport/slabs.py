@@ -41,7 +41,7 @@ from typing import Final
 
 import numpy as np
 
-from dmiddleware.router.parts import ALIGNMENT, Parts, Raw, lend, write_into
+from dmiddleware.router.wire.byte_pieces import ALIGNMENT, Parts, Raw, lend, write_into
 
 __all__ = ["SlabPool", "SlabReader", "sweep"]
 

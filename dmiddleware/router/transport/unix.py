@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Final
 
 from dmiddleware.errors import TransportError
-from dmiddleware.router.parts import Raw
 from dmiddleware.router.transport.base import OnAnswer, Serve
 from dmiddleware.router.transport.telling import tell, tell_elsewhere
 from dmiddleware.router.transport.unix_stream import ANSWER, REQUEST, FrameStream, NotAFrame
+from dmiddleware.router.wire.byte_pieces import Raw
 
 __all__ = ["UnixTransport"]
 

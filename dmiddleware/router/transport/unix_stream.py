@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from dmiddleware.router.parts import Parts, Raw
+from dmiddleware.router.wire.byte_pieces import Parts, Raw
 
 __all__ = ["ANSWER", "REQUEST", "FrameStream", "NotAFrame"]
 

@@ -7,12 +7,10 @@ from dmiddleware.worker.collector.base import (
     get_serial_collector_cls,
 )
 from dmiddleware.worker.collector.episode import EpisodeSerialCollector
-from dmiddleware.worker.collector.rollout import RolloutCollector
 from dmiddleware.worker.collector.sample import SampleSerialCollector
 from dmiddleware.worker.collector.transitions import to_tensor_transitions
 
 __all__ = [
-    "RolloutCollector",
     "ISerialCollector",
     "SampleSerialCollector",
     "EpisodeSerialCollector",

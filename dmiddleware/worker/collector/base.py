@@ -12,12 +12,12 @@ import torch
 from easydict import EasyDict
 
 from dmiddleware.config import check_value
-from dmiddleware.data import tree
+from dmiddleware.data import batch as tree
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import CollectMode
 from dmiddleware.registry import Registry
-from dmiddleware.worker.collector.rollout import RolloutCollector
+from dmiddleware.rollout.collector import RolloutCollector
 from dmiddleware.worker.ranks import sum_over_ranks
 from dmiddleware.worker.serial import SerialWorker, get_worker_cls
 

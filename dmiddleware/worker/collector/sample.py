@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dmiddleware.data import tree
+from dmiddleware.data import batch as tree
 from dmiddleware.errors import ConfigError
 from dmiddleware.worker.collector.base import (
     SERIAL_COLLECTOR_REGISTRY,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmiddleware.data import tree
-from dmiddleware.data.tree import Batch, TreeTensor
+from dmiddleware.data import batch as tree
+from dmiddleware.data.batch import Batch, TreeTensor
 
 __all__ = ["split_rows", "to_tensor_transitions"]
 

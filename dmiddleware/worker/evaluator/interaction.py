@@ -11,9 +11,9 @@ from easydict import EasyDict
 
 from dmiddleware.config import check_value
 from dmiddleware.errors import ConfigError, DMiddlewareError
+from dmiddleware.rollout.evaluation import evaluate_episodes
+from dmiddleware.rollout.monitor import VectorEvalMonitor
 from dmiddleware.worker.evaluator.base import SERIAL_EVALUATOR_REGISTRY, ISerialEvaluator
-from dmiddleware.worker.evaluator.episodes import evaluate_episodes
-from dmiddleware.worker.evaluator.monitor import VectorEvalMonitor
 from dmiddleware.worker.evaluator.pictures import add_video, draw_returns
 from dmiddleware.worker.ranks import broadcast_from_first
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dmiddleware.launch.request import ProcessPlan
+from dmiddleware.launch.plan import ProcessPlan
 from dmiddleware.launch.status import WorkerConfig
 from dmiddleware.launch.supervisor import Child, Supervisor, SupervisorOptions
 
@@ -136,7 +136,7 @@ def test_the_launcher_itself_needs_nothing_that_takes_long_to_load() -> None:
         "import sys, dmiddleware.launch.cli\n"
         "heavy = {'torch', 'treetensor', 'rich', 'pynng', 'msgspec'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
-        "import dmiddleware.launch.launch\n"
+        "import dmiddleware.launch.launcher\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=80)

@@ -4,7 +4,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-from dmiddleware.data.tree import as_tree, from_numpy
+from dmiddleware.data.batch import as_tree, from_numpy
 from dmiddleware.errors import SpaceError
 from dmiddleware.model import (
     NatureCNN,

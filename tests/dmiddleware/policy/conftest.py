@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from dmiddleware.data.tree import as_tree
+from dmiddleware.data.batch import as_tree
 from dmiddleware.policy import Policy
 
 OBS = 4

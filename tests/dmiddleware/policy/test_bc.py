@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dmiddleware.data.tree import as_tree
+from dmiddleware.data.batch import as_tree
 from dmiddleware.errors import NonFiniteLoss, StructureError
 from dmiddleware.policy import BCPolicy
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dmiddleware.data.tree import as_tree
+from dmiddleware.data.batch import as_tree
 from dmiddleware.errors import NonFiniteLoss, SpaceError
 from dmiddleware.policy import DQNPolicy, Policy
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dmiddleware.data.tree import leaves, to_device
+from dmiddleware.data.batch import leaves, to_device
 from dmiddleware.errors import NonFiniteLoss
 from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
 

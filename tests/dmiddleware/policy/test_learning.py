@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from dmiddleware.data.tree import as_tree, flatten_lead, index_rows
+from dmiddleware.data.batch import as_tree, flatten_lead, index_rows
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
 from dmiddleware.rl import gae
-from dmiddleware.worker import RolloutCollector
+from dmiddleware.rollout import RolloutCollector
 
 pytestmark = pytest.mark.learning
 

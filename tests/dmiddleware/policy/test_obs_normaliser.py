@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from dmiddleware.data.tree import as_tree
+from dmiddleware.data.batch import as_tree
 from dmiddleware.errors import CheckpointMismatch
 from dmiddleware.policy.obs_normaliser import ObsNormaliser
 

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import torch
 
-from dmiddleware.data.tree import as_tree, leaves
+from dmiddleware.data.batch import as_tree, leaves
 from dmiddleware.errors import ConfigError, NonFiniteLoss, SpaceError
 from dmiddleware.policy import PPOPolicy
 from dmiddleware.rl import RunningMeanStd

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
-from dmiddleware.router.parts import Raw
 from dmiddleware.router.transport import Reply, Serve
+from dmiddleware.router.wire.byte_pieces import Raw
 
 __all__ = ["Parking", "answering", "at_once", "echo"]
 

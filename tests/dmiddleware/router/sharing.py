@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dmiddleware.router.parts import Raw
 from dmiddleware.router.transport import (
     Channel,
     Listener,
@@ -18,6 +17,7 @@ from dmiddleware.router.transport import (
 )
 from dmiddleware.router.transport.nng import NngTransport
 from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
+from dmiddleware.router.wire.byte_pieces import Raw
 from tests.dmiddleware.router.answering import echo
 
 __all__ = ["MAX_BYTES", "Counting", "Vanishing", "big", "shared", "talking"]

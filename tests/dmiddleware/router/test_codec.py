@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dmiddleware.errors import DecodeError, EncodeError
-from dmiddleware.router.codec import DTYPES, MAX_DEPTH, Codec, TypeAdapter
+from dmiddleware.router.wire.codec import DTYPES, MAX_DEPTH, Codec, TypeAdapter
 
 scalars = (
     st.none()

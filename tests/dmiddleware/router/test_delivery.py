@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.errors import FrameError
-from dmiddleware.router.delivery import Inbox, Outbox, Verdict
+from dmiddleware.router.protocol.delivery import Inbox, Outbox, Verdict
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import pytest
 
 from dmiddleware.errors import EventQueueFull
 from dmiddleware.pipeline import SystemClock
-from dmiddleware.router.dispatcher import Dispatcher
-from dmiddleware.router.options import NodeOptions
-from dmiddleware.router.traffic import Traffic
+from dmiddleware.router.protocol.counters import Traffic
+from dmiddleware.router.protocol.limits import NodeOptions
+from dmiddleware.router.runtime.receiver import Dispatcher
 from tests.dmiddleware.router.answering import at_once
 from tests.dmiddleware.router.test_node import CODEC, emit, exchange, join, make_node
 from tests.dmiddleware.router.unix_sockets import comes_true

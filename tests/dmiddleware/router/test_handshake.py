@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmiddleware.errors import AuthError, FrameError, HandshakeRefused
-from dmiddleware.router.handshake import (
+from dmiddleware.router.protocol.handshake import (
     MAX_HANDSHAKE_BYTES,
     PENDING_LIMIT,
     PENDING_S,

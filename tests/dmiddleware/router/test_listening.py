@@ -7,9 +7,9 @@ from typing import Any
 
 from dmiddleware.pipeline import SystemClock
 from dmiddleware.router.core import Core
-from dmiddleware.router.listening import Listening
+from dmiddleware.router.runtime.listener import Listening
 from dmiddleware.router.transport import Serve
-from dmiddleware.router.wire import FrameType
+from dmiddleware.router.wire.frame import FrameType
 from tests.dmiddleware.router.test_node import CODEC, make_node
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dmiddleware.router.handshake import Identity
-from dmiddleware.router.membership import Change, Membership
+from dmiddleware.router.protocol.handshake import Identity
+from dmiddleware.router.protocol.membership import Change, Membership
 
 
 def node(name: str, incarnation: int = 1) -> Identity:

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.errors import AuthError, FrameError, FrameTooLarge, HandshakeRefused
-from dmiddleware.router.codec import Codec
-from dmiddleware.router.envelope import EncodedEvent, decode_event, encode_event
-from dmiddleware.router.handshake import Identity
-from dmiddleware.router.link import Link, Parked
-from dmiddleware.router.node import Node
-from dmiddleware.router.options import NodeOptions
-from dmiddleware.router.wire import FrameType
+from dmiddleware.router.protocol.handshake import Identity
+from dmiddleware.router.protocol.limits import NodeOptions
+from dmiddleware.router.protocol.node import Node
+from dmiddleware.router.protocol.session import Link, Parked
+from dmiddleware.router.wire.codec import Codec
+from dmiddleware.router.wire.envelope import EncodedEvent, decode_event, encode_event
+from dmiddleware.router.wire.frame import FrameType
 
 KEY = bytes(range(32))
 CODEC = Codec()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from dmiddleware.router.link import Link, Parked
-from dmiddleware.router.node import Node
-from dmiddleware.router.options import NodeOptions
-from dmiddleware.router.outgoing import Sending
-from dmiddleware.router.parts import Raw
-from dmiddleware.router.pump import PARK_S, Pump
-from dmiddleware.router.wire import FrameType
+from dmiddleware.router.protocol.limits import NodeOptions
+from dmiddleware.router.protocol.node import Node
+from dmiddleware.router.protocol.outgoing import Sending
+from dmiddleware.router.protocol.session import Link, Parked
+from dmiddleware.router.runtime.sender import PARK_S, Pump
+from dmiddleware.router.wire.byte_pieces import Raw
+from dmiddleware.router.wire.frame import FrameType
 from tests.dmiddleware.router.test_node import emit, exchange, join, make_node, taken
 
 

@@ -25,7 +25,7 @@ from dmiddleware.errors import (
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport import Channel
-from dmiddleware.router.transport.sockets import SocketTransport
+from dmiddleware.router.transport.default import SocketTransport
 from tests.dmiddleware.router.unix_sockets import comes_true, threads
 
 KEY = bytes(range(32))
@@ -356,7 +356,7 @@ def test_an_address_that_is_given_twice_is_dialed_once(tmp_path: Path) -> None:
 
 
 def test_closing_waits_for_all_who_dial_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dmiddleware.router.dialer._ANSWER_S", 600.0)
+    monkeypatch.setattr("dmiddleware.router.runtime.dialer._ANSWER_S", 600.0)
     began, release = threading.Event(), threading.Event()
 
     def hang() -> None:

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmiddleware.router.parts import Parts
 from dmiddleware.router.transport.slabs import SlabPool, SlabReader, sweep
+from dmiddleware.router.wire.byte_pieces import Parts
 
 MAX_BYTES = 8 << 20
 

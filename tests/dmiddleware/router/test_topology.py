@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dmiddleware.errors import TopologyError
-from dmiddleware.router.topology import check_address, is_loopback, plan
+from dmiddleware.router.protocol.topology import check_address, is_loopback, plan
 
 
 def test_in_a_mesh_every_pair_is_joined_by_one_dial() -> None:

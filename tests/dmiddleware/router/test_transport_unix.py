@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 
 from dmiddleware.errors import TransportError
-from dmiddleware.router.parts import Parts
 from dmiddleware.router.transport.base import Reply
 from dmiddleware.router.transport.unix import UnixChannel, UnixListener, UnixTransport
+from dmiddleware.router.wire.byte_pieces import Parts
 from tests.dmiddleware.router.answering import at_once, echo
 from tests.dmiddleware.router.places import NEVER_S, Asking
 from tests.dmiddleware.router.unix_sockets import (

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from dmiddleware.errors import TransportError
-from dmiddleware.router.parts import Parts
 from dmiddleware.router.transport.base import Reply
 from dmiddleware.router.transport.unix_stream import FrameStream
+from dmiddleware.router.wire.byte_pieces import Parts
 from tests.dmiddleware.router.unix_sockets import (
     DEADLINE_S,
     HEAD,

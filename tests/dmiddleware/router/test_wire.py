@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmiddleware.errors import AuthError, FrameError, FrameTooLarge
-from dmiddleware.router.wire import (
+from dmiddleware.router.wire.frame import (
     ALIGNMENT,
     HEADER_SIZE,
     MAX_METADATA,

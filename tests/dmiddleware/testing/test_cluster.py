@@ -163,7 +163,7 @@ def test_a_run_that_does_not_end_tells_where_each_node_waits() -> None:
         pytest.raises(
             SimulationError,
             match=r"after 50 simulated seconds node 0 .*, node 1 .* had not ended:\n(.*\n)*"
-            r".*main of 0: waits until \S+ s at .*events\.py",
+            r".*main of 0: waits until \S+ s at .*event_bus\.py",
         ),
         Cluster(program, n=2) as cluster,
     ):

@@ -8,10 +8,10 @@ import torch
 
 from dmiddleware.env import VectorEnvManager, make_env_manager
 from dmiddleware.errors import ConfigError, RegistryError, SpaceError
+from dmiddleware.rollout import evaluate_episodes
 from dmiddleware.worker.evaluator import (
     InteractionSerialEvaluator,
     create_serial_evaluator,
-    evaluate_episodes,
     get_serial_evaluator_cls,
 )
 

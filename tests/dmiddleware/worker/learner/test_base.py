@@ -13,8 +13,8 @@ import pytest
 import torch
 from tensorboardX import SummaryWriter
 
+from dmiddleware.data.batch import as_tree
 from dmiddleware.data.checkpoint import load_checkpoint
-from dmiddleware.data.tree import as_tree
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteLoss, RegistryError
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.worker.learner import BaseLearner, LearnerHook, create_learner

@@ -1,0 +1,323 @@
+"""Offline data sets: rows of experience in one .safetensors file, read as they are needed."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from dmiddleware.data.atomic_file import checksum, write_safetensors
+from dmiddleware.data.batch import Batch, nest
+from dmiddleware.data.ring.columns import Array, Schema, as_batch, as_index
+from dmiddleware.data.ring.ring import lead_of
+from dmiddleware.data.samplers import Ints
+from dmiddleware.errors import DatasetError, NotEnoughData, StructureError
+
+__all__ = ["Minibatches", "OfflineDataset", "save_dataset"]
+
+_FORMAT = "dmiddleware-dataset"
+_VERSION = "1"
+
+
+def save_dataset(
+    path: str | Path,
+    batches: Batch | Sequence[Batch],
+    *,
+    metadata: Mapping[str, str] | None = None,
+) -> int:
+    """Write collected experience to a file, whole or not at all.
+
+    Args:
+        path: the file, usually ``….safetensors``; its folder is made if need be, a file that is
+            there is replaced.
+        batches: one batch or several of one structure: ``[N, …]``, or ``[T, E, …]`` if ``done`` has
+            two dimensions. The rows of one env stay together, in the order of time.
+        metadata: notes to keep with it: the env's name, the policy that collected it.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        StructureError: if the batches differ in structure (the leaf is named), or there is no row.
+        OSError: if the file cannot be written; one that was there before is intact.
+    """
+    parts = list(batches) if isinstance(batches, Sequence) else [batches]
+    schema: Schema | None = None
+    rows: list[dict[str, Array]] = []
+    for part in map(as_batch, parts):
+        lead = lead_of(part)
+        schema = Schema.of(part, len(lead)) if schema is None else schema
+        rows.append(_by_env(schema.arrays(part, lead), lead))
+    n_rows = sum(len(next(iter(part.values()))) for part in rows)
+    if not n_rows:
+        raise StructureError("a data set has at least one row, but there is none in the batches")
+    columns = {
+        leaf: torch.from_numpy(np.concatenate([part[leaf] for part in rows])) for leaf in rows[0]
+    }
+    notes = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "crc32": f"{checksum(columns):08x}",
+        "notes": json.dumps(dict(metadata or {})),
+    }
+    write_safetensors(Path(path), columns, notes)
+    return n_rows
+
+
+class OfflineDataset:
+    """A data set on disk, mapped into memory: only rows that are asked for are read.
+
+    Args:
+        path: the file that :func:`save_dataset` wrote.
+
+    Raises:
+        DatasetError: if there is no such file, or it is no whole data set.
+
+    Attributes:
+        path: the file.
+        metadata: the notes kept with it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._crc32, self.metadata = _check_file(self.path)
+        with self.path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._columns: dict[str, Array] = _columns_of(self._map)
+        self._n_rows = _count_rows(self.path, self._columns)
+        self._closed = False
+
+    def __len__(self) -> int:
+        return self._n_rows
+
+    @property
+    def leaves(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Dtype and shape of a row's leaves, by dotted path."""
+        return {name: (str(c.dtype), c.shape[1:]) for name, c in self._columns.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all rows, in bytes."""
+        return sum(column.nbytes for column in self._columns.values())
+
+    def rows(self, index: Any) -> Batch:
+        """Read rows ``[n, …]``.
+
+        Args:
+            index: int64 ``[n]``, in ``[0, len)``, or a slice.
+
+        Raises:
+            IndexError: if an index is outside, or is no integer.
+        """
+        if self._closed:
+            raise ValueError(f"the data set {self.path} is closed; open it again")
+        if isinstance(index, slice):
+            index = np.arange(*index.indices(len(self)))
+        wanted = as_index(index)
+        if len(wanted) and (wanted.min() < 0 or wanted.max() >= len(self)):
+            raise IndexError(
+                f"rows have the numbers 0 … {len(self) - 1}, got {wanted.min()} … {wanted.max()}"
+            )
+        taken = {name: column.take(wanted, axis=0) for name, column in self._columns.items()}
+        return nest({name: torch.from_numpy(array) for name, array in taken.items()})
+
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        epochs: int | None = 1,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        seed: int = 0,
+    ) -> Minibatches:
+        """Go through all rows in minibatches, in a new order each epoch.
+
+        Args:
+            batch_size: rows in a minibatch.
+            epochs: how often to go through all rows; None goes on for ever.
+            shuffle: whether to go in random order.
+            drop_last: whether to leave out a last minibatch that is not full.
+            seed: the orders are the same for the same seed.
+
+        Raises:
+            NotEnoughData: if, with ``drop_last``, not even one minibatch is full.
+        """
+        return Minibatches(
+            self, batch_size, epochs=epochs, shuffle=shuffle, drop_last=drop_last, seed=seed
+        )
+
+    def verify(self) -> None:
+        """Read everything and compare it with the checksum.
+
+        Raises:
+            DatasetError: if the file has changed since it was written.
+        """
+        found = checksum({name: torch.tensor(column) for name, column in self._columns.items()})
+        if f"{found:08x}" != self._crc32:
+            raise DatasetError(
+                f"{self.path} is damaged: its checksum does not match its content; write it again"
+            )
+
+    def close(self) -> None:
+        """Unmap the file; calling it twice does no harm."""
+        self._closed = True
+        self._columns.clear()
+        self._map.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Minibatches(Iterator[Batch]):
+    """The minibatches of one or more epochs over a data set; made by ``dataset.batches``.
+
+    The order of an epoch follows from seed and epoch alone, so its state is small: a run that is
+    resumed gets the very minibatches that it would have got.
+    """
+
+    def __init__(
+        self,
+        dataset: OfflineDataset,
+        batch_size: int,
+        *,
+        epochs: int | None,
+        shuffle: bool,
+        drop_last: bool,
+        seed: int,
+    ) -> None:
+        if batch_size < 1 or (epochs is not None and epochs < 0):
+            raise ValueError(
+                "batch_size is at least 1 and epochs not negative, got "
+                f"batch_size={batch_size}, epochs={epochs}"
+            )
+        if drop_last and batch_size > len(dataset):
+            raise NotEnoughData(
+                f"the data set has {len(dataset)} rows, so no minibatch of {batch_size} is full; "
+                "take smaller ones, or drop_last=False"
+            )
+        self._dataset = dataset
+        self._batch_size = batch_size
+        self._epochs = epochs
+        self._shuffle = shuffle
+        self._end = len(dataset) // batch_size * batch_size if drop_last else len(dataset)
+        self._seed = seed
+        self._epoch = 0
+        self._position = 0
+        self._order: Ints | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The number of epochs completed."""
+        return self._epoch
+
+    def __len__(self) -> int:
+        """Return the number of minibatches in an epoch."""
+        return -(-self._end // self._batch_size)
+
+    def __next__(self) -> Batch:
+        if self._epochs is not None and self._epoch >= self._epochs:
+            raise StopIteration
+        if self._order is None:
+            self._order = self._new_order()
+        stop = min(self._position + self._batch_size, self._end)
+        batch = self._dataset.rows(self._order[self._position : stop])
+        self._position = stop
+        if stop == self._end:
+            self._epoch, self._position, self._order = self._epoch + 1, 0, None
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place that has been reached."""
+        return {"seed": self._seed, "epoch": self._epoch, "position": self._position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the place that :meth:`state_dict` returned."""
+        self._seed, self._epoch = state["seed"], state["epoch"]
+        self._position, self._order = state["position"], None
+
+    def _new_order(self) -> Ints:
+        n = len(self._dataset)
+        if not self._shuffle:
+            return np.arange(n)
+        return np.random.default_rng([self._seed, self._epoch]).permutation(n)
+
+
+def _by_env(rows: dict[str, Array], lead: tuple[int, ...]) -> dict[str, Array]:
+    if len(lead) == 1:
+        return rows
+    return {
+        name: array.reshape(*lead, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
+        for name, array in rows.items()
+    }
+
+
+def _check_file(path: Path) -> tuple[str, dict[str, str]]:
+    """Return checksum and notes of a file that is a whole .safetensors file of ours."""
+    if not path.is_file():
+        raise DatasetError(f"there is no data set {path}; write one with save_dataset")
+    try:
+        with safe_open(str(path), framework="np") as file:
+            metadata = file.metadata() or {}
+    except SafetensorError as error:
+        raise DatasetError(f"{path} is not a whole data set ({error}); write it again") from error
+    if metadata.get("format") != _FORMAT or metadata.get("version") != _VERSION:
+        raise DatasetError(
+            f"{path} is no data set of format version {_VERSION}: its metadata says "
+            f"format={metadata.get('format')!r}, version={metadata.get('version')!r}"
+        )
+    return metadata["crc32"], json.loads(metadata["notes"])
+
+
+_DTYPES = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "C64": "<c8",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "u1",
+    "BOOL": "?",
+}
+
+
+def _columns_of(mapped: mmap.mmap) -> dict[str, Array]:
+    """Return arrays over the mapped file, whose header the library has found to be sound."""
+    header_size = int.from_bytes(mapped[:8], "little")
+    header = json.loads(mapped[8 : 8 + header_size])
+    header.pop("__metadata__", None)
+    return {
+        name: np.ndarray(
+            tuple(entry["shape"]),
+            _DTYPES[entry["dtype"]],
+            buffer=mapped,
+            offset=8 + header_size + entry["data_offsets"][0],
+        )
+        for name, entry in header.items()
+    }
+
+
+def _count_rows(path: Path, columns: Mapping[str, Array]) -> int:
+    counts = {column.shape[:1] for column in columns.values()}
+    if len(counts) != 1 or counts == {()}:
+        raise DatasetError(f"{path} is damaged: its columns have different numbers of rows")
+    return int(counts.pop()[0])

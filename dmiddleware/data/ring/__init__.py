@@ -1,0 +1,1 @@
+"""The storage under ``TensorBuffer``: preallocated columns used as a ring."""

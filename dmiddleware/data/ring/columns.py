@@ -1,0 +1,262 @@
+"""Columns: the rows of a buffer, one preallocated array per leaf of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dmiddleware.data.batch import Batch, TreeTensor, as_tree, leaves
+from dmiddleware.errors import StructureError
+
+__all__ = ["Array", "Columns", "Leaf", "Schema", "as_batch", "as_index", "to_array"]
+
+Array: TypeAlias = npt.NDArray[Any]
+Allocate: TypeAlias = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """What one leaf of every row looks like.
+
+    Attributes:
+        path: keys from the root of the batch, joined by dots.
+        shape: shape of one row.
+        dtype: numpy data type.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+class Schema:
+    """The structure that every batch of a buffer shares.
+
+    Args:
+        all_leaves: the leaves, in any order.
+    """
+
+    def __init__(self, all_leaves: list[Leaf]) -> None:
+        self.leaves = {leaf.path: leaf for leaf in all_leaves}
+        self._is_flat = not any("." in path for path in self.leaves)
+        self._plan: list[tuple[str, tuple[int, ...], np.dtype[Any]]] = []
+        self._plan_lead: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, batch: Batch, n_lead: int) -> Schema:
+        """Read the structure of a batch whose leaves share ``n_lead`` leading dimensions.
+
+        Raises:
+            StructureError: if a leaf lacks these dimensions, or a key contains a dot.
+        """
+        found = []
+        for path, leaf in leaves(batch):
+            _check_keys(batch, path)
+            if leaf.ndim < n_lead:
+                raise StructureError(
+                    f"leaf {path!r} has shape {tuple(leaf.shape)}, but the leaves of this batch "
+                    f"lead with {n_lead} dimension(s) (time and env if `done` has two)"
+                )
+            found.append(Leaf(path, tuple(leaf.shape[n_lead:]), to_array(leaf).dtype))
+        if not found:
+            raise StructureError("a batch has at least one leaf, this one is empty")
+        return cls(found)
+
+    def below(self, root: str) -> list[Leaf]:
+        """Return the leaf called ``root``, or the leaves of the tree of that name."""
+        return [leaf for leaf in self.leaves.values() if leaf.path.partition(".")[0] == root]
+
+    def without(self, root: str) -> Schema:
+        """Return the structure without the leaf or tree called ``root``."""
+        left_out = self.below(root)
+        return Schema([leaf for leaf in self.leaves.values() if leaf not in left_out])
+
+    def arrays(
+        self, batch: Batch, lead: tuple[int, ...], *, partly: bool = False
+    ) -> dict[str, Array]:
+        """Return the leaves of a batch as arrays of rows ``[N, …]``, checked against the schema.
+
+        Args:
+            batch: a batch of this structure.
+            lead: its leading dimensions; ``N`` is their product.
+            partly: whether leaves may be missing.
+
+        Raises:
+            StructureError: if a leaf is missing, additional, or of another shape or dtype.
+        """
+        if self._is_flat and not partly:
+            quickly = self._arrays_of_flat(batch, lead)
+            if quickly is not None:
+                return quickly
+        found: dict[str, Array] = {}
+        for path, leaf in self._fetch(batch, partly):
+            expected = self.leaves[path]
+            array = to_array(leaf)
+            if array.dtype != expected.dtype or array.shape != lead + expected.shape:
+                raise StructureError(_difference(expected, array, lead))
+            found[path] = array if len(lead) == 1 else array.reshape((-1, *expected.shape))
+        return found
+
+    def _arrays_of_flat(self, batch: Batch, lead: tuple[int, ...]) -> dict[str, Array] | None:
+        """Do the same for the usual batch, faster; None if there is anything unusual about it."""
+        if lead != self._plan_lead:
+            self._plan = [(x.path, (*lead, *x.shape), x.dtype) for x in self.leaves.values()]
+            self._plan_lead = lead
+        storage = batch._detach()
+        if storage.size() != len(self._plan):
+            return None
+        found: dict[str, Array] = {}
+        get = storage.get
+        try:
+            for path, shape, dtype in self._plan:
+                array = get(path).numpy()
+                if array.shape != shape or (array.dtype is not dtype and array.dtype != dtype):
+                    return None
+                found[path] = array
+        except (KeyError, AttributeError, RuntimeError, TypeError):
+            return None
+        if len(lead) == 1:
+            return found
+        n_lead = len(lead)
+        return {path: array.reshape(-1, *array.shape[n_lead:]) for path, array in found.items()}
+
+    def _fetch(self, batch: Batch, partly: bool) -> list[tuple[str, Any]]:
+        found = dict(leaves(as_batch(batch)))
+        expected = self.leaves.keys() & found.keys() if partly else self.leaves.keys()
+        if found.keys() != expected:
+            raise StructureError(_odd_keys(set(found), set(expected)))
+        return list(found.items())
+
+
+class Columns:
+    """Preallocated arrays ``[size, …]``, one per leaf.
+
+    Args:
+        size: number of rows.
+        schema: the structure of a row.
+        allocate: gives an array for ``(name, shape, dtype)``, filled with zeros.
+    """
+
+    def __init__(self, size: int, schema: Schema, allocate: Allocate) -> None:
+        self.size = size
+        self.schema = schema
+        self.arrays: dict[str, Array] = {
+            leaf.path: allocate(leaf.path, (size, *leaf.shape), leaf.dtype)
+            for leaf in schema.leaves.values()
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all columns, in bytes."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def write(self, start: int, rows: Mapping[str, Array], n_rows: int) -> None:
+        """Write ``n_rows <= size`` rows from slot ``start`` on, around the end of the ring."""
+        until_end = self.size - start
+        if n_rows <= until_end:
+            for path, array in rows.items():
+                self.arrays[path][start : start + n_rows] = array
+            return
+        for path, array in rows.items():
+            column = self.arrays[path]
+            column[start:] = array[:until_end]
+            column[: n_rows - until_end] = array[until_end:]
+
+    def put(self, slots: npt.NDArray[np.int64], rows: Mapping[str, Array]) -> None:
+        """Write rows of some or all columns to slots, int64 ``[n]``."""
+        for path, array in rows.items():
+            self.arrays[path][slots] = array
+
+    def take(
+        self, slots: npt.NDArray[np.int64], paths: Collection[str] | None = None
+    ) -> dict[str, Array]:
+        """Copy rows: fresh arrays ``[*slots.shape, …]`` by leaf path; None takes all paths."""
+        return {
+            path: array.take(slots, axis=0)
+            for path, array in self.arrays.items()
+            if paths is None or path in paths
+        }
+
+
+def to_array(leaf: Any) -> Array:
+    """Return a tensor (on any device) or an array as a numpy array; shares memory if it can."""
+    if isinstance(leaf, torch.Tensor):
+        try:
+            return leaf.numpy()
+        except (RuntimeError, TypeError):
+            if leaf.dtype is torch.bfloat16:
+                raise StructureError(
+                    "a buffer stores what numpy can hold, and that is not bfloat16; "
+                    "convert the leaf, e.g. `leaf.float()`"
+                ) from None
+            return leaf.detach().cpu().numpy()
+    return np.asarray(leaf)
+
+
+def as_index(index: Any) -> npt.NDArray[np.int64]:
+    """Return what names rows as an array, int64 ``[n]``.
+
+    Raises:
+        IndexError: if it is not of integers: a mask would name the rows 0 and 1.
+    """
+    array = to_array(index)
+    if array.ndim == 1 and array.dtype == np.int64:
+        return array
+    if array.size and array.dtype.kind not in "iu":
+        raise IndexError(
+            f"rows are named by integers, int64 [n], got {array.dtype}{list(array.shape)}; "
+            "of a mask, give the places where it is True"
+        )
+    return array.astype(np.int64).reshape(-1)
+
+
+def as_batch(batch: Any) -> Batch:
+    """Return a treetensor as it is, and a dictionary of tensors or arrays as a treetensor.
+
+    Raises:
+        StructureError: for anything else.
+    """
+    if isinstance(batch, TreeTensor):
+        return batch
+    if isinstance(batch, Mapping):
+        return as_tree(batch)
+    raise StructureError(
+        f"a batch is a treetensor or a dictionary of tensors, got {type(batch).__name__}; "
+        "build one with dmiddleware.data.as_tree"
+    )
+
+
+def _check_keys(batch: Batch, path: str) -> None:
+    node = batch
+    for key in path.split("."):
+        if not isinstance(node, TreeTensor) or key not in node:
+            raise StructureError(
+                f"the path {path!r} is ambiguous, since a key of the batch has a dot in it; "
+                "rename the key"
+            )
+        node = node[key]
+
+
+def _odd_keys(found: set[str], expected: set[str]) -> str:
+    missing, extra = sorted(expected - found), sorted(found - expected)
+    said = [f"it lacks {', '.join(missing)}"] if missing else []
+    said += [f"it has {', '.join(extra)} on top"] if extra else []
+    return (
+        f"the batch differs in its keys from the first one: {' and '.join(said)}; the first batch "
+        "fixed the structure"
+    )
+
+
+def _difference(expected: Leaf, array: Array, lead: tuple[int, ...]) -> str:
+    return (
+        f"leaf {expected.path!r} of the batch is {array.dtype}{list(array.shape)}, but it should "
+        f"be {expected.dtype}{[*lead, *expected.shape]} (the first batch fixed the structure)"
+    )

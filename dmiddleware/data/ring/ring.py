@@ -1,0 +1,392 @@
+"""Rows: the contents of a TensorBuffer in the order of time, without any notion of sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dmiddleware.data.batch import Batch, leaves
+from dmiddleware.data.ring.columns import Array, Columns, Leaf, Schema, as_batch
+from dmiddleware.data.ring.links import NONE, EpisodeLinks, Pushed
+from dmiddleware.data.ring.side_table import SideTable
+from dmiddleware.data.ring.storage import Storage
+from dmiddleware.data.samplers import Ints
+from dmiddleware.errors import CheckpointMismatch, StructureError
+
+__all__ = ["Rows", "lead_of"]
+
+_NEXT = "next_obs"
+
+
+class Rows:
+    """A ring of rows, of which the newest ``size`` are held.
+
+    A row is known by its index: its running number since the buffer began.
+
+    Args:
+        size: capacity in rows.
+        storage: gives memory for the columns.
+        linked: whether to note which row follows which in its episode, by the columns
+            ``episode_id`` and ``done``.
+        store_next_obs: whether ``next_obs`` is a column of its own. If not, it is read from the
+            following row's ``obs``; where that is not the same, bit for bit, or there is no
+            following row (yet), it is kept in a side table. Needs ``linked``.
+        needed: leaves that a pushed batch must have.
+        reserved: keys that no pushed batch may have.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        storage: Storage,
+        *,
+        linked: bool,
+        store_next_obs: bool,
+        needed: Collection[str] = (),
+        reserved: Collection[str] = (),
+    ) -> None:
+        self.size = size
+        self.first = 0
+        self.total = 0
+        self._storage = storage
+        self._linked = linked
+        self._store_next_obs = store_next_obs
+        self._needed = (*needed, *(("episode_id", "done") if linked else ()))
+        self._reserved = reserved
+        self._schema: Schema | None = None
+        self._columns: Columns | None = None
+        self._links: EpisodeLinks | None = None
+        self._side: SideTable | None = None
+
+    @property
+    def paths(self) -> list[str]:
+        """Dotted paths of all leaves, ``next_obs`` included; empty before the first push."""
+        return [] if self._schema is None else list(self._schema.leaves)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of columns, links and side table, in bytes; zero before the first push."""
+        parts = (self._columns, self._links, self._side)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    def push(self, batch: Batch) -> tuple[int, int]:
+        """Append a batch ``[N, …]``, or ``[T, E, …]`` if its ``done`` has two dimensions.
+
+        Returns:
+            The index of the first of its rows that is held now, and their number.
+
+        Raises:
+            StructureError: if the batch has not the structure of the first one, or lacks a column
+                that the buffer's options need; nothing has changed.
+        """
+        batch = as_batch(batch)
+        lead = lead_of(batch)
+        if self._schema is None or self._columns is None:
+            schema = Schema.of(batch, len(lead))
+            self._check(schema)
+            rows = schema.arrays(batch, lead)
+            self._set_up(schema)
+        else:
+            rows = self._schema.arrays(batch, lead)
+        n_pushed = lead[0] if len(lead) == 1 else lead[0] * lead[1]
+        first, size = self.total, self.size
+        n = n_pushed
+        held = rows
+        if n_pushed > size:
+            n = size
+            held = {path: array[n_pushed - n :] for path, array in rows.items()}
+        self.total = total = first + n_pushed
+        if total - size > self.first:
+            self.first = total - size
+        if n:
+            self._store(held, total - n, n)
+        if self._links is not None and n_pushed:
+            self._link(self._links, rows, first, lead)
+        return total - n, n
+
+    def take(self, index: Ints, paths: Collection[str] | None = None) -> dict[str, Array]:
+        """Copy rows that are held.
+
+        Args:
+            index: int64, of any shape.
+            paths: the leaves to copy; None copies all.
+
+        Returns:
+            Fresh arrays ``[*index.shape, …]`` by path.
+        """
+        assert self._columns is not None  # what is held has been pushed
+        slots = index if self.total <= self.size else index % self.size
+        taken = self._columns.take(slots, paths)
+        if self._side is not None:
+            self._take_next_obs(self._side, taken, index, paths)
+        return taken
+
+    def update(self, index: Ints, batch: Batch) -> None:
+        """Replace leaves of rows that are held.
+
+        Args:
+            index: int64 ``[n]``.
+            batch: ``[n, …]``, some of the leaves.
+
+        Raises:
+            StructureError: if a leaf is unknown, or of another shape or dtype, or cannot be
+                replaced because others are derived from it; nothing has changed.
+        """
+        if self._schema is None or self._columns is None:
+            raise StructureError("the buffer has no columns before the first push")
+        rows = self._schema.arrays(batch, (len(index),), partly=True)
+        fixed = {"episode_id", "done"} if self._linked else set()
+        if self._side is not None:
+            fixed |= {"obs", _NEXT}
+        refused = sorted({path for path in rows if _root(path) in fixed})
+        if refused:
+            raise StructureError(
+                f"{', '.join(refused)} cannot be updated in this buffer: links between rows are "
+                "made from it; push new rows instead"
+            )
+        self._columns.put(index % self.size, rows)
+
+    def successor(self, index: Ints) -> Ints:
+        """Return the rows that follow, -1 where there is none (yet); any shape."""
+        assert self._links is not None  # options that follow episodes switch links on
+        return self._links.of(index)
+
+    def clear(self) -> None:
+        """Forget all rows; structure and memory stay, and the running number goes on."""
+        self.first = self.total
+        if self._links is not None:
+            self._links.clear()
+        if self._side is not None:
+            self._side.clear()
+
+    def close(self) -> None:
+        """Give back the memory; calling it twice does no harm."""
+        self.first = self.total
+        if self._columns is not None:
+            self._columns.arrays.clear()
+        self._columns = self._links = self._side = None
+        self._storage.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all rows that are held, oldest first, and their links."""
+        index = np.arange(self.first, self.total)
+        return {
+            **self._options(),
+            "first": self.first,
+            "total": self.total,
+            "leaves": {path: str(leaf.dtype.str) for path, leaf in self._leaves().items()},
+            "shapes": {path: list(leaf.shape) for path, leaf in self._leaves().items()},
+            "columns": {} if self._columns is None else self._columns.take(index % self.size),
+            "links": None if self._links is None else self._links.state_dict(index),
+            "side": None if self._side is None else self._side.state_dict(index % self.size),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            CheckpointMismatch: if the buffer has other options or another structure.
+        """
+        for option, own in self._options().items():
+            if state[option] != own:
+                raise CheckpointMismatch(
+                    f"the state is that of a buffer with {option}={state[option]}, this one has "
+                    f"{own}; build it with the same options"
+                )
+        if state["leaves"]:
+            self._load_structure(state)
+        self.clear()
+        self.first, self.total = state["first"], state["total"]
+        if self._columns is None or not state["leaves"]:
+            return  # the state is that of a buffer before its first push
+        index = np.arange(self.first, self.total)
+        self._columns.put(index % self.size, _as_arrays(state["columns"]))
+        if self._links is not None:
+            self._links.load_state_dict(state["links"], index)
+        if self._side is not None:
+            self._side.load_state_dict(state["side"], index % self.size)
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "size": self.size,
+            "linked": self._linked,
+            "store_next_obs": self._store_next_obs,
+        }
+
+    def _leaves(self) -> dict[str, Leaf]:
+        return {} if self._schema is None else self._schema.leaves
+
+    def _load_structure(self, state: Mapping[str, Any]) -> None:
+        schema = Schema(
+            [
+                Leaf(path, tuple(state["shapes"][path]), np.dtype(dtype))
+                for path, dtype in state["leaves"].items()
+            ]
+        )
+        if self._schema is None:
+            self._set_up(schema)
+        elif schema.leaves != self._schema.leaves:
+            raise CheckpointMismatch(
+                "the state is that of a buffer whose rows have other leaves than this one's; "
+                "load it into a new buffer"
+            )
+
+    def _check(self, schema: Schema) -> None:
+        taken = sorted({_root(path) for path in schema.leaves} & set(self._reserved))
+        if taken:
+            raise StructureError(
+                f"the batch has a column {', '.join(taken)}, but the buffer adds one of that name "
+                "to its samples; rename or remove it"
+            )
+        for name in self._needed:
+            if name not in schema.leaves:
+                raise StructureError(
+                    f"n_step, unroll_len and store_next_obs=False follow episodes by the columns "
+                    f"{', '.join(self._needed)}, but the batch has no {name}; add it, or do "
+                    "without these options"
+                )
+        for name in ("episode_id", "done") if self._linked else ():
+            if schema.leaves[name].shape:
+                raise StructureError(
+                    f"{name} is one number per row, but a row of it is {schema.leaves[name]}"
+                )
+        if not self._store_next_obs:
+            _check_next_obs(schema)
+
+    def _set_up(self, schema: Schema) -> None:
+        stored = schema.without(_NEXT) if not self._store_next_obs else schema
+        try:
+            self._columns = Columns(self.size, stored, self._storage.allocate)
+        except BaseException:
+            self._storage.close()
+            raise
+        self._schema = schema
+        if self._linked:
+            self._links = EpisodeLinks(self.size)
+        if not self._store_next_obs:
+            self._side = SideTable(self.size, schema.below(_NEXT))
+
+    def _store(self, rows: Mapping[str, Array], first: int, n: int) -> None:
+        assert self._columns is not None  # set up by push
+        start = first % self.size
+        if self._side is not None:
+            rows = {path: rows[path] for path in self._columns.arrays}
+        self._columns.write(start, rows, n)
+        if self._side is not None:
+            self._side.free(np.arange(start, start + n) % self.size)
+
+    def _link(
+        self, links: EpisodeLinks, rows: Mapping[str, Array], first: int, lead: tuple[int, ...]
+    ) -> None:
+        shape = lead if len(lead) == 2 else (*lead, 1)
+        entered = links.push(
+            first,
+            rows["episode_id"].astype(np.int64, copy=False).reshape(shape),
+            rows["done"].astype(np.bool_, copy=False).reshape(shape),
+            oldest=self.total - self.size,
+        )
+        if self._side is not None:
+            self._keep_next_obs(self._side, links, rows, first)
+            self._release(self._side, entered)
+
+    def _keep_next_obs(
+        self, side: SideTable, links: EpisodeLinks, rows: Mapping[str, Array], first: int
+    ) -> None:
+        """Keep ``next_obs`` of new rows that have no successor, or one that differs."""
+        start = max(first, self.total - self.size)
+        index = np.arange(start, self.total)
+        successor = links.of(index)
+        keep = successor == NONE
+        linked = np.flatnonzero(~keep)
+        here, there = index[linked] - first, successor[linked] - first
+        for path in side.paths:
+            same = _same_rows(rows[path][here], rows[_obs_path(path)][there])
+            keep[linked[~same]] = True
+        kept = index[keep]
+        side.put(kept % self.size, {path: rows[path][kept - first] for path in side.paths})
+
+    def _release(self, side: SideTable, entered: Pushed) -> None:
+        """Free what was kept for open tails, now that their successor is there."""
+        assert self._columns is not None  # set up by push
+        slots = entered.tail % self.size
+        obs = self._columns.take(entered.head % self.size, [_obs_path(p) for p in side.paths])
+        same = np.ones(len(slots), np.bool_)
+        for path in side.paths:
+            same &= _same_rows(side.get(path, slots), obs[_obs_path(path)])
+        side.free(slots[same])
+
+    def _take_next_obs(
+        self,
+        side: SideTable,
+        taken: dict[str, Array],
+        index: Ints,
+        paths: Collection[str] | None,
+    ) -> None:
+        assert self._columns is not None and self._links is not None  # as there is a side table
+        wanted = [path for path in side.paths if paths is None or path in paths]
+        if not wanted:
+            return
+        # Where there is no successor the slot is arbitrary, and the side table has the row.
+        successor = self._links.of(index) % self.size
+        obs = self._columns.take(successor, [_obs_path(path) for path in wanted])
+        for path in wanted:
+            taken[path] = obs[_obs_path(path)]
+            side.overlay(path, index % self.size, taken[path])
+
+
+def _check_next_obs(schema: Schema) -> None:
+    obs, following = schema.below("obs"), schema.below(_NEXT)
+    here = {leaf.path.removeprefix("obs"): str(leaf) for leaf in obs}
+    there = {leaf.path.removeprefix(_NEXT): str(leaf) for leaf in following}
+    if not here or here != there:
+        raise StructureError(
+            f"store_next_obs=False reads next_obs from obs, so both have the same leaves, but obs "
+            f"has {here} and next_obs has {there}"
+        )
+
+
+def lead_of(batch: Batch) -> tuple[int, ...]:
+    """Return the leading dimensions of a batch: those of ``done``, else the first of a leaf.
+
+    Raises:
+        StructureError: if there are none, or ``done`` has more than two dimensions.
+    """
+    try:
+        done: Any = batch["done"]
+    except KeyError:
+        found: Any = next(leaves(batch), ("", None))[1]
+        if getattr(found, "ndim", 0) < 1:
+            raise StructureError(
+                "a batch has leaves [N, …], but this one has a leaf without dimensions, or none"
+            ) from None
+        lead: tuple[int, ...] = tuple(found.shape[:1])
+        return lead
+    if done.ndim not in (1, 2):
+        raise StructureError(
+            f"`done` has shape {tuple(done.shape)}; it is [N], or [T, E] (time, env)"
+        )
+    shape: tuple[int, ...] = done.shape
+    return shape
+
+
+def _same_rows(a: Array, b: Array) -> npt.NDArray[np.bool_]:
+    """Tell row by row whether two arrays have the same bits (so NaN equals NaN)."""
+    bits = np.dtype(f"V{a.dtype.itemsize}") if a.dtype.itemsize > 8 else f"u{a.dtype.itemsize}"
+    equal = a.view(bits) == b.view(bits)
+    same: npt.NDArray[np.bool_] = equal.all(axis=tuple(range(1, equal.ndim)))
+    return same
+
+
+def _obs_path(path: str) -> str:
+    return "obs" + path.removeprefix(_NEXT)
+
+
+def _root(path: str) -> str:
+    return path.partition(".")[0]
+
+
+def _as_arrays(tensors: Mapping[str, Any]) -> dict[str, Array]:
+    return {path: np.asarray(tensor) for path, tensor in tensors.items()}

@@ -1,0 +1,262 @@
+"""Storage: where the columns of a buffer lie."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import resource_tracker, shared_memory
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dmiddleware.data.batch import Batch, nest
+
+__all__ = [
+    "FileStorage",
+    "RamStorage",
+    "SharedColumns",
+    "SharedHandle",
+    "SharedStorage",
+    "Storage",
+    "make_storage",
+]
+
+Array: TypeAlias = npt.NDArray[Any]
+
+_log = logging.getLogger(__name__)
+
+_attaching = threading.Lock()
+
+
+class Storage(Protocol):
+    """Gives memory for columns and takes it back."""
+
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return an array of zeros, whose memory is certain to be there."""
+
+    def close(self) -> None:
+        """Free all memory given out; arrays over it must not be used any more."""
+
+
+def make_storage(where: str | Path) -> Storage:
+    """Return the storage that an option names: ``"ram"``, ``"shared"`` or the path of a folder."""
+    if isinstance(where, Path):
+        return FileStorage(where)
+    if where == "ram":
+        return RamStorage()
+    if where == "shared":
+        return SharedStorage()
+    raise ValueError(
+        f"storage is 'ram', 'shared' or a pathlib.Path (a folder for memory-mapped files), "
+        f"got {where!r}; for a folder of that name write Path({where!r})"
+    )
+
+
+class RamStorage:
+    """Ordinary memory, taken from the system as rows are first written."""
+
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return an array of zeros."""
+        return np.zeros(shape, dtype)
+
+    def close(self) -> None:
+        """Do nothing: the memory goes with the arrays."""
+
+
+class FileStorage:
+    """Memory-mapped files, one per column: rows beyond the machine's memory.
+
+    The files are scratch space of one buffer. They are removed by :meth:`close`; leftovers of a
+    program that was killed are replaced, never read. To keep rows, save the buffer's
+    ``state_dict`` or write a data set.
+
+    Args:
+        folder: made if need be.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: list[Path] = []
+
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return an array of zeros that lies in a new file.
+
+        Raises:
+            OSError: if the disk has no room for it.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{_file_name(name)}.column"
+        if path.exists():
+            _log.warning("replacing %s, left over from an earlier buffer", path)
+            path.unlink()  # whoever still maps the old file keeps it
+        n_bytes = _n_bytes(shape, dtype)
+        self._files.append(path)
+        with path.open("xb") as file:
+            _reserve(file.fileno(), n_bytes, f"column {name!r} in {path}")
+        return np.memmap(path, dtype=dtype, mode="r+", shape=shape).view(np.ndarray)
+
+    def close(self) -> None:
+        """Remove the files; calling it twice does no harm."""
+        for path in self._files:
+            path.unlink(missing_ok=True)
+        self._files.clear()
+        with suppress(OSError):  # not empty: it holds other things too
+            self._folder.rmdir()
+
+
+class SharedStorage:
+    """Shared memory, one segment per column, which other processes attach to by a handle."""
+
+    def __init__(self) -> None:
+        self._segments: list[shared_memory.SharedMemory] = []
+        self._columns: list[_SharedColumn] = []
+
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return an array of zeros that lies in a new segment.
+
+        Raises:
+            OSError: if the system has not that much shared memory.
+        """
+        n_bytes = _n_bytes(shape, dtype)
+        segment = shared_memory.SharedMemory(create=True, size=n_bytes)
+        self._segments.append(segment)
+        backing = Path("/dev/shm") / segment.name
+        if backing.exists():
+            # Linux hands out more shared memory than there is, and kills whoever touches it.
+            with backing.open("r+b") as file:
+                _reserve(file.fileno(), n_bytes, f"column {name!r} in shared memory")
+        self._columns.append(_SharedColumn(name, segment.name, shape, dtype.str))
+        return np.ndarray(shape, dtype, buffer=segment.buf)
+
+    def handle(self) -> SharedHandle:
+        """Return what another process needs to see the columns; it can be pickled."""
+        return SharedHandle(tuple(self._columns))
+
+    def close(self) -> None:
+        """Remove the segments; calling it twice does no harm."""
+        for segment in self._segments:
+            segment.close()
+            segment.unlink()
+        self._segments.clear()
+        self._columns.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _SharedColumn:
+    name: str
+    segment: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class SharedHandle:
+    """Names the shared columns of a buffer; send it to another process and attach there.
+
+    Attributes:
+        columns: one entry per column.
+    """
+
+    columns: tuple[_SharedColumn, ...]
+
+    @contextmanager
+    def attach(self) -> Iterator[SharedColumns]:
+        """Map the columns into this process until the end of the ``with`` block.
+
+        Raises:
+            FileNotFoundError: if the owner has closed its buffer.
+            BufferError: at the end of the block, if tensors over the columns are still referred to.
+        """
+        segments: list[shared_memory.SharedMemory] = []
+        shared = SharedColumns()
+        try:
+            for column in self.columns:
+                segment = _attach(column.segment)
+                segments.append(segment)
+                array: Array = np.ndarray(column.shape, column.dtype, buffer=segment.buf)
+                shared.arrays[column.name] = array
+                del array
+            yield shared
+        finally:
+            shared.arrays.clear()
+            for segment in segments:
+                segment.close()
+
+
+class SharedColumns:
+    """The columns of another process's buffer: all slots of its ring, ``[size, …]``, not copied.
+
+    What the owner pushes appears in them at once. Nothing tells a row that is just being written
+    from a whole one, so agree on turns.
+
+    Attributes:
+        arrays: by dotted path.
+    """
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, Array] = {}
+
+    def take(self, index: npt.NDArray[np.int64], size: int) -> Batch:
+        """Copy rows by their index.
+
+        Args:
+            index: int64, of any shape.
+            size: capacity of the buffer.
+
+        Returns:
+            Fresh tensors ``[*index.shape, …]``.
+        """
+        slots = index % size
+        return nest({path: array.take(slots, axis=0) for path, array in self.arrays.items()})
+
+
+def _attach(name: str) -> shared_memory.SharedMemory:
+    """Open a segment without making this process responsible for it.
+
+    Python 3.11 and 3.12 have every process that opens a segment remove it at its end
+    (https://github.com/python/cpython/issues/82300); 3.13 has ``track=False``.
+    """
+    with _attaching:  # two at once would restore each other's stand-in, for good
+        register = resource_tracker.register
+        resource_tracker.register = _register_nothing  # type: ignore[assignment]
+        try:
+            return shared_memory.SharedMemory(name)
+        finally:
+            resource_tracker.register = register
+
+
+def _register_nothing(name: str, rtype: str) -> None:
+    pass
+
+
+def _reserve(descriptor: int, n_bytes: int, what: str) -> None:
+    """Take the room now: writing to a mapped page that finds the disk full kills the process."""
+    fallocate: Callable[[int, int, int], None] | None = getattr(os, "posix_fallocate", None)
+    try:
+        if fallocate is None:
+            os.truncate(descriptor, n_bytes)
+        else:
+            fallocate(descriptor, 0, n_bytes)
+    except OSError as error:
+        told = OSError(
+            error.errno,
+            f"there is no room for {what}: it needs {n_bytes / 2**20:,.1f} MiB "
+            f"({error.strerror}); make room, or give the buffer fewer rows or another storage",
+        )
+        raise told from error
+
+
+def _n_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    return max(1, int(np.prod(shape, dtype=object)) * dtype.itemsize)
+
+
+def _file_name(name: str) -> str:
+    """Return a leaf's path as a file name; what is unsafe there becomes its character code."""
+    return re.sub(r"[^A-Za-z0-9_.-]", lambda match: f"%{ord(match[0]):x}", name)

@@ -1,0 +1,1 @@
+"""Environments in processes of their own: the pool, the worker and what connects them."""

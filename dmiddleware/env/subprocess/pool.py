@@ -1,0 +1,243 @@
+"""The processes that the envs of one manager run in."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import cloudpickle
+import gymnasium as gym
+from gymnasium import spaces
+
+from dmiddleware.env.contract import check_same_spaces
+from dmiddleware.env.subprocess.channel import deadline_in
+from dmiddleware.env.subprocess.process import EnvProcess, ProcessFailure
+from dmiddleware.env.subprocess.shared_memory import SharedArrays
+from dmiddleware.env.subprocess.worker import Setup, StepInfos
+from dmiddleware.errors import ConfigError, EnvTimeout
+
+__all__ = ["EnvPool"]
+
+SpacePair: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
+
+
+class EnvPool:
+    """Starts the processes of envs, asks them all at the same time, and ends them.
+
+    A request that some processes fail to answer gives the answers of the others and the failures;
+    what is to be done about them is up to the caller (:meth:`restart`, :meth:`close`).
+
+    Args:
+        env_fns: one factory per env.
+        envs_per_process: how many envs share a process.
+        step_timeout_s: how long a step of one env may take.
+        reset_timeout_s: how long a reset of one env may take, and starting its process.
+
+    Raises:
+        ConfigError: if a factory cannot be sent to another process.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
+        *,
+        envs_per_process: int,
+        step_timeout_s: float,
+        reset_timeout_s: float,
+    ) -> None:
+        self._env_num = len(env_fns)
+        self._envs_per_process = envs_per_process
+        self._step_timeout_s = step_timeout_s
+        self._reset_timeout_s = reset_timeout_s
+        ids = range(self._env_num)
+        groups = [list(ids[at : at + envs_per_process]) for at in ids[::envs_per_process]]
+        self._setups = [_pickled_setup(group, env_fns) for group in groups]
+        self._processes: dict[int, EnvProcess] = {}
+        self._spaces: SpacePair | None = None
+        self._shared: SharedArrays | None = None
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The ids of the processes, in the order of their envs."""
+        return tuple(self._processes[index].pid for index in sorted(self._processes))
+
+    @property
+    def spaces(self) -> SpacePair:
+        """The observation and the action space of a single env, known after :meth:`start`."""
+        assert self._spaces is not None
+        return self._spaces
+
+    @property
+    def memory(self) -> SharedArrays:
+        """What the envs and the manager share, there after :meth:`start`."""
+        assert self._shared is not None
+        return self._shared
+
+    def start(self, seeds: Mapping[int, int]) -> tuple[dict[int, Any], list[ProcessFailure]]:
+        """Start all processes, make the envs and reset them.
+
+        Args:
+            seeds: the seeds of the resets by env id; an env that is left out is not seeded.
+
+        Returns:
+            The infos of the resets by env id (the observations are in ``memory.first_obs``), and
+            the failures.
+
+        Raises:
+            EnvProtocolError: if the envs differ in their spaces.
+        """
+        return self._start(range(len(self._setups)), seeds)
+
+    def restart(
+        self, failures: Iterable[ProcessFailure], seeds: Mapping[int, int]
+    ) -> tuple[dict[int, Any], list[ProcessFailure]]:
+        """Start the processes that failed anew; otherwise like :meth:`start`."""
+        indices = [self._index_of(failure.env_ids[0]) for failure in failures]
+        for index in indices:
+            self._processes.pop(index).kill()
+        return self._start(indices, seeds)
+
+    def step(self, env_ids: list[int] | None) -> tuple[StepInfos, list[ProcessFailure]]:
+        """Step envs with the actions in ``memory.action``, and reset those that end.
+
+        Args:
+            env_ids: the envs; None: all.
+
+        Returns:
+            The infos (all else is in the memory), and the failures.
+        """
+        if env_ids is None:
+            contents = dict.fromkeys(self._processes, b"")
+        else:
+            groups = self._by_process(dict.fromkeys(env_ids))
+            contents = {index: pickle.dumps(list(group)) for index, group in groups.items()}
+        answers, failures = self._exchange(b"s", contents, "step", self._step_timeout_s)
+        merged = StepInfos()
+        for answer in answers.values():
+            if answer is not None:
+                merged.last |= answer.last
+                merged.first |= answer.first
+        return merged, failures
+
+    def ask(
+        self, kind: bytes, values: Mapping[int, Any], doing: str
+    ) -> tuple[dict[int, Any], list[ProcessFailure]]:
+        """Ask for something of single envs; the deadline is that of a reset.
+
+        Args:
+            kind: the request's letter, see :mod:`dmiddleware.env.subprocess.worker`.
+            values: what to send, by env id.
+            doing: what is asked, in the message of a failure.
+
+        Returns:
+            The answers by env id, and the failures.
+        """
+        groups = self._by_process(values)
+        contents = {index: pickle.dumps(group) for index, group in groups.items()}
+        answers, failures = self._exchange(kind, contents, doing, self._reset_timeout_s)
+        return _merged(answers), failures
+
+    def close(self, *, timeout_s: float) -> None:
+        """Let the processes close their envs and end; a second call does nothing.
+
+        Args:
+            timeout_s: when a process that has not ended is killed.
+        """
+        processes, self._processes = self._processes, {}
+        for process in processes.values():
+            process.request(b"c", timeout_s=0.1)
+        deadline = deadline_in(timeout_s)
+        for process in processes.values():
+            process.close(deadline=deadline)
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
+
+    def _start(
+        self, indices: Iterable[int], seeds: Mapping[int, int]
+    ) -> tuple[dict[int, Any], list[ProcessFailure]]:
+        for index in indices:
+            first = index * self._envs_per_process
+            last = min(first + self._envs_per_process, self._env_num)
+            self._processes[index] = EnvProcess(list(range(first, last)))
+        timeout_s = self._reset_timeout_s
+        setups = {index: self._setups[index] for index in indices}
+        found, failures = self._exchange(b"i", setups, "start", timeout_s)
+        self._take_spaces([pair for index in sorted(found) for pair in found[index]])
+        for index in found:
+            self._processes[index].request(b"m", timeout_s=timeout_s)
+            self._processes[index].send_fd(self.memory.fileno(), timeout_s=timeout_s)
+        mapped, more = self._answers(found, "start", timeout_s)
+        ready = {
+            index: pickle.dumps({key: seeds.get(key) for key in self._processes[index].env_ids})
+            for index in mapped
+        }
+        infos, still_more = self._exchange(b"r", ready, "reset", timeout_s)
+        return _merged(infos), [*failures, *more, *still_more]
+
+    def _take_spaces(self, found: list[SpacePair]) -> None:
+        """Make the memory when the spaces become known, and refuse envs that differ in them."""
+        if not found:
+            return
+        check_same_spaces(found if self._spaces is None else [self._spaces, *found])
+        if self._shared is None:
+            self._spaces = found[0]
+            self._shared = SharedArrays(*found[0], self._env_num)
+
+    def _exchange(
+        self, kind: bytes, contents: Mapping[int, bytes], doing: str, timeout_s: float
+    ) -> tuple[dict[int, Any], list[ProcessFailure]]:
+        for index, content in contents.items():
+            process = self._processes[index]
+            process.request(kind, content, timeout_s=timeout_s * len(process.env_ids))
+        return self._answers(contents, doing, timeout_s)
+
+    def _answers(
+        self, indices: Iterable[int], doing: str, timeout_s: float
+    ) -> tuple[dict[int, Any], list[ProcessFailure]]:
+        """Take the answers by process; ``timeout_s`` counts from now, and once for each env."""
+        answers: dict[int, Any] = {}
+        failures: list[ProcessFailure] = []
+        begun = time.monotonic()
+        for index in indices:
+            process = self._processes[index]
+            n_envs = len(process.env_ids)
+            try:
+                answers[index] = process.answer(
+                    doing,
+                    deadline=begun + timeout_s * n_envs,
+                    reset_timeout_s=self._reset_timeout_s * n_envs,
+                )
+            except ProcessFailure as failure:
+                failures.append(failure)
+                if isinstance(failure.error, EnvTimeout):
+                    # It would not take a request to close, either.
+                    process.kill()
+        return answers, failures
+
+    def _index_of(self, env_id: int) -> int:
+        return env_id // self._envs_per_process
+
+    def _by_process(self, values: Mapping[int, Any]) -> dict[int, dict[int, Any]]:
+        groups: dict[int, dict[int, Any]] = {}
+        for env_id, value in values.items():
+            groups.setdefault(self._index_of(env_id), {})[env_id] = value
+        return groups
+
+
+def _pickled_setup(env_ids: list[int], env_fns: Sequence[Callable[[], gym.Env[Any, Any]]]) -> bytes:
+    setup = Setup({env_id: env_fns[env_id] for env_id in env_ids}, len(env_fns))
+    try:
+        return bytes(cloudpickle.dumps(setup))
+    except Exception as error:
+        raise ConfigError(
+            f"the factory of env {env_ids[0]} cannot be sent to a process: "
+            f"{type(error).__name__}: {error}; let it make what it needs inside, or use "
+            'mode="sync"'
+        ) from error
+
+
+def _merged(answers: Mapping[int, dict[int, Any] | None]) -> dict[int, Any]:
+    return {env_id: item for own in answers.values() if own for env_id, item in own.items()}

@@ -1,0 +1,260 @@
+"""The process that envs of an :class:`~dmiddleware.env.AsyncEnvManager` run in.
+
+The manager starts a fresh interpreter (never a fork: threads and sockets of the manager's process
+must not be copied) and talks to it over a socket; observations, actions and rewards lie in shared
+memory. A message is one letter and a pickled rest; the two ends are one program, and the socket has
+no name that another process could connect to.
+
+========  ============================================  ======================================
+request   content                                       answers
+========  ============================================  ======================================
+``i``     :class:`Setup`                                ``k`` the spaces of each env
+``m``     nothing; the memory's file follows            ``k``
+``r``     {env id: seed or None}                        ``k`` the infos of the resets
+``s``     the env ids, or nothing for all               ``r`` when resets begin; ``k``
+                                                        :class:`StepInfos`, or nothing
+``p``     {env id: None}                                ``k`` the pictures and render modes
+``g``     {env id: None}                                ``k`` the states
+``l``     {env id: state}                               ``k`` what does not fit, or None
+``d``     {env id: seed}                                ``k``
+``c``     nothing                                       the end of the process
+========  ============================================  ======================================
+
+Any request but ``c`` may be answered by ``e`` and a :class:`Failure`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import signal
+import socket
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+
+from dmiddleware.env.batching import NestedArrays, make_read, make_write
+from dmiddleware.env.contract import (
+    bad_obs,
+    check_env,
+    check_first,
+    check_result,
+    close_quietly,
+)
+from dmiddleware.env.env_state import get_state, set_state
+from dmiddleware.env.subprocess.channel import Channel, ChannelClosed
+from dmiddleware.env.subprocess.shared_memory import SharedArrays
+from dmiddleware.errors import CheckpointMismatch, EnvProtocolError
+
+__all__ = ["main", "Setup", "Failure", "StepInfos"]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker is told first.
+
+    Attributes:
+        env_fns: the factory of each env, by env id.
+        env_num: how many envs the manager has, in all its workers.
+    """
+
+    env_fns: dict[int, Callable[[], gym.Env[Any, Any]]]
+    env_num: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What an env raised.
+
+    Attributes:
+        env_id: the env.
+        doing: what it was asked to do ("step", "reset", "start").
+        summary: the exception's type and message.
+        details: its traceback.
+        breaks_protocol: whether the env returned something that Gymnasium's interface forbids.
+    """
+
+    env_id: int
+    doing: str
+    summary: str
+    details: str
+    breaks_protocol: bool = False
+
+
+@dataclass
+class StepInfos:
+    """The infos of a step; envs with empty ones are left out.
+
+    Attributes:
+        last: the infos that the steps returned.
+        first: the infos of the resets after an episode's end.
+    """
+
+    last: dict[int, Any] = field(default_factory=dict)
+    first: dict[int, Any] = field(default_factory=dict)
+
+
+class _Worker:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._envs: dict[int, gym.Env[Any, Any]] = {}
+        self._seeds: dict[int, int] = {}
+        self._env_num = 0
+        self._env_id = 0
+        self._doing = "start"
+        self._requests: dict[bytes, Callable[[Any], Any]] = {
+            b"i": self._set_up,
+            b"m": self._map_memory,
+            b"r": self._reset_envs,
+            b"s": self._step_envs,
+            b"p": self._render,
+            b"g": self._get_states,
+            b"l": self._set_states,
+            b"d": self._seed,
+        }
+
+    def serve(self) -> None:
+        """Answer requests until the manager closes the worker or is gone."""
+        while True:
+            message = self._channel.receive()
+            kind, content = message[:1], message[1:]
+            if kind == b"c":
+                return
+            try:
+                answer = self._requests[kind](pickle.loads(content) if content else None)
+                # cloudpickle: the class of a space or an info may come from the program's main.
+                self._channel.send(b"k" + (b"" if answer is None else cloudpickle.dumps(answer)))
+            except ChannelClosed:
+                raise
+            except Exception as error:  # noqa: BLE001 - an env may raise anything
+                self._channel.send(b"e" + pickle.dumps(self._failure(error)))
+
+    def close(self) -> None:
+        """Close the envs."""
+        for env in self._envs.values():
+            close_quietly(env)
+
+    def _failure(self, error: Exception) -> Failure:
+        return Failure(
+            env_id=self._env_id,
+            doing=self._doing,
+            summary=f"{type(error).__name__}: {error}",
+            details=traceback.format_exc(),
+            breaks_protocol=isinstance(error, EnvProtocolError),
+        )
+
+    def _set_up(self, setup: Setup) -> list[tuple[gym.Space[Any], gym.Space[Any]]]:
+        self._doing, self._env_num = "start", setup.env_num
+        for env_id, env_fn in setup.env_fns.items():
+            self._env_id = env_id
+            self._envs[env_id] = env_fn()
+            check_env(self._envs[env_id], env_id)
+        found = [(env.observation_space, env.action_space) for env in self._envs.values()]
+        self._obs_space, self._action_space = found[0]
+        self._write_array = make_write(self._obs_space)
+        self._read = make_read(self._action_space)
+        return found
+
+    def _map_memory(self, _: None) -> None:
+        self._shared = SharedArrays(
+            self._obs_space, self._action_space, self._env_num, fd=self._channel.receive_fd()
+        )
+        self._shared.close()
+
+    def _reset_envs(self, seeds: Mapping[int, int | None]) -> dict[int, Any]:
+        self._seeds.update({key: seed for key, seed in seeds.items() if seed is not None})
+        return {env_id: self._reset(env_id) for env_id in seeds}
+
+    def _reset(self, env_id: int) -> Any:
+        self._doing, self._env_id = "reset", env_id
+        env, seed = self._envs[env_id], self._seeds.pop(env_id, None)
+        obs, info = check_first(env.reset() if seed is None else env.reset(seed=seed), env_id)
+        if seed is not None:
+            env.action_space.seed(seed)
+        self._write(self._shared.first_obs, env_id, obs)
+        return info
+
+    def _write(self, arrays: NestedArrays, env_id: int, obs: Any) -> None:
+        try:
+            self._write_array(arrays, env_id, obs)
+        except (TypeError, ValueError, KeyError) as error:
+            raise bad_obs(env_id, obs, self._obs_space, error) from error
+
+    def _step_envs(self, env_ids: list[int] | None) -> StepInfos | None:
+        shared, ended, infos = self._shared, [], StepInfos()
+        for env_id in self._envs if env_ids is None else env_ids:
+            self._doing, self._env_id = "step", env_id
+            result = self._envs[env_id].step(self._read(shared.action, env_id))
+            check_result(result, env_id)
+            obs, shared.reward[env_id], terminated, truncated, info = result
+            self._write(shared.next_obs, env_id, obs)
+            shared.terminated[env_id], shared.truncated[env_id] = terminated, truncated
+            if info:
+                infos.last[env_id] = info
+            if terminated or truncated:
+                ended.append(env_id)
+        if ended:
+            # From here on the deadline is that of resets.
+            self._channel.send(b"r")
+            infos.first = {env_id: info for env_id in ended if (info := self._reset(env_id))}
+        return infos if infos.last or infos.first else None
+
+    def _render(self, env_ids: Mapping[int, None]) -> dict[int, tuple[Any, str | None]]:
+        self._doing = "render"
+        return {key: (self._envs[key].render(), self._envs[key].render_mode) for key in env_ids}
+
+    def _get_states(self, env_ids: Mapping[int, None]) -> dict[int, Any]:
+        self._doing = "get_state"
+        return {env_id: get_state(self._envs[env_id]) for env_id in env_ids}
+
+    def _set_states(self, states: Mapping[int, Any]) -> dict[int, CheckpointMismatch | None]:
+        self._doing = "set_state"
+        self._seeds.clear()
+        return {env_id: self._set_state(env_id, state) for env_id, state in states.items()}
+
+    def _set_state(self, env_id: int, state: Any) -> CheckpointMismatch | None:
+        self._env_id = env_id
+        try:
+            set_state(self._envs[env_id], state)
+        except CheckpointMismatch as error:
+            return error
+        return None
+
+    def _seed(self, seeds: Mapping[int, int]) -> None:
+        self._seeds = dict(seeds)
+
+
+def main(socket_fd: int, black_box_fd: int) -> None:
+    """Run a worker: the entry point of its process.
+
+    Args:
+        socket_fd: one end of a stream socket; the manager has the other.
+        black_box_fd: a pipe that a traceback is written to when the interpreter dies, or when the
+            manager asks by SIGUSR1 where the env hangs.
+    """
+    faulthandler.enable(black_box_fd)
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGUSR1, file=black_box_fd)
+    channel = Channel(socket.socket(fileno=socket_fd))
+    threading.Thread(target=_die_with_manager, args=(channel,), daemon=True).start()
+    worker = _Worker(channel)
+    try:
+        worker.serve()
+        worker.close()
+    except ChannelClosed:
+        worker.close()
+
+
+def _die_with_manager(channel: Channel) -> None:
+    """End the process, and those that its envs started, once the manager is gone.
+
+    The main thread may be busy or hang in an env, so it cannot be left to it.
+    """
+    channel.wait_until_closed()
+    os.killpg(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,173 @@
+"""The process as a node of a run: what a task joins when its program says nothing else.
+
+A program that builds ``Task(ctx)`` runs alone. Within :func:`running_as`, which the launcher wraps
+around it, the very same program gets the node's router, roles and labels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dmiddleware.pipeline.clock import Clock, SystemClock
+from dmiddleware.pipeline.event_bus import EventRouter
+
+__all__ = ["Progress", "ThisNode", "running_as", "this_node"]
+
+
+class _StoppableTask(Protocol):
+    ctx: Any
+
+    def stop(self, reason: str, *, ok: bool = True, only_local: bool = False) -> None: ...
+
+    @property
+    def stop_reason(self) -> str | None: ...
+
+    @property
+    def stopped_ok(self) -> bool: ...
+
+    @property
+    def ends_run(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a node's tasks are.
+
+    Attributes:
+        step: steps of the chain.
+        env_step: environment steps.
+        train_iter: updates.
+        blocked_s: seconds that exchanges waited for other processes.
+    """
+
+    step: int = 0
+    env_step: int = 0
+    train_iter: int = 0
+    blocked_s: float = 0.0
+
+
+class ThisNode:
+    """One process of a run.
+
+    Args:
+        router: carries events to and from the others.
+        roles: the parts that this process plays; none: all.
+        labels: names to find it by.
+        clock: times what its tasks wait for; None: the clock of the machine.
+        stamp: the same for all processes of the run, and for no other run; empty: none.
+    """
+
+    def __init__(
+        self,
+        *,
+        router: EventRouter | None = None,
+        roles: tuple[str, ...] = (),
+        labels: tuple[str, ...] = (),
+        clock: Clock | None = None,
+        stamp: str = "",
+    ) -> None:
+        self.router = router
+        self.roles = roles
+        self.labels = labels
+        self.clock: Clock = clock if clock is not None else SystemClock()
+        self._stamp = stamp
+        self._n_stamps = 0
+        self._blocked_s = 0.0
+        # A signal's handler may stop the node while this very thread registers a task.
+        self._lock = threading.RLock()
+        self._tasks: list[_StoppableTask] = []
+        self._stop: tuple[str, bool, bool] | None = None
+
+    @property
+    def node_id(self) -> int:
+        """The number of this process in the run."""
+        return 0 if self.router is None else self.router.node_id
+
+    def has_role(self, role: str) -> bool:
+        """Tell whether this process plays the role; without any roles, it plays them all."""
+        return not self.roles or role in self.roles
+
+    def next_stamp(self) -> str:
+        """Return a word for one thing that the run has once, such as its folder; empty: none.
+
+        The first call gives all processes of the run the same word, and so does the second.
+        """
+        with self._lock:
+            self._n_stamps += 1
+            return f"{self._stamp}/{self._n_stamps}" if self._stamp else ""
+
+    def note_blocked(self, seconds: float) -> None:
+        """Take note that a middleware waited for another process."""
+        with self._lock:
+            self._blocked_s += seconds
+
+    def register(self, task: _StoppableTask) -> None:
+        """Take note of a task of this process; if the process was told to end, stop it at once."""
+        with self._lock:
+            self._tasks.append(task)
+            stop = self._stop
+        if stop is not None:
+            task.stop(stop[0], ok=stop[1], only_local=stop[2])
+
+    def stop(self, reason: str, *, ok: bool = True, only_local: bool = False) -> None:
+        """Stop every task of this process, and those that it begins later.
+
+        Args:
+            reason: why.
+            ok: False says that the run has failed.
+            only_local: leave the peers alone, which go on without this process.
+        """
+        with self._lock:
+            if self._stop is None:
+                self._stop = (reason, ok, only_local)
+            tasks = list(self._tasks)
+        for task in tasks:
+            task.stop(reason, ok=ok, only_local=only_local)
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the newest task stopped, or None."""
+        return self._tasks[-1].stop_reason if self._tasks else None
+
+    @property
+    def stopped_ok(self) -> bool:
+        """Whether no task was stopped because something failed."""
+        return all(task.stopped_ok for task in self._tasks)
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether a task was told to stop, and those of the peers with it."""
+        return any(task.ends_run for task in list(self._tasks))
+
+    def progress(self) -> Progress:
+        """Return how far the tasks are; each counter is that of the task that is farthest."""
+        contexts = [task.ctx for task in list(self._tasks)]
+        return Progress(
+            step=max((ctx.total_step for ctx in contexts), default=0),
+            env_step=max((getattr(ctx, "env_step", 0) for ctx in contexts), default=0),
+            train_iter=max((getattr(ctx, "train_iter", 0) for ctx in contexts), default=0),
+            blocked_s=self._blocked_s,
+        )
+
+
+_current: ContextVar[ThisNode | None] = ContextVar("dmiddleware.this_node", default=None)
+
+
+def this_node() -> ThisNode | None:
+    """Return the node that this program runs as, or None if it runs alone."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def running_as(node: ThisNode) -> Iterator[ThisNode]:
+    """Let tasks that are built within join the network as ``node``."""
+    token = _current.set(node)
+    try:
+        yield node
+    finally:
+        _current.reset(token)

@@ -1,0 +1,452 @@
+"""The event bus: handlers run one at a time, in order of emission, on the bus's own thread."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
+
+from dmiddleware.errors import EventError, EventQueueFull, WaitTimeout
+from dmiddleware.pipeline.clock import Clock, Running, SystemClock
+from dmiddleware.pipeline.event import (
+    Emission,
+    Event,
+    EventCounters,
+    Handler,
+    Letter,
+    Mailbox,
+)
+
+__all__ = ["EventBus", "EventRouter"]
+
+_logger = logging.getLogger(__name__)
+
+
+class EventRouter(Protocol):
+    """What a task needs of a router, which carries events between processes."""
+
+    @property
+    def node_id(self) -> int:
+        """The number of this process in the run."""
+        ...
+
+    @property
+    def labels(self) -> Collection[str]:
+        """The labels of this process."""
+        ...
+
+    def attach(
+        self,
+        deliver: Callable[[str, tuple[Any, ...], dict[str, Any]], None],
+        offer: Callable[[str, tuple[Any, ...], dict[str, Any]], bool] | None = None,
+    ) -> None:
+        """Take the functions to call, with name and arguments, for each event that arrives.
+
+        Args:
+            deliver: takes an event; it may wait for room.
+            offer: takes an event if there is room for it now, and tells whether it did. None: there
+                is no such function.
+        """
+        ...
+
+    def subscribe(self, name: str, *, active: bool) -> None:
+        """Begin, or end, to receive the event from the peers."""
+        ...
+
+    def emit(self, event: Event, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Send the event to the peers that subscribed to it, as its contract says."""
+        ...
+
+    def peer_ids(self) -> Collection[int]:
+        """Return the numbers of the other processes that are here."""
+        ...
+
+    def counters(self) -> Mapping[str, float]:
+        """Return what was sent and received so far, by event and by peer, to be logged."""
+        ...
+
+    def begin(self, *, stopped: Callable[[], bool]) -> None:
+        """Wait until every expected peer is ready too, so that nothing emitted misses anyone.
+
+        The wait ends early if ``stopped()`` comes true.
+        """
+        ...
+
+
+class EventBus:
+    """Carries events to handlers, and, with a router, to other processes.
+
+    A handler gets the emissions between its registration and its removal, each once, in order. The
+    thread starts with the first emission that someone listens to.
+
+    Args:
+        name: names the thread.
+        clock: times the deadlines, and starts the thread.
+        router: carries events from and to other processes.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "events",
+        clock: Clock | None = None,
+        router: EventRouter | None = None,
+    ) -> None:
+        self._name = name
+        self._clock = clock if clock is not None else SystemClock()
+        self._router = router
+        self._changed = threading.Condition()
+        self._mailbox = Mailbox()
+        self._events: dict[str, Event] = {}
+        self._handlers: dict[str, tuple[Handler, ...]] = {}
+        self._errors: list[BaseException] = []
+        self._running: Letter | None = None
+        self._thread: Running | None = None
+        self._closing = False
+        self._routing = threading.Lock()
+        if router is not None:
+            router.attach(self._deliver, self._offer)
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether handlers have raised errors that no one has taken yet."""
+        return bool(self._errors)
+
+    def on(self, event: str | Event, function: Callable[..., object]) -> None:
+        """Call the function for every emission of the event from now on.
+
+        Raises:
+            EventError: if the event was declared with another contract, or has an impossible name.
+        """
+        self._add(event, function, once=False)
+
+    def once(self, event: str | Event, function: Callable[..., object]) -> None:
+        """Call the function for the next emission of the event only."""
+        self._add(event, function, once=True)
+
+    def off(self, event: str | Event, function: Callable[..., object] | None = None) -> int:
+        """Call functions no more, not even for emissions that are in the queue.
+
+        Args:
+            event: the event, or a glob pattern of names (``"node.*"``).
+            function: which one; None means all.
+
+        Returns:
+            How many registrations were removed.
+        """
+        pattern = event.name if isinstance(event, Event) else event
+        with self._changed:
+            chosen = [
+                (name, handler)
+                for name, handlers in self._handlers.items()
+                for handler in handlers
+                if fnmatchcase(name, pattern) and (function is None or handler.function == function)
+            ]
+            for name, handler in chosen:
+                self._remove(name, handler)
+        for name in {name for name, _ in chosen}:
+            self._tell_router(name)
+        return len(chosen)
+
+    def emit(
+        self,
+        event: str | Event,
+        *args: Any,
+        only_local: bool = False,
+        only_remote: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Tell all who listen to the event, here and, with a router, in other processes.
+
+        Returns when the event is accepted, before the handlers have run. At a full queue of a
+        reliable event it waits until the event's deadline; within a handler it never waits, but may
+        use a reserve as large as the queue.
+
+        Args:
+            event: the event.
+            args: what the handlers get.
+            only_local: not to other processes.
+            only_remote: not to handlers here.
+            kwargs: what the handlers get by name.
+
+        Raises:
+            EventQueueFull: when the queue stayed full past the deadline.
+            EventError: when the bus is closed.
+        """
+        if only_local and only_remote:
+            raise EventError("an event cannot be both only_local and only_remote")
+        declared = self._resolve(event)
+        if self._router is not None and not only_local:
+            self._router.emit(declared, args, kwargs)
+        if not only_remote:
+            self._accept(declared, Emission(args, kwargs))
+
+    def wait_for(self, event: str | Event, *, timeout_s: float) -> Emission:
+        """Wait for the next emission of the event, until its handlers have run.
+
+        Returns:
+            What it was emitted with.
+
+        Raises:
+            WaitTimeout: when it does not come in time.
+            EventError: within a handler, which would wait for itself; or when the bus is closed.
+        """
+        name = self._resolve(event).name
+        self._refuse_in_handler(f"wait_for({name!r})")
+        arrived: list[Emission] = []
+
+        def take(*args: Any, **kwargs: Any) -> None:
+            arrived.append(Emission(args, kwargs))
+
+        handler = self._add(event, take, once=True)
+        try:
+            with self._changed:
+                self._clock.wait_for(
+                    self._changed,
+                    lambda: self._closing or (bool(arrived) and not self._is_running(handler)),
+                    timeout_s,
+                )
+        finally:
+            with self._changed:
+                self._remove(name, handler)
+            self._tell_router(name)
+        if arrived:
+            return arrived[0]
+        if self._closing:
+            raise EventError(f"the task was closed while it waited for the event {name!r}")
+        raise WaitTimeout(
+            f"the event {name!r} did not come within {timeout_s:g} s; is there someone who emits "
+            "it, and was it emitted before the wait began?"
+        )
+
+    def drain(self, *, timeout_s: float) -> None:
+        """Wait until every event that was accepted has been handled.
+
+        Raises:
+            WaitTimeout: when they are not in time; it names what is left.
+            EventError: within a handler, which would wait for itself.
+        """
+        if self._thread is None:
+            return
+        self._refuse_in_handler("sync()")
+        with self._changed:
+            if not self._clock.wait_for(self._changed, self._is_idle, timeout_s):
+                raise WaitTimeout(f"after {timeout_s:g} s, {self._unfinished()}")
+
+    def take_errors(self) -> list[BaseException]:
+        """Return, and forget, what handlers have raised; notes name the events."""
+        with self._changed:
+            errors, self._errors = self._errors, []
+        return errors
+
+    def counters(self) -> dict[str, EventCounters]:
+        """Return a copy of the counters of every event that someone listened to."""
+        with self._changed:
+            return {
+                name: dataclasses.replace(counters)
+                for name, counters in self._mailbox.counters.items()
+            }
+
+    def close(self, *, timeout_s: float = 10.0) -> None:
+        """Accept nothing more, handle what was accepted, and end the thread; twice is fine.
+
+        Raises:
+            WaitTimeout: when that takes longer; it names what is left.
+            EventError: within a handler, which would wait for itself.
+        """
+        self._refuse_in_handler("close()")
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for name in list(self._handlers):
+            self._tell_router(name)
+        thread = self._thread
+        if thread is None:
+            return
+        if not thread.join(timeout_s):
+            with self._changed:
+                raise WaitTimeout(f"after {timeout_s:g} s of closing, {self._unfinished()}")
+        self._thread = None
+
+    def _add(self, event: str | Event, function: Callable[..., object], *, once: bool) -> Handler:
+        if not callable(function):
+            raise EventError(f"a handler is a function, got {function!r}")
+        name = self._resolve(event).name
+        handler = Handler(function, once=once)
+        with self._changed:
+            known = self._handlers.get(name, ())
+            self._handlers[name] = (*known, handler)
+        if not known:
+            self._tell_router(name)
+        return handler
+
+    def _remove(self, name: str, handler: Handler) -> None:
+        """Remove a registration, with the condition held."""
+        handler.active = False
+        known = self._handlers.get(name, ())
+        self._handlers[name] = tuple(other for other in known if other is not handler)
+
+    def _tell_router(self, name: str) -> None:
+        """Tell the router whether anyone listens.
+
+        Not with the condition held: the router may be waiting for it, to deliver an event.
+        """
+        if self._router is not None:
+            with self._routing:
+                wanted = bool(self._handlers.get(name)) and not self._closing
+                self._router.subscribe(name, active=wanted)
+
+    def _resolve(self, event: str | Event) -> Event:
+        """Return the event of a name; an :class:`Event` declares its contract."""
+        if isinstance(event, Event):
+            known = self._events.setdefault(event.name, event)
+            if known != event:
+                raise EventError(
+                    f"the event {event.name!r} was declared as {known}, and now as {event}; "
+                    "declare it once and use that object everywhere"
+                )
+            return event
+        known_event = self._events.get(event)
+        return known_event if known_event is not None else Event(event)
+
+    def _deliver(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take an event that came from another process.
+
+        Raises:
+            EventQueueFull: when the queue stays full past the deadline; to be delivered again.
+        """
+        self._accept_from_afar(name, Emission(args, kwargs), waits=True)
+
+    def _offer(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Take an event that came from another process, if there is room for it now."""
+        try:
+            self._accept_from_afar(name, Emission(args, kwargs), waits=False)
+        except EventQueueFull:
+            return False
+        return True
+
+    def _accept_from_afar(self, name: str, emission: Emission, *, waits: bool) -> None:
+        try:
+            self._accept(self._resolve(name), emission, waits=waits)
+        except EventQueueFull:
+            raise
+        except EventError:
+            # It crossed with the news that this end is closed.
+            _logger.debug("the event %r came from another process after the task was closed", name)
+
+    def _accept(self, event: Event, emission: Emission, *, waits: bool = True) -> None:
+        in_handler = self._is_in_handler()
+        with self._changed:
+            if self._closing and not in_handler:
+                raise _closed(event)
+            handlers = self._handlers.get(event.name)
+            if not handlers:
+                return
+            letter = Letter(event, emission, handlers)
+            if not self._mailbox.offer(letter, reserve=in_handler):
+                self._wait_for_room(letter, in_handler=in_handler, waits=waits)
+            if self._thread is None:
+                self._start()
+            self._changed.notify_all()
+
+    def _wait_for_room(self, letter: Letter, *, in_handler: bool, waits: bool) -> None:
+        event = letter.event
+        accepted = (
+            waits
+            and not in_handler
+            and self._clock.wait_for(
+                self._changed, lambda: self._closing or self._mailbox.offer(letter), event.timeout_s
+            )
+        )
+        if accepted and self._closing:
+            raise _closed(event)
+        if not accepted:
+            raise EventQueueFull(self._full(event, in_handler=in_handler))
+
+    def _start(self) -> None:
+        self._thread = self._clock.spawn(self._work, name=self._name)
+
+    def _work(self) -> None:
+        while (letter := self._next()) is not None:
+            for handler in letter.handlers:
+                self._call(letter, handler)
+
+    def _next(self) -> Letter | None:
+        with self._changed:
+            self._running = None
+            self._changed.notify_all()
+            while (letter := self._mailbox.take()) is None:
+                if self._closing:
+                    return None
+                self._clock.wait_for(
+                    self._changed, lambda: self._closing or bool(self._mailbox), None
+                )
+            self._running = letter
+            self._changed.notify_all()
+            self._mailbox.counters[letter.event.name].handled += 1
+            return letter
+
+    def _call(self, letter: Letter, handler: Handler) -> None:
+        name = letter.event.name
+        with self._changed:
+            if not handler.active:
+                return
+            if handler.once:
+                self._remove(name, handler)
+        if handler.once:
+            self._tell_router(name)
+        try:
+            handler.function(*letter.emission.args, **letter.emission.kwargs)
+        except BaseException as error:
+            error.add_note(f"in handler {_name(handler.function)} of the event {name!r}")
+            _logger.debug("a handler of %r failed", name, exc_info=error)
+            with self._changed:
+                self._errors.append(error)
+                self._mailbox.counters[name].failed += 1
+
+    def _is_in_handler(self) -> bool:
+        return self._thread is not None and self._thread.is_current()
+
+    def _refuse_in_handler(self, what: str) -> None:
+        if self._is_in_handler():
+            raise EventError(
+                f"{what} within an event handler would wait for the handler itself; do it in the "
+                "chain, or register another handler"
+            )
+
+    def _is_idle(self) -> bool:
+        return not self._mailbox and self._running is None
+
+    def _is_running(self, handler: Handler) -> bool:
+        return self._running is not None and handler in self._running.handlers
+
+    def _doing(self) -> str:
+        assert self._running is not None
+        functions = ", ".join(_name(handler.function) for handler in self._running.handlers)
+        return f"the handlers of {self._running.event.name!r} ({functions}) are still running"
+
+    def _full(self, event: Event, *, in_handler: bool) -> str:
+        limit = 2 * event.capacity if in_handler else event.capacity
+        waited = "" if in_handler else f" and stayed so for {event.timeout_s:g} s"
+        busy = f"; {self._doing()}" if self._running else ""
+        return (
+            f"the queue of the event {event.name!r} is full with {limit} emissions{waited}{busy}. "
+            "Emit less often, make the handlers faster, or declare the event with a larger "
+            "capacity or a lossy delivery"
+        )
+
+    def _unfinished(self) -> str:
+        parts = [self._doing()] if self._running is not None else []
+        parts += [f"{count} of {name!r} wait" for name, count in self._mailbox.waiting().items()]
+        return "events are not handled yet: " + "; ".join(parts)
+
+
+def _closed(event: Event) -> EventError:
+    return EventError(f"the event {event.name!r} was emitted after the task was closed")
+
+
+def _name(function: Callable[..., object]) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)

@@ -1,0 +1,129 @@
+"""What a worker may do with a policy: immutable tuples of bound methods, one per mode.
+
+A worker gets a mode and never the policy, so a collector cannot update parameters by mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from dmiddleware.errors import ConfigError
+
+__all__ = [
+    "CollectMode",
+    "CommandMode",
+    "EvalMode",
+    "HasModes",
+    "LearnMode",
+    "as_collect_mode",
+    "as_eval_mode",
+    "as_learn_mode",
+]
+
+M = TypeVar("M")
+
+
+class LearnMode(NamedTuple):
+    """What a learner may do.
+
+    ``forward(batch) -> dict`` makes one update (or several) from a treetensor ``[B, …]`` or a list
+    of samples and returns native scalars, and maybe ``priority``, float32 ``[B]``.
+    """
+
+    forward: Callable[..., dict[str, Any]]
+    reset: Callable[..., None]
+    info: Callable[[], str]
+    monitor_vars: Callable[[], list[str]]
+    get_attribute: Callable[[str], Any]
+    set_attribute: Callable[[str, Any], None]
+    state_dict: Callable[[], dict[str, Any]]
+    load_state_dict: Callable[[dict[str, Any]], None]
+
+
+class CollectMode(NamedTuple):
+    """What a collector may do.
+
+    ``forward``, ``process_transition`` and ``get_train_sample`` take per-env data (a dict keyed by
+    env id, a list of transitions) and batched data (tensors, treetensors), and answer in kind.
+    """
+
+    forward: Callable[..., dict[Any, Any]]
+    process_transition: Callable[..., Any]
+    get_train_sample: Callable[[Any], Any]
+    reset: Callable[..., None]
+    get_attribute: Callable[[str], Any]
+    set_attribute: Callable[[str, Any], None]
+    state_dict: Callable[[], dict[str, Any]]
+    load_state_dict: Callable[[dict[str, Any]], None]
+
+
+class EvalMode(NamedTuple):
+    """What an evaluator may do; ``forward`` acts greedily and answers in kind, as in collecting."""
+
+    forward: Callable[..., dict[Any, Any]]
+    reset: Callable[..., None]
+    get_attribute: Callable[[str], Any]
+    set_attribute: Callable[[str, Any], None]
+    state_dict: Callable[[], dict[str, Any]]
+    load_state_dict: Callable[[dict[str, Any]], None]
+
+
+class CommandMode(NamedTuple):
+    """What a commander may do: turn the training's progress into arguments of the next forward."""
+
+    get_setting_learn: Callable[[dict[str, Any]], dict[str, Any]]
+    get_setting_collect: Callable[[dict[str, Any]], dict[str, Any]]
+    get_setting_eval: Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class HasModes(Protocol):
+    """A policy, as far as its modes are concerned."""
+
+    @property
+    def learn_mode(self) -> LearnMode:
+        """The methods of the learn mode."""
+        ...
+
+    @property
+    def collect_mode(self) -> CollectMode:
+        """The methods of the collect mode."""
+        ...
+
+    @property
+    def eval_mode(self) -> EvalMode:
+        """The methods of the eval mode."""
+        ...
+
+
+def as_learn_mode(policy: HasModes | LearnMode, *, user: str) -> LearnMode:
+    """Return the learn mode of a policy; a learn mode is returned as it is.
+
+    Args:
+        policy: a policy or its learn mode.
+        user: the name of what takes it, for the error message.
+
+    Raises:
+        ConfigError: if ``policy`` is neither.
+    """
+    return _as_mode(policy, LearnMode, "learn_mode", user)
+
+
+def as_collect_mode(policy: HasModes | CollectMode, *, user: str) -> CollectMode:
+    """Return the collect mode of a policy; see :func:`as_learn_mode`."""
+    return _as_mode(policy, CollectMode, "collect_mode", user)
+
+
+def as_eval_mode(policy: HasModes | EvalMode, *, user: str) -> EvalMode:
+    """Return the eval mode of a policy; see :func:`as_learn_mode`."""
+    return _as_mode(policy, EvalMode, "eval_mode", user)
+
+
+def _as_mode(policy: object, kind: type[M], name: str, user: str) -> M:
+    mode = policy if isinstance(policy, kind) else getattr(policy, name, None)
+    if not isinstance(mode, kind):
+        raise ConfigError(
+            f"{user} takes a policy or its {name}, got {type(policy).__name__}; "
+            f"pass the policy itself, for example {user}(policy, ...)"
+        )
+    return mode

@@ -1,0 +1,200 @@
+"""From per-env data to batches and back.
+
+A policy is written per env (dictionaries keyed by env id, lists of transitions) or batched
+(tensors whose first dimension is the env); these functions turn one into the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from dmiddleware.data.batch import TreeTensor, as_tree, from_numpy, index_rows, leaves, map_leaves
+from dmiddleware.errors import PolicyError, StructureError
+
+__all__ = [
+    "collate",
+    "collate_values",
+    "is_per_env",
+    "join_outputs",
+    "row",
+    "sample_by_trajectory",
+    "split_outputs",
+    "split_trajectories",
+    "to_rows",
+]
+
+
+def is_per_env(data: Any) -> bool:
+    """Tell whether ``data`` is a dictionary keyed by env id (and not a nested observation)."""
+    return isinstance(data, dict) and all(
+        isinstance(key, int | np.integer) and not isinstance(key, bool) for key in data
+    )
+
+
+def collate(samples: Sequence[Mapping[str, Any]]) -> Any:
+    """Stack samples (per-env transitions) into a batch.
+
+    Args:
+        samples: dictionaries with the same keys; values are numbers, tensors, arrays, or nested
+            dicts or tuples of them. Python numbers become float32, int64 or bool.
+
+    Returns:
+        A treetensor ``[len(samples), …]``.
+
+    Raises:
+        StructureError: if there are no samples, or they differ in keys or shapes.
+
+    Example:
+        >>> collate([{"reward": 0.5}, {"reward": 1.0}])["reward"]
+        tensor([0.5000, 1.0000])
+    """
+    if not samples:
+        raise StructureError("there are no samples to make a batch of; give at least one")
+    return as_tree(_collate_mappings(samples, ""))
+
+
+def collate_values(values: Sequence[Any], path: str = "") -> Any:
+    """Stack values of one kind along a new first dimension.
+
+    Args:
+        values: numbers, tensors, arrays, treetensors, or nested dicts or tuples of them.
+        path: where the values come from, named in messages.
+
+    Returns:
+        A tensor, or for nested values a treetensor.
+
+    Raises:
+        StructureError: if the values differ in keys or shapes, or are no arrays.
+    """
+    stacked = _collate_any(values, path)
+    return as_tree(stacked) if isinstance(stacked, dict) else stacked
+
+
+def row(value: Any, index: int) -> Any:
+    """Return one row of a tensor or treetensor."""
+    return index_rows(value, index) if isinstance(value, TreeTensor) else value[index]
+
+
+def split_outputs(outputs: Mapping[str, Any], env_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Turn ``{key: [E, …]}`` into ``{env_id: {key: […]}}``."""
+    return {
+        env_id: {key: row(value, position) for key, value in outputs.items()}
+        for position, env_id in enumerate(env_ids)
+    }
+
+
+def join_outputs(
+    outputs: Mapping[int, Mapping[str, Any]], env_ids: Sequence[int]
+) -> dict[str, Any]:
+    """Turn ``{env_id: {key: […]}}`` into ``{key: [E, …]}``, in the order of ``env_ids``.
+
+    Raises:
+        PolicyError: if the policy did not answer for an env.
+        StructureError: if the answers differ in keys or shapes.
+    """
+    missing = [env_id for env_id in env_ids if env_id not in outputs]
+    if missing:
+        raise PolicyError(
+            f"the policy was given observations of the envs {list(env_ids)} but answered nothing "
+            f"for {missing}; return one output for every env id"
+        )
+    stacked = _collate_mappings([outputs[env_id] for env_id in env_ids], "output")
+    return {key: as_tree(item) if isinstance(item, dict) else item for key, item in stacked.items()}
+
+
+def to_rows(batch: Any) -> list[dict[str, Any]]:
+    """Turn a treetensor ``[N, …]`` into ``N`` dictionaries; leaves are views."""
+    keys = [str(key) for key in batch]
+    length = next(iter(leaves(batch)))[1].shape[0]
+    return [{key: row(batch[key], position) for key in keys} for position in range(length)]
+
+
+def split_trajectories(transitions: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Cut one env's consecutive transitions after each ``done``, and where ``episode_id`` changes.
+
+    The last piece may be an episode that is not over.
+    """
+    pieces: list[list[dict[str, Any]]] = []
+    piece: list[dict[str, Any]] = []
+    for transition in transitions:
+        if piece and _other_episode(piece[-1], transition):
+            pieces.append(piece)
+            piece = []
+        piece.append(transition)
+        if bool(transition["done"]):
+            pieces.append(piece)
+            piece = []
+    if piece:
+        pieces.append(piece)
+    return pieces
+
+
+def sample_by_trajectory(
+    batch: Any, get_train_sample: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
+) -> Any:
+    """Give every trajectory of a batch to a per-env ``get_train_sample`` and stack the answers.
+
+    Args:
+        batch: ``[T, E, …]``, or one episode ``[T, …]``.
+        get_train_sample: turns a list of transitions into a list of samples.
+
+    Returns:
+        ``[T, E, …]`` if every env's trajectories gave ``T`` samples; otherwise all samples in one
+        dimension, ``[N, …]``, env after env. An episode gives ``[N, …]``.
+    """
+    if batch["done"].dim() == 1:
+        return collate(_samples_of(to_rows(batch), get_train_sample))
+    n_steps, n_envs = batch["done"].shape
+    per_env = [
+        _samples_of(to_rows(map_leaves(lambda leaf, e=env: leaf[:, e], batch)), get_train_sample)
+        for env in range(n_envs)
+    ]
+    samples = collate([sample for samples in per_env for sample in samples])
+    if any(len(samples) != n_steps for samples in per_env):
+        return samples
+    return map_leaves(lambda leaf: leaf.unflatten(0, (n_envs, n_steps)).transpose(0, 1), samples)
+
+
+def _samples_of(
+    transitions: list[dict[str, Any]],
+    get_train_sample: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],
+) -> list[dict[str, Any]]:
+    return [one for piece in split_trajectories(transitions) for one in get_train_sample(piece)]
+
+
+def _other_episode(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    return "episode_id" in after and int(before["episode_id"]) != int(after["episode_id"])
+
+
+def _collate_mappings(samples: Sequence[Mapping[str, Any]], path: str) -> dict[str, Any]:
+    keys = [str(key) for key in samples[0]]
+    for position, sample in enumerate(samples):
+        odd = set(map(str, sample)) ^ set(keys)
+        if odd:
+            raise StructureError(
+                f"{path or 'sample'} {position} differs from the first one in the keys "
+                f"{', '.join(sorted(odd))}; all must have the same keys"
+            )
+    prefix = f"{path}." if path else ""
+    return {key: _collate_any([s[key] for s in samples], f"{prefix}{key}") for key in keys}
+
+
+def _collate_any(values: Sequence[Any], path: str) -> Any:
+    first = values[0]
+    if isinstance(first, Mapping | TreeTensor):
+        return _collate_mappings(values, path)
+    if isinstance(first, tuple):
+        numbered = [{str(i): item for i, item in enumerate(value)} for value in values]
+        return _collate_mappings(numbered, path)
+    try:
+        if isinstance(first, torch.Tensor | np.ndarray):
+            return torch.stack([from_numpy(value) for value in values])
+        return torch.as_tensor([v.item() if isinstance(v, np.generic) else v for v in values])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise StructureError(
+            f"the values of {path!r} cannot be stacked (the first one is {first!r:.100}): {error}"
+        ) from error

@@ -1,0 +1,362 @@
+"""Rows of several environments between the moment they are made and the moment they are handed out.
+
+A step of an env manager gives one row for each environment that made a transition: mostly one for
+every environment, sometimes fewer (an environment that was restarted, or that spends a step on its
+reset). The store keeps the pieces as they come and cuts rectangles ``[T, E, …]`` or whole episodes
+``[T_i, …]`` out of them, with array operations only; what does not fit stays for the next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dmiddleware.data import batch as tree
+from dmiddleware.data.batch import Batch, TreeTensor
+
+__all__ = ["Piece", "RowStore"]
+
+Ids: TypeAlias = npt.NDArray[np.int64]
+Piece: TypeAlias = dict[str, Any]
+"""Columns ``[R, …]`` of one step (or of what is left of earlier ones): arrays, tensors or trees."""
+
+
+_NOWHERE: Final = torch.zeros(0, dtype=torch.int64)
+_FEW: Final = 64
+
+
+class RowStore:
+    """The rows that were made and not yet handed out, in the order in which they were made.
+
+    Every piece has the columns ``episode_id`` int64 and ``done`` bool; which environment each row
+    comes from is told when it is added. Pieces may share memory with each other; what is handed out
+    shares none.
+
+    Attributes:
+        ends: the rows that end an episode, of the rectangle handed out last: indices into its
+            ``T * E`` rows, int64.
+
+    Args:
+        env_num: number of environments, ``E``.
+    """
+
+    def __init__(self, env_num: int) -> None:
+        self._env_num = env_num
+        self._all = np.arange(env_num)
+        self.ends = _NOWHERE
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._forget_rows()
+        self._last_id = np.zeros(self._env_num, np.int64)
+        self._last_done = np.ones(self._env_num, bool)
+
+    def _forget_rows(self) -> None:
+        self._pieces: list[Piece] = []
+        self._env_ids: list[Ids] = []
+        # While every piece has one row of every environment, in order, there is nothing to sort.
+        self._regular = True
+        self._counts = np.zeros(self._env_num, np.int64)
+
+    def __len__(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no rows wait."""
+        return not self._pieces
+
+    @property
+    def counts(self) -> Ids:
+        """Rows of each environment, ``[E] int64``."""
+        if self._regular:
+            return np.full(self._env_num, len(self._pieces), np.int64)
+        return self._counts
+
+    @property
+    def is_level(self) -> bool:
+        """Whether all environments have as many rows."""
+        return self._regular or bool((self._counts == self._counts[0]).all())
+
+    @property
+    def n_ends(self) -> Ids:
+        """Number of episodes' ends among the rows of each environment, ``[E] int64``."""
+        rows, env_id = self._joined()
+        return np.bincount(env_id[_as_array(rows["done"])], minlength=self._env_num)
+
+    @property
+    def open_episodes(self) -> Ids:
+        """Ids of the episodes that have rows here, and no end among them."""
+        rows, _ = self._joined()
+        ids = _as_array(rows["episode_id"])
+        return np.setdiff1d(ids, ids[_as_array(rows["done"])])
+
+    @property
+    def cut_episodes(self) -> Ids:
+        """Ids of the episodes of which a part was handed out, and not their ends."""
+        return self._last_id[~self._last_done]
+
+    @property
+    def fewest(self) -> int:
+        """Rows of the environment that has the fewest."""
+        return len(self._pieces) if self._regular else int(self._counts.min())
+
+    def add(self, piece: Piece) -> None:
+        """Add a piece with one row of every environment, in order."""
+        self._pieces.append(piece)
+        if not self._regular:
+            self._env_ids.append(self._all)
+            self._counts += 1
+
+    def add_some(self, piece: Piece, env_id: Ids) -> None:
+        """Add a piece whose row ``i`` comes from environment ``env_id[i]``."""
+        if len(env_id) == 0:
+            return
+        if self._regular:
+            self._counts = self.counts
+            self._env_ids = [self._all] * len(self._pieces)
+            self._regular = False
+        self._pieces.append(piece)
+        self._env_ids.append(env_id)
+        self._counts += np.bincount(env_id, minlength=self._env_num)
+
+    def take_rectangle(
+        self,
+        n_steps: int,
+        loans: Mapping[int, int] | None = None,
+        split: Callable[[int], int] | None = None,
+    ) -> Batch:
+        """Hand out the oldest ``n_steps`` rows of every environment, as ``[T, E, …]``.
+
+        No environment may have fewer rows than that; what is over stays.
+
+        Args:
+            n_steps: the rectangle's height.
+            loans: environments whose lane holds rows of another one, and of which: those that
+                follow its oldest ``n_steps``. An episode that goes on from its own lane into the
+                other one is split there, since no id may stand in two lanes of a rectangle. Nobody
+                lends twice, and nobody both lends and borrows.
+            split: gives the rest of an episode an id of its own, and returns it.
+        """
+        if self._regular:
+            taken = self._pieces[:n_steps]
+            del self._pieces[:n_steps]
+            if n_steps == 1:
+                return self.pass_on(taken[0])
+            self._last_id = _as_array(taken[-1]["episode_id"])
+            self._last_done = _as_array(taken[-1]["done"])
+            columns = _stack(taken)
+            self.ends = _true_at(columns["done"].numpy())
+            return tree.as_tree(columns)
+        rows, env_id = self._joined()
+        order = np.argsort(env_id, kind="stable")
+        starts = np.cumsum(self._counts) - self._counts
+        steps = np.arange(n_steps)[:, None]
+        picked = order[np.minimum(starts + steps, len(order) - 1)]
+        source = self._all.copy()
+        for borrower, lender in (loans or {}).items():
+            assert split is not None
+            mine = order[starts[lender] : starts[lender] + self._counts[lender]]
+            rows = _split_at(rows, mine, n_steps, split)
+            picked[:, borrower] = mine[n_steps : 2 * n_steps]
+            source[borrower] = lender
+        self._keep_others(rows, env_id, picked)
+        # Of each environment, the row that was handed out last; a borrower's stays the one before.
+        self._last_id, self._last_done = self._last_id.copy(), self._last_done.copy()
+        for lane in np.argsort(source != self._all, kind="stable").tolist():
+            last = picked[-1, lane]
+            self._last_id[source[lane]] = _as_array(rows["episode_id"])[last]
+            self._last_done[source[lane]] = _as_array(rows["done"])[last]
+        index = torch.from_numpy(picked)
+        columns = {name: _select(column, index) for name, column in rows.items()}
+        self.ends = _true_at(columns["done"].numpy())
+        return tree.as_tree(columns)
+
+    def pass_on(self, piece: Piece) -> Batch:
+        """Hand out a piece with one row of every environment, in order, as ``[1, E, …]``.
+
+        It comes before all rows that are stored.
+        """
+        self._last_id = _as_array(piece["episode_id"])
+        self._last_done = _as_array(piece["done"])
+        self.ends = _true_at(self._last_done)
+        return tree.as_tree(_add_time(piece))
+
+    def take_all(self) -> tuple[Piece, Ids]:
+        """Hand out all rows, as columns ``[R, …]``, and the environment of each, ``[R] int64``."""
+        rows, env_id = self._joined()
+        self._forget_rows()
+        # Of rows of one environment, the last one is written last.
+        self._last_id, self._last_done = self._last_id.copy(), self._last_done.copy()
+        self._last_id[env_id] = _as_array(rows["episode_id"])
+        self._last_done[env_id] = _as_array(rows["done"])
+        index = torch.arange(len(env_id))  # what is selected is copied
+        return {name: _select(column, index) for name, column in rows.items()}, env_id.copy()
+
+    def take_episodes(self, shares: Ids) -> list[Batch]:
+        """Hand out the oldest ``shares[e]`` finished episodes of each environment ``e``.
+
+        Returns:
+            Batches ``[T_i, …]``, in the order in which the episodes ended.
+        """
+        rows, env_id = self._joined()
+        done = np.flatnonzero(_as_array(rows["done"]))
+        # The how-many-th end of its environment each end is.
+        rank = np.zeros(len(done), np.int64)
+        for env in range(self._env_num):
+            mine = env_id[done] == env
+            rank[mine] = np.arange(np.count_nonzero(mine))
+        ends = done[rank < shares[env_id[done]]]
+        episode = _as_array(rows["episode_id"])
+        indices = [np.flatnonzero(episode[: end + 1] == episode[end]) for end in ends]
+        self._keep_others(rows, env_id, np.concatenate(indices) if indices else done[:0])
+        return [
+            tree.as_tree(
+                {name: _select(column, torch.from_numpy(index)) for name, column in rows.items()}
+            )
+            for index in indices
+        ]
+
+    def drop(self, episode_ids: Sequence[int] | Ids) -> int:
+        """Drop the rows of these episodes.
+
+        Returns:
+            How many rows were dropped.
+        """
+        if not self._pieces:
+            return 0
+        rows, env_id = self._joined()
+        unwanted = np.flatnonzero(np.isin(_as_array(rows["episode_id"]), episode_ids))
+        if len(unwanted):
+            self._keep_others(rows, env_id, unwanted)
+        return len(unwanted)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all rows (no ``rows`` if there are none) and what was handed out last."""
+        last = {
+            "last_id": torch.from_numpy(self._last_id.copy()),
+            "last_done": torch.from_numpy(self._last_done.copy()),
+        }
+        if not self._pieces:
+            return {"env_id": torch.zeros(0, dtype=torch.int64), "rows": {}, **last}
+        rows, env_id = self._joined()
+        return {
+            **last,
+            "env_id": torch.from_numpy(env_id.copy()),
+            "rows": {
+                name: tree.map_nested(torch.clone, _as_tensors(column))
+                for name, column in rows.items()
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Hold the rows of ``state`` and no others."""
+        self._forget_rows()
+        self._last_id = _as_array(state["last_id"]).copy()
+        self._last_done = _as_array(state["last_done"]).copy()
+        rows = {
+            name: tree.map_nested(torch.clone, column) for name, column in state["rows"].items()
+        }
+        rows = {
+            name: tree.as_tree(column) if isinstance(column, Mapping) else column
+            for name, column in rows.items()
+        }
+        self.add_some(rows, _as_array(state["env_id"]).astype(np.int64))
+
+    def _joined(self) -> tuple[Piece, Ids]:
+        """Return all rows as one piece, with the environment of each."""
+        if not self._pieces:
+            return {"done": np.zeros(0, bool), "episode_id": np.zeros(0, np.int64)}, self._all[:0]
+        rows = join(self._pieces)
+        if self._regular:
+            return rows, np.tile(self._all, len(self._pieces))
+        return rows, np.concatenate(self._env_ids)
+
+    def _keep_others(self, rows: Piece, env_id: Ids, taken: Ids) -> None:
+        keep = np.ones(len(env_id), bool)
+        keep[taken.ravel()] = False
+        left = np.flatnonzero(keep)
+        self._forget_rows()
+        index = torch.from_numpy(left)
+        self.add_some({name: _select(column, index) for name, column in rows.items()}, env_id[left])
+
+
+def join(pieces: Sequence[Piece]) -> Piece:
+    """Put pieces of the same columns one below the other; columns become tensors or trees."""
+    if len(pieces) == 1:
+        return {name: _as_tensors(column) for name, column in pieces[0].items()}
+    return {name: _cat([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+def _split_at(rows: Piece, mine: Ids, position: int, split: Callable[[int], int]) -> Piece:
+    """Give the rows of one environment from a position on another id, if an episode goes on."""
+    episode, rest = _as_array(rows["episode_id"]), mine[position:]
+    before = episode[mine[position - 1]]
+    going_on = rest[episode[rest] == before]
+    if len(going_on) == 0:
+        return rows
+    episode = episode.copy()
+    episode[going_on] = split(int(before))
+    return {**rows, "episode_id": torch.from_numpy(episode)}
+
+
+def _cat(parts: list[Any]) -> Any:
+    if all(isinstance(part, np.ndarray) for part in parts):
+        return torch.from_numpy(np.concatenate(parts))
+    tensors = [_as_tensors(part) for part in parts]
+    return torch.cat(tensors) if isinstance(tensors[0], torch.Tensor) else tree.cat(tensors)
+
+
+def _as_tensors(column: Any) -> Any:
+    return column if isinstance(column, torch.Tensor | TreeTensor) else tree.from_numpy(column)
+
+
+def _as_array(column: Any) -> npt.NDArray[Any]:
+    return column if isinstance(column, np.ndarray) else column.numpy()
+
+
+def _add_time(piece: Piece) -> dict[str, Any]:
+    """Turn the columns ``[E, …]`` of one step into ``[1, E, …]``; arrays are copied."""
+    lead = {}
+    for name, column in piece.items():
+        if type(column) is np.ndarray:
+            lead[name] = torch.from_numpy(column[None].copy())
+        elif type(column) is torch.Tensor:
+            lead[name] = column[None]
+        elif isinstance(column, TreeTensor):
+            lead[name] = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), column)
+        else:
+            lead[name] = tree.from_numpy(tree.map_nested(lambda leaf: leaf[None].copy(), column))
+    return lead
+
+
+def _true_at(flags: npt.NDArray[Any]) -> torch.Tensor:
+    # In numpy, whose calls cost a fraction of torch's on so few numbers; and a list's cost less.
+    array = flags.ravel()
+    if array.size < _FEW and True not in array.tolist():
+        return _NOWHERE
+    return torch.from_numpy(array.nonzero()[0])
+
+
+def _stack(pieces: Sequence[Piece]) -> dict[str, Any]:
+    """Stack the columns ``[E, …]`` of several steps into ``[T, E, …]``."""
+    stacked = {}
+    for name, first in pieces[0].items():
+        parts = [piece[name] for piece in pieces]
+        if type(first) is np.ndarray:
+            stacked[name] = torch.from_numpy(np.stack(parts))
+        elif isinstance(first, torch.Tensor):
+            stacked[name] = torch.stack(parts)
+        else:
+            stacked[name] = tree.stack([_as_tensors(part) for part in parts])
+    return stacked
+
+
+def _select(column: Any, index: torch.Tensor) -> Any:
+    tensors = _as_tensors(column)
+    return tensors[index] if isinstance(tensors, torch.Tensor) else tree.index_rows(tensors, index)

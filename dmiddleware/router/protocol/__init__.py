@@ -1,0 +1,1 @@
+"""The router's state machines. Pure: no socket, thread or clock."""

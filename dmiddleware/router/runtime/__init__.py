@@ -1,0 +1,1 @@
+"""The router's threads: they move bytes between the protocol and a transport."""

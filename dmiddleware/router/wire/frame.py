@@ -1,0 +1,349 @@
+"""The frame: what crosses the network, checked in full before any of it is used.
+
+::
+
+    offset  size  field
+         0     4  magic "DMWR"
+         4     2  version
+         6     1  type (FrameType)
+         7     1  flags
+         8     8  session          agreed in the handshake; 0 before it
+        16     8  incarnation      of the sender: grows with each start of its process
+        24     4  stream           data streams are independent of each other
+        28     4  metadata length  (at most 64 KiB)
+        32     8  sequence         of the request in its session; no request is taken twice
+        40     8  frame length     of the whole frame
+        48     4  buffers          how many (at most 8,192)
+        52     8  data sequence    of the events in their stream
+        60     4  zero
+        64    32  MAC              keyed BLAKE2b (RFC 7693); zero without a key
+        96     …  metadata         msgpack
+         …     …  table            8 bytes a buffer: its length
+         …     …  buffers          each at a multiple of 64 bytes from the frame's start
+
+Integers are little-endian. The MAC covers prefix, metadata and table, and the buffers too where the
+flag ``MAC_BODY`` is set (on tcp; on ipc and under mutual TLS they are the kernel's or TLS's care).
+
+Nothing here owns a socket, a thread or a clock.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import msgspec
+
+from dmiddleware.errors import AuthError, FrameError, FrameTooLarge
+from dmiddleware.router.wire.byte_pieces import ALIGNMENT, Parts
+
+__all__ = [
+    "FrameType",
+    "FrameFlag",
+    "Frame",
+    "FrameMac",
+    "encode_frame",
+    "frame_parts",
+    "decode_frame",
+    "session_of",
+    "type_of",
+    "read_metadata",
+    "VERSION",
+    "ALIGNMENT",
+    "MAX_METADATA",
+    "MAX_BUFFERS",
+    "HEADER_SIZE",
+]
+
+T = TypeVar("T")
+
+VERSION: Final = 1
+MAX_METADATA: Final = 64 * 1024
+MAX_BUFFERS: Final = 8192
+
+_MAGIC: Final = b"DMWR"
+_PREFIX: Final = struct.Struct("<4sHBBQQIIQQIQ4x")
+_TYPE_AT: Final = 6
+_SESSION: Final = struct.Struct("<Q")
+_MAC_SIZE: Final = 32
+_NO_MAC: Final = bytes(_MAC_SIZE)
+HEADER_SIZE: Final = _PREFIX.size + _MAC_SIZE
+_LENGTH: Final = struct.Struct("<Q")
+
+
+class FrameType(enum.IntEnum):
+    """What a frame is for."""
+
+    HELLO = 1
+    CHALLENGE = 2
+    AUTH = 3
+    WELCOME = 4
+    REFUSED = 5
+    DATA = 16
+    ACK = 17
+    BUSY = 18
+    POLL = 19
+    NOTHING = 20
+    HEARTBEAT = 32
+    SUBSCRIBE = 33
+    GET = 34
+    BYE = 35
+
+
+class FrameFlag(enum.IntFlag):
+    """How a frame is to be read."""
+
+    NONE = 0
+    MAC_BODY = 1
+    """The MAC covers the buffers too."""
+
+    SPILLED = 2
+    """The first buffer takes the place of the metadata, which would have been too long."""
+
+
+# Enums make a value of a number, and join flags, in the time of a whole frame.
+_TYPES: Final = {int(kind): kind for kind in FrameType}
+_FLAGS: Final = [FrameFlag(bits) for bits in range(4)]
+_COVERING: Final = (FrameFlag.MAC_BODY, FrameFlag.MAC_BODY | FrameFlag.SPILLED)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame, decoded.
+
+    Attributes:
+        type: what it is for.
+        session: agreed in the handshake; 0 before it.
+        incarnation: of the sender.
+        stream: number of the data stream.
+        sequence: number of the request in its session.
+        data_sequence: number of the carried events in their stream.
+        metadata: msgpack bytes, at most 64 KiB.
+        buffers: raw bytes; after decoding, views of the received frame.
+        flags: how it is to be read.
+    """
+
+    type: FrameType
+    session: int = 0
+    incarnation: int = 0
+    stream: int = 0
+    sequence: int = 0
+    data_sequence: int = 0
+    metadata: bytes | memoryview = b""
+    buffers: Sequence[bytes | memoryview] = field(default=())
+    flags: FrameFlag = FrameFlag.NONE
+
+
+class FrameMac:
+    """Signs and checks frames with one session's key.
+
+    Args:
+        key: 32 secret bytes.
+        cover_body: whether frames signed here have their body covered too.
+    """
+
+    def __init__(self, key: bytes, *, cover_body: bool) -> None:
+        if len(key) != 32:
+            raise ValueError(f"a session key has 32 bytes, got {len(key)}")
+        self._keyed = hashlib.blake2b(key=key, digest_size=_MAC_SIZE, person=b"dmw-frame")
+        self.cover_body = cover_body
+
+    def digest(self, parts: Sequence[bytes | memoryview]) -> bytes:
+        """Return the MAC of the parts, joined."""
+        keyed = self._keyed.copy()
+        for part in parts:
+            keyed.update(part)
+        return keyed.digest()
+
+
+def encode_frame(frame: Frame, mac: FrameMac | None = None, *, max_size: int) -> bytes:
+    """Write a frame as bytes; each buffer is copied once, to its aligned place.
+
+    Args:
+        frame: what to write.
+        mac: signs the frame; None leaves it unsigned.
+        max_size: what the receiver accepts, in bytes.
+
+    Raises:
+        FrameTooLarge: if the metadata exceeds 64 KiB or the frame ``max_size``; nothing was sent.
+    """
+    return bytes(frame_parts(frame, mac, max_size=max_size))
+
+
+def frame_parts(frame: Frame, mac: FrameMac | None = None, *, max_size: int) -> Parts:
+    """Write a frame as :func:`encode_frame` does, but leave its buffers where they are.
+
+    Raises:
+        FrameTooLarge: as :func:`encode_frame`.
+    """
+    metadata, buffers = frame.metadata, frame.buffers
+    if len(metadata) > MAX_METADATA or len(buffers) > MAX_BUFFERS:
+        raise FrameTooLarge(
+            f"the frame has {len(metadata)} bytes of metadata and {len(buffers)} arrays, at most "
+            f"{MAX_METADATA} and {MAX_BUFFERS} can be sent; send long lists and strings as arrays"
+        )
+    lengths = [len(buffer) for buffer in buffers]
+    head = HEADER_SIZE + len(metadata) + _LENGTH.size * len(buffers)
+    offsets, end = _layout(head, lengths)
+    if end > max_size:
+        raise FrameTooLarge(
+            f"the frame has {end} bytes, the receiver accepts {max_size}; send smaller parts or "
+            "raise max_frame_bytes on both ends"
+        )
+    flags = frame.flags
+    if mac is not None and mac.cover_body:
+        flags |= FrameFlag.MAC_BODY
+    prefix = _PREFIX.pack(
+        _MAGIC,
+        VERSION,
+        frame.type,
+        flags,
+        frame.session,
+        frame.incarnation,
+        frame.stream,
+        len(metadata),
+        frame.sequence,
+        end,
+        len(buffers),
+        frame.data_sequence,
+    )
+    table = struct.pack(f"<{len(buffers)}Q", *lengths)
+    body: list[bytes | memoryview] = []
+    place = head
+    for offset, length, buffer in zip(offsets, lengths, buffers, strict=True):
+        body += (bytes(offset - place), buffer)
+        place = offset + length
+    signature = _NO_MAC
+    if mac is not None:
+        covered = [prefix, metadata, table, *body] if mac.cover_body else [prefix, metadata, table]
+        signature = mac.digest(covered)
+    return Parts([b"".join((prefix, signature, metadata, table)), *body])
+
+
+def decode_frame(raw: bytes | bytearray | memoryview, mac: FrameMac | None = None) -> Frame:
+    """Read a frame; every length is checked before anything it measures is touched.
+
+    Args:
+        raw: what arrived, whole.
+        mac: checks the frame; None accepts only unsigned ones, so that a frame which claims to be
+            signed is never taken on trust.
+
+    Returns:
+        The frame; its metadata and buffers are views of ``raw``.
+
+    Raises:
+        FrameError: if ``raw`` is no whole frame of this version.
+        AuthError: if the frame is not signed as ``mac`` demands.
+    """
+    view = memoryview(raw).cast("B")
+    if len(view) < HEADER_SIZE:
+        raise FrameError(f"a frame has at least {HEADER_SIZE} bytes, {len(view)} arrived")
+    (magic, version, kind, flag_bits, session, incarnation, stream, metadata_size, sequence, size,
+     n_buffers, data_sequence) = _PREFIX.unpack_from(view)  # fmt: skip
+    if magic != _MAGIC:
+        raise FrameError("what arrived does not begin as a frame does; the peer speaks otherwise")
+    if version != VERSION:
+        raise FrameError(
+            f"the peer speaks version {version}, this side {VERSION}; use one version on all hosts"
+        )
+    if size != len(view):
+        raise FrameError(f"the frame claims {size} bytes, {len(view)} arrived")
+    if metadata_size > MAX_METADATA or n_buffers > MAX_BUFFERS:
+        raise FrameError(f"{metadata_size} bytes of metadata and {n_buffers} arrays are too many")
+    table = HEADER_SIZE + metadata_size
+    head = table + _LENGTH.size * n_buffers
+    if head > len(view):
+        raise FrameError(f"the frame claims a head of {head} bytes, {len(view)} arrived")
+    flags = _FLAGS[flag_bits % len(_FLAGS)]
+    _check_mac(view, mac, flags, head)
+    lengths = struct.unpack_from(f"<{n_buffers}Q", view, table)
+    offsets, end = _layout(head, lengths)
+    if end != len(view):
+        raise FrameError(f"the arrays' lengths add up to a frame of {end} bytes, not {len(view)}")
+    return Frame(
+        type=_frame_type(kind),
+        session=session,
+        incarnation=incarnation,
+        stream=stream,
+        sequence=sequence,
+        data_sequence=data_sequence,
+        metadata=view[HEADER_SIZE:table],
+        buffers=tuple(
+            view[offset : offset + length] for offset, length in zip(offsets, lengths, strict=True)
+        ),
+        flags=flags,
+    )
+
+
+def read_metadata(decoder: msgspec.msgpack.Decoder[T], raw: bytes | memoryview, what: str) -> T:
+    """Decode metadata from a peer, who may have sent anything.
+
+    Raises:
+        FrameError: if it is not ``what`` it should be.
+    """
+    try:
+        return decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FrameError(f"what came is no {what}: {error}") from error
+
+
+def session_of(raw: bytes | bytearray | memoryview) -> int:
+    """Return the session that a frame claims, to find the key that checks it.
+
+    Raises:
+        FrameError: if ``raw`` is too short to claim one.
+    """
+    if len(raw) < HEADER_SIZE:
+        raise FrameError(f"a frame has at least {HEADER_SIZE} bytes, {len(raw)} arrived")
+    session: int = _SESSION.unpack_from(raw, 8)[0]
+    return session
+
+
+def type_of(raw: bytes | bytearray | memoryview) -> FrameType:
+    """Return the type that a frame claims, without checking anything else of it.
+
+    Raises:
+        FrameError: if ``raw`` is too short to claim one, or the type is not known.
+    """
+    session_of(raw)
+    return _frame_type(raw[_TYPE_AT])
+
+
+def _frame_type(kind: int) -> FrameType:
+    found = _TYPES.get(kind)
+    if found is None:
+        raise FrameError(f"unknown frame type {kind}; use one version on all hosts")
+    return found
+
+
+def _layout(head: int, lengths: Sequence[int]) -> tuple[list[int], int]:
+    """Return each buffer's offset, and the frame's length, for a head of ``head`` bytes."""
+    offsets = []
+    end = head
+    for length in lengths:
+        offset = -(-end // ALIGNMENT) * ALIGNMENT
+        offsets.append(offset)
+        end = offset + length
+    return offsets, end
+
+
+def _covered(view: memoryview, flags: FrameFlag, head: int) -> list[memoryview]:
+    end = len(view) if flags in _COVERING else head
+    return [view[: _PREFIX.size], view[HEADER_SIZE:end]]
+
+
+def _check_mac(view: memoryview, mac: FrameMac | None, flags: FrameFlag, head: int) -> None:
+    claimed = bytes(view[_PREFIX.size : HEADER_SIZE])
+    if mac is None:
+        if claimed != _NO_MAC:
+            raise AuthError("the frame is signed, but this side has no key; give both sides one")
+        return
+    if mac.cover_body and flags not in _COVERING:
+        raise AuthError("the frame's arrays are not signed, and this side demands that they are")
+    if not hmac.compare_digest(claimed, mac.digest(_covered(view, flags, head))):
+        raise AuthError("the frame's signature is wrong; the peer has another key, or bits changed")

@@ -1,0 +1,342 @@
+import functools
+import json
+import math
+import random
+import threading
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum, IntFlag
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strange_envs import SavesItself, Walk, WithSimulator
+
+from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
+from dmiddleware.env.env_state import get_state, infos_of_plain, plain_infos, set_state
+from dmiddleware.env.plain import Decoder, Encoder, NotPlainError
+from dmiddleware.errors import CheckpointMismatch
+
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=False),
+    st.text(max_size=5),
+    st.binary(max_size=5),
+    st.integers(0, 255).map(np.uint8),
+    st.floats(allow_nan=False, width=32).map(np.float32),
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.lists(inner, max_size=3).map(lambda items: deque(items, maxlen=7)),
+        st.dictionaries(st.one_of(st.text(max_size=3), st.integers()), inner, max_size=3),
+        st.sets(st.integers(0, 9), max_size=3),
+        st.frozensets(st.text(max_size=2), max_size=3),
+    ),
+    max_leaves=8,
+)
+
+
+def is_plain(value):
+    if isinstance(value, dict):
+        return all(type(key) is str and is_plain(item) for key, item in value.items())
+    if isinstance(value, list):
+        return all(map(is_plain, value))
+    return value is None or type(value) in (bool, int, float, str, np.ndarray)
+
+
+@given(VALUES)
+@settings(max_examples=100, deadline=None)
+def test_values_come_back_with_their_types(value):
+    def typed(one):
+        if isinstance(one, dict):
+            return dict, [(typed(key), typed(item)) for key, item in one.items()]
+        if isinstance(one, set | frozenset):
+            return type(one), sorted(map(repr, one))
+        if isinstance(one, list | tuple | deque):
+            return type(one), getattr(one, "maxlen", None), list(map(typed, one))
+        return type(one), one
+
+    encoded = Encoder().encode(value)
+    assert is_plain(encoded)
+    assert typed(Decoder().decode(encoded)) == typed(value)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.uint8).reshape(2, 3),
+        np.zeros((), np.float64),
+        np.array([b"SF", b"G"]),
+        np.array(["left", "right"]),
+        np.array([True, False]),
+        np.zeros((0, 3), np.float32),
+    ],
+)
+def test_arrays_come_back(array):
+    again = Decoder().decode(Encoder().encode(array))
+    assert again.dtype == array.dtype
+    np.testing.assert_array_equal(again, array)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        threading.Lock(),
+        np.array([None]),
+        np.array([1j]),
+        iter(()),
+        range(3),
+        math.pi + 1j,
+        [object],
+    ],
+)
+def test_what_is_not_understood_is_refused_and_classes_are_code(value):
+    if value == [object]:
+        assert Decoder().decode(Encoder().encode(value), [int]) == [int]
+    else:
+        with pytest.raises(NotPlainError):
+            Encoder().encode({"deep": [value]})
+
+
+def test_what_two_names_share_is_shared_again():
+    shared = [1, np.zeros(2)]
+    again = Decoder().decode(Encoder().encode({"a": shared, "b": (shared, shared[1])}))
+    assert again["a"] is again["b"][0]
+    assert again["a"][1] is again["b"][1]
+
+
+def test_two_views_of_one_memory_are_refused():
+    memory = np.zeros(4)
+    with pytest.raises(NotPlainError):
+        Encoder().encode([memory, memory[:2]])
+    assert Decoder().decode(Encoder().encode([memory[:2]]))[0].shape == (2,)
+
+
+def test_a_container_that_contains_itself_is_refused():
+    loop = []
+    loop.append(loop)
+    with pytest.raises(NotPlainError):
+        Encoder().encode(loop)
+
+
+class Holder:
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+class Slotted:
+    __slots__ = ("x",)
+
+
+class WithSlotsAndDict(Slotted):
+    pass
+
+
+class Seeded(random.Random):
+    """Has a generator written in C beneath."""
+
+
+@pytest.mark.parametrize("value", [Slotted(), WithSlotsAndDict(), Seeded(1)])
+def test_objects_that_hold_more_than_their_attributes_show_are_refused(value):
+    with pytest.raises(NotPlainError):
+        Encoder().encode(value)
+
+
+def test_objects_are_changed_in_place_and_may_refer_to_each_other():
+    def family():
+        one, other = Holder(name="one", age=1), Holder(name="other")
+        one.friend, other.friend = other, one
+        return Holder(people=[one, other], first=one)
+
+    old = family()
+    old.first.age = 7
+    encoded = json.loads(json.dumps(Encoder().encode(old)))
+    new = family()
+    people = list(new.people)
+    Decoder().decode(encoded, new)
+    assert new.people[0] is people[0] is new.first
+    assert people[0].age == 7
+    assert people[0].friend is people[1]
+    with pytest.raises(CheckpointMismatch, match="an object where this one has None"):
+        Decoder().decode(encoded, Holder(people=[None, None]))
+
+
+class Phase(Enum):
+    """What an env may be in; a class of its own, at the top of a module."""
+
+    WALK = 1
+    REST = 2
+
+
+class Side(IntFlag):
+    LEFT = 1
+    RIGHT = 2
+
+
+def test_members_of_enums_come_back_and_stay_what_they_are():
+    old, new = Holder(now=Phase.REST, side=Side.RIGHT, seen=[Phase.WALK]), Holder(now=Phase.WALK)
+    encoded = json.loads(json.dumps(Encoder().encode(old)))
+    Decoder().decode(encoded, new)
+    assert (new.now, new.side, new.seen) == (Phase.REST, Side.RIGHT, [Phase.WALK])
+    assert [(one.name, one.value) for one in Phase] == [("WALK", 1), ("REST", 2)]
+    with pytest.raises(NotPlainError):
+        Encoder().encode(Side.LEFT | Side.RIGHT)
+
+
+def test_members_of_local_enums_are_known_by_what_is_there():
+    class Local(Enum):
+        A = 1
+        B = 2
+
+    encoded = Encoder().encode(Local.B)
+    assert Decoder().decode(encoded, Local.A) is Local.B
+    with pytest.raises(CheckpointMismatch, match="Local, which is not known here"):
+        Decoder().decode(encoded, Phase.WALK)
+    with pytest.raises(CheckpointMismatch, match="has no member C"):
+        Decoder().decode({**encoded, "value": "C"}, Local.A)
+
+
+def test_what_is_frozen_is_restored_too():
+    @dataclass(frozen=True)
+    class Options:
+        size: int
+
+    old, new = Holder(options=Options(3)), Holder(options=Options(4))
+    Decoder().decode(Encoder().encode(old), new)
+    assert new.options == Options(3)
+
+
+def test_an_env_may_give_its_spaces_by_properties():
+    class ByProperty(Walk):
+        @property
+        def action_space(self):
+            return gym.spaces.Discrete(3)
+
+    old, new = ByProperty(), ByProperty()
+    for seed, env in enumerate((old, new)):
+        env.reset(seed=seed)
+    old.step(1)
+    set_state(new, get_state(old))
+    np.testing.assert_array_equal(new.step(2)[0], old.step(2)[0])
+
+
+@pytest.mark.parametrize("bit_generator", [np.random.PCG64, np.random.MT19937, np.random.Philox])
+def test_generators_go_on_where_they_were(bit_generator):
+    old, new = np.random.Generator(bit_generator(1)), np.random.Generator(bit_generator(2))
+    encoded = Encoder().encode({"a": old, "python": random.Random(3)})
+    expected = old.random(4)
+    again = Decoder().decode(encoded, {"a": new})
+    assert again["a"] is new
+    np.testing.assert_array_equal(new.random(4), expected)
+    np.testing.assert_array_equal(Decoder().decode(encoded)["a"].random(4), expected)
+    assert again["python"].random() == random.Random(3).random()
+
+
+@dataclass
+class Position:
+    x: float
+    y: float
+
+
+class Complicated(Walk):
+    """Keeps its state in all kinds of places."""
+
+    def __init__(self):
+        super().__init__()
+        self.history = deque(maxlen=3)
+        self.position = Position(0.0, 0.0)
+        self.dice = random.Random(5)
+        self.table = {(0, 1): np.float32(2), "k": {3}}
+        self.callback = lambda: None
+        self.visits = np.zeros(4, np.int64)
+
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        self.history.append(obs)
+        self.position.x += self.dice.random()
+        self.visits[self.t % 4] += 1
+        self.table[0, 1] += self.np_random.random(dtype=np.float32)
+        reward = self.position.x + self.visits.sum() + self.table[0, 1] + len(self.history)
+        return obs, float(reward), *rest
+
+
+CLASSIC = ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0"]
+
+
+@pytest.mark.parametrize("name", [*CLASSIC, "FrozenLake-v1", "Blackjack-v1", "complicated"])
+def test_a_saved_env_goes_on_as_if_nothing_had_happened(name, tmp_path):
+    def make(seed):
+        env = Complicated() if name == "complicated" else gym.make(name, max_episode_steps=9)
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        if isinstance(env.observation_space, gym.spaces.Box):
+            env = gym.wrappers.NormalizeObservation(gym.wrappers.FrameStackObservation(env, 2))
+        env.reset(seed=seed)
+        env.action_space.seed(seed)
+        return env
+
+    def run(env, n):
+        found = []
+        for _ in range(n):
+            obs, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            if terminated or truncated:
+                obs, _ = env.reset()
+            found.append((obs, reward, terminated, truncated))
+        return found
+
+    old, new = make(1), make(2)
+    run(old, 5)
+    save_checkpoint(tmp_path / "state", get_state(old))
+    expected = run(old, 25)
+    set_state(new, load_checkpoint(tmp_path / "state"))
+    np.testing.assert_equal(run(new, 25), expected)
+
+
+def test_an_env_that_holds_a_simulator_cannot_be_saved_but_may_save_itself():
+    simulated, own = WithSimulator(), SavesItself()
+    simulated.reset(seed=0)
+    own.reset(seed=0)
+    assert get_state(simulated) is None
+    own.step(1)
+    state = get_state(own)
+    other = SavesItself()
+    other.reset(seed=5)
+    set_state(other, state)
+    np.testing.assert_array_equal(other.step(2)[0], own.step(2)[0])
+
+
+def test_a_state_is_a_copy():
+    env = Complicated()
+    env.reset(seed=0)
+    env.step(1)
+    state = get_state(env)
+    before = repr(state)
+    env.step(1)
+    assert repr(state) == before
+
+
+def test_the_state_of_another_env_is_refused():
+    walk, wrapped = Walk(), gym.wrappers.ClipReward(Walk(), 0, 1)
+    walk.reset(seed=0)
+    with pytest.raises(
+        CheckpointMismatch, match="the saved env is Walk, this one is ClipReward > Walk"
+    ):
+        set_state(wrapped, get_state(walk))
+
+
+def test_infos_are_saved_if_they_are_plain():
+    infos = [{"a": np.arange(2), "b": (1, "x")}, {"lock": threading.Lock()}, {}]
+    objects = [{"who": Holder(name="one")}, {"space": gym.spaces.Discrete(2)}]
+    again = infos_of_plain(plain_infos([*infos, *objects]))
+    np.testing.assert_equal(again, [infos[0], {}, {}, {}, {}])
+
+
+def test_functions_with_arguments_bound_are_code():
+    value = [functools.partial(Walk, 3), len]
+    assert Decoder().decode(Encoder().encode(value), value) == value

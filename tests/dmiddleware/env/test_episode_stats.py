@@ -1,0 +1,42 @@
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmiddleware.env.episode_stats import EpisodeTotals
+
+STEPS = st.lists(
+    st.tuples(
+        st.none() | st.lists(st.integers(0, 2), unique=True, min_size=1),
+        st.lists(st.floats(-10, 10), min_size=3, max_size=3),
+        st.sets(st.integers(0, 2)),
+        st.booleans(),
+    ),
+    max_size=12,
+)
+
+
+@given(STEPS)
+@settings(max_examples=40, deadline=None)
+def test_totals_are_those_of_literal_counting(steps):
+    totals = EpisodeTotals(3)
+    rewards = [[], [], []]
+    for ids, values, over, is_end in steps:
+        rows = range(3) if ids is None else ids
+        totals.add(ids, np.array(values[: len(rows)]))
+        for env, value in zip(rows, values, strict=False):
+            rewards[env].append(value)
+        again = EpisodeTotals(3)
+        again.load_state_dict(totals.state_dict())
+        totals = again
+        for env in range(3):
+            assert totals.length_of(env) == len(rewards[env])
+        for env in over:
+            if is_end:
+                assert totals.end(env) == {
+                    "eval_episode_return": np.float32(np.cumsum([0.0, *rewards[env]])[-1]),
+                    "eval_episode_length": len(rewards[env]),
+                }
+            else:
+                totals.clear([env])
+            rewards[env] = []
+            assert totals.length_of(env) == 0

@@ -1,0 +1,116 @@
+"""What the person at the launcher sees."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from dmiddleware.launch.display import LiveScreen, PlainScreen, choose_screen, make_table
+from dmiddleware.launch.plan import ProcessPlan
+from dmiddleware.launch.status import Status
+from dmiddleware.launch.supervisor import Child
+
+
+class Time:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Running(Child):
+    """A child whose process is there, though none is."""
+
+    @property
+    def alive(self) -> bool:
+        return self.exit_code is None
+
+
+def child(node_id: int, role: str, **status: object) -> Running:
+    plan = ProcessPlan(node_id=node_id, roles=(role,), labels=(), listen="", dial=(), n_peers=0)
+    return Running(plan, status=Status(**{"phase": "running", **status}))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+def plain(time: Time) -> tuple[PlainScreen, io.StringIO]:
+    out = io.StringIO()
+    return PlainScreen(Console(file=out, width=60), now=time), out
+
+
+def test_plain_lines_name_their_node_and_are_not_cut(time: Time) -> None:
+    screen, out = plain(time)
+    with screen:
+        screen.line(child(2, "collector"), "[bold]" + "x" * 100)
+        screen.note("it begins")
+    assert out.getvalue() == f"[node 2] [bold]{'x' * 100}\n[ditask] it begins\n"
+
+
+def test_where_all_stand_is_told_every_ten_seconds(time: Time) -> None:
+    screen, out = plain(time)
+    learner = child(0, "learner", step=3, env_step=100, train_iter=50, peers=2, blocked_s=1.5)
+    screen.update([learner])
+    assert out.getvalue() == ""
+    time.now = 10.0
+    screen.update([learner])
+    learner.status.env_step, learner.status.train_iter = 200, 80
+    time.now = 15.0
+    screen.update([learner])
+    time.now = 20.0
+    screen.update([learner])
+    first, second = out.getvalue().splitlines()
+    assert first == (
+        "[ditask] node 0 (learner): running, step 3, 100 env steps (0/s), 50 updates (0/s), "
+        "blocked 1.5 s, 2 peers"
+    )
+    assert "200 env steps (10/s), 80 updates (3/s)" in second
+
+
+def test_of_who_has_ended_or_stopped_nothing_more_is_told(time: Time) -> None:
+    screen, out = plain(time)
+    ended = child(1, "collector")
+    ended.exit_code = 0
+    time.now = 10.0
+    screen.update([ended, child(0, "learner", reason="solved")])
+    assert out.getvalue() == ""
+
+
+def test_the_table_has_a_row_for_each_process(time: Time) -> None:
+    failed = child(1, "collector", error="ValueError: no")
+    failed.exit_code = 1
+    again = child(2, "collector", phase="starting")
+    again.restarts = 1
+    waits = child(3, "evaluator")
+    waits.restart_at = 5.0
+    rows = [child(0, "learner", reason="solved", env_step=12_000), failed, again, waits]
+    out = io.StringIO()
+    Console(file=out, width=200).print(make_table(rows, lambda one: (7.0, 8.0)))
+    lines = out.getvalue().splitlines()
+    assert "12,000" in lines[3] and "solved" in lines[3]
+    assert "failed (1)" in lines[4] and "ValueError: no" in lines[4]
+    assert "starting (start 2)" in lines[5]
+    assert "failed (restarts soon)" in lines[6]
+
+
+def test_a_terminal_gets_a_table_and_a_pipe_lines() -> None:
+    out = io.StringIO()
+    assert isinstance(choose_screen(Console(file=out)), PlainScreen)
+    console = Console(file=out, force_terminal=True, width=160)
+    screen = choose_screen(console)
+    assert isinstance(screen, LiveScreen)
+    with screen:
+        screen.note("it begins")
+        screen.line(child(2, "collector"), "hello")
+        screen.update([child(0, "learner", step=41)])
+    shown = out.getvalue()
+    assert "ditask │ it begins" in shown
+    assert "node 2 │" in shown and "hello" in shown
+    assert "41" in shown

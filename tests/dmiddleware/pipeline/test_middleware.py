@@ -1,0 +1,175 @@
+"""What may be used in a chain, and what it declares about itself."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from enum import StrEnum
+
+import pytest
+
+from dmiddleware import Context, Middleware, MiddlewareError, Role, Task, middleware
+from dmiddleware.pipeline import middleware_location, middleware_name
+
+
+def step(ctx):
+    pass
+
+
+class Collector:
+    roles = (Role.COLLECTOR,)
+
+    def __init__(self, env=None):
+        self.env = env
+
+    def __call__(self, ctx):
+        pass
+
+
+def pusher(buffer, *, size) -> Middleware[Context]:
+    @middleware(reads=("trajectories",))
+    def push(ctx):
+        pass
+
+    return push
+
+
+def fetcher(buffer) -> Callable[[Context], None]:
+    return step
+
+
+def generator(ctx):
+    yield
+
+
+async def asynchronous(ctx):
+    pass
+
+
+async def asynchronous_generator(ctx):
+    yield
+
+
+class Asynchronous:
+    async def __call__(self, ctx):
+        pass
+
+
+@middleware(writes=("train_data",), factory=True)
+def declared_factory(buffer):
+    def fetch(ctx):
+        pass
+
+    return fetch
+
+
+@pytest.mark.parametrize(
+    ("candidate", "remedy"),
+    [
+        (None, "lack its return statement"),
+        (generator(None), r"pass the function itself: use\(generator\), not use\(generator\(ctx\)"),
+        (Collector, r"it is a class; build an object of it: use\(Collector\(\.\.\.\)\)"),
+        (3, "an? int is not callable"),
+        ("step", "an? str is not callable"),
+        (pusher, r"returns a middleware; call it: use\(pusher\(\.\.\.\)\)"),
+        (fetcher, r"returns a middleware; call it: use\(fetcher\(\.\.\.\)\)"),
+        (declared_factory, r"call it: use\(declared_factory\(\.\.\.\)\)"),
+        (asynchronous, "it is asynchronous"),
+        (asynchronous_generator, "it is asynchronous"),
+        (Asynchronous(), "it is asynchronous"),
+        (lambda: None, "does not take the context as its only argument"),
+        (lambda ctx, buffer: None, "does not take the context as its only argument"),
+        (lambda *, every: None, "does not take the context as its only argument"),
+    ],
+)
+def test_what_is_no_middleware_is_refused_with_a_remedy(candidate, remedy):
+    with pytest.raises(MiddlewareError, match=remedy):
+        Task(Context()).use(candidate)
+
+
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        step,
+        generator,
+        Collector(),
+        pusher([], size=3),
+        declared_factory([]),
+        lambda ctx, size=3: None,
+        lambda *args: None,
+        functools.partial(lambda size, ctx: None, 3),
+        print,
+    ],
+)
+def test_any_callable_that_takes_the_context_is_a_middleware(candidate):
+    Task(Context()).use(candidate)
+
+
+def test_the_decorator_declares_and_changes_nothing_else():
+    def learn(ctx):
+        return None
+
+    declared = middleware(roles=[Role.LEARNER], reads=("a", "b"), writes="c")(learn)
+    assert declared is learn
+    assert (learn.roles, learn.reads, learn.writes) == (("learner",), ("a", "b"), ("c",))
+
+
+def test_the_decorator_declares_for_a_class():
+    @middleware(reads=("a",))
+    class Reader:
+        def __call__(self, ctx):
+            pass
+
+    assert Reader().reads == ("a",)
+
+
+def test_the_decorator_of_a_factory_declares_what_it_returns():
+    fetch = declared_factory([])
+    assert fetch.writes == ("train_data",)
+    assert fetch.__name__ == "fetch"
+    assert declared_factory.__name__ == "declared_factory"
+
+
+def test_decorating_a_factory_as_if_it_were_a_middleware_is_refused():
+    with pytest.raises(MiddlewareError, match=r"or decorate it with .*factory=True"):
+
+        @middleware(reads=("a",))
+        def build(buffer, *, size):
+            return step
+
+
+def test_a_factory_that_returns_nothing_is_refused_when_called():
+    @middleware(factory=True)
+    def forgetful():
+        def inner(ctx):
+            pass
+
+    with pytest.raises(MiddlewareError, match="lack its return statement"):
+        forgetful()
+
+
+def test_roles_are_strings():
+    class MyRole(StrEnum):
+        TEACHER = "teacher"
+
+    assert Role.LEARNER == "learner"
+    assert [str(role) for role in Role] == ["learner", "collector", "evaluator"]
+    with Task(Context(), roles=(MyRole.TEACHER,)) as task:
+        assert task.has_role("teacher")
+
+
+def test_names_are_what_people_wrote():
+    assert middleware_name(step) == "step"
+    assert middleware_name(Collector()) == "Collector"
+    assert middleware_name(functools.partial(step)) == "step"
+    assert middleware_name(pusher([], size=1)) == "push"
+    assert middleware_name(Collector().__call__) == "__call__"
+
+
+def test_locations_lead_to_the_definition():
+    line = step.__code__.co_firstlineno
+    assert middleware_location(step).endswith(f"test_middleware.py:{line}")
+    assert middleware_location(functools.partial(step)).endswith(f"test_middleware.py:{line}")
+    call_line = Collector.__call__.__code__.co_firstlineno
+    assert middleware_location(Collector()).endswith(f"test_middleware.py:{call_line}")
+    assert middleware_location(print) == ""

@@ -1,0 +1,228 @@
+"""Data-parallel learning, with real processes over gloo."""
+
+import multiprocessing as mp
+import os
+import queue
+import socket
+import traceback
+
+import pytest
+import torch
+
+from dmiddleware.data.batch import as_tree
+from dmiddleware.errors import ConfigError, NonFiniteLoss
+from dmiddleware.policy import DQNPolicy, PPOPolicy, data_parallel
+
+WORLD = 2
+DEADLINE_S = 90
+SMALL = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [16]}
+
+
+def rows(n, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "obs": torch.randn(n, 4, generator=generator),
+        "next_obs": torch.randn(n, 4, generator=generator),
+        "action": torch.randint(2, (n,), generator=generator),
+        "reward": torch.randn(n, generator=generator),
+        "terminated": torch.zeros(n, dtype=torch.bool),
+    }
+
+
+def half(batch, rank):
+    size = len(batch["action"]) // WORLD
+    return as_tree({key: leaf[rank * size : (rank + 1) * size] for key, leaf in batch.items()})
+
+
+# Adam with a small eps would hide a gradient that is too large by a factor.
+LEARN = {"adam_eps": 0.1}
+
+
+def train_half(rank, *, overlap):
+    # Another seed on every rank: the parameters must come from rank 0.
+    policy = DQNPolicy(
+        {
+            "model": SMALL,
+            "multi_gpu": True,
+            "bp_update_sync": not overlap,
+            "learn": LEARN,
+            "seed": rank,
+        }
+    )
+    for seed in range(5):
+        policy.learn_mode.forward(half(rows(32, seed), rank))
+    return {k: v.tolist() for k, v in policy.learn_mode.state_dict()["model"].items()}
+
+
+class TwoHeads(torch.nn.Module):
+    """Each rank's rows touch another head."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(4, 2)
+        self.second = torch.nn.Linear(4, 2)
+
+    def forward(self, obs):
+        return {"logit": self.first(obs) if bool(obs[0, 0] > 0) else self.second(obs)}
+
+
+def train_heads(rank, *, overlap):
+    torch.manual_seed(0)
+    policy = DQNPolicy(
+        {"multi_gpu": True, "bp_update_sync": not overlap, "learn": {"double": False}},
+        model=TwoHeads(),
+    )
+    batch = rows(4, seed=0)
+    for key in ("obs", "next_obs"):
+        batch[key][:, 0] = 1.0 if rank == 0 else -1.0
+    policy.learn_mode.forward(as_tree(batch))
+    model = policy.get_attribute("model")
+    norms = [head.weight.grad.norm().item() > 0 for head in (model.first, model.second)]
+    return norms, {k: v.tolist() for k, v in policy.learn_mode.state_dict()["model"].items()}
+
+
+class OutOfOrder(torch.nn.Module):
+    """Its layers are registered against the order in which they are used."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = torch.nn.Linear(8, 2)
+        self.first = torch.nn.Linear(4, 8)
+
+    def forward(self, obs):
+        return {"logit": self.last(self.first(obs).tanh())}
+
+
+def train_out_of_order(rank):
+    torch.manual_seed(0)
+    cfg = {"multi_gpu": rank is not None, "bp_update_sync": False, "learn": LEARN}
+    policy = DQNPolicy(cfg, model=OutOfOrder())
+    for seed in range(3):
+        whole = rows(16, seed)
+        policy.learn_mode.forward(as_tree(whole) if rank is None else half(whole, rank))
+    return {k: v.tolist() for k, v in policy.learn_mode.state_dict()["model"].items()}
+
+
+def meet_nan(rank):
+    policy = DQNPolicy({"model": SMALL, "multi_gpu": True, "seed": 0})
+    batch = rows(8, seed=rank)
+    if rank == 1:
+        batch["reward"][0] = float("nan")
+    try:
+        policy.learn_mode.forward(as_tree(batch))
+    except NonFiniteLoss:
+        return "refused"
+    return "learned"
+
+
+def stop_on_kl(rank):
+    policy = PPOPolicy({"model": SMALL, "multi_gpu": True, "target_kl": 0.01, "seed": 0})
+    obs = torch.randn(8, 4)
+    output = policy.collect_mode.forward(obs)
+    shift = 1.0 if rank == 1 else 0.0
+    batch = {**output, "obs": obs, "adv": torch.randn(8), "ret": torch.randn(8)}
+    batch["log_prob"] = batch["log_prob"] + shift
+    return policy.learn_mode.forward(as_tree(batch))["kl_stop"]
+
+
+JOBS = {
+    "half": lambda rank: train_half(rank, overlap=False),
+    "half overlapping": lambda rank: train_half(rank, overlap=True),
+    "heads": lambda rank: train_heads(rank, overlap=False),
+    "heads overlapping": lambda rank: train_heads(rank, overlap=True),
+    "out of order": train_out_of_order,
+    "nan": meet_nan,
+    "kl": stop_on_kl,
+}
+
+
+def run_rank(rank, port, answers):
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(WORLD)
+    )
+    torch.set_num_threads(1)
+    try:
+        with data_parallel(backend="gloo", timeout_s=DEADLINE_S / 2) as own:
+            assert own == rank
+            answers.put((rank, {name: job(rank) for name, job in JOBS.items()}, None))
+    except BaseException:
+        answers.put((rank, None, traceback.format_exc()))
+        raise
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """What both ranks answer to every job: ``answers[job] == [rank 0's, rank 1's]``."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = mp.get_context("spawn")
+    answers = context.Queue()
+    processes = [
+        context.Process(target=run_rank, args=(rank, port, answers), daemon=True)
+        for rank in range(WORLD)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        got = sorted((answers.get(timeout=DEADLINE_S) for _ in processes), key=lambda one: one[0])
+    except queue.Empty:
+        pytest.fail(f"no answer within {DEADLINE_S} s")
+    finally:
+        for process in processes:
+            process.join(timeout=10)
+            if process.is_alive():
+                process.kill()
+    for _, _, error in got:
+        assert error is None, error
+    return {name: [answer[name] for _, answer, _ in got] for name in JOBS}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("job", ["half", "half overlapping"])
+def test_two_ranks_learn_what_one_learns_from_the_whole_batch(ranks, job):
+    first, second = ranks[job]
+    assert first == second
+    alone = DQNPolicy({"model": SMALL, "learn": LEARN, "seed": 0})
+    for seed in range(5):
+        alone.learn_mode.forward(as_tree(rows(32, seed)))
+    for name, value in alone.learn_mode.state_dict()["model"].items():
+        torch.testing.assert_close(torch.tensor(first[name]), value, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("job", ["heads", "heads overlapping"])
+def test_parameters_without_a_gradient_take_part_with_zeros(ranks, job):
+    (norms, first), (other_norms, second) = ranks[job]
+    assert norms == other_norms == [True, True]
+    assert first == second
+
+
+@pytest.mark.process
+def test_reductions_that_overlap_wait_for_gradients_that_come_out_of_order(ranks):
+    first, second = ranks["out of order"]
+    assert first == second
+    for name, value in train_out_of_order(None).items():
+        torch.testing.assert_close(
+            torch.tensor(first[name]), torch.tensor(value), rtol=1e-5, atol=1e-7
+        )
+
+
+@pytest.mark.process
+def test_a_loss_that_is_not_finite_on_one_rank_stops_all(ranks):
+    assert ranks["nan"] == ["refused", "refused"]
+
+
+@pytest.mark.process
+def test_all_ranks_stop_when_one_has_moved_too_far(ranks):
+    assert ranks["kl"] == [True, True]
+
+
+def test_several_ranks_need_a_process_group():
+    with pytest.raises(ConfigError, match="torchrun"):
+        DQNPolicy({"model": SMALL, "multi_gpu": True})
+
+
+def test_alone_there_is_nothing_to_average():
+    policy = DQNPolicy({"model": SMALL})
+    policy.sync_gradients(policy.get_attribute("model"))

@@ -1,0 +1,242 @@
+import numpy as np
+import pytest
+import torch
+
+from dmiddleware.data.batch import as_tree
+from dmiddleware.env import make_env_manager
+from dmiddleware.errors import PolicyError, StructureError
+from dmiddleware.policy import DQNPolicy
+from dmiddleware.policy.base.styles import collate, to_rows
+from dmiddleware.rollout import RolloutCollector
+
+
+def collected(n_steps=6, n_envs=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    lead = (n_steps, n_envs)
+    return as_tree(
+        {
+            "obs": torch.randn(*lead, 4, generator=generator),
+            "reward": torch.randn(*lead, generator=generator),
+            "done": torch.rand(lead, generator=generator) < 0.3,
+        }
+    )
+
+
+def same(ours, theirs):
+    assert sorted(map(str, ours)) == sorted(map(str, theirs))
+    for key in ours:
+        torch.testing.assert_close(ours[key], theirs[key], rtol=1e-6, atol=1e-6)
+
+
+def test_the_style_is_seen(per_env, batched):
+    assert batched.batched is True
+    assert per_env.batched is False
+    assert per_env.collect_mode.get_attribute("batched") is False
+
+
+def test_batched_calls_of_both_styles_agree(per_env, batched):
+    obs, env_id = torch.randn(5, 4), np.array([4, 0, 2, 7, 1])
+    ours = per_env.collect_mode.forward(obs, env_id=env_id, shift=1)
+    same(ours, batched.collect_mode.forward(obs, env_id=env_id, shift=1))
+    assert ours["action"].dtype == torch.int64
+    same(per_env.eval_mode.forward(obs), batched.eval_mode.forward(obs))
+
+
+def test_per_env_calls_of_both_styles_agree(per_env, batched):
+    data = {7: torch.randn(4), 2: torch.randn(4)}
+    ours = per_env.collect_mode.forward(data, shift=1)
+    theirs = batched.collect_mode.forward(data, shift=1)
+    assert list(ours) == list(theirs) == [7, 2]
+    for env_id in data:
+        same(ours[env_id], theirs[env_id])
+    ours, theirs = per_env.eval_mode.forward(data), batched.eval_mode.forward(data)
+    assert {i: int(o["action"]) for i, o in ours.items()} == {
+        i: int(o["action"]) for i, o in theirs.items()
+    }
+
+
+def test_without_env_ids_envs_are_counted_from_0(batched):
+    obs = torch.randn(3, 4)
+    same(batched.collect_mode.forward(obs), batched.collect_mode.forward(obs, env_id=np.arange(3)))
+
+
+def test_no_env_gets_no_answer(per_env, batched):
+    assert per_env.collect_mode.forward({}) == {}
+    assert batched.eval_mode.forward({}) == {}
+
+
+def test_observations_may_be_arrays_and_nested(small):
+    model = {"obs_shape": {"a": 4, "b": 2}, "action_shape": 2, "encoder_hidden_sizes": [8]}
+    policy = DQNPolicy({"model": model})
+    obs = {"a": np.random.rand(3, 4).astype(np.float32), "b": np.ones((3, 2), np.float32)}
+    whole = policy.eval_mode.forward(obs)["action"]
+    assert torch.equal(policy.eval_mode.forward(as_tree(obs))["action"], whole)
+    by_env = {i: {key: value[i] for key, value in obs.items()} for i in range(3)}
+    answers = policy.eval_mode.forward(by_env)
+    assert [int(answers[i]["action"]) for i in range(3)] == whole.tolist()
+
+
+def test_train_samples_of_both_styles_agree_on_a_batch(per_env, batched):
+    batch = collected()
+    ours = per_env.collect_mode.get_train_sample(batch)
+    same(ours, batched.collect_mode.get_train_sample(batch))
+    assert ours["reward"].shape == (6, 3)
+    assert not torch.equal(ours["reward"], batch["reward"])
+
+
+def test_train_samples_of_both_styles_agree_on_a_list(per_env, batched):
+    rows = to_rows(as_tree({key: leaf[:, 1] for key, leaf in collected().items()}))
+    for row in rows[:-1]:
+        row["done"] = torch.tensor(False)
+    ours = per_env.collect_mode.get_train_sample(rows)
+    theirs = batched.collect_mode.get_train_sample(rows)
+    assert isinstance(ours, list)
+    assert isinstance(theirs, list)
+    same(collate(ours), collate(theirs))
+
+
+def test_train_samples_of_both_styles_agree_on_an_episode(per_env, batched):
+    episode = as_tree({key: leaf[:, 0] for key, leaf in collected().items()})
+    ours = per_env.collect_mode.get_train_sample(episode)
+    same(ours, batched.collect_mode.get_train_sample(episode))
+
+
+def test_train_samples_of_uneven_number_come_in_one_dimension(per_env):
+    class Halving(type(per_env)):
+        def _get_train_sample(self, transitions):
+            return transitions[::2]
+
+    policy = Halving({}, model=per_env.get_attribute("model"))
+    batch = collected(5, 2)
+    batch["done"][:] = torch.tensor(
+        [[False, True], [False, False], [True, False], [False, False], [False, True]]
+    )
+    samples = policy.collect_mode.get_train_sample(batch)
+    # Env 0: steps 0-2 and 3-4, env 1: step 0 and steps 1-4.
+    wanted = [(0, 0), (2, 0), (3, 0), (0, 1), (1, 1), (3, 1)]
+    assert torch.equal(samples["obs"], torch.stack([batch["obs"][t, e] for t, e in wanted]))
+
+
+def test_a_new_episode_id_ends_a_trajectory_too(per_env):
+    batch = collected(3, 1)
+    batch["done"][:] = False
+    batch["reward"][:] = 1.0
+    batch = as_tree({**dict(batch.items()), "episode_id": torch.tensor([[1], [2], [2]])})
+    samples = per_env.collect_mode.get_train_sample(batch)
+    assert samples["reward"].flatten().tolist() == [1.0, 2.0, 1.0]
+
+
+def test_without_train_sample_of_its_own_a_policy_changes_nothing(small):
+    mode = DQNPolicy({"model": small}).collect_mode
+    batch = collected()
+    rows = [{"obs": 1}]
+    assert mode.get_train_sample(batch) is batch
+    assert mode.get_train_sample(rows) is rows
+
+
+@pytest.fixture
+def timestep():
+    """One step of three real envs."""
+    with make_env_manager("CartPole-v1", env_num=3, seed=0) as envs:
+        yield envs.step(np.array([0, 1, 0]))
+
+
+def test_transitions_have_the_standard_columns_in_both_forms(small, timestep):
+    mode = DQNPolicy({"model": small}).collect_mode
+    obs = torch.randn(3, 4)
+    output = mode.forward(obs)
+    whole = mode.process_transition(obs, output, timestep)
+    singles = [
+        mode.process_transition(obs[i], {key: value[i] for key, value in output.items()}, one)
+        for i, one in enumerate(timestep)
+    ]
+    assert set(singles[0]) == {
+        "obs",
+        "next_obs",
+        "action",
+        "logit",
+        "reward",
+        "done",
+        "terminated",
+        "truncated",
+    }
+    same(whole, collate(singles))
+
+
+def test_a_process_transition_of_its_own_serves_batches_too(per_env, timestep):
+    class Marked(type(per_env)):
+        def _process_transition(self, obs, policy_output, timestep):
+            return {"obs": obs, "action": policy_output["action"], "mark": timestep.env_id}
+
+    mode = Marked({}, model=per_env.get_attribute("model")).collect_mode
+    assert mode.get_attribute("own_transition") is True
+    obs = torch.randn(3, 4)
+    whole = mode.process_transition(obs, mode.forward(obs), timestep)
+    assert whole["mark"].tolist() == [0, 1, 2]
+    assert torch.equal(whole["obs"], obs)
+
+
+def test_the_more_derived_class_decides_the_style(small):
+    class Loud(DQNPolicy):
+        def _forward_eval(self, data, **kwargs):
+            answers = super()._forward_eval(data, **kwargs)
+            return {
+                env_id: {**one, "loud": torch.tensor(env_id)} for env_id, one in answers.items()
+            }
+
+    class LoudBatched(Loud):
+        def _forward_eval_batch(self, obs, env_id, **kwargs):
+            return {"action": torch.full((len(env_id),), -1)}
+
+    obs = torch.randn(3, 4)
+    plain, loud = (cls({"model": small, "seed": 0}) for cls in (DQNPolicy, Loud))
+    answer = loud.eval_mode.forward(obs, env_id=np.array([5, 6, 7]))
+    assert answer["loud"].tolist() == [5, 6, 7]
+    assert torch.equal(answer["action"], plain.eval_mode.forward(obs)["action"])
+    assert loud.batched is True, "collecting is still written batched"
+    last = LoudBatched({"model": small}).eval_mode.forward({3: obs[0]})
+    assert int(last[3]["action"]) == -1
+
+
+def test_both_styles_in_one_class_are_each_used_as_they_are(linear, per_env):
+    class Both(type(per_env)):
+        def _forward_collect(self, data, **kwargs):
+            return {env_id: {"action": 1} for env_id in data}
+
+        def _forward_collect_batch(self, obs, env_id, **kwargs):
+            return {"action": torch.zeros(len(env_id))}
+
+    mode = Both({}, model=linear()).collect_mode
+    assert mode.get_attribute("batched") is True
+    assert mode.forward({0: torch.zeros(4)}) == {0: {"action": 1}}
+    assert mode.forward(torch.zeros(2, 4))["action"].tolist() == [0.0, 0.0]
+
+
+def test_an_env_without_an_answer_is_named(linear, per_env):
+    class Forgetful(type(per_env)):
+        def _forward_collect(self, data, **kwargs):
+            return {0: {"action": 1}}
+
+    mode = Forgetful({}, model=linear()).collect_mode
+    with pytest.raises(PolicyError, match=r"answered nothing for \[3\]"):
+        mode.forward(torch.zeros(2, 4), env_id=np.array([0, 3]))
+
+
+def test_answers_that_differ_in_keys_are_refused(linear, per_env):
+    class Fickle(type(per_env)):
+        def _forward_collect(self, data, **kwargs):
+            return {i: {"action": 1} if i else {"action": 1, "extra": 2} for i in data}
+
+    with pytest.raises(StructureError, match="extra"):
+        Fickle({}, model=linear()).collect_mode.forward(torch.zeros(2, 4))
+
+
+def test_both_styles_collect_the_same_numbers_in_real_envs(per_env, batched):
+    def collect(policy):
+        with make_env_manager("CartPole-v1", env_num=3, seed=5) as envs:
+            collector = RolloutCollector(policy.collect_mode, envs)
+            return [collector.collect(60, policy_kwargs={"shift": 1}) for _ in range(2)]
+
+    for ours, theirs in zip(collect(per_env), collect(batched), strict=True):
+        assert bool(ours["done"].any()), "an episode ended within the batch"
+        same(ours, theirs)

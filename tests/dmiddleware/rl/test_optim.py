@@ -1,0 +1,126 @@
+import copy
+
+import pytest
+import torch
+
+from dmiddleware.rl.optim import FusedAdam
+
+
+def network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+
+
+def train(model, optimizer, n, start=0):
+    for seed in range(start, start + n):
+        generator = torch.Generator().manual_seed(seed)
+        optimizer.zero_grad()
+        model(torch.randn(5, 3, generator=generator)).square().mean().backward()
+        optimizer.step()
+
+
+def assert_same(ours, theirs):
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.fixture
+def pair():
+    ours, theirs = network(), network()
+    return (
+        ours,
+        FusedAdam(ours.parameters(), lr=0.01, betas=(0.8, 0.95), eps=1e-5),
+        theirs,
+        torch.optim.Adam(theirs.parameters(), lr=0.01, betas=(0.8, 0.95), eps=1e-5, fused=True),
+    )
+
+
+def test_the_numbers_are_those_of_adam(pair):
+    ours, fast, theirs, plain = pair
+    train(ours, fast, 20)
+    train(theirs, plain, 20)
+    assert_same(ours, theirs)
+
+
+def test_a_changed_learning_rate_counts_from_the_next_step(pair):
+    ours, fast, theirs, plain = pair
+    for model, optimizer in ((ours, fast), (theirs, plain)):
+        train(model, optimizer, 5)
+        optimizer.param_groups[0]["lr"] = 0.3
+        train(model, optimizer, 5)
+    assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("direction", ["to plain", "from plain"])
+def test_states_are_exchanged_with_adam(pair, direction):
+    ours, fast, theirs, plain = pair
+    # The receiver has a history of its own, which it must forget.
+    train(ours, fast, 7)
+    train(theirs, plain, 4, start=50)
+    if direction == "to plain":
+        theirs.load_state_dict(ours.state_dict())
+        plain.load_state_dict(copy.deepcopy(fast.state_dict()))
+    else:
+        ours.load_state_dict(theirs.state_dict())
+        fast.load_state_dict(copy.deepcopy(plain.state_dict()))
+    train(ours, fast, 7)
+    train(theirs, plain, 7)
+    assert_same(ours, theirs)
+
+
+def test_a_parameter_without_gradient_is_left_alone(pair):
+    ours, fast, theirs, plain = pair
+    for model, optimizer in ((ours, fast), (theirs, plain)):
+        train(model, optimizer, 3)
+        optimizer.zero_grad()
+        model[0](torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        train(model, optimizer, 3)
+    assert_same(ours, theirs)
+
+
+def test_a_group_that_is_added_is_trained_with_its_own_rate(pair):
+    ours, fast, theirs, plain = pair
+    for model, optimizer in ((ours, fast), (theirs, plain)):
+        train(model, optimizer, 3)
+        extra = torch.nn.Linear(2, 2)
+        with torch.no_grad():
+            extra.weight.fill_(0.5)
+            extra.bias.fill_(0.1)
+        optimizer.add_param_group({"params": extra.parameters(), "lr": 0.5})
+        model.append(extra)
+        train(model, optimizer, 4)
+    assert_same(ours, theirs)
+
+
+def test_a_closure_is_evaluated(pair):
+    ours, fast, _, _ = pair
+
+    def closure():
+        fast.zero_grad()
+        loss = ours(torch.ones(1, 3)).square().sum()
+        loss.backward()
+        return loss
+
+    assert fast.step(closure).item() > fast.step(closure).item()
+
+
+def test_gradients_are_dropped_or_zeroed(pair):
+    ours, fast, _, _ = pair
+    train(ours, fast, 1)
+    fast.zero_grad(set_to_none=False)
+    assert all(bool((p.grad == 0).all()) for p in ours.parameters())
+    fast.zero_grad()
+    assert all(p.grad is None for p in ours.parameters())
+
+
+def test_a_copy_has_a_state_of_its_own(pair):
+    ours, fast, theirs, plain = pair
+    train(ours, fast, 3)
+    train(theirs, plain, 3)
+    twin, optimizer = copy.deepcopy((ours, fast))
+    train(ours, fast, 3)
+    train(twin, optimizer, 3)
+    train(theirs, plain, 3)
+    assert_same(ours, theirs)
+    assert_same(twin, theirs)

@@ -1,0 +1,186 @@
+"""Envs that tell where they are, and policies that act in them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dmiddleware.env import SyncEnvManager, VectorEnvManager
+from dmiddleware.policy import DQNPolicy, Policy
+
+
+class TellingEnv(gym.Env):
+    """Its observation is (its index, number of its episode, step in the episode).
+
+    The reward of step t is t. Episodes end after ``lengths`` steps (over and over again), those of
+    even number by termination, the others by truncation. It raises in the places of ``crashes``:
+    (episode, step).
+    """
+
+    def __init__(self, index=0, lengths=(5,), crashes=()):
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self.index, self.lengths, self.crashes = index, lengths, set(crashes)
+        self.episode, self.t = -1, 0
+
+    def _obs(self):
+        return np.array([self.index, self.episode, self.t], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.t = self.episode + 1, 0
+        return self._obs(), {}
+
+    def step(self, action):
+        if (self.episode, self.t) in self.crashes:
+            raise RuntimeError("a crash that the test asked for")
+        self.t += 1
+        over = self.t >= self.lengths[self.episode % len(self.lengths)]
+        ends = over and self.episode % 2 == 0
+        return self._obs(), float(self.t), ends, over and not ends, {"action": int(action)}
+
+
+class PerEnvPolicy(Policy):
+    """Written per env: acts by the parity of the step, and keeps what the env told."""
+
+    def _forward_learn(self, batch, **kwargs):
+        return {}
+
+    def _forward_collect(self, data, **kwargs):
+        return {
+            env_id: {"action": torch.tensor(int(obs[2]) % 2), "value": obs.sum()}
+            for env_id, obs in data.items()
+        }
+
+    def _forward_eval(self, data, **kwargs):
+        return self._forward_collect(data)
+
+    def _process_transition(self, obs, policy_output, timestep):
+        return {
+            "obs": obs,
+            "next_obs": torch.as_tensor(timestep.next_obs),
+            "action": policy_output["action"],
+            "reward": timestep.reward,
+            "done": timestep.done,
+            "half_reward": timestep.reward / 2,
+        }
+
+    def _check_spaces(self, observation_space, action_space):
+        pass
+
+
+class BatchedPolicy(Policy):
+    """Written batched: the same actions; it keeps a count of steps per env, cleared by reset."""
+
+    def _init_collect(self):
+        self._steps = {}
+        self.resets = []
+
+    def _forward_learn(self, batch, **kwargs):
+        return {}
+
+    def _forward_collect_batch(self, obs, env_id, *, shift=0, fail_at=None, **kwargs):
+        if fail_at is not None and (obs[:, 2] == fail_at).any():
+            raise ArithmeticError("a failure that the test asked for")
+        for one in env_id.tolist():
+            self._steps[one] = self._steps.get(one, 0) + 1
+        memory = torch.tensor([self._steps[one] for one in env_id.tolist()])
+        action = (obs[:, 2].long() + shift) % 2
+        return {"action": action, "memory": memory}
+
+    def _forward_eval_batch(self, obs, env_id, **kwargs):
+        return {"action": obs[:, 2].long() % 2}
+
+    def _reset_collect(self, data_id=None):
+        self.resets.append(None if data_id is None else list(data_id))
+        for one in list(self._steps) if data_id is None else data_id:
+            self._steps.pop(one, None)
+
+    def _check_spaces(self, observation_space, action_space):
+        pass
+
+
+@pytest.fixture
+def telling_envs():
+    """Make a manager of TellingEnvs: ``telling_envs([lengths of env 0, …], crashes={env: …})``."""
+    made = []
+
+    def make(lengths, crashes=None, resumable=True, **kwargs):
+        crashes = {i: set(places) for i, places in (crashes or {}).items()}
+
+        def factory(index):
+            own = crashes.get(index, set())
+
+            def build():
+                env = TellingEnv(index, lengths[index], own)
+                # A restarted env goes on counting, so that its episodes can be told apart.
+                env.episode = 99 if index in built else -1
+                built.add(index)
+                if not resumable:
+                    env.simulator = iter(())  # stands for what has a state that cannot be saved
+                env.crashes = own if env.episode < 0 else set()
+                return env
+
+            return build
+
+        built = set()
+        manager = SyncEnvManager([factory(i) for i in range(len(lengths))], **kwargs)
+        made.append(manager)
+        return manager
+
+    yield make
+    for manager in made:
+        manager.close()
+
+
+@pytest.fixture
+def lockstep_envs():
+    """Make a vector env of TellingEnvs: ``lockstep_envs([lengths of env 0, …], mode)``.
+
+    With ``fails_every``, each of its lives ends in an error after so many steps.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def make(lengths, mode="NextStep", fails_every=math.inf):
+            class Vector(gym.vector.SyncVectorEnv):
+                n_steps = 0
+
+                def step(self, actions):
+                    self.n_steps += 1
+                    if self.n_steps > fails_every:
+                        raise RuntimeError("a failure that the test asked for")
+                    return super().step(actions)
+
+            def make_vector():
+                return Vector(
+                    [functools.partial(TellingEnv, *one) for one in enumerate(lengths)],
+                    autoreset_mode=gym.vector.AutoresetMode(mode),
+                )
+
+            return stack.enter_context(VectorEnvManager(make_vector, len(lengths)))
+
+        yield make
+
+
+@pytest.fixture
+def batched_policy():
+    return BatchedPolicy({}, nn.Linear(3, 2))
+
+
+@pytest.fixture
+def per_env_policy():
+    return PerEnvPolicy({}, nn.Linear(3, 2))
+
+
+@pytest.fixture
+def dqn_policy():
+    torch.manual_seed(0)
+    model = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8, 8]}
+    return DQNPolicy({"model": model, "seed": 0})
