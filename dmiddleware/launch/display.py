@@ -14,10 +14,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dmiddleware.launch.status import Status
+from dmiddleware.launch.status import NodeStatus
 from dmiddleware.launch.supervisor import Child
 
-__all__ = ["LiveScreen", "PlainScreen", "choose_screen"]
+__all__ = ["LiveDisplay", "PlainDisplay", "choose_display"]
 
 _PLAIN_EVERY_S: Final = 10.0
 _PHASE_STYLE: Final = {
@@ -28,9 +28,9 @@ _PHASE_STYLE: Final = {
 }
 
 
-def choose_screen(console: Console) -> LiveScreen | PlainScreen:
+def choose_display(console: Console) -> LiveDisplay | PlainDisplay:
     """Return a live table for a terminal, plain lines for a file or a pipe."""
-    return LiveScreen(console) if console.is_terminal else PlainScreen(console)
+    return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
 
 
 class _Rates:
@@ -56,7 +56,7 @@ class _Rates:
         return self._rates.get(key, (0.0, 0.0))
 
 
-class PlainScreen:
+class PlainDisplay:
     """Lines, each with the node that it comes from; where all stand every ten seconds.
 
     When nobody reads them any more, as of ``ditask … | tee log`` after Ctrl-C, it goes on in
@@ -111,7 +111,7 @@ class PlainScreen:
             _silence()
 
 
-class LiveScreen:
+class LiveDisplay:
     """A table that is drawn anew under the lines that the processes write.
 
     Args:
@@ -192,7 +192,7 @@ def _phase(child: Child) -> str:
     return child.status.phase + (f" (start {child.restarts + 1})" if child.restarts else "")
 
 
-def _last_word(status: Status) -> str:
+def _last_word(status: NodeStatus) -> str:
     return status.error or status.reason
 
 

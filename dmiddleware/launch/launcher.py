@@ -18,18 +18,18 @@ from typing import Any, Final
 from rich.console import Console
 
 from dmiddleware.errors import LaunchError
-from dmiddleware.launch.display import choose_screen
+from dmiddleware.launch.display import choose_display
 from dmiddleware.launch.plan import (
     LaunchRequest,
-    ProcessPlan,
+    NodePlan,
     count_processes,
-    make_plans,
     needs_key,
     parse_roles,
+    plan_nodes,
 )
 from dmiddleware.launch.platforms import DEFAULT_PORT, Placement, place
 from dmiddleware.launch.shared_folder import shared_folder
-from dmiddleware.launch.status import WorkerConfig
+from dmiddleware.launch.status import NodeConfig
 from dmiddleware.launch.supervisor import Supervisor, SupervisorOptions
 from dmiddleware.router.protocol.topology import Protocol
 from dmiddleware.router.transport.nng import TlsFiles
@@ -60,20 +60,20 @@ def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
         port = _spec(options).get("port")
         placement = place(options["platform"], env, port=port, scheme=scheme)
         request = _request(options, placement, run_dir)
-        plans = make_plans(request, free_ports=_free_ports(request))
+        plans = plan_nodes(request, free_ports=_free_ports(request))
         joins = _joins(options)
         key, invented = _key(options, env, plans, alone=not joins and placement.count == 1)
         stamp = _stamp(placement, env)
         configs = [_config(options, plan, key, attached=joins, stamp=stamp) for plan in plans]
         console = Console(stderr=False)
-        with shared_folder(_shared(options, plans)) as shared, choose_screen(console) as screen:
+        with shared_folder(_shared(options, plans)) as shared, choose_display(console) as display:
             for config in configs:
                 config.shared_memory = "" if shared is None else str(shared)
             for plan in plans:
                 if plan.listen and request.protocol != "ipc":
-                    screen.note(f"node {plan.node_id} listens on {plan.listen}")
+                    display.note(f"node {plan.node_id} listens on {plan.listen}")
             if invented and request.protocol != "ipc":
-                screen.note(f"to join it from this host: --key-file {_write_key(run_dir, key)}")
+                display.note(f"to join it from this host: --key-file {_write_key(run_dir, key)}")
             supervisor = Supervisor(
                 configs,
                 plans,
@@ -82,7 +82,7 @@ def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
                     max_restarts=options["max_restarts"],
                     startup_interval_s=options["startup_interval"],
                 ),
-                screen=screen,
+                display=display,
             )
             return supervisor.run()
 
@@ -184,9 +184,9 @@ def _block(options: Mapping[str, Any], placement: Placement) -> int:
 
 
 def _config(
-    options: Mapping[str, Any], plan: ProcessPlan, key: bytes, *, attached: bool, stamp: str
-) -> WorkerConfig:
-    return WorkerConfig(
+    options: Mapping[str, Any], plan: NodePlan, key: bytes, *, attached: bool, stamp: str
+) -> NodeConfig:
+    return NodeConfig(
         main=options["main"],
         package=str(Path(options["package"]).resolve()),
         run_id=options["run_id"] or "run",
@@ -217,7 +217,7 @@ def _stamp(placement: Placement, env: Mapping[str, str]) -> str:
 def _key(
     options: Mapping[str, Any],
     env: Mapping[str, str],
-    plans: list[ProcessPlan],
+    plans: list[NodePlan],
     *,
     alone: bool,
 ) -> tuple[bytes, bool]:
@@ -247,7 +247,7 @@ def _key(
     )
 
 
-def _shared(options: Mapping[str, Any], plans: list[ProcessPlan]) -> Path | None:
+def _shared(options: Mapping[str, Any], plans: list[NodePlan]) -> Path | None:
     """Return where to make the folder for shared memory; None: nobody would share it."""
     if len(plans) == 1 or options["mq_type"] == "redis" or not options["shared_memory"]:
         return None

@@ -1,6 +1,6 @@
 """One process of a run: ``python -m dmiddleware.launch.node_process``, started by ``ditask``.
 
-It reads its :class:`WorkerConfig` from standard input, joins the network, runs the user's function
+It reads its :class:`NodeConfig` from standard input, joins the network, runs the user's function
 as the node that it is, and tells the launcher how it goes. When standard input ends, the launcher
 is dead, and the process ends too.
 """
@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 
 from dmiddleware.errors import LaunchError
-from dmiddleware.launch.status import Status, WorkerConfig
+from dmiddleware.launch.status import NodeConfig, NodeStatus
 from dmiddleware.pipeline import ThisNode, running_as
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport import Transport
@@ -42,7 +42,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 def main() -> None:
     """Run one process of a run; the exit code tells whether it went well."""
-    config = msgspec.json.decode(_read_line(0), type=WorkerConfig)
+    config = msgspec.json.decode(_read_line(0), type=NodeConfig)
     # What a program prints is to be seen when it prints it, though this is a pipe.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -51,13 +51,13 @@ def main() -> None:
     shown = logging.StreamHandler()
     shown.setLevel(logging.WARNING)
     logging.basicConfig(handlers=[shown], format="%(levelname)s %(name)s: %(message)s")
-    sys.exit(_Worker(config).run())
+    sys.exit(_NodeProcess(config).run())
 
 
-class _Worker:
+class _NodeProcess:
     """Runs the user's function, and reports."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: NodeConfig) -> None:
         self._config = config
         self._phase = "starting"
         self._error = ""
@@ -132,7 +132,7 @@ class _Worker:
 
     def _report(self) -> None:
         progress = self._node.progress()
-        status = Status(
+        status = NodeStatus(
             phase=self._phase,
             address=self._router.address,
             step=progress.step,
@@ -156,7 +156,7 @@ def _read_line(descriptor: int) -> bytes:
     return bytes(line)
 
 
-def _transport(config: WorkerConfig) -> Transport:
+def _transport(config: NodeConfig) -> Transport:
     """Return what carries events to and from this node's addresses."""
     if any(address.startswith("redis://") for address in (config.listen, *config.dial)):
         # Not at the top: redis-py need not be installed.
@@ -172,7 +172,7 @@ def _transport(config: WorkerConfig) -> Transport:
     return SharedMemoryTransport(sockets, directory=Path(config.shared_memory))
 
 
-def _find(config: WorkerConfig) -> Callable[[], object]:
+def _find(config: NodeConfig) -> Callable[[], object]:
     """Import the user's function.
 
     Raises:

@@ -18,9 +18,9 @@ from dmiddleware.router.protocol.topology import Protocol, TopologyName, is_loop
 __all__ = [
     "FailurePolicy",
     "LaunchRequest",
-    "ProcessPlan",
+    "NodePlan",
     "count_processes",
-    "make_plans",
+    "plan_nodes",
     "needs_key",
     "parse_roles",
 ]
@@ -77,7 +77,7 @@ class LaunchRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessPlan:
+class NodePlan:
     """What one process is to do.
 
     Attributes:
@@ -115,7 +115,7 @@ def parse_roles(text: str) -> tuple[tuple[str, int], ...]:
     return tuple(roles)
 
 
-def make_plans(request: LaunchRequest, *, free_ports: Sequence[int] = ()) -> list[ProcessPlan]:
+def plan_nodes(request: LaunchRequest, *, free_ports: Sequence[int] = ()) -> list[NodePlan]:
     """Say what each process is to do.
 
     Args:
@@ -144,7 +144,7 @@ def make_plans(request: LaunchRequest, *, free_ports: Sequence[int] = ()) -> lis
     except TopologyError as error:
         raise LaunchError(str(error)) from error
     return [
-        ProcessPlan(
+        NodePlan(
             node_id=node_id,
             roles=own_roles,
             labels=request.labels,
@@ -166,7 +166,7 @@ def count_processes(request: LaunchRequest) -> int:
     return len(_roles(request))
 
 
-def needs_key(plans: Sequence[ProcessPlan]) -> bool:
+def needs_key(plans: Sequence[NodePlan]) -> bool:
     """Tell whether other hosts can reach a process, so that a key must be given."""
     addresses = [address for one in plans for address in (one.listen, *one.dial) if address]
     return not all(map(is_loopback, addresses))

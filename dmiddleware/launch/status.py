@@ -6,10 +6,10 @@ import msgspec
 
 from dmiddleware.router.transport.nng import TlsFiles
 
-__all__ = ["Status", "WorkerConfig"]
+__all__ = ["NodeStatus", "NodeConfig"]
 
 
-class WorkerConfig(msgspec.Struct, kw_only=True):
+class NodeConfig(msgspec.Struct, kw_only=True):
     """What the launcher tells a process.
 
     Attributes:
@@ -29,7 +29,7 @@ class WorkerConfig(msgspec.Struct, kw_only=True):
         attached: it joined a run that goes on without it: when it is told to end here, the others
             are left alone.
         shared_memory: folder for slabs of shared memory; empty: none.
-        status_fd: where to write :class:`Status` lines.
+        status_fd: where to write :class:`NodeStatus` lines.
     """
 
     main: str
@@ -50,7 +50,7 @@ class WorkerConfig(msgspec.Struct, kw_only=True):
     status_fd: int
 
 
-class Status(msgspec.Struct, kw_only=True):
+class NodeStatus(msgspec.Struct, kw_only=True):
     """How a process is getting on.
 
     Attributes:

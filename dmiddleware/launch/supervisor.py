@@ -17,10 +17,10 @@ from typing import IO, Final, Protocol
 
 import msgspec
 
-from dmiddleware.launch.plan import FailurePolicy, ProcessPlan
-from dmiddleware.launch.status import Status, WorkerConfig
+from dmiddleware.launch.plan import FailurePolicy, NodePlan
+from dmiddleware.launch.status import NodeConfig, NodeStatus
 
-__all__ = ["Child", "Screen", "Supervisor", "SupervisorOptions"]
+__all__ = ["Child", "Display", "Supervisor", "SupervisorOptions"]
 
 _logger = logging.getLogger("ditask")
 
@@ -34,7 +34,7 @@ EXIT_INTERRUPTED: Final = 130
 EXIT_TERMINATED: Final = 143
 
 
-class Screen(Protocol):
+class Display(Protocol):
     """Shows how the run goes."""
 
     def line(self, child: Child, text: str) -> None:
@@ -82,9 +82,9 @@ class Child:
         last_lines: what it wrote last.
     """
 
-    plan: ProcessPlan
+    plan: NodePlan
     process: subprocess.Popen[bytes] | None = None
-    status: Status = field(default_factory=lambda: Status(phase="starting"))
+    status: NodeStatus = field(default_factory=lambda: NodeStatus(phase="starting"))
     restarts: int = 0
     exit_code: int | None = None
     restart_at: float | None = None
@@ -122,23 +122,23 @@ class Supervisor:
         configs: what each process is told; ``status_fd`` is filled in here.
         plans: what each is to do, in the same order.
         options: what happens when one fails.
-        screen: shows how it goes.
+        display: shows how it goes.
         now: returns seconds that do not go back.
     """
 
     def __init__(
         self,
-        configs: Sequence[WorkerConfig],
-        plans: Sequence[ProcessPlan],
+        configs: Sequence[NodeConfig],
+        plans: Sequence[NodePlan],
         *,
         options: SupervisorOptions,
-        screen: Screen,
+        display: Display,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._configs = {config.node_id: config for config in configs}
         self.children = [Child(plan) for plan in plans]
         self._options = options
-        self._screen = screen
+        self._display = display
         self._now = now
         self._selector = selectors.DefaultSelector()
         self._stopping_since: float | None = None
@@ -189,7 +189,7 @@ class Supervisor:
         finally:
             os.close(write_end)
         child.exit_code, child.restart_at = None, None
-        child.status = Status(phase="starting")
+        child.status = NodeStatus(phase="starting")
         told = msgspec.structs.replace(config, status_fd=write_end)
         assert child.process.stdin is not None and child.process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
@@ -221,7 +221,7 @@ class Supervisor:
                 self._start(child)
         self._end_with_the_run()
         self._enforce_deadline()
-        self._screen.update(self.children)
+        self._display.update(self.children)
 
     def _read(self, stream: IO[bytes], reader: _Reader) -> bool:
         """Read what is there; returns whether there may be more."""
@@ -238,11 +238,11 @@ class Supervisor:
     def _on_output(self, child: Child, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip()
         child.last_lines.append(text)
-        self._screen.line(child, text)
+        self._display.line(child, text)
 
     def _on_status(self, child: Child, line: bytes) -> None:
         with contextlib.suppress(msgspec.DecodeError):
-            child.status = msgspec.json.decode(line, type=Status)
+            child.status = msgspec.json.decode(line, type=NodeStatus)
 
     def _drain(self, child: Child) -> None:
         """Read what a process that has ended wrote last."""
@@ -270,7 +270,7 @@ class Supervisor:
             self._on_failure(child)
 
     def _on_failure(self, child: Child) -> None:
-        self._screen.note(f"{child.name} {_ended(child.exit_code)}{_last_error(child)}")
+        self._display.note(f"{child.name} {_ended(child.exit_code)}{_last_error(child)}")
         if self._stopping_since is not None:
             self._failed.append(child)
             return
@@ -284,14 +284,14 @@ class Supervisor:
             pause_s = min(FIRST_BACKOFF_S * 2**child.restarts, LONGEST_BACKOFF_S)
             child.restarts += 1
             child.restart_at = self._now() + pause_s
-            self._screen.note(
+            self._display.note(
                 f"{child.name} is started again in {pause_s:g} s "
                 f"({child.restarts} of {self._options.max_restarts})"
             )
             return
         self._failed.append(child)
         if policy == "continue":
-            self._screen.note(f"the run goes on without {child.name}")
+            self._display.note(f"the run goes on without {child.name}")
         else:
             self.stop(f"{child.name} failed")
 
@@ -321,10 +321,10 @@ class Supervisor:
         """Start a process no more, and end it if it was just started."""
         child.restart_at, child.asked_at = None, self._now()
         if child.learns:
-            self._screen.note(f"{child.name} is not started again: the run is over without it")
+            self._display.note(f"{child.name} is not started again: the run is over without it")
             self._failed.append(child)
         else:
-            self._screen.note(f"{child.name} is not needed any more: the run is over")
+            self._display.note(f"{child.name} is not needed any more: the run is over")
             self._too_late.append(child)
         self._send(child, signal.SIGTERM)
 
@@ -339,7 +339,7 @@ class Supervisor:
                 continue
             if child.asked_at is None:
                 child.asked_at = self._now()
-                self._screen.note(f"{child.name} has not heard that the run is over; it ends now")
+                self._display.note(f"{child.name} has not heard that the run is over; it ends now")
                 if not child.learns:
                     self._too_late.append(child)
                 self._send(child, signal.SIGTERM)
@@ -353,7 +353,7 @@ class Supervisor:
         if self._stopping_since is not None:
             return
         self._stopping_since = self._now()
-        self._screen.note(f"ending the run: {reason}")
+        self._display.note(f"ending the run: {reason}")
         for child in self.children:
             child.restart_at = None
             self._send(child, signal.SIGTERM)
@@ -365,7 +365,7 @@ class Supervisor:
         self._killed = True
         for child in self.children:
             if child.alive:
-                self._screen.note(
+                self._display.note(
                     f"{child.name} did not end within {self._options.kill_after_s:g} s; killed"
                 )
         self._kill_all()

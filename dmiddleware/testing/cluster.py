@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from dmiddleware.launch.plan import LaunchRequest, ProcessPlan, make_plans
+from dmiddleware.launch.plan import LaunchRequest, NodePlan, plan_nodes
 from dmiddleware.pipeline import ThisNode, running_as
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.protocol.topology import TopologyName
@@ -60,7 +60,7 @@ class ClusterNode:
         running: whether the program is at work.
     """
 
-    plan: ProcessPlan
+    plan: NodePlan
     incarnation: int = 0
     router: Router | None = None
     this_node: ThisNode | None = None
@@ -343,8 +343,8 @@ class Cluster:
 
 def _plans(
     roles: Mapping[str, int] | None, n: int | None, topology: TopologyName
-) -> list[ProcessPlan]:
-    plans = make_plans(
+) -> list[NodePlan]:
+    plans = plan_nodes(
         LaunchRequest(
             main="cluster.main",
             roles=tuple((roles or {}).items()),

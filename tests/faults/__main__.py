@@ -10,27 +10,27 @@ import argparse
 import time
 from pathlib import Path
 
+from tests.faults.fault_list import FAULTS, Fault
+from tests.faults.fault_result import FaultResult
 from tests.faults.report import render_markdown, section, sections_of
-from tests.faults.row import Row
-from tests.faults.table import FAULTS, Fault
 
 REPORT = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
 
 
-def inject(fault: Fault) -> list[Row]:
+def inject(fault: Fault) -> list[FaultResult]:
     """Inject one fault in all its ways; what breaks the test itself is a demand that is missed."""
-    rows = []
+    results = []
     for injection in fault.injections:
         began = time.monotonic()
         try:
-            row = injection()
+            result = injection()
         except (RuntimeError, OSError, AssertionError) as error:
             over = [*getattr(injection, "args", ()), "-"][0]
-            row = Row(fault.what, over)
-            row.check("the nodes get through it", f"{type(error).__name__}: {error}", False)
-        rows.append(row)
-        print(f"{row}\n  ({time.monotonic() - began:.0f} s)\n", flush=True)
-    return rows
+            result = FaultResult(fault.what, over)
+            result.check("the nodes get through it", f"{type(error).__name__}: {error}", False)
+        results.append(result)
+        print(f"{result}\n  ({time.monotonic() - began:.0f} s)\n", flush=True)
+    return results
 
 
 def main() -> int:
@@ -45,7 +45,7 @@ def main() -> int:
     chosen = set(arguments.names or names)
     page = REPORT.read_text(encoding="utf-8") if REPORT.exists() else ""
     before, sections = sections_of(page), {}
-    rows: list[Row] = []
+    results: list[FaultResult] = []
     for fault in FAULTS:
         sections[fault.what] = before.get(fault.what, section([], why_not="not run yet"))
         if fault.name not in chosen:
@@ -53,12 +53,12 @@ def main() -> int:
         why_not = fault.why_not()
         measured = [] if why_not else inject(fault)
         sections[fault.what] = section(measured, why_not=why_not)
-        rows += measured
+        results += measured
     if arguments.write or not arguments.names:
         REPORT.write_text(render_markdown(sections), encoding="utf-8")
         print(f"{REPORT} written")
-    missed = [row for row in rows if not row.holds]
-    print(f"{len(rows) - len(missed)} of {len(rows)} rows hold")
+    missed = [result for result in results if not result.holds]
+    print(f"{len(results) - len(missed)} of {len(results)} results hold")
     return 1 if missed else 0
 
 

@@ -8,9 +8,9 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 
-from tests.faults.row import Row
+from tests.faults.fault_result import FaultResult
 
-__all__ = ["machine", "render_markdown", "result_of", "section", "sections_of"]
+__all__ = ["machine", "render_markdown", "verdict", "section", "sections_of"]
 
 _HEAD = """\
 # Faults
@@ -32,7 +32,7 @@ What the figures say and what they do not:
 """
 
 
-def result_of(holds: bool | None) -> str:
+def verdict(holds: bool | None) -> str:
     """Say whether a demand holds."""
     return {True: "yes", False: "**no**", None: "not measured"}[holds]
 
@@ -43,20 +43,20 @@ def machine() -> str:
     return f"{os.cpu_count()} cores, {platform.system()}, Python {python}"
 
 
-def section(rows: Sequence[Row], *, why_not: str = "") -> str:
+def section(results: Sequence[FaultResult], *, why_not: str = "") -> str:
     """Write what one fault came to.
 
     Args:
-        rows: what was measured.
+        results: what was measured.
         why_not: why nothing was.
     """
     if why_not:
         return f"Not measured: {why_not}."
     lines = ["| injected | over | demanded | measured | holds |", "| --- | --- | --- | --- | --- |"]
-    for row in rows:
-        for check in row.checks:
-            cells = (row.injected, row.transport, check.demanded, check.measured)
-            lines.append(f"| {' | '.join(map(_cell, cells))} | {result_of(check.holds)} |")
+    for result in results:
+        for check in result.checks:
+            cells = (result.injected, result.transport, check.demanded, check.measured)
+            lines.append(f"| {' | '.join(map(_cell, cells))} | {verdict(check.holds)} |")
     return "\n".join(lines)
 
 

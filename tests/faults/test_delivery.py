@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.delivery_rows import KB, MB, burst, slow_consumer, slow_weight_reader
+from tests.faults.delivery_faults import KB, MB, burst, slow_consumer, slow_weight_reader
 
 pytestmark = pytest.mark.process
 both = pytest.mark.parametrize("transport", ["ipc", "tcp"])
@@ -12,28 +12,28 @@ both = pytest.mark.parametrize("transport", ["ipc", "tcp"])
 
 @both
 def test_a_burst_of_small_messages_arrives(transport: str) -> None:
-    row = burst(transport, count=2_000, size=KB)
-    assert row.holds, row
+    result = burst(transport, count=2_000, size=KB)
+    assert result.holds, result
 
 
 @both
 def test_a_burst_of_large_messages_arrives_from_a_listener_too(transport: str) -> None:
-    row = burst(transport, count=40, size=MB, from_listener=True)
-    assert row.holds, row
+    result = burst(transport, count=40, size=MB, from_listener=True)
+    assert result.holds, result
 
 
 def test_the_judge_sees_what_a_bus_without_acknowledgement_loses() -> None:
     assert burst("ipc", count=500, size=KB, batch=KB).holds
-    row = burst("ipc", count=500, size=KB, batch=KB, carrier="bus", quiet_s=0.5)
-    assert not row.holds
-    assert " 0 lost" not in row.checks[0].measured
+    result = burst("ipc", count=500, size=KB, batch=KB, carrier="bus", quiet_s=0.5)
+    assert not result.holds
+    assert " 0 lost" not in result.checks[0].measured
 
 
 def test_a_slow_consumer_makes_the_producer_wait_within_bounds() -> None:
-    row = slow_consumer("ipc", count=240, size=256 * KB, slow_s=0.01, bound=12 * MB)
-    assert row.holds, row
+    result = slow_consumer("ipc", count=240, size=256 * KB, slow_s=0.01, bound=12 * MB)
+    assert result.holds, result
 
 
 def test_a_slow_reader_of_weights_holds_nobody_back() -> None:
-    row = slow_weight_reader("tcp", count=20, size=256 * KB, slow_s=0.4)
-    assert row.holds, row
+    result = slow_weight_reader("tcp", count=20, size=256 * KB, slow_s=0.4)
+    assert result.holds, result

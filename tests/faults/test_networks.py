@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.network_rows import cut_connections, partition, slow_network
-from tests.faults.networks import why_not
-from tests.faults.soak_rows import soak
+from tests.faults.network_faults import cut_connections, partition, slow_network
+from tests.faults.network_namespaces import why_not
+from tests.faults.soak import soak
 
 pytestmark = pytest.mark.process
 
@@ -19,22 +19,22 @@ def namespaces_allowed() -> None:
 
 @pytest.mark.usefixtures("namespaces_allowed")
 def test_both_sides_see_a_partition_and_lose_nothing_by_it() -> None:
-    row = partition(cut_s=4.0)
-    assert row.holds, row
+    result = partition(cut_s=4.0)
+    assert result.holds, result
 
 
 @pytest.mark.usefixtures("namespaces_allowed")
 def test_nothing_is_lost_over_a_network_that_loses() -> None:
-    row = slow_network(count=200, delay_s=0.05)
-    assert row.holds, row
+    result = slow_network(count=200, delay_s=0.05)
+    assert result.holds, result
 
 
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
 def test_nothing_is_lost_when_connections_are_cut_again_and_again(transport: str) -> None:
-    row = cut_connections(transport, times=30)
-    assert row.holds, row
+    result = cut_connections(transport, times=30)
+    assert result.holds, result
 
 
 def test_nothing_is_left_behind_by_faults_that_come_again_and_again() -> None:
-    row = soak("ipc", lasts_s=1.5, fault_every_s=0.5, judge_slope=False, hang_s=1.0)
-    assert row.holds, row
+    result = soak("ipc", lasts_s=1.5, fault_every_s=0.5, judge_slope=False, hang_s=1.0)
+    assert result.holds, result

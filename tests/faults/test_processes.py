@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.process_rows import (
+from tests.faults.process_faults import (
     fork_and_close,
     killed_dialers,
     killed_listener,
@@ -20,27 +20,27 @@ both = pytest.mark.parametrize("transport", ["ipc", "tcp"])
 def test_killed_senders_are_missed_at_once_and_what_was_acknowledged_is_there(
     transport: str,
 ) -> None:
-    row = killed_dialers(transport, kills=1, dialers=2)
-    assert row.holds, row
+    result = killed_dialers(transport, kills=1, dialers=2)
+    assert result.holds, result
 
 
 @both
 def test_a_killed_receiver_is_replaced_and_the_senders_go_on(transport: str) -> None:
-    row = killed_listener(transport, kills=1)
-    assert row.holds, row
+    result = killed_listener(transport, kills=1)
+    assert result.holds, result
 
 
 @pytest.mark.parametrize(("transport", "listener"), [("ipc", True), ("tcp", False)])
 def test_a_process_that_hangs_counts_as_gone_and_comes_back(transport: str, listener: bool) -> None:
-    row = stopped(transport, hang_s=3.4, listener=listener)
-    assert row.holds, row
+    result = stopped(transport, hang_s=3.4, listener=listener)
+    assert result.holds, result
 
 
 def test_nodes_find_each_other_in_any_start_order() -> None:
-    row = start_order("ipc", times=1, nodes_each=5)
-    assert row.holds, row
+    result = start_order("ipc", times=1, nodes_each=5)
+    assert result.holds, result
 
 
 def test_a_fork_is_told_and_a_close_inside_a_callback_does_not_hang() -> None:
-    row = fork_and_close("ipc")
-    assert row.holds, row
+    result = fork_and_close("ipc")
+    assert result.holds, result

@@ -33,7 +33,7 @@ from middleware import (
     termination_checker,
 )
 from tests.faults.ledger import Writer
-from tests.faults.training_rows import ENV_STEPS, FOLDER, SEED, SNAPSHOT_EVERY
+from tests.faults.training_faults import ENV_STEPS, FOLDER, SEED, SNAPSHOT_EVERY
 
 
 def written_down(write: Writer) -> Middleware[OnlineRLContext]:

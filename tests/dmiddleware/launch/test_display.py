@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from dmiddleware.launch.display import LiveScreen, PlainScreen, choose_screen, make_table
-from dmiddleware.launch.plan import ProcessPlan
-from dmiddleware.launch.status import Status
+from dmiddleware.launch.display import LiveDisplay, PlainDisplay, choose_display, make_table
+from dmiddleware.launch.plan import NodePlan
+from dmiddleware.launch.status import NodeStatus
 from dmiddleware.launch.supervisor import Child
 
 
@@ -32,8 +32,8 @@ class Running(Child):
 
 
 def child(node_id: int, role: str, **status: object) -> Running:
-    plan = ProcessPlan(node_id=node_id, roles=(role,), labels=(), listen="", dial=(), n_peers=0)
-    return Running(plan, status=Status(**{"phase": "running", **status}))  # type: ignore[arg-type]
+    plan = NodePlan(node_id=node_id, roles=(role,), labels=(), listen="", dial=(), n_peers=0)
+    return Running(plan, status=NodeStatus(**{"phase": "running", **status}))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -41,31 +41,31 @@ def time() -> Time:
     return Time()
 
 
-def plain(time: Time) -> tuple[PlainScreen, io.StringIO]:
+def plain(time: Time) -> tuple[PlainDisplay, io.StringIO]:
     out = io.StringIO()
-    return PlainScreen(Console(file=out, width=60), now=time), out
+    return PlainDisplay(Console(file=out, width=60), now=time), out
 
 
 def test_plain_lines_name_their_node_and_are_not_cut(time: Time) -> None:
-    screen, out = plain(time)
-    with screen:
-        screen.line(child(2, "collector"), "[bold]" + "x" * 100)
-        screen.note("it begins")
+    display, out = plain(time)
+    with display:
+        display.line(child(2, "collector"), "[bold]" + "x" * 100)
+        display.note("it begins")
     assert out.getvalue() == f"[node 2] [bold]{'x' * 100}\n[ditask] it begins\n"
 
 
 def test_where_all_stand_is_told_every_ten_seconds(time: Time) -> None:
-    screen, out = plain(time)
+    display, out = plain(time)
     learner = child(0, "learner", step=3, env_step=100, train_iter=50, peers=2, blocked_s=1.5)
-    screen.update([learner])
+    display.update([learner])
     assert out.getvalue() == ""
     time.now = 10.0
-    screen.update([learner])
+    display.update([learner])
     learner.status.env_step, learner.status.train_iter = 200, 80
     time.now = 15.0
-    screen.update([learner])
+    display.update([learner])
     time.now = 20.0
-    screen.update([learner])
+    display.update([learner])
     first, second = out.getvalue().splitlines()
     assert first == (
         "[ditask] node 0 (learner): running, step 3, 100 env steps (0/s), 50 updates (0/s), "
@@ -75,11 +75,11 @@ def test_where_all_stand_is_told_every_ten_seconds(time: Time) -> None:
 
 
 def test_of_who_has_ended_or_stopped_nothing_more_is_told(time: Time) -> None:
-    screen, out = plain(time)
+    display, out = plain(time)
     ended = child(1, "collector")
     ended.exit_code = 0
     time.now = 10.0
-    screen.update([ended, child(0, "learner", reason="solved")])
+    display.update([ended, child(0, "learner", reason="solved")])
     assert out.getvalue() == ""
 
 
@@ -102,14 +102,14 @@ def test_the_table_has_a_row_for_each_process(time: Time) -> None:
 
 def test_a_terminal_gets_a_table_and_a_pipe_lines() -> None:
     out = io.StringIO()
-    assert isinstance(choose_screen(Console(file=out)), PlainScreen)
+    assert isinstance(choose_display(Console(file=out)), PlainDisplay)
     console = Console(file=out, force_terminal=True, width=160)
-    screen = choose_screen(console)
-    assert isinstance(screen, LiveScreen)
-    with screen:
-        screen.note("it begins")
-        screen.line(child(2, "collector"), "hello")
-        screen.update([child(0, "learner", step=41)])
+    display = choose_display(console)
+    assert isinstance(display, LiveDisplay)
+    with display:
+        display.note("it begins")
+        display.line(child(2, "collector"), "hello")
+        display.update([child(0, "learner", step=41)])
     shown = out.getvalue()
     assert "ditask │ it begins" in shown
     assert "node 2 │" in shown and "hello" in shown

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dmiddleware.errors import LaunchError
-from dmiddleware.launch.plan import LaunchRequest, make_plans, needs_key, parse_roles
+from dmiddleware.launch.plan import LaunchRequest, needs_key, parse_roles, plan_nodes
 
 MAIN = "examples.cartpole_dqn.main"
 RUN_DIR = Path("/tmp/run")
@@ -19,7 +19,7 @@ def request(**options: Any) -> LaunchRequest:
 
 
 def test_named_roles_become_processes_in_order() -> None:
-    plans = make_plans(request(roles=parse_roles("learner=1,collector=2,evaluator")))
+    plans = plan_nodes(request(roles=parse_roles("learner=1,collector=2,evaluator")))
     assert [plan.roles for plan in plans] == [
         ("learner",),
         ("collector",),
@@ -41,16 +41,16 @@ def test_named_roles_become_processes_in_order() -> None:
 def test_workers_without_named_roles_get_them_by_their_place(
     count: int, roles: list[tuple[str, ...]]
 ) -> None:
-    assert [plan.roles for plan in make_plans(request(parallel_workers=count))] == roles
+    assert [plan.roles for plan in plan_nodes(request(parallel_workers=count))] == roles
 
 
 def test_in_a_star_the_others_wait_for_the_hub_only() -> None:
-    plans = make_plans(request(parallel_workers=4, topology="star"))
+    plans = plan_nodes(request(parallel_workers=4, topology="star"))
     assert [plan.n_peers for plan in plans] == [3, 1, 1, 1]
 
 
 def test_collectors_that_attach_wait_for_whom_they_dial() -> None:
-    plans = make_plans(
+    plans = plan_nodes(
         request(
             roles=(("collector", 2),),
             protocol="tcp",
@@ -66,13 +66,13 @@ def test_collectors_that_attach_wait_for_whom_they_dial() -> None:
 
 
 def test_free_ports_are_used_where_none_is_named() -> None:
-    plans = make_plans(request(parallel_workers=2, protocol="tcp"), free_ports=[5001, 5002])
+    plans = plan_nodes(request(parallel_workers=2, protocol="tcp"), free_ports=[5001, 5002])
     assert [plan.listen[-4:] for plan in plans] == ["5001", "5002"]
 
 
 def test_an_address_that_others_reach_needs_a_key() -> None:
-    local = make_plans(request(parallel_workers=2))
-    remote = make_plans(request(parallel_workers=2, protocol="tcp", address="10.0.0.1", ports=(5,)))
+    local = plan_nodes(request(parallel_workers=2))
+    remote = plan_nodes(request(parallel_workers=2, protocol="tcp", address="10.0.0.1", ports=(5,)))
     assert not needs_key(local)
     assert needs_key(remote)
 
@@ -99,12 +99,12 @@ def test_options_that_cannot_work_together_are_refused_with_the_reason(
     options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(LaunchError, match=message):
-        make_plans(request(**options))
+        plan_nodes(request(**options))
 
 
 def test_a_node_that_is_named_twice_is_attached_to_and_waited_for_once() -> None:
     address = "tcp://10.0.0.1:25515"
-    (plan,) = make_plans(request(topology="alone", attach_to=(address, address)))
+    (plan,) = plan_nodes(request(topology="alone", attach_to=(address, address)))
     assert (plan.dial, plan.n_peers) == ((address,), 1)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dmiddleware.launch.plan import ProcessPlan
-from dmiddleware.launch.status import WorkerConfig
+from dmiddleware.launch.plan import NodePlan
+from dmiddleware.launch.status import NodeConfig
 from dmiddleware.launch.supervisor import Child, Supervisor, SupervisorOptions
 
 PROGRAM = """
@@ -36,7 +36,7 @@ PROGRAM = """
 """
 
 
-class SignallingScreen:
+class SignallingDisplay:
     """Gets signals just while it shows a line, as a person's Ctrl-C may come at any time."""
 
     def __init__(self, *numbers: signal.Signals) -> None:
@@ -59,7 +59,7 @@ class SignallingScreen:
     def update(self, children: Sequence[Child]) -> None: ...
 
 
-class WaitingScreen(SignallingScreen):
+class WaitingDisplay(SignallingDisplay):
     """Looks away until the first process has ended, and lets the others end after that."""
 
     def __init__(self, end: Path) -> None:
@@ -77,10 +77,10 @@ class WaitingScreen(SignallingScreen):
             self.end.touch()
 
 
-def supervise(folder: Path, screen: SignallingScreen, *functions: str) -> int:
+def supervise(folder: Path, display: SignallingDisplay, *functions: str) -> int:
     (folder / "program.py").write_text(textwrap.dedent(PROGRAM))
     configs = [
-        WorkerConfig(
+        NodeConfig(
             main=f"program.{function}",
             package=str(folder),
             run_id="run",
@@ -98,10 +98,10 @@ def supervise(folder: Path, screen: SignallingScreen, *functions: str) -> int:
         for node_id, function in enumerate(functions or ["forever"])
     ]
     plans = [
-        ProcessPlan(node_id=one.node_id, roles=(), labels=(), listen="", dial=(), n_peers=0)
+        NodePlan(node_id=one.node_id, roles=(), labels=(), listen="", dial=(), n_peers=0)
         for one in configs
     ]
-    return Supervisor(configs, plans, options=SupervisorOptions(), screen=screen).run()
+    return Supervisor(configs, plans, options=SupervisorOptions(), display=display).run()
 
 
 @pytest.mark.process
@@ -109,25 +109,25 @@ def supervise(folder: Path, screen: SignallingScreen, *functions: str) -> int:
 def test_a_signal_that_comes_while_a_line_is_shown_ends_the_run_in_order(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    screen = SignallingScreen(number)
+    display = SignallingDisplay(number)
     before = signal.getsignal(number)
-    assert supervise(tmp_path, screen) == code
-    assert screen.notes == [f"ending the run: received {number.name}"]
+    assert supervise(tmp_path, display) == code
+    assert display.notes == [f"ending the run: received {number.name}"]
     assert signal.getsignal(number) is before
 
 
 @pytest.mark.process
 def test_asked_twice_by_ctrl_c_nobody_is_waited_for(tmp_path: Path) -> None:
-    screen = SignallingScreen(signal.SIGINT, signal.SIGINT)
-    assert supervise(tmp_path, screen) == 130
-    assert "node 0 (all roles) did not end within 20 s; killed" in screen.notes
+    display = SignallingDisplay(signal.SIGINT, signal.SIGINT)
+    assert supervise(tmp_path, display) == 130
+    assert "node 0 (all roles) did not end within 20 s; killed" in display.notes
 
 
 @pytest.mark.process
 def test_the_last_words_of_one_process_are_read_while_another_speaks(tmp_path: Path) -> None:
-    screen = WaitingScreen(tmp_path / "end")
-    assert supervise(tmp_path, screen, "speak_once", "speak_on") == 0
-    assert (0, "last words") in screen.said
+    display = WaitingDisplay(tmp_path / "end")
+    assert supervise(tmp_path, display, "speak_once", "speak_on") == 0
+    assert (0, "last words") in display.said
 
 
 @pytest.mark.process

@@ -10,20 +10,20 @@ from dmiddleware.errors import DeliveryTimeout, WaitTimeout
 from dmiddleware.pipeline import Context, Event, SystemClock, Task, this_node
 from dmiddleware.router import NodeOptions
 from dmiddleware.testing import Cluster, Delivered, SimulationError
-from tests.dmiddleware.testing.ledgers import N_EVENTS, Ledgers
+from tests.dmiddleware.testing.number_exchange import N_EVENTS, NumberExchange
 
 
 def test_every_event_arrives_once_and_in_order_whatever_the_delays() -> None:
-    ledgers = Ledgers()
-    with Cluster(ledgers.program, n=3, delay_s=(0.0, 0.2), find_missed=True) as cluster:
+    exchange = NumberExchange()
+    with Cluster(exchange.program, n=3, delay_s=(0.0, 0.2), find_missed=True) as cluster:
         cluster.start()
-        assert cluster.wait_until(lambda: ledgers.all_taken(3), 60.0)
-        ledgers.check(3)
+        assert cluster.wait_until(lambda: exchange.all_taken(3), 60.0)
+        exchange.check(3)
 
 
 def test_messages_overtake_each_other() -> None:
-    ledgers = Ledgers()
-    with Cluster(ledgers.program, n=2, delay_s=(0.0, 0.2)) as cluster:
+    exchange = NumberExchange()
+    with Cluster(exchange.program, n=2, delay_s=(0.0, 0.2)) as cluster:
         cluster.start()
         cluster.run_for(5.0)
     data = [one for one in cluster.tape if isinstance(one, Delivered) and one.kind == "DATA"]
@@ -35,8 +35,8 @@ def test_messages_overtake_each_other() -> None:
 def test_one_seed_gives_one_run_and_another_seed_another() -> None:
     runs = []
     for seed in (1, 1, 2):
-        ledgers = Ledgers()
-        with Cluster(ledgers.program, n=3, seed=seed) as cluster:
+        exchange = NumberExchange()
+        with Cluster(exchange.program, n=3, seed=seed) as cluster:
             cluster.start()
             cluster.run_for(0.5)
             cluster.cut(0, 1)
@@ -45,77 +45,79 @@ def test_one_seed_gives_one_run_and_another_seed_another() -> None:
             cluster.kill(2)
             cluster.start(2)
             cluster.run_for(1.0)
-        runs.append((list(cluster.tape), ledgers.taken, list(ledgers.news)))
+        runs.append((list(cluster.tape), exchange.taken, list(exchange.news)))
     assert runs[0] == runs[1]
     assert runs[0][0] != runs[2][0]
     assert len(runs[0][0]) > 100
 
 
 def test_a_link_that_is_cut_for_a_while_loses_and_doubles_nothing() -> None:
-    ledgers = Ledgers()
-    with Cluster(ledgers.program, n=3, seed=5, find_missed=True) as cluster:
+    exchange = NumberExchange()
+    with Cluster(exchange.program, n=3, seed=5, find_missed=True) as cluster:
         cluster.start()
         cluster.run_for(0.5)
         cluster.cut(0, 1)
         cluster.run_for(40.0)
-        assert {mark[:3] for mark in ledgers.news if mark[1] == "node.left"} == {
+        assert {mark[:3] for mark in exchange.news if mark[1] == "node.left"} == {
             (0, "node.left", 1),
             (1, "node.left", 0),
         }
-        assert max(mark[3] for mark in ledgers.news) <= 0.5 + 4.0
-        taken = sum(map(len, ledgers.taken.values()))
+        assert max(mark[3] for mark in exchange.news) <= 0.5 + 4.0
+        taken = sum(map(len, exchange.taken.values()))
         cluster.heal(0, 1)
-        assert cluster.wait_until(lambda: ledgers.all_taken(3), 5.0)
-        assert sum(map(len, ledgers.taken.values())) > taken
-        ledgers.check(3)
+        assert cluster.wait_until(lambda: exchange.all_taken(3), 5.0)
+        assert sum(map(len, exchange.taken.values())) > taken
+        exchange.check(3)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_connections_that_keep_breaking_lose_and_double_nothing(seed: int) -> None:
-    ledgers = Ledgers()
-    with Cluster(ledgers.program, n=3, seed=seed, delay_s=(0.0, 0.05), find_missed=True) as cluster:
+    exchange = NumberExchange()
+    with Cluster(
+        exchange.program, n=3, seed=seed, delay_s=(0.0, 0.05), find_missed=True
+    ) as cluster:
         cluster.start()
         for turn in range(15):
             cluster.run_for(0.15)
             cluster.disconnect(turn % 3)
-        assert cluster.wait_until(lambda: ledgers.all_taken(3), 30.0)
-        ledgers.check(3)
+        assert cluster.wait_until(lambda: exchange.all_taken(3), 30.0)
+        exchange.check(3)
 
 
 def test_a_frozen_node_is_noticed_and_misses_nothing_when_it_goes_on() -> None:
-    ledgers = Ledgers()
-    with Cluster(ledgers.program, n=3, seed=2, find_missed=True) as cluster:
+    exchange = NumberExchange()
+    with Cluster(exchange.program, n=3, seed=2, find_missed=True) as cluster:
         cluster.start()
         cluster.run_for(0.5)
         cluster.freeze(1)
-        taken = len(ledgers.taken[1])
+        taken = len(exchange.taken[1])
         cluster.run_for(10.0)
-        assert len(ledgers.taken[1]) == taken
-        assert {mark[:3] for mark in ledgers.news if mark[1] == "node.left"} == {
+        assert len(exchange.taken[1]) == taken
+        assert {mark[:3] for mark in exchange.news if mark[1] == "node.left"} == {
             (0, "node.left", 1),
             (2, "node.left", 1),
         }
         cluster.thaw(1)
-        assert cluster.wait_until(lambda: ledgers.all_taken(3), 10.0)
-        ledgers.check(3)
+        assert cluster.wait_until(lambda: exchange.all_taken(3), 10.0)
+        exchange.check(3)
 
 
 def test_a_killed_node_is_noticed_at_once_and_comes_back_as_a_new_one() -> None:
-    ledgers = Ledgers()
-    with Cluster(ledgers.program, n=2, seed=3, find_missed=True) as cluster:
+    exchange = NumberExchange()
+    with Cluster(exchange.program, n=2, seed=3, find_missed=True) as cluster:
         cluster.start()
         cluster.run_for(0.5)
         cluster.kill(1)
         assert not cluster.nodes[1].running
         cluster.run_for(1.0)
-        assert [mark[:3] for mark in ledgers.news if mark[1] == "node.left"] == [
+        assert [mark[:3] for mark in exchange.news if mark[1] == "node.left"] == [
             (0, "node.left", 1)
         ]
         cluster.start(1)
         assert cluster.nodes[1].incarnation == 2
-        assert cluster.wait_until(lambda: (1, 2000 + N_EVENTS - 1) in ledgers.taken[0], 10.0)
+        assert cluster.wait_until(lambda: (1, 2000 + N_EVENTS - 1) in exchange.taken[0], 10.0)
     of_first, of_second = (
-        [number for _, number in ledgers.taken[0] if number // 1000 == life] for life in (1, 2)
+        [number for _, number in exchange.taken[0] if number // 1000 == life] for life in (1, 2)
     )
     assert of_first == list(range(1000, 1000 + len(of_first)))
     assert 0 < len(of_first) < N_EVENTS
@@ -213,8 +215,8 @@ def test_starting_a_node_that_runs_is_refused() -> None:
 
 def test_leaving_the_cluster_leaves_no_thread_behind() -> None:
     before = set(threading.enumerate())
-    ledgers = Ledgers()
-    with Cluster(ledgers.program, n=3) as cluster:
+    exchange = NumberExchange()
+    with Cluster(exchange.program, n=3) as cluster:
         cluster.start()
         cluster.run_for(0.5)
         assert len(set(threading.enumerate()) - before) > 20

@@ -12,7 +12,7 @@ import pytest
 
 from dmiddleware.router import NodeOptions
 from dmiddleware.testing import Cluster
-from tests.dmiddleware.testing.ledgers import N_EVENTS, Ledgers
+from tests.dmiddleware.testing.number_exchange import N_EVENTS, NumberExchange
 
 N_FAULTS = 8
 PAUSES_S = (0.0, 0.05, 1.0, 6.0)
@@ -68,9 +68,9 @@ def kill(cluster: Cluster, chance: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_nodes_get_over_loses_and_doubles_nothing(seed: int) -> None:
-    ledgers, chance = Ledgers(), random.Random(seed)
+    exchange, chance = NumberExchange(), random.Random(seed)
     with Cluster(
-        ledgers.program,
+        exchange.program,
         n=3,
         seed=seed,
         delay_s=(0.0, 0.05),
@@ -81,22 +81,24 @@ def test_what_nodes_get_over_loses_and_doubles_nothing(seed: int) -> None:
         for _ in range(N_FAULTS):
             cluster.run_for(chance.uniform(0.0, 0.3))
             hold_up(cluster, chance)
-        assert cluster.wait_until(lambda: ledgers.all_taken(3), 60.0)
-        ledgers.check(3)
+        assert cluster.wait_until(lambda: exchange.all_taken(3), 60.0)
+        exchange.check(3)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_killed_nodes_sent_arrives_from_its_beginning_without_a_gap(seed: int) -> None:
-    ledgers, chance = Ledgers(), random.Random(seed)
-    with Cluster(ledgers.program, n=3, seed=seed, delay_s=(0.0, 0.05), find_missed=True) as cluster:
+    exchange, chance = NumberExchange(), random.Random(seed)
+    with Cluster(
+        exchange.program, n=3, seed=seed, delay_s=(0.0, 0.05), find_missed=True
+    ) as cluster:
         cluster.start()
         for _ in range(N_FAULTS):
             cluster.run_for(chance.uniform(0.0, 0.4))
             chance.choice([hold_up, kill, kill])(cluster, chance)
         last = {(node, 1000 * cluster.nodes[node].incarnation + N_EVENTS - 1) for node in (1, 2)}
-        assert cluster.wait_until(lambda: last <= set(ledgers.taken[0]), 60.0)
+        assert cluster.wait_until(lambda: last <= set(exchange.taken[0]), 60.0)
     for node in (1, 2):
-        for life in range(1, ledgers.lives[node] + 1):
-            taken = [n for who, n in ledgers.taken[0] if who == node and n // 1000 == life]
+        for life in range(1, exchange.lives[node] + 1):
+            taken = [n for who, n in exchange.taken[0] if who == node and n // 1000 == life]
             assert taken == list(range(1000 * life, 1000 * life + len(taken)))
         assert len(taken) == N_EVENTS

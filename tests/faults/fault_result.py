@@ -1,10 +1,10 @@
-"""One row of the table: what was injected, what is demanded, what was measured."""
+"""What one injected fault came to: the demands on it, and what was measured."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["Check", "Row"]
+__all__ = ["Check", "FaultResult"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Check:
 
 
 @dataclass(slots=True)
-class Row:
+class FaultResult:
     """A fault and what became of it.
 
     Attributes:

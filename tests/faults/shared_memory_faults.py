@@ -10,18 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dmiddleware.router.transport.slabs import sweep
-from tests.faults.cluster import cluster
-from tests.faults.delivery_rows import KB, MB
+from tests.faults.delivery_faults import KB, MB
+from tests.faults.fault_result import FaultResult
 from tests.faults.node_program import Sends
-from tests.faults.process_rows import all_of, killed_dialers, killed_listener
-from tests.faults.row import Row
+from tests.faults.process_cluster import cluster
+from tests.faults.process_faults import all_of, killed_dialers, killed_listener
 
 __all__ = ["full", "killed_in_hand_over", "why_not_full"]
 
 _IN_MEMORY = "/dev/shm"
 
 
-def killed_in_hand_over(*, kills: int, size: int = 2 * MB) -> Row:
+def killed_in_hand_over(*, kills: int, size: int = 2 * MB) -> FaultResult:
     """Kill senders, and then receivers, while large messages go through shared memory.
 
     Args:
@@ -30,18 +30,20 @@ def killed_in_hand_over(*, kills: int, size: int = 2 * MB) -> Row:
     """
     with tempfile.TemporaryDirectory(prefix="faults-", dir=_IN_MEMORY) as name:
         folder = Path(name)
-        row = Row(f"kill -9 in hand-overs of {size // KB:,} KB, {kills} times each side", "ipc")
+        result = FaultResult(
+            f"kill -9 in hand-overs of {size // KB:,} KB, {kills} times each side", "ipc"
+        )
         with _slabs_in(folder, size) as slabs:
             for part in (
                 killed_dialers("ipc", kills=kills, dialers=2, size=size, shared=name),
                 killed_listener("ipc", kills=kills, size=size, shared=name),
             ):
-                row.checks += part.checks
+                result.checks += part.checks
         sweep(folder)
         left = [path.name for path in folder.iterdir()]
-    row.check("they did use it", f"{len(slabs)} slabs seen", len(slabs) > 0)
-    row.check("nothing left after the sweep", f"{len(left)} files", not left)
-    return row
+    result.check("they did use it", f"{len(slabs)} slabs seen", len(slabs) > 0)
+    result.check("nothing left after the sweep", f"{len(left)} files", not left)
+    return result
 
 
 @contextlib.contextmanager
@@ -66,14 +68,14 @@ def _slabs_in(folder: Path, size: int) -> Iterator[set[str]]:
         looking.join(5.0)
 
 
-def full(*, count: int, size: int = 2 * MB) -> Row:
+def full(*, count: int, size: int = 2 * MB) -> FaultResult:
     """Send large messages where shared memory has room for one or two of them, and then for none.
 
     Args:
         count: how many messages.
         size: bytes of each.
     """
-    row = Row(f"full shared memory, {count:,} x {size // KB:,} KB", "ipc")
+    result = FaultResult(f"full shared memory, {count:,} x {size // KB:,} KB", "ipc")
     with _file_system(2 * size) as folder, cluster("ipc") as nodes:
         sends = Sends(count=count, size=size)
         receiver = nodes.listener(receives=("e",), shared=str(folder))
@@ -85,9 +87,9 @@ def full(*, count: int, size: int = 2 * MB) -> Row:
         alive = sender.alive and receiver.alive
         sender.stop()
         receiver.stop()
-    row.check("falls back: 0 lost", verdict, verdict.clean and verdict.accepted == count)
-    row.check("nobody dies", f"{alive}, {used // KB:,} KB were left to use", alive)
-    return row
+    result.check("falls back: 0 lost", verdict, verdict.clean and verdict.accepted == count)
+    result.check("nobody dies", f"{alive}, {used // KB:,} KB were left to use", alive)
+    return result
 
 
 def why_not_full() -> str:

@@ -6,21 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from tests.faults.delivery_rows import KB, MB, burst, slow_consumer, slow_weight_reader
-from tests.faults.hostile_rows import false_lengths, noise, oversize, pickles, refusals, silence
-from tests.faults.network_rows import cut_connections, partition, slow_network
-from tests.faults.networks import why_not
-from tests.faults.process_rows import (
+from tests.faults.delivery_faults import KB, MB, burst, slow_consumer, slow_weight_reader
+from tests.faults.fault_result import FaultResult
+from tests.faults.hostile_peers import false_lengths, noise, oversize, pickles, refusals, silence
+from tests.faults.network_faults import cut_connections, partition, slow_network
+from tests.faults.network_namespaces import why_not
+from tests.faults.process_faults import (
     fork_and_close,
     killed_dialers,
     killed_listener,
     start_order,
     stopped,
 )
-from tests.faults.row import Row
-from tests.faults.shared_rows import full, killed_in_hand_over, why_not_full
-from tests.faults.soak_rows import soak
-from tests.faults.training_rows import killed_collectors, killed_learner
+from tests.faults.shared_memory_faults import full, killed_in_hand_over, why_not_full
+from tests.faults.soak import soak
+from tests.faults.training_faults import killed_collectors, killed_learner
 
 __all__ = ["FAULTS", "Fault"]
 
@@ -40,11 +40,13 @@ class Fault:
 
     name: str
     what: str
-    injections: tuple[Callable[[], Row], ...]
+    injections: tuple[Callable[[], FaultResult], ...]
     why_not: Callable[[], str] = str
 
 
-def _over_both(function: Callable[..., Row], **figures: object) -> tuple[Callable[[], Row], ...]:
+def _over_both(
+    function: Callable[..., FaultResult], **figures: object
+) -> tuple[Callable[[], FaultResult], ...]:
     return tuple(partial(function, transport, **figures) for transport in BOTH)
 
 

@@ -13,7 +13,7 @@ N_EVENTS = 200
 NUMBER = Event("number", timeout_s=600.0)
 
 
-class Ledgers:
+class NumberExchange:
     """What each node has sent, and what each has taken from whom, in order."""
 
     def __init__(self) -> None:

@@ -10,12 +10,12 @@ from collections.abc import Callable
 import numpy as np
 import psutil
 
-from tests.faults.cluster import Cluster, Process, cluster, wait_until
-from tests.faults.delivery_rows import MB
+from tests.faults.delivery_faults import MB
+from tests.faults.fault_result import FaultResult
 from tests.faults.ledger import Judgement, join, judge_prefix
 from tests.faults.node_program import Sends
-from tests.faults.raw import RawPeer
-from tests.faults.row import Row
+from tests.faults.process_cluster import Cluster, Process, cluster, wait_until
+from tests.faults.raw_peer import RawPeer
 
 __all__ = ["soak"]
 
@@ -30,7 +30,7 @@ def soak(
     fault_every_s: float,
     judge_slope: bool,
     hang_s: float = 3.6,
-) -> Row:
+) -> FaultResult:
     """Send for a long time while something fails again and again.
 
     Args:
@@ -40,7 +40,7 @@ def soak(
         judge_slope: whether the run is long enough to judge how memory grows.
         hang_s: how long one hangs; after 3 s it counts as gone.
     """
-    row = Row(f"soak of {lasts_s:g} s, a fault every {fault_every_s:g} s", transport)
+    result = FaultResult(f"soak of {lasts_s:g} s, a fault every {fault_every_s:g} s", transport)
     randomly = random.Random(_SEED)
     sends = Sends(size=16 * 1024, pace_s=0.005)
     with cluster(transport) as nodes:
@@ -67,15 +67,15 @@ def soak(
             process.stop()
         verdict = join(_judged(learner, process) for process in starts)
         lives = learner.alive
-    row.check("lives on", f"{lives}, {faults} faults", lives)
-    row.check("0 acknowledged lost, 0 duplicated", verdict, verdict.clean)
-    row.check("threads flat", f"{before[0]} before, {after[0]} after", after[0] <= before[0])
-    row.check("descriptors flat", f"{before[1]} before, {after[1]} after", after[1] <= before[1])
+    result.check("lives on", f"{lives}, {faults} faults", lives)
+    result.check("0 acknowledged lost, 0 duplicated", verdict, verdict.clean)
+    result.check("threads flat", f"{before[0]} before, {after[0]} after", after[0] <= before[0])
+    result.check("descriptors flat", f"{before[1]} before, {after[1]} after", after[1] <= before[1])
     if judge_slope:
         seconds, resident = np.array(samples).T
         slope = float(np.polyfit(seconds / 60, resident / MB, 1)[0])
-        row.at_most("memory slope", slope, 1.0, "MB/min")
-    return row
+        result.at_most("memory slope", slope, 1.0, "MB/min")
+    return result
 
 
 def _inject(

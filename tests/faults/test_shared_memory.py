@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.shared_rows import full, killed_in_hand_over, why_not_full
+from tests.faults.shared_memory_faults import full, killed_in_hand_over, why_not_full
 
 pytestmark = pytest.mark.process
 
 
 def test_nothing_is_left_of_slabs_whose_users_were_killed() -> None:
-    row = killed_in_hand_over(kills=1)
-    assert row.holds, row
+    result = killed_in_hand_over(kills=1)
+    assert result.holds, result
 
 
 def test_a_full_file_system_in_memory_is_gone_round() -> None:
     if reason := why_not_full():
         pytest.skip(reason)
-    row = full(count=20)
-    assert row.holds, row
+    result = full(count=20)
+    assert result.holds, result

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from tests.faults.cluster import Process, cluster, wait_until
+from tests.faults.fault_result import FaultResult
 from tests.faults.ledger import Judgement, judge
 from tests.faults.node_program import Sends
-from tests.faults.row import Row
+from tests.faults.process_cluster import Process, cluster, wait_until
 
 __all__ = ["burst", "slow_consumer", "slow_weight_reader", "Peak"]
 
@@ -73,7 +73,7 @@ def burst(
     carrier: str = "nng",
     batch: int = 256 * KB,
     quiet_s: float = 3.0,
-) -> Row:
+) -> FaultResult:
     """Send as fast as it goes; what was accepted must arrive.
 
     Args:
@@ -86,7 +86,7 @@ def burst(
         quiet_s: when nothing came for so long, what is missing counts as lost.
     """
     way = "listener to dialer" if from_listener else "dialer to listener"
-    row = Row(f"burst of {count:,} x {size // KB:,} KB, {way}", transport)
+    result = FaultResult(f"burst of {count:,} x {size // KB:,} KB, {way}", transport)
     sends = Sends(count=count, size=size)
     common: dict[str, Any] = {"transport": carrier, "options": {"batch_bytes": batch}}
     if carrier == "bus":
@@ -106,11 +106,13 @@ def burst(
         second.stop()
         first.stop()
         verdict = _judged(sender, receiver)
-        row.check("0 lost, in order", verdict, verdict.clean and verdict.accepted == count)
-    return row
+        result.check("0 lost, in order", verdict, verdict.clean and verdict.accepted == count)
+    return result
 
 
-def slow_consumer(transport: str, *, count: int, size: int, slow_s: float, bound: int) -> Row:
+def slow_consumer(
+    transport: str, *, count: int, size: int, slow_s: float, bound: int
+) -> FaultResult:
     """Send ten times as fast as the other side handles.
 
     Args:
@@ -120,7 +122,7 @@ def slow_consumer(transport: str, *, count: int, size: int, slow_s: float, bound
         slow_s: how long the consumer takes for each.
         bound: bytes that may wait at the sender, and as many at the receiver.
     """
-    row = Row(f"consumer 10 x too slow, {count:,} x {size // KB:,} KB", transport)
+    result = FaultResult(f"consumer 10 x too slow, {count:,} x {size // KB:,} KB", transport)
     options = {"outbox_bytes": bound, "inbox_bytes": bound, "batch_bytes": 256 * KB}
     sends = Sends(count=count, size=size, pace_s=slow_s / 10)
     with cluster(transport) as nodes:
@@ -135,17 +137,17 @@ def slow_consumer(transport: str, *, count: int, size: int, slow_s: float, bound
         sender.stop()
         receiver.stop()
         verdict = _judged(sender, receiver)
-    row.check("0 lost", verdict, verdict.clean and verdict.accepted == count)
+    result.check("0 lost", verdict, verdict.clean and verdict.accepted == count)
     # Beside the queue: frames being copied out by each sender, or in by each serving context.
     stated = bound + FRAMES_IN_HAND * max(size, 256 * KB)
     for name, peak in (("sender", at_sender), ("receiver", at_receiver)):
         growth, most = peak.growth / MB, 1.1 * stated / MB
-        row.at_most(f"growth of the {name}", growth, round(most, 1), "MB")
-    row.check("the producer's wait is visible", f"{blocked_s:.1f} s", blocked_s > 0)
-    return row
+        result.at_most(f"growth of the {name}", growth, round(most, 1), "MB")
+    result.check("the producer's wait is visible", f"{blocked_s:.1f} s", blocked_s > 0)
+    return result
 
 
-def slow_weight_reader(transport: str, *, count: int, size: int, slow_s: float) -> Row:
+def slow_weight_reader(transport: str, *, count: int, size: int, slow_s: float) -> FaultResult:
     """Publish versions while one reader is slow.
 
     Args:
@@ -154,7 +156,7 @@ def slow_weight_reader(transport: str, *, count: int, size: int, slow_s: float) 
         size: bytes of each.
         slow_s: how long the slow reader takes for one; the other takes no time.
     """
-    row = Row(f"slow weight reader, {count:,} versions of {size // KB:,} KB", transport)
+    result = FaultResult(f"slow weight reader, {count:,} versions of {size // KB:,} KB", transport)
     sends = Sends(event="weights", delivery="latest", count=count, size=size, pace_s=slow_s / 10)
     with cluster(transport) as nodes:
         learner = nodes.listener(sends=sends, expected=2)
@@ -179,12 +181,12 @@ def slow_weight_reader(transport: str, *, count: int, size: int, slow_s: float) 
         skipped = count - len(slow.ledger.got(0, start, "weights"))
         for process in (slow, fast, learner):
             process.stop()
-    row.check("versions only rise", f"{rises}", rises and whole)
-    row.check("ends at the newest", f"{newest}, {skipped} skipped by the slow one", newest)
-    row.check("encoded copies at the learner ≤ 2", f"{copies}", 1 <= copies <= 2)
+    result.check("versions only rise", f"{rises}", rises and whole)
+    result.check("ends at the newest", f"{newest}, {skipped} skipped by the slow one", newest)
+    result.check("encoded copies at the learner ≤ 2", f"{copies}", 1 <= copies <= 2)
     # Were it held back, it would wait as long as the slow one takes.
-    row.at_most("the writer is not held back: median emit", usual_s, slow_s / 2)
-    return row
+    result.at_most("the writer is not held back: median emit", usual_s, slow_s / 2)
+    return result
 
 
 def _newest_at(reader: Process, start: int, number: int) -> Callable[[], bool]:

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tests.faults.cluster import ROOT, Cluster, Process, address_for, cluster, wait_until
+from tests.faults.fault_result import FaultResult
 from tests.faults.ledger import Judgement, join, judge, judge_prefix
 from tests.faults.node_program import Sends
-from tests.faults.row import Row
+from tests.faults.process_cluster import ROOT, Cluster, Process, address_for, cluster, wait_until
 
 __all__ = [
     "all_of",
@@ -33,7 +33,7 @@ _SEED = 11
 
 def killed_dialers(
     transport: str, *, kills: int, dialers: int = 3, size: int = 4096, **settings: Any
-) -> Row:
+) -> FaultResult:
     """Kill a random sender, and start another in its place, again and again.
 
     Args:
@@ -43,7 +43,7 @@ def killed_dialers(
         size: bytes of each message.
         settings: of all nodes.
     """
-    row = Row(f"kill -9 of a random one of {dialers} senders, {kills} times", transport)
+    result = FaultResult(f"kill -9 of a random one of {dialers} senders, {kills} times", transport)
     randomly = random.Random(_SEED)
     sends = Sends(size=size, pace_s=0.001)
     with cluster(transport) as nodes:
@@ -69,14 +69,16 @@ def killed_dialers(
             process.stop()
         learner.stop()
         verdict = join(_verdict(learner, process, alive) for process in starts)
-    row.check("the receiver lives on", f"{lives}", lives)
-    row.check("0 accepted lost, duplicated, damaged", verdict, verdict.clean)
-    row.at_most("node.left", max(left), 1.0)
-    row.at_most("the replacement's first message after its imports", max(first), 3.0)
-    return row
+    result.check("the receiver lives on", f"{lives}", lives)
+    result.check("0 accepted lost, duplicated, damaged", verdict, verdict.clean)
+    result.at_most("node.left", max(left), 1.0)
+    result.at_most("the replacement's first message after its imports", max(first), 3.0)
+    return result
 
 
-def killed_listener(transport: str, *, kills: int, size: int = 4096, **settings: Any) -> Row:
+def killed_listener(
+    transport: str, *, kills: int, size: int = 4096, **settings: Any
+) -> FaultResult:
     """Kill the receiver, and start another in its place; the senders keep their processes.
 
     Args:
@@ -85,7 +87,7 @@ def killed_listener(transport: str, *, kills: int, size: int = 4096, **settings:
         size: bytes of each message.
         settings: of all nodes.
     """
-    row = Row(f"kill -9 of the receiver, {kills} times", transport)
+    result = FaultResult(f"kill -9 of the receiver, {kills} times", transport)
     sends = Sends(size=size, pace_s=0.001)
     with cluster(transport) as nodes:
         learner = nodes.listener(receives=("e",))
@@ -107,14 +109,14 @@ def killed_listener(transport: str, *, kills: int, size: int = 4096, **settings:
             sender.stop()
         learner.stop()
         verdict = join(_across(learners, dead_at, sender) for sender in senders)
-    row.check("the senders keep their processes", f"{same}", same)
-    row.at_most("node.left", max(left), 1.0)
-    row.at_most("data flows after it listens again", max(flows), 5.0)
-    row.check("per start of the receiver: 0 lost, duplicated, damaged", verdict, verdict.clean)
-    return row
+    result.check("the senders keep their processes", f"{same}", same)
+    result.at_most("node.left", max(left), 1.0)
+    result.at_most("data flows after it listens again", max(flows), 5.0)
+    result.check("per start of the receiver: 0 lost, duplicated, damaged", verdict, verdict.clean)
+    return result
 
 
-def stopped(transport: str, *, hang_s: float, listener: bool, size: int = 4096) -> Row:
+def stopped(transport: str, *, hang_s: float, listener: bool, size: int = 4096) -> FaultResult:
     """Stop a process (SIGSTOP), and let it go on.
 
     Args:
@@ -124,7 +126,7 @@ def stopped(transport: str, *, hang_s: float, listener: bool, size: int = 4096) 
         size: bytes of each message.
     """
     who = "listener" if listener else "dialer"
-    row = Row(f"SIGSTOP of the {who} for {hang_s:g} s", transport)
+    result = FaultResult(f"SIGSTOP of the {who} for {hang_s:g} s", transport)
     sends = Sends(size=size, pace_s=0.001)
     with cluster(transport) as nodes:
         learner = nodes.listener(receives=("e",), sends=sends, expected=1, at_once=True)
@@ -151,14 +153,14 @@ def stopped(transport: str, *, hang_s: float, listener: bool, size: int = 4096) 
         )
         collector.stop()
         learner.stop()
-    row.at_most("left", left_s, 4.0)
-    row.at_most("back after SIGCONT", back, 3.0)
-    row.at_most("data flows both ways after SIGCONT", flows, 3.0)
-    row.check("0 lost, 0 duplicated", verdict, verdict.clean)
-    return row
+    result.at_most("left", left_s, 4.0)
+    result.at_most("back after SIGCONT", back, 3.0)
+    result.at_most("data flows both ways after SIGCONT", flows, 3.0)
+    result.check("0 lost, 0 duplicated", verdict, verdict.clean)
+    return result
 
 
-def start_order(transport: str, *, times: int, nodes_each: int = 8) -> Row:
+def start_order(transport: str, *, times: int, nodes_each: int = 8) -> FaultResult:
     """Start nodes of a mesh in random order.
 
     Args:
@@ -166,21 +168,21 @@ def start_order(transport: str, *, times: int, nodes_each: int = 8) -> Row:
         times: how often.
         nodes_each: how many nodes.
     """
-    row = Row(f"{nodes_each} nodes in random start order, {times} times", transport)
+    result = FaultResult(f"{nodes_each} nodes in random start order, {times} times", transport)
     randomly = random.Random(_SEED)
     formed = []
     for _ in range(times):
         with cluster(transport) as nodes:
             formed.append(_form(nodes, randomly, nodes_each))
     in_time = sum(took <= 5.0 for took in formed)
-    row.check(f"all form ≤ 5 s after the last has its imports, {times} of {times}",
+    result.check(f"all form ≤ 5 s after the last has its imports, {times} of {times}",
               f"{in_time} of {times}, slowest {max(formed):.2f} s", in_time == times)  # fmt: skip
-    return row
+    return result
 
 
-def fork_and_close(transport: str) -> Row:
+def fork_and_close(transport: str) -> FaultResult:
     """Fork after use, and close a router inside a callback."""
-    row = Row("fork after use; close inside a callback", transport)
+    result = FaultResult("fork after use; close inside a callback", transport)
     with cluster(transport) as nodes:
         for what in ("fork", "close"):
             address = address_for(transport, nodes.folder, what)
@@ -199,8 +201,8 @@ def fork_and_close(transport: str) -> Row:
             except subprocess.TimeoutExpired:
                 said, fine = "hangs", False
             took = time.monotonic() - began
-            row.check(f"{what}: clear, and no hang", f"{said} ({took:.1f} s)", fine)
-    return row
+            result.check(f"{what}: clear, and no hang", f"{said} ({took:.1f} s)", fine)
+    return result
 
 
 def left_at(observer: Process, node_id: int, *, since: float) -> float:

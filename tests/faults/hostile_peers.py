@@ -18,11 +18,11 @@ from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.protocol.handshake import Identity
 from dmiddleware.router.wire.frame import VERSION, Frame, FrameType, encode_frame
-from tests.faults.cluster import KEY, Cluster, address_for, cluster, wait_until
-from tests.faults.delivery_rows import KB, MB, Peak
+from tests.faults.delivery_faults import KB, MB, Peak
+from tests.faults.fault_result import FaultResult
 from tests.faults.node_program import Sends
-from tests.faults.raw import RawPeer, Stranger, valid_frames
-from tests.faults.row import Row
+from tests.faults.process_cluster import KEY, Cluster, address_for, cluster, wait_until
+from tests.faults.raw_peer import RawPeer, Stranger, valid_frames
 
 __all__ = ["false_lengths", "noise", "oversize", "pickles", "refusals", "silence"]
 
@@ -32,7 +32,7 @@ _SEED = 5
 
 def noise(
     transport: str, *, n_bytes: int, connections: int, frames: int, slower_at_most: float | None
-) -> Row:
+) -> FaultResult:
     """Write random bytes on many connections, then mutated frames.
 
     Args:
@@ -42,7 +42,7 @@ def noise(
         frames: how many mutated frames.
         slower_at_most: by what factor the others' round trip may grow; None: it is not judged.
     """
-    row = Row(
+    result = FaultResult(
         f"{n_bytes:,} random bytes on {connections} connections, {frames:,} mutated frames",
         transport,
     )
@@ -66,22 +66,23 @@ def noise(
         alive = learner.alive and not friend.ledger.lines("no answer")
         friend.stop()
         learner.stop()
-    row.check("no crash", f"{refused:,} refused, the others served", alive and refused > 0)
-    row.at_most("growth", peak.growth / MB, 50, "MB")
+    result.check("no crash", f"{refused:,} refused, the others served", alive and refused > 0)
+    result.at_most("growth", peak.growth / MB, 50, "MB")
     if slower_at_most is not None:
-        row.at_most("others' round trip, p99", under_attack / quiet, slower_at_most, "x")
-    return row
+        result.at_most("others' round trip, p99", under_attack / quiet, slower_at_most, "x")
+    return result
 
 
-def false_lengths(transport: str, *, lengths: tuple[int, ...] = (1 << 33, 1 << 63)) -> Row:
+def false_lengths(transport: str, *, lengths: tuple[int, ...] = (1 << 33, 1 << 63)) -> FaultResult:
     """Claim impossible lengths, to nng and in a frame.
 
     Args:
         transport: ``ipc`` or ``tcp``.
         lengths: what to claim.
     """
-    row = Row(f"claimed lengths of {' and '.join(f'2^{x.bit_length() - 1}' for x in lengths)}",
-              transport)  # fmt: skip
+    result = FaultResult(
+        f"claimed lengths of {' and '.join(f'2^{x.bit_length() - 1}' for x in lengths)}", transport
+    )
     with cluster(transport) as nodes:
         learner = nodes.listener()
         learner.await_line("listening")
@@ -93,19 +94,19 @@ def false_lengths(transport: str, *, lengths: tuple[int, ...] = (1 << 33, 1 << 6
             took += [_claim_in_frame(nodes.address, length) for length in lengths]
         learner.stop()
     slowest = max((3.0 if one is None else one) for one in took)
-    row.at_most("connection closed", slowest, 1.0)
-    row.at_most("nothing allocated: growth", peak.growth / MB, 1.0, "MB")
-    return row
+    result.at_most("connection closed", slowest, 1.0)
+    result.at_most("nothing allocated: growth", peak.growth / MB, 1.0, "MB")
+    return result
 
 
-def oversize(transport: str, *, bound: int = MB) -> Row:
+def oversize(transport: str, *, bound: int = MB) -> FaultResult:
     """Emit what is larger than the sender, or the receiver, takes.
 
     Args:
         transport: ``ipc`` or ``tcp``.
         bound: of the smaller side's frames, in bytes.
     """
-    row = Row(
+    result = FaultResult(
         f"a message of {2 * bound // KB:,} KB where {bound // KB:,} KB are accepted", transport
     )
     small, large = NodeOptions(max_frame_bytes=bound), NodeOptions()
@@ -119,14 +120,14 @@ def oversize(transport: str, *, bound: int = MB) -> Row:
             error, reconnects, after = _emit_too_much(
                 nodes, of_listener, of_dialer, dialer_sends=dialer_sends, size=2 * bound
             )
-        row.check(f"typed error at the sender ({way})", error, error == FrameTooLarge.__name__)
-        row.check(f"≤ 1 reconnect, goes on ({way})", f"{reconnects}", after and reconnects <= 1)
-    return row
+        result.check(f"typed error at the sender ({way})", error, error == FrameTooLarge.__name__)
+        result.check(f"≤ 1 reconnect, goes on ({way})", f"{reconnects}", after and reconnects <= 1)
+    return result
 
 
-def refusals(transport: str) -> Row:
+def refusals(transport: str) -> FaultResult:
     """Come with a wrong key, no key, a replayed frame, a flipped bit, an old version."""
-    row = Row("wrong key, no key, replayed frame, flipped bit, old version", transport)
+    result = FaultResult("wrong key, no key, replayed frame, flipped bit, old version", transport)
     with cluster(transport) as nodes:
         learner = nodes.listener(receives=("e",))
         learner.await_line("listening")
@@ -146,18 +147,18 @@ def refusals(transport: str) -> Row:
             come(nodes.address)
             took = time.monotonic() - began
             counted = learner.status()["refused"] - refused
-            row.at_most(f"{name}: refused", took, 1.0)
-            row.check(f"{name}: counted", counted, counted >= 1)
+            result.at_most(f"{name}: refused", took, 1.0)
+            result.check(f"{name}: counted", counted, counted >= 1)
         traffic = learner.status()["traffic"].get("e", {"received": 0, "undecodable": 0})
     # Both replayed frames were good, once each.
     seen = traffic["received"] + traffic["undecodable"]
-    row.check("payloads decoded beyond the 2 good frames", seen - 2, seen == 2)
-    return row
+    result.check("payloads decoded beyond the 2 good frames", seen - 2, seen == 2)
+    return result
 
 
-def pickles(transport: str) -> Row:
+def pickles(transport: str) -> FaultResult:
     """Send an object whose unpickling does something."""
-    row = Row("pickle payload, by default and with one end opted in", transport)
+    result = FaultResult("pickle payload, by default and with one end opted in", transport)
     both = (pickle.dumps, pickle.loads)
     for name, sends, takes, expected in (
         ("by default", None, None, False),
@@ -167,22 +168,22 @@ def pickles(transport: str) -> Row:
     ):
         with cluster(transport) as nodes:
             done, undecodable = _send_pickle(nodes, sends, takes)
-        row.check(
+        result.check(
             f"side effect, {name}",
             f"{'happened' if done else 'none'}, {undecodable} undecodable",
             done is expected,
         )
-    return row
+    return result
 
 
-def silence(transport: str, *, connections: int = 200) -> Row:
+def silence(transport: str, *, connections: int = 200) -> FaultResult:
     """Connect and say nothing, or half a word.
 
     Args:
         transport: ``ipc`` or ``tcp``.
         connections: how many.
     """
-    row = Row(f"{connections} connections that say nothing", transport)
+    result = FaultResult(f"{connections} connections that say nothing", transport)
     with cluster(transport) as nodes, contextlib.ExitStack() as stack:
         learner = nodes.listener()
         learner.await_line("listening")
@@ -194,8 +195,8 @@ def silence(transport: str, *, connections: int = 200) -> Row:
         router = Router(node_id=1, dial=[nodes.address], key=KEY_BYTES)
         stack.enter_context(router)
         router.wait_for_peers(1, timeout_s=20.0)
-        row.at_most("a new peer joins", time.monotonic() - began, 2.0)
-    return row
+        result.at_most("a new peer joins", time.monotonic() - began, 2.0)
+    return result
 
 
 # Noise

@@ -7,13 +7,13 @@ import random
 import time
 from collections.abc import Iterator
 
-from tests.faults.cluster import Cluster, Process, address_for, cluster, wait_until
+from tests.faults.fault_result import FaultResult
 from tests.faults.ledger import join
-from tests.faults.networks import ADDRESSES, cable, namespaces, slow_cable
+from tests.faults.network_namespaces import ADDRESSES, cable, namespaces, slow_cable
 from tests.faults.node_program import Sends
-from tests.faults.process_rows import all_of, left_at
+from tests.faults.process_cluster import Cluster, Process, address_for, cluster, wait_until
+from tests.faults.process_faults import all_of, left_at
 from tests.faults.relay import Relay
-from tests.faults.row import Row
 
 __all__ = ["cut_connections", "partition", "slow_network"]
 
@@ -21,7 +21,7 @@ _EXEC = ("ip", "netns", "exec")
 _SEED = 0
 
 
-def cut_connections(transport: str, *, times: int, size: int = 4096) -> Row:
+def cut_connections(transport: str, *, times: int, size: int = 4096) -> FaultResult:
     """Cut connections while both sides send over them: one, or all, also while others are made.
 
     Args:
@@ -29,7 +29,7 @@ def cut_connections(transport: str, *, times: int, size: int = 4096) -> Row:
         times: how often.
         size: bytes of each message.
     """
-    row = Row(f"{times} cuts of one or all connections", transport)
+    result = FaultResult(f"{times} cuts of one or all connections", transport)
     sends = Sends(size=size, pace_s=0.002)
     settings = {"receives": ("e",), "sends": sends, "expected": 1, "at_once": True}
     randomly = random.Random(_SEED)
@@ -57,20 +57,20 @@ def cut_connections(transport: str, *, times: int, size: int = 4096) -> Row:
             verdict = join((all_of(learner, collector), all_of(collector, learner)))
             collector.stop()
             learner.stop()
-    row.at_most("data flows both ways after a cut", max(flows), 5.0)
-    row.check("connections made anew", f"{relay.passed}", relay.passed > 2)
-    row.check("0 lost, 0 duplicated", verdict, verdict.clean)
-    return row
+    result.at_most("data flows both ways after a cut", max(flows), 5.0)
+    result.check("connections made anew", f"{relay.passed}", relay.passed > 2)
+    result.check("0 lost, 0 duplicated", verdict, verdict.clean)
+    return result
 
 
-def partition(*, cut_s: float, size: int = 4096) -> Row:
+def partition(*, cut_s: float, size: int = 4096) -> FaultResult:
     """Cut the cable between two hosts while both send, and mend it.
 
     Args:
         cut_s: for how long; more than the seconds after which a peer counts as gone.
         size: bytes of each message.
     """
-    row = Row(f"partition of {cut_s:g} s between network namespaces", "tcp")
+    result = FaultResult(f"partition of {cut_s:g} s between network namespaces", "tcp")
     sends = Sends(size=size, pace_s=0.002)
     with (
         namespaces() as (here, there),
@@ -93,13 +93,15 @@ def partition(*, cut_s: float, size: int = 4096) -> Row:
         for process in (learner, collector):
             process.tell("enough")
         verdict = join((all_of(learner, collector), all_of(collector, learner)))
-    row.at_most("left, on both sides", max(left), 5.0)
-    row.at_most("back, on both sides", max(back), 3.0)
-    row.check("0 lost, 0 duplicated", verdict, verdict.clean)
-    return row
+    result.at_most("left, on both sides", max(left), 5.0)
+    result.at_most("back, on both sides", max(back), 3.0)
+    result.check("0 lost, 0 duplicated", verdict, verdict.clean)
+    return result
 
 
-def slow_network(*, count: int, delay_s: float = 0.2, loss: float = 0.01, size: int = 4096) -> Row:
+def slow_network(
+    *, count: int, delay_s: float = 0.2, loss: float = 0.01, size: int = 4096
+) -> FaultResult:
     """Send both ways over a network that is slow and loses packets.
 
     Args:
@@ -108,7 +110,9 @@ def slow_network(*, count: int, delay_s: float = 0.2, loss: float = 0.01, size: 
         loss: the share of the packets that is lost, both ways.
         size: bytes of each message.
     """
-    row = Row(f"{1000 * delay_s:.0f} ms delay with {loss:.0%} loss, {count:,} messages", "tcp")
+    result = FaultResult(
+        f"{1000 * delay_s:.0f} ms delay with {loss:.0%} loss, {count:,} messages", "tcp"
+    )
     sends = Sends(count=count, size=size, pace_s=0.002)
     with (
         namespaces() as (here, there),
@@ -123,12 +127,12 @@ def slow_network(*, count: int, delay_s: float = 0.2, loss: float = 0.01, size: 
             )
         )
         gone = sum(len(one.ledger.lines("node.left")) for one in (learner, collector))
-    row.check("0 lost, 0 duplicated", verdict, verdict.clean)
-    row.check(
+    result.check("0 lost, 0 duplicated", verdict, verdict.clean)
+    result.check(
         "packets lost on the way", f"{link.lost} of {link.lost + link.carried}", link.lost > 0
     )
-    row.check("nobody counts as gone", f"{gone} left", gone == 0)
-    return row
+    result.check("nobody counts as gone", f"{gone} left", gone == 0)
+    return result
 
 
 @contextlib.contextmanager

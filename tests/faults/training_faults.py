@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.dmiddleware.launch.ditask_process import DITASK
-from tests.faults.cluster import ROOT, wait_until
+from tests.faults.fault_result import FaultResult
 from tests.faults.ledger import Judgement, Ledger, join, judge
-from tests.faults.row import Row
+from tests.faults.process_cluster import ROOT, wait_until
 
 __all__ = ["ENV_STEPS", "FOLDER", "SEED", "SNAPSHOT_EVERY", "killed_collectors", "killed_learner"]
 
@@ -87,8 +87,9 @@ class Training:
             starts = self.starts(node_id)
             return len(starts) > start and len(starts[start].lines(what)) >= count
 
-        wait_until(found, f"{count} {what!r} of start {start} of node {node_id}",
-                   deadline_s=_RESTART_S)  # fmt: skip
+        wait_until(
+            found, f"{count} {what!r} of start {start} of node {node_id}", deadline_s=_RESTART_S
+        )
         return self.starts(node_id)[start].lines(what)[count - 1]
 
     def kill(self, node_id: int) -> float:
@@ -138,7 +139,7 @@ def training(transport: str, *, seed: int, env_steps: int) -> Iterator[Training]
 
 def killed_collectors(
     transport: str, *, kills: int, seeds: Sequence[int] = (), env_steps: int = 60_000
-) -> Row:
+) -> FaultResult:
     """Kill a random collector of a training, again and again.
 
     Args:
@@ -148,8 +149,9 @@ def killed_collectors(
             one training, stopped after the last kill.
         env_steps: of each training.
     """
-    row = Row(f"kill -9 of a random collector in training, {kills * max(1, len(seeds))} times",
-              transport)  # fmt: skip
+    result = FaultResult(
+        f"kill -9 of a random collector in training, {kills * max(1, len(seeds))} times", transport
+    )
     randomly = random.Random(_SEED)
     left: list[float] = []
     first: list[float] = []
@@ -165,27 +167,27 @@ def killed_collectors(
             one_learner = len(run.starts(LEARNER)) == 1
     verdict = join(verdicts)
     fine = codes == [0] * len(codes) and one_learner
-    row.check("the learner lives on, the run ends well", f"exit codes {codes}", fine)
-    row.check("0 accepted batches lost, duplicated, damaged", verdict, verdict.clean)
-    row.at_most("node.left", max(left), 1.0)
-    row.at_most("the replacement's first trajectory after its imports", max(first), 3.0)
+    result.check("the learner lives on, the run ends well", f"exit codes {codes}", fine)
+    result.check("0 accepted batches lost, duplicated, damaged", verdict, verdict.clean)
+    result.at_most("node.left", max(left), 1.0)
+    result.at_most("the replacement's first trajectory after its imports", max(first), 3.0)
     if seeds:
         calm = [_calm_return(transport, seed=seed, env_steps=env_steps) for seed in seeds]
         measured = f"{_figures(returns)} with faults, {_figures(calm)} without"
         spread = max(calm) - min(calm)
         inside = len(returns) == len(seeds) and min(returns) >= min(calm) - max(spread, 50.0)
-        row.check("the return lies in the band of runs without faults", measured, inside)
-    return row
+        result.check("the return lies in the band of runs without faults", measured, inside)
+    return result
 
 
-def killed_learner(transport: str, *, kills: int) -> Row:
+def killed_learner(transport: str, *, kills: int) -> FaultResult:
     """Kill the learner of a training, again and again, the last time while it saves a snapshot.
 
     Args:
         transport: ``ipc`` or ``tcp``.
         kills: how often.
     """
-    row = Row(f"kill -9 of the learner in training, {kills} times", transport)
+    result = FaultResult(f"kill -9 of the learner in training, {kills} times", transport)
     flows, resumed_at, learned = [], [], []
     with training(transport, seed=0, env_steps=1_000_000) as run:
         for number in range(kills):
@@ -201,14 +203,14 @@ def killed_learner(transport: str, *, kills: int) -> Row:
             resumed_at.append(batch[3])
         same = all(len(run.starts(node_id)) == 1 for node_id in COLLECTORS)
         code = run.end(by_itself=False)
-    row.check("collectors keep their processes", f"{same}", same)
-    row.at_most("data flows after it listens again", max(flows), 5.0)
-    row.check("the run ends well", f"exit code {code}", code == 0)
+    result.check("collectors keep their processes", f"{same}", same)
+    result.at_most("data flows after it listens again", max(flows), 5.0)
+    result.check("the run ends well", f"exit code {code}", code == 0)
     measured = f"killed at update {learned}, went on from {resumed_at}"
-    row.check("newest whole snapshot resumed", measured, all(at > 0 for at in resumed_at))
+    result.check("newest whole snapshot resumed", measured, all(at > 0 for at in resumed_at))
     lost = max(at - again for at, again in zip(learned, resumed_at, strict=True))
-    row.at_most("updates lost, of the interval and a step", lost, SNAPSHOT_EVERY + 64, unit="")
-    return row
+    result.at_most("updates lost, of the interval and a step", lost, SNAPSHOT_EVERY + 64, unit="")
+    return result
 
 
 def _kill_collector(run: Training, node_id: int, left: list[float], first: list[float]) -> None:

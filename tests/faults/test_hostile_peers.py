@@ -1,0 +1,27 @@
+"""Strangers, with small figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults.fault_result import FaultResult
+from tests.faults.hostile_peers import false_lengths, noise, oversize, pickles, refusals, silence
+
+pytestmark = pytest.mark.process
+
+
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+@pytest.mark.parametrize("result_of", [false_lengths, oversize, refusals, pickles, silence])
+def test_strangers_get_nothing_and_disturb_no_one(
+    transport: str, result_of: Callable[[str], FaultResult]
+) -> None:
+    result = result_of(transport)
+    assert result.holds, result
+
+
+def test_noise_and_broken_frames_crash_no_one() -> None:
+    # The others' round trip is judged by `make faults`, on a machine that does nothing else.
+    result = noise("tcp", n_bytes=100_000, connections=20, frames=300, slower_at_most=None)
+    assert result.holds, result
