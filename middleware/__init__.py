@@ -9,20 +9,17 @@ from middleware.advantage import gae_estimator, montecarlo_return_estimator, nst
 from middleware.barrier import Barrier
 from middleware.checkpoint import CkptSaver
 from middleware.collect import EpisodeCollector, StepCollector
-from middleware.curve import learning_curve
 from middleware.evaluate import interaction_evaluator
-from middleware.exchange import ContextExchanger
+from middleware.exchange import ContextExchanger, ModelExchanger, PeriodicalModelExchanger
 from middleware.explore import eps_greedy_handler
-from middleware.fetch import offline_data_fetcher, offpolicy_data_fetcher
 from middleware.final import final_ctx_saver
 from middleware.learn import OffPolicyLearner, OnPolicyLearner, multistep_trainer, trainer
+from middleware.learning_curve import learning_curve
 from middleware.log import offline_logger, online_logger
-from middleware.model_exchange import ModelExchanger, PeriodicalModelExchanger
-from middleware.offline import offline_data_saver
-from middleware.priority import priority_calculator
+from middleware.offline_data import offline_data_fetcher, offline_data_saver
 from middleware.profile import epoch_timer
-from middleware.progress import progress_bar
-from middleware.push import data_pusher
+from middleware.progress_bar import progress_bar
+from middleware.replay_buffer import data_pusher, offpolicy_data_fetcher, priority_calculator
 from middleware.run_folder import RunFolder
 from middleware.snapshot import SnapshotSaver
 from middleware.stop import termination_checker

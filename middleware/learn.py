@@ -13,8 +13,14 @@ from dmiddleware.pipeline import Middleware, Role, Task
 from dmiddleware.policy import LearnMode
 from dmiddleware.worker import BaseLearner
 from middleware.support.checks import check_positive
-from middleware.support.pace import count_drawn
-from middleware.support.replay import ReplayBuffer, check_buffer, check_start, draw, give_back
+from middleware.support.replay import (
+    ReplayBuffer,
+    check_buffer,
+    check_start,
+    count_drawn,
+    draw,
+    give_back,
+)
 
 __all__ = ["OffPolicyLearner", "OnPolicyLearner", "trainer", "multistep_trainer"]
 

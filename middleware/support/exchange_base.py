@@ -1,17 +1,18 @@
-"""What all exchanges share: a task, a mailbox, and a way to wait for mail."""
+"""What the exchange middleware share: waiting for peers, pacing, and telling senders apart."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from dmiddleware.data import as_tree
 from dmiddleware.errors import DMiddlewareError, WaitTimeout
 from dmiddleware.pipeline import Event, Role, SkipRest, Task, ThisNode, this_node
 from middleware.support.checks import check_positive
 
-__all__ = ["LEARNED", "MODEL", "Exchange"]
+__all__ = ["LEARNED", "MODEL", "Exchange", "Senders", "Pace"]
 
 LEARNED: Final = Event("exchange.learned", delivery="latest")
 """The learner's counters, and the number of the learner that counts (see ``epoch``)."""
@@ -134,3 +135,103 @@ class Exchange:
     def _who_left(self) -> str:
         left = [f"node {node_id} ({reason})" for node_id, reason in sorted(self._left.items())]
         return f"; gone: {', '.join(left)}" if left else ""
+
+
+_EPISODE_BITS: Final = 32
+_LAST_SOURCE: Final = 2**31 - 1
+
+
+class Senders:
+    """Keeps the episodes apart that processes of one node id, one after the other, number alike.
+
+    A collector's ``episode_id`` begins with its node id, and counts from 0 in every process. What a
+    node's second process sends, and its third, gets ids here that no other process has: they begin
+    with a number from the top of the range, where there are no node ids.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[int, str] = {}
+        self._later: dict[str, int] = {}
+
+    def tell_apart(self, ctx: Any, node_id: int, token: str) -> None:
+        """Give the rows in the context ids that no earlier process of the node used.
+
+        Args:
+            ctx: with ``trajectories`` and ``episodes``, batches with or without ``episode_id``.
+            node_id: whose.
+            token: names the process.
+        """
+        if self._first.setdefault(node_id, token) == token:
+            return
+        source = self._later.setdefault(token, _LAST_SOURCE - len(self._later))
+        ctx.trajectories = _of_source(ctx.trajectories, source)
+        if ctx.episodes is not None:
+            ctx.episodes = [_of_source(episode, source) for episode in ctx.episodes]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which processes have sent something."""
+        return {"first": list(self._first.items()), "later": list(self._later.items())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._first = {int(node_id): token for node_id, token in state["first"]}
+        self._later = {token: int(source) for token, source in state["later"]}
+
+
+def _of_source(batch: Any, source: int) -> Any:
+    if not hasattr(batch, "items"):  # a list of transitions has no ids to change
+        return batch
+    columns = dict(batch.items())
+    if "episode_id" not in columns:
+        return batch
+    number = columns["episode_id"] % (1 << _EPISODE_BITS)
+    return as_tree({**columns, "episode_id": number + (source << _EPISODE_BITS)})
+
+
+class Pace:
+    """Says when a learner needs data before it may learn on.
+
+    Args:
+        samples_per_insert: rows that the learner draws for each row that is collected, from the
+            step on in which it first learned (before, its buffer fills).
+    """
+
+    def __init__(self, samples_per_insert: float) -> None:
+        self._ratio = samples_per_insert
+        self._begin: tuple[int, int] | None = None
+        self._drawn = 0
+        self._stalled = False
+
+    def begin(self, ctx: Any) -> None:
+        """Have the rows counted that are drawn."""
+        ctx.trained_env_step = getattr(ctx, "trained_env_step", 0)
+        ctx.keep("trained_env_step")
+
+    def wants_data(self, ctx: Any) -> bool:
+        """Tell whether the next batch is to be taken in this step."""
+        # Who may learn and does not lacks data: its buffer was cleared, say.
+        return self._begin is None or self._stalled or not self.may_learn(ctx)
+
+    def may_learn(self, ctx: Any) -> bool:
+        """Tell whether fewer rows were drawn than the collected ones allow."""
+        if self._begin is None:
+            return True
+        env_step, drawn = self._begin
+        allowed = self._ratio * (ctx.env_step - env_step)
+        return bool(ctx.trained_env_step - drawn < allowed)
+
+    def end_step(self, ctx: Any) -> None:
+        """Count from here, if this was the first step in which something was learned."""
+        self._stalled = ctx.trained_env_step == self._drawn
+        self._drawn = ctx.trained_env_step
+        if self._begin is None and ctx.trained_env_step > 0:
+            self._begin = ctx.env_step, ctx.trained_env_step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where it is counted from."""
+        return {"begin": None if self._begin is None else list(self._begin)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        begin = state["begin"]
+        self._begin = None if begin is None else (int(begin[0]), int(begin[1]))

@@ -21,6 +21,7 @@ __all__ = [
     "ReplayBuffer",
     "check_buffer",
     "check_start",
+    "count_drawn",
     "draw",
     "give_back",
     "push_item",
@@ -125,3 +126,10 @@ def give_back(buffer: ReplayBuffer, index: Any, output: dict[str, Any]) -> None:
     else:
         for one, value in zip(index, priority.tolist(), strict=True):
             buffer.update(one, meta={"priority": value})
+
+
+def count_drawn(ctx: Any, n_rows: int) -> None:
+    """Count rows that were drawn from a buffer to learn, if someone asked for it."""
+    counted = getattr(ctx, "trained_env_step", None)
+    if counted is not None:
+        ctx.trained_env_step = counted + n_rows

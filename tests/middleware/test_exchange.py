@@ -22,7 +22,7 @@ from dmiddleware.pipeline import (
 from middleware import ContextExchanger
 from middleware.exchange import COLLECTED, CONSUMED, EVALUATED
 from middleware.support.exchange_base import LEARNED
-from middleware.support.pace import count_drawn
+from middleware.support.replay import count_drawn
 from tests.middleware.nodes import node, run_nodes
 
 SHORT_S = 0.05

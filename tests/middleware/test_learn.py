@@ -18,8 +18,8 @@ from dmiddleware.errors import ConfigError, NonFiniteLoss, NotEnoughData
 from dmiddleware.pipeline import OnlineRLContext, Role, Task
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.worker.learner import BaseLearner, LearnerHook
-from middleware.fetch import offpolicy_data_fetcher
 from middleware.learn import OffPolicyLearner, OnPolicyLearner, multistep_trainer, trainer
+from middleware.replay_buffer import offpolicy_data_fetcher
 
 
 def transitions(n: int, seed: int = 0) -> Any:

@@ -1,4 +1,4 @@
-"""Offline data: what was collected goes into a file, for learning without an environment."""
+"""Offline data: save what is collected to a file, and learn from such a file."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dmiddleware.data import Batch, as_tree, cat, map_leaves, save_dataset
+from dmiddleware.data import (
+    Batch,
+    Minibatches,
+    OfflineDataset,
+    as_tree,
+    cat,
+    map_leaves,
+    save_dataset,
+)
 from dmiddleware.errors import StructureError
-from dmiddleware.pipeline import Middleware, Role
+from dmiddleware.pipeline import Middleware, OfflineRLContext, Role, Task
 from middleware.support.checks import check_positive
 
-__all__ = ["offline_data_saver"]
+__all__ = ["offline_data_saver", "offline_data_fetcher"]
 
 
 class _OfflineDataSaver:
@@ -112,3 +120,59 @@ def offline_data_saver(
     return _OfflineDataSaver(
         Path(path), columns=chosen, max_rows=max_rows, metadata=dict(metadata or {})
     )
+
+
+class _OfflineDataFetcher:
+    """Reads minibatches of a data set; see :func:`offline_data_fetcher`."""
+
+    __name__ = "offline_data_fetcher"
+    roles = (Role.LEARNER,)
+    reads = ("train_epoch", "trained_env_step")
+    writes = ("train_data", "train_epoch", "trained_env_step")
+
+    def __init__(self, dataset: OfflineDataset, *, batch_size: int) -> None:
+        self._dataset = dataset
+        self._batch_size = batch_size
+        self._minibatches = self._make_minibatches(seed=0)
+
+    def setup(self, task: Task[Any]) -> None:
+        self._minibatches = self._make_minibatches(seed=task.seed_for("learner", "dataset"))
+
+    def __call__(self, ctx: OfflineRLContext) -> None:
+        ctx.train_data = next(self._minibatches)
+        ctx.train_epoch = self._minibatches.epoch
+        ctx.trained_env_step += self._batch_size
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._minibatches.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._minibatches.load_state_dict(state)
+
+    def _make_minibatches(self, *, seed: int) -> Minibatches:
+        return self._dataset.batches(self._batch_size, epochs=None, drop_last=True, seed=seed)
+
+
+def offline_data_fetcher(
+    dataset: OfflineDataset, *, batch_size: int
+) -> Middleware[OfflineRLContext]:
+    """Read the next minibatch of a data set, epoch after epoch, each in a new random order.
+
+    Args:
+        dataset: the data set; it stays open, and its owner's to close.
+        batch_size: rows in a minibatch; rows that are left over at the end of an epoch are skipped.
+
+    Reads:
+        ctx.trained_env_step: counted on.
+
+    Writes:
+        ctx.train_data: a batch ``[batch_size, …]``.
+        ctx.train_epoch: passes over the data set that are finished with this minibatch.
+        ctx.trained_env_step: plus ``batch_size``.
+
+    Raises:
+        ValueError: if ``batch_size`` is not positive.
+        NotEnoughData: if the data set has fewer rows than a minibatch.
+    """
+    check_positive(batch_size=batch_size)
+    return _OfflineDataFetcher(dataset, batch_size=batch_size)

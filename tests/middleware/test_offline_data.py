@@ -10,9 +10,8 @@ from dmiddleware.errors import NotEnoughData, StructureError
 from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Role, Task
 from dmiddleware.policy import BCPolicy, DQNPolicy
 from middleware.collect import StepCollector
-from middleware.fetch import offline_data_fetcher
 from middleware.learn import trainer
-from middleware.offline import offline_data_saver
+from middleware.offline_data import offline_data_fetcher, offline_data_saver
 from middleware.snapshot import SnapshotSaver
 from middleware.stop import termination_checker
 

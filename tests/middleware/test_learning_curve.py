@@ -5,7 +5,7 @@ import pytest
 from matplotlib.image import imread
 
 from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Task
-from middleware.curve import learning_curve
+from middleware.learning_curve import learning_curve
 from middleware.run_folder import RunFolder
 
 

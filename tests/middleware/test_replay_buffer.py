@@ -7,8 +7,7 @@ from dmiddleware.data import DequeBuffer, PrioritySampler, TensorBuffer, as_tree
 from dmiddleware.data.buffer_middleware import PriorityExperienceReplay
 from dmiddleware.errors import ConfigError, StructureError
 from dmiddleware.pipeline import OnlineRLContext, Role
-from middleware.priority import priority_calculator
-from middleware.push import data_pusher
+from middleware.replay_buffer import data_pusher, priority_calculator
 
 
 def rows(*lead: int, **more: torch.Tensor) -> Any:

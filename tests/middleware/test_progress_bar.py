@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Task
-from middleware.progress import progress_bar
+from middleware.progress_bar import progress_bar
 
 
 def plain() -> Console:
