@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,7 @@ import numpy as np
 
 from dmiddleware.data.buffer import Buffer
 from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
-from dmiddleware.data.groups import Groups
-from dmiddleware.data.ring.holes import Holes
+from dmiddleware.data.ring.episode_index import DeletedRows
 from dmiddleware.data.samplers import Eligible, Ints
 from dmiddleware.errors import CheckpointMismatch, NotEnoughData
 
@@ -52,13 +51,13 @@ class DequeBuffer(Buffer):
     def __init__(self, size: int, *, seed: int | None = None) -> None:
         super().__init__(size, seed)
         self._slots: list[BufferedData | None] = [None] * size
-        self._holes = Holes(size)
-        self._groups = Groups()
+        self._deleted = DeletedRows(size)
+        self._groups = _Groups()
         self._first = 0
         self._total = 0
 
     def __len__(self) -> int:
-        return self._total - self._first - len(self._holes)
+        return self._total - self._first - len(self._deleted)
 
     def __contains__(self, index: object) -> bool:
         return isinstance(index, int | np.integer) and self._find(int(index)) is not None
@@ -182,7 +181,7 @@ class DequeBuffer(Buffer):
     def drawable(self, sample_range: slice | None = None) -> Eligible:
         """Return which items may be drawn, all or a part of them by age."""
         first, total, count = self._first, self._total, len(self)
-        index = self._holes.present(first, total) if len(self._holes) else None
+        index = self._deleted.present(first, total) if len(self._deleted) else None
         if sample_range is None:
             return Eligible(first, count, total, self._size, index=index)
         part = range(count)[sample_range]
@@ -289,7 +288,7 @@ class DequeBuffer(Buffer):
         self._groups.add(index, item.meta)
         self._slots[slot] = item
         self._total += 1
-        self._holes.fill(index, 1)
+        self._deleted.fill(index, 1)
         return index
 
     def _sample(
@@ -339,7 +338,7 @@ class DequeBuffer(Buffer):
             self._groups.watch(groupby, (self._item(int(i)) for i in rows.every_index()))
             groups = self._groups.of(groupby)
         else:
-            part = Groups()
+            part = _Groups()
             part.watch(groupby, (self._item(int(i)) for i in rows.every_index()))
             groups = part.of(groupby)
         long_enough = [group for group in groups if len(group) >= (unroll_len or 1)]
@@ -376,16 +375,16 @@ class DequeBuffer(Buffer):
             self._groups.remove(index, self._item(index).meta)
             self._slots[index % self._size] = None
         if gone:
-            self._holes.dig(np.array(gone))
-            present = self._holes.present(self._first, self._total)
+            self._deleted.dig(np.array(gone))
+            present = self._deleted.present(self._first, self._total)
             oldest = int(present[0]) if len(present) else self._total
-            self._holes.leave(self._first, oldest)
+            self._deleted.leave(self._first, oldest)
             self._first = oldest
         return len(gone)
 
     def _clear(self) -> None:
         self._slots = [None] * self._size
-        self._holes.clear()
+        self._deleted.clear()
         self._groups.clear()
         self._first = self._total
 
@@ -393,7 +392,7 @@ class DequeBuffer(Buffer):
         self._clear()
         self._first = items[0][0] if items else total
         self._total = total
-        self._holes.dig(np.setdiff1d(np.arange(self._first, total), [item[0] for item in items]))
+        self._deleted.dig(np.setdiff1d(np.arange(self._first, total), [item[0] for item in items]))
         for index, data, meta in items:
             self._slots[index % self._size] = BufferedData(data, index, dict(meta))
 
@@ -410,6 +409,80 @@ class DequeBuffer(Buffer):
     def _copy(self, index: int) -> BufferedData:
         item = self._item(index)
         return BufferedData(item.data, item.index, dict(item.meta))
+
+
+class _Groups:
+    """Keeps the groups of those keys that have been asked for, up to date with the items."""
+
+    def __init__(self) -> None:
+        # By key, then by value: the indices, ascending (the dictionaries serve as ordered sets).
+        self._by_key: dict[str, dict[Hashable, dict[int, None]]] = {}
+
+    def watch(self, key: str, items: Iterable[BufferedData]) -> None:
+        """Begin to keep the groups of a key, from the items that there are; once per key.
+
+        Raises:
+            TypeError: if an item cannot be grouped; the key is not watched then.
+        """
+        if key in self._by_key:
+            return
+        held = [(item.index, item.meta) for item in items if item.index is not None]
+        for index, meta in held:
+            _check_hashable(key, index, meta)
+        self._by_key[key] = {}
+        for index, meta in held:
+            self._add(key, index, meta)
+
+    def check(self, index: int, meta: Mapping[str, Any]) -> None:
+        """Refuse an item before anything is changed for it.
+
+        Raises:
+            TypeError: if a value of a key that is watched cannot be hashed.
+        """
+        for key in self._by_key:
+            _check_hashable(key, index, meta)
+
+    def of(self, key: str) -> list[dict[int, None]]:
+        """Return the groups of a key that is watched, each as its indices, ascending.
+
+        The group of the oldest item comes first, whatever happened on the way.
+        """
+        return sorted(self._by_key[key].values(), key=lambda group: next(iter(group)))
+
+    def add(self, index: int, meta: Mapping[str, Any], *, in_between: bool = False) -> None:
+        """Note an item: the newest one, or one in between."""
+        for key, groups in self._by_key.items():
+            self._add(key, index, meta)
+            if in_between and key in meta:
+                groups[meta[key]] = dict.fromkeys(sorted(groups[meta[key]]))
+
+    def remove(self, index: int | None, meta: Mapping[str, Any]) -> None:
+        """Forget an item."""
+        for key, groups in self._by_key.items():
+            if key in meta and index is not None:
+                group = groups[meta[key]]
+                del group[index]
+                if not group:
+                    del groups[meta[key]]
+
+    def clear(self) -> None:
+        """Forget all items, and which keys are watched."""
+        self._by_key.clear()
+
+    def _add(self, key: str, index: int, meta: Mapping[str, Any]) -> None:
+        if key in meta:
+            self._by_key[key].setdefault(meta[key], {})[index] = None
+
+
+def _check_hashable(key: str, index: int, meta: Mapping[str, Any]) -> None:
+    try:
+        hash(meta.get(key))
+    except TypeError:
+        raise TypeError(
+            f"items are grouped by equal values of meta[{key!r}], but that of item {index} "
+            f"cannot be hashed: it is a {type(meta[key]).__name__}; use a number, a string or "
+            "a tuple of them"
+        ) from None
 
 
 def _checked_size(

@@ -15,9 +15,8 @@ from safetensors import SafetensorError, safe_open
 
 from dmiddleware.data.atomic_file import checksum, write_safetensors
 from dmiddleware.data.batch import Batch, nest
-from dmiddleware.data.ring.columns import Array, Schema, as_batch, as_index
-from dmiddleware.data.ring.ring import lead_of
 from dmiddleware.data.samplers import Ints
+from dmiddleware.data.schema import Array, Schema, as_batch, as_index, lead_of
 from dmiddleware.errors import DatasetError, NotEnoughData, StructureError
 
 __all__ = ["Minibatches", "OfflineDataset", "save_dataset"]

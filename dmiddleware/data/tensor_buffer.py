@@ -13,11 +13,11 @@ import torch
 from dmiddleware.data.batch import Batch, index_rows, nest
 from dmiddleware.data.buffer import Buffer
 from dmiddleware.data.n_step import n_step_returns, reaches, unroll
-from dmiddleware.data.ring.columns import Array, as_batch, as_index, to_array
-from dmiddleware.data.ring.holes import Holes
-from dmiddleware.data.ring.ring import Rows
+from dmiddleware.data.ring.episode_index import DeletedRows
+from dmiddleware.data.ring.row_ring import RowRing
 from dmiddleware.data.ring.storage import SharedHandle, SharedStorage, make_storage
 from dmiddleware.data.samplers import Eligible, Ints, Sampler, UniformSampler
+from dmiddleware.data.schema import Array, as_batch, as_index, to_array
 from dmiddleware.errors import CheckpointMismatch, NotEnoughData
 
 __all__ = ["TensorBuffer"]
@@ -75,7 +75,7 @@ class TensorBuffer(Buffer):
         self._unroll_pad = unroll_pad
         self._sampler: Sampler = UniformSampler() if sampler is None else sampler
         self._storage = make_storage(storage)
-        self._rows = Rows(
+        self._rows = RowRing(
             size,
             self._storage,
             linked=n_step > 1 or unroll_len is not None or not store_next_obs,
@@ -89,7 +89,7 @@ class TensorBuffer(Buffer):
             ),
         )
         self._sampler.attach(size)
-        self._holes = Holes(size)
+        self._deleted = DeletedRows(size)
         self._closed = False
 
     @property
@@ -119,10 +119,10 @@ class TensorBuffer(Buffer):
     def index(self) -> Ints:
         """The indices of all rows held, oldest first: int64 ``[len(buffer)]``."""
         with self._lock:
-            return self._holes.present(self._rows.first, self._rows.total).copy()
+            return self._deleted.present(self._rows.first, self._rows.total).copy()
 
     def __len__(self) -> int:
-        return self._rows.total - self._rows.first - len(self._holes)
+        return self._rows.total - self._rows.first - len(self._deleted)
 
     def push(self, batch: Batch) -> range:
         """Append the rows of a batch; the oldest rows go when there is no room.
@@ -260,7 +260,7 @@ class TensorBuffer(Buffer):
         """Free the memory, and remove what the storage made; calling it twice does no harm."""
         with self._lock:
             self._closed = True
-            self._holes.clear()
+            self._deleted.clear()
             self._rows.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -271,10 +271,10 @@ class TensorBuffer(Buffer):
         with self._lock:
             self._check_open()
             held = self._rows.first, self._rows.total
-            present = self._holes.present(*held)
+            present = self._deleted.present(*held)
             return {
                 "rows": self._rows.state_dict(),
-                "holes": self._holes.state_dict(np.arange(*held)),
+                "holes": self._deleted.state_dict(np.arange(*held)),
                 "sampler": self._sampler.state_dict(present),
                 "sampler_type": type(self._sampler).__name__,
                 **self._common_state(),
@@ -295,8 +295,8 @@ class TensorBuffer(Buffer):
                     f"this one has {own}; build it with the same options"
                 )
             self._rows.load_state_dict(state["rows"])
-            self._holes.load_state_dict(state["holes"])
-            present = self._holes.present(self._rows.first, self._rows.total)
+            self._deleted.load_state_dict(state["holes"])
+            present = self._deleted.present(self._rows.first, self._rows.total)
             self._sampler.load_state_dict(state["sampler"], present)
             self._load_common_state(state)
 
@@ -304,7 +304,7 @@ class TensorBuffer(Buffer):
         with self._lock:
             self._check_open()
             first, n = self._rows.push(batch)
-            self._holes.fill(first, n)
+            self._deleted.fill(first, n)
             self._sampler.pushed(first, n)
             return range(first, first + n)
 
@@ -323,7 +323,7 @@ class TensorBuffer(Buffer):
 
     def _eligible(self, sample_range: slice | None) -> Eligible:
         first, total, count = self._rows.first, self._rows.total, len(self)
-        index = self._holes.present(first, total) if len(self._holes) else None
+        index = self._deleted.present(first, total) if len(self._deleted) else None
         accept = None if self._unroll_len is None or self._unroll_pad else self._begins_sequence
         if sample_range is None:
             return Eligible(first, count, total, self._size, index=index, accept=accept)
@@ -358,8 +358,8 @@ class TensorBuffer(Buffer):
 
     def _step(self, index: Ints) -> Ints:
         following = self._rows.successor(index)
-        if len(self._holes):
-            following[self._holes.at(following)] = -1
+        if len(self._deleted):
+            following[self._deleted.at(following)] = -1
         return following
 
     def _begins_sequence(self, index: Ints) -> npt.NDArray[np.bool_]:
@@ -381,26 +381,26 @@ class TensorBuffer(Buffer):
             rows = rows[self._is_held(rows)]
             if len(rows):
                 self._sampler.deleted(rows)
-                self._holes.dig(rows)
+                self._deleted.dig(rows)
                 self._leave_holes_at_the_old_end()
             return len(rows)
 
     def _leave_holes_at_the_old_end(self) -> None:
-        present = self._holes.present(self._rows.first, self._rows.total)
+        present = self._deleted.present(self._rows.first, self._rows.total)
         oldest = int(present[0]) if len(present) else self._rows.total
         if oldest > self._rows.first:
-            self._holes.leave(self._rows.first, oldest)
+            self._deleted.leave(self._rows.first, oldest)
             self._rows.first = oldest
 
     def _clear(self) -> None:
         with self._lock:
-            self._holes.clear()
+            self._deleted.clear()
             self._sampler.cleared()
             self._rows.clear()
 
     def _are_all_held(self, index: Ints) -> bool:
         """Tell, fast, whether these rows (at least one) are certainly all held."""
-        if not len(index) or len(self._holes):
+        if not len(index) or len(self._deleted):
             return False
         # As unsigned numbers, those before the first one are beyond the last one.
         age = (index - self._rows.first).view(np.uint64)
@@ -413,8 +413,8 @@ class TensorBuffer(Buffer):
                 f"{index.min()} … {index.max()}"
             )
         held = index >= self._rows.first
-        if len(self._holes):
-            held &= ~self._holes.at(index)
+        if len(self._deleted):
+            held &= ~self._deleted.at(index)
         return held
 
     def _check_open(self) -> None:

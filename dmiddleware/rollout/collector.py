@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from dmiddleware.data import batch as tree
+from dmiddleware.data import as_tree, index_rows, map_nested
 from dmiddleware.data.batch import Batch
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.policy import CollectMode, collate
@@ -200,13 +200,13 @@ class RolloutCollector:
             batch = self.collect(
                 self.env_num, train_iter=train_iter, policy_kwargs=policy_kwargs, random=random
             )
-            return tree.index_rows(batch, 0), np.arange(self.env_num)
+            return index_rows(batch, 0), np.arange(self.env_num)
         self._begin_call()
         self._skip_no_more()
         while len(self._store) == 0:
             self._step(policy_kwargs or _NO_KWARGS, self._stamps_of(train_iter), random, None)
         rows, env_id = self._store.take_all()
-        return tree.as_tree(rows), env_id
+        return as_tree(rows), env_id
 
     def collect_episodes(
         self,
@@ -402,10 +402,8 @@ class RolloutCollector:
 
 
 def _row(column: Any, row: int) -> Any:
-    return column[row] if isinstance(column, torch.Tensor) else tree.index_rows(column, row)
+    return column[row] if isinstance(column, torch.Tensor) else index_rows(column, row)
 
 
 def _rows(piece: Piece, rows: Ids) -> Piece:
-    return {
-        name: tree.map_nested(lambda leaf: leaf[rows], column) for name, column in piece.items()
-    }
+    return {name: map_nested(lambda leaf: leaf[rows], column) for name, column in piece.items()}

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dmiddleware.data import batch as tree
+from dmiddleware.data import as_tree, cat, from_numpy, index_rows, map_leaves, map_nested, stack
 from dmiddleware.data.batch import Batch, TreeTensor
 
 __all__ = ["Piece", "RowStore"]
@@ -152,7 +152,7 @@ class RowStore:
             self._last_done = _as_array(taken[-1]["done"])
             columns = _stack(taken)
             self.ends = _true_at(columns["done"].numpy())
-            return tree.as_tree(columns)
+            return as_tree(columns)
         rows, env_id = self._joined()
         order = np.argsort(env_id, kind="stable")
         starts = np.cumsum(self._counts) - self._counts
@@ -175,7 +175,7 @@ class RowStore:
         index = torch.from_numpy(picked)
         columns = {name: _select(column, index) for name, column in rows.items()}
         self.ends = _true_at(columns["done"].numpy())
-        return tree.as_tree(columns)
+        return as_tree(columns)
 
     def pass_on(self, piece: Piece) -> Batch:
         """Hand out a piece with one row of every environment, in order, as ``[1, E, …]``.
@@ -185,7 +185,7 @@ class RowStore:
         self._last_id = _as_array(piece["episode_id"])
         self._last_done = _as_array(piece["done"])
         self.ends = _true_at(self._last_done)
-        return tree.as_tree(_add_time(piece))
+        return as_tree(_add_time(piece))
 
     def take_all(self) -> tuple[Piece, Ids]:
         """Hand out all rows, as columns ``[R, …]``, and the environment of each, ``[R] int64``."""
@@ -216,7 +216,7 @@ class RowStore:
         indices = [np.flatnonzero(episode[: end + 1] == episode[end]) for end in ends]
         self._keep_others(rows, env_id, np.concatenate(indices) if indices else done[:0])
         return [
-            tree.as_tree(
+            as_tree(
                 {name: _select(column, torch.from_numpy(index)) for name, column in rows.items()}
             )
             for index in indices
@@ -249,8 +249,7 @@ class RowStore:
             **last,
             "env_id": torch.from_numpy(env_id.copy()),
             "rows": {
-                name: tree.map_nested(torch.clone, _as_tensors(column))
-                for name, column in rows.items()
+                name: map_nested(torch.clone, _as_tensors(column)) for name, column in rows.items()
             },
         }
 
@@ -259,11 +258,9 @@ class RowStore:
         self._forget_rows()
         self._last_id = _as_array(state["last_id"]).copy()
         self._last_done = _as_array(state["last_done"]).copy()
+        rows = {name: map_nested(torch.clone, column) for name, column in state["rows"].items()}
         rows = {
-            name: tree.map_nested(torch.clone, column) for name, column in state["rows"].items()
-        }
-        rows = {
-            name: tree.as_tree(column) if isinstance(column, Mapping) else column
+            name: as_tree(column) if isinstance(column, Mapping) else column
             for name, column in rows.items()
         }
         self.add_some(rows, _as_array(state["env_id"]).astype(np.int64))
@@ -309,11 +306,11 @@ def _cat(parts: list[Any]) -> Any:
     if all(isinstance(part, np.ndarray) for part in parts):
         return torch.from_numpy(np.concatenate(parts))
     tensors = [_as_tensors(part) for part in parts]
-    return torch.cat(tensors) if isinstance(tensors[0], torch.Tensor) else tree.cat(tensors)
+    return torch.cat(tensors) if isinstance(tensors[0], torch.Tensor) else cat(tensors)
 
 
 def _as_tensors(column: Any) -> Any:
-    return column if isinstance(column, torch.Tensor | TreeTensor) else tree.from_numpy(column)
+    return column if isinstance(column, torch.Tensor | TreeTensor) else from_numpy(column)
 
 
 def _as_array(column: Any) -> npt.NDArray[Any]:
@@ -329,9 +326,9 @@ def _add_time(piece: Piece) -> dict[str, Any]:
         elif type(column) is torch.Tensor:
             lead[name] = column[None]
         elif isinstance(column, TreeTensor):
-            lead[name] = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), column)
+            lead[name] = map_leaves(lambda leaf: leaf.unsqueeze(0), column)
         else:
-            lead[name] = tree.from_numpy(tree.map_nested(lambda leaf: leaf[None].copy(), column))
+            lead[name] = from_numpy(map_nested(lambda leaf: leaf[None].copy(), column))
     return lead
 
 
@@ -353,10 +350,10 @@ def _stack(pieces: Sequence[Piece]) -> dict[str, Any]:
         elif isinstance(first, torch.Tensor):
             stacked[name] = torch.stack(parts)
         else:
-            stacked[name] = tree.stack([_as_tensors(part) for part in parts])
+            stacked[name] = stack([_as_tensors(part) for part in parts])
     return stacked
 
 
 def _select(column: Any, index: torch.Tensor) -> Any:
     tensors = _as_tensors(column)
-    return tensors[index] if isinstance(tensors, torch.Tensor) else tree.index_rows(tensors, index)
+    return tensors[index] if isinstance(tensors, torch.Tensor) else index_rows(tensors, index)

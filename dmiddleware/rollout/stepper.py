@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dmiddleware.data import batch as tree
+from dmiddleware.data import from_numpy, index_rows, map_nested, to_numpy
 from dmiddleware.env import BaseEnvManager, BatchedTimestep
 from dmiddleware.policy import CollectMode, EvalMode
 
@@ -165,8 +165,8 @@ class Stepper:
             only = None
         if only is not None:
             chosen = np.flatnonzero(np.isin(env_id, only))
-            env_id, obs = env_id[chosen], tree.map_nested(lambda leaf: leaf[chosen], obs)
-        given = torch.from_numpy(obs) if type(obs) is np.ndarray else tree.from_numpy(obs)
+            env_id, obs = env_id[chosen], map_nested(lambda leaf: leaf[chosen], obs)
+        given = torch.from_numpy(obs) if type(obs) is np.ndarray else from_numpy(obs)
         output = self._mode.forward(given, env_id=env_id, **policy_kwargs)
         if random:
             output = {**output, "action": self._draw_actions(env_id, output["action"])}
@@ -234,8 +234,8 @@ class Stepper:
     def _draw_actions(self, env_id: Ids, like: Any) -> Any:
         drawn = self._manager.sample_actions()
         if len(env_id) < self.env_num:
-            drawn = tree.map_nested(lambda leaf: leaf[env_id], drawn)
-        actions = tree.from_numpy(drawn)
+            drawn = map_nested(lambda leaf: leaf[env_id], drawn)
+        actions = from_numpy(drawn)
         return actions.to(like.dtype) if isinstance(like, torch.Tensor) else actions
 
     def state_dict(self) -> dict[str, Any]:
@@ -272,15 +272,15 @@ class Stepper:
 def _to_numpy(action: Any) -> Any:
     if isinstance(action, torch.Tensor):
         return action.numpy()
-    return tree.to_numpy(action)
+    return to_numpy(action)
 
 
 def _by_env(actions: Any, env_id: Ids) -> dict[int, Any]:
     def one(row: int) -> Any:
-        return tree.map_nested(lambda leaf: leaf[row], actions)
+        return map_nested(lambda leaf: leaf[row], actions)
 
     return {env: one(row) for row, env in enumerate(env_id.tolist())}
 
 
 def _rows(column: Any, rows: torch.Tensor) -> Any:
-    return column[rows] if isinstance(column, torch.Tensor) else tree.index_rows(column, rows)
+    return column[rows] if isinstance(column, torch.Tensor) else index_rows(column, rows)

@@ -12,7 +12,7 @@ import torch
 from easydict import EasyDict
 
 from dmiddleware.config import check_value
-from dmiddleware.data import batch as tree
+from dmiddleware.data import map_leaves
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import CollectMode
@@ -268,7 +268,7 @@ def _spread(returns: list[float]) -> dict[str, float]:
 
 
 def _map_tree(function: Callable[[torch.Tensor], torch.Tensor], obs: Any) -> Any:
-    return function(obs) if isinstance(obs, torch.Tensor) else tree.map_leaves(function, obs)
+    return function(obs) if isinstance(obs, torch.Tensor) else map_leaves(function, obs)
 
 
 def get_serial_collector_cls(cfg: Mapping[str, Any]) -> Callable[..., ISerialCollector]:

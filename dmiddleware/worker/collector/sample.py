@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dmiddleware.data import batch as tree
+from dmiddleware.data import as_tree, to_dict
 from dmiddleware.errors import ConfigError
 from dmiddleware.worker.collector.base import (
     SERIAL_COLLECTOR_REGISTRY,
@@ -153,11 +153,11 @@ class SampleSerialCollector(ISerialCollector):
 
 
 def _plain(samples: list[Transition]) -> list[Transition]:
-    return [{key: tree.to_dict(value) for key, value in sample.items()} for sample in samples]
+    return [{key: to_dict(value) for key, value in sample.items()} for sample in samples]
 
 
 def _samples(plain: list[Transition]) -> list[Transition]:
     return [
-        {k: tree.as_tree(v) if isinstance(v, Mapping) else v for k, v in sample.items()}
+        {k: as_tree(v) if isinstance(v, Mapping) else v for k, v in sample.items()}
         for sample in plain
     ]

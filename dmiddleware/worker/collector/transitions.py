@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmiddleware.data import batch as tree
+from dmiddleware.data import index_rows, lead_shape
 from dmiddleware.data.batch import Batch, TreeTensor
 
 __all__ = ["split_rows", "to_tensor_transitions"]
@@ -56,8 +56,8 @@ def split_rows(batch: Batch) -> list[dict[str, Any]]:
 def _unbind(column: Any) -> Sequence[Any]:
     if isinstance(column, torch.Tensor):
         return column.unbind(0)
-    length = tree.lead_shape(column)[0]
-    return [tree.index_rows(column, position) for position in range(length)]
+    length = lead_shape(column)[0]
+    return [index_rows(column, position) for position in range(length)]
 
 
 def _to_tensor(value: Any) -> Any:

@@ -1,16 +1,17 @@
-"""Links: which row follows which in its episode, for rows that share one ring."""
+"""What a ring notes about its rows: which follows which, which are deleted, which have more."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dmiddleware.data.samplers import Ints
+from dmiddleware.data.schema import Array, Leaf
 
-__all__ = ["EpisodeLinks", "Pushed"]
+__all__ = ["NONE", "DeletedRows", "EpisodeLinks", "Pushed", "SideTable"]
 
 Bools = npt.NDArray[np.bool_]
 
@@ -152,3 +153,150 @@ class EpisodeLinks:
 
     def _write(self, index: Ints, successor: Ints) -> None:
         self._successor[index % self._size] = successor
+
+
+class DeletedRows:
+    """Notes which slots of a ring hold a row that was deleted.
+
+    Args:
+        size: number of slots.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._is_hole = np.zeros(size, np.bool_)
+        self._count = 0
+        self._present: Ints | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def at(self, index: Ints) -> npt.NDArray[np.bool_]:
+        """Tell which of these rows (any shape) were deleted."""
+        return self._is_hole.take(index % self._size)
+
+    def dig(self, index: Ints) -> None:
+        """Delete rows, each of them held until now."""
+        self._is_hole[index % self._size] = True
+        self._recount()
+
+    def fill(self, first: int, n: int) -> None:
+        """Note that rows ``first … first + n - 1`` were written."""
+        self._present = None
+        if self._count:
+            self._is_hole[np.arange(first, first + n) % self._size] = False
+            self._recount()
+
+    def leave(self, first: int, last: int) -> None:
+        """Note that rows ``first … last - 1``, all deleted, are no longer part of the ring."""
+        self._is_hole[np.arange(first, last) % self._size] = False
+        self._recount()
+
+    def clear(self) -> None:
+        """Forget all holes."""
+        self._is_hole[:] = False
+        self._recount()
+
+    def present(self, first: int, total: int) -> Ints:
+        """Return the rows of ``first … total - 1`` that were not deleted, ascending."""
+        if self._present is None:
+            index = np.arange(first, total)
+            self._present = index[~self.at(index)]
+        return self._present
+
+    def state_dict(self, index: Ints) -> dict[str, Any]:
+        """Return which rows of ``index`` were deleted."""
+        return {"deleted": index[self.at(index)]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.clear()
+        self.dig(np.asarray(state["deleted"]))
+
+    def _recount(self) -> None:
+        self._present = None
+        self._count = int(self._is_hole.sum())
+
+
+class SideTable:
+    """Keeps leaves for the few slots that need them; grows when it is full, reuses what is free.
+
+    Args:
+        size: number of slots.
+        kept: the leaves that it keeps.
+    """
+
+    def __init__(self, size: int, kept: Sequence[Leaf]) -> None:
+        self.paths = [leaf.path for leaf in kept]
+        self._place = np.full(size, NONE)
+        self._arrays: dict[str, Array] = {
+            leaf.path: np.zeros((0, *leaf.shape), leaf.dtype) for leaf in kept
+        }
+        self._free = np.empty(0, np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory, in bytes."""
+        arrays = (self._place, self._free, *self._arrays.values())
+        return sum(array.nbytes for array in arrays)
+
+    def __len__(self) -> int:
+        return self._capacity - len(self._free)
+
+    def put(self, slots: Ints, rows: Mapping[str, Array]) -> None:
+        """Keep rows for slots that have none yet."""
+        if len(slots) > len(self._free):
+            self._grow(len(slots) - len(self._free))
+        place, self._free = self._free[: len(slots)], self._free[len(slots) :]
+        self._place[slots] = place
+        for path, array in self._arrays.items():
+            array[place] = rows[path]
+
+    def get(self, path: str, slots: Ints) -> Array:
+        """Copy what is kept for slots that have something."""
+        kept: Array = self._arrays[path][self._place[slots]]
+        return kept
+
+    def free(self, slots: Ints) -> None:
+        """Forget what is kept for slots; some of them may have nothing."""
+        place = self._place[slots]
+        place = place[place != NONE]
+        if len(place):
+            self._place[slots] = NONE
+            self._free = np.concatenate([place, self._free])
+
+    def overlay(self, path: str, slots: Ints, rows: Array) -> None:
+        """Write what is kept over ``rows`` ``[*slots.shape, …]``, for slots that have something."""
+        place = self._place[slots]
+        has = place != NONE
+        rows[has] = self._arrays[path][place[has]]
+
+    def clear(self) -> None:
+        """Forget everything; the memory stays."""
+        self._place[:] = NONE
+        self._free = np.arange(self._capacity)
+
+    def state_dict(self, slots: Ints) -> dict[str, Any]:
+        """Return what is kept for these slots: positions in ``slots``, and rows."""
+        position = np.flatnonzero(self._place[slots] != NONE)
+        rows = {path: self.get(path, slots[position]) for path in self.paths}
+        return {"position": position, "rows": rows}
+
+    def load_state_dict(self, state: Mapping[str, Any], slots: Ints) -> None:
+        """Restore what :meth:`state_dict` returned for these slots; nothing else is kept."""
+        self.clear()
+        rows = {path: np.asarray(array) for path, array in state["rows"].items()}
+        self.put(slots[np.asarray(state["position"])], rows)
+
+    @property
+    def _capacity(self) -> int:
+        return len(next(iter(self._arrays.values())))
+
+    def _grow(self, n_more: int) -> None:
+        old = self._capacity
+        new = max(64, 2 * old, old + n_more)
+        for path, array in self._arrays.items():
+            grown = np.zeros((new, *array.shape[1:]), array.dtype)
+            grown[:old] = array
+            self._arrays[path] = grown
+        self._free = np.concatenate([self._free, np.arange(old, new)])

@@ -1,6 +1,6 @@
 import numpy as np
 
-from dmiddleware.data.ring.links import EpisodeLinks
+from dmiddleware.data.ring.episode_index import EpisodeLinks
 
 
 def push(links, first, ids, done=None, *, oldest=0):

@@ -1,27 +1,28 @@
-"""Rows: the contents of a TensorBuffer in the order of time, without any notion of sampling."""
+"""The rows of a TensorBuffer: a ring of preallocated columns, without any notion of sampling."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from dmiddleware.data.batch import Batch, leaves
-from dmiddleware.data.ring.columns import Array, Columns, Leaf, Schema, as_batch
-from dmiddleware.data.ring.links import NONE, EpisodeLinks, Pushed
-from dmiddleware.data.ring.side_table import SideTable
+from dmiddleware.data.batch import Batch
+from dmiddleware.data.ring.episode_index import NONE, EpisodeLinks, Pushed, SideTable
 from dmiddleware.data.ring.storage import Storage
 from dmiddleware.data.samplers import Ints
+from dmiddleware.data.schema import Array, Leaf, Schema, as_batch, lead_of
 from dmiddleware.errors import CheckpointMismatch, StructureError
 
-__all__ = ["Rows", "lead_of"]
+__all__ = ["RowRing"]
+
+Allocate: TypeAlias = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
 
 _NEXT = "next_obs"
 
 
-class Rows:
+class RowRing:
     """A ring of rows, of which the newest ``size`` are held.
 
     A row is known by its index: its running number since the buffer began.
@@ -337,6 +338,56 @@ class Rows:
             side.overlay(path, index % self.size, taken[path])
 
 
+class Columns:
+    """Preallocated arrays ``[size, …]``, one per leaf.
+
+    Args:
+        size: number of rows.
+        schema: the structure of a row.
+        allocate: gives an array for ``(name, shape, dtype)``, filled with zeros.
+    """
+
+    def __init__(self, size: int, schema: Schema, allocate: Allocate) -> None:
+        self.size = size
+        self.schema = schema
+        self.arrays: dict[str, Array] = {
+            leaf.path: allocate(leaf.path, (size, *leaf.shape), leaf.dtype)
+            for leaf in schema.leaves.values()
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all columns, in bytes."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def write(self, start: int, rows: Mapping[str, Array], n_rows: int) -> None:
+        """Write ``n_rows <= size`` rows from slot ``start`` on, around the end of the ring."""
+        until_end = self.size - start
+        if n_rows <= until_end:
+            for path, array in rows.items():
+                self.arrays[path][start : start + n_rows] = array
+            return
+        for path, array in rows.items():
+            column = self.arrays[path]
+            column[start:] = array[:until_end]
+            column[: n_rows - until_end] = array[until_end:]
+
+    def put(self, slots: npt.NDArray[np.int64], rows: Mapping[str, Array]) -> None:
+        """Write rows of some or all columns to slots, int64 ``[n]``."""
+        for path, array in rows.items():
+            self.arrays[path][slots] = array
+
+    def take(
+        self, slots: npt.NDArray[np.int64], paths: Collection[str] | None = None
+    ) -> dict[str, Array]:
+        """Copy rows: fresh arrays ``[*slots.shape, …]`` by leaf path; None takes all paths."""
+        return {
+            path: array.take(slots, axis=0)
+            for path, array in self.arrays.items()
+            if paths is None or path in paths
+        }
+
+
 def _check_next_obs(schema: Schema) -> None:
     obs, following = schema.below("obs"), schema.below(_NEXT)
     here = {leaf.path.removeprefix("obs"): str(leaf) for leaf in obs}
@@ -346,30 +397,6 @@ def _check_next_obs(schema: Schema) -> None:
             f"store_next_obs=False reads next_obs from obs, so both have the same leaves, but obs "
             f"has {here} and next_obs has {there}"
         )
-
-
-def lead_of(batch: Batch) -> tuple[int, ...]:
-    """Return the leading dimensions of a batch: those of ``done``, else the first of a leaf.
-
-    Raises:
-        StructureError: if there are none, or ``done`` has more than two dimensions.
-    """
-    try:
-        done: Any = batch["done"]
-    except KeyError:
-        found: Any = next(leaves(batch), ("", None))[1]
-        if getattr(found, "ndim", 0) < 1:
-            raise StructureError(
-                "a batch has leaves [N, …], but this one has a leaf without dimensions, or none"
-            ) from None
-        lead: tuple[int, ...] = tuple(found.shape[:1])
-        return lead
-    if done.ndim not in (1, 2):
-        raise StructureError(
-            f"`done` has shape {tuple(done.shape)}; it is [N], or [T, E] (time, env)"
-        )
-    shape: tuple[int, ...] = done.shape
-    return shape
 
 
 def _same_rows(a: Array, b: Array) -> npt.NDArray[np.bool_]:

@@ -1,8 +1,8 @@
-"""Columns: the rows of a buffer, one preallocated array per leaf of a batch."""
+"""The structure of batches: which leaves a row has, of which shapes and dtypes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,10 +13,9 @@ import torch
 from dmiddleware.data.batch import Batch, TreeTensor, as_tree, leaves
 from dmiddleware.errors import StructureError
 
-__all__ = ["Array", "Columns", "Leaf", "Schema", "as_batch", "as_index", "to_array"]
+__all__ = ["Array", "Leaf", "Schema", "as_batch", "as_index", "lead_of", "to_array"]
 
 Array: TypeAlias = npt.NDArray[Any]
-Allocate: TypeAlias = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,56 +135,6 @@ class Schema:
         return list(found.items())
 
 
-class Columns:
-    """Preallocated arrays ``[size, …]``, one per leaf.
-
-    Args:
-        size: number of rows.
-        schema: the structure of a row.
-        allocate: gives an array for ``(name, shape, dtype)``, filled with zeros.
-    """
-
-    def __init__(self, size: int, schema: Schema, allocate: Allocate) -> None:
-        self.size = size
-        self.schema = schema
-        self.arrays: dict[str, Array] = {
-            leaf.path: allocate(leaf.path, (size, *leaf.shape), leaf.dtype)
-            for leaf in schema.leaves.values()
-        }
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of all columns, in bytes."""
-        return sum(array.nbytes for array in self.arrays.values())
-
-    def write(self, start: int, rows: Mapping[str, Array], n_rows: int) -> None:
-        """Write ``n_rows <= size`` rows from slot ``start`` on, around the end of the ring."""
-        until_end = self.size - start
-        if n_rows <= until_end:
-            for path, array in rows.items():
-                self.arrays[path][start : start + n_rows] = array
-            return
-        for path, array in rows.items():
-            column = self.arrays[path]
-            column[start:] = array[:until_end]
-            column[: n_rows - until_end] = array[until_end:]
-
-    def put(self, slots: npt.NDArray[np.int64], rows: Mapping[str, Array]) -> None:
-        """Write rows of some or all columns to slots, int64 ``[n]``."""
-        for path, array in rows.items():
-            self.arrays[path][slots] = array
-
-    def take(
-        self, slots: npt.NDArray[np.int64], paths: Collection[str] | None = None
-    ) -> dict[str, Array]:
-        """Copy rows: fresh arrays ``[*slots.shape, …]`` by leaf path; None takes all paths."""
-        return {
-            path: array.take(slots, axis=0)
-            for path, array in self.arrays.items()
-            if paths is None or path in paths
-        }
-
-
 def to_array(leaf: Any) -> Array:
     """Return a tensor (on any device) or an array as a numpy array; shares memory if it can."""
     if isinstance(leaf, torch.Tensor):
@@ -232,6 +181,30 @@ def as_batch(batch: Any) -> Batch:
         f"a batch is a treetensor or a dictionary of tensors, got {type(batch).__name__}; "
         "build one with dmiddleware.data.as_tree"
     )
+
+
+def lead_of(batch: Batch) -> tuple[int, ...]:
+    """Return the leading dimensions of a batch: those of ``done``, else the first of a leaf.
+
+    Raises:
+        StructureError: if there are none, or ``done`` has more than two dimensions.
+    """
+    try:
+        done: Any = batch["done"]
+    except KeyError:
+        found: Any = next(leaves(batch), ("", None))[1]
+        if getattr(found, "ndim", 0) < 1:
+            raise StructureError(
+                "a batch has leaves [N, …], but this one has a leaf without dimensions, or none"
+            ) from None
+        lead: tuple[int, ...] = tuple(found.shape[:1])
+        return lead
+    if done.ndim not in (1, 2):
+        raise StructureError(
+            f"`done` has shape {tuple(done.shape)}; it is [N], or [T, E] (time, env)"
+        )
+    shape: tuple[int, ...] = done.shape
+    return shape
 
 
 def _check_keys(batch: Batch, path: str) -> None:
