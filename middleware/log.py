@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dmiddleware.pipeline import Clock, Middleware, SystemClock, Task
-from dmiddleware.worker import add_video
+from dmiddleware.tensorboard import add_video
 from middleware.run_folder import RunFolder
 from middleware.support.checks import check_positive
 

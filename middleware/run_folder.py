@@ -14,7 +14,7 @@ import numpy as np
 import yaml
 
 from dmiddleware.pipeline import Role, this_node
-from dmiddleware.worker import EventLog
+from dmiddleware.tensorboard import TensorboardWriter
 
 __all__ = ["RunFolder"]
 
@@ -45,7 +45,7 @@ class RunFolder:
         self._is_lead = node is None or node.has_role(Role.LEARNER)
         self._node_id = 0 if node is None else node.node_id
         self._made_at = time.perf_counter()
-        self._tb_logger: EventLog | None = None
+        self._tb_logger: TensorboardWriter | None = None
 
     @classmethod
     def create(cls, exp_name: str, *, root: str | Path = "runs") -> Self:
@@ -111,13 +111,13 @@ class RunFolder:
         return self.path / "curve.png"
 
     @property
-    def tb_logger(self) -> EventLog:
+    def tb_logger(self) -> TensorboardWriter:
         """This process's tensorboard writer; opened when it is first asked for."""
         if self._tb_logger is None:
             # A folder a process: tensorboard reads only one file of a folder at a time.
             folder = self.path / "tb"
             path = folder if self._is_lead else folder / f"node-{self._node_id}"
-            self._tb_logger = EventLog(path)
+            self._tb_logger = TensorboardWriter(path)
         return self._tb_logger
 
     @property

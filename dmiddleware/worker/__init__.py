@@ -12,7 +12,6 @@ from dmiddleware.worker.evaluator import (
     InteractionSerialEvaluator,
     ISerialEvaluator,
     VectorEvalMonitor,
-    add_video,
     create_serial_evaluator,
 )
 from dmiddleware.worker.learner import (
@@ -25,7 +24,6 @@ from dmiddleware.worker.learner import (
     register_learner_hook,
     show_hooks,
 )
-from dmiddleware.worker.tensorboard import EventLog
 
 __all__ = [
     "ISerialCollector",
@@ -37,7 +35,6 @@ __all__ = [
     "ISerialEvaluator",
     "InteractionSerialEvaluator",
     "VectorEvalMonitor",
-    "add_video",
     "create_serial_evaluator",
     "BaseLearner",
     "create_learner",
@@ -47,5 +44,4 @@ __all__ = [
     "add_learner_hook",
     "merge_hooks",
     "show_hooks",
-    "EventLog",
 ]

@@ -1,13 +1,13 @@
 """Collectors: a policy acts in envs, and what happens becomes training data."""
 
-from dmiddleware.worker.collector.base import (
+from dmiddleware.worker.collector.episode_collector import EpisodeSerialCollector
+from dmiddleware.worker.collector.sample_collector import SampleSerialCollector
+from dmiddleware.worker.collector.serial_collector import (
     SERIAL_COLLECTOR_REGISTRY,
     ISerialCollector,
     create_serial_collector,
     get_serial_collector_cls,
 )
-from dmiddleware.worker.collector.episode import EpisodeSerialCollector
-from dmiddleware.worker.collector.sample import SampleSerialCollector
 from dmiddleware.worker.collector.transitions import to_tensor_transitions
 
 __all__ = [

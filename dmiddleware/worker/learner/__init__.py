@@ -1,15 +1,6 @@
 """Learners: train a policy, with hooks around each iteration and around the run."""
 
-from dmiddleware.worker.learner.averages import MovingAverages
-from dmiddleware.worker.learner.base import BaseLearner
-from dmiddleware.worker.learner.counter import CountVar
-from dmiddleware.worker.learner.hook_building import (
-    add_learner_hook,
-    build_learner_hook_by_cfg,
-    merge_hooks,
-    register_learner_hook,
-    show_hooks,
-)
+from dmiddleware.worker.learner.base_learner import LEARNER_REGISTRY, BaseLearner, create_learner
 from dmiddleware.worker.learner.hooks import (
     Hook,
     LearnerHook,
@@ -17,8 +8,13 @@ from dmiddleware.worker.learner.hooks import (
     LogReduceHook,
     LogShowHook,
     SaveCkptHook,
+    add_learner_hook,
+    build_learner_hook_by_cfg,
+    merge_hooks,
+    register_learner_hook,
+    show_hooks,
 )
-from dmiddleware.worker.learner.registry import LEARNER_REGISTRY, create_learner
+from dmiddleware.worker.learner.statistics import CountVar, MovingAverages
 
 __all__ = [
     "BaseLearner",

@@ -12,9 +12,8 @@ from dmiddleware.config import Configurable
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError
 from dmiddleware.registry import Registry, import_modules
+from dmiddleware.worker.logs import LazyWriter, table
 from dmiddleware.worker.ranks import rank_and_world_size
-from dmiddleware.worker.tensorboard import LazyWriter
-from dmiddleware.worker.text import table
 
 __all__ = ["SerialWorker", "get_worker_cls"]
 

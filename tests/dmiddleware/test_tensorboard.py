@@ -12,7 +12,8 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
-from dmiddleware.worker import EventLog, tensorboard
+from dmiddleware import tensorboard
+from dmiddleware.tensorboard import TensorboardWriter
 
 DEADLINE_S = 60.0
 
@@ -21,7 +22,7 @@ def test_a_full_disk_is_an_error_of_who_logs_and_never_a_hang(tmp_path: Path) ->
     raised: list[OSError] = []
 
     def log() -> None:
-        writer = EventLog(tmp_path)
+        writer = TensorboardWriter(tmp_path)
         try:
             for step in range(1000):
                 writer.add_scalar("loss", 1.0, step)
@@ -70,7 +71,7 @@ def test_an_interrupt_leaves_no_half_record(
             raise KeyboardInterrupt
         return masked_crc32c(data)
 
-    writer = EventLog(tmp_path)
+    writer = TensorboardWriter(tmp_path)
     monkeypatch.setattr(tensorboard, "masked_crc32c", interrupted)
     writer.add_scalar("loss", 1.0, 0)
     with pytest.raises(KeyboardInterrupt):
@@ -82,7 +83,7 @@ def test_an_interrupt_leaves_no_half_record(
 
 def test_files_of_one_second_are_not_written_over(tmp_path: Path) -> None:
     for value in (1.0, 2.0):
-        writer = EventLog(tmp_path)
+        writer = TensorboardWriter(tmp_path)
         writer.add_scalar("loss", value, 0)
         writer.close()
         writer.close()

@@ -10,7 +10,7 @@ from easydict import EasyDict
 
 from dmiddleware.config import check_value
 from dmiddleware.registry import Registry
-from dmiddleware.worker.serial import SerialWorker, get_worker_cls
+from dmiddleware.worker.serial_worker import SerialWorker, get_worker_cls
 
 __all__ = [
     "SERIAL_EVALUATOR_REGISTRY",

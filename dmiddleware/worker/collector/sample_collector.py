@@ -12,7 +12,7 @@ import torch
 
 from dmiddleware.data import as_tree, to_dict
 from dmiddleware.errors import ConfigError
-from dmiddleware.worker.collector.base import (
+from dmiddleware.worker.collector.serial_collector import (
     SERIAL_COLLECTOR_REGISTRY,
     ISerialCollector,
     Transition,

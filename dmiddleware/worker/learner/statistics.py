@@ -1,11 +1,11 @@
-"""Moving averages of what a learner reports."""
+"""What a learner counts and averages."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-__all__ = ["MovingAverages"]
+__all__ = ["CountVar", "MovingAverages"]
 
 
 class MovingAverages:
@@ -64,3 +64,33 @@ class MovingAverages:
     def means(self) -> dict[str, float]:
         """Return the means of all names that had a value."""
         return {name: self.mean(name) for name, history in self._values.items() if history}
+
+
+class CountVar:
+    """An integer that counts up; who holds it sees it change.
+
+    Args:
+        init_val: where to begin.
+    """
+
+    def __init__(self, init_val: int = 0) -> None:
+        self._val = init_val
+
+    @property
+    def val(self) -> int:
+        """The count."""
+        return self._val
+
+    def add(self, add_num: int) -> None:
+        """Count on."""
+        self._val += add_num
+
+    def update(self, val: int) -> None:
+        """Set the count."""
+        self._val = val
+
+    def __index__(self) -> int:
+        return self._val
+
+    def __repr__(self) -> str:
+        return f"CountVar({self._val})"

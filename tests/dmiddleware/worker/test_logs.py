@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dmiddleware.worker.text import table
+from dmiddleware.worker.logs import table
 
 
 def test_values_stand_below_their_names():

@@ -17,20 +17,22 @@ from easydict import EasyDict
 from dmiddleware.config import Configurable, check_value
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import LearnMode
-from dmiddleware.worker.learner.averages import MovingAverages
-from dmiddleware.worker.learner.counter import CountVar
-from dmiddleware.worker.learner.hook_building import (
+from dmiddleware.registry import Registry
+from dmiddleware.worker.learner.hooks import (
     Hooks,
+    LearnerHook,
+    SaveCkptHook,
     add_learner_hook,
     build_learner_hook_by_cfg,
 )
-from dmiddleware.worker.learner.hooks import LearnerHook, SaveCkptHook
 from dmiddleware.worker.learner.prefetch import PrefetchLoader
 from dmiddleware.worker.learner.sigterm import SigtermGuard
+from dmiddleware.worker.learner.statistics import CountVar, MovingAverages
+from dmiddleware.worker.logs import LazyWriter
 from dmiddleware.worker.ranks import rank_and_world_size
-from dmiddleware.worker.tensorboard import LazyWriter
+from dmiddleware.worker.serial_worker import get_worker_cls
 
-__all__ = ["BaseLearner"]
+__all__ = ["LEARNER_REGISTRY", "BaseLearner", "create_learner"]
 
 _WINDOW = 100
 _PLACES = ("replay_buffer_idx", "replay_unique_id", "index")
@@ -454,3 +456,23 @@ def _priority_info(priority: Any, data: Any) -> dict[str, Any]:
         elif key in data:
             info[key] = data[key]
     return info
+
+
+LEARNER_REGISTRY: Registry[Callable[..., BaseLearner]] = Registry("learner")
+"""Registered learners; ``@LEARNER_REGISTRY.register("mine")`` adds one."""
+
+LEARNER_REGISTRY.register("base")(BaseLearner)
+
+
+def create_learner(cfg: Mapping[str, Any], **kwargs: Any) -> BaseLearner:
+    """Build the learner that ``cfg.type`` names, after importing ``cfg.import_names``.
+
+    Args:
+        cfg: the learner's config, with ``type``.
+        kwargs: passed to the class's constructor.
+
+    Raises:
+        ConfigError: if ``cfg`` has no ``type``, or if the class rejects the config.
+        RegistryError: if the name is not registered; the nearest names are listed.
+    """
+    return get_worker_cls(LEARNER_REGISTRY, cfg, "a learner")(cfg, **kwargs)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dmiddleware.worker.collector.base import (
+from dmiddleware.worker.collector.serial_collector import (
     SERIAL_COLLECTOR_REGISTRY,
     ISerialCollector,
     Transition,

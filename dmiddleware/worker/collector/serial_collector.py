@@ -19,7 +19,7 @@ from dmiddleware.policy import CollectMode
 from dmiddleware.registry import Registry
 from dmiddleware.rollout.collector import RolloutCollector
 from dmiddleware.worker.ranks import sum_over_ranks
-from dmiddleware.worker.serial import SerialWorker, get_worker_cls
+from dmiddleware.worker.serial_worker import SerialWorker, get_worker_cls
 
 __all__ = [
     "SERIAL_COLLECTOR_REGISTRY",

@@ -1,7 +1,8 @@
-"""Tensorboard writers: one that cannot hang, and one that is made when it is first needed."""
+"""TensorBoard: a writer that cannot hang, and videos."""
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import struct
@@ -11,16 +12,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
 from tensorboardX import FileWriter, SummaryWriter
 from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
-__all__ = ["EventLog", "LazyWriter"]
+__all__ = ["TensorboardWriter", "add_video"]
 
 _FLUSH_S = 10.0  # what is older than this can be seen in tensorboard, and outlasts a crash
 
 
-class EventLog(SummaryWriter):  # type: ignore[misc]
+class TensorboardWriter(SummaryWriter):  # type: ignore[misc]
     """A ``SummaryWriter`` that writes in the thread that logs, and raises there what goes wrong.
 
     tensorboardX writes on a thread of its own. On a full disk that thread ends, and whoever logs
@@ -111,28 +116,36 @@ def _record(data: bytes) -> bytes:
     return size + next(sums) + data + next(sums)
 
 
-class LazyWriter:
-    """Holds a given ``SummaryWriter``, or makes one of its own when it is asked for.
+def add_video(writer: Any, tag: str, video: npt.NDArray[np.uint8], step: int, *, fps: int) -> None:
+    """Write films side by side into tensorboard, as an animated picture.
+
+    ``SummaryWriter.add_video`` does the same through moviepy, which is no dependency here.
 
     Args:
-        writer: a writer, which stays its owner's to close, or None.
-        folder: where an own writer writes.
+        writer: a tensorboardX ``SummaryWriter``.
+        tag: name in tensorboard.
+        video: ``[N, T, C, H, W] uint8``.
+        step: place on the axis.
+        fps: pictures a second.
     """
-
-    def __init__(self, writer: Any, folder: Path) -> None:
-        self._writer = writer
-        self._folder = folder
-        self._own = False
-
-    def get(self) -> Any:
-        """Return the writer."""
-        if self._writer is None:
-            self._writer = EventLog(self._folder)
-            self._own = True
-        return self._writer
-
-    def close(self) -> None:
-        """Close an own writer; it is made again if it is asked for again."""
-        if self._own:
-            writer, self._writer, self._own = self._writer, None, False
-            writer.close()
+    n_films, n_frames, n_channels, height, width = video.shape
+    tiled = video.transpose(1, 3, 0, 4, 2).reshape(n_frames, height, n_films * width, n_channels)
+    if n_channels == 1:
+        tiled = tiled.repeat(3, axis=-1)
+    frames = [Image.fromarray(frame) for frame in tiled]
+    encoded = io.BytesIO()
+    frames[0].save(
+        encoded,
+        format="GIF",
+        save_all=True,
+        append_images=frames[1:],
+        duration=round(1000 / fps),
+        loop=0,
+    )
+    image = Summary.Image(
+        height=height,
+        width=n_films * width,
+        colorspace=3,
+        encoded_image_string=encoded.getvalue(),
+    )
+    writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
