@@ -14,8 +14,7 @@ from dmiddleware.env.batching import NestedArrays, copy_arrays, make_write, repl
 from dmiddleware.env.contract import as_frame
 from dmiddleware.env.manager import BaseEnvManager
 from dmiddleware.env.restart_limit import FailureBudget
-from dmiddleware.env.subprocess.pool import EnvPool
-from dmiddleware.env.subprocess.process import ProcessFailure
+from dmiddleware.env.subprocess.pool import EnvPool, ProcessFailure
 from dmiddleware.env.subprocess.worker import StepInfos
 from dmiddleware.env.sync_manager import EnvFn, probe_spaces
 from dmiddleware.env.timestep import BatchedTimestep, StepInfo

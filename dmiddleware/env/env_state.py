@@ -14,13 +14,66 @@ made. So a state with more of them (in a list that grows in an episode) cannot b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import enum
+import functools
+import inspect
+import json
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dmiddleware.env.plain import Decoder, Encoder, NotPlainError
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+
 from dmiddleware.errors import CheckpointMismatch
 
-__all__ = ["get_state", "set_state", "plain_infos", "infos_of_plain"]
+__all__ = [
+    "get_state",
+    "set_state",
+    "get_space_state",
+    "set_space_state",
+    "encode_infos",
+    "decode_infos",
+    "Encoder",
+    "Decoder",
+    "MissingObjectError",
+    "NotSavableError",
+]
+
+# Constructor arguments that Gymnasium keeps for `spec`; they do not change.
+_CONSTANT_ATTRIBUTES = frozenset({"_saved_kwargs", "_cached_spec", "spec"})
+_CODE = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.ModuleType,
+    functools.partial,
+    type,
+    EnvSpec,
+    np.dtype,
+    np.ufunc,
+)
+_PLAIN = (bool, int, float, str)
+_CONTAINERS: dict[str, Callable[..., Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "deque": deque,
+}
+_BIT_GENERATORS: dict[str, Callable[[], np.random.BitGenerator]] = {
+    "PCG64": np.random.PCG64,
+    "PCG64DXSM": np.random.PCG64DXSM,
+    "MT19937": np.random.MT19937,
+    "Philox": np.random.Philox,
+    "SFC64": np.random.SFC64,
+}
 
 
 def get_state(env: Any) -> dict[str, Any] | None:
@@ -32,7 +85,7 @@ def get_state(env: Any) -> dict[str, Any] | None:
     """
     try:
         return {"layers": Encoder().layers(env)}
-    except NotPlainError:
+    except NotSavableError:
         return None
 
 
@@ -40,25 +93,370 @@ def set_state(env: Any, state: Mapping[str, Any]) -> None:
     """Bring an env made by the same factory into a state that :func:`get_state` gave.
 
     Raises:
-        NoObjectError: if the env lacks an object that the state has; it is to be reset then.
+        MissingObjectError: if the env lacks an object that the state has; it is to be reset then.
         CheckpointMismatch: if the state is that of another env.
     """
     Decoder().set_layers(env, state["layers"])
 
 
-def plain_infos(infos: Sequence[Mapping[str, Any]]) -> list[Any]:
+def encode_infos(infos: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Return infos as plain data; one that holds something else becomes an empty one."""
     found: list[Any] = []
     for info in infos:
         try:
             encoded = Encoder().encode(dict(info))
             Decoder().decode(encoded)  # there will be nothing that objects could be restored into
-        except (NotPlainError, CheckpointMismatch):
+        except (NotSavableError, CheckpointMismatch):
             encoded = Encoder().encode({})
         found.append(encoded)
     return found
 
 
-def infos_of_plain(plain: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the infos that :func:`plain_infos` was given."""
+def decode_infos(plain: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the infos that :func:`encode_infos` was given."""
     return [Decoder().decode(one) for one in plain]
+
+
+class _Ordinary:
+    """An object of an ordinary Python class, to compare sizes with."""
+
+
+class NotSavableError(Exception):
+    """Something was met that cannot be saved as plain data."""
+
+
+class MissingObjectError(CheckpointMismatch):
+    """An object was saved, and there is none in its place to be changed."""
+
+
+class Encoder:
+    """Turns a graph of Python objects into plain data: numbers, strings, arrays, lists, dicts.
+
+    Values that are no plain data become ``{"kind": …}``. What can be changed in place gets a number
+    (``"ref"``) where it is met first, and is only referred to after that, so that what two names
+    share is shared again after loading.
+    """
+
+    def __init__(self) -> None:
+        self._refs: dict[int, int] = {}
+        self._unfinished: set[int] = set()
+        self._memories: dict[int, int] = {}
+
+    def layers(self, env: Any) -> list[Any]:
+        """Return the states of an env (or vector env) and the wrappers around it.
+
+        Raises:
+            NotSavableError: if one of them holds something that is not understood.
+        """
+        found: list[Any] = []
+        for layer in _layers(env):
+            name = type(layer).__name__
+            if _saves_itself(layer):
+                found.append({"class": name, "own": layer.state_dict()})
+            else:
+                found.append({"class": name, "attributes": self._attributes(layer)})
+        return found
+
+    def encode(self, value: Any) -> Any:
+        """Return plain data for one value.
+
+        Raises:
+            NotSavableError: if it is, or holds, something that is not understood.
+        """
+        if value is None or type(value) in _PLAIN:
+            if type(value) is int and not -(2**63) <= value < 2**63:
+                return {"kind": "int", "value": str(value)}
+            return value
+        if type(value) is bytes:
+            return {"kind": "bytes", "value": value.hex()}
+        if isinstance(value, enum.Enum):
+            return _enum_member(value)
+        if isinstance(value, np.generic):
+            return {"kind": "scalar", "dtype": value.dtype.str, "value": self.encode(value.item())}
+        if type(value) in (tuple, frozenset):
+            return self._container(value)
+        return self._referable(value)
+
+    def _referable(self, value: Any) -> Any:
+        if id(value) in self._unfinished and not hasattr(value, "__dict__"):
+            raise NotSavableError  # a container that contains itself
+        if id(value) in self._refs:
+            return {"kind": "same", "ref": self._refs[id(value)]}
+        ref = self._refs[id(value)] = len(self._refs)
+        self._unfinished.add(id(value))
+        if type(value) is np.ndarray:
+            encoded = self._array(value)
+        elif type(value) in (list, set, deque, dict):
+            encoded = self._container(value)
+        else:
+            encoded = self._object(value)
+        self._unfinished.remove(id(value))
+        return {**encoded, "ref": ref}
+
+    def _array(self, value: npt.NDArray[Any]) -> dict[str, Any]:
+        memory = _memory_of(value)
+        if self._memories.setdefault(memory, id(value)) != id(value):
+            raise NotSavableError  # two views of one memory would be two arrays after loading
+        if value.dtype.kind in "biuf":
+            return {"kind": "array", "value": value.copy()}
+        if value.dtype.kind in "SU":
+            text = value.astype(np.str_).tolist()
+            return {"kind": "strings", "dtype": value.dtype.str, "value": text}
+        raise NotSavableError
+
+    def _container(self, value: Any) -> dict[str, Any]:
+        if isinstance(value, dict):
+            pairs = [[self.encode(key), self._item(item)] for key, item in value.items()]
+            return {"kind": "dict", "value": pairs}
+        items = [self._item(item) for item in value]
+        encoded: dict[str, Any] = {"kind": type(value).__name__, "value": items}
+        if isinstance(value, deque):
+            encoded["maxlen"] = value.maxlen
+        return encoded
+
+    def _item(self, item: Any) -> Any:
+        return {"kind": "code"} if _is_code(item) else self.encode(item)
+
+    def _object(self, value: Any) -> dict[str, Any]:
+        if isinstance(value, np.random.Generator):
+            if type(value.bit_generator).__name__ not in _BIT_GENERATORS:
+                raise NotSavableError
+            return {"kind": "generator", "value": _generator_state(value)}
+        if type(value) is random.Random:
+            return {"kind": "random", "value": json.dumps(value.getstate())}
+        if isinstance(value, spaces.Space):
+            return {"kind": "space", "value": get_space_state(value)}
+        if isinstance(value, gym.Env):
+            return {"kind": "env", "value": self.layers(value)}
+        return {"kind": "object", "value": self._attributes(value)}
+
+    def _attributes(self, owner: Any) -> list[list[Any]]:
+        # A class with slots, or with a part written in C, is larger than its attributes show.
+        if not hasattr(owner, "__dict__") or type(owner).__basicsize__ > _Ordinary.__basicsize__:
+            raise NotSavableError
+        left_out = _CONSTANT_ATTRIBUTES | ({"env"} if _is_wrapper(owner) else set())
+        attributes = vars(owner)
+        if isinstance(owner, gym.Env) and not _is_wrapper(owner):
+            # Often stated on the class; an env may draw from them.
+            own = {
+                name: getattr(owner, name, None)
+                for name in ("action_space", "observation_space")
+                # What a property gives lies elsewhere, or is made anew each time.
+                if not isinstance(inspect.getattr_static(owner, name, None), property)
+            }
+            attributes = {**own, **attributes}
+        return [
+            [name, self.encode(value)]
+            for name, value in attributes.items()
+            if name not in left_out and not _is_code(value)
+        ]
+
+
+class Decoder:
+    """Brings a graph of Python objects into the state that an :class:`Encoder` saw.
+
+    Objects and generators are changed in place; arrays and containers are replaced.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, Any] = {}
+
+    def set_layers(self, env: Any, saved: list[Any]) -> None:
+        """Bring an env and its wrappers into the state that was saved.
+
+        Raises:
+            CheckpointMismatch: if the state is that of another env.
+        """
+        layers = list(_layers(env))
+        names = [type(layer).__name__ for layer in layers]
+        saved_names = [one["class"] for one in saved]
+        own = [_saves_itself(layer) for layer in layers]
+        if names != saved_names or own != ["own" in one for one in saved]:
+            raise CheckpointMismatch(
+                f"the saved env is {' > '.join(saved_names)}, this one is {' > '.join(names)}; "
+                "make it as it was made when it was saved"
+            )
+        for layer, one in zip(layers, saved, strict=True):
+            if "own" in one:
+                layer.load_state_dict(one["own"])
+            else:
+                self._set_attributes(layer, one["attributes"])
+
+    def decode(self, encoded: Any, existing: Any = None) -> Any:
+        """Return the value that was encoded; ``existing`` is what is in its place now."""
+        if not isinstance(encoded, Mapping):
+            return encoded
+        kind = encoded["kind"]
+        if kind == "same":
+            return self._known[encoded["ref"]]
+        if kind in _SIMPLE:
+            value = _SIMPLE[kind](encoded, existing)
+        elif kind == "dict":
+            value = self._dict(encoded, existing)
+        elif kind in _CONTAINERS:
+            items = self._items(encoded["value"], existing)
+            more = (encoded["maxlen"],) if kind == "deque" else ()
+            value = _CONTAINERS[kind](items, *more)
+        else:
+            value = self._object(encoded, existing)
+        if "ref" in encoded:
+            self._known[encoded["ref"]] = value
+        return value
+
+    def _dict(self, encoded: Mapping[str, Any], existing: Any) -> dict[Any, Any]:
+        known = existing if isinstance(existing, dict) else {}
+        pairs = [(self.decode(key), item) for key, item in encoded["value"]]
+        return {key: self.decode(item, known.get(key)) for key, item in pairs}
+
+    def _items(self, items: list[Any], existing: Any) -> list[Any]:
+        known = list(existing) if isinstance(existing, list | tuple | deque) else []
+        known += [None] * (len(items) - len(known))
+        return [self.decode(item, old) for item, old in zip(items, known, strict=False)]
+
+    def _object(self, encoded: Mapping[str, Any], existing: Any) -> Any:
+        if not hasattr(existing, "__dict__"):
+            raise MissingObjectError(f"the saved env has an object where this one has {existing!r}")
+        # It may be referred to from within.
+        self._known[encoded["ref"]] = existing
+        if encoded["kind"] == "env":
+            self.set_layers(existing, encoded["value"])
+        else:
+            self._set_attributes(existing, encoded["value"])
+        return existing
+
+    def _set_attributes(self, owner: Any, encoded: list[Any]) -> None:
+        own = vars(owner)
+        for name, value in encoded:
+            # As they were read: a frozen dataclass would refuse setattr.
+            own[name] = self.decode(value, getattr(owner, name, None))
+
+
+def get_space_state(space: spaces.Space[Any]) -> list[str]:
+    """Return the states of the generators that a space samples with."""
+    return [_generator_state(generator) for generator in _generators(space)]
+
+
+def set_space_state(space: Any, state: list[str]) -> None:
+    """Bring a space's generators into the states that :func:`get_space_state` gave.
+
+    Raises:
+        CheckpointMismatch: if the state is that of another space.
+    """
+    generators = list(_generators(space)) if isinstance(space, spaces.Space) else []
+    if len(generators) != len(state):
+        raise CheckpointMismatch(f"the saved state is that of another space than {space!r}")
+    for generator, one in zip(generators, state, strict=True):
+        _set_generator_state(generator, one)
+
+
+def _generators(space: spaces.Space[Any]) -> Iterator[np.random.Generator]:
+    yield space.np_random
+    parts = getattr(space, "spaces", ())
+    for part in parts.values() if isinstance(parts, Mapping) else parts:
+        yield from _generators(part)
+
+
+def _generator_state(generator: np.random.Generator) -> str:
+    # As text: the integers exceed 64 bits.
+    return json.dumps(generator.bit_generator.state, default=lambda array: array.tolist())
+
+
+def _set_generator_state(generator: np.random.Generator, state: str) -> None:
+    generator.bit_generator.state = json.loads(state)
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    while True:
+        yield env
+        if not _is_wrapper(env):
+            return
+        env = env.env
+
+
+def _is_wrapper(env: Any) -> bool:
+    return isinstance(env, gym.Wrapper | gym.vector.VectorWrapper)
+
+
+def _saves_itself(layer: Any) -> bool:
+    kind = type(layer)
+    return hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
+
+
+def _is_code(value: Any) -> bool:
+    return isinstance(value, _CODE) or type(value).__module__.partition(".")[0] == "pygame"
+
+
+def _memory_of(array: npt.NDArray[Any]) -> int:
+    """Identify the memory that an array is, or is a view of."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray) and owner.base is not None:
+        owner = owner.base
+    return id(owner)
+
+
+def _array(encoded: Mapping[str, Any], _: Any) -> Any:
+    return np.array(encoded["value"], dtype=encoded.get("dtype"))
+
+
+def _enum_member(value: enum.Enum) -> dict[str, Any]:
+    kind = type(value)
+    if value.name not in kind.__members__:
+        raise NotSavableError  # several flags at once
+    return {"kind": "enum", "class": [kind.__module__, kind.__qualname__], "value": value.name}
+
+
+def _enum(encoded: Mapping[str, Any], existing: Any) -> Any:
+    module, name = encoded["class"]
+    # Only what the program has imported already is looked at, so nothing is run.
+    kind: Any = sys.modules.get(module)
+    for part in name.split("."):
+        kind = getattr(kind, "__dict__", {}).get(part)
+    if not isinstance(kind, enum.EnumType):
+        kind = type(existing)
+    if not isinstance(kind, enum.EnumType) or kind.__qualname__ != name:
+        raise CheckpointMismatch(
+            f"the saved env has a member of {module}.{name}, which is not known here"
+        )
+    if encoded["value"] not in kind.__members__:
+        raise CheckpointMismatch(f"{name} has no member {encoded['value']}, the saved env's has")
+    return kind[encoded["value"]]
+
+
+def _scalar(encoded: Mapping[str, Any], _: Any) -> Any:
+    value = Decoder().decode(encoded["value"])
+    return np.dtype(encoded["dtype"]).type(value)
+
+
+def _generator(encoded: Mapping[str, Any], existing: Any) -> Any:
+    state = encoded["value"]
+    if not isinstance(existing, np.random.Generator):
+        existing = np.random.Generator(_BIT_GENERATORS[json.loads(state)["bit_generator"]]())
+    _set_generator_state(existing, state)
+    return existing
+
+
+def _random(encoded: Mapping[str, Any], existing: Any) -> Any:
+    if not isinstance(existing, random.Random):
+        existing = random.Random()
+    version, internal, gauss_next = json.loads(encoded["value"])
+    existing.setstate((version, tuple(internal), gauss_next))
+    return existing
+
+
+def _space(encoded: Mapping[str, Any], existing: Any) -> Any:
+    set_space_state(existing, encoded["value"])
+    return existing
+
+
+_SIMPLE: dict[str, Callable[[Mapping[str, Any], Any], Any]] = {
+    "code": lambda _, existing: existing,
+    "int": lambda encoded, _: int(encoded["value"]),
+    "bytes": lambda encoded, _: bytes.fromhex(encoded["value"]),
+    "enum": _enum,
+    "scalar": _scalar,
+    "array": _array,
+    "strings": _array,
+    "generator": _generator,
+    "random": _random,
+    "space": _space,
+}

@@ -22,14 +22,18 @@ from dmiddleware.env.batching import (
     map_arrays,
     replace_rows,
 )
-from dmiddleware.env.env_state import infos_of_plain, plain_infos
-from dmiddleware.env.episode_stats import EpisodeTotals
-from dmiddleware.env.plain import NoObjectError, set_space_state, space_state
+from dmiddleware.env.env_state import (
+    MissingObjectError,
+    decode_infos,
+    encode_infos,
+    get_space_state,
+    set_space_state,
+)
 from dmiddleware.env.timestep import BatchedTimestep, BoolArray, IdArray, StepInfo
 from dmiddleware.errors import CheckpointMismatch, ConfigError, EnvStateError, StructureError
 from dmiddleware.seeding import derive_seed
 
-__all__ = ["BaseEnvManager"]
+__all__ = ["BaseEnvManager", "EpisodeTotals"]
 
 logger = logging.getLogger(__name__)
 
@@ -269,11 +273,11 @@ class BaseEnvManager(ABC):
             "env_num": self._env_num,
             "envs": self._env_states(),
             "ready_obs": map_arrays(np.copy, self._ready_obs),
-            "ready_infos": plain_infos(self.ready_info.rows()),
+            "ready_infos": encode_infos(self.ready_info.rows()),
             "totals": self._totals.state_dict(),
             "seeds": self._seeds,
             "samplers": [
-                space_state(space) for space in (self.action_space, self._batched_action_space)
+                get_space_state(space) for space in (self.action_space, self._batched_action_space)
             ],
             "dropped_steps": self._dropped_steps,
         }
@@ -306,14 +310,14 @@ class BaseEnvManager(ABC):
             return False
         try:
             self._set_env_states(state["envs"])
-        except NoObjectError as error:
+        except MissingObjectError as error:
             logger.warning("%s, so no env can go on; their episodes begin anew", error)
             self._begin_anew(int(state["totals"]["n_steps"]))
             return False
         self._pending_seeds = {}
         self._totals.load_state_dict(state["totals"])
         self._ready_obs = map_arrays(np.array, state["ready_obs"])
-        self._ready_infos = infos_of_plain(state["ready_infos"])
+        self._ready_infos = decode_infos(state["ready_infos"])
         return True
 
     def _begin_anew(self, n_steps: int) -> None:
@@ -336,7 +340,7 @@ class BaseEnvManager(ABC):
         """Bring the envs into states that :meth:`_env_states` gave.
 
         Raises:
-            NoObjectError: if an env lacks an object that its state has.
+            MissingObjectError: if an env lacks an object that its state has.
             CheckpointMismatch: if the states are those of other envs.
         """
 
@@ -500,3 +504,63 @@ def _plain(sample: Any) -> NestedArrays:
     if isinstance(sample, tuple):
         return tuple(_plain(item) for item in sample)
     return np.asarray(sample)
+
+
+class EpisodeTotals:
+    """Sums up rewards and counts steps, per env, from the beginning of its episode.
+
+    Rewards are summed in float64, so that long episodes of small rewards stay exact.
+
+    Args:
+        env_num: the number of envs.
+    """
+
+    def __init__(self, env_num: int) -> None:
+        self._returns = np.zeros(env_num, dtype=np.float64)
+        # Lengths come from one count of steps for all envs, and where in it each episode began.
+        self._n_steps = 0
+        self._begun = [0] * env_num
+
+    def add(self, ids: Sequence[int] | None, reward: npt.NDArray[np.float64]) -> None:
+        """Count one step of some envs (None: of all), which gave these rewards."""
+        self._n_steps += 1
+        if ids is None:
+            self._returns += reward
+            return
+        self._returns[ids] += reward
+        for env_id in set(range(len(self._begun))).difference(ids):
+            self._begun[env_id] += 1
+
+    def length_of(self, env_id: int) -> int:
+        """How many steps an env's episode has had."""
+        return self._n_steps - self._begun[env_id]
+
+    def end(self, env_id: int) -> dict[str, np.float32 | int]:
+        """Return the totals of an env's episode, as its last info has them, and clear them."""
+        totals: dict[str, np.float32 | int] = {
+            "eval_episode_return": np.float32(self._returns[env_id]),
+            "eval_episode_length": self._n_steps - self._begun[env_id],
+        }
+        self._returns[env_id] = 0.0
+        self._begun[env_id] = self._n_steps
+        return totals
+
+    def clear(self, ids: Iterable[int]) -> None:
+        """Let new episodes begin in some envs."""
+        for env_id in ids:
+            self._returns[env_id] = 0.0
+            self._begun[env_id] = self._n_steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums and counts."""
+        return {
+            "returns": self._returns.copy(),
+            "n_steps": self._n_steps,
+            "begun": list(self._begun),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Count on from a state."""
+        self._returns = np.array(state["returns"], dtype=np.float64)
+        self._n_steps = int(state["n_steps"])
+        self._begun = list(state["begun"])

@@ -1,7 +1,6 @@
 """Acting in environments, in columns: collecting steps and episodes, and evaluating."""
 
 from dmiddleware.rollout.collector import RolloutCollector
-from dmiddleware.rollout.evaluation import evaluate_episodes
-from dmiddleware.rollout.monitor import VectorEvalMonitor
+from dmiddleware.rollout.evaluation import VectorEvalMonitor, evaluate_episodes
 
 __all__ = ["RolloutCollector", "evaluate_episodes", "VectorEvalMonitor"]

@@ -13,7 +13,7 @@ from dmiddleware.data.batch import Batch
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.policy import CollectMode, collate
 from dmiddleware.rollout.row_store import Piece, RowStore
-from dmiddleware.rollout.stepper import Ids, Step, Stepper
+from dmiddleware.rollout.stepper import Ids, Stepper, VectorStep
 
 __all__ = ["RolloutCollector"]
 
@@ -304,16 +304,16 @@ class RolloutCollector:
 
     def _step(
         self, policy_kwargs: Mapping[str, Any], stamps: Ids, random: bool, only: Ids | None
-    ) -> Step:
+    ) -> VectorStep:
         step = self._stepper.step(policy_kwargs, random=random, only=only)
         self._keep(step, stamps)
         return step
 
-    def _is_plain(self, step: Step) -> bool:
+    def _is_plain(self, step: VectorStep) -> bool:
         """Tell whether a step gave a row of every env, and all are wanted as they are."""
         return step.timestep.is_full and not self._one_by_one and not self._skipped
 
-    def _keep(self, step: Step, stamps: Ids) -> None:
+    def _keep(self, step: VectorStep, stamps: Ids) -> None:
         if self._is_plain(step):
             self._store.add(self._piece(step, stamps))
             return
@@ -327,7 +327,7 @@ class RolloutCollector:
         if step.lost:
             self._dropped += self._store.drop(step.lost)
 
-    def _wanted_rows(self, step: Step) -> Ids:
+    def _wanted_rows(self, step: VectorStep) -> Ids:
         is_real = ~step.timestep.abnormal
         if not self._skipped:
             return np.flatnonzero(is_real)
@@ -335,7 +335,7 @@ class RolloutCollector:
         self._dropped += int(np.count_nonzero(is_real & unwanted))
         return np.flatnonzero(is_real & ~unwanted)
 
-    def _piece(self, step: Step, stamps: Ids) -> Piece:
+    def _piece(self, step: VectorStep, stamps: Ids) -> Piece:
         timestep = step.timestep
         return {
             "obs": step.obs,
@@ -349,7 +349,7 @@ class RolloutCollector:
             **step.output,
         }
 
-    def _piece_by_row(self, step: Step, stamps: Ids, wanted: Ids) -> Piece:
+    def _piece_by_row(self, step: VectorStep, stamps: Ids, wanted: Ids) -> Piece:
         """Let the policy make its transitions, one by one."""
         if len(wanted) == 0:
             return {}

@@ -1,18 +1,150 @@
-"""Playing the episodes of an evaluation."""
+"""Evaluation: playing whole episodes, and which of them count."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dmiddleware.env import BaseEnvManager
+from dmiddleware.errors import ConfigError
 from dmiddleware.policy import EvalMode
-from dmiddleware.rollout.monitor import VectorEvalMonitor
 from dmiddleware.rollout.stepper import Stepper
 
-__all__ = ["evaluate_episodes"]
+__all__ = ["VectorEvalMonitor", "evaluate_episodes"]
+
+Frame = npt.NDArray[np.uint8]
+
+
+@dataclass(slots=True)
+class _Film:
+    """The pictures of one episode, compressed: most of them differ little from flat colour."""
+
+    shape: tuple[int, ...]
+    frames: list[bytes] = field(default_factory=list)
+    episode_return: float | None = None
+
+    def add(self, frame: Frame) -> None:
+        self.frames.append(zlib.compress(frame.tobytes(), level=1))
+
+    def decode(self) -> Frame:
+        """Return the pictures, ``[T, H, W, C]``."""
+        flat = [np.frombuffer(zlib.decompress(frame), np.uint8) for frame in self.frames]
+        return np.stack(flat).reshape(-1, *self.shape)
+
+
+class VectorEvalMonitor:
+    """Gives each env a fixed share of the episodes, so that fast-finishing envs do not count more.
+
+    Were the first ``n_episode`` that end to count, short episodes would be over-represented. Here
+    each env's first episodes count, as many as its share; what it plays after that does not.
+
+    Args:
+        env_num: number of envs.
+        n_episode: number of episodes; the remainder goes to the first envs.
+
+    Raises:
+        ConfigError: if there are fewer episodes than envs.
+    """
+
+    def __init__(self, env_num: int, n_episode: int) -> None:
+        if n_episode < env_num:
+            raise ConfigError(
+                f"{n_episode} episode(s) cannot be spread over {env_num} envs; evaluate at least "
+                "one episode per env, or in fewer envs"
+            )
+        share, n_extra = divmod(n_episode, env_num)
+        self._shares = [share + (env < n_extra) for env in range(env_num)]
+        self._returns: list[list[float]] = [[] for _ in range(env_num)]
+        self._infos: list[list[dict[str, float]]] = [[] for _ in range(env_num)]
+        self._films: dict[int, _Film] = {}
+
+    @property
+    def unfinished(self) -> list[int]:
+        """The envs that have not played their share yet."""
+        pairs = enumerate(zip(self._returns, self._shares, strict=True))
+        return [env for env, (returns, share) in pairs if len(returns) < share]
+
+    def is_finished(self) -> bool:
+        """Tell whether all envs have played their share."""
+        return not self.unfinished
+
+    def update_info(self, env_id: int, info: Mapping[str, Any]) -> None:
+        """Take in the last info of an episode; its numbers are averaged."""
+        if len(self._infos[env_id]) < self._shares[env_id]:
+            self._infos[env_id].append(
+                {key: float(value) for key, value in info.items() if _is_number(value)}
+            )
+
+    def update_reward(self, env_id: int, reward: Any) -> None:
+        """Take in the return of an episode that ended."""
+        if len(self._returns[env_id]) >= self._shares[env_id]:
+            return
+        self._returns[env_id].append(float(reward))
+        film = self._films.get(env_id)
+        if film is not None and film.episode_return is None:
+            film.episode_return = float(reward)
+
+    def get_episode_return(self) -> list[float]:
+        """Return the returns of all episodes so far, env by env."""
+        return [value for returns in self._returns for value in returns]
+
+    def get_latest_reward(self, env_id: int) -> float:
+        """Return the return of an env's latest episode.
+
+        Raises:
+            ValueError: if it has none yet.
+        """
+        if not self._returns[env_id]:
+            raise ValueError(f"env {env_id} has not finished an episode yet")
+        return self._returns[env_id][-1]
+
+    def get_current_episode(self) -> int:
+        """Return how many episodes have ended."""
+        return sum(map(len, self._returns))
+
+    def get_episode_info(self) -> dict[str, float]:
+        """Return the means of the episodes' last infos; a key counts where it was given."""
+        values: dict[str, list[float]] = {}
+        for infos in self._infos:
+            for info in infos:
+                for key, value in info.items():
+                    values.setdefault(key, []).append(value)
+        return {key: float(np.mean(given)) for key, given in values.items()}
+
+    def update_video(self, imgs: Mapping[int, Frame]) -> None:
+        """Take in one picture of some envs, ``[H, W, C] uint8``; first episodes are filmed."""
+        for env_id, frame in imgs.items():
+            film = self._films.setdefault(env_id, _Film(frame.shape))
+            if film.episode_return is None:
+                film.add(frame)
+
+    def get_video(self) -> npt.NDArray[np.uint8]:
+        """Return films of the worst, the median (or both medians), and the best episode.
+
+        Returns:
+            ``[N, T, C, H, W] uint8``, worst first; shorter films stand still at their end. Only the
+            first episode of each env is filmed.
+
+        Raises:
+            ValueError: if no episode was filmed to its end.
+        """
+        films = [film for film in self._films.values() if film.episode_return is not None]
+        if not films:
+            raise ValueError("no episode was filmed to its end; call update_video at each step")
+        films.sort(key=lambda film: film.episode_return or 0.0)
+        last = len(films) - 1
+        chosen = [films[i].decode() for i in sorted({0, last // 2, (last + 1) // 2, last})]
+        length = max(map(len, chosen))
+        padded = [
+            np.concatenate([film, np.repeat(film[-1:], length - len(film), axis=0)])
+            for film in chosen
+        ]
+        return np.stack(padded).transpose(0, 1, 4, 2, 3)
 
 
 def evaluate_episodes(
@@ -64,3 +196,9 @@ def evaluate_episodes(
                 monitor.update_reward(env_id, info["eval_episode_return"])
             playing = monitor.unfinished
     return monitor
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool | int | float | np.number | np.bool_):
+        return True
+    return isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "biuf"

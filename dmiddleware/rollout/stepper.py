@@ -14,7 +14,7 @@ from dmiddleware.data import from_numpy, index_rows, map_nested, to_numpy
 from dmiddleware.env import BaseEnvManager, BatchedTimestep
 from dmiddleware.policy import CollectMode, EvalMode
 
-__all__ = ["Step", "Stepper"]
+__all__ = ["VectorStep", "Stepper"]
 
 Ids: TypeAlias = npt.NDArray[np.int64]
 
@@ -23,7 +23,7 @@ _NO_IDS: Ids = np.zeros(0, np.int64)
 
 
 @dataclass(slots=True)
-class Step:
+class VectorStep:
     """What one step made.
 
     Attributes:
@@ -149,7 +149,7 @@ class Stepper:
         *,
         random: bool = False,
         only: Ids | None = None,
-    ) -> Step:
+    ) -> VectorStep:
         """Let the policy act once in all envs that are ready.
 
         Args:
@@ -173,7 +173,7 @@ class Stepper:
         actions = _to_numpy(output["action"])
         timestep = manager.step(actions if only is None else _by_env(actions, env_id))
         if timestep.is_full:
-            step = Step(timestep, given, output, episode_id)
+            step = VectorStep(timestep, given, output, episode_id)
             self.env_step += len(env_id)
         else:
             step = self._align(timestep, env_id, given, output)
@@ -182,13 +182,13 @@ class Stepper:
             self._end_episodes(step, [row for row, is_end in enumerate(done) if is_end])
         return step
 
-    def _align(self, timestep: BatchedTimestep, env_id: Ids, obs: Any, output: Any) -> Step:
+    def _align(self, timestep: BatchedTimestep, env_id: Ids, obs: Any, output: Any) -> VectorStep:
         """Pick the rows acted on that came back, and begin new episodes where an env failed."""
         assert self._episode_id is not None
         where = np.full(self.env_num, -1)
         where[env_id] = np.arange(len(env_id))
         rows = torch.from_numpy(where[timestep.env_id])
-        step = Step(
+        step = VectorStep(
             timestep,
             _rows(obs, rows),
             {name: _rows(column, rows) for name, column in output.items()},
@@ -201,7 +201,7 @@ class Stepper:
         self.env_step += len(timestep) - len(step.lost)
         return step
 
-    def _end_episodes(self, step: Step, rows: list[int]) -> None:
+    def _end_episodes(self, step: VectorStep, rows: list[int]) -> None:
         timestep = step.timestep
         for row in rows:
             self.episode_returns.append(float(timestep.info.row(row)["eval_episode_return"]))

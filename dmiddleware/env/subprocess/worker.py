@@ -48,7 +48,7 @@ from dmiddleware.env.contract import (
     close_quietly,
 )
 from dmiddleware.env.env_state import get_state, set_state
-from dmiddleware.env.subprocess.channel import Channel, ChannelClosed
+from dmiddleware.env.subprocess.pipe import PipeClosed, WorkerPipe
 from dmiddleware.env.subprocess.shared_memory import SharedArrays
 from dmiddleware.errors import CheckpointMismatch, EnvProtocolError
 
@@ -101,8 +101,8 @@ class StepInfos:
 
 
 class _Worker:
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, pipe: WorkerPipe) -> None:
+        self._pipe = pipe
         self._envs: dict[int, gym.Env[Any, Any]] = {}
         self._seeds: dict[int, int] = {}
         self._env_num = 0
@@ -122,18 +122,18 @@ class _Worker:
     def serve(self) -> None:
         """Answer requests until the manager closes the worker or is gone."""
         while True:
-            message = self._channel.receive()
+            message = self._pipe.receive()
             kind, content = message[:1], message[1:]
             if kind == b"c":
                 return
             try:
                 answer = self._requests[kind](pickle.loads(content) if content else None)
                 # cloudpickle: the class of a space or an info may come from the program's main.
-                self._channel.send(b"k" + (b"" if answer is None else cloudpickle.dumps(answer)))
-            except ChannelClosed:
+                self._pipe.send(b"k" + (b"" if answer is None else cloudpickle.dumps(answer)))
+            except PipeClosed:
                 raise
             except Exception as error:  # noqa: BLE001 - an env may raise anything
-                self._channel.send(b"e" + pickle.dumps(self._failure(error)))
+                self._pipe.send(b"e" + pickle.dumps(self._failure(error)))
 
     def close(self) -> None:
         """Close the envs."""
@@ -163,7 +163,7 @@ class _Worker:
 
     def _map_memory(self, _: None) -> None:
         self._shared = SharedArrays(
-            self._obs_space, self._action_space, self._env_num, fd=self._channel.receive_fd()
+            self._obs_space, self._action_space, self._env_num, fd=self._pipe.receive_fd()
         )
         self._shared.close()
 
@@ -201,7 +201,7 @@ class _Worker:
                 ended.append(env_id)
         if ended:
             # From here on the deadline is that of resets.
-            self._channel.send(b"r")
+            self._pipe.send(b"r")
             infos.first = {env_id: info for env_id in ended if (info := self._reset(env_id))}
         return infos if infos.last or infos.first else None
 
@@ -241,20 +241,20 @@ def main(socket_fd: int, black_box_fd: int) -> None:
     faulthandler.enable(black_box_fd)
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1, file=black_box_fd)
-    channel = Channel(socket.socket(fileno=socket_fd))
-    threading.Thread(target=_die_with_manager, args=(channel,), daemon=True).start()
-    worker = _Worker(channel)
+    pipe = WorkerPipe(socket.socket(fileno=socket_fd))
+    threading.Thread(target=_die_with_manager, args=(pipe,), daemon=True).start()
+    worker = _Worker(pipe)
     try:
         worker.serve()
         worker.close()
-    except ChannelClosed:
+    except PipeClosed:
         worker.close()
 
 
-def _die_with_manager(channel: Channel) -> None:
+def _die_with_manager(pipe: WorkerPipe) -> None:
     """End the process, and those that its envs started, once the manager is gone.
 
     The main thread may be busy or hang in an env, so it cannot be left to it.
     """
-    channel.wait_until_closed()
+    pipe.wait_until_closed()
     os.killpg(os.getpid(), signal.SIGKILL)

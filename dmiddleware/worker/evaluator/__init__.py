@@ -1,6 +1,6 @@
 """Evaluators: how good is the policy?"""
 
-from dmiddleware.rollout.monitor import VectorEvalMonitor
+from dmiddleware.rollout.evaluation import VectorEvalMonitor
 from dmiddleware.worker.evaluator.interaction_evaluator import InteractionSerialEvaluator
 from dmiddleware.worker.evaluator.serial_evaluator import (
     SERIAL_EVALUATOR_REGISTRY,

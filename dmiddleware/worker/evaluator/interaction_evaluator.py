@@ -12,8 +12,7 @@ from easydict import EasyDict
 
 from dmiddleware.config import check_value
 from dmiddleware.errors import ConfigError, DMiddlewareError
-from dmiddleware.rollout.evaluation import evaluate_episodes
-from dmiddleware.rollout.monitor import VectorEvalMonitor
+from dmiddleware.rollout.evaluation import VectorEvalMonitor, evaluate_episodes
 from dmiddleware.tensorboard import add_video
 from dmiddleware.worker.evaluator.serial_evaluator import (
     SERIAL_EVALUATOR_REGISTRY,

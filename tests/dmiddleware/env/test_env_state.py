@@ -15,8 +15,15 @@ from hypothesis import strategies as st
 from strange_envs import SavesItself, Walk, WithSimulator
 
 from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
-from dmiddleware.env.env_state import get_state, infos_of_plain, plain_infos, set_state
-from dmiddleware.env.plain import Decoder, Encoder, NotPlainError
+from dmiddleware.env.env_state import (
+    Decoder,
+    Encoder,
+    NotSavableError,
+    decode_infos,
+    encode_infos,
+    get_state,
+    set_state,
+)
 from dmiddleware.errors import CheckpointMismatch
 
 LEAVES = st.one_of(
@@ -101,7 +108,7 @@ def test_what_is_not_understood_is_refused_and_classes_are_code(value):
     if value == [object]:
         assert Decoder().decode(Encoder().encode(value), [int]) == [int]
     else:
-        with pytest.raises(NotPlainError):
+        with pytest.raises(NotSavableError):
             Encoder().encode({"deep": [value]})
 
 
@@ -114,7 +121,7 @@ def test_what_two_names_share_is_shared_again():
 
 def test_two_views_of_one_memory_are_refused():
     memory = np.zeros(4)
-    with pytest.raises(NotPlainError):
+    with pytest.raises(NotSavableError):
         Encoder().encode([memory, memory[:2]])
     assert Decoder().decode(Encoder().encode([memory[:2]]))[0].shape == (2,)
 
@@ -122,7 +129,7 @@ def test_two_views_of_one_memory_are_refused():
 def test_a_container_that_contains_itself_is_refused():
     loop = []
     loop.append(loop)
-    with pytest.raises(NotPlainError):
+    with pytest.raises(NotSavableError):
         Encoder().encode(loop)
 
 
@@ -145,7 +152,7 @@ class Seeded(random.Random):
 
 @pytest.mark.parametrize("value", [Slotted(), WithSlotsAndDict(), Seeded(1)])
 def test_objects_that_hold_more_than_their_attributes_show_are_refused(value):
-    with pytest.raises(NotPlainError):
+    with pytest.raises(NotSavableError):
         Encoder().encode(value)
 
 
@@ -186,7 +193,7 @@ def test_members_of_enums_come_back_and_stay_what_they_are():
     Decoder().decode(encoded, new)
     assert (new.now, new.side, new.seen) == (Phase.REST, Side.RIGHT, [Phase.WALK])
     assert [(one.name, one.value) for one in Phase] == [("WALK", 1), ("REST", 2)]
-    with pytest.raises(NotPlainError):
+    with pytest.raises(NotSavableError):
         Encoder().encode(Side.LEFT | Side.RIGHT)
 
 
@@ -333,7 +340,7 @@ def test_the_state_of_another_env_is_refused():
 def test_infos_are_saved_if_they_are_plain():
     infos = [{"a": np.arange(2), "b": (1, "x")}, {"lock": threading.Lock()}, {}]
     objects = [{"who": Holder(name="one")}, {"space": gym.spaces.Discrete(2)}]
-    again = infos_of_plain(plain_infos([*infos, *objects]))
+    again = decode_infos(encode_infos([*infos, *objects]))
     np.testing.assert_equal(again, [infos[0], {}, {}, {}, {}])
 
 

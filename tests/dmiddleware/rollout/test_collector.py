@@ -30,8 +30,8 @@ def expected_lane(lengths, n_rows):
     return rows[:n_rows]
 
 
-def test_a_batch_has_the_standard_columns(telling_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, telling_envs(LENGTHS))
+def test_a_batch_has_the_standard_columns(counting_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, counting_envs(LENGTHS))
     batch = collector.collect(7, train_iter=4)
     shapes = {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves(batch)}
     assert shapes == {
@@ -50,15 +50,15 @@ def test_a_batch_has_the_standard_columns(telling_envs, batched_policy):
 
 
 @pytest.mark.parametrize("n_samples", [[3] * 20, [60], [7, 1, 30, 3]])
-def test_episodes_go_on_from_call_to_call_without_a_gap(telling_envs, batched_policy, n_samples):
-    collector = RolloutCollector(batched_policy.collect_mode, telling_envs(LENGTHS))
+def test_episodes_go_on_from_call_to_call_without_a_gap(counting_envs, batched_policy, n_samples):
+    collector = RolloutCollector(batched_policy.collect_mode, counting_envs(LENGTHS))
     batches = [collector.collect(n) for n in n_samples]
     found = lanes(batches)
     assert found == [expected_lane(lengths, len(found[0])) for lengths in LENGTHS]
 
 
-def test_next_obs_is_the_true_successor_also_at_an_end(telling_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, telling_envs(LENGTHS))
+def test_next_obs_is_the_true_successor_also_at_an_end(counting_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, counting_envs(LENGTHS))
     batch = collector.collect(90)
     step, episode = batch["obs"][..., 2], batch["obs"][..., 1]
     assert torch.equal(batch["next_obs"][..., 2], step + 1)
@@ -69,8 +69,8 @@ def test_next_obs_is_the_true_successor_also_at_an_end(telling_envs, batched_pol
     assert torch.equal(batch["terminated"], ends & (episode % 2 == 0))
 
 
-def test_an_episode_id_names_one_episode_of_one_env(telling_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, telling_envs(LENGTHS), source_id=5)
+def test_an_episode_id_names_one_episode_of_one_env(counting_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, counting_envs(LENGTHS), source_id=5)
     batches = [collector.collect(3) for _ in range(30)]
     ids = torch.cat([batch["episode_id"] for batch in batches]).flatten().tolist()
     places = [
@@ -84,8 +84,8 @@ def test_an_episode_id_names_one_episode_of_one_env(telling_envs, batched_policy
     assert {one >> 32 for one in ids} == {5}
 
 
-def test_counters_and_returns_are_exact(telling_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, telling_envs([(2,), (3,)]))
+def test_counters_and_returns_are_exact(counting_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, counting_envs([(2,), (3,)]))
     collector.collect(12)
     assert collector.env_step == 12
     assert collector.env_episode == 5
@@ -94,14 +94,14 @@ def test_counters_and_returns_are_exact(telling_envs, batched_policy):
     assert collector.episode_returns == []
 
 
-def test_the_policy_is_told_which_episodes_ended(telling_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, telling_envs([(2,), (3,)]))
+def test_the_policy_is_told_which_episodes_ended(counting_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, counting_envs([(2,), (3,)]))
     batch = collector.collect(12)
     assert batch["memory"].T.tolist() == [[1, 2, 1, 2, 1, 2], [1, 2, 3, 1, 2, 3]]
 
 
-def test_a_batch_owns_its_memory(telling_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, telling_envs([(50,), (50,)]))
+def test_a_batch_owns_its_memory(counting_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, counting_envs([(50,), (50,)]))
     for n_sample in (2, 2, 6, 2):
         batch = collector.collect(n_sample)
         for _, leaf in leaves(batch):
@@ -109,16 +109,16 @@ def test_a_batch_owns_its_memory(telling_envs, batched_policy):
     assert lanes([collector.collect(2)]) == [[(0, 6)], [(0, 6)]]
 
 
-def test_keyword_arguments_reach_the_policy(telling_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, telling_envs([(50,)]))
+def test_keyword_arguments_reach_the_policy(counting_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, counting_envs([(50,)]))
     plain = collector.collect(1)
     shifted = collector.collect(1, policy_kwargs={"shift": 1})
     assert (plain["action"].item(), shifted["action"].item()) == (0, 0)
 
 
-def test_random_actions_are_seeded_and_keep_the_columns(telling_envs, batched_policy):
+def test_random_actions_are_seeded_and_keep_the_columns(counting_envs, batched_policy):
     def actions(seed):
-        envs = telling_envs(LENGTHS, seed=seed)
+        envs = counting_envs(LENGTHS, seed=seed)
         collector = RolloutCollector(batched_policy.collect_mode, envs)
         batch = collector.collect(60, random=True)
         assert "memory" in batch
@@ -128,8 +128,8 @@ def test_random_actions_are_seeded_and_keep_the_columns(telling_envs, batched_po
     assert actions(1) == actions(1) != actions(2)
 
 
-def test_a_policy_written_per_env_makes_its_own_transitions(telling_envs, per_env_policy):
-    collector = RolloutCollector(per_env_policy.collect_mode, telling_envs(LENGTHS))
+def test_a_policy_written_per_env_makes_its_own_transitions(counting_envs, per_env_policy):
+    collector = RolloutCollector(per_env_policy.collect_mode, counting_envs(LENGTHS))
     batches = [collector.collect(9) for _ in range(4)]
     found = lanes(batches)
     assert found == [expected_lane(lengths, 12) for lengths in LENGTHS]
@@ -139,9 +139,9 @@ def test_a_policy_written_per_env_makes_its_own_transitions(telling_envs, per_en
     assert "value" not in batch
 
 
-def test_a_failed_env_loses_only_its_unfinished_trajectory(telling_envs, batched_policy):
+def test_a_failed_env_loses_only_its_unfinished_trajectory(counting_envs, batched_policy):
     crashes = {1: [(1, 4)]}  # env 1 plays episode 0 (3 steps), then four steps of episode 1
-    collector = RolloutCollector(batched_policy.collect_mode, telling_envs(LENGTHS, crashes))
+    collector = RolloutCollector(batched_policy.collect_mode, counting_envs(LENGTHS, crashes))
     batch = collector.collect(3 * 20)
     found = lanes([batch])
     assert found[0] == expected_lane(LENGTHS[0], 20)
@@ -154,9 +154,9 @@ def test_a_failed_env_loses_only_its_unfinished_trajectory(telling_envs, batched
     assert collector.env_step == 60 + 4
 
 
-def test_rows_after_a_failure_have_another_episode_id(telling_envs, batched_policy):
+def test_rows_after_a_failure_have_another_episode_id(counting_envs, batched_policy):
     collector = RolloutCollector(
-        batched_policy.collect_mode, telling_envs([(9,), (9,)], {0: [(0, 2)]})
+        batched_policy.collect_mode, counting_envs([(9,), (9,)], {0: [(0, 2)]})
     )
     before = collector.collect(4)["episode_id"][:, 0]
     after = collector.collect(4)["episode_id"][:, 0]
@@ -170,9 +170,9 @@ def test_rows_after_a_failure_have_another_episode_id(telling_envs, batched_poli
 
 @pytest.mark.parametrize("n_before", [2, 4])
 def test_episodes_of_envs_that_were_launched_again_are_others(
-    telling_envs, batched_policy, n_before
+    counting_envs, batched_policy, n_before
 ):
-    envs = telling_envs([(9,), (9,)])
+    envs = counting_envs([(9,), (9,)])
     collector = RolloutCollector(batched_policy.collect_mode, envs)
     before = collector.collect(n_before)
     with pytest.raises(ArithmeticError):
@@ -197,17 +197,17 @@ def test_envs_that_do_not_fit_the_policy_are_refused_before_the_first_step(dqn_p
 
 @pytest.mark.parametrize("n_sample", [0, -1])
 def test_a_number_of_samples_that_is_not_positive_is_refused(
-    telling_envs, batched_policy, n_sample
+    counting_envs, batched_policy, n_sample
 ):
-    collector = RolloutCollector(batched_policy.collect_mode, telling_envs(LENGTHS))
+    collector = RolloutCollector(batched_policy.collect_mode, counting_envs(LENGTHS))
     with pytest.raises(ValueError, match="n_sample must be positive"):
         collector.collect(n_sample)
     with pytest.raises(ValueError, match="n_episode must be positive"):
         collector.collect_episodes(n_sample)
 
 
-def test_every_env_gives_its_share_of_episodes(telling_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, telling_envs([(2,), (30,), (3,)]))
+def test_every_env_gives_its_share_of_episodes(counting_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, counting_envs([(2,), (30,), (3,)]))
     episodes = collector.collect_episodes(7)
     assert len(episodes) == 7
     envs = sorted(int(episode["obs"][0, 0]) for episode in episodes)
@@ -218,8 +218,8 @@ def test_every_env_gives_its_share_of_episodes(telling_envs, batched_policy):
         assert len(set(episode["episode_id"].tolist())) == 1
 
 
-def test_the_remainder_goes_to_other_envs_in_the_next_call(telling_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, telling_envs([(2,), (3,), (4,)]))
+def test_the_remainder_goes_to_other_envs_in_the_next_call(counting_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, counting_envs([(2,), (3,), (4,)]))
     found = [
         sorted(int(episode["obs"][0, 0]) for episode in collector.collect_episodes(2))
         for _ in range(3)
@@ -227,8 +227,8 @@ def test_the_remainder_goes_to_other_envs_in_the_next_call(telling_envs, batched
     assert found == [[0, 1], [0, 2], [1, 2]]
 
 
-def test_envs_that_have_given_their_share_pause(telling_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, telling_envs([(2,), (30,)]))
+def test_envs_that_have_given_their_share_pause(counting_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, counting_envs([(2,), (30,)]))
     collector.collect_episodes(2)
     assert collector.env_step == 32
     assert collector.env_episode == 2
@@ -236,8 +236,8 @@ def test_envs_that_have_given_their_share_pause(telling_envs, batched_policy):
     assert sorted(collector.episode_returns) == [3.0, sum(range(31))]
 
 
-def test_episodes_come_in_order_and_none_is_missing(telling_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, telling_envs(LENGTHS))
+def test_episodes_come_in_order_and_none_is_missing(counting_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, counting_envs(LENGTHS))
     numbers = [[], [], []]
     for _ in range(6):
         for episode in collector.collect_episodes(4):
@@ -247,9 +247,9 @@ def test_episodes_come_in_order_and_none_is_missing(telling_envs, batched_policy
 
 
 def test_episodes_that_were_handed_out_in_part_are_given_up_for_whole_ones(
-    telling_envs, batched_policy
+    counting_envs, batched_policy
 ):
-    collector = RolloutCollector(batched_policy.collect_mode, telling_envs([(4,), (6,)]))
+    collector = RolloutCollector(batched_policy.collect_mode, counting_envs([(4,), (6,)]))
     batch = collector.collect(2)
     for _ in range(3):
         batch = collector.collect(2)  # until env 0 is between episodes, env 1 within its first one
@@ -260,30 +260,30 @@ def test_episodes_that_were_handed_out_in_part_are_given_up_for_whole_ones(
     assert firsts == [(0.0, 1.0, 0.0), (1.0, 1.0, 0.0)]
 
 
-def test_a_failed_env_begins_its_episode_again(telling_envs, batched_policy):
+def test_a_failed_env_begins_its_episode_again(counting_envs, batched_policy):
     collector = RolloutCollector(
-        batched_policy.collect_mode, telling_envs([(3,), (3,)], {1: [(0, 2)]})
+        batched_policy.collect_mode, counting_envs([(3,), (3,)], {1: [(0, 2)]})
     )
     episodes = collector.collect_episodes(2)
     assert [len(episode["obs"]) for episode in episodes] == [3, 3]
     assert collector.dropped_steps == 2
 
 
-def test_envs_that_cannot_be_restored_begin_new_episodes(telling_envs, batched_policy):
+def test_envs_that_cannot_be_restored_begin_new_episodes(counting_envs, batched_policy):
     collector = RolloutCollector(
-        batched_policy.collect_mode, telling_envs(LENGTHS, resumable=False)
+        batched_policy.collect_mode, counting_envs(LENGTHS, resumable=False)
     )
     collector.collect(30)
     state = collector.state_dict()
-    other = RolloutCollector(batched_policy.collect_mode, telling_envs(LENGTHS, resumable=False))
+    other = RolloutCollector(batched_policy.collect_mode, counting_envs(LENGTHS, resumable=False))
     other.load_state_dict(state)
     assert (other.env_step, other.env_episode) == (collector.env_step, collector.env_episode)
     old, new = collector.collect(3)["episode_id"], other.collect(3)["episode_id"]
     assert not set(old.flatten().tolist()) & set(new.flatten().tolist())
 
 
-def test_rows_that_were_made_before_an_error_are_handed_out_later(telling_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, telling_envs([(9,), (9,)]))
+def test_rows_that_were_made_before_an_error_are_handed_out_later(counting_envs, batched_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, counting_envs([(9,), (9,)]))
     with pytest.raises(ArithmeticError):
         collector.collect(8, policy_kwargs={"fail_at": 3})
     assert collector.waiting_steps == 6
@@ -298,22 +298,22 @@ def test_rows_that_were_made_before_an_error_are_handed_out_later(telling_envs, 
     assert second["collect_iter"].tolist() == [[0, 0], [0, 0], [5, 5]]
 
 
-def test_rows_that_wait_do_not_outlive_an_episode_that_cannot_go_on(telling_envs, batched_policy):
+def test_rows_that_wait_do_not_outlive_an_episode_that_cannot_go_on(counting_envs, batched_policy):
     lengths = [(2,), (9,)]
     collector = RolloutCollector(
-        batched_policy.collect_mode, telling_envs(lengths, resumable=False)
+        batched_policy.collect_mode, counting_envs(lengths, resumable=False)
     )
     with pytest.raises(ArithmeticError):
         collector.collect(8, policy_kwargs={"fail_at": 3})
-    other = RolloutCollector(batched_policy.collect_mode, telling_envs(lengths, resumable=False))
+    other = RolloutCollector(batched_policy.collect_mode, counting_envs(lengths, resumable=False))
     other.load_state_dict(collector.state_dict())
     # Env 0 has ended an episode of two steps and begun another; env 1 is within its first one.
     assert (collector.waiting_steps, other.waiting_steps) == (6, 2)
     assert other.dropped_steps == 4
 
 
-def test_reset_begins_fresh_episodes(telling_envs, batched_policy, per_env_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, telling_envs(LENGTHS))
+def test_reset_begins_fresh_episodes(counting_envs, batched_policy, per_env_policy):
+    collector = RolloutCollector(batched_policy.collect_mode, counting_envs(LENGTHS))
     first = collector.collect(6)
     collector.reset()
     second = collector.collect(6)
@@ -322,7 +322,7 @@ def test_reset_begins_fresh_episodes(telling_envs, batched_policy, per_env_polic
         second["episode_id"].flatten().tolist()
     )
     assert collector.env_step == 12
-    collector.reset(collect_mode=per_env_policy.collect_mode, env_manager=telling_envs([(5,)]))
+    collector.reset(collect_mode=per_env_policy.collect_mode, env_manager=counting_envs([(5,)]))
     assert collector.collect(2)["half_reward"].tolist() == [[0.5], [1.0]]
 
 

@@ -21,18 +21,18 @@ LENGTHS = [(5,), (3, 7), (4, 2, 9)]
 
 
 @pytest.fixture
-def sampler(telling_envs, batched_policy, tmp_path):
+def sampler(counting_envs, batched_policy, tmp_path):
     collector = SampleSerialCollector(
-        {}, telling_envs(LENGTHS), batched_policy.collect_mode, exp_name=str(tmp_path)
+        {}, counting_envs(LENGTHS), batched_policy.collect_mode, exp_name=str(tmp_path)
     )
     with collector:
         yield collector
 
 
 @pytest.fixture
-def episoder(telling_envs, batched_policy, tmp_path):
+def episoder(counting_envs, batched_policy, tmp_path):
     collector = EpisodeSerialCollector(
-        {}, telling_envs(LENGTHS), batched_policy.collect_mode, exp_name=str(tmp_path)
+        {}, counting_envs(LENGTHS), batched_policy.collect_mode, exp_name=str(tmp_path)
     )
     with collector:
         yield collector
@@ -106,9 +106,9 @@ def test_transitions_gather_from_call_to_call(sampler):
 
 
 def test_samples_that_were_made_before_an_error_are_handed_out_later(
-    telling_envs, batched_policy, tmp_path
+    counting_envs, batched_policy, tmp_path
 ):
-    mode, envs = batched_policy.collect_mode, telling_envs([(9,), (9,)])
+    mode, envs = batched_policy.collect_mode, counting_envs([(9,), (9,)])
     with SampleSerialCollector({}, envs, mode, exp_name=str(tmp_path)) as collector:
         samples = collector.collect(3)
         assert collector.n_extra == 1
@@ -120,10 +120,10 @@ def test_samples_that_were_made_before_an_error_are_handed_out_later(
     assert sorted(place(sample) for sample in samples) == expected
 
 
-def test_a_policy_may_want_whole_episodes(telling_envs, batched_policy, tmp_path):
+def test_a_policy_may_want_whole_episodes(counting_envs, batched_policy, tmp_path):
     policy = type(batched_policy)({"traj_len_inf": True}, torch.nn.Linear(1, 1))
     with SampleSerialCollector(
-        {}, telling_envs(LENGTHS), policy.collect_mode, exp_name=str(tmp_path)
+        {}, counting_envs(LENGTHS), policy.collect_mode, exp_name=str(tmp_path)
     ) as collector:
         trajectories = record_trajectories(collector)
         collector.collect(12)
@@ -147,10 +147,10 @@ def test_envs_in_lockstep_keep_their_trajectories_apart(lockstep_envs, batched_p
         assert [row[1:] for row in rows] == [divmod(n, length) for n in range(len(rows))]
 
 
-def test_a_failed_env_loses_what_has_gathered(telling_envs, batched_policy, tmp_path):
+def test_a_failed_env_loses_what_has_gathered(counting_envs, batched_policy, tmp_path):
     with SampleSerialCollector(
         {},
-        telling_envs([(9,), (9,)], {0: [(0, 3)]}),
+        counting_envs([(9,), (9,)], {0: [(0, 3)]}),
         batched_policy.collect_mode,
         exp_name=str(tmp_path),
     ) as collector:
@@ -187,11 +187,11 @@ def test_level_seeds_are_one_per_env(sampler):
 
 @pytest.mark.parametrize("deepcopy_obs", [False, True])
 def test_consecutive_transitions_share_observations_unless_told_otherwise(
-    telling_envs, batched_policy, tmp_path, deepcopy_obs
+    counting_envs, batched_policy, tmp_path, deepcopy_obs
 ):
     with EpisodeSerialCollector(
         {"deepcopy_obs": deepcopy_obs},
-        telling_envs([(4,)]),
+        counting_envs([(4,)]),
         batched_policy.collect_mode,
         exp_name=str(tmp_path),
     ) as collector:
@@ -203,7 +203,7 @@ def test_consecutive_transitions_share_observations_unless_told_otherwise(
     assert place({"obs": episode[-1]["next_obs"]}) == (0, 0, 4)
 
 
-def test_observations_can_be_made_float32_for_policy_and_transitions(telling_envs, tmp_path):
+def test_observations_can_be_made_float32_for_policy_and_transitions(counting_envs, tmp_path):
     import gymnasium as gym
     import numpy as np
 
@@ -257,11 +257,11 @@ def test_totals_count_and_can_be_set(sampler):
     assert sampler.envstep > 1000
 
 
-def test_logs_come_every_so_many_iterations(telling_envs, batched_policy, tmp_path, caplog):
+def test_logs_come_every_so_many_iterations(counting_envs, batched_policy, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     with SampleSerialCollector(
         {"collect_print_freq": 10},
-        telling_envs(LENGTHS),
+        counting_envs(LENGTHS),
         batched_policy.collect_mode,
         exp_name=str(tmp_path),
     ) as collector:
@@ -277,12 +277,12 @@ def test_logs_come_every_so_many_iterations(telling_envs, batched_policy, tmp_pa
 
 
 def test_what_is_collected_at_random_can_stay_out_of_the_logs(
-    telling_envs, batched_policy, tmp_path, caplog
+    counting_envs, batched_policy, tmp_path, caplog
 ):
     caplog.set_level(logging.INFO)
     with SampleSerialCollector(
         {"collect_print_freq": 1},
-        telling_envs(LENGTHS, seed=0),
+        counting_envs(LENGTHS, seed=0),
         batched_policy.collect_mode,
         exp_name=str(tmp_path),
     ) as collector:
@@ -304,10 +304,10 @@ def test_whole_episodes_are_spread_over_the_envs(episoder):
     assert episoder.envstep == sum(len(episode) for episode in episodes)
 
 
-def test_episodes_can_be_made_into_samples(telling_envs, batched_policy, tmp_path):
+def test_episodes_can_be_made_into_samples(counting_envs, batched_policy, tmp_path):
     with EpisodeSerialCollector(
         {"get_train_sample": True},
-        telling_envs(LENGTHS),
+        counting_envs(LENGTHS),
         batched_policy.collect_mode,
         exp_name=str(tmp_path),
     ) as collector:
@@ -320,9 +320,9 @@ def test_episodes_can_be_made_into_samples(telling_envs, batched_policy, tmp_pat
 @pytest.mark.parametrize(
     ("cls", "name"), [(SampleSerialCollector, "n_sample"), (EpisodeSerialCollector, "n_episode")]
 )
-def test_a_missing_target_is_named(telling_envs, batched_policy, tmp_path, cls, name):
+def test_a_missing_target_is_named(counting_envs, batched_policy, tmp_path, cls, name):
     with cls(
-        {}, telling_envs(LENGTHS), batched_policy.collect_mode, exp_name=str(tmp_path)
+        {}, counting_envs(LENGTHS), batched_policy.collect_mode, exp_name=str(tmp_path)
     ) as collector:
         with pytest.raises(ConfigError, match=rf"collect\({name}="):
             collector.collect()
@@ -330,7 +330,7 @@ def test_a_missing_target_is_named(telling_envs, batched_policy, tmp_path, cls, 
             collector.collect(0)
 
 
-def test_the_policys_own_target_is_the_default(telling_envs, batched_policy, tmp_path):
+def test_the_policys_own_target_is_the_default(counting_envs, batched_policy, tmp_path):
     mode = batched_policy.collect_mode
 
     def get_attribute(name):
@@ -338,16 +338,16 @@ def test_the_policys_own_target_is_the_default(telling_envs, batched_policy, tmp
 
     with SampleSerialCollector(
         {},
-        telling_envs(LENGTHS),
+        counting_envs(LENGTHS),
         mode._replace(get_attribute=get_attribute),
         exp_name=str(tmp_path),
     ) as collector:
         assert len(collector.collect()) == 5
 
 
-def test_reset_takes_other_envs_and_launches_them(sampler, telling_envs):
+def test_reset_takes_other_envs_and_launches_them(sampler, counting_envs):
     sampler.collect(7)
-    other = telling_envs([(5,)])
+    other = counting_envs([(5,)])
     sampler.reset_env(other)
     assert sampler.env is other
     assert not other.closed
@@ -366,12 +366,12 @@ def test_reset_policy_without_one_clears_its_state(sampler, batched_policy):
 
 @pytest.mark.parametrize("resumable", [True, False])
 def test_collecting_samples_goes_on_from_a_saved_state(
-    telling_envs, batched_policy, tmp_path, resumable
+    counting_envs, batched_policy, tmp_path, resumable
 ):
     def make():
         return SampleSerialCollector(
             {},
-            telling_envs(LENGTHS, resumable=resumable),
+            counting_envs(LENGTHS, resumable=resumable),
             batched_policy.collect_mode,
             exp_name=str(tmp_path / "run"),
         )

@@ -20,18 +20,18 @@ RETURNS = {2: 3.0, 3: 6.0, 4: 10.0, 5: 15.0}
 
 
 @pytest.fixture
-def evaluator(telling_envs, batched_policy, tmp_path):
+def evaluator(counting_envs, batched_policy, tmp_path):
     with InteractionSerialEvaluator(
         {"n_episode": 6, "stop_value": 7.0, "eval_freq": 10},
-        telling_envs(LENGTHS),
+        counting_envs(LENGTHS),
         batched_policy.eval_mode,
         exp_name=str(tmp_path),
     ) as evaluator:
         yield evaluator
 
 
-def test_every_env_plays_its_share_and_pauses(telling_envs, batched_policy):
-    with telling_envs(LENGTHS) as envs:
+def test_every_env_plays_its_share_and_pauses(counting_envs, batched_policy):
+    with counting_envs(LENGTHS) as envs:
         monitor = evaluate_episodes(batched_policy.eval_mode, envs, 7)
         assert monitor.get_episode_return() == [3.0, 3.0, 3.0, 15.0, 6.0, 10.0, 10.0]
         assert monitor.get_episode_info()["eval_episode_length"] == (2 * 3 + 5 + 3 + 4 * 2) / 7
@@ -68,14 +68,14 @@ def test_envs_in_lockstep_give_the_same_shares(batched_policy):
         assert monitor.get_episode_return() == [2.0, 2.0, 15.0, 15.0]
 
 
-def test_the_episode_of_a_failed_env_does_not_count(telling_envs, batched_policy):
-    with telling_envs(LENGTHS, {2: [(0, 2)]}) as envs:
+def test_the_episode_of_a_failed_env_does_not_count(counting_envs, batched_policy):
+    with counting_envs(LENGTHS, {2: [(0, 2)]}) as envs:
         monitor = evaluate_episodes(batched_policy.eval_mode, envs, 3)
     # All envs began their second episode, since evaluating begins with a reset.
     assert monitor.get_episode_return() == [3.0, 15.0, 10.0]
 
 
-def test_the_policy_acts_greedily_and_is_told_which_episodes_ended(telling_envs):
+def test_the_policy_acts_greedily_and_is_told_which_episodes_ended(counting_envs):
     from torch import nn
 
     from dmiddleware.policy import Policy
@@ -100,7 +100,7 @@ def test_the_policy_acts_greedily_and_is_told_which_episodes_ended(telling_envs)
             pass
 
     policy = Told({}, nn.Linear(1, 1))
-    with telling_envs([(1,), (2,)]) as envs:
+    with counting_envs([(1,), (2,)]) as envs:
         evaluate_episodes(policy.eval_mode, envs, 2, policy_kwargs={"mark": 1})
     assert told == [
         ("reset", None),
@@ -127,26 +127,26 @@ def test_what_was_found_is_returned(evaluator):
     assert stop
 
 
-def test_it_does_not_stop_below_the_stop_value(telling_envs, batched_policy, tmp_path):
+def test_it_does_not_stop_below_the_stop_value(counting_envs, batched_policy, tmp_path):
     with InteractionSerialEvaluator(
         {"n_episode": 3, "stop_value": 100.0},
-        telling_envs(LENGTHS),
+        counting_envs(LENGTHS),
         batched_policy.eval_mode,
         exp_name=str(tmp_path),
     ) as evaluator:
         assert evaluator.eval(train_iter=5)[0] is False
 
 
-def test_a_new_best_is_saved_and_nothing_else(evaluator, telling_envs):
+def test_a_new_best_is_saved_and_nothing_else(evaluator, counting_envs):
     saved = []
     evaluator.eval(saved.append, train_iter=1)
     evaluator.eval(saved.append, train_iter=2)  # the same returns
     assert saved == ["ckpt_best.safetensors"]
-    evaluator.reset_env(telling_envs([(9,), (9,), (9,)]))
+    evaluator.reset_env(counting_envs([(9,), (9,), (9,)]))
     evaluator.eval(saved.append, train_iter=3)
     assert saved == ["ckpt_best.safetensors"] * 2
     assert evaluator.best_return == 45.0
-    evaluator.reset_env(telling_envs([(1,), (1,), (1,)]))
+    evaluator.reset_env(counting_envs([(1,), (1,), (1,)]))
     evaluator.eval(saved.append, train_iter=4)
     assert len(saved) == 2
 
@@ -179,9 +179,9 @@ def test_results_are_logged(evaluator, caplog, tmp_path):
     assert list((tmp_path / "log" / "evaluator").glob("events*"))
 
 
-def test_a_number_of_episodes_is_needed(telling_envs, batched_policy, tmp_path):
+def test_a_number_of_episodes_is_needed(counting_envs, batched_policy, tmp_path):
     with InteractionSerialEvaluator(
-        {}, telling_envs(LENGTHS), batched_policy.eval_mode, exp_name=str(tmp_path)
+        {}, counting_envs(LENGTHS), batched_policy.eval_mode, exp_name=str(tmp_path)
     ) as evaluator:
         with pytest.raises(ConfigError, match="n_episode"):
             evaluator.eval()
@@ -241,13 +241,13 @@ def test_evaluations_are_filmed_when_it_is_time(dqn_policy, tmp_path):
     assert sum(frame.info["duration"] for frame in ImageSequence.Iterator(film)) == 4 * 50
 
 
-def test_a_picture_of_the_returns_is_drawn(telling_envs, batched_policy, tmp_path):
+def test_a_picture_of_the_returns_is_drawn(counting_envs, batched_policy, tmp_path):
     from PIL import Image
 
     path = tmp_path / "figures" / "returns.png"
     with InteractionSerialEvaluator(
         {"n_episode": 3, "figure_path": str(path)},
-        telling_envs(LENGTHS),
+        counting_envs(LENGTHS),
         batched_policy.eval_mode,
         exp_name=str(tmp_path),
     ) as evaluator:

@@ -16,7 +16,7 @@ from dmiddleware.env import SyncEnvManager, VectorEnvManager
 from dmiddleware.policy import DQNPolicy, Policy
 
 
-class TellingEnv(gym.Env):
+class CountingEnv(gym.Env):
     """Its observation is (its index, number of its episode, step in the episode).
 
     The reward of step t is t. Episodes end after ``lengths`` steps (over and over again), those of
@@ -108,8 +108,8 @@ class BatchedPolicy(Policy):
 
 
 @pytest.fixture
-def telling_envs():
-    """Make a manager of TellingEnvs: ``telling_envs([lengths of env 0, …], crashes={env: …})``."""
+def counting_envs():
+    """Make a manager: ``counting_envs([lengths of env 0, …], crashes={env: …})``."""
     made = []
 
     def make(lengths, crashes=None, resumable=True, **kwargs):
@@ -119,7 +119,7 @@ def telling_envs():
             own = crashes.get(index, set())
 
             def build():
-                env = TellingEnv(index, lengths[index], own)
+                env = CountingEnv(index, lengths[index], own)
                 # A restarted env goes on counting, so that its episodes can be told apart.
                 env.episode = 99 if index in built else -1
                 built.add(index)
@@ -142,7 +142,7 @@ def telling_envs():
 
 @pytest.fixture
 def lockstep_envs():
-    """Make a vector env of TellingEnvs: ``lockstep_envs([lengths of env 0, …], mode)``.
+    """Make a vector env of CountingEnvs: ``lockstep_envs([lengths of env 0, …], mode)``.
 
     With ``fails_every``, each of its lives ends in an error after so many steps.
     """
@@ -160,7 +160,7 @@ def lockstep_envs():
 
             def make_vector():
                 return Vector(
-                    [functools.partial(TellingEnv, *one) for one in enumerate(lengths)],
+                    [functools.partial(CountingEnv, *one) for one in enumerate(lengths)],
                     autoreset_mode=gym.vector.AutoresetMode(mode),
                 )
 

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmiddleware.env.episode_stats import EpisodeTotals
+from dmiddleware.env.manager import EpisodeTotals
 
 STEPS = st.lists(
     st.tuples(

@@ -5,17 +5,17 @@ import time
 
 import pytest
 
-from dmiddleware.env.subprocess.channel import (
-    Channel,
-    ChannelClosed,
+from dmiddleware.env.subprocess.pipe import (
+    PipeClosed,
+    WorkerPipe,
     deadline_in,
-    read_what_is_there,
+    read_available,
 )
 
 
 @pytest.fixture
 def ends():
-    one, other = (Channel(sock) for sock in socket.socketpair())
+    one, other = (WorkerPipe(sock) for sock in socket.socketpair())
     yield one, other
     one.close()
     other.close()
@@ -44,7 +44,7 @@ def test_a_message_that_stops_in_the_middle_is_a_timeout():
     with ours, theirs:
         theirs.sendall((100).to_bytes(8, "little") + b"half")
         with pytest.raises(TimeoutError):
-            Channel(ours).receive(deadline=deadline_in(0.05))
+            WorkerPipe(ours).receive(deadline=deadline_in(0.05))
 
 
 def test_sending_to_one_who_does_not_read_is_a_timeout(ends):
@@ -59,9 +59,9 @@ def test_a_closed_end_is_told(ends):
     other.close()
     assert one.wait_until_closed(deadline=deadline_in(30))
     assert one.wait_until_closed()
-    with pytest.raises(ChannelClosed):
+    with pytest.raises(PipeClosed):
         one.receive()
-    with pytest.raises(ChannelClosed):
+    with pytest.raises(PipeClosed):
         for _ in range(3):
             one.send(b"x", deadline=deadline_in(5))
 
@@ -71,14 +71,14 @@ def test_an_end_closed_in_the_middle_of_a_message_is_told():
     with ours:
         theirs.sendall((100).to_bytes(8, "little") + b"half")
         theirs.close()
-        with pytest.raises(ChannelClosed):
-            Channel(ours).receive(deadline=deadline_in(30))
+        with pytest.raises(PipeClosed):
+            WorkerPipe(ours).receive(deadline=deadline_in(30))
 
 
 def test_a_peer_that_died_while_another_process_holds_its_socket_is_noticed():
     ours, theirs = socket.socketpair()
-    with ours, theirs, pytest.raises(ChannelClosed):
-        Channel(ours, is_peer_alive=lambda: False).receive(deadline=deadline_in(60))
+    with ours, theirs, pytest.raises(PipeClosed):
+        WorkerPipe(ours, is_peer_alive=lambda: False).receive(deadline=deadline_in(60))
 
 
 def test_an_open_file_is_handed_over(ends, tmp_path):
@@ -89,15 +89,15 @@ def test_an_open_file_is_handed_over(ends, tmp_path):
     assert os.read(fd, 10) == b"content"
     os.close(fd)
     ends[0].close()
-    with pytest.raises(ChannelClosed):
+    with pytest.raises(PipeClosed):
         ends[1].receive_fd()
 
 
 def test_what_lies_in_a_pipe_is_read_without_waiting_for_its_end():
     reading, writing = os.pipe()
-    assert read_what_is_there(reading, wait_s=0.01) == ""
+    assert read_available(reading, wait_s=0.01) == ""
     os.write(writing, "käse".encode())
-    assert read_what_is_there(reading, wait_s=30) == "käse"
+    assert read_available(reading, wait_s=30) == "käse"
     os.close(writing)
-    assert read_what_is_there(reading, wait_s=30) == ""
+    assert read_available(reading, wait_s=30) == ""
     os.close(reading)

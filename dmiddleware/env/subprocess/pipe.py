@@ -10,13 +10,13 @@ import struct
 import time
 from collections.abc import Callable
 
-__all__ = ["Channel", "ChannelClosed", "deadline_in", "read_what_is_there"]
+__all__ = ["WorkerPipe", "PipeClosed", "deadline_in", "read_available"]
 
 _HEADER = struct.Struct("=Q")
 _CHUNK = 1 << 20
 
 
-class ChannelClosed(Exception):
+class PipeClosed(Exception):
     """The other end is gone."""
 
 
@@ -25,11 +25,11 @@ def deadline_in(seconds: float) -> float:
     return time.monotonic() + seconds
 
 
-class Channel:
+class WorkerPipe:
     """Sends and receives whole messages over a stream socket.
 
     Args:
-        sock: a connected stream socket; the channel owns it.
+        sock: a connected stream socket; the pipe owns it.
         is_peer_alive: asked about once a second while waiting, for the case that the other end died
             and a process that it started holds its socket open; None trusts the socket alone.
     """
@@ -52,7 +52,7 @@ class Channel:
             deadline: on the monotonic clock; None: no limit.
 
         Raises:
-            ChannelClosed: if the other end is gone.
+            PipeClosed: if the other end is gone.
             TimeoutError: if the other end does not take it before the deadline.
         """
         try:
@@ -61,7 +61,7 @@ class Channel:
         except TimeoutError:
             raise
         except OSError as error:
-            raise ChannelClosed from error
+            raise PipeClosed from error
 
     def receive(self, *, deadline: float | None = None) -> bytes:
         """Wait for one message.
@@ -70,7 +70,7 @@ class Channel:
             deadline: on the monotonic clock; None: no limit.
 
         Raises:
-            ChannelClosed: if the other end is gone, perhaps in the middle of a message.
+            PipeClosed: if the other end is gone, perhaps in the middle of a message.
             TimeoutError: if no whole message came before the deadline.
         """
         (size,) = _HEADER.unpack(self._receive_exactly(_HEADER.size, deadline))
@@ -84,14 +84,14 @@ class Channel:
         except TimeoutError:
             raise
         except OSError as error:
-            raise ChannelClosed from error
+            raise PipeClosed from error
 
     def receive_fd(self) -> int:
         """Wait for an open file; the caller owns the descriptor."""
         self._sock.settimeout(None)
         data, fds, _, _ = socket.recv_fds(self._sock, 1, 1)
         if not data or not fds:
-            raise ChannelClosed
+            raise PipeClosed
         return fds[0]
 
     def wait_until_closed(self, *, deadline: float | None = None) -> bool:
@@ -117,7 +117,7 @@ class Channel:
         while missing:
             part = self._receive_some(min(missing, _CHUNK), deadline)
             if not part:
-                raise ChannelClosed
+                raise PipeClosed
             if len(part) == size:
                 return part
             parts.append(part)
@@ -138,9 +138,9 @@ class Channel:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise
                 if self._is_peer_alive is not None and not self._is_peer_alive():
-                    raise ChannelClosed from None
+                    raise PipeClosed from None
             except OSError as error:
-                raise ChannelClosed from error
+                raise PipeClosed from error
 
 
 def _remaining(deadline: float | None) -> float | None:
@@ -148,7 +148,7 @@ def _remaining(deadline: float | None) -> float | None:
     return None if deadline is None else max(deadline - time.monotonic(), 1e-4)
 
 
-def read_what_is_there(fd: int, *, wait_s: float, limit: int = 1 << 16) -> str:
+def read_available(fd: int, *, wait_s: float, limit: int = 1 << 16) -> str:
     """Read what another process has written into a pipe, without waiting for its end.
 
     Args:
