@@ -50,7 +50,7 @@ class _Collector:
             node_id = task.router.node_id
             self._worker = RolloutCollector(self._mode, self._envs, source_id=node_id)
             # The policies of all processes were built from one seed.
-            self._mode.get_attribute("generator").manual_seed(task.seed_for("policy", "act"))
+            self._mode.seed(task.seed_for("policy", "act"))
 
     def close(self) -> None:
         """Close the envs, if this middleware launched them."""

@@ -58,6 +58,7 @@ class DQNPolicy(CommandModePolicy):
     config: ClassVar[dict[str, Any]] = {
         "priority": False,
         "discount_factor": 0.99,
+        "nstep": 1,
         "learn": {
             "batch_size": 64,
             "learning_rate": 1e-3,
@@ -85,6 +86,7 @@ class DQNPolicy(CommandModePolicy):
         super().check_config(cfg)
         learn = cfg.learn
         check_fraction("discount_factor", cfg.discount_factor)
+        check_count("nstep", cfg.nstep)
         check_count("learn.batch_size", learn.batch_size)
         check_positive("learn.learning_rate", learn.learning_rate)
         check_positive("learn.adam_eps", learn.adam_eps)

@@ -68,6 +68,7 @@ class PPOPolicy(ActorPolicy):
     config: ClassVar[dict[str, Any]] = {
         "on_policy": True,
         "discount_factor": 0.99,
+        "gae_lambda": 0.95,
         "obs_norm": False,
         "reward_norm": False,
         "norm_clip": 10.0,
@@ -103,6 +104,7 @@ class PPOPolicy(ActorPolicy):
         super().check_config(cfg)
         learn = cfg.learn
         check_fraction("discount_factor", cfg.discount_factor)
+        check_fraction("gae_lambda", cfg.gae_lambda)
         check_positive("norm_clip", cfg.norm_clip)
         check_value(
             not (cfg.multi_gpu and (cfg.obs_norm or cfg.reward_norm)),
@@ -146,6 +148,11 @@ class PPOPolicy(ActorPolicy):
                 f"{type(self._model).__name__} has no attribute obs_shape; set model.obs_shape"
             )
         return ObsNormaliser(obs_shape, clip=self._cfg.norm_clip, device=self._device)
+
+    @property
+    def gae_lambda(self) -> float:
+        """λ of generalised advantage estimation."""
+        return float(self._cfg.gae_lambda)
 
     def observe(self, obs: Any) -> None:
         """Take observations into the statistics of ``obs_norm`` that another process acted on.

@@ -45,13 +45,15 @@ class CollectMode(NamedTuple):
     """What a collector may do.
 
     ``forward``, ``process_transition`` and ``get_train_sample`` take per-env data (a dict keyed by
-    env id, a list of transitions) and batched data (tensors, treetensors), and answer in kind.
+    env id, a list of transitions) and batched data (tensors, treetensors), and return the same
+    kind. ``seed`` seeds the randomness of acting.
     """
 
     forward: Callable[..., dict[Any, Any]]
     process_transition: Callable[..., Any]
     get_train_sample: Callable[[Any], Any]
     reset: Callable[..., None]
+    seed: Callable[[int], None]
     get_attribute: Callable[[str], Any]
     set_attribute: Callable[[str, Any], None]
     state_dict: Callable[[], dict[str, Any]]
@@ -59,10 +61,15 @@ class CollectMode(NamedTuple):
 
 
 class EvalMode(NamedTuple):
-    """What an evaluator may do; ``forward`` acts greedily and answers in kind, as in collecting."""
+    """What an evaluator may do.
+
+    ``forward`` acts greedily, on per-env or batched data as in :class:`CollectMode`. ``seed`` seeds
+    the randomness of acting, for policies that evaluate stochastically.
+    """
 
     forward: Callable[..., dict[Any, Any]]
     reset: Callable[..., None]
+    seed: Callable[[int], None]
     get_attribute: Callable[[str], Any]
     set_attribute: Callable[[str, Any], None]
     state_dict: Callable[[], dict[str, Any]]

@@ -285,6 +285,7 @@ class Policy(TwoStyles, Configurable):
             process_transition=self._public_transition,
             get_train_sample=self._public_train_sample,
             reset=self._reset_collect,
+            seed=self.seed,
             get_attribute=self.get_attribute,
             set_attribute=self.set_attribute,
             state_dict=self._state_dict_collect,
@@ -297,6 +298,7 @@ class Policy(TwoStyles, Configurable):
         return EvalMode(
             forward=self._public_eval,
             reset=self._reset_eval,
+            seed=self.seed,
             get_attribute=self.get_attribute,
             set_attribute=self.set_attribute,
             state_dict=self._state_dict_eval,
@@ -307,6 +309,21 @@ class Policy(TwoStyles, Configurable):
     def cfg(self) -> EasyDict:
         """The merged config."""
         return self._cfg
+
+    @property
+    def discount_factor(self) -> float | None:
+        """The discount γ of future rewards; None for an algorithm that has none."""
+        value = self._cfg.get("discount_factor")
+        return None if value is None else float(value)
+
+    @property
+    def nstep(self) -> int:
+        """Number of steps that a bootstrapped target sums before it bootstraps."""
+        return int(self._cfg.get("nstep", 1))
+
+    def seed(self, seed: int) -> None:
+        """Seed the randomness of acting: exploration and sampled actions."""
+        self._generator.manual_seed(seed)
 
     def get_attribute(self, name: str) -> Any:
         """Return what ``_get_<name>()`` gives, else ``_<name>``, else the property ``<name>``.

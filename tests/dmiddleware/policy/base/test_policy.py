@@ -5,7 +5,15 @@ import pytest
 import torch
 
 from dmiddleware.errors import ConfigError, PolicyError, StructureError
-from dmiddleware.policy import BCPolicy, CollectMode, DQNPolicy, EvalMode, LearnMode, Policy
+from dmiddleware.policy import (
+    BCPolicy,
+    CollectMode,
+    DQNPolicy,
+    EvalMode,
+    LearnMode,
+    Policy,
+    PPOPolicy,
+)
 
 
 def test_default_config_merges_the_classes_from_the_base_down():
@@ -56,6 +64,7 @@ def test_modes_have_the_documented_fields(small):
         "process_transition",
         "get_train_sample",
         "reset",
+        "seed",
         "get_attribute",
         "set_attribute",
         "state_dict",
@@ -65,6 +74,7 @@ def test_modes_have_the_documented_fields(small):
     assert policy.eval_mode._fields == (
         "forward",
         "reset",
+        "seed",
         "get_attribute",
         "set_attribute",
         "state_dict",
@@ -270,3 +280,25 @@ def test_a_copy_goes_on_alone(small, transitions, copied):
     assert twin.learn_mode.forward(transitions(8, seed=1)) == ours
     ours, theirs = (p.learn_mode.state_dict()["model"] for p in (policy, twin))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_collect_and_eval_modes_can_be_seeded(small):
+    policy = DQNPolicy({"model": small})
+    obs = torch.randn(64, 4)
+    for mode in (policy.collect_mode, policy.eval_mode):
+        draws = []
+        for seed in (1, 1, 2):
+            mode.seed(seed)
+            draws.append(policy.collect_mode.forward(obs, eps=1.0)["action"])
+        assert torch.equal(draws[0], draws[1])
+        assert not torch.equal(draws[0], draws[2])
+
+
+def test_the_modes_expose_discount_nstep_and_lambda(small):
+    dqn = DQNPolicy({"model": small, "discount_factor": 0.9, "nstep": 3})
+    ppo = PPOPolicy({"model": small, "gae_lambda": 0.8})
+    assert dqn.discount_factor == dqn.learn_mode.get_attribute("discount_factor") == 0.9
+    assert dqn.nstep == dqn.learn_mode.get_attribute("nstep") == 3
+    assert ppo.gae_lambda == ppo.collect_mode.get_attribute("gae_lambda") == 0.8
+    assert (ppo.discount_factor, ppo.nstep) == (0.99, 1)
+    assert BCPolicy({"model": small}).discount_factor is None
