@@ -41,7 +41,7 @@ def main(seed: int = 0, exp_name: str = "acrobot_dqn", max_env_step: int = 100_0
     with start(exp_name, policy.cfg, seed=seed) as run, Task(OnlineRLContext(), seed=seed) as task:
         collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
         eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
-        buffer = TensorBuffer(max_env_step, n_step=3, seed=task.seed_for("buffer"))
+        buffer = TensorBuffer(max_env_step, n_step=3, discount=0.99, seed=task.seed_for("buffer"))
 
         task.use(ContextExchanger()).use(ModelExchanger(policy))
         task.use(eps_greedy_handler(start=1.0, end=0.04, decay_steps=10_000))

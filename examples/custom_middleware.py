@@ -56,7 +56,7 @@ def main(seed: int = 0, exp_name: str = "custom_middleware", max_env_step: int =
     with start(exp_name, policy.cfg, seed=seed) as run, Task(CuriousContext(), seed=seed) as task:
         collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
         eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
-        buffer = TensorBuffer(max_env_step, n_step=3, seed=task.seed_for("buffer"))
+        buffer = TensorBuffer(max_env_step, n_step=3, discount=0.99, seed=task.seed_for("buffer"))
 
         task.use(online_logger(run)).use(progress_bar(max_env_step=max_env_step))
         task.use(count_solved)

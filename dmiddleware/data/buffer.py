@@ -13,7 +13,7 @@ import numpy as np
 
 from dmiddleware.errors import CheckpointMismatch
 
-__all__ = ["ACTIONS", "Buffer", "BufferMiddleware"]
+__all__ = ["ACTIONS", "Buffer", "BufferMiddleware", "check_count"]
 
 ACTIONS = ("push", "sample", "update", "delete", "clear")
 """The actions that buffer middleware wraps."""
@@ -42,11 +42,11 @@ class Buffer:
     """
 
     def __init__(self, size: int, seed: int | None) -> None:
-        if size < 1:
-            raise ValueError(f"size is at least 1, got {size}")
-        self._size = size
+        self._size = check_count("size", size)
         self._lock = threading.RLock()
         self._middleware: list[BufferMiddleware] = []
+        if seed is not None:
+            check_count("seed", seed, at_least=0)
         self._generator = np.random.default_rng(seed)
 
     @property
@@ -128,6 +128,20 @@ class Buffer:
         for middleware, own in zip(self._middleware, state["middleware"], strict=True):
             if hasattr(middleware, "load_state_dict") and own is not None:
                 middleware.load_state_dict(own)
+
+
+def check_count(name: str, value: object, *, at_least: int = 1) -> int:
+    """Return an integer argument, checked.
+
+    Raises:
+        TypeError: if it is not an integer.
+        ValueError: if it is less than ``at_least``.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be an integer, got {value!r:.100}")
+    if value < at_least:
+        raise ValueError(f"{name} must be at least {at_least}, got {value}")
+    return int(value)
 
 
 def _generator_to_text(generator: np.random.Generator) -> str:

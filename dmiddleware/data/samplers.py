@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +79,7 @@ class Eligible:
         return replace(self, count=len(index), is_all=False, index=index, accept=None)
 
 
+@runtime_checkable
 class Sampler(Protocol):
     """Draws rows, and is told what happens to them.
 

@@ -11,14 +11,14 @@ import numpy.typing as npt
 import torch
 
 from dmiddleware.data.batch import Batch, index_rows, nest
-from dmiddleware.data.buffer import Buffer
+from dmiddleware.data.buffer import Buffer, check_count
 from dmiddleware.data.n_step import n_step_returns, reaches, unroll
 from dmiddleware.data.ring.episode_index import DeletedRows
 from dmiddleware.data.ring.row_ring import RowRing
 from dmiddleware.data.ring.storage import SharedHandle, SharedStorage, make_storage
 from dmiddleware.data.samplers import Eligible, Ints, Sampler, UniformSampler
 from dmiddleware.data.schema import Array, as_batch, as_index, to_array
-from dmiddleware.errors import CheckpointMismatch, NotEnoughData
+from dmiddleware.errors import CheckpointMismatch, ConfigError, NotEnoughData
 
 __all__ = ["TensorBuffer"]
 
@@ -38,7 +38,8 @@ class TensorBuffer(Buffer):
         n_step: if above 1, ``reward`` is the discounted sum over up to so many steps of the
             episode; ``next_obs``, ``done``, ``terminated`` and ``truncated`` are those of the last
             of them; ``discount`` is γ^k for k steps, to multiply the bootstrap value with.
-        discount: γ of the n-step sum.
+        discount: γ of the n-step sum. None takes the policy's: the learner middleware gives it by
+            :meth:`bind`, and without middleware you call that yourself.
         unroll_len: if given, samples are sequences ``[n, unroll_len, …]`` within one episode, with
             ``mask`` bool ``[n, unroll_len]``.
         unroll_pad: whether a sequence may be cut short by the end of what is known of its episode:
@@ -58,7 +59,7 @@ class TensorBuffer(Buffer):
         *,
         sampler: Sampler | None = None,
         n_step: int = 1,
-        discount: float = 0.99,
+        discount: float | None = None,
         unroll_len: int | None = None,
         unroll_pad: bool = True,
         store_next_obs: bool = True,
@@ -66,11 +67,15 @@ class TensorBuffer(Buffer):
         seed: int | None = None,
     ) -> None:
         super().__init__(size, seed)
-        for name, value in (("n_step", n_step), ("unroll_len", unroll_len)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is at least 1, got {value}")
-        self._n_step = n_step
-        self._discount = discount
+        self._n_step = check_count("n_step", n_step)
+        self._discount = None if discount is None else _checked_discount(discount)
+        if unroll_len is not None:
+            check_count("unroll_len", unroll_len)
+        for name, flag in (("unroll_pad", unroll_pad), ("store_next_obs", store_next_obs)):
+            if not isinstance(flag, bool):
+                raise TypeError(f"{name} must be True or False, got {flag!r:.100}")
+        if sampler is not None:
+            _check_sampler(sampler)
         self._unroll_len = unroll_len
         self._unroll_pad = unroll_pad
         self._sampler: Sampler = UniformSampler() if sampler is None else sampler
@@ -96,6 +101,41 @@ class TensorBuffer(Buffer):
     def sampler(self) -> Sampler:
         """What draws rows."""
         return self._sampler
+
+    @property
+    def n_step(self) -> int:
+        """The number of steps that a sampled ``reward`` sums over; 1 for plain transitions."""
+        return self._n_step
+
+    @property
+    def discount(self) -> float | None:
+        """γ of the n-step sum; None until :meth:`bind` sets it."""
+        return self._discount
+
+    def bind(self, *, n_step: int, discount: float) -> None:
+        """Agree with the policy on its n-step returns.
+
+        The policy holds both settings. A buffer that was built without ``discount`` takes it from
+        here; one that was built with it must have the policy's value. Binding twice to the same
+        values has no effect.
+
+        Args:
+            n_step: length of the policy's n-step returns.
+            discount: the policy's γ.
+
+        Raises:
+            ConfigError: if the buffer has a different ``n_step`` or ``discount``.
+        """
+        for name, own, wanted in (
+            ("n_step", self._n_step, check_count("n_step", n_step)),
+            ("discount", self._discount, _checked_discount(discount)),
+        ):
+            if own is not None and own != wanted:
+                raise ConfigError(
+                    f"the buffer has {name}={own}, but the policy has {name}={wanted}; set it in "
+                    "the policy's config, and build the buffer with the policy's value"
+                )
+        self._discount = float(discount)
 
     @property
     def nbytes(self) -> int:
@@ -344,6 +384,11 @@ class TensorBuffer(Buffer):
             index, extra["mask"] = sequences
         if self._n_step == 1:
             return self._rows.take(index) | extra
+        if self._discount is None:
+            raise ConfigError(
+                f"this buffer sums rewards over n_step={self._n_step} steps, but has no discount; "
+                "build it with discount=policy.discount_factor, or call buffer.bind(...) first"
+            )
         window = n_step_returns(
             index,
             self._step,
@@ -420,6 +465,24 @@ class TensorBuffer(Buffer):
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("this TensorBuffer is closed; build another one")
+
+
+def _check_sampler(sampler: object) -> None:
+    if isinstance(sampler, type):
+        raise TypeError(f"sampler must be an object; write sampler={sampler.__name__}()")
+    if not isinstance(sampler, Sampler):
+        raise TypeError(
+            "sampler must be a UniformSampler, a PrioritySampler, or an object with the methods of "
+            f"dmiddleware.data.Sampler, got {sampler!r:.100}"
+        )
+
+
+def _checked_discount(discount: object) -> float:
+    if isinstance(discount, bool) or not isinstance(discount, int | float | np.number):
+        raise TypeError(f"discount must be a number, got {discount!r}")
+    if not 0.0 <= discount <= 1.0:
+        raise ValueError(f"discount must be in [0, 1], got {discount}")
+    return float(discount)
 
 
 def _as_batch(arrays: Mapping[str, Array]) -> Batch:

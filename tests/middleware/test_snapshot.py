@@ -65,7 +65,7 @@ class DQNRun:
         self.evaluations: list[float] = []
         collect_env = make_env_manager("CartPole-v1", env_num=3, seed=4)
         eval_env = make_env_manager("CartPole-v1", env_num=2, seed=5)
-        self.buffer = TensorBuffer(90, n_step=3, sampler=PrioritySampler(), seed=6)
+        self.buffer = TensorBuffer(90, n_step=3, discount=0.99, sampler=PrioritySampler(), seed=6)
         self.learner = BaseLearner(policy=self.policy.learn_mode, exp_name=str(folder))
         self.parts = {"learner": self.learner, "buffer": self.buffer, "eval_env": eval_env}
         self.snapshots = SnapshotSaver(folder, self.parts, **options)

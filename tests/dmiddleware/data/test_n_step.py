@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.data import TensorBuffer, to_dict
-from dmiddleware.errors import NotEnoughData, StructureError
+from dmiddleware.errors import ConfigError, NotEnoughData, StructureError
 
 from .collecting import Collector, NaiveBuffer, as_batch
 
@@ -214,10 +214,33 @@ def test_integer_rewards_are_summed_as_floats():
 
 def test_rewards_of_several_parts_are_summed_part_by_part():
     batch = as_batch([step[0] for step in Collector(1, 3).rows(6)], (6,))
-    single = TensorBuffer(10, n_step=3, seed=0)
+    single = TensorBuffer(10, n_step=3, discount=0.9, seed=0)
     single.push(batch)
     batch.reward = torch.stack([batch.reward, 2 * batch.reward], dim=1)
-    double = TensorBuffer(10, n_step=3, seed=0)
+    double = TensorBuffer(10, n_step=3, discount=0.9, seed=0)
     double.push(batch)
     a, b = single.sample(6).reward, double.sample(6).reward
     assert torch.allclose(torch.stack([a, 2 * a], dim=1), b)
+
+
+def test_a_buffer_without_a_discount_takes_the_policys():
+    buffer = TensorBuffer(10, n_step=2, seed=0)
+    assert (buffer.n_step, buffer.discount) == (2, None)
+    buffer.push(as_batch(Collector(1, seed=0).step(), (1,)))
+    with pytest.raises(ConfigError, match="bind"):
+        buffer.sample(1)
+    buffer.bind(n_step=2, discount=0.5)
+    buffer.bind(n_step=2, discount=0.5)
+    assert buffer.discount == 0.5
+    assert buffer.sample(1)["discount"].item() == 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({"n_step": 3}, "n_step=1"), ({"n_step": 1, "discount": 0.9}, "discount=0.99")],
+)
+def test_a_buffer_and_a_policy_with_different_n_step_returns_are_refused(options, name):
+    buffer = TensorBuffer(10, **options)
+    with pytest.raises(ConfigError, match=name):
+        buffer.bind(n_step=1, discount=0.99)
+    assert buffer.discount == options.get("discount")  # unchanged

@@ -66,7 +66,10 @@ def test_a_data_set_fills_a_buffer_whose_windows_follow_episodes(tmp_path):
     push = collector.rows(20)
     batch = as_batch([row for step in push for row in step], (20, 3))
     save_dataset(tmp_path / "d", batch)
-    direct, filled = TensorBuffer(60, n_step=3), TensorBuffer(60, n_step=3)
+    direct, filled = (
+        TensorBuffer(60, n_step=3, discount=0.9),
+        TensorBuffer(60, n_step=3, discount=0.9),
+    )
     direct.push(batch)
     with OfflineDataset(tmp_path / "d") as dataset:
         filled.push(dataset.rows(slice(None)))

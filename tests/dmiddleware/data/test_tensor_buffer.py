@@ -1,3 +1,4 @@
+import re
 import threading
 from itertools import pairwise
 
@@ -229,10 +230,25 @@ def test_rows_are_named_by_integers_alone(odd):
 
 
 @pytest.mark.parametrize(
-    "options", [{"size": 0}, {"size": 3, "n_step": 0}, {"size": 3, "unroll_len": -1}]
+    ("options", "error", "message"),
+    [
+        ({"size": 0}, ValueError, "size must be at least 1"),
+        ({"size": 3, "n_step": 0}, ValueError, "n_step must be at least 1"),
+        ({"size": 3, "unroll_len": -1}, ValueError, "unroll_len must be at least 1"),
+        ({"size": 3, "discount": 1.5}, ValueError, "discount must be in"),
+        ({"size": "3"}, TypeError, "size must be an integer"),
+        ({"size": 3.0}, TypeError, "size must be an integer"),
+        ({"size": 3, "n_step": True}, TypeError, "n_step must be an integer"),
+        ({"size": 3, "discount": "0.9"}, TypeError, "discount must be a number"),
+        ({"size": 3, "seed": 0.5}, TypeError, "seed must be an integer"),
+        ({"size": 3, "sampler": PrioritySampler}, TypeError, "PrioritySampler()"),
+        ({"size": 3, "sampler": "priority"}, TypeError, "sampler must be"),
+        ({"size": 3, "unroll_pad": 1}, TypeError, "unroll_pad must be"),
+        ({"size": 3, "store_next_obs": None}, TypeError, "store_next_obs must be"),
+    ],
 )
-def test_impossible_options_are_refused(options):
-    with pytest.raises(ValueError, match="is at least 1"):
+def test_impossible_options_are_refused(options, error, message):
+    with pytest.raises(error, match=re.escape(message)):
         TensorBuffer(**options)
 
 
@@ -240,12 +256,13 @@ OPTIONS = {
     "uniform": {},
     "without replacement": {"sampler": lambda: UniformSampler(replace=False)},
     "prioritized": {"sampler": lambda: PrioritySampler(beta_anneal_steps=10)},
-    "n-step": {"n_step": 3},
-    "once": {"n_step": 2, "store_next_obs": False},
+    "n-step": {"n_step": 3, "discount": 0.9},
+    "once": {"n_step": 2, "discount": 0.9, "store_next_obs": False},
     "sequences": {"unroll_len": 3, "unroll_pad": False},
     "everything": {
         "sampler": PrioritySampler,
         "n_step": 2,
+        "discount": 0.9,
         "unroll_len": 2,
         "store_next_obs": False,
     },
