@@ -25,6 +25,7 @@ built-in error that a Python reader would expect, so that either can be caught::
     │   └── EnvStateError (RuntimeError)    an env manager used before launch or after close
     ├── PolicyError
     │   ├── SpaceError (ValueError)         a model that does not fit the environment's spaces
+    │   ├── PolicyOutputError (TypeError)   a policy whose forward returns the wrong thing
     │   └── NonFiniteLoss (ArithmeticError) a loss that is NaN or infinite
     ├── CheckpointError
     │   ├── CheckpointWriteError (OSError)  a checkpoint that could not be written
@@ -69,6 +70,7 @@ __all__ = [
     "EnvStateError",
     "PolicyError",
     "SpaceError",
+    "PolicyOutputError",
     "NonFiniteLoss",
     "CheckpointError",
     "CheckpointWriteError",
@@ -179,6 +181,10 @@ class PolicyError(DMiddlewareError):
 
 class SpaceError(PolicyError, ValueError):
     """The policy's model does not fit the environment's spaces."""
+
+
+class PolicyOutputError(PolicyError, TypeError):
+    """A policy's forward returned something other than its interface says."""
 
 
 class NonFiniteLoss(PolicyError, ArithmeticError):

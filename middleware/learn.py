@@ -10,7 +10,7 @@ import torch
 from dmiddleware.data import Batch, flatten_lead, index_rows
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import Middleware, Role, Task
-from dmiddleware.policy import LearnMode
+from dmiddleware.policy import LearnMode, is_update, update_outputs
 from dmiddleware.worker import BaseLearner
 from middleware.support.checks import check_positive
 from middleware.support.replay import (
@@ -67,10 +67,8 @@ class _LearnerMiddleware:
     def _update(self, ctx: Any, batch: Batch) -> list[dict[str, Any]]:
         """Make one call of the policy's forward; each of a list of outputs counts as an update."""
         self._env_step = getattr(ctx, "env_step", -1)
-        outputs = self._forward(batch)
-        outputs = outputs if isinstance(outputs, list) else [outputs]
-        # An update that the policy has left out is none.
-        ctx.train_iter += sum(not output.get("kl_stop") for output in outputs)
+        outputs = update_outputs(self._forward(batch))
+        ctx.train_iter += sum(map(is_update, outputs))
         return outputs
 
     def _train(self, batch: Batch) -> Any:
@@ -140,9 +138,9 @@ class OffPolicyLearner(_LearnerMiddleware):
         for _ in range(self._n_updates):
             told = ctx.train_iter if self._tell_train_iter else None
             batch, index = draw(buffer, batch_size, train_iter=told)
-            for output in self._update(ctx, batch):
-                give_back(buffer, index, output)
-                outputs.append(output)
+            answer = self._update(ctx, batch)
+            give_back(buffer, index, answer)
+            outputs += answer
         count_drawn(ctx, self._n_updates * batch_size)
         ctx.train_output = outputs
 

@@ -152,7 +152,6 @@ def offpolicy_data_fetcher(
         ctx.train_data, index = draw(buffer, batch_size, train_iter=told)
         yield
         outputs = ctx.train_output or []
-        for output in outputs if isinstance(outputs, list) else [outputs]:
-            give_back(buffer, index, output)
+        give_back(buffer, index, outputs if isinstance(outputs, list) else [outputs])
 
     return offpolicy_data_fetcher

@@ -15,6 +15,7 @@ from dmiddleware.policy.base.modes import (
 )
 from dmiddleware.policy.base.policy import Policy
 from dmiddleware.policy.base.styles import collate
+from dmiddleware.policy.base.updates import is_update, priorities_of_rows, update_outputs
 from dmiddleware.policy.bc import BCPolicy
 from dmiddleware.policy.dqn import DQNPolicy
 from dmiddleware.policy.ppo import PPOPolicy
@@ -31,6 +32,9 @@ __all__ = [
     "as_learn_mode",
     "as_collect_mode",
     "as_eval_mode",
+    "update_outputs",
+    "is_update",
+    "priorities_of_rows",
     "POLICY_REGISTRY",
     "create_policy",
     "get_policy_cls",

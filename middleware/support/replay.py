@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 
 from dmiddleware.data import (
     Batch,
@@ -16,6 +17,7 @@ from dmiddleware.data import (
     to_dict,
 )
 from dmiddleware.errors import ConfigError
+from dmiddleware.policy import priorities_of_rows
 
 __all__ = [
     "ReplayBuffer",
@@ -116,16 +118,20 @@ def draw(buffer: ReplayBuffer, n: int, *, train_iter: int | None = None) -> tupl
     return samples, [item.index for item in items]
 
 
-def give_back(buffer: ReplayBuffer, index: Any, output: dict[str, Any]) -> None:
-    """Give the priorities that an update reported, if any, back to the rows they belong to."""
-    priority = output.pop("priority", None)
-    if priority is None:
+def give_back(buffer: ReplayBuffer, index: Any, outputs: list[dict[str, Any]]) -> None:
+    """Give the priorities that one forward returned, if any, back to the rows they belong to."""
+    found = priorities_of_rows(outputs, len(index))
+    for output in outputs:
+        output.pop("priority", None)
+    if found is None:
         return
+    rows, priority = found
     if isinstance(buffer, TensorBuffer):
-        buffer.update_priority(index, priority)
-    else:
-        for one, value in zip(index, priority.tolist(), strict=True):
-            buffer.update(one, meta={"priority": value})
+        buffer.update_priority(index if rows is None else index[rows], priority)
+        return
+    chosen = index if rows is None else [index[row] for row in rows.tolist()]
+    for one, value in zip(chosen, torch.as_tensor(priority).tolist(), strict=True):
+        buffer.update(one, meta={"priority": value})
 
 
 def count_drawn(ctx: Any, n_rows: int) -> None:

@@ -16,7 +16,7 @@ from dmiddleware.data import (
 from dmiddleware.data.buffer_middleware import PriorityExperienceReplay, staleness_check
 from dmiddleware.errors import ConfigError, NonFiniteLoss, NotEnoughData
 from dmiddleware.pipeline import OnlineRLContext, Role, Task
-from dmiddleware.policy import DQNPolicy, PPOPolicy
+from dmiddleware.policy import DQNPolicy, PPOPolicy, collate
 from dmiddleware.worker.learner import BaseLearner, LearnerHook
 from middleware.learn import OffPolicyLearner, OnPolicyLearner, multistep_trainer, trainer
 from middleware.replay_buffer import offpolicy_data_fetcher
@@ -128,6 +128,48 @@ def test_deque_buffer_is_learned_from_like_any_other(run_steps: Any, dqn: DQNPol
     ctx = run_steps(learner)
     assert ctx.train_iter == 3
     assert ctx.train_output[0]["total_loss"] > 0
+
+
+def priorities_in_two_halves(batch: Any) -> list[dict[str, Any]]:
+    rewards = collate(batch)["reward"] if isinstance(batch, list) else batch["reward"]
+    return [{"priority": half + 1} for half in rewards.split(16)]
+
+
+def test_priorities_of_several_outputs_go_to_the_rows_of_each(
+    run_steps: Any, dqn: DQNPolicy
+) -> None:
+    buffer = TensorBuffer(100, seed=0, sampler=PrioritySampler(alpha=1.0, beta=1.0))
+    buffer.push(transitions(32))
+    drawn: set[int] = set()
+
+    def forward(batch: Any) -> list[dict[str, Any]]:
+        drawn.update(batch["index"].tolist())
+        return priorities_in_two_halves(batch)
+
+    mode = dqn.learn_mode._replace(forward=forward)
+    assert run_steps(OffPolicyLearner(mode, buffer, batch_size=32), n_steps=1).train_iter == 2
+    after = buffer.sample(32)
+    # A row's importance weight is in inverse proportion to its priority.
+    products = {
+        round(float(weight * (reward + 1)), 4)
+        for index, weight, reward in zip(
+            after["index"].tolist(), after["weight"], after["reward"], strict=True
+        )
+        if index in drawn
+    }
+    assert len(products) == 1
+
+
+def test_deque_buffer_gets_the_priorities_of_several_outputs_back(
+    run_steps: Any, dqn: DQNPolicy
+) -> None:
+    buffer = deque(32)
+    mode = dqn.learn_mode._replace(forward=priorities_in_two_halves)
+    run_steps(OffPolicyLearner(mode, buffer, batch_size=32), n_steps=1)
+    changed = [item for item in buffer if "priority" in item.meta]
+    assert len(changed) == 32
+    for item in changed:
+        assert item.meta["priority"] == pytest.approx(float(item.data["reward"]) + 1)
 
 
 def test_deque_buffer_gets_its_priorities_back(run_steps: Any, dqn: DQNPolicy) -> None:

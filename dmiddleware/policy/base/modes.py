@@ -28,7 +28,9 @@ class LearnMode(NamedTuple):
     """What a learner may do.
 
     ``forward(batch) -> dict`` makes one update (or several) from a treetensor ``[B, …]`` or a list
-    of samples and returns native scalars, and maybe ``priority``, float32 ``[B]``.
+    of samples and returns native scalars, and maybe ``priority``, float32 ``[B]``. A forward that
+    makes several updates returns a list, one output per update; an output with ``kl_stop=True``
+    does not count as an update. See :func:`priorities_of_rows` for priorities of parts of a batch.
     """
 
     forward: Callable[..., dict[str, Any]]

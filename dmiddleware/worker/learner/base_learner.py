@@ -15,8 +15,9 @@ import torch
 from easydict import EasyDict
 
 from dmiddleware.config import Configurable, check_value
+from dmiddleware.data import lead_shape
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import LearnMode
+from dmiddleware.policy import LearnMode, is_update, priorities_of_rows, update_outputs
 from dmiddleware.registry import Registry
 from dmiddleware.worker.learner.hooks import (
     Hooks,
@@ -35,7 +36,7 @@ from dmiddleware.worker.serial_worker import get_worker_cls
 __all__ = ["LEARNER_REGISTRY", "BaseLearner", "create_learner"]
 
 _WINDOW = 100
-_PLACES = ("replay_buffer_idx", "replay_unique_id", "index")
+_BUFFER_KEYS = ("replay_buffer_idx", "replay_unique_id", "index")
 _TIMES = ("train_time", "data_time")
 
 
@@ -126,33 +127,35 @@ class BaseLearner(Configurable):
             policy_kwargs: given to the policy's forward.
 
         Returns:
-            What the forward returned: a dictionary, or a list of them, each of which counts as one
-            iteration.
+            What the forward returned: a dictionary, or a list of them. Each counts as one
+            iteration, except those with ``kl_stop``: no update was made there.
 
         Raises:
             ConfigError: if no policy was set.
-            NonFiniteLoss: if the policy refuses a loss; hooks after the iteration do not run.
+            PolicyOutputError: if the forward returns something else.
+            NonFiniteLoss: if the loss is NaN or infinite; the ``after_iter`` hooks do not run.
         """
         if envstep >= 0:
             self._collector_envstep = envstep
         policy = self.policy
         self.call_hook("before_iter")
         began = time.perf_counter()
-        outputs: Any = policy.forward(data, **(policy_kwargs or {}))
+        answer: Any = policy.forward(data, **(policy_kwargs or {}))
         self._log_buffer["scalar"]["train_time"] = time.perf_counter() - began
-        for output in outputs if isinstance(outputs, list) else (outputs,):
-            self._take_output(output, data)
-            self.call_hook("after_iter")
-            self._last_iter.add(1)
-        return outputs
+        outputs = update_outputs(answer)
+        self._priority_info = _priority_info(outputs, data) or self._priority_info
+        for output in outputs:
+            self._log_output(output)
+            if is_update(output):
+                self.call_hook("after_iter")
+                self._last_iter.add(1)
+        return answer
 
-    def _take_output(self, output: Mapping[str, Any], data: Any) -> None:
+    def _log_output(self, output: Mapping[str, Any]) -> None:
         scalar = self._log_buffer["scalar"]
         for key, value in output.items():
             if isinstance(value, float | int):
                 scalar[key] = value
-            elif key == "priority":
-                self._priority_info = _priority_info(value, data)
             elif key.startswith("[scalars]"):
                 self._log_buffer["scalars"][key.removeprefix("[scalars]")] = value
             elif key.startswith("[histogram]"):
@@ -446,15 +449,27 @@ class BaseLearner(Configurable):
         return self._instance_name
 
 
-def _priority_info(priority: Any, data: Any) -> dict[str, Any]:
-    """Return the priorities, with what the data tells about its places in its buffer."""
+def _priority_info(outputs: list[dict[str, Any]], data: Any) -> dict[str, Any] | None:
+    """Return the priorities with the buffer positions of their rows, as far as the data has them.
+
+    Returns:
+        None if there are no priorities.
+    """
+    if all(output.get("priority") is None for output in outputs):
+        return None
+    found = priorities_of_rows(
+        outputs, len(data) if isinstance(data, list) else lead_shape(data)[0]
+    )
+    assert found is not None
+    rows, priority = found
     info: dict[str, Any] = {"priority": priority}
-    for key in _PLACES:
+    for key in _BUFFER_KEYS:
         if isinstance(data, list):
             if data and key in data[0]:
-                info[key] = [sample[key] for sample in data]
+                chosen = data if rows is None else [data[row] for row in rows.tolist()]
+                info[key] = [sample[key] for sample in chosen]
         elif key in data:
-            info[key] = data[key]
+            info[key] = data[key] if rows is None else data[key][rows]
     return info
 
 

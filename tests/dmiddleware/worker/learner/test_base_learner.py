@@ -15,7 +15,13 @@ from tensorboardX import SummaryWriter
 
 from dmiddleware.data.batch import as_tree
 from dmiddleware.data.checkpoint import load_checkpoint
-from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteLoss, RegistryError
+from dmiddleware.errors import (
+    CheckpointMismatch,
+    ConfigError,
+    NonFiniteLoss,
+    PolicyOutputError,
+    RegistryError,
+)
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.worker.learner import BaseLearner, LearnerHook, create_learner
 
@@ -459,3 +465,43 @@ def test_defaults_are_those_of_the_classic_learner():
         "save_ckpt_after_run": True,
     }
     assert cfg.cfg_type == "BaseLearnerDict"
+
+
+def test_an_output_with_kl_stop_is_not_an_iteration(tmp_path):
+    answers = [{"total_loss": 1.0}, [{"total_loss": 2.0}, {"total_loss": 3.0, "kl_stop": True}]]
+    with BaseLearner({}, Stub(answers), exp_name=str(tmp_path)) as learner:
+        tape = []
+        learner.register_hook(Tape(tape, "after_iter"))
+        learner.train(samples())
+        learner.train(samples())
+        assert learner.train_iter == 2
+        assert tape == [("after_iter", 0), ("after_iter", 1)]
+
+
+def test_priorities_of_several_outputs_come_with_the_rows_that_they_are_for(tmp_path):
+    outputs = [{"priority": torch.tensor([1.0, 2.0])}, {"priority": torch.tensor([3.0, 4.0])}]
+    with BaseLearner({}, Stub([outputs, outputs]), exp_name=str(tmp_path)) as learner:
+        learner.train([sample(i, replay_buffer_idx=10 + i) for i in range(4)])
+        assert learner.priority_info["priority"].tolist() == [1.0, 2.0, 3.0, 4.0]
+        assert learner.priority_info["replay_buffer_idx"] == [10, 11, 12, 13]
+        learner.train(as_tree({"index": torch.tensor([7, 8, 9, 6])}))
+        assert learner.priority_info["priority"].tolist() == [1.0, 2.0, 3.0, 4.0]
+        assert learner.priority_info["index"].tolist() == [7, 8, 9, 6]
+
+
+def test_priorities_of_some_rows_come_with_those_rows_alone(tmp_path):
+    outputs = [{"priority": torch.tensor([5.0]), "priority_index": torch.tensor([2])}]
+    with BaseLearner({}, Stub([outputs, outputs]), exp_name=str(tmp_path)) as learner:
+        learner.train([sample(i, replay_unique_id=f"u{i}") for i in range(4)])
+        assert learner.priority_info["replay_unique_id"] == ["u2"]
+        learner.train(as_tree({"index": torch.tensor([7, 8, 9, 6])}))
+        assert learner.priority_info["index"].tolist() == [9]
+
+
+@pytest.mark.parametrize("answer", [None, 0.5, [None]])
+def test_a_forward_that_returns_no_dictionary_is_named(tmp_path, answer):
+    with (
+        BaseLearner({}, Stub([answer]), exp_name=str(tmp_path)) as learner,
+        pytest.raises(PolicyOutputError, match="_forward_learn"),
+    ):
+        learner.train(samples())
