@@ -22,7 +22,7 @@ from PIL import Image
 from dmiddleware import DMiddlewareError, Task
 from dmiddleware.data import from_numpy, load_checkpoint
 from dmiddleware.env import make_env_manager
-from dmiddleware.pipeline import this_node
+from dmiddleware.pipeline import current_node
 from dmiddleware.policy import Policy
 from dmiddleware.rollout import evaluate_episodes
 from dmiddleware.seeding import derive_seed, seed_libraries
@@ -75,7 +75,7 @@ def start(exp_name: str, cfg: Mapping[str, Any], *, seed: int) -> Iterator[RunFo
     """Make the run's folder, with its config and a text log; seed what has no seed of its own."""
     # Networks this small gain nothing from more threads, and lose much to their waking up.
     torch.set_num_threads(1)
-    node = this_node()
+    node = current_node()
     seed_libraries(seed if node is None else derive_seed(seed, "node", node.node_id))
     with RunFolder.create(exp_name) as run:
         run.save_config({"seed": seed, "policy": cfg})

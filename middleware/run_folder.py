@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 import numpy as np
 import yaml
 
-from dmiddleware.pipeline import Role, this_node
+from dmiddleware.pipeline import Role, current_node
 from dmiddleware.tensorboard import TensorboardWriter
 
 __all__ = ["RunFolder"]
@@ -41,7 +41,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        node = this_node()
+        node = current_node()
         self._is_lead = node is None or node.has_role(Role.LEARNER)
         self._node_id = 0 if node is None else node.node_id
         self._made_at = time.perf_counter()
@@ -69,7 +69,7 @@ class RunFolder:
             )
         wanted = Path(root) / name
         wanted.parent.mkdir(parents=True, exist_ok=True)
-        node = this_node()
+        node = current_node()
         stamp = node.next_stamp() if node is not None else ""
         number = 1
         while True:

@@ -25,7 +25,7 @@ import msgspec
 
 from dmiddleware.errors import LaunchError
 from dmiddleware.launch.status import NodeConfig, NodeStatus
-from dmiddleware.pipeline import ThisNode, running_as
+from dmiddleware.pipeline import CurrentNode, running_as
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport import Transport
 from dmiddleware.router.transport.default import SocketTransport
@@ -76,7 +76,7 @@ class _NodeProcess:
             expected_peers=config.n_peers,
             start_timeout_s=config.start_timeout_s,
         )
-        self._node = ThisNode(
+        self._node = CurrentNode(
             router=self._router,
             roles=tuple(config.roles),
             labels=tuple(config.labels),

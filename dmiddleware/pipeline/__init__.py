@@ -1,6 +1,6 @@
 """The pipeline floor: contexts, middleware, tasks and events. It knows nothing of learning."""
 
-from dmiddleware.pipeline.chain import Group, Lock
+from dmiddleware.pipeline.chain import Group, Layer, Lock, Wrapped
 from dmiddleware.pipeline.clock import Clock, Running, SystemClock
 from dmiddleware.pipeline.context import (
     Context,
@@ -11,11 +11,10 @@ from dmiddleware.pipeline.context import (
     produced,
     renewed,
 )
-from dmiddleware.pipeline.current_node import Progress, ThisNode, running_as, this_node
+from dmiddleware.pipeline.current_node import CurrentNode, Progress, current_node, running_as
 from dmiddleware.pipeline.describe import ChainRow, ChainTable
 from dmiddleware.pipeline.event import Delivery, Emission, Event, EventCounters
 from dmiddleware.pipeline.event_bus import EventBus, EventRouter
-from dmiddleware.pipeline.layers import Layer, Wrapped
 from dmiddleware.pipeline.middleware import (
     Middleware,
     Role,
@@ -64,8 +63,8 @@ __all__ = [
     "Timing",
     "TraceFile",
     "merge_traces",
-    "ThisNode",
+    "CurrentNode",
     "Progress",
     "running_as",
-    "this_node",
+    "current_node",
 ]

@@ -1,14 +1,17 @@
-"""Groups of middleware, and the plan: what stands where in a chain, and whether it is active."""
+"""Chains: groups, the plan of what is active, parallel branches, and middleware called by hand."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
 
 from dmiddleware.errors import WaitTimeout
-from dmiddleware.pipeline.branches import Branches
 from dmiddleware.pipeline.context import Context
 from dmiddleware.pipeline.middleware import (
     check_middleware,
@@ -16,9 +19,36 @@ from dmiddleware.pipeline.middleware import (
     middleware_name,
     string_tuple,
 )
-from dmiddleware.pipeline.onion import Chain, Step, around
+from dmiddleware.pipeline.onion import (
+    Chain,
+    CompiledMiddleware,
+    Frames,
+    OnError,
+    around,
+    backward,
+    forward,
+    merge_errors,
+    throw_all,
+    unwind,
+)
 
-__all__ = ["Lock", "Entry", "Group", "Node", "make_entry", "make_plan", "leaves", "Compiler"]
+__all__ = [
+    "Lock",
+    "Entry",
+    "Group",
+    "PlanItem",
+    "make_entry",
+    "make_plan",
+    "leaves",
+    "Compiler",
+    "Branches",
+    "Layer",
+    "Wrapped",
+]
+
+C = TypeVar("C", bound=Context)
+
+_logger = logging.getLogger(__name__)
 
 
 class Lock(Protocol):
@@ -82,7 +112,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class PlanItem:
     """A middleware at its place in a chain.
 
     Attributes:
@@ -95,7 +125,7 @@ class Node:
     entry: Entry
     path: str
     active: bool
-    children: tuple[Node, ...] = ()
+    children: tuple[PlanItem, ...] = ()
 
     @property
     def name(self) -> str:
@@ -158,7 +188,7 @@ def make_entry(mw: Any, *, roles: Iterable[str] | None = None, lock: Lock | None
     return Entry(mw, string_tuple(declared), lock)
 
 
-def make_plan(entries: Sequence[Entry], roles: frozenset[str]) -> tuple[Node, ...]:
+def make_plan(entries: Sequence[Entry], roles: frozenset[str]) -> tuple[PlanItem, ...]:
     """Number the entries, and tell which are active.
 
     Args:
@@ -166,12 +196,12 @@ def make_plan(entries: Sequence[Entry], roles: frozenset[str]) -> tuple[Node, ..
         roles: the task's; none means that everything is active.
     """
     return tuple(
-        _make_node(entry, str(number), roles, within_active=True)
+        _make_item(entry, str(number), roles, within_active=True)
         for number, entry in enumerate(entries, start=1)
     )
 
 
-def leaves(nodes: Iterable[Node]) -> Iterator[Node]:
+def leaves(nodes: Iterable[PlanItem]) -> Iterator[PlanItem]:
     """Yield the nodes that are no groups, in order."""
     for node in nodes:
         if node.is_group:
@@ -195,9 +225,9 @@ class Compiler:
         self._lock_timeout_s = lock_timeout_s
         self._branches: list[Branches] = []
 
-    def compile(self, nodes: Iterable[Node]) -> Chain:
+    def compile(self, nodes: Iterable[PlanItem]) -> Chain:
         """Return the chain of the active nodes."""
-        return Chain(self._steps(nodes))
+        return Chain(self._members(nodes))
 
     def close(self) -> None:
         """End the threads of what was compiled."""
@@ -205,30 +235,30 @@ class Compiler:
             branches.close()
         self._branches.clear()
 
-    def _steps(self, nodes: Iterable[Node]) -> Iterator[Step]:
+    def _members(self, nodes: Iterable[PlanItem]) -> Iterator[CompiledMiddleware]:
         for node in nodes:
             if not node.active:
                 continue
             if node.is_group and not node.is_parallel and node.entry.lock is None:
                 # Its members' way back is a part of the chain's own.
-                yield from self._steps(node.children)
+                yield from self._members(node.children)
             else:
-                yield Step(self._locked(node, self._call(node)), node.label)
+                yield CompiledMiddleware(self._locked(node, self._call(node)), node.label)
 
-    def _call(self, node: Node) -> Callable[[Any], object]:
+    def _call(self, node: PlanItem) -> Callable[[Any], object]:
         if node.is_parallel:
-            chains = [Chain(self._steps((child,))) for child in node.children]
-            branches = Branches([chain for chain in chains if chain.steps], node.label)
+            chains = [Chain(self._members((child,))) for child in node.children]
+            branches = Branches([chain for chain in chains if chain.members], node.label)
             self._branches.append(branches)
             return branches.middleware
         if node.is_group:
-            return Chain(self._steps(node.children)).middleware
+            return Chain(self._members(node.children)).middleware
         call = node.entry.middleware
         for wrapper in self._wrappers:
             call = wrapper(call)
         return call  # type: ignore[no-any-return]
 
-    def _locked(self, node: Node, call: Callable[[Any], object]) -> Callable[[Any], object]:
+    def _locked(self, node: PlanItem, call: Callable[[Any], object]) -> Callable[[Any], object]:
         lock, timeout_s = node.entry.lock, self._lock_timeout_s
         if lock is None:
             return call
@@ -248,11 +278,214 @@ class Compiler:
         return around(call, hold)
 
 
-def _make_node(entry: Entry, path: str, roles: frozenset[str], *, within_active: bool) -> Node:
+class Branches:
+    """Runs chains side by side on the same context.
+
+    A branch has its own thread for all its steps, in both directions, so that what it calls may
+    hold on to the thread (a renderer's context, say). All branches are joined before the step goes
+    on, and again on the way back, where they run side by side, too.
+
+    When branches fail, the others finish the direction they are in. A failed branch is unwound
+    with its own error, then the suspended middleware of the others with the ``ExceptionGroup`` of
+    all errors, branch after branch in reverse order, each on its own thread.
+
+    Args:
+        chains: the branches.
+        label: how messages name them together.
+        report_s: after each so many seconds of waiting, the log names who is waited for.
+    """
+
+    def __init__(self, chains: Iterable[Chain], label: str, *, report_s: float = 60.0) -> None:
+        self._chains = tuple(chains)
+        self._label = label
+        self._report_s = report_s
+        self._threads: tuple[ThreadPoolExecutor, ...] = ()
+        self._abandoned = False
+
+    def middleware(self, ctx: Context) -> Generator[None, None, None]:
+        """Be one middleware of an outer chain."""
+        if not self._threads:
+            self._threads = tuple(
+                ThreadPoolExecutor(1, thread_name_prefix=f"{self._label} branch {number}")
+                for number in range(1, len(self._chains) + 1)
+            )
+        frames: list[Frames] = [[] for _ in self._chains]
+        with OnError(partial(self._unwind_all, frames)):
+            self._run_all(
+                [
+                    partial(_try_forward, chain, ctx, mine)
+                    for chain, mine in zip(self._chains, frames, strict=True)
+                ]
+            )
+            if any(frames):
+                yield
+            self._run_all([partial(_try_backward, mine) for mine in frames])
+
+    def close(self) -> None:
+        """End the threads, which are idle between steps."""
+        for thread in self._threads:
+            thread.shutdown(wait=not self._abandoned)
+        self._threads = ()
+
+    def _run_all(self, halves: Sequence[Callable[[], BaseException | None]]) -> None:
+        futures = [thread.submit(half) for thread, half in zip(self._threads, halves, strict=True)]
+        interrupt = self._join(futures)
+        if interrupt is not None and self._abandoned:
+            raise interrupt
+        errors = [error for future in futures if (error := future.result()) is not None]
+        if interrupt is not None:
+            raise merge_errors(interrupt, errors)
+        if not errors:
+            return
+        if all(isinstance(error, Exception) for error in errors):
+            raise ExceptionGroup(
+                f"{len(errors)} of {len(futures)} branches of {self._label} failed",
+                [error for error in errors if isinstance(error, Exception)],
+            )
+        raise merge_errors(errors[0], errors[1:])
+
+    def _join(self, futures: Sequence[Future[BaseException | None]]) -> KeyboardInterrupt | None:
+        """Wait until all are done, and return an interrupt that came; a second one is obeyed."""
+        interrupt: KeyboardInterrupt | None = None
+        pending = set(futures)
+        while pending:
+            try:
+                _, pending = wait(pending, timeout=self._report_s)
+                if pending:
+                    _logger.warning(
+                        "%s still waits for its branches %s",
+                        self._label,
+                        _unfinished_branches(futures),
+                    )
+            except KeyboardInterrupt as raised:
+                if interrupt is not None:
+                    self._abandoned = True
+                    return interrupt
+                interrupt = raised
+                _logger.warning(
+                    "%s is interrupted; it waits for its branches %s to finish. "
+                    "A second interrupt leaves them alone.",
+                    self._label,
+                    _unfinished_branches(futures),
+                )
+        return interrupt
+
+    def _unwind_all(self, frames: Sequence[Frames], error: BaseException) -> BaseException:
+        if self._abandoned:
+            return error
+        further: list[BaseException] = []
+        for thread, mine in reversed(list(zip(self._threads, frames, strict=True))):
+            if mine:
+                error = thread.submit(throw_all, mine, error, further).result()
+        return merge_errors(error, further)
+
+
+def _try_forward(chain: Chain, ctx: Context, frames: Frames) -> BaseException | None:
+    try:
+        forward(chain.members, ctx, frames)
+    except BaseException as error:  # noqa: BLE001 (raised by the thread that runs the step)
+        return unwind(frames, error)
+    return None
+
+
+def _try_backward(frames: Frames) -> BaseException | None:
+    try:
+        backward(frames)
+    except BaseException as error:  # noqa: BLE001 (raised by the thread that runs the step)
+        return unwind(frames, error)
+    return None
+
+
+def _unfinished_branches(futures: Sequence[Future[BaseException | None]]) -> str:
+    return ", ".join(str(n) for n, future in enumerate(futures, 1) if not future.done())
+
+
+class Layer:
+    """A middleware whose way forward has run, and whose way back is still to come.
+
+    Take it back with :meth:`back`, or use it in a ``with``, which also unwinds it when the block
+    raises. A layer that no one takes back is taken back by the task at the end of the step.
+
+    Args:
+        chain: the compiled middleware; its way forward runs here.
+        ctx: the context.
+    """
+
+    def __init__(self, chain: Chain, ctx: Context) -> None:
+        self._frames: Frames = []
+        with OnError(partial(unwind, self._frames)):
+            forward(chain.members, ctx, self._frames)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something is still suspended."""
+        return bool(self._frames)
+
+    def back(self) -> None:
+        """Run the way back; twice is fine."""
+        with OnError(partial(unwind, self._frames)):
+            backward(self._frames)
+
+    def unwind(self, error: BaseException) -> BaseException:
+        """Throw an error into what is suspended, and return what is to be raised."""
+        return unwind(self._frames, error)
+
+    def close(self) -> None:
+        """Run the ``finally`` blocks of what is suspended, and nothing else of it; twice is fine.
+
+        Raises:
+            BaseException: what they raise; all of them have run then.
+        """
+        errors: list[BaseException] = []
+        while self._frames:
+            step, generator = self._frames.pop()
+            try:
+                generator.close()
+            except BaseException as error:  # noqa: BLE001 (raised below)
+                error.add_note(f"in {step.label} while it was closed")
+                errors.append(error)
+        if errors:
+            raise merge_errors(errors[0], errors[1:], what="closing a layer")
+
+    def __enter__(self) -> Layer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.back()
+        else:
+            OnError(self.unwind).__exit__(kind, error, traceback)
+
+
+class Wrapped(Generic[C]):
+    """A middleware that can be called from within another; made by ``task.wrap``.
+
+    Used in a chain, it is the middleware itself, with its lock.
+
+    Args:
+        entry: the middleware.
+        begin: runs its way forward.
+    """
+
+    def __init__(self, entry: Entry, begin: Callable[[C], Layer]) -> None:
+        self.entry = entry
+        self._begin = begin
+
+    def __call__(self, ctx: C) -> Layer:
+        """Run the way forward, and return the layer, which is to be taken back."""
+        return self._begin(ctx)
+
+
+def _make_item(entry: Entry, path: str, roles: frozenset[str], *, within_active: bool) -> PlanItem:
     active = within_active and (not roles or not entry.roles or not roles.isdisjoint(entry.roles))
     members = entry.middleware.entries if isinstance(entry.middleware, Group) else ()
     children = tuple(
-        _make_node(member, f"{path}.{number}", roles, within_active=active)
+        _make_item(member, f"{path}.{number}", roles, within_active=active)
         for number, member in enumerate(members, start=1)
     )
-    return Node(entry, path, active, children)
+    return PlanItem(entry, path, active, children)

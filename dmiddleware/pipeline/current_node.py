@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from dmiddleware.pipeline.clock import Clock, SystemClock
 from dmiddleware.pipeline.event_bus import EventRouter
 
-__all__ = ["Progress", "ThisNode", "running_as", "this_node"]
+__all__ = ["Progress", "CurrentNode", "running_as", "current_node"]
 
 
 class _StoppableTask(Protocol):
@@ -51,7 +51,7 @@ class Progress:
     blocked_s: float = 0.0
 
 
-class ThisNode:
+class CurrentNode:
     """One process of a run.
 
     Args:
@@ -155,16 +155,16 @@ class ThisNode:
         )
 
 
-_current: ContextVar[ThisNode | None] = ContextVar("dmiddleware.this_node", default=None)
+_current: ContextVar[CurrentNode | None] = ContextVar("dmiddleware.current_node", default=None)
 
 
-def this_node() -> ThisNode | None:
+def current_node() -> CurrentNode | None:
     """Return the node that this program runs as, or None if it runs alone."""
     return _current.get()
 
 
 @contextlib.contextmanager
-def running_as(node: ThisNode) -> Iterator[ThisNode]:
+def running_as(node: CurrentNode) -> Iterator[CurrentNode]:
     """Let tasks that are built within join the network as ``node``."""
     token = _current.set(node)
     try:

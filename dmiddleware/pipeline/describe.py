@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dmiddleware.pipeline.chain import Node
+from dmiddleware.pipeline.chain import PlanItem
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -90,7 +90,7 @@ class ChainTable:
         return table
 
 
-def describe_chain(title: str, nodes: Iterable[Node]) -> ChainTable:
+def describe_chain(title: str, nodes: Iterable[PlanItem]) -> ChainTable:
     """Describe a chain.
 
     Args:
@@ -100,7 +100,7 @@ def describe_chain(title: str, nodes: Iterable[Node]) -> ChainTable:
     return ChainTable(title, tuple(_rows(nodes)))
 
 
-def _rows(nodes: Iterable[Node]) -> Iterator[ChainRow]:
+def _rows(nodes: Iterable[PlanItem]) -> Iterator[ChainRow]:
     for node in nodes:
         yield ChainRow(
             node.path,

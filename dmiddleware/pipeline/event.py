@@ -1,4 +1,4 @@
-"""Events, their delivery contracts, and the queue that keeps them. Pure: no thread, no clock."""
+"""Events, their delivery contracts, and the queue that stores them. Pure: no thread, no clock."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from dmiddleware.errors import EventError
 
-__all__ = ["Delivery", "Event", "Emission", "EventCounters", "Handler", "Letter", "Mailbox"]
+__all__ = ["Delivery", "Event", "Emission", "EventCounters", "Handler", "QueuedEvent", "EventQueue"]
 
 Delivery = Literal["reliable", "latest", "lossy"]
-"""How hard an event's arrival is insisted on; see :class:`Event`."""
-"""What becomes of an event that comes faster than it is handled; see :class:`Event`."""
+"""What happens to an event that is emitted faster than it is handled; see :class:`Event`."""
 
 _GLOB_CHARACTERS = frozenset("*?[")
 
@@ -22,19 +21,20 @@ _GLOB_CHARACTERS = frozenset("*?[")
 class Event:
     """An event's name and its delivery contract.
 
-    A plain string in place of an event means the contract declared for that name, or a reliable
-    one.
+    Wherever an event is expected, a plain string means the contract that was declared for that
+    name, or a reliable one.
 
     Args:
-        name: the event; without the glob characters ``*?[``.
-        delivery: ``"reliable"``: all arrive, in order, and a full queue makes the emitter wait;
-            ``"latest"``: one that is not yet handled is replaced by the next, since only the newest
-            matters; ``"lossy"``: dropped, and counted, when the queue is full.
-        capacity: how many may wait in the queue.
-        timeout_s: how many seconds an emitter waits at a full queue.
+        name: the event; must not contain the glob characters ``*?[``.
+        delivery: ``"reliable"``: every emission arrives, in order, and a full queue makes the
+            emitter wait; ``"latest"``: a newer emission replaces one that is still in the queue,
+            since only the newest matters; ``"lossy"``: dropped, and counted, when the queue is
+            full.
+        capacity: how many emissions may wait in the queue.
+        timeout_s: how many seconds an emitter waits for room in a full queue.
 
     Raises:
-        EventError: for an impossible value.
+        EventError: for an invalid value.
     """
 
     name: str
@@ -45,8 +45,8 @@ class Event:
     def __post_init__(self) -> None:
         if not self.name or _GLOB_CHARACTERS.intersection(self.name):
             raise EventError(
-                f"an event's name is not empty and has none of the characters *?[, got "
-                f"{self.name!r}; patterns are for off() only"
+                f"an event's name must not be empty or contain any of *?[, got {self.name!r}; "
+                "only off() takes patterns"
             )
         if self.delivery not in get_args(Delivery):
             raise EventError(
@@ -61,7 +61,7 @@ class Event:
 
 
 class Emission(NamedTuple):
-    """What an event was emitted with.
+    """The arguments of one emission of an event.
 
     Attributes:
         args: the positional arguments.
@@ -74,12 +74,12 @@ class Emission(NamedTuple):
 
 @dataclass(slots=True)
 class EventCounters:
-    """What became of the emissions of one event that someone listened to.
+    """Counters of the emissions of one event, from its first handler on.
 
     Attributes:
         emitted: accepted or dropped.
-        handled: given to the handlers.
-        dropped: not queued, since the queue was full (lossy events).
+        handled: passed to the handlers.
+        dropped: not queued because the queue was full (lossy events).
         replaced: by a newer one before they were handled (latest events).
         failed: handler calls that raised.
         waiting: in the queue now.
@@ -110,13 +110,13 @@ class Handler:
 
 
 @dataclass(slots=True)
-class Letter:
-    """One emission on its way.
+class QueuedEvent:
+    """One emission in the queue.
 
     Attributes:
-        event: its event.
+        event: the event that was emitted.
         emission: its arguments.
-        handlers: who listened when it was emitted, in order of registration.
+        handlers: the handlers at the time of the emission, in order of registration.
     """
 
     event: Event
@@ -124,35 +124,35 @@ class Letter:
     handlers: tuple[Handler, ...] = field(default=(), repr=False)
 
 
-class Mailbox:
-    """A queue of letters in the order of their emission, each event bounded on its own."""
+class EventQueue:
+    """A queue of emissions in order, with a capacity for each event."""
 
     def __init__(self) -> None:
-        self._letters: deque[Letter] = deque()
-        self._newest: dict[str, Letter] = {}
+        self._items: deque[QueuedEvent] = deque()
+        self._newest: dict[str, QueuedEvent] = {}
         self.counters: dict[str, EventCounters] = {}
 
     def __len__(self) -> int:
-        return len(self._letters)
+        return len(self._items)
 
-    def offer(self, letter: Letter, *, reserve: bool = False) -> bool:
-        """Queue a letter.
+    def offer(self, item: QueuedEvent, *, reserve: bool = False) -> bool:
+        """Queue an emission.
 
         Args:
-            letter: what to queue.
-            reserve: allow twice the event's capacity; for those who empty the queue, and cannot
-                wait for themselves.
+            item: the emission.
+            reserve: allow twice the event's capacity; for handlers, which empty the queue and so
+                cannot wait for room in it.
 
         Returns:
-            False if there is no room for a reliable letter; True if the letter was dealt with as
-            its contract says.
+            False if there is no room for a reliable event; True if the emission was queued, dropped
+            or merged as its contract says.
         """
-        event = letter.event
+        event = item.event
         counters = self.counters.setdefault(event.name, EventCounters())
         if event.delivery == "latest":
-            self._offer_latest(letter, counters)
+            self._offer_latest(item, counters)
         elif counters.waiting < event.capacity * (2 if reserve else 1):
-            self._append(letter, counters)
+            self._append(item, counters)
         elif event.delivery == "lossy":
             counters.dropped += 1
         else:
@@ -160,31 +160,31 @@ class Mailbox:
         counters.emitted += 1
         return True
 
-    def take(self) -> Letter | None:
-        """Return the oldest letter, or None if there is none."""
-        if not self._letters:
+    def take(self) -> QueuedEvent | None:
+        """Remove and return the oldest emission, or None if the queue is empty."""
+        if not self._items:
             return None
-        letter = self._letters.popleft()
-        name = letter.event.name
-        if self._newest.get(name) is letter:
+        item = self._items.popleft()
+        name = item.event.name
+        if self._newest.get(name) is item:
             del self._newest[name]
         self.counters[name].waiting -= 1
-        return letter
+        return item
 
     def waiting(self) -> dict[str, int]:
-        """Return how many letters of each event wait."""
+        """Return the number of queued emissions of each event that has any."""
         return {name: c.waiting for name, c in self.counters.items() if c.waiting}
 
-    def _append(self, letter: Letter, counters: EventCounters) -> None:
-        self._letters.append(letter)
+    def _append(self, item: QueuedEvent, counters: EventCounters) -> None:
+        self._items.append(item)
         counters.waiting += 1
 
-    def _offer_latest(self, letter: Letter, counters: EventCounters) -> None:
-        waiting = self._newest.get(letter.event.name)
-        if waiting is None:
-            self._newest[letter.event.name] = letter
-            self._append(letter, counters)
+    def _offer_latest(self, item: QueuedEvent, counters: EventCounters) -> None:
+        queued = self._newest.get(item.event.name)
+        if queued is None:
+            self._newest[item.event.name] = item
+            self._append(item, counters)
         else:
-            # In the older one's place: a steady stream must not put off its own delivery.
-            waiting.emission, waiting.handlers = letter.emission, letter.handlers
+            # It keeps its position in the queue, or a steady stream would delay itself forever.
+            queued.emission, queued.handlers = item.emission, item.handlers
             counters.replaced += 1

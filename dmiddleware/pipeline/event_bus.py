@@ -15,9 +15,9 @@ from dmiddleware.pipeline.event import (
     Emission,
     Event,
     EventCounters,
+    EventQueue,
     Handler,
-    Letter,
-    Mailbox,
+    QueuedEvent,
 )
 
 __all__ = ["EventBus", "EventRouter"]
@@ -99,11 +99,11 @@ class EventBus:
         self._clock = clock if clock is not None else SystemClock()
         self._router = router
         self._changed = threading.Condition()
-        self._mailbox = Mailbox()
+        self._queue = EventQueue()
         self._events: dict[str, Event] = {}
         self._handlers: dict[str, tuple[Handler, ...]] = {}
         self._errors: list[BaseException] = []
-        self._running: Letter | None = None
+        self._running: QueuedEvent | None = None
         self._thread: Running | None = None
         self._closing = False
         self._routing = threading.Lock()
@@ -247,7 +247,7 @@ class EventBus:
         with self._changed:
             return {
                 name: dataclasses.replace(counters)
-                for name, counters in self._mailbox.counters.items()
+                for name, counters in self._queue.counters.items()
             }
 
     def close(self, *, timeout_s: float = 10.0) -> None:
@@ -345,20 +345,20 @@ class EventBus:
             handlers = self._handlers.get(event.name)
             if not handlers:
                 return
-            letter = Letter(event, emission, handlers)
-            if not self._mailbox.offer(letter, reserve=in_handler):
-                self._wait_for_room(letter, in_handler=in_handler, waits=waits)
+            item = QueuedEvent(event, emission, handlers)
+            if not self._queue.offer(item, reserve=in_handler):
+                self._wait_for_room(item, in_handler=in_handler, waits=waits)
             if self._thread is None:
                 self._start()
             self._changed.notify_all()
 
-    def _wait_for_room(self, letter: Letter, *, in_handler: bool, waits: bool) -> None:
-        event = letter.event
+    def _wait_for_room(self, item: QueuedEvent, *, in_handler: bool, waits: bool) -> None:
+        event = item.event
         accepted = (
             waits
             and not in_handler
             and self._clock.wait_for(
-                self._changed, lambda: self._closing or self._mailbox.offer(letter), event.timeout_s
+                self._changed, lambda: self._closing or self._queue.offer(item), event.timeout_s
             )
         )
         if accepted and self._closing:
@@ -370,27 +370,27 @@ class EventBus:
         self._thread = self._clock.spawn(self._work, name=self._name)
 
     def _work(self) -> None:
-        while (letter := self._next()) is not None:
-            for handler in letter.handlers:
-                self._call(letter, handler)
+        while (item := self._next()) is not None:
+            for handler in item.handlers:
+                self._call(item, handler)
 
-    def _next(self) -> Letter | None:
+    def _next(self) -> QueuedEvent | None:
         with self._changed:
             self._running = None
             self._changed.notify_all()
-            while (letter := self._mailbox.take()) is None:
+            while (item := self._queue.take()) is None:
                 if self._closing:
                     return None
                 self._clock.wait_for(
-                    self._changed, lambda: self._closing or bool(self._mailbox), None
+                    self._changed, lambda: self._closing or bool(self._queue), None
                 )
-            self._running = letter
+            self._running = item
             self._changed.notify_all()
-            self._mailbox.counters[letter.event.name].handled += 1
-            return letter
+            self._queue.counters[item.event.name].handled += 1
+            return item
 
-    def _call(self, letter: Letter, handler: Handler) -> None:
-        name = letter.event.name
+    def _call(self, item: QueuedEvent, handler: Handler) -> None:
+        name = item.event.name
         with self._changed:
             if not handler.active:
                 return
@@ -399,13 +399,13 @@ class EventBus:
         if handler.once:
             self._tell_router(name)
         try:
-            handler.function(*letter.emission.args, **letter.emission.kwargs)
+            handler.function(*item.emission.args, **item.emission.kwargs)
         except BaseException as error:
             error.add_note(f"in handler {_name(handler.function)} of the event {name!r}")
             _logger.debug("a handler of %r failed", name, exc_info=error)
             with self._changed:
                 self._errors.append(error)
-                self._mailbox.counters[name].failed += 1
+                self._queue.counters[name].failed += 1
 
     def _is_in_handler(self) -> bool:
         return self._thread is not None and self._thread.is_current()
@@ -418,7 +418,7 @@ class EventBus:
             )
 
     def _is_idle(self) -> bool:
-        return not self._mailbox and self._running is None
+        return not self._queue and self._running is None
 
     def _is_running(self, handler: Handler) -> bool:
         return self._running is not None and handler in self._running.handlers
@@ -440,7 +440,7 @@ class EventBus:
 
     def _unfinished(self) -> str:
         parts = [self._doing()] if self._running is not None else []
-        parts += [f"{count} of {name!r} wait" for name, count in self._mailbox.waiting().items()]
+        parts += [f"{count} of {name!r} wait" for name, count in self._queue.waiting().items()]
         return "events are not handled yet: " + "; ".join(parts)
 
 

@@ -22,14 +22,24 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import GeneratorType
+from functools import partial
+from types import GeneratorType, TracebackType
 from typing import Any, TypeAlias
 
 from dmiddleware.errors import MiddlewareError
 from dmiddleware.pipeline.context import Context
 from dmiddleware.pipeline.middleware import middleware_name
 
-__all__ = ["SkipRest", "Step", "Suspended", "Frames", "Chain", "around", "merge_errors"]
+__all__ = [
+    "SkipRest",
+    "CompiledMiddleware",
+    "Suspended",
+    "Frames",
+    "Chain",
+    "around",
+    "merge_errors",
+    "OnError",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -51,7 +61,7 @@ _SKIP: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CompiledMiddleware:
     """One compiled middleware.
 
     Attributes:
@@ -63,20 +73,20 @@ class Step:
     label: str
 
 
-Frames: TypeAlias = list[tuple[Step, Suspended]]
+Frames: TypeAlias = list[tuple[CompiledMiddleware, Suspended]]
 
 
 class Chain:
     """A compiled chain.
 
     Args:
-        steps: in order of the way forward.
+        members: in order of the way forward.
     """
 
-    __slots__ = ("steps",)
+    __slots__ = ("members",)
 
-    def __init__(self, steps: Iterable[Step]) -> None:
-        self.steps = tuple(steps)
+    def __init__(self, members: Iterable[CompiledMiddleware]) -> None:
+        self.members = tuple(members)
 
     def run(self, ctx: Context) -> None:
         """Go through the chain once, and back.
@@ -85,52 +95,42 @@ class Chain:
             MiddlewareError: when a middleware yields a second time, or returns a function.
         """
         frames: Frames = []
-        try:
-            forward(self.steps, ctx, frames)
+        with OnError(partial(unwind, frames)):
+            forward(self.members, ctx, frames)
             backward(frames)
-        except BaseException as error:
-            leaving = unwind(frames, error)
-            if leaving is not error:
-                raise leaving from leaving.__cause__
-            raise
 
     def middleware(self, ctx: Context) -> Generator[Any, None, None]:
         """Be one middleware of an outer chain: the way back is the outer chain's."""
         frames: Frames = []
-        try:
-            completed = forward(self.steps, ctx, frames)
+        with OnError(partial(unwind, frames)):
+            completed = forward(self.members, ctx, frames)
             if frames:
                 yield None if completed else _SKIP
             elif not completed:
                 raise SkipRest
             backward(frames)
-        except BaseException as error:
-            leaving = unwind(frames, error)
-            if leaving is not error:
-                raise leaving from leaving.__cause__
-            raise
 
 
-def forward(steps: Sequence[Step], ctx: Context, frames: Frames) -> bool:
+def forward(members: Sequence[CompiledMiddleware], ctx: Context, frames: Frames) -> bool:
     """Run the way forward; suspended middleware are appended to ``frames``.
 
     Returns:
         Whether it went to the end; False when a middleware raised :class:`SkipRest`.
     """
     push = frames.append
-    step = None
+    member = None
     try:
-        for step in steps:
-            call = step.call  # by itself: the interpreter is faster so than with step.call(ctx)
+        for member in members:
+            call = member.call  # by itself: the interpreter is faster so than with member.call(ctx)
             result = call(ctx)
             if result is None:
                 continue
-            if type(result) is not GeneratorType and not _is_generator(result, step):
+            if type(result) is not GeneratorType and not _is_generator(result, member):
                 continue
             mark = next(result, _DONE)  # type: ignore[call-overload]
             if mark is _DONE:
                 continue
-            push((step, result))  # type: ignore[arg-type]
+            push((member, result))  # type: ignore[arg-type]
             if mark is _SKIP:
                 return False
     except SkipRest:
@@ -138,10 +138,10 @@ def forward(steps: Sequence[Step], ctx: Context, frames: Frames) -> bool:
     except StopIteration as stop:
         # It must not pass for the end of a generator further out.
         error = RuntimeError("a middleware raised StopIteration")
-        _note(error, step, "")
+        _note(error, member, "")
         raise error from stop
     except BaseException as error:
-        _note(error, step, "")
+        _note(error, member, "")
         raise
     return True
 
@@ -149,14 +149,14 @@ def forward(steps: Sequence[Step], ctx: Context, frames: Frames) -> bool:
 def backward(frames: Frames) -> None:
     """Run the way back, the last suspended first; each is taken off ``frames`` before it runs."""
     pop = frames.pop
-    step = None
+    member = None
     try:
         while frames:
-            step, generator = pop()
+            member, generator = pop()
             if next(generator, _DONE) is not _DONE:
-                raise _second_yield(step.label, generator)
+                raise _second_yield(member.label, generator)
     except BaseException as error:
-        _note(error, step, " on the way back")
+        _note(error, member, " on the way back")
         raise
 
 
@@ -183,14 +183,14 @@ def throw_all(frames: Frames, error: BaseException, further: list[BaseException]
     """
     traceback = error.__traceback__
     while frames:
-        step, generator = frames.pop()
-        raised = _throw(step, generator, error)
+        member, generator = frames.pop()
+        raised = _throw(member, generator, error)
         if raised is None:
             error.add_note(
-                f"{step.label} caught it; what is thrown into a middleware cannot be swallowed"
+                f"{member.label} caught it; what is thrown into a middleware cannot be swallowed"
             )
         elif raised is not error:
-            _note(raised, step, " while an error passed through it")
+            _note(raised, member, " while an error passed through it")
             continued, others = _part(raised, error)
             if continued is not error:
                 error, traceback = continued, continued.__traceback__
@@ -226,6 +226,33 @@ def _comes_from(error: BaseException, source: BaseException) -> bool:
         seen.add(id(link))
         link = link.__cause__
     return False
+
+
+class OnError:
+    """A context manager that replaces an error that leaves its block.
+
+    Args:
+        replace: takes the error and returns the one to raise, which may be the same one.
+    """
+
+    __slots__ = ("_replace",)
+
+    def __init__(self, replace: Callable[[BaseException], BaseException]) -> None:
+        self._replace = replace
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            replacement = self._replace(error)
+            if replacement is not error:
+                raise replacement from replacement.__cause__
 
 
 def merge_errors(
@@ -274,18 +301,18 @@ def around(
             the suspended middleware does so on its way back.
     """
     name = middleware_name(call)
-    step = Step(call, name)
+    member = CompiledMiddleware(call, name)
 
     def guarded(ctx: Any) -> Generator[Any, None, None]:
         with guard(ctx, "forward"):
-            generator, mark = _start(step, ctx)
+            generator, mark = _start(member, ctx)
         if generator is None:
             return
         try:
             yield mark
         except BaseException as error:
             with guard(ctx, "back"):
-                raised = _throw(step, generator, error)
+                raised = _throw(member, generator, error)
                 if raised is error:
                     raise
                 if raised is not None:
@@ -300,16 +327,18 @@ def around(
     return guarded
 
 
-def _start(step: Step, ctx: Any) -> tuple[Suspended | None, object]:
+def _start(member: CompiledMiddleware, ctx: Any) -> tuple[Suspended | None, object]:
     """Run the way forward; return the suspended generator, if any, and what it yielded."""
-    result: Any = step.call(ctx)
-    if result is None or not _is_generator(result, step):
+    result: Any = member.call(ctx)
+    if result is None or not _is_generator(result, member):
         return None, None
     mark = next(result, _DONE)
     return (None, None) if mark is _DONE else (result, mark)
 
 
-def _throw(step: Step, generator: Suspended, error: BaseException) -> BaseException | None:
+def _throw(
+    member: CompiledMiddleware, generator: Suspended, error: BaseException
+) -> BaseException | None:
     """Return what came out: the error itself, another one, or None if the generator returned."""
     try:
         generator.throw(error)
@@ -317,16 +346,16 @@ def _throw(step: Step, generator: Suspended, error: BaseException) -> BaseExcept
         return None
     except BaseException as raised:  # noqa: BLE001 (the caller raises it)
         return raised
-    return _second_yield(step.label, generator)
+    return _second_yield(member.label, generator)
 
 
-def _is_generator(result: object, step: Step) -> bool:
+def _is_generator(result: object, member: CompiledMiddleware) -> bool:
     if isinstance(result, Generator):
         return True
     if callable(result):
         raise MiddlewareError(
-            f"{step.label} returned {result!r}, which is callable; if it is a function that builds "
-            "a middleware, call it when you use it: use(build(...))"
+            f"{member.label} returned {result!r}, which is callable; if it is a function that "
+            "returns a middleware, call it: use(build(...))"
         )
     return False
 
@@ -350,8 +379,8 @@ def _second_yield(label: str, generator: Suspended) -> MiddlewareError:
     return error
 
 
-def _note(error: BaseException, step: Step | None, where: str) -> None:
-    note = f"in {step.label}{where}" if step is not None else "before the first middleware"
+def _note(error: BaseException, member: CompiledMiddleware | None, where: str) -> None:
+    note = f"in {member.label}{where}" if member is not None else "before the first middleware"
     # A wrapped middleware is one step within another of the same label.
     if note not in getattr(error, "__notes__", ()):
         error.add_note(note)

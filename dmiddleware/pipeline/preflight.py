@@ -7,7 +7,7 @@ import enum
 from collections.abc import Iterable, Sequence
 
 from dmiddleware.errors import ChainError
-from dmiddleware.pipeline.chain import Node, leaves
+from dmiddleware.pipeline.chain import PlanItem, leaves
 from dmiddleware.pipeline.context import Context, FieldKind
 from dmiddleware.pipeline.middleware import Role, is_generator_middleware
 from dmiddleware.registry import nearest
@@ -36,7 +36,7 @@ _SLIP = 0.8
 
 
 def check_chain(
-    nodes: Sequence[Node], ctx: Context, roles: frozenset[str], *, has_peers: bool = False
+    nodes: Sequence[PlanItem], ctx: Context, roles: frozenset[str], *, has_peers: bool = False
 ) -> None:
     """Refuse a chain that cannot run.
 
@@ -57,7 +57,7 @@ def check_chain(
 
 class _Check:
     def __init__(
-        self, nodes: Sequence[Node], ctx: Context, roles: frozenset[str], *, has_peers: bool
+        self, nodes: Sequence[PlanItem], ctx: Context, roles: frozenset[str], *, has_peers: bool
     ) -> None:
         self._has_peers = has_peers
         self._nodes = nodes
@@ -100,7 +100,7 @@ class _Check:
                         f"{near[0]!r}? A role of your own is a member of your own StrEnum."
                     )
 
-    def _check_locks(self, nodes: Iterable[Node], held: tuple[object, ...]) -> None:
+    def _check_locks(self, nodes: Iterable[PlanItem], held: tuple[object, ...]) -> None:
         for node in nodes:
             lock = node.entry.lock
             if lock is not None and any(lock is other for other in held):
@@ -112,7 +112,7 @@ class _Check:
             inner = (*held, lock) if node.is_parallel and lock is not None else held
             self._check_locks(node.children, inner)
 
-    def _check_fields(self, nodes: Iterable[Node], written: set[str]) -> None:
+    def _check_fields(self, nodes: Iterable[PlanItem], written: set[str]) -> None:
         """Check the reads of the nodes, and add to ``written`` what they write."""
         for node in nodes:
             if not node.active:
@@ -132,7 +132,7 @@ class _Check:
                 if self._has_peers:
                     written.update(node.receives)
 
-    def _is_satisfied(self, node: Node, name: str) -> bool:
+    def _is_satisfied(self, node: PlanItem, name: str) -> bool:
         if self._kinds.get(name) in (FieldKind.KEPT, FieldKind.RENEWED):
             return True
         is_kept = self._ctx.is_kept(name)
@@ -142,7 +142,7 @@ class _Check:
         arrives = is_kept or is_generator_middleware(node.entry.middleware)
         return arrives and any(name in other.writes for other in self._active)
 
-    def _unwritten(self, node: Node, name: str) -> str:
+    def _unwritten(self, node: PlanItem, name: str) -> str:
         start = f"{node.label} reads ctx.{name}, which"
         others = [other for other in self._active if name in other.writes and other is not node]
         if others:
@@ -170,7 +170,9 @@ class _Check:
             f"middleware before it that declares writes=({name!r},)."
         )
 
-    def _written_elsewhere(self, node: Node, name: str, others: Sequence[Node], start: str) -> str:
+    def _written_elsewhere(
+        self, node: PlanItem, name: str, others: Sequence[PlanItem], start: str
+    ) -> str:
         place = self._order[node.path]
         earlier = [other for other in others if self._order[other.path] < place]
         if earlier:
@@ -183,7 +185,7 @@ class _Check:
             f"the field over to the next step: ctx.keep({name!r})"
         )
 
-    def _check_write(self, node: Node, name: str) -> None:
+    def _check_write(self, node: PlanItem, name: str) -> None:
         if name in self._kinds or name in self._ctx.__dict__ or self._ctx.is_kept(name):
             return
         if any(name in other.reads for other in self._active):
@@ -196,12 +198,12 @@ class _Check:
             )
 
 
-def _declared_roles(nodes: Iterable[Node]) -> Iterable[str]:
+def _declared_roles(nodes: Iterable[PlanItem]) -> Iterable[str]:
     for node in _every(nodes):
         yield from node.entry.roles
 
 
-def _every(nodes: Iterable[Node]) -> Iterable[Node]:
+def _every(nodes: Iterable[PlanItem]) -> Iterable[PlanItem]:
     for node in nodes:
         yield node
         yield from _every(node.children)

@@ -14,23 +14,23 @@ from dmiddleware.pipeline.chain import (
     Compiler,
     Entry,
     Group,
+    Layer,
     Lock,
-    Node,
+    PlanItem,
+    Wrapped,
     leaves,
     make_entry,
     make_plan,
 )
 from dmiddleware.pipeline.clock import Clock, SystemClock
 from dmiddleware.pipeline.context import Context
-from dmiddleware.pipeline.current_node import this_node
+from dmiddleware.pipeline.current_node import current_node
 from dmiddleware.pipeline.describe import ChainTable, describe_chain
-from dmiddleware.pipeline.emitter import Emitter
-from dmiddleware.pipeline.event import Event
+from dmiddleware.pipeline.event import Emission, Event
 from dmiddleware.pipeline.event_bus import EventBus, EventRouter
-from dmiddleware.pipeline.layers import Layer, Wrapped
 from dmiddleware.pipeline.lifecycle import Lifecycle
 from dmiddleware.pipeline.middleware import Middleware, Wrapper, middleware_name, string_tuple
-from dmiddleware.pipeline.onion import Chain, merge_errors
+from dmiddleware.pipeline.onion import Chain, OnError, merge_errors
 from dmiddleware.pipeline.preflight import check_chain
 from dmiddleware.seeding import derive_seed
 
@@ -43,7 +43,7 @@ _logger = logging.getLogger(__name__)
 _STOPPED = Event("task.stopped")
 
 
-class Task(Emitter, Generic[C]):
+class Task(Generic[C]):
     """Runs a chain of middleware on a context, step after step.
 
     Use it in a ``with``: at the end, the middleware are closed in reverse order, also after an
@@ -82,7 +82,7 @@ class Task(Emitter, Generic[C]):
         clock: Clock | None = None,
         lock_timeout_s: float = 600.0,
     ) -> None:
-        node = this_node() if router is None else None
+        node = current_node() if router is None else None
         if node is not None:
             router, roles, labels = node.router, roles or node.roles, (*node.labels, *labels)
             clock = clock if clock is not None else node.clock
@@ -129,15 +129,12 @@ class Task(Emitter, Generic[C]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is not None:
-            self._stopped_ok = False
-        errors = self._close_all()
-        if error is None and errors:
-            raise merge_errors(errors[0], errors[1:], what="closing the task")
-        if error is not None:
-            leaving = merge_errors(error, errors, what="the task")
-            if leaving is not error:
-                raise leaving from leaving.__cause__
+        if error is None:
+            self.close()
+            return
+        self._stopped_ok = False
+        closing = OnError(lambda error: merge_errors(error, self._close_all(), what="the task"))
+        closing.__exit__(kind, error, traceback)
 
     @property
     def roles(self) -> frozenset[str]:
@@ -313,14 +310,55 @@ class Task(Emitter, Generic[C]):
         Raises:
             BaseException: what one of them raises, after it was thrown into the others.
         """
-        try:
+        with OnError(self._unwind_layers):
             while self._layers:
                 self._layers.pop().back()
-        except BaseException as error:
-            leaving = self._unwind_layers(error)
-            if leaving is not error:
-                raise leaving from leaving.__cause__
-            raise
+
+    def on(self, event: str | Event, function: Callable[..., object]) -> None:
+        """Call the function for every emission of the event from now on.
+
+        Handlers run one at a time, in the order of the emissions, on a thread of their own. What
+        one raises is raised by :meth:`run` at the end of the step.
+        """
+        self.events.on(event, function)
+
+    def once(self, event: str | Event, function: Callable[..., object]) -> None:
+        """Call the function for the next emission of the event only."""
+        self.events.once(event, function)
+
+    def off(self, event: str | Event, function: Callable[..., object] | None = None) -> int:
+        """Call functions no more; see :meth:`EventBus.off`. Glob patterns are allowed.
+
+        Returns:
+            How many registrations were removed.
+        """
+        return self.events.off(event, function)
+
+    def emit(
+        self,
+        event: str | Event,
+        *args: Any,
+        only_local: bool = False,
+        only_remote: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Tell all who listen to the event; see :meth:`EventBus.emit`.
+
+        Raises:
+            EventQueueFull: when the queue stayed full past the event's deadline.
+        """
+        self.events.emit(event, *args, only_local=only_local, only_remote=only_remote, **kwargs)
+
+    def wait_for(self, event: str | Event, timeout_s: float) -> Emission:
+        """Wait for the next emission of the event.
+
+        Returns:
+            What it was emitted with, as ``(args, kwargs)``.
+
+        Raises:
+            WaitTimeout: when it does not come in time.
+        """
+        return self.events.wait_for(event, timeout_s=timeout_s)
 
     def renew(self) -> Self:
         """Put the context of the next step in place of this one's; :meth:`run` does it itself."""
@@ -497,7 +535,7 @@ class Task(Emitter, Generic[C]):
         self._compilers.append(compiler)
         return compiler.compile(make_plan(entries, self._roles))
 
-    def _plan(self) -> tuple[Node, ...]:
+    def _plan(self) -> tuple[PlanItem, ...]:
         return make_plan(self._entries, self._roles)
 
     def _prepare(self) -> Chain:
@@ -546,19 +584,19 @@ class Task(Emitter, Generic[C]):
 
     def _run_step(self, chain: Chain) -> None:
         try:
-            chain.run(self.ctx)
-            if self._layers:
-                self.backward()
-        except BaseException as error:
-            leaving = merge_errors(self._unwind_layers(error), self.events.take_errors())
-            leaving.add_note(f"in step {self.ctx.total_step} of the task {self.name!r}")
-            if leaving is not error:
-                raise leaving from leaving.__cause__
-            raise
+            with OnError(self._unwind_step):
+                chain.run(self.ctx)
+                if self._layers:
+                    self.backward()
         finally:
             self._step_done = True
         if self._at_step_end or self.events.has_errors:
             self._end_step()
+
+    def _unwind_step(self, error: BaseException) -> BaseException:
+        leaving = merge_errors(self._unwind_layers(error), self.events.take_errors())
+        leaving.add_note(f"in step {self.ctx.total_step} of the task {self.name!r}")
+        return leaving
 
     def _end_step(self) -> None:
         functions, self._at_step_end = self._at_step_end, []

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from dmiddleware.launch.plan import LaunchRequest, NodePlan, plan_nodes
-from dmiddleware.pipeline import ThisNode, running_as
+from dmiddleware.pipeline import CurrentNode, running_as
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.protocol.topology import TopologyName
 from dmiddleware.router.transport.memory import MemoryNetwork
@@ -54,7 +54,7 @@ class ClusterNode:
         plan: what it is to do.
         incarnation: how many lives it has begun.
         router: that of its present or last life.
-        this_node: what its program runs as, in its present or last life.
+        current_node: what its program runs as, in its present or last life.
         result: what the program has returned; None before.
         error: what the program has raised; None if nothing.
         running: whether the program is at work.
@@ -63,7 +63,7 @@ class ClusterNode:
     plan: NodePlan
     incarnation: int = 0
     router: Router | None = None
-    this_node: ThisNode | None = None
+    current_node: CurrentNode | None = None
     result: Any = None
     error: BaseException | None = None
     running: bool = False
@@ -102,7 +102,7 @@ class Cluster:
         delay_s: the least and the most seconds that a message takes; each takes another time.
         options: bounds and times of the routers.
         stamp: what all nodes take the run for, and no other run; see
-            :class:`~dmiddleware.pipeline.ThisNode`. Empty: a word that is never given twice.
+            :class:`~dmiddleware.pipeline.CurrentNode`. Empty: a word that is never given twice.
         start_timeout_s: how long a task waits for its peers before its first step.
         patience_s: real seconds after which a thread that computes counts as stuck.
         find_missed: look for threads that should have been notified; see
@@ -300,7 +300,7 @@ class Cluster:
             start_timeout_s=self._start_timeout_s,
         )
         node.router = router
-        node.this_node = ThisNode(
+        node.current_node = CurrentNode(
             router=router,
             roles=plan.roles,
             labels=plan.labels,
@@ -309,7 +309,7 @@ class Cluster:
         )
         life = node.incarnation
         try:
-            with router, running_as(node.this_node):
+            with router, running_as(node.current_node):
                 result = self._main()
         except Killed:
             raise

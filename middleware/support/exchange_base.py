@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from dmiddleware.data import as_tree
 from dmiddleware.errors import DMiddlewareError, WaitTimeout
-from dmiddleware.pipeline import Event, Role, SkipRest, Task, ThisNode, this_node
+from dmiddleware.pipeline import CurrentNode, Event, Role, SkipRest, Task, current_node
 from middleware.support.checks import check_positive
 
 __all__ = ["LEARNED", "MODEL", "Exchange", "Senders", "Pace"]
@@ -47,14 +47,14 @@ class Exchange:
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
         self._task: Task[Any] | None = None
-        self._node: ThisNode | None = None
+        self._node: CurrentNode | None = None
         self._left: dict[int, str] = {}
         self._learner_ended = False
 
     def setup(self, task: Task[Any]) -> None:
         """Subscribe to what the other processes tell."""
         self._task = task if task.router is not None else None
-        self._node = this_node()
+        self._node = current_node()
         if self._task is not None:
             task.on("node.left", self._handler(self._on_left))
             task.on("node.joined", self._handler(self._on_here))

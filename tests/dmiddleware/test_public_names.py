@@ -24,8 +24,8 @@ PIPELINE = [
     "middleware_location", "around", "SkipRest", "Group", "Wrapped", "Layer", "Lock", "ChainTable",
     "ChainRow",
     "Event", "Delivery", "Emission", "EventBus", "EventCounters", "EventRouter", "Clock", "Running",
-    "SystemClock", "StepTimer", "Timing", "TraceFile", "merge_traces", "ThisNode", "Progress",
-    "running_as", "this_node",
+    "SystemClock", "StepTimer", "Timing", "TraceFile", "merge_traces", "CurrentNode", "Progress",
+    "running_as", "current_node",
 ]  # fmt: skip
 
 TESTING = [

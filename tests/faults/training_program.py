@@ -16,7 +16,7 @@ import numpy as np
 from dmiddleware import Middleware, OnlineRLContext, Role, Task, middleware
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
-from dmiddleware.pipeline import this_node
+from dmiddleware.pipeline import current_node
 from dmiddleware.worker import BaseLearner
 from examples.cartpole_dqn import ENV, make_policy
 from examples.common import finish, start
@@ -63,7 +63,7 @@ def stop_when_told(folder: Path) -> Middleware[OnlineRLContext]:
 def main() -> None:
     """Train, as the node that this process is."""
     folder, seed = Path(os.environ[FOLDER]), int(os.environ[SEED])
-    node = this_node()
+    node = current_node()
     assert node is not None, "this program is started by ditask"
     with Writer(folder / f"{node.node_id}-{os.getpid()}.ledger") as write:
         write("started", os.getpid(), list(node.roles))

@@ -12,10 +12,10 @@ import torch
 from dmiddleware import ChainError, WaitTimeout
 from dmiddleware.data import as_tree, load_checkpoint, save_checkpoint
 from dmiddleware.pipeline import (
+    CurrentNode,
     OnlineRLContext,
     Role,
     Task,
-    ThisNode,
     middleware,
     running_as,
 )
@@ -546,7 +546,7 @@ def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
 
 
 def test_the_launcher_is_told_how_long_a_process_waited(collector: Task[Any]) -> None:
-    with running_as(ThisNode()) as this:
+    with running_as(CurrentNode()) as this:
         collector.use(ContextExchanger(timeout_s=SHORT_S)).use(collect)
         with pytest.raises(WaitTimeout):
             collector.run(max_step=1)

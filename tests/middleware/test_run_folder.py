@@ -7,7 +7,7 @@ import pytest
 import yaml
 from easydict import EasyDict
 
-from dmiddleware.pipeline import ThisNode, running_as
+from dmiddleware.pipeline import CurrentNode, running_as
 from middleware.run_folder import RunFolder
 
 
@@ -82,7 +82,7 @@ def test_writer_is_opened_on_demand_and_closed_twice(tmp_path: Path) -> None:
 
 def create_as(root: Path, *, role: str, stamp: str = "run 1") -> RunFolder:
     """Make the folder as one process of a run would."""
-    node = ThisNode(roles=(role,), stamp=stamp)
+    node = CurrentNode(roles=(role,), stamp=stamp)
     with running_as(node):
         return RunFolder.create("a", root=root)
 
@@ -115,7 +115,7 @@ def test_processes_of_another_run_get_another_folder(tmp_path: Path) -> None:
 
 def test_a_program_that_trains_twice_gets_two_folders(tmp_path: Path) -> None:
     for _ in range(2):
-        with running_as(ThisNode(stamp="run 1")):
+        with running_as(CurrentNode(stamp="run 1")):
             names = [RunFolder.create("a", root=tmp_path).name for _ in range(2)]
         assert names == ["a", "a-2"]
 

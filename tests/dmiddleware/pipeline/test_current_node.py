@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dmiddleware.pipeline import Context, Task, ThisNode, middleware, running_as, this_node
+from dmiddleware.pipeline import Context, CurrentNode, Task, current_node, middleware, running_as
 from dmiddleware.router import Router
 from dmiddleware.seeding import derive_seed
 
@@ -20,26 +20,26 @@ def router(tmp_path: Path) -> Iterator[Router]:
 
 
 def test_a_program_runs_alone_unless_told_otherwise(router: Router) -> None:
-    assert this_node() is None
-    with running_as(ThisNode(router=router)) as node:
-        assert this_node() is node
+    assert current_node() is None
+    with running_as(CurrentNode(router=router)) as node:
+        assert current_node() is node
         assert node.node_id == 4
-    assert this_node() is None
+    assert current_node() is None
 
 
 def test_a_node_without_roles_plays_them_all() -> None:
-    assert ThisNode().has_role("learner")
-    assert ThisNode(roles=("learner",)).has_role("learner")
-    assert not ThisNode(roles=("collector",)).has_role("learner")
+    assert CurrentNode().has_role("learner")
+    assert CurrentNode(roles=("learner",)).has_role("learner")
+    assert not CurrentNode(roles=("collector",)).has_role("learner")
 
 
 def test_what_there_is_once_in_a_run_has_one_word_in_all_processes() -> None:
-    one, other = ThisNode(stamp="run 7"), ThisNode(stamp="run 7")
+    one, other = CurrentNode(stamp="run 7"), CurrentNode(stamp="run 7")
     first = one.next_stamp()
     assert (first, one.next_stamp()) == (other.next_stamp(), other.next_stamp())
     assert first != one.next_stamp()
-    assert first != ThisNode(stamp="run 8").next_stamp()
-    assert ThisNode().next_stamp() == ""
+    assert first != CurrentNode(stamp="run 8").next_stamp()
+    assert CurrentNode().next_stamp() == ""
 
 
 def test_seeds_are_those_of_the_node_and_alone_those_of_the_run(router: Router) -> None:
@@ -49,7 +49,7 @@ def test_seeds_are_those_of_the_node_and_alone_those_of_the_run(router: Router) 
 
 
 def test_a_signal_may_stop_the_node_while_it_takes_note_of_a_task() -> None:
-    node = ThisNode()
+    node = CurrentNode()
 
     class Interrupted:
         """A task during whose registration a signal's handler runs, on the same thread."""
@@ -71,7 +71,7 @@ def test_a_signal_may_stop_the_node_while_it_takes_note_of_a_task() -> None:
 
 
 def test_a_node_knows_whether_it_ends_alone_or_with_the_run() -> None:
-    node = ThisNode()
+    node = CurrentNode()
     with running_as(node), Task(Context()) as first, Task(Context()) as second:
         assert not node.ends_run
         first.stop("asked to leave", only_local=True)

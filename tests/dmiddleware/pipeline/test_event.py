@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dmiddleware import Event
-from dmiddleware.pipeline.event import Emission, EventCounters, Letter, Mailbox
+from dmiddleware.pipeline.event import Emission, EventCounters, EventQueue, QueuedEvent
 
 EVENTS = (
     Event("commands", capacity=3),
@@ -42,33 +42,33 @@ class Model:
         return True
 
 
-class MailboxMachine(RuleBasedStateMachine):
+class QueueMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.mailbox, self.model, self.next_value = Mailbox(), Model(), 0
+        self.queue, self.model, self.next_value = EventQueue(), Model(), 0
 
     @rule(event=st.sampled_from(EVENTS), reserve=st.booleans())
     def offer(self, event, reserve):
         self.next_value += 1
-        letter = Letter(event, Emission((self.next_value,), {}))
-        accepted = self.mailbox.offer(letter, reserve=reserve)
+        item = QueuedEvent(event, Emission((self.next_value,), {}))
+        accepted = self.queue.offer(item, reserve=reserve)
         assert accepted == self.model.offer(event, self.next_value, reserve)
 
     @rule()
     def take(self):
-        letter = self.mailbox.take()
+        item = self.queue.take()
         if not self.model.queue:
-            assert letter is None
+            assert item is None
         else:
-            assert (letter.event.name, *letter.emission.args) == self.model.queue.pop(0)
+            assert (item.event.name, *item.emission.args) == self.model.queue.pop(0)
 
     @invariant()
     def counts_agree(self):
-        assert len(self.mailbox) == len(self.model.queue)
+        assert len(self.queue) == len(self.model.queue)
         names = [name for name, _ in self.model.queue]
-        assert self.mailbox.waiting() == {name: names.count(name) for name in set(names)}
+        assert self.queue.waiting() == {name: names.count(name) for name in set(names)}
         for name, counts in self.model.counts.items():
-            own = self.mailbox.counters[name]
+            own = self.queue.counters[name]
             assert (own.emitted, own.dropped, own.replaced) == (
                 counts.emitted,
                 counts.dropped,
@@ -76,5 +76,5 @@ class MailboxMachine(RuleBasedStateMachine):
             )
 
 
-TestMailbox = MailboxMachine.TestCase
-TestMailbox.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
+TestEventQueue = QueueMachine.TestCase
+TestEventQueue.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)

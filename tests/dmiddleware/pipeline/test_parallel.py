@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-import dmiddleware.pipeline.branches as branches_module
+import dmiddleware.pipeline.chain as chain_module
 from dmiddleware import ChainError, Context, Task, WaitTimeout
-from dmiddleware.pipeline.branches import Branches
-from dmiddleware.pipeline.onion import Chain, Step
+from dmiddleware.pipeline.chain import Branches
+from dmiddleware.pipeline.onion import Chain, CompiledMiddleware
 from dmiddleware.testing import Tape
 
 DEADLINE_S = 20.0
@@ -152,7 +152,7 @@ def test_an_interrupt_raised_in_a_branch_is_not_wrapped():
 
 
 def test_an_interrupt_from_the_keyboard_waits_for_the_branches(monkeypatch, caplog):
-    real_wait = branches_module.wait
+    real_wait = chain_module.wait
     presses = [1]
 
     def wait_interrupted(futures, timeout):
@@ -161,7 +161,7 @@ def test_an_interrupt_from_the_keyboard_waits_for_the_branches(monkeypatch, capl
             raise KeyboardInterrupt
         return real_wait(futures, timeout)
 
-    monkeypatch.setattr(branches_module, "wait", wait_interrupted)
+    monkeypatch.setattr(chain_module, "wait", wait_interrupted)
     tape = Tape()
     with pytest.raises(KeyboardInterrupt) as caught, Task(Context()) as task:
         task.use(task.parallel(tape.generator("a"), tape.generator("b"), fail)).run()
@@ -179,7 +179,7 @@ def test_a_second_interrupt_leaves_the_branches_alone(monkeypatch):
     def slow(ctx):
         tape(gate.wait(DEADLINE_S))
 
-    monkeypatch.setattr(branches_module, "wait", wait_interrupted)
+    monkeypatch.setattr(chain_module, "wait", wait_interrupted)
     with pytest.raises(KeyboardInterrupt), Task(Context()) as task:
         task.use(task.parallel(task.serial(Tape().generator("suspended"), slow))).run()
     gate.set()
@@ -197,12 +197,12 @@ def test_a_long_wait_names_the_branches_in_the_log(caplog):
         def emit(self, record):
             warned.set()
 
-    steps = [[Step(lambda ctx: None, "fast")], [Step(slow, "slow")]]
+    steps = [[CompiledMiddleware(lambda ctx: None, "fast")], [CompiledMiddleware(slow, "slow")]]
     branches = Branches(map(Chain, steps), "middleware 7 (parallel)", report_s=0.01)
-    logger = logging.getLogger(branches_module.__name__)
+    logger = logging.getLogger(chain_module.__name__)
     logger.addHandler(handler := Warned())
     try:
-        Chain([Step(branches.middleware, "parallel")]).run(Context())
+        Chain([CompiledMiddleware(branches.middleware, "parallel")]).run(Context())
     finally:
         logger.removeHandler(handler)
         branches.close()

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from dmiddleware.errors import DeliveryTimeout, WaitTimeout
-from dmiddleware.pipeline import Context, Event, SystemClock, Task, this_node
+from dmiddleware.pipeline import Context, Event, SystemClock, Task, current_node
 from dmiddleware.router import NodeOptions
 from dmiddleware.testing import Cluster, Delivered, SimulationError
 from tests.dmiddleware.testing.number_exchange import N_EVENTS, NumberExchange
@@ -126,7 +126,7 @@ def test_a_killed_node_is_noticed_at_once_and_comes_back_as_a_new_one() -> None:
 
 def test_a_program_that_returns_gives_its_result() -> None:
     def program() -> tuple[int, tuple[str, ...]]:
-        node = this_node()
+        node = current_node()
         assert node is not None
         assert node.router is not None
         return node.router.node_id, node.roles
@@ -141,7 +141,7 @@ def test_a_program_that_returns_gives_its_result() -> None:
 
 def test_what_a_program_raises_names_its_node() -> None:
     def program() -> None:
-        node = this_node()
+        node = current_node()
         if node is not None and node.roles == ("evaluator",):
             raise ValueError("no such thing")
         with Task(Context()) as task:
@@ -277,7 +277,7 @@ def test_a_task_that_is_stopped_before_its_peers_are_ready_does_not_wait_for_the
     with Cluster(program, n=3) as cluster:
         cluster.start(0, 1)
         cluster.run_for(5.0)
-        node = cluster.nodes[0].this_node
+        node = cluster.nodes[0].current_node
         assert node is not None
         node.stop("received SIGTERM")
         results = cluster.join(0, 1, timeout_s=3.0)
