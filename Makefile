@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PYTHONHASHSEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train train-distributed test test-slow check format bench docs clean
+.PHONY: help setup train train-distributed test test-slow check format bench faults docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -25,8 +25,8 @@ train: setup ## Train DQN on CartPole-v1 until it is solved (about a minute)
 train-distributed: setup ## Train the same in four processes: a learner, two collectors, an evaluator
 	$(BIN)/ditask --package . --main examples.cartpole_dqn.main --parallel-workers 4 --topology mesh
 
-test: setup ## Run the test suite (under ten minutes)
-	$(BIN)/python -m pytest -m 'not slow'
+test: setup ## Run the test suite and measure its coverage (under ten minutes)
+	$(BIN)/python -m pytest -m 'not slow' --cov --cov-report=term-missing:skip-covered
 
 test-slow: setup ## Run the tests that take minutes each
 	$(BIN)/python -m pytest -m slow --timeout 1800 -o faulthandler_timeout=1860

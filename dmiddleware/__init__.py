@@ -6,6 +6,8 @@ stock middleware that joins both is in the package ``middleware``. Importing thi
 import torch.
 """
 
+from importlib.metadata import version as _version
+
 from dmiddleware.errors import (
     ChainError,
     ContextError,
@@ -32,6 +34,8 @@ from dmiddleware.pipeline import (
     produced,
     renewed,
 )
+
+__version__ = _version("dmiddleware")
 
 __all__ = [
     "Task",

@@ -1,4 +1,4 @@
-"""Run the benchmarks: ``python -m tests.benchmarks`` for all, or names of some.
+"""Run all benchmarks, or those that are named: ``python -m tests.benchmarks [NAME …]``.
 
 All of them write docs/benchmarks.md; some of them only print, or, with ``--write``, replace their
 sections of it. The exit code is 1 when a bar is missed.
@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-# Read when numpy and torch load their libraries, so it comes before everything else.
+# numpy and torch read this when they load their libraries, so set it before importing them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from rich.console import Console
@@ -47,7 +47,9 @@ def measure(name: str) -> Section:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", help=f"which of: {', '.join(known())}")
-    parser.add_argument("--write", action="store_true", help="write the page, even of some only")
+    parser.add_argument(
+        "--write", action="store_true", help="write the page, even if only some benchmarks run"
+    )
     arguments = parser.parse_args()
     unknown = sorted(set(arguments.names) - set(known()))
     if unknown:

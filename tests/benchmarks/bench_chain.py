@@ -1,9 +1,9 @@
 """A chain of 64 no-op middleware.
 
 The task runs whole steps: forward, back, and the renewal of the context. The reference is a bare
-``for`` loop that calls the same functions, or that resumes the same generators once and then again
-in reverse. Timers, events and the description of the chain are there and unused; the last row shows
-what they cost when the timer is used.
+`for` loop that calls the same functions, or that resumes the same generators once, and then once
+more in reverse. Timers, events and the description of the chain exist but are not used; the last
+row shows the cost of the timer when it is used.
 """
 
 from __future__ import annotations

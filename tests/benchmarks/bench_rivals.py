@@ -1,12 +1,12 @@
 """Other libraries.
 
-The same training, and the collecting alone, in stable-baselines3 and tianshou: the same
-environments, network, batch size, number of updates and target updates, on one thread. Both get
-settings that suit their speed: no logging, no evaluation, no progress bar; stable-baselines3 clips
-gradients always, so its bound is set to infinity; tianshou is driven by a loop of our own, because
-its trainer searches the whole buffer for NaN after each collecting. Our optimiser is fused Adam.
-"As it comes" is a library with its own default optimiser, plain Adam; "given fused Adam" tells how
-much of the ratio the optimiser alone makes.
+The same training, and the same collecting, in stable-baselines3 and tianshou: the same
+environments, network, batch size, number of updates and target updates, on one thread. Both
+libraries get the settings that suit their speed: no logging, no evaluation, no progress bar. Since
+stable-baselines3 always clips gradients, its limit is set to infinity. A custom loop drives
+tianshou, because its trainer searches the whole buffer for NaN after each collect. Our optimiser is
+fused Adam. "As it comes" is a library with its default optimiser, plain Adam; "given fused Adam"
+shows how much of the ratio is due to the optimiser alone.
 """
 
 from __future__ import annotations

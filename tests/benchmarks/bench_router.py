@@ -1,11 +1,12 @@
 """The router.
 
-Between two processes of one machine, over ipc, without a key. A reliable event is acknowledged, and
-counted as done when the other process has handled it. The references: nng's bare Push0 and Pull0,
-which acknowledge nothing, with the same bytes over nng's ipc (ours takes plain sockets if it does
-not say "over nng"); calls of a Ray actor's method that does nothing, four of them under way (ours:
-four frames unacknowledged, one event a frame); and absolute bars. Weights are published by one
-process, and loaded into a torch module by three others.
+Both sides are two processes on one machine, connected over ipc, without a key. Our reliable events
+are acknowledged, and an event counts as done once the other process has handled it. There are three
+kinds of references. nng's bare Push0 and Pull0 send the same bytes over nng's ipc and acknowledge
+nothing (our rows use plain sockets unless they say "over nng"). A Ray actor runs a method that does
+nothing, with four calls in flight (ours: four unacknowledged frames, with one event per frame). The
+other bars are absolute. For the weights, one process publishes them and three others load them into
+a torch module.
 """
 
 from __future__ import annotations

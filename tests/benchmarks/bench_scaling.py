@@ -1,10 +1,11 @@
 """Collecting in many processes.
 
 `ditask` starts a learner, which only takes batches, and collectors, which act with the Q-network of
-the other benchmarks. The first environment sleeps for 2 ms in each step, as one does that waits for
-a simulator elsewhere: eight collectors against one, each with eight environments, which it steps
-one after the other, and batches of 512 steps. The second is CartPole, 8 environments a collector,
-batches of 1,024, against the same program in one process; this machine's cores are the bound there.
+the other benchmarks. The first environment sleeps for 2 ms in each step, like one that waits for an
+external simulator. It compares eight collectors with one; each steps eight environments one after
+the other and sends batches of 512 steps. The second environment is CartPole, with 8 environments
+per collector and batches of 1,024, compared with the same program in one process. There, the
+machine's cores are the limit.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def rows() -> list[Row]:
 
 
 def rate(env: str, collectors: int, *, env_num: int, n_sample: int) -> float:
-    """Run the program with so many collector processes, or (0) in one process."""
+    """Run the program with this number of collector processes; 0 means in one process."""
     command = [sys.executable, "-W", "ignore"]
     if collectors:
         command += ["-m", "dmiddleware.launch", "--package", str(ROOT)]

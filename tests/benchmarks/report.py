@@ -1,8 +1,8 @@
 """What all benchmarks share: paired timing, rows, the table, and docs/benchmarks.md.
 
 A benchmark is a module ``bench_<name>.py`` beside this one. The first line of its docstring is the
-heading of its table, the rest is the text below it, and ``rows() -> list[Row]`` measures. A row
-compares our code with a reference that does the same work::
+heading of its table, the rest is the text below the heading, and ``rows() -> list[Row]`` measures.
+A row compares our code with a reference that does the same work::
 
     from tests.benchmarks.report import Row, interleaved
 
@@ -45,7 +45,7 @@ MICROSECONDS = 1e6
 
 
 def use_one_thread() -> None:
-    """Let torch compute on one thread, as every benchmark here does, ours and the rivals'."""
+    """Limit torch to one thread, on both sides of every benchmark."""
     import torch
 
     torch.set_num_threads(1)
@@ -53,14 +53,14 @@ def use_one_thread() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two durations of the same work, measured in turns.
+    """Two durations of the same work, measured alternately.
 
     Attributes:
         ours_s: median duration of one call of ours, in seconds.
         reference_s: median duration of one call of the reference, in seconds.
         time_ratio: median over the turns of ours divided by the reference of the same turn; below 1
-            when ours is faster. It is steadier than the ratio of the two medians, since what slows
-            the machine for a while slows both halves of a turn.
+            when ours is faster. It is steadier than the ratio of the two medians, because a
+            temporary slowdown of the machine affects both halves of a turn.
         spread: half the distance between the quartiles of those ratios, relative to the median.
     """
 
@@ -77,13 +77,13 @@ def interleaved(
     repeats: int = 15,
     warmup: int = 1,
 ) -> Comparison:
-    """Time two functions that do the same work, in turns, so that noise hits both alike.
+    """Time two functions that do the same work alternately, so that noise affects both equally.
 
-    Which of the two goes first changes from turn to turn. Let one call take some milliseconds at
-    least: put a loop around what takes less.
+    The function that goes first changes from turn to turn. One call should take at least a few
+    milliseconds: put a loop around shorter work.
 
     Args:
-        ours: our side; what it returns is ignored.
+        ours: our side; its return value is ignored.
         reference: the other side.
         repeats: number of turns.
         warmup: calls of each before the first turn.
@@ -108,7 +108,7 @@ def interleaved(
 
 
 def _duration_s(function: Callable[[], Any]) -> float:
-    gc.collect()  # what one side leaves behind is not swept up in the other's time
+    gc.collect()  # one side's garbage must not be collected in the other's time
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
@@ -135,7 +135,7 @@ class Row:
         at_most: the bar for a ratio of times.
         at_least: the bar for a ratio of rates.
         spread: of the ratio, relative (see :class:`Comparison`).
-        note: why a figure is missing, or what else the reader must know.
+        note: why a figure is missing, or anything else that the reader must know.
     """
 
     name: str
@@ -160,7 +160,7 @@ class Row:
         at_most: float | None = None,
         note: str = "",
     ) -> Row:
-        """Make a row of durations: ``calls`` is how many operations one timed call made."""
+        """Make a row of durations: ``calls`` is the number of operations in one timed call."""
         return cls(
             name=name,
             against=against,
@@ -185,7 +185,7 @@ class Row:
         at_least: float | None = None,
         note: str = "",
     ) -> Row:
-        """Make a row of rates: ``count`` is how many of ``unit`` one timed call made."""
+        """Make a row of rates: ``count`` is the number of units in one timed call."""
         return cls(
             name=name,
             against=against,
@@ -200,7 +200,7 @@ class Row:
 
     @classmethod
     def missing(cls, name: str, *, against: str, note: str) -> Row:
-        """Make a row for what could not be measured."""
+        """Make a row for a figure that could not be measured."""
         return cls(name=name, against=against, note=note)
 
     @property
@@ -212,7 +212,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the bar holds; None when there is no bar or no figure."""
+        """Whether the bar holds; None without a bar or a figure."""
         if self.ratio is None:
             return None
         if self.at_most is not None:
@@ -221,7 +221,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """``met``, ``missed``, ``not measured``, or a dash where there is no bar."""
+        """``met``, ``missed``, ``not measured``, or a dash without a bar."""
         if self.ratio is None:
             return "not measured"
         return {True: "met", False: "missed", None: "-"}[self.met]
@@ -273,7 +273,7 @@ def print_sections(sections: Iterable[Section], console: Console) -> None:
 
 
 def machine() -> str:
-    """Describe the processor: its name, where the system tells it, and the cores we may use."""
+    """Describe the processor: its name, if the system reports it, and the usable cores."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity is not None else os.cpu_count()
     cpuinfo = Path("/proc/cpuinfo")
@@ -284,7 +284,7 @@ def machine() -> str:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the installed versions; a package that is not there is ``not installed``."""
+    """Return the installed versions; the version of a missing package is ``not installed``."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:
@@ -297,13 +297,13 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 _PREFACE = """\
 # Benchmarks
 
-<!-- Written by `make bench`; changes made by hand are lost. -->
+<!-- Generated by `make bench`; do not edit. -->
 
 Each row compares our code with a reference that does the same work in the same run. The two sides
-are timed in turns, so that what slows the machine slows both. *ours* and *reference* are medians
-over the turns; *ratio* is the median of the turns' ratios (ours divided by the reference), with
-half its quartile range. A bar with ≤ is for durations, a bar with ≥ for rates. Torch computes on
-one thread on both sides.
+are timed alternately, so that a slow phase of the machine affects both. *ours* and *reference* are
+medians over the turns; *ratio* is the median of the turns' ratios (ours divided by the reference),
+with half its quartile range. Bars with ≤ are for durations, bars with ≥ for rates. Torch uses one
+thread on both sides (`torch.set_num_threads(1)`).
 """
 
 
@@ -321,7 +321,7 @@ def render_markdown(
 
 
 def replace_sections(page: str, sections: Iterable[Section]) -> str:
-    """Return docs/benchmarks.md with some sections measured anew, and the others as they were."""
+    """Return docs/benchmarks.md with some sections replaced and the others unchanged."""
     preface, *old = page.split("\n## ")
     kept = {text.partition("\n")[0]: f"## {text}" for text in old}
     for section in sections:

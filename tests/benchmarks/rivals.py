@@ -12,7 +12,7 @@ from tests.benchmarks import setting as S
 
 
 class Rival(Protocol):
-    """A training to measure against."""
+    """A training run to compare with."""
 
     @property
     def updates(self) -> int:
@@ -24,10 +24,10 @@ class Rival(Protocol):
 
 
 class StableBaselines3DQN:
-    """stable-baselines3's DQN; ``run`` goes on where the last call ended.
+    """stable-baselines3's DQN; ``run`` continues where the last call stopped.
 
-    It logs nothing, and its callback is empty. It always clips gradients; a bound of infinity
-    leaves them as they are.
+    It logs nothing and has an empty callback. It always clips gradients; an infinite limit leaves
+    them unchanged.
     """
 
     def __init__(self, seed: int = 0, *, fused: bool) -> None:
@@ -68,7 +68,7 @@ class StableBaselines3DQN:
 
 
 class TianshouDQN:
-    """tianshou's DQN: its collector, buffer and algorithm, driven by a loop of our own.
+    """tianshou's DQN: its collector, buffer and algorithm, driven by a custom loop.
 
     Its trainer would look through the whole buffer for NaN after each collecting and cost it time,
     so it is left out.

@@ -1,15 +1,15 @@
-"""The other end of the router's benchmarks: ``python -m tests.benchmarks.router_peer MODE …``.
+"""The peer process of the router's benchmarks: ``python -m tests.benchmarks.router_peer MODE …``.
 
-It prints "ready", and serves until its standard input ends.
+It prints "ready" and serves until its standard input is closed.
 
-- ``sink ADDRESS``: a router that listens, and counts the events ``data``; after the number of them
-  that the event ``begin`` named, it emits ``done``. It answers ``ping`` with ``pong``.
+- ``sink ADDRESS``: a listening router that counts the ``data`` events. It emits ``done`` after as
+  many of them as the ``begin`` event asked for, and answers ``ping`` with ``pong``.
 - ``shared-sink ADDRESS FOLDER``: the same, with shared memory for large frames.
 - ``nng-sink ADDRESS``: the same over nng.
-- ``raw-sink ADDRESS``: the same with nng's bare sockets: Pull0 for the data, and a Pair0 beside it
-  at ``ADDRESS.done`` for ``begin`` and ``done``.
-- ``reader ADDRESS N``: a router that dials as node N, loads the weights that come with the event
-  ``weights``, and answers each version with ``applied``.
+- ``raw-sink ADDRESS``: the same with nng's bare sockets: Pull0 for the data, and a Pair0 at
+  ``ADDRESS.done`` for ``begin`` and ``done``.
+- ``reader ADDRESS N``: a router that dials as node N, loads the weights of each ``weights``
+  event and answers each version with ``applied``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ APPLIED = Event("applied")
 
 
 def sink(address: str, shared: Path | None = None, *, nng: bool = False) -> None:
-    """Count what comes through a router."""
+    """Count the events that arrive through a router."""
     awaited, came = 0, 0
     with Router(node_id=1, listen=address, transport=transport(shared, nng=nng)) as router:
 
@@ -57,7 +57,7 @@ def sink(address: str, shared: Path | None = None, *, nng: bool = False) -> None
 
 
 def raw_sink(address: str) -> None:
-    """Count what comes through bare sockets."""
+    """Count the messages that arrive through bare sockets."""
     with (
         pynng.Pull0(listen=address) as data,
         pynng.Pair0(listen=f"{address}.done") as control,

@@ -1,4 +1,4 @@
-"""The sides that the router's benchmarks compare, each with its other end in another process."""
+"""The two sides of the router's benchmarks, each with its peer in another process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
 
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS_SIZE = 1_600
-"""A linear layer of so many inputs and outputs has 10 MB of weights."""
+"""A linear layer with this many inputs and outputs has 10 MB of weights."""
 
 _DEADLINE_S = 120.0
 
@@ -40,7 +40,7 @@ def transport(shared: Path | None, *, nng: bool = False) -> Transport:
 
 @contextlib.contextmanager
 def peer(mode: str, *arguments: str) -> Iterator[None]:
-    """Run the other end until the block ends."""
+    """Run the peer process until the block ends."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.benchmarks.router_peer", mode]
     with subprocess.Popen(
         [*command, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
@@ -97,7 +97,7 @@ class Stream:
             self._router.subscribe("done", active=True)
             self._router.subscribe("pong", active=True)
             self._router.wait_for_peers(1, timeout_s=30.0)
-            # The peer has this node's subscriptions once it answers.
+            # Once the peer answers, it knows this node's subscriptions.
             self._router.emit(Event("ping"), (), {})
             self._await()
             self._stack = stack.pop_all()
@@ -111,7 +111,7 @@ class Stream:
         self._await()
 
     def ping(self) -> None:
-        """Emit an event, and wait for the event that answers it."""
+        """Emit an event and wait for the reply."""
         self._router.emit(Event("ping"), (), {})
         self._await()
 
@@ -149,7 +149,7 @@ class RawStream:
             self._stack = stack.pop_all()
 
     def send(self, n: int, payload: bytes) -> None:
-        """Send a message ``n`` times, and wait until the other process has taken them all."""
+        """Send a message ``n`` times and wait until the other process has received them all."""
         self._control.send(str(n).encode())
         for _ in range(n):
             self._data.send(payload)
@@ -163,7 +163,7 @@ class RawStream:
 
 
 class RayActor:
-    """Calls of a Ray actor's method, at most four of them under way."""
+    """Calls of a Ray actor's method, at most four in flight."""
 
     def __init__(self) -> None:
         import ray
@@ -219,12 +219,12 @@ class Weights:
             self._stack = stack.pop_all()
 
     def publish(self) -> None:
-        """Publish a version, and wait until all have loaded it and said so."""
+        """Publish a version and wait until all readers have confirmed that they loaded it."""
         self._version += 1
         self._router.emit(Event("weights", delivery="latest"), (self._version, self._state), {})
         for _ in range(self.N_READERS):
             if not self._applied.acquire(timeout=_DEADLINE_S):
-                raise TimeoutError("a reader did not answer")
+                raise TimeoutError("a reader did not confirm the weights in time")
 
     def __enter__(self) -> Self:
         return self
@@ -234,5 +234,5 @@ class Weights:
 
 
 def payload(size: int) -> np.ndarray[Any, Any]:
-    """Return an array of so many bytes."""
+    """Return an array of ``size`` bytes."""
     return np.random.default_rng(0).integers(0, 255, size, dtype=np.uint8)

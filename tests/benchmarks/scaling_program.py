@@ -1,4 +1,4 @@
-"""Collecting only, for the benchmark of scaling: a program that ``ditask`` starts.
+"""The program of the scaling benchmark, which only collects; ``ditask`` starts it.
 
 The environment variables ``SCALING_ENV`` (``sleep`` or ``cartpole``), ``SCALING_ENV_NUM`` (envs of
 a collector), ``SCALING_N_SAMPLE`` and ``SCALING_SECONDS`` say what; the learner takes batches and
@@ -26,7 +26,7 @@ STEP_S = 0.002
 
 
 class SleepEnv(gym.Env[Any, Any]):
-    """An environment whose step takes 2 ms, in which the processor is free."""
+    """An environment that sleeps for 2 ms in each step."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (S.OBS_SIZE,), np.float32)
     action_space = gym.spaces.Discrete(S.ACTION_NUM)
@@ -46,7 +46,7 @@ class SleepEnv(gym.Env[Any, Any]):
 
 
 def measure_rate(seconds: float, n_collectors: int) -> Middleware[OnlineRLContext]:
-    """Stop after so many seconds; print the rate of the time after every collector was heard."""
+    """Stop after ``seconds``; print the rate since every collector was first heard from."""
     heard: set[int] = set()
     began = begun_at = 0.0
 

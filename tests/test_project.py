@@ -1,0 +1,34 @@
+"""The project's files agree with each other."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import yaml
+
+import dmiddleware
+
+ROOT = Path(__file__).resolve().parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_the_version_is_the_same_everywhere():
+    version = PYPROJECT["project"]["version"]
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    released = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - \d{4}-\d{2}-\d{2}$", changelog, re.MULTILINE)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert version == released[0] == citation["version"] == dmiddleware.__version__
+
+
+def test_the_workflow_runs_the_commands_that_people_run():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    commands = [step.get("run", "") for step in workflow["jobs"]["test"]["steps"]]
+    assert commands[-2:] == ["make check", "make test"]
+    ci = (ROOT / ".ci/run").read_text(encoding="utf-8").strip().splitlines()
+    assert ci[-2:] == ["make check", "make test"]
+
+
+def test_every_pinned_dependency_is_one_version():
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    names = [line.split("==")[0].lower() for line in lines if line and not line.startswith("#")]
+    assert sorted(set(names)) == sorted(names)
