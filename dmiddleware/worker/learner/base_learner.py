@@ -17,8 +17,16 @@ from easydict import EasyDict
 from dmiddleware.config import Configurable, check_value
 from dmiddleware.data import lead_shape
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import LearnMode, is_update, priorities_of_rows, update_outputs
+from dmiddleware.policy import (
+    HasModes,
+    LearnMode,
+    as_learn_mode,
+    is_update,
+    priorities_of_rows,
+    update_outputs,
+)
 from dmiddleware.registry import Registry
+from dmiddleware.signals import HeldSignals
 from dmiddleware.worker.learner.hooks import (
     Hooks,
     LearnerHook,
@@ -27,7 +35,6 @@ from dmiddleware.worker.learner.hooks import (
     build_learner_hook_by_cfg,
 )
 from dmiddleware.worker.learner.prefetch import PrefetchLoader
-from dmiddleware.worker.learner.sigterm import SigtermGuard
 from dmiddleware.worker.learner.statistics import CountVar, MovingAverages
 from dmiddleware.worker.logs import LazyWriter
 from dmiddleware.worker.ranks import rank_and_world_size
@@ -48,7 +55,7 @@ class BaseLearner(Configurable):
 
     Args:
         cfg: what differs from ``default_config()``.
-        policy: a learn mode; may be set later.
+        policy: a policy, or its learn mode; may be set later.
         tb_logger: a tensorboardX ``SummaryWriter``; None makes one in ``<exp_name>/log`` as soon as
             something is logged.
         dist_info: ``(rank, world_size)``; None asks ``torch.distributed``.
@@ -76,7 +83,7 @@ class BaseLearner(Configurable):
     def __init__(
         self,
         cfg: Mapping[str, Any] | None = None,
-        policy: LearnMode | None = None,
+        policy: HasModes | LearnMode | None = None,
         tb_logger: Any = None,
         dist_info: tuple[int, int] | None = None,
         exp_name: str = "default_experiment",
@@ -105,7 +112,7 @@ class BaseLearner(Configurable):
         self._hooks: Hooks = build_learner_hook_by_cfg(hook_cfg)
         self._policy: LearnMode | None = None
         if policy is not None:
-            self.policy = policy
+            self._set_policy(policy)
 
     @classmethod
     def check_config(cls, cfg: EasyDict) -> None:
@@ -166,43 +173,44 @@ class BaseLearner(Configurable):
     def start(self) -> None:
         """Run the whole training: ``train_iterations`` batches from the data loader.
 
-        If it ends by an exception or by SIGTERM, a checkpoint is saved first; then the exception is
-        raised, or the signal sent, again. What a hook raises before the run is raised alone: there
-        is nothing yet that a checkpoint could save, only one that it could overwrite.
+        If an exception, Ctrl-C or SIGTERM ends the training, a checkpoint is saved first; a signal
+        waits for the current iteration. Then the exception is raised, or the signal sent, again. An
+        exception of a ``before_run`` hook saves nothing: no training happened, and the checkpoint
+        could overwrite an earlier one.
 
         Raises:
-            ConfigError: if there is no policy or no data loader.
+            ConfigError: if the policy or the data loader is missing.
         """
         if self._loader is None:
             raise ConfigError(
                 "the learner has no data; set `learner.get_data` and call setup_dataloader() "
                 "before start(), or call train(batch) in a loop of your own"
             )
-        with SigtermGuard() as guard:
+        with HeldSignals() as signals:
             self.call_hook("before_run")
             try:
                 for _ in range(int(self._cfg.train_iterations)):
-                    self._one_iteration(guard)
-                with guard.interruptible():
+                    self._one_iteration(signals)
+                with signals.interruptible():
                     pass
                 self.call_hook("after_run")
                 self._done = True
             except BaseException as error:
-                self._save_what_there_is(error)
+                self._save_after(error, signals.reason or type(error).__name__)
                 raise
 
-    def _one_iteration(self, guard: SigtermGuard) -> None:
+    def _one_iteration(self, signals: HeldSignals) -> None:
         assert self._loader is not None
         began = time.perf_counter()
-        with guard.interruptible():
+        with signals.interruptible():
             data = next(self._loader)
         self._log_buffer["scalar"]["data_time"] = time.perf_counter() - began
         self.train(data)
 
-    def _save_what_there_is(self, error: BaseException) -> None:
+    def _save_after(self, error: BaseException, reason: str) -> None:
         self._logger.error(
-            "%s stops at iteration %d because of %s; saving a checkpoint",
-            self._instance_name, self.train_iter, type(error).__name__,
+            "%s stops at iteration %d: %s; saving a checkpoint",
+            self._instance_name, self.train_iter, reason,
         )  # fmt: skip
         try:
             self.save_checkpoint()
@@ -388,15 +396,19 @@ class BaseLearner(Configurable):
             ConfigError: if none was set.
         """
         if self._policy is None:
-            raise ConfigError("the learner has no policy; set `learner.policy = policy.learn_mode`")
+            raise ConfigError("the learner has no policy; set `learner.policy = policy`")
         return self._policy
 
     @policy.setter
-    def policy(self, policy: LearnMode) -> None:
-        self._policy = policy
+    def policy(self, policy: HasModes | LearnMode) -> None:
+        self._set_policy(policy)
+
+    def _set_policy(self, policy: HasModes | LearnMode) -> None:
+        mode = as_learn_mode(policy, user=type(self).__name__)
+        self._policy = mode
         if self._cfg.log_policy:
-            self.info(policy.info())
-        self._monitor = MovingAverages([*_TIMES, *policy.monitor_vars()], window=_WINDOW)
+            self.info(mode.info())
+        self._monitor = MovingAverages([*_TIMES, *mode.monitor_vars()], window=_WINDOW)
 
     @property
     def monitor(self) -> MovingAverages:

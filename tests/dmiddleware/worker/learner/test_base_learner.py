@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from dmiddleware.errors import (
     RegistryError,
 )
 from dmiddleware.policy import DQNPolicy
+from dmiddleware.signals import Terminated
 from dmiddleware.worker.learner import BaseLearner, LearnerHook, create_learner
 
 
@@ -351,40 +351,65 @@ def test_a_failed_save_does_not_hide_the_first_error(dqn_policy, tmp_path, monke
     assert "could not be saved" in caught.value.__notes__[-1]
 
 
-def test_sigterm_waits_for_the_iteration_and_saves(dqn_policy, tmp_path):
-    heard = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+class Send(LearnerHook):
+    """Sends this process a signal before the first iteration."""
+
+    def __init__(self, number):
+        super().__init__("send", 30, position="before_iter")
+        self.number = number
+
+    def __call__(self, engine):
+        if engine.train_iter == 0:
+            signal.raise_signal(self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_for_the_iteration_and_saves(dqn_policy, tmp_path, number, caplog):
+    received = []
+    before = signal.signal(number, lambda number, frame: received.append(number))
     try:
         with BaseLearner({}, dqn_policy.learn_mode, exp_name=str(tmp_path)) as learner:
-
-            class Kill(Tape):
-                def __call__(self, engine):
-                    os.kill(os.getpid(), signal.SIGTERM)
-
-            learner.register_hook(Kill([], "before_iter"))
+            learner.register_hook(Send(number))
             learner.get_data = source()
             learner.setup_dataloader()
-            with pytest.raises(BaseException, match="SIGTERM"):
+            with pytest.raises((KeyboardInterrupt, Terminated)):
                 learner.start()
             assert learner.train_iter == 1
     finally:
-        signal.signal(signal.SIGTERM, before)
-    # The signal went on to who handled it before.
-    assert heard == [signal.SIGTERM]
+        signal.signal(number, before)
+    # The previous handler gets the signal in the end.
+    assert received == [number]
+    assert (tmp_path / "ckpt" / "iteration_1.safetensors").is_file()
+    assert f"received {number.name}" in caplog.text
+
+
+def test_ctrl_c_saves_and_is_raised_once(dqn_policy, tmp_path):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with BaseLearner({}, dqn_policy.learn_mode, exp_name=str(tmp_path)) as learner:
+            learner.register_hook(Send(signal.SIGINT))
+            learner.get_data = source()
+            learner.setup_dataloader()
+            with pytest.raises(KeyboardInterrupt) as caught:
+                learner.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert caught.value.__context__ is None
     assert (tmp_path / "ckpt" / "iteration_1.safetensors").is_file()
 
 
 @pytest.mark.process
-def test_sigterm_ends_a_learner_that_waits_for_data(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_learner_that_waits_for_data(tmp_path, number):
     script = textwrap.dedent(
         """
         import sys, threading
         from dmiddleware.policy import DQNPolicy
         from dmiddleware.worker.learner import BaseLearner, LearnerHook
 
-        class Begun(LearnerHook):
+        class Started(LearnerHook):
             def __call__(self, engine):
-                print("begun", flush=True)
+                print("started", flush=True)
 
         def get_data(n):
             threading.Event().wait(60)
@@ -392,10 +417,10 @@ def test_sigterm_ends_a_learner_that_waits_for_data(tmp_path):
         model = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [4]}
         policy = DQNPolicy({"model": model})
         cfg = {"dataloader": {"num_workers": 1}}
-        learner = BaseLearner(cfg, policy.learn_mode, exp_name=sys.argv[1])
+        learner = BaseLearner(cfg, policy, exp_name=sys.argv[1])
         learner.get_data = get_data
         learner.setup_dataloader()
-        learner.register_hook(Begun("begun", 1, position="before_run"))
+        learner.register_hook(Started("started", 1, position="before_run"))
         learner.start()
         """
     )
@@ -403,9 +428,9 @@ def test_sigterm_ends_a_learner_that_waits_for_data(tmp_path):
         [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     with process:
-        assert process.stdout.readline() == "begun\n"
-        process.terminate()
-        assert process.wait(timeout=60) == -signal.SIGTERM
+        assert process.stdout.readline() == "started\n"
+        process.send_signal(number)
+        assert process.wait(timeout=60) == -number
     assert (tmp_path / "ckpt" / "iteration_0.safetensors").is_file()
 
 

@@ -1,0 +1,89 @@
+"""Signals that wait until the work can be saved."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from dmiddleware.signals import HeldSignals, Terminated
+
+
+@contextmanager
+def handled_by(number: signal.Signals, handler: Any) -> Iterator[None]:
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_signal_is_raised_where_the_work_may_stop() -> None:
+    tape: list[str] = []
+    with (
+        handled_by(signal.SIGTERM, lambda number, frame: tape.append("handler")),
+        pytest.raises(Terminated, match="received SIGTERM"),
+        HeldSignals() as signals,
+    ):
+        signal.raise_signal(signal.SIGTERM)
+        tape.append("after the signal")
+        with signals.interruptible():
+            tape.append("unreachable")
+    assert tape == ["after the signal", "handler"]
+
+
+def test_the_reason_names_the_signal() -> None:
+    reasons: list[str] = []
+    with (
+        handled_by(signal.SIGINT, lambda number, frame: None),
+        HeldSignals(reasons.append) as signals,
+    ):
+        assert signals.reason is None
+        signal.raise_signal(signal.SIGINT)
+        assert reasons == [signals.reason] == ["received SIGINT (Ctrl-C)"]
+
+
+def test_a_second_ctrl_c_does_not_wait() -> None:
+    with (
+        handled_by(signal.SIGINT, signal.default_int_handler),
+        pytest.raises(KeyboardInterrupt),
+        HeldSignals(),
+    ):
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_without_an_interruptible_block_is_sent_again_at_the_end() -> None:
+    received: list[int] = []
+    handler = handled_by(signal.SIGTERM, lambda number, frame: received.append(number))
+    with handler, HeldSignals():
+        signal.raise_signal(signal.SIGTERM)
+        assert received == []
+    assert received == [signal.SIGTERM]
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    with handled_by(signal.SIGINT, signal.SIG_IGN):
+        with HeldSignals() as signals:
+            signal.raise_signal(signal.SIGINT)
+            assert signals.reason is None
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_other_threads_are_left_alone() -> None:
+    handlers: list[Any] = []
+
+    def look() -> None:
+        with HeldSignals():
+            handlers.append(signal.getsignal(signal.SIGTERM))
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join(60)
+    assert handlers == [before]
