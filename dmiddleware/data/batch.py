@@ -11,8 +11,8 @@ which costs 0.3 ms a leaf; :func:`as_tree` goes around that and costs microsecon
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 import numpy as np
 import torch
@@ -27,12 +27,13 @@ with warnings.catch_warnings():
         ("numpy.core._multiarray_umath is deprecated", DeprecationWarning),
     ):
         warnings.filterwarnings("ignore", _text, _category)
-    from treetensor.torch import Tensor as TreeTensor
+    if not TYPE_CHECKING:
+        from treetensor.torch import Tensor as TreeTensor
     from treevalue.tree.common import TreeStorage, create_storage
 
 __all__ = [
-    "TreeTensor",
     "Batch",
+    "Value",
     "Nested",
     "as_tree",
     "to_dict",
@@ -50,8 +51,50 @@ __all__ = [
     "to_device",
 ]
 
-Batch: TypeAlias = Any
-"""A ``treetensor.torch.Tensor``: a tree of torch tensors (treetensor has no type stubs)."""
+_Default = TypeVar("_Default")
+
+if TYPE_CHECKING:
+
+    class Batch:
+        """A tree of tensors: the part of ``treetensor.torch.Tensor``'s interface used here."""
+
+        def __init__(self, data: object) -> None: ...
+
+        # Observations may be nested; so may other columns, and code that meets these asks `items`.
+        @overload
+        def __getitem__(  # type: ignore[overload-overlap]
+            self, key: Literal["obs", "next_obs"]
+        ) -> Value: ...
+        @overload
+        def __getitem__(self, key: str) -> torch.Tensor: ...
+        def __getitem__(self, key: str) -> Value: ...
+
+        @overload
+        def get(self, key: str) -> torch.Tensor | None: ...
+        @overload
+        def get(self, key: str, default: _Default) -> torch.Tensor | _Default: ...
+        def get(self, key: str, default: object = None) -> object:
+            """Return a column, or the default if there is none."""
+
+        def __contains__(self, key: object) -> bool: ...
+        def __iter__(self) -> Iterator[str]: ...
+        def __len__(self) -> int: ...
+
+        def keys(self) -> KeysView[str]:
+            """Return the names of the columns."""
+
+        def items(self) -> ItemsView[str, Value]:
+            """Return names and columns."""
+
+        def _detach(self) -> Any: ...
+
+else:
+    Batch = TreeTensor
+
+Value: TypeAlias = torch.Tensor | Batch
+"""A column of a batch: a tensor, or a batch if it is nested."""
+
+_ValueT = TypeVar("_ValueT", torch.Tensor, Batch)
 
 Nested: TypeAlias = Any
 """A torch tensor or numpy array, or a nested dict, tuple or treetensor of them."""
@@ -68,7 +111,7 @@ def as_tree(mapping: Mapping[str, Any]) -> Batch:
     Returns:
         A ``treetensor.torch.Tensor`` with the same keys.
     """
-    return TreeTensor(
+    return Batch(
         create_storage(
             {
                 key: item if type(item) is torch.Tensor else _as_value(item)
@@ -78,7 +121,7 @@ def as_tree(mapping: Mapping[str, Any]) -> Batch:
     )
 
 
-def from_numpy(nested: Nested) -> Any:
+def from_numpy(nested: Nested) -> Value:
     """Turn an array, or a nested dict or tuple of arrays, into a tensor or a treetensor.
 
     Memory is shared where numpy allows it. Scalars become tensors without dimensions.
@@ -86,7 +129,8 @@ def from_numpy(nested: Nested) -> Any:
     if isinstance(nested, Mapping | tuple):
         items = nested if isinstance(nested, Mapping) else _enumerated(nested)
         return as_tree(items)
-    return _as_value(nested)
+    value: Value = nested if isinstance(nested, Batch) else _as_value(nested)
+    return value
 
 
 def to_numpy(tree: Any) -> Any:
@@ -96,16 +140,20 @@ def to_numpy(tree: Any) -> Any:
 
 def to_dict(tree: Any) -> Any:
     """Return a tree as nested dictionaries, with the very same leaves; a leaf as it is."""
-    if isinstance(tree, TreeTensor):
+    if isinstance(tree, Batch):
         return {str(key): to_dict(value) for key, value in tree.items()}
     if isinstance(tree, Mapping):
         return {str(key): to_dict(value) for key, value in tree.items()}
     return tree
 
 
-def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+@overload
+def leaves(tree: Value, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]: ...
+@overload
+def leaves(tree: Nested, prefix: str = "") -> Iterator[tuple[str, Any]]: ...
+def leaves(tree: Nested, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield ``(dotted path, leaf)`` of a tree, keys sorted; a lone leaf has the path ``""``."""
-    if isinstance(tree, TreeTensor | Mapping):
+    if isinstance(tree, Batch | Mapping):
         for key in sorted(map(str, tree.keys())):
             yield from leaves(tree[key], f"{prefix}.{key}" if prefix else key)
     else:
@@ -128,16 +176,15 @@ def nest(flat: Mapping[str, Any]) -> Batch:
 
 def map_leaves(function: Callable[..., Any], tree: Batch, *others: Batch) -> Batch:
     """Apply ``function`` to every leaf (and the leaves of the others at the same place)."""
-    return as_tree(
-        {
-            str(key): (
-                map_leaves(function, value, *(other[key] for other in others))
-                if isinstance(value, TreeTensor | Mapping)
-                else function(value, *(other[key] for other in others))
-            )
-            for key, value in tree.items()
-        }
-    )
+    columns: dict[str, Any] = {}
+    for key, value in tree.items():
+        # Where the tree has a batch, so have the others.
+        matching: list[Any] = [other[key] for other in others]
+        if isinstance(value, Batch | Mapping):
+            columns[str(key)] = map_leaves(function, value, *matching)
+        else:
+            columns[str(key)] = function(value, *matching)
+    return as_tree(columns)
 
 
 def map_nested(function: Callable[[Any], Any], nested: Nested) -> Any:
@@ -147,7 +194,7 @@ def map_nested(function: Callable[[Any], Any], nested: Nested) -> Any:
         Nested dictionaries (treetensors become dictionaries) and tuples, or, for a lone leaf,
         ``function(leaf)``.
     """
-    if isinstance(nested, TreeTensor | Mapping):
+    if isinstance(nested, Batch | Mapping):
         return {str(key): map_nested(function, value) for key, value in nested.items()}
     if isinstance(nested, tuple):
         return tuple(map_nested(function, value) for value in nested)
@@ -204,9 +251,9 @@ def stack(trees: Sequence[Batch], dim: int = 0) -> Batch:
     return _join(torch.stack, trees, dim)
 
 
-def to_device(tree: Any, device: torch.device | str) -> Any:
+def to_device(tree: _ValueT, device: torch.device | str) -> _ValueT:
     """Move a tensor or a batch to a device; what is there already is not copied."""
-    if isinstance(tree, TreeTensor):
+    if isinstance(tree, Batch):
         return map_leaves(lambda leaf: leaf.to(device, non_blocking=True), tree)
     return tree.to(device, non_blocking=True)
 
@@ -235,7 +282,7 @@ def _as_value(item: Any) -> Any:
         return item
     if isinstance(item, np.ndarray):
         return torch.from_numpy(item)
-    if isinstance(item, TreeTensor):
+    if isinstance(item, Batch):
         return item._detach()
     if isinstance(item, TreeStorage):
         return item

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dmiddleware.data.batch import Batch, TreeTensor, as_tree, leaves
+from dmiddleware.data.batch import Batch, Value, as_tree, leaves
 from dmiddleware.errors import StructureError
 
 __all__ = ["Array", "Leaf", "Schema", "as_batch", "as_index", "lead_of", "to_array"]
@@ -173,7 +173,7 @@ def as_batch(batch: Any) -> Batch:
     Raises:
         StructureError: for anything else.
     """
-    if isinstance(batch, TreeTensor):
+    if isinstance(batch, Batch):
         return batch
     if isinstance(batch, Mapping):
         return as_tree(batch)
@@ -208,9 +208,9 @@ def lead_of(batch: Batch) -> tuple[int, ...]:
 
 
 def _check_keys(batch: Batch, path: str) -> None:
-    node = batch
+    node: Value = batch
     for key in path.split("."):
-        if not isinstance(node, TreeTensor) or key not in node:
+        if not isinstance(node, Batch) or key not in node:
             raise StructureError(
                 f"the path {path!r} is ambiguous, since a key of the batch has a dot in it; "
                 "rename the key"

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import torch
 
-from dmiddleware.data.batch import TreeTensor, as_tree
+from dmiddleware.data.batch import Batch, as_tree
 
 __all__ = ["pack", "unpack"]
 
@@ -75,7 +75,7 @@ class _Packer:
         return self._pack_container(value, path)
 
     def _pack_container(self, value: Any, path: tuple[Any, ...]) -> Any:
-        if isinstance(value, TreeTensor):
+        if isinstance(value, Batch):
             items = {str(key): _inner(item) for key, item in value.items()}
             return [_BATCH, self._pack_items(items, path)]
         if isinstance(value, Mapping):
@@ -138,7 +138,7 @@ def _cannot_hold(value: Any, path: tuple[Any, ...], what: str | None = None) -> 
 
 def _inner(value: Any) -> Any:
     """Return a subtree of a batch as a dictionary, so that only the outermost one is a batch."""
-    if isinstance(value, TreeTensor):
+    if isinstance(value, Batch):
         return {str(key): _inner(item) for key, item in value.items()}
     return value
 

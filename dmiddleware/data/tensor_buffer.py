@@ -201,7 +201,10 @@ class TensorBuffer(Buffer):
             NotEnoughData: if fewer than ``n`` rows can be drawn.
         """
         if self._middleware:
-            return self._through("sample", self._sample, n, sample_range=sample_range, **kwargs)
+            drawn: Batch = self._through(
+                "sample", self._sample, n, sample_range=sample_range, **kwargs
+            )
+            return drawn
         return self._sample(n, sample_range=sample_range, **kwargs)
 
     def get(self, index: Any, leaves: Collection[str] | None = None) -> Batch:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from dmiddleware.data.batch import TreeTensor, as_tree
+from dmiddleware.data.batch import Batch, as_tree
 
 __all__ = ["WireAdapter", "ADAPTERS", "TREE_ADAPTERS"]
 
@@ -57,6 +57,6 @@ ADAPTERS: Final = (
 
 TREE_ADAPTERS: Final = (
     *ADAPTERS,
-    WireAdapter("treetensor.Tensor", TreeTensor, _tree_to_plain, as_tree),
+    WireAdapter("treetensor.Tensor", Batch, _tree_to_plain, as_tree),
 )
 """Batches, and the tensors in them."""

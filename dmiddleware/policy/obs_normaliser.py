@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dmiddleware.data.batch import TreeTensor, as_tree
+from dmiddleware.data.batch import Batch, as_tree
 from dmiddleware.errors import CheckpointMismatch
 from dmiddleware.model.spaces import is_image, is_one_hot, shape_leaves
 from dmiddleware.rl import RunningMeanStd
@@ -96,7 +96,7 @@ class ObsNormaliser:
             self._published[path].load_state_dict(stats.state_dict())
 
     def _normalise(self, obs: Any, path: tuple[str, ...]) -> Any:
-        if isinstance(obs, TreeTensor):
+        if isinstance(obs, Batch):
             return as_tree({str(key): self._normalise(obs[key], (*path, str(key))) for key in obs})
         stats = self._published.get(path)
         return obs if stats is None else stats.normalise(obs, clip=self._clip)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from dmiddleware.data import as_tree, cat, from_numpy, index_rows, map_leaves, map_nested, stack
-from dmiddleware.data.batch import Batch, TreeTensor
+from dmiddleware.data.batch import Batch
 
 __all__ = ["Piece", "RowStore"]
 
@@ -310,7 +310,7 @@ def _cat(parts: list[Any]) -> Any:
 
 
 def _as_tensors(column: Any) -> Any:
-    return column if isinstance(column, torch.Tensor | TreeTensor) else from_numpy(column)
+    return column if isinstance(column, torch.Tensor | Batch) else from_numpy(column)
 
 
 def _as_array(column: Any) -> npt.NDArray[Any]:
@@ -319,13 +319,13 @@ def _as_array(column: Any) -> npt.NDArray[Any]:
 
 def _add_time(piece: Piece) -> dict[str, Any]:
     """Turn the columns ``[E, …]`` of one step into ``[1, E, …]``; arrays are copied."""
-    lead = {}
+    lead: dict[str, Any] = {}
     for name, column in piece.items():
         if type(column) is np.ndarray:
             lead[name] = torch.from_numpy(column[None].copy())
         elif type(column) is torch.Tensor:
             lead[name] = column[None]
-        elif isinstance(column, TreeTensor):
+        elif isinstance(column, Batch):
             lead[name] = map_leaves(lambda leaf: leaf.unsqueeze(0), column)
         else:
             lead[name] = from_numpy(map_nested(lambda leaf: leaf[None].copy(), column))
@@ -342,7 +342,7 @@ def _true_at(flags: npt.NDArray[Any]) -> torch.Tensor:
 
 def _stack(pieces: Sequence[Piece]) -> dict[str, Any]:
     """Stack the columns ``[E, …]`` of several steps into ``[T, E, …]``."""
-    stacked = {}
+    stacked: dict[str, Any] = {}
     for name, first in pieces[0].items():
         parts = [piece[name] for piece in pieces]
         if type(first) is np.ndarray:

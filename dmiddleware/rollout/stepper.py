@@ -236,7 +236,9 @@ class Stepper:
         if len(env_id) < self.env_num:
             drawn = map_nested(lambda leaf: leaf[env_id], drawn)
         actions = from_numpy(drawn)
-        return actions.to(like.dtype) if isinstance(like, torch.Tensor) else actions
+        if isinstance(actions, torch.Tensor) and isinstance(like, torch.Tensor):
+            return actions.to(like.dtype)
+        return actions
 
     def state_dict(self) -> dict[str, Any]:
         """Return counters, episode ids, and the envs' state where they have one."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from dmiddleware.data.batch import TreeTensor, map_leaves
+from dmiddleware.data.batch import Batch, map_leaves
 from dmiddleware.data.buffer import BufferMiddleware
 from dmiddleware.data.buffer_middleware.base import ActionMiddleware, Chain
 from dmiddleware.data.deque_buffer import BufferedData
@@ -47,7 +47,7 @@ class _CloneObject(ActionMiddleware):
 def _clone(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
-    if isinstance(value, TreeTensor):
+    if isinstance(value, Batch):
         return map_leaves(_clone, value)
     if isinstance(value, BufferedData):
         return BufferedData(_clone(value.data), value.index, _clone(value.meta))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmiddleware.data.batch import TreeTensor, as_tree, from_numpy, index_rows, leaves, map_leaves
+from dmiddleware.data.batch import Batch, as_tree, index_rows, leaves, map_leaves
 from dmiddleware.errors import PolicyError, StructureError
 
 __all__ = [
@@ -76,7 +76,7 @@ def collate_values(values: Sequence[Any], path: str = "") -> Any:
 
 def row(value: Any, index: int) -> Any:
     """Return one row of a tensor or treetensor."""
-    return index_rows(value, index) if isinstance(value, TreeTensor) else value[index]
+    return index_rows(value, index) if isinstance(value, Batch) else value[index]
 
 
 def split_outputs(outputs: Mapping[str, Any], env_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
@@ -185,14 +185,14 @@ def _collate_mappings(samples: Sequence[Mapping[str, Any]], path: str) -> dict[s
 
 def _collate_any(values: Sequence[Any], path: str) -> Any:
     first = values[0]
-    if isinstance(first, Mapping | TreeTensor):
+    if isinstance(first, Mapping | Batch):
         return _collate_mappings(values, path)
     if isinstance(first, tuple):
         numbered = [{str(i): item for i, item in enumerate(value)} for value in values]
         return _collate_mappings(numbered, path)
     try:
         if isinstance(first, torch.Tensor | np.ndarray):
-            return torch.stack([from_numpy(value) for value in values])
+            return torch.stack([torch.as_tensor(value) for value in values])
         return torch.as_tensor([v.item() if isinstance(v, np.generic) else v for v in values])
     except (TypeError, ValueError, RuntimeError) as error:
         raise StructureError(

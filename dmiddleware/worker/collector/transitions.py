@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dmiddleware.data import index_rows, lead_shape
-from dmiddleware.data.batch import Batch, TreeTensor
+from dmiddleware.data.batch import Batch
 
 __all__ = ["split_rows", "to_tensor_transitions"]
 
@@ -61,7 +61,7 @@ def _unbind(column: Any) -> Sequence[Any]:
 
 
 def _to_tensor(value: Any) -> Any:
-    if isinstance(value, torch.Tensor | TreeTensor):
+    if isinstance(value, torch.Tensor | Batch):
         return value
     if isinstance(value, Mapping):
         return {key: _to_tensor(item) for key, item in value.items()}
