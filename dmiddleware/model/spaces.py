@@ -1,4 +1,4 @@
-"""Shapes: what a network needs to know of Gymnasium's spaces, as plain values.
+"""What a network needs to know about Gymnasium's spaces: shapes, as plain values.
 
 An observation shape is one of
 
@@ -14,12 +14,15 @@ They survive a YAML file, where tuples become lists.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import gymnasium as gym
 import numpy as np
+import torch
+from torch import nn
 
+from dmiddleware.data.batch import from_numpy
 from dmiddleware.errors import SpaceError
 
 __all__ = [
@@ -32,6 +35,7 @@ __all__ = [
     "obs_shape_of",
     "action_shape_of",
     "action_kind_of",
+    "check_spaces",
 ]
 
 ObsShape: TypeAlias = Any
@@ -160,6 +164,44 @@ def action_kind_of(space: gym.Space[Any]) -> ActionKind:
     )
 
 
+def check_spaces(
+    model: nn.Module,
+    act: Callable[[Any], torch.Tensor | None],
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
+) -> None:
+    """Refuse spaces that a model does not fit.
+
+    A model with a method ``check_spaces`` of its own knows its shapes; any other is tried with one
+    observation of zeros.
+
+    Args:
+        model: the policy's model.
+        act: observations ``[1, …]`` in, actions ``[1, …]`` out; None if there are none to judge.
+        observation_space: that of one environment.
+        action_space: that of one environment.
+
+    Raises:
+        SpaceError: naming what the environment has and what the model did with it.
+    """
+    own_check = getattr(model, "check_spaces", None)
+    if own_check is not None:
+        own_check(observation_space, action_space)
+        return
+    try:
+        action = act(_zero_observation(observation_space))
+    except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as error:
+        raise SpaceError(
+            f"the model {type(model).__name__} cannot take observations of {observation_space}: "
+            f"{error}"
+        ) from error
+    if action is not None and tuple(action.shape[1:]) != tuple(action_space.shape or ()):
+        raise SpaceError(
+            f"for one environment the model {type(model).__name__} gives an action of shape "
+            f"{tuple(action.shape[1:])}, but the environment takes {action_space}"
+        )
+
+
 def _refuse_start(space: gym.Space[Any], start: int, what: str) -> None:
     if start == 0:
         return
@@ -187,3 +229,8 @@ def _plain(shape: tuple[int, ...]) -> ObsShape:
 
 def _is_size(size: object) -> bool:
     return isinstance(size, int | np.integer) and not isinstance(size, bool) and bool(size > 0)
+
+
+def _zero_observation(space: gym.Space[Any]) -> Any:
+    """Return one observation of zeros, ``[1, …]``: a tensor, or a treetensor for nested spaces."""
+    return from_numpy(gym.vector.utils.create_empty_array(space, n=1))

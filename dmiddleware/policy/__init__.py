@@ -1,6 +1,8 @@
 """Policies: how to act, what to store, how to learn."""
 
 from dmiddleware.policy.base.actions import ActorPolicy
+from dmiddleware.policy.base.batched_policy import BatchedPolicy
+from dmiddleware.policy.base.collate import collate
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.data_parallel import data_parallel
 from dmiddleware.policy.base.modes import (
@@ -14,7 +16,6 @@ from dmiddleware.policy.base.modes import (
     as_learn_mode,
 )
 from dmiddleware.policy.base.policy import Policy
-from dmiddleware.policy.base.styles import collate
 from dmiddleware.policy.base.updates import is_update, priorities_of_rows, update_outputs
 from dmiddleware.policy.bc import BCPolicy
 from dmiddleware.policy.dqn import DQNPolicy
@@ -23,6 +24,7 @@ from dmiddleware.policy.registry import POLICY_REGISTRY, create_policy, get_poli
 
 __all__ = [
     "Policy",
+    "BatchedPolicy",
     "CommandModePolicy",
     "LearnMode",
     "CollectMode",

@@ -11,13 +11,19 @@ from easydict import EasyDict
 from torch import nn
 
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy.base import state_dict as state
+from dmiddleware.policy.base.batched_policy import BatchedPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.config_checks import (
     check_choice,
     check_count,
     check_fraction,
     check_positive,
+)
+from dmiddleware.policy.base.state_dict import (
+    check_model_state,
+    load_model_state,
+    model_state,
+    part_of,
 )
 from dmiddleware.policy.registry import POLICY_REGISTRY
 from dmiddleware.rl import EpsilonSchedule, epsilon_greedy, q_target, td_loss
@@ -27,7 +33,7 @@ __all__ = ["DQNPolicy"]
 
 
 @POLICY_REGISTRY.register("dqn")
-class DQNPolicy(CommandModePolicy):
+class DQNPolicy(BatchedPolicy, CommandModePolicy):
     """Deep Q-learning (Mnih et al., "Human-level control through deep RL", Nature 2015).
 
     With the parts that became standard:
@@ -142,12 +148,16 @@ class DQNPolicy(CommandModePolicy):
     @torch.no_grad()
     def _td_target(self, batch: Any) -> torch.Tensor:
         next_obs = batch["next_obs"]
+        next_q_online = None
+        if self._cfg.learn.double:
+            with self._evaluating():
+                next_q_online = self._model(next_obs)["logit"]
         return q_target(
             self._target(next_obs)["logit"],
             batch["reward"],
             batch["terminated"],
             discount=batch.get("discount", self._cfg.discount_factor),
-            next_q_online=self._model(next_obs)["logit"] if self._cfg.learn.double else None,
+            next_q_online=next_q_online,
         )
 
     def _update_target(self) -> None:
@@ -172,14 +182,17 @@ class DQNPolicy(CommandModePolicy):
     def _get_setting_collect(self, command_info: dict[str, Any]) -> dict[str, Any]:
         return {"eps": self._eps(command_info["envstep"])}
 
+    def _after_loading_weights(self) -> None:
+        self._target.load_state_dict(self._model.state_dict())
+
     def _state_dict_learn(self) -> dict[str, Any]:
-        return {**super()._state_dict_learn(), "target": state.model_state(self._target)}
+        return {**super()._state_dict_learn(), "target": model_state(self._target)}
 
     def _load_state_dict_learn(self, state_dict: dict[str, Any]) -> None:
-        target = state.part_of(state_dict, "target")
-        state.check_model_state(self._target, target, "target network")
+        target = part_of(state_dict, "target")
+        check_model_state(self._target, target, "target network")
         super()._load_state_dict_learn(state_dict)
-        state.load_model_state(self._target, target, "target network")
+        load_model_state(self._target, target, "target network")
 
 
 def _eps_schedule(cfg: EasyDict) -> EpsilonSchedule:

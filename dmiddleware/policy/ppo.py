@@ -11,7 +11,6 @@ from easydict import EasyDict
 from dmiddleware.config import check_value
 from dmiddleware.data.batch import as_tree
 from dmiddleware.errors import CheckpointMismatch, ConfigError
-from dmiddleware.policy.base import data_parallel as parallel
 from dmiddleware.policy.base.actions import ActorPolicy
 from dmiddleware.policy.base.config_checks import (
     check_above,
@@ -20,7 +19,8 @@ from dmiddleware.policy.base.config_checks import (
     check_fraction,
     check_positive,
 )
-from dmiddleware.policy.obs_normaliser import ObsNormaliser
+from dmiddleware.policy.base.data_parallel import all_agree
+from dmiddleware.policy.base.obs_normaliser import ObsNormaliser
 from dmiddleware.policy.registry import POLICY_REGISTRY
 from dmiddleware.rl import (
     RewardNormaliser,
@@ -81,7 +81,7 @@ class PPOPolicy(ActorPolicy):
             "adam_eps": 1e-5,
             "clip_ratio": 0.2,
             "dual_clip": None,
-            "value_clip": 0.2,
+            "value_clip": None,
             "value_weight": 0.5,
             "entropy_weight": 0.0,
             "adv_norm": True,
@@ -262,7 +262,7 @@ class PPOPolicy(ActorPolicy):
         stays = kl <= self._target_kl
         if self._reducer is not None:
             # All ranks stop together, else some would wait for the others' gradients.
-            stays = parallel.all_agree(stays, self._device)
+            stays = all_agree(stays, self._device)
         return not stays
 
     def _state_dict_collect(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class RolloutCollector:
         self._stepper = Stepper(collect_mode, env_manager, source_id=source_id)
         self._store = RowStore(env_manager.env_num)
         self._mode = collect_mode
-        self._one_by_one: bool = collect_mode.get_attribute("own_transition")
+        self._one_by_one = not collect_mode.get_attribute("batched")
         self._dropped = 0
         self._stamps = np.zeros(env_manager.env_num, np.int64)
         # Envs whose current episode collect_episodes does not want (see there).
@@ -119,7 +119,7 @@ class RolloutCollector:
         self._dropped += len(self._store)
         if collect_mode is not None:
             self._mode = collect_mode
-            self._one_by_one = collect_mode.get_attribute("own_transition")
+            self._one_by_one = not collect_mode.get_attribute("batched")
         self._stepper.reset(mode=collect_mode, env_manager=env_manager)
         self._store = RowStore(self.env_num)
         self._stamps = np.zeros(self.env_num, np.int64)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dmiddleware.env import SyncEnvManager, VectorEnvManager
-from dmiddleware.policy import DQNPolicy, Policy
+from dmiddleware.policy import BatchedPolicy, DQNPolicy, Policy
 
 
 class CountingEnv(gym.Env):
@@ -76,7 +76,7 @@ class PerEnvPolicy(Policy):
         pass
 
 
-class BatchedPolicy(Policy):
+class CountingPolicy(BatchedPolicy):
     """Written batched: the same actions; it keeps a count of steps per env, cleared by reset."""
 
     def _init_collect(self):
@@ -171,7 +171,7 @@ def lockstep_envs():
 
 @pytest.fixture
 def batched_policy():
-    return BatchedPolicy({}, nn.Linear(3, 2))
+    return CountingPolicy({}, nn.Linear(3, 2))
 
 
 @pytest.fixture

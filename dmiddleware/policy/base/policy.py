@@ -1,50 +1,76 @@
-"""The policy base class: three modes, two styles, one model."""
+"""The base class of all policies: one model, used through three modes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar, Self, TypeVar
 
 import gymnasium as gym
+import numpy as np
 import torch
 import torch.distributed as dist
 from easydict import EasyDict
 from torch import nn
 
 from dmiddleware.config import Configurable, check_value
-from dmiddleware.data.batch import leaves, to_device
+from dmiddleware.data.batch import as_tree, from_numpy, leaves, map_nested, to_device
 from dmiddleware.errors import ConfigError, NonFiniteLoss, PolicyError, StructureError
 from dmiddleware.model import action_shape_of, create_model, obs_shape_of
-from dmiddleware.policy import spaces
-from dmiddleware.policy.base import data_parallel as parallel
-from dmiddleware.policy.base import state_dict as state
-from dmiddleware.policy.base import styles
+from dmiddleware.model.spaces import check_spaces
+from dmiddleware.policy.base.collate import (
+    collate,
+    is_per_env,
+    join_outputs,
+    row,
+    sample_by_trajectory,
+    split_outputs,
+)
+from dmiddleware.policy.base.data_parallel import (
+    GradientReducer,
+    all_agree,
+    broadcast_model,
+    require_process_group,
+)
 from dmiddleware.policy.base.modes import CollectMode, EvalMode, LearnMode
-from dmiddleware.policy.base.two_styles import TwoStyles
+from dmiddleware.policy.base.state_dict import (
+    load_model_state,
+    load_optimizer_state,
+    model_state,
+    optimizer_state,
+    part_of,
+)
 from dmiddleware.registry import nearest
 from dmiddleware.seeding import derive_seed
 
-__all__ = ["Policy"]
+__all__ = ["Policy", "to_be_written"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Policy(TwoStyles, Configurable):
+def to_be_written(method: F) -> F:
+    """Mark a method that a policy must write if it enables the part that calls it."""
+    method.__isabstractmethod__ = True  # type: ignore[attr-defined]
+    return method
+
+
+class Policy(Configurable):
     """An algorithm: how to act, what to store, how to learn.
 
-    An algorithm overrides ``_forward_learn`` and, for collecting and evaluating, one of two styles;
-    the base class derives the other, so every collector runs every policy:
+    A direct subclass is written per environment, as in DI-engine; derive from
+    :class:`BatchedPolicy` to write it for all environments at once, which is faster. A subclass
+    writes
 
-    - per env: ``_forward_collect(data, **kwargs)`` and ``_forward_eval(data, **kwargs)``, where
-      ``data`` maps env ids to observations and the answer maps them to dictionaries with at least
-      ``action``; ``_process_transition(obs, policy_output, timestep)`` and
-      ``_get_train_sample(transitions)``, which have defaults;
-    - batched: ``_forward_collect_batch(obs, env_id, **kwargs)`` and ``_forward_eval_batch(…)``,
-      where ``obs`` is a tensor or treetensor ``[E, …]``, ``env_id`` an int64 array ``[E]``, and the
-      answer a dictionary of tensors ``[E, …]`` with at least ``action``; and
-      ``_get_train_batch(batch)``, which has a default.
+    - ``_forward_learn(batch, **kwargs)``, which updates the model and returns what to log;
+    - ``_forward_collect(data, **kwargs)`` and ``_forward_eval(data, **kwargs)``, where ``data``
+      maps env ids to observations and the result maps them to dictionaries with at least
+      ``action``;
+    - if the defaults do not suit it, ``_process_transition(obs, policy_output, timestep)`` and
+      ``_get_train_sample(transitions)``.
 
-    If a class and its base are written in different styles, the more derived class decides.
-    Workers use a policy through :attr:`learn_mode`, :attr:`collect_mode` and :attr:`eval_mode`.
+    The batched methods are derived from these, so every collector runs every policy. Workers use a
+    policy through :attr:`learn_mode`, :attr:`collect_mode` and :attr:`eval_mode`.
 
     Args:
         cfg: what differs from ``default_config()``.
@@ -54,7 +80,7 @@ class Policy(TwoStyles, Configurable):
 
     Raises:
         ConfigError: for an unusable config, an unknown field, or ``cuda=True`` without CUDA.
-        PolicyError: if an enabled part is written in neither style, or ``model`` is no module.
+        PolicyError: if an enabled part is not written, or ``model`` is not a module.
 
     Example:
         >>> class Upright(Policy):
@@ -80,6 +106,13 @@ class Policy(TwoStyles, Configurable):
     fields: ClassVar[tuple[str, ...]] = ("learn", "collect", "eval")
     learn_columns: ClassVar[tuple[str, ...]] = ()
     """Columns without which a batch cannot be learned from."""
+    batched: ClassVar[bool] = False
+    """Whether the class is written for batches; see :class:`BatchedPolicy`."""
+    _required: ClassVar[dict[str, str]] = {
+        "learn": "_forward_learn",
+        "collect": "_forward_collect",
+        "eval": "_forward_eval",
+    }
 
     def __init__(
         self,
@@ -89,15 +122,15 @@ class Policy(TwoStyles, Configurable):
     ) -> None:
         self._cfg: EasyDict = self.merged_config(cfg)
         self._enabled = self._check_fields(enable_field)
-        self._find_styles()
         self._device = self._choose_device()
         self._on_gpu = self._device.type != "cpu"
         seed = torch.initial_seed() if self._cfg.seed is None else self._cfg.seed
         self._generator = torch.Generator().manual_seed(derive_seed(seed, "policy", "act"))
         self._model = self._take_model(model).to(self._device)
+        self._submodules = tuple(self._model.modules())
         self._optimizer: torch.optim.Optimizer | None = None
         self._train_iter = 0
-        self._reducer: parallel.GradientReducer | None = None
+        self._reducer: GradientReducer | None = None
         if self._cfg.multi_gpu and "learn" in self._enabled:
             # Before _init_learn, so that target networks copy the common parameters.
             self._join_ranks()
@@ -181,9 +214,61 @@ class Policy(TwoStyles, Configurable):
     def _init_eval(self) -> None:
         """Build what evaluating needs."""
 
-    def _forward_learn(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
-        """Update the parameters from a batch ``[B, …]``; return native scalars."""
-        raise NotImplementedError  # construction refuses a policy that does not override it
+    @to_be_written
+    def _forward_learn(self, batch: Any, **kwargs: Any) -> Any:
+        """Update the parameters from a batch ``[B, …]``.
+
+        Returns:
+            A dictionary of Python numbers, maybe with ``priority`` ``[B]``; or a list of such
+            dictionaries, one per minibatch. See :class:`LearnMode`.
+        """
+        raise NotImplementedError
+
+    @to_be_written
+    def _forward_collect(self, data: dict[int, Any], **kwargs: Any) -> dict[int, dict[str, Any]]:
+        """Act while collecting: env id → observation in, env id → ``{"action": …, …}`` out."""
+        raise NotImplementedError
+
+    @to_be_written
+    def _forward_eval(self, data: dict[int, Any], **kwargs: Any) -> dict[int, dict[str, Any]]:
+        """Act greedily: env id → observation in, env id → ``{"action": …}`` out."""
+        raise NotImplementedError
+
+    def _process_transition(
+        self, obs: Any, policy_output: Mapping[str, Any], timestep: Any
+    ) -> dict[str, Any]:
+        """Return one transition; by default the standard columns and what forward returned."""
+        return {
+            "obs": obs,
+            "next_obs": timestep.next_obs,
+            **policy_output,
+            "reward": timestep.reward,
+            "done": timestep.done,
+            "terminated": timestep.terminated,
+            "truncated": timestep.truncated,
+        }
+
+    def _get_train_sample(self, transitions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Turn one trajectory into training samples; by default the transitions themselves."""
+        return transitions
+
+    def _forward_collect_batch(self, obs: Any, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:
+        return self._joined("_forward_collect", obs, env_id, kwargs)
+
+    def _forward_eval_batch(self, obs: Any, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:
+        return self._joined("_forward_eval", obs, env_id, kwargs)
+
+    def _get_train_batch(self, batch: Any) -> Any:
+        return sample_by_trajectory(batch, self._get_train_sample)
+
+    def _joined(
+        self, name: str, obs: Any, env_id: np.ndarray, kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        env_ids = env_id.tolist()
+        data = {one: row(obs, index) for index, one in enumerate(env_ids)}
+        answers = getattr(self, name)(data, **kwargs)
+        self._check_answers(answers, name)
+        return join_outputs(answers, env_ids)
 
     def _reset_learn(self, data_id: Iterable[int] | None = None) -> None:
         """Clear what learning keeps between forwards."""
@@ -206,26 +291,26 @@ class Policy(TwoStyles, Configurable):
             "train_iter": self._train_iter,
         }
         if self._optimizer is not None:
-            whole["optimizer"] = state.optimizer_state(self._optimizer)
+            whole["optimizer"] = optimizer_state(self._optimizer)
         return whole
 
     def _load_state_dict_learn(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`_state_dict_learn` returned."""
-        generator = state.part_of(state_dict, "generator")
-        train_iter = state.part_of(state_dict, "train_iter")
+        generator = part_of(state_dict, "generator")
+        train_iter = part_of(state_dict, "train_iter")
         self._load_state_dict_collect(state_dict)
         self._generator.set_state(generator.cpu())
         self._train_iter = int(train_iter)
         if self._optimizer is not None:
-            state.load_optimizer_state(self._optimizer, state.part_of(state_dict, "optimizer"))
+            load_optimizer_state(self._optimizer, part_of(state_dict, "optimizer"))
 
     def _state_dict_collect(self) -> dict[str, Any]:
         """Return what acting needs: the model."""
-        return {"model": state.model_state(self._model)}
+        return {"model": model_state(self._model)}
 
     def _load_state_dict_collect(self, state_dict: dict[str, Any]) -> None:
         """Load the model, strictly; a learner's state serves as well."""
-        state.load_model_state(self._model, state.part_of(state_dict, "model"))
+        load_model_state(self._model, part_of(state_dict, "model"))
 
     def _state_dict_eval(self) -> dict[str, Any]:
         return self._state_dict_collect()
@@ -239,20 +324,28 @@ class Policy(TwoStyles, Configurable):
         Raises:
             SpaceError: with both shapes.
         """
-        spaces.check_spaces(self._model, self._probe, observation_space, action_space)
+        check_spaces(self._model, self._probe, observation_space, action_space)
 
     def _probe(self, obs: Any) -> torch.Tensor | None:
-        """Return the action for one observation; the generator and hidden states keep no trace."""
+        """Return the action for one observation, leaving the policy as it was."""
         field = next((one for one in ("eval", "collect") if one in self._enabled), None)
         if field is None:
             return None
-        before = self._generator.get_state()
+        generator, acting = self._generator.get_state(), self._state_dict_collect()
         try:
             action: torch.Tensor = self._act(field, obs, None, {})["action"]
         finally:
-            self._generator.set_state(before)
+            self._generator.set_state(generator)
+            self._load_state_dict_collect(acting)
             getattr(self, f"_reset_{field}")()
         return action
+
+    def _after_loading_weights(self) -> None:
+        """Bring what learning derives from the weights in line with them.
+
+        Called after ``collect_mode`` or ``eval_mode`` loaded weights into a policy that also
+        learns; a policy with a target network copies them there.
+        """
 
     def _get_n_sample(self) -> int | None:
         return self._read("n_sample", "collect")
@@ -289,7 +382,7 @@ class Policy(TwoStyles, Configurable):
             get_attribute=self.get_attribute,
             set_attribute=self.set_attribute,
             state_dict=self._state_dict_collect,
-            load_state_dict=self._load_state_dict_collect,
+            load_state_dict=self._public_load_collect,
         )
 
     @property
@@ -302,7 +395,7 @@ class Policy(TwoStyles, Configurable):
             get_attribute=self.get_attribute,
             set_attribute=self.set_attribute,
             state_dict=self._state_dict_eval,
-            load_state_dict=self._load_state_dict_eval,
+            load_state_dict=self._public_load_eval,
         )
 
     @property
@@ -362,12 +455,12 @@ class Policy(TwoStyles, Configurable):
         if model is self._model:
             self._reducer.reduce()
         else:
-            parallel.GradientReducer(model).reduce()
+            GradientReducer(model).reduce()
 
-    def _public_learn(self, data: Any, **kwargs: Any) -> dict[str, Any]:
+    def _public_learn(self, data: Any, **kwargs: Any) -> Any:
         if "learn" not in self._enabled:
             raise self._not_enabled("learn")
-        batch = styles.collate(data) if isinstance(data, list) else data
+        batch = collate(data) if isinstance(data, list) else data
         missing = [column for column in self.learn_columns if column not in batch]
         if missing:
             raise StructureError(
@@ -378,7 +471,115 @@ class Policy(TwoStyles, Configurable):
             batch = to_device(batch, self._device)
         if not self._model.training:
             self._model.train()
-        return self._forward_learn(batch, **kwargs)
+        output = self._forward_learn(batch, **kwargs)
+        outputs = output if isinstance(output, list) else [output]
+        if not all(isinstance(one, Mapping) for one in outputs):
+            raise PolicyError(
+                f"{type(self).__name__}._forward_learn returned {output!r:.100}; it must return a "
+                'dictionary of numbers to log, such as {"total_loss": 0.1}, or a list of them'
+            )
+        return output
+
+    def _public_collect(self, data: Any, *, env_id: Any = None, **kwargs: Any) -> dict[Any, Any]:
+        return self._act("collect", data, env_id, kwargs)
+
+    def _public_eval(self, data: Any, *, env_id: Any = None, **kwargs: Any) -> dict[Any, Any]:
+        return self._act("eval", data, env_id, kwargs)
+
+    def _act(self, field: str, data: Any, env_id: Any, kwargs: dict[str, Any]) -> dict[Any, Any]:
+        if field not in self._enabled:
+            raise self._not_enabled(field)
+        if self._model.training:
+            self._model.eval()
+        with torch.set_grad_enabled(False):  # no_grad() does the same in twice the time
+            if isinstance(data, dict) and is_per_env(data):
+                if not data:
+                    return {}
+                name = f"_forward_{field}"
+                outputs = getattr(self, name)(data, **kwargs)
+                self._check_answers(outputs, name)
+            else:
+                obs = self._as_obs(data)
+                if env_id is None:
+                    env_id = np.arange(len(next(iter(leaves(obs)))[1]))
+                name = f"_forward_{field}_batch"
+                outputs = getattr(self, name)(obs, np.asarray(env_id), **kwargs)
+                if not isinstance(outputs, Mapping) or "action" not in outputs:
+                    raise PolicyError(
+                        f"{type(self).__name__}.{name} returned {outputs!r:.100}; it must return a "
+                        'dictionary of tensors [E, …] with the key "action"'
+                    )
+        return _to_cpu(outputs) if self._on_gpu else outputs
+
+    def _check_answers(self, answers: Any, name: str) -> None:
+        if not isinstance(answers, Mapping):
+            raise PolicyError(
+                f"{type(self).__name__}.{name} returned {answers!r:.100}; it must return a "
+                'dictionary from env ids to dictionaries with the key "action"'
+            )
+        for env_id, answer in answers.items():
+            if not isinstance(answer, Mapping) or "action" not in answer:
+                raise PolicyError(
+                    f"{type(self).__name__}.{name} returned {answer!r:.100} for env {env_id}; it "
+                    'must return a dictionary with the key "action" for every env id'
+                )
+
+    def _public_transition(self, obs: Any, policy_output: Any, timestep: Any) -> Any:
+        """Make one transition, or, of batched data, the columns of one step of all envs."""
+        if not isinstance(timestep.env_id, np.ndarray):
+            return self._process_transition(obs, policy_output, timestep)
+        if self.batched:
+            return as_tree(self._process_transition(obs, policy_output, timestep))
+        outputs = split_outputs(policy_output, list(range(len(timestep.env_id))))
+        return collate(
+            [
+                self._process_transition(row(from_numpy(obs), index), output, one)
+                for (index, output), one in zip(outputs.items(), timestep, strict=True)
+            ]
+        )
+
+    def _public_train_sample(self, data: Any) -> Any:
+        """Turn a list of transitions, or a batch, into training samples of the same kind."""
+        return (
+            self._get_train_sample(data) if isinstance(data, list) else self._get_train_batch(data)
+        )
+
+    def _public_load_collect(self, state_dict: dict[str, Any]) -> None:
+        self._load_state_dict_collect(state_dict)
+        if "learn" in self._enabled:
+            self._after_loading_weights()
+
+    def _public_load_eval(self, state_dict: dict[str, Any]) -> None:
+        self._load_state_dict_eval(state_dict)
+        if "learn" in self._enabled:
+            self._after_loading_weights()
+
+    def _not_enabled(self, field: str) -> PolicyError:
+        return PolicyError(
+            f"this {type(self).__name__} was built with enable_field={sorted(self._enabled)} and "
+            f"cannot {field}; add {field!r}, or build it with enable_field=None"
+        )
+
+    def _as_obs(self, data: Any) -> Any:
+        """Bring a batch of observations to the policy's device, as a tensor or treetensor."""
+        if not isinstance(data, torch.Tensor) and isinstance(data, np.ndarray | Mapping | tuple):
+            data = from_numpy(data)
+        return to_device(data, self._device) if self._on_gpu else data
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Put the model into eval mode within the block, so that it keeps no batch statistics.
+
+        Sets the flags directly: ``model.eval()`` costs as much as a small network's forward.
+        """
+        flags = [module.training for module in self._submodules]
+        for module in self._submodules:
+            object.__setattr__(module, "training", False)
+        try:
+            yield
+        finally:
+            for module, flag in zip(self._submodules, flags, strict=True):
+                object.__setattr__(module, "training", flag)
 
     def _descend(
         self, loss: torch.Tensor, batch: Any, *, clip_norm: float | None = None
@@ -432,7 +633,7 @@ class Policy(TwoStyles, Configurable):
         """
         finite = math.isfinite(value)
         if self._reducer is not None:
-            finite = parallel.all_agree(finite, self._device)
+            finite = all_agree(finite, self._device)
         if finite:
             return
         if any(len(leaf) == 0 for _, leaf in leaves(batch)):
@@ -459,12 +660,13 @@ class Policy(TwoStyles, Configurable):
                 f"enable_field must be a non-empty subset of {', '.join(self.fields)}, "
                 f"got {sorted(enabled)}"
             )
-        if "learn" in enabled and type(self)._forward_learn is Policy._forward_learn:
-            raise PolicyError(
-                f"{type(self).__name__} cannot learn: write _forward_learn(self, batch), which "
-                "takes a treetensor [B, …] and returns scalars; or leave 'learn' out of "
-                "enable_field"
-            )
+        for field in (one for one in self._required if one in enabled):
+            name = self._required[field]
+            if getattr(getattr(self, name), "__isabstractmethod__", False):
+                raise PolicyError(
+                    f"{type(self).__name__} cannot {field}: write {name}({_SIGNATURES[name]}, or "
+                    f"leave {field!r} out of enable_field"
+                )
         return enabled
 
     def _choose_device(self) -> torch.device:
@@ -476,7 +678,7 @@ class Policy(TwoStyles, Configurable):
                 "set cuda=False, or install a CUDA build of torch on a machine with a GPU"
             )
         if self._cfg.multi_gpu:
-            parallel.require_process_group()
+            require_process_group()
             return torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
         return torch.device("cuda", torch.cuda.current_device())
 
@@ -498,10 +700,34 @@ class Policy(TwoStyles, Configurable):
             return create_model(options)
 
     def _join_ranks(self) -> None:
-        parallel.require_process_group()
-        parallel.broadcast_model(self._model)
-        self._reducer = parallel.GradientReducer(self._model, overlap=not self._cfg.bp_update_sync)
+        require_process_group()
+        broadcast_model(self._model)
+        self._reducer = GradientReducer(self._model, overlap=not self._cfg.bp_update_sync)
 
     def _read(self, key: str, section: str) -> int | None:
         value = self._cfg[key] if key in self._cfg else self._cfg.get(section, {}).get(key)
         return None if value is None else int(value)
+
+
+_SIGNATURES = {
+    "_forward_learn": "self, batch), which takes a treetensor [B, …] and returns numbers to log",
+    **dict.fromkeys(
+        ("_forward_collect", "_forward_eval"),
+        "self, data, **kwargs), which maps env ids to observations and returns the actions by env "
+        "id (to write it for all envs at once, derive from BatchedPolicy)",
+    ),
+    **dict.fromkeys(
+        ("_forward_collect_batch", "_forward_eval_batch"),
+        "self, obs, env_id, **kwargs), which takes and returns tensors [E, …] (to write it per "
+        "env, derive from Policy)",
+    ),
+}
+
+
+def _to_cpu(outputs: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {
+        key: _to_cpu(value)
+        if isinstance(value, dict)
+        else map_nested(lambda leaf: leaf.cpu() if hasattr(leaf, "cpu") else leaf, value)
+        for key, value in outputs.items()
+    }

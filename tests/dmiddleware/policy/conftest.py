@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dmiddleware.data.batch import as_tree
-from dmiddleware.policy import Policy
+from dmiddleware.policy import BatchedPolicy, Policy
 
 OBS = 4
 ACTIONS = 2
@@ -111,7 +111,7 @@ class PerEnv(Policy):
         ]
 
 
-class Batched(Policy):
+class Batched(BatchedPolicy):
     """The same policy, written for all envs at once."""
 
     config = {"n_step": 2}

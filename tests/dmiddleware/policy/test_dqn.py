@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from dmiddleware.data.batch import as_tree
 from dmiddleware.errors import NonFiniteLoss, SpaceError
-from dmiddleware.policy import DQNPolicy, Policy
+from dmiddleware.policy import BatchedPolicy, DQNPolicy
 
 
 def by_hand(model, target, batch, *, double, loss, discount=0.99, weight=None):
@@ -252,7 +252,7 @@ def test_trying_a_model_draws_nothing_from_the_generator(linear, cartpole_spaces
 
 @pytest.mark.parametrize("field", ["collect", "eval"])
 def test_trying_a_model_leaves_no_hidden_state(linear, cartpole_spaces, field):
-    class Counting(Policy):
+    class Counting(BatchedPolicy):
         _hidden = None
 
         def _forward_collect_batch(self, obs, env_id):

@@ -18,6 +18,7 @@ def test_the_public_names_are_these():
     assert sorted(dmiddleware.policy.__all__) == [
         "ActorPolicy",
         "BCPolicy",
+        "BatchedPolicy",
         "CollectMode",
         "CommandMode",
         "CommandModePolicy",

@@ -6,6 +6,7 @@ import torch
 
 from dmiddleware.errors import ConfigError, PolicyError, StructureError
 from dmiddleware.policy import (
+    BatchedPolicy,
     BCPolicy,
     CollectMode,
     DQNPolicy,
@@ -131,13 +132,15 @@ def test_a_policy_that_cannot_learn_names_the_method_to_write(linear):
 
 
 @pytest.mark.parametrize("field", ["collect", "eval"])
-def test_a_policy_in_neither_style_names_both_methods(linear, field):
-    class Mute(Policy):
+@pytest.mark.parametrize(
+    ("base", "method"),
+    [(Policy, r"\(self, data.*BatchedPolicy"), (BatchedPolicy, r"_batch\(self, obs")],
+)
+def test_a_policy_that_cannot_act_names_the_method_to_write(linear, field, base, method):
+    class Mute(base):
         pass
 
-    with pytest.raises(
-        PolicyError, match=rf"_forward_{field}\(self, data.*_forward_{field}_batch\(self, obs"
-    ):
+    with pytest.raises(PolicyError, match=rf"write _forward_{field}{method}"):
         Mute({}, model=linear(), enable_field=[field])
 
 

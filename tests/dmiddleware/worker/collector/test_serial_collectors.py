@@ -208,11 +208,11 @@ def test_observations_can_be_made_float32_for_policy_and_transitions(counting_en
     import numpy as np
 
     from dmiddleware.env import make_env_manager
-    from dmiddleware.policy import Policy
+    from dmiddleware.policy import BatchedPolicy
 
     seen = []
 
-    class Seeing(Policy):
+    class Seeing(BatchedPolicy):
         def _forward_learn(self, batch, **kwargs):
             return {}
 

@@ -6,7 +6,7 @@ from dmiddleware.data.batch import as_tree
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import PolicyError, StructureError
 from dmiddleware.policy import DQNPolicy
-from dmiddleware.policy.base.styles import collate, to_rows
+from dmiddleware.policy.base.collate import collate, to_rows
 from dmiddleware.rollout import RolloutCollector
 
 
@@ -28,9 +28,8 @@ def same(ours, theirs):
         torch.testing.assert_close(ours[key], theirs[key], rtol=1e-6, atol=1e-6)
 
 
-def test_the_style_is_seen(per_env, batched):
-    assert batched.batched is True
-    assert per_env.batched is False
+def test_the_base_class_says_the_style(per_env, batched):
+    assert batched.collect_mode.get_attribute("batched") is True
     assert per_env.collect_mode.get_attribute("batched") is False
 
 
@@ -169,47 +168,57 @@ def test_a_process_transition_of_its_own_serves_batches_too(per_env, timestep):
             return {"obs": obs, "action": policy_output["action"], "mark": timestep.env_id}
 
     mode = Marked({}, model=per_env.get_attribute("model")).collect_mode
-    assert mode.get_attribute("own_transition") is True
     obs = torch.randn(3, 4)
     whole = mode.process_transition(obs, mode.forward(obs), timestep)
     assert whole["mark"].tolist() == [0, 1, 2]
     assert torch.equal(whole["obs"], obs)
 
 
-def test_the_more_derived_class_decides_the_style(small):
-    class Loud(DQNPolicy):
-        def _forward_eval(self, data, **kwargs):
-            answers = super()._forward_eval(data, **kwargs)
-            return {
-                env_id: {**one, "loud": torch.tensor(env_id)} for env_id, one in answers.items()
-            }
-
-    class LoudBatched(Loud):
-        def _forward_eval_batch(self, obs, env_id, **kwargs):
-            return {"action": torch.full((len(env_id),), -1)}
-
-    obs = torch.randn(3, 4)
-    plain, loud = (cls({"model": small, "seed": 0}) for cls in (DQNPolicy, Loud))
-    answer = loud.eval_mode.forward(obs, env_id=np.array([5, 6, 7]))
-    assert answer["loud"].tolist() == [5, 6, 7]
-    assert torch.equal(answer["action"], plain.eval_mode.forward(obs)["action"])
-    assert loud.batched is True, "collecting is still written batched"
-    last = LoudBatched({"model": small}).eval_mode.forward({3: obs[0]})
-    assert int(last[3]["action"]) == -1
+@pytest.mark.parametrize(
+    ("method", "remedy"),
+    [
+        ("_forward_collect", "write _forward_collect_batch"),
+        ("_forward_eval", "write _forward_eval_batch"),
+        ("_get_train_sample", "write _get_train_batch"),
+        ("_process_transition", "from _forward_collect_batch"),
+    ],
+)
+def test_a_per_env_method_in_a_batched_class_is_refused(method, remedy):
+    with pytest.raises(PolicyError, match=rf"Loud writes {method}.*{remedy}"):
+        type("Loud", (DQNPolicy,), {method: lambda self, data, **kwargs: data})
 
 
-def test_both_styles_in_one_class_are_each_used_as_they_are(linear, per_env):
-    class Both(type(per_env)):
-        def _forward_collect(self, data, **kwargs):
-            return {env_id: {"action": 1} for env_id in data}
-
+@pytest.mark.parametrize("answer", [None, {}, {"logit": torch.zeros(2)}, torch.zeros(2)])
+def test_a_batched_answer_without_an_action_is_refused(linear, batched, answer):
+    class Wrong(type(batched)):
         def _forward_collect_batch(self, obs, env_id, **kwargs):
-            return {"action": torch.zeros(len(env_id))}
+            return answer
 
-    mode = Both({}, model=linear()).collect_mode
-    assert mode.get_attribute("batched") is True
-    assert mode.forward({0: torch.zeros(4)}) == {0: {"action": 1}}
-    assert mode.forward(torch.zeros(2, 4))["action"].tolist() == [0.0, 0.0]
+    mode = Wrong({}, model=linear()).collect_mode
+    with pytest.raises(PolicyError, match=r'Wrong\._forward_collect_batch returned .*"action"'):
+        mode.forward(torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize("answer", [None, {0: None}, {0: {"logit": 1}}, {0: 1}, [1]])
+def test_a_per_env_answer_without_an_action_is_refused(linear, per_env, answer):
+    class Wrong(type(per_env)):
+        def _forward_collect(self, data, **kwargs):
+            return answer
+
+    mode = Wrong({}, model=linear()).collect_mode
+    for data in (torch.zeros(1, 4), {0: torch.zeros(4)}):
+        with pytest.raises(PolicyError, match=r'Wrong\._forward_collect returned .*"action"'):
+            mode.forward(data)
+
+
+@pytest.mark.parametrize("answer", [None, 0.5, [None]])
+def test_learning_that_returns_no_dictionary_is_refused(linear, batched, answer, transitions):
+    class Wrong(type(batched)):
+        def _forward_learn(self, batch):
+            return answer
+
+    with pytest.raises(PolicyError, match=r"Wrong\._forward_learn returned"):
+        Wrong({}, model=linear()).learn_mode.forward(transitions())
 
 
 def test_an_env_without_an_answer_is_named(linear, per_env):

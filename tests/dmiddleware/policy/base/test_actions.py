@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.errors import ConfigError, SpaceError
-from dmiddleware.policy.bounds import ActionBounds
+from dmiddleware.policy.base.actions import ActionBounds
 
 number = st.floats(-100, 100, width=32)
 width = st.floats(0.125, 100, width=32)

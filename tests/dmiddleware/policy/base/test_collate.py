@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dmiddleware.data.batch import as_tree, leaves
 from dmiddleware.errors import StructureError
 from dmiddleware.policy import collate
-from dmiddleware.policy.base.styles import (
+from dmiddleware.policy.base.collate import (
     is_per_env,
     join_outputs,
     split_outputs,

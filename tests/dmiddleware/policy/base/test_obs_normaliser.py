@@ -3,7 +3,7 @@ import torch
 
 from dmiddleware.data.batch import as_tree
 from dmiddleware.errors import CheckpointMismatch
-from dmiddleware.policy.obs_normaliser import ObsNormaliser
+from dmiddleware.policy.base.obs_normaliser import ObsNormaliser
 
 
 def test_early_statistics_are_used_at_once():
