@@ -35,7 +35,7 @@ def make_policy(seed: int = 0) -> PPOPolicy:
             "model": {"obs_shape": 3, "action_shape": 1, "action_space": "continuous"},
             # Rewards go down to -16: scaled, they suit a value network that starts near zero.
             "reward_norm": True,
-            "learn": {"learning_rate": 1e-3, "value_clip": None},
+            "learn": {"learning_rate": 1e-3},
         }
     )
 

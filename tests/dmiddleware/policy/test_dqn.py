@@ -293,3 +293,39 @@ def test_huber_is_the_loss_that_torch_has(small, transitions):
     taken = q.gather(1, batch["action"][:, None]).squeeze(1)
     wanted = F.smooth_l1_loss(taken, batch["reward"]).item()
     assert policy.learn_mode.forward(batch)["total_loss"] == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("field", ["collect", "eval"])
+def test_loading_weights_to_act_with_updates_the_target_network(small, field):
+    source, policy = (DQNPolicy({"model": small, "seed": seed}) for seed in (1, 2))
+    getattr(policy, f"{field}_mode").load_state_dict(source.collect_mode.state_dict())
+    wanted = source.get_attribute("model").state_dict()
+    for name, value in policy.get_attribute("target").state_dict().items():
+        assert torch.equal(value, wanted[name]), name
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_the_target_is_computed_in_eval_mode(transitions, double):
+    class Recording(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 2)
+            self.frozen = torch.nn.Dropout().eval()
+            self.seen = []
+
+        def train(self, mode=True):
+            super().train(mode)
+            self.frozen.eval()
+            return self
+
+        def forward(self, obs):
+            self.seen.append((self.training, float(obs[0, 0])))
+            return {"logit": self.layer(obs)}
+
+    model = Recording()
+    batch = transitions()
+    DQNPolicy({"learn": {"double": double}}, model=model).learn_mode.forward(batch)
+    obs, next_obs = float(batch["obs"][0, 0]), float(batch["next_obs"][0, 0])
+    assert model.seen == [(False, next_obs)] * double + [(True, obs)]
+    assert model.training
+    assert not model.frozen.training, "a module that stays in eval mode is left there"

@@ -300,3 +300,21 @@ def test_normalising_observations_needs_their_shape(small):
 def test_normalising_and_several_ranks_do_not_go_together(small):
     with pytest.raises(ConfigError, match="multi_gpu must be False with obs_norm"):
         PPOPolicy({"model": small, "multi_gpu": True, "obs_norm": True})
+
+
+def test_checking_spaces_adds_nothing_to_the_observation_statistics(cartpole_spaces):
+    class Plain(torch.nn.Module):
+        obs_shape = 4
+
+        def forward(self, obs):
+            return {"logit": obs[:, :2], "value": obs[:, 0]}
+
+    policy = PPOPolicy({"obs_norm": True}, model=Plain(), enable_field=["collect"])
+    before = dict(leaves(policy.collect_mode.state_dict()["obs_normaliser"]["running"]))
+    policy.get_attribute("check_spaces")(*cartpole_spaces)
+    after = dict(leaves(policy.collect_mode.state_dict()["obs_normaliser"]["running"]))
+    assert all(torch.equal(value, after[path]) for path, value in before.items())
+
+
+def test_value_clipping_is_off_by_default():
+    assert PPOPolicy.default_config().learn.value_clip is None

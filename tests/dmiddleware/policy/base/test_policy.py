@@ -305,3 +305,19 @@ def test_the_modes_expose_discount_nstep_and_lambda(small):
     assert ppo.gae_lambda == ppo.collect_mode.get_attribute("gae_lambda") == 0.8
     assert (ppo.discount_factor, ppo.nstep) == (0.99, 1)
     assert BCPolicy({"model": small}).discount_factor is None
+
+
+def test_checking_spaces_leaves_the_policy_as_it_was(linear, batched, cartpole_spaces):
+    class Counting(type(batched)):
+        def _init_common(self):
+            self._model.register_buffer("calls", torch.zeros(()))
+
+        def _forward_collect_batch(self, obs, env_id, *, shift=0):
+            self._model.calls += 1
+            return super()._forward_collect_batch(obs, env_id, shift=shift)
+
+    policy = Counting({}, model=linear(), enable_field=["collect"])
+    policy.get_attribute("check_spaces")(*cartpole_spaces)
+    assert float(policy.get_attribute("model").calls) == 0
+    policy.collect_mode.forward(torch.zeros(1, 4))
+    assert float(policy.get_attribute("model").calls) == 1
