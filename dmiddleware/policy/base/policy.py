@@ -16,7 +16,13 @@ from torch import nn
 
 from dmiddleware.config import Configurable, check_value
 from dmiddleware.data.batch import as_tree, from_numpy, leaves, map_nested, to_device
-from dmiddleware.errors import ConfigError, NonFiniteLoss, PolicyError, StructureError
+from dmiddleware.errors import (
+    ConfigError,
+    NonFiniteLoss,
+    PolicyError,
+    PolicyOutputError,
+    StructureError,
+)
 from dmiddleware.model import action_shape_of, create_model, obs_shape_of
 from dmiddleware.model.spaces import check_spaces
 from dmiddleware.policy.base.collate import (
@@ -474,7 +480,7 @@ class Policy(Configurable):
         output = self._forward_learn(batch, **kwargs)
         outputs = output if isinstance(output, list) else [output]
         if not all(isinstance(one, Mapping) for one in outputs):
-            raise PolicyError(
+            raise PolicyOutputError(
                 f"{type(self).__name__}._forward_learn returned {output!r:.100}; it must return a "
                 'dictionary of numbers to log, such as {"total_loss": 0.1}, or a list of them'
             )
@@ -505,7 +511,7 @@ class Policy(Configurable):
                 name = f"_forward_{field}_batch"
                 outputs = getattr(self, name)(obs, np.asarray(env_id), **kwargs)
                 if not isinstance(outputs, Mapping) or "action" not in outputs:
-                    raise PolicyError(
+                    raise PolicyOutputError(
                         f"{type(self).__name__}.{name} returned {outputs!r:.100}; it must return a "
                         'dictionary of tensors [E, …] with the key "action"'
                     )
@@ -513,13 +519,13 @@ class Policy(Configurable):
 
     def _check_answers(self, answers: Any, name: str) -> None:
         if not isinstance(answers, Mapping):
-            raise PolicyError(
+            raise PolicyOutputError(
                 f"{type(self).__name__}.{name} returned {answers!r:.100}; it must return a "
                 'dictionary from env ids to dictionaries with the key "action"'
             )
         for env_id, answer in answers.items():
             if not isinstance(answer, Mapping) or "action" not in answer:
-                raise PolicyError(
+                raise PolicyOutputError(
                     f"{type(self).__name__}.{name} returned {answer!r:.100} for env {env_id}; it "
                     'must return a dictionary with the key "action" for every env id'
                 )

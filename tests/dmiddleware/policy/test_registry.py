@@ -36,6 +36,9 @@ def test_the_public_names_are_these():
         "create_policy",
         "data_parallel",
         "get_policy_cls",
+        "is_update",
+        "priorities_of_rows",
+        "update_outputs",
     ]
     assert all(hasattr(dmiddleware.policy, name) for name in dmiddleware.policy.__all__)
 

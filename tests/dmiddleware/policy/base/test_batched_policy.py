@@ -4,7 +4,7 @@ import torch
 
 from dmiddleware.data.batch import as_tree
 from dmiddleware.env import make_env_manager
-from dmiddleware.errors import PolicyError, StructureError
+from dmiddleware.errors import PolicyError, PolicyOutputError, StructureError
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.policy.base.collate import collate, to_rows
 from dmiddleware.rollout import RolloutCollector
@@ -195,7 +195,9 @@ def test_a_batched_answer_without_an_action_is_refused(linear, batched, answer):
             return answer
 
     mode = Wrong({}, model=linear()).collect_mode
-    with pytest.raises(PolicyError, match=r'Wrong\._forward_collect_batch returned .*"action"'):
+    with pytest.raises(
+        PolicyOutputError, match=r'Wrong\._forward_collect_batch returned .*"action"'
+    ):
         mode.forward(torch.zeros(2, 4))
 
 
@@ -207,7 +209,7 @@ def test_a_per_env_answer_without_an_action_is_refused(linear, per_env, answer):
 
     mode = Wrong({}, model=linear()).collect_mode
     for data in (torch.zeros(1, 4), {0: torch.zeros(4)}):
-        with pytest.raises(PolicyError, match=r'Wrong\._forward_collect returned .*"action"'):
+        with pytest.raises(PolicyOutputError, match=r'Wrong\._forward_collect returned .*"action"'):
             mode.forward(data)
 
 
@@ -217,7 +219,7 @@ def test_learning_that_returns_no_dictionary_is_refused(linear, batched, answer,
         def _forward_learn(self, batch):
             return answer
 
-    with pytest.raises(PolicyError, match=r"Wrong\._forward_learn returned"):
+    with pytest.raises(PolicyOutputError, match=r"Wrong\._forward_learn returned"):
         Wrong({}, model=linear()).learn_mode.forward(transitions())
 
 
