@@ -28,6 +28,7 @@ class BatchedPolicy(Policy):
     The per-env methods are derived from these, so per-env workers run the policy too.
 
     Example:
+        >>> import torch
         >>> class Upright(BatchedPolicy):
         ...     def _forward_eval_batch(self, obs, env_id):
         ...         return {"action": (obs[:, 2] > 0).long()}
