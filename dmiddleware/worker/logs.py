@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+from dmiddleware.errors import ConfigError
 from dmiddleware.tensorboard import TensorboardWriter
 
 __all__ = ["LazyWriter", "table"]
@@ -13,35 +14,52 @@ __all__ = ["LazyWriter", "table"]
 _COLUMNS = 6
 
 
+@runtime_checkable
+class _Writer(Protocol):
+    """What tells a ``SummaryWriter`` (of tensorboardX or of torch) from a path or a config."""
+
+    add_scalar: Callable[..., Any]
+    close: Callable[..., Any]
+
+
 class LazyWriter:
-    """Holds a given ``SummaryWriter``, or makes one of its own when it is asked for.
+    """A ``SummaryWriter`` that was passed in, or one that is created on first use.
 
     Args:
-        writer: a writer, which stays its owner's to close, or None.
-        folder: where an own writer writes.
+        writer: a writer, to be closed by the caller; or None.
+        folder: where a created writer writes.
+
+    Raises:
+        ConfigError: if ``writer`` is not a ``SummaryWriter``.
     """
 
-    def __init__(self, writer: Any, folder: Path) -> None:
-        self._writer = writer
+    def __init__(self, writer: object, folder: Path) -> None:
+        if writer is not None and not isinstance(writer, _Writer):
+            raise ConfigError(
+                f"tb_logger must be a tensorboardX SummaryWriter or None, got {writer!r:.100}; "
+                "to choose the folder, pass exp_name"
+            )
+        self._writer: Any = writer
         self._folder = folder
-        self._own = False
+        self._is_created = False
 
     def get(self) -> Any:
         """Return the writer."""
         if self._writer is None:
             self._writer = TensorboardWriter(self._folder)
-            self._own = True
+            self._is_created = True
         return self._writer
 
     def close(self) -> None:
-        """Close an own writer; it is made again if it is asked for again."""
-        if self._own:
-            writer, self._writer, self._own = self._writer, None, False
-            writer.close()
+        """Close a created writer; the next :meth:`get` creates another one."""
+        if self._is_created:
+            created: TensorboardWriter = self._writer
+            self._writer, self._is_created = None, False
+            created.close()
 
 
 def table(values: Mapping[str, float | int | str]) -> str:
-    """Lay names and values out in lines of at most six columns, names above values.
+    """Format names and values in lines of at most six columns, names above values.
 
     Example:
         >>> print(table({"loss": 0.25, "lr": 1e-4}))

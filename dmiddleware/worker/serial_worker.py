@@ -1,16 +1,18 @@
-"""What serial collectors and evaluators share: a policy, envs, and logs."""
+"""The base of serial collectors and evaluators: a policy, envs, and logs."""
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from dmiddleware.config import Configurable
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError
+from dmiddleware.policy import CollectMode, EvalMode, HasModes
 from dmiddleware.registry import Registry, import_modules
 from dmiddleware.worker.logs import LazyWriter, table
 from dmiddleware.worker.ranks import rank_and_world_size
@@ -18,33 +20,37 @@ from dmiddleware.worker.ranks import rank_and_world_size
 __all__ = ["SerialWorker", "get_worker_cls"]
 
 T = TypeVar("T")
+M = TypeVar("M", CollectMode, EvalMode)
 
 
-class SerialWorker(Configurable):
-    """A policy in envs, in this process, with a text log and a tensorboard writer.
+class SerialWorker(Configurable, ABC, Generic[M]):
+    """A policy in envs, in this process, with a text log and a TensorBoard writer.
 
     Args:
         cfg: what differs from ``default_config()``.
-        env: an env manager; launched when it is first needed, if it is not yet.
-        policy: a mode of a policy.
-        tb_logger: a tensorboardX ``SummaryWriter``; None makes one in ``<exp_name>/log`` as soon as
-            something is logged.
+        env: an env manager; launched on first use, if it is not launched yet.
+        policy: a policy, or the mode of it that the worker uses.
+        tb_logger: a tensorboardX ``SummaryWriter``; None creates one in ``<exp_name>/log`` on first
+            use.
         exp_name: folder for the worker's output.
-        instance_name: tells workers of one kind apart in logs.
+        instance_name: distinguishes workers of one kind in logs.
+
+    Raises:
+        ConfigError: for an unusable config, or an argument of the wrong type.
     """
 
     def __init__(
         self,
         cfg: Mapping[str, Any] | None = None,
         env: BaseEnvManager | None = None,
-        policy: Any = None,
+        policy: HasModes | M | None = None,
         tb_logger: Any = None,
         exp_name: str = "default_experiment",
         instance_name: str = "worker",
     ) -> None:
         self._cfg = self.merged_config(cfg)
-        self._env = env
-        self._policy = policy
+        self._env = None if env is None else self._checked_env(env)
+        self._policy: M | None = None if policy is None else self._as_mode(policy)
         self._exp_name = exp_name
         self._instance_name = instance_name
         self._rank, self._world_size = rank_and_world_size()
@@ -56,30 +62,46 @@ class SerialWorker(Configurable):
         """The env manager.
 
         Raises:
-            ConfigError: if there is none.
+            ConfigError: if none was given.
         """
         if self._env is None:
-            raise ConfigError(f"{self} has no envs; give it some with reset_env(env_manager)")
+            raise ConfigError(
+                f"{self} has no envs; pass env=env_manager, or call reset_env(env_manager)"
+            )
         return self._env
 
     @property
-    def policy(self) -> Any:
+    def policy(self) -> M:
         """The policy's mode.
 
         Raises:
-            ConfigError: if there is none.
+            ConfigError: if no policy was given.
         """
         if self._policy is None:
-            raise ConfigError(f"{self} has no policy; give it one with reset_policy(mode)")
+            raise ConfigError(
+                f"{self} has no policy; pass policy=policy, or call reset_policy(policy)"
+            )
         return self._policy
 
     @property
     def tb_logger(self) -> Any:
-        """The tensorboard writer."""
+        """The TensorBoard writer."""
         return self._writer.get()
 
+    @abstractmethod
+    def _as_mode(self, policy: HasModes | M) -> M:
+        """Return the mode of a policy that the worker uses."""
+
+    def _checked_env(self, env: BaseEnvManager) -> BaseEnvManager:
+        if not isinstance(env, BaseEnvManager):
+            raise ConfigError(
+                f"{type(self).__name__} needs an env manager, got {env!r:.100}; "
+                "create one with dmiddleware.env.make_env_manager"
+            )
+        return env
+
     def close(self) -> None:
-        """Close the envs, and the tensorboard writer if it is the worker's own."""
+        """Close the envs, and the TensorBoard writer if the worker created it."""
         if self._env is not None:
             self._env.close()
         self._writer.close()
@@ -101,12 +123,12 @@ class SerialWorker(Configurable):
     def _show(
         self, title: str, values: Mapping[str, float], *, train_iter: int, envstep: int
     ) -> None:
-        """Write values into the text log and into tensorboard, on rank 0."""
+        """Write values to the text log and to TensorBoard, on rank 0."""
         if self._rank != 0:
             return
         self._logger.info("%s: %s\n%s", self._instance_name, title, table(values))
         for axis, at in (("iter", train_iter), ("step", envstep)):
-            # A negative count says that no one counts.
+            # A negative count is an unknown one.
             if at >= 0:
                 for name, value in values.items():
                     tag = f"{self._instance_name}_{axis}/{name}"
@@ -120,7 +142,7 @@ def get_worker_cls(
 
     Raises:
         ConfigError: if ``cfg`` has no ``type``.
-        RegistryError: if no one registered the name; the nearest names are listed.
+        RegistryError: if the name is not registered; the nearest names are listed.
     """
     if "type" not in cfg:
         raise ConfigError(

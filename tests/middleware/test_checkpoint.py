@@ -6,6 +6,7 @@ from dmiddleware.data import load_checkpoint
 from dmiddleware.errors import CheckpointWriteError
 from dmiddleware.pipeline import OnlineRLContext, Role, Task
 from dmiddleware.policy import DQNPolicy
+from dmiddleware.worker import BaseLearner
 from middleware.checkpoint import CkptSaver
 from middleware.run_folder import RunFolder
 from tests.middleware.disk import no_room
@@ -101,6 +102,23 @@ def test_periodic_ones_come_every_so_many_updates_and_the_newest_stay(
         "iteration_80.safetensors",
     ]
     assert parameter(load(run, "iteration_60")) == 60
+
+
+def test_files_of_a_learners_hook_in_the_same_run_stay(
+    run: RunFolder, run_steps: Any, dqn: DQNPolicy
+) -> None:
+    cfg = {"hook": {"save_ckpt_after_iter": 1, "save_ckpt_after_run": True}}
+    with BaseLearner(cfg, dqn, exp_name=str(run.path)) as learner:
+        saver = CkptSaver(dqn.learn_mode, run, every_train_iter=10, keep=1)
+
+        def save_by_hook(ctx: OnlineRLContext) -> None:
+            learner.last_iter.update(ctx.train_iter)
+            learner.call_hook("after_run")
+
+        run_steps(learn(dqn), save_by_hook, saver, n_steps=2)
+    names = ["iteration_10.safetensors", "iteration_20.safetensors"]
+    assert sorted(path.name for path in learner.ckpt_dir.iterdir()) == names
+    assert saved(run) == ["final.safetensors", "iteration_20.safetensors"]
 
 
 def test_final_state_can_be_learned_on_from(run: RunFolder, run_steps: Any, dqn: DQNPolicy) -> None:

@@ -24,7 +24,7 @@ class EpisodeSerialCollector(ISerialCollector):
         cfg: see :class:`ISerialCollector`; with ``get_train_sample=True`` the policy makes training
             samples of each episode.
         env: an env manager.
-        policy: a collect mode.
+        policy: a policy, or its collect mode.
         tb_logger: a tensorboardX ``SummaryWriter``.
         exp_name: folder for the output.
         instance_name: tells collectors apart in logs.

@@ -34,7 +34,7 @@ class SampleSerialCollector(ISerialCollector):
     Args:
         cfg: see :class:`ISerialCollector`.
         env: an env manager.
-        policy: a collect mode.
+        policy: a policy, or its collect mode.
         tb_logger: a tensorboardX ``SummaryWriter``.
         exp_name: folder for the output.
         instance_name: tells collectors apart in logs.

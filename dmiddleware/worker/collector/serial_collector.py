@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from dmiddleware.config import check_value
 from dmiddleware.data import map_leaves
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import CollectMode
+from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.registry import Registry
 from dmiddleware.rollout.collector import RolloutCollector
 from dmiddleware.worker.ranks import sum_over_ranks
@@ -38,7 +38,7 @@ SERIAL_COLLECTOR_REGISTRY: Registry[Callable[..., ISerialCollector]] = Registry(
 """Registered collectors; ``@SERIAL_COLLECTOR_REGISTRY.register("mine")`` adds one."""
 
 
-class ISerialCollector(SerialWorker, ABC):
+class ISerialCollector(SerialWorker[CollectMode]):
     """Collects in this process and hands transitions out as dictionaries.
 
     It is a face of :class:`RolloutCollector`, which keeps unfinished episodes between calls.
@@ -49,7 +49,7 @@ class ISerialCollector(SerialWorker, ABC):
             observations float32, for the policy too, ``collect_print_freq`` is how many training
             iterations apart the logs are.
         env: an env manager.
-        policy: a collect mode.
+        policy: a policy, or its collect mode.
         tb_logger: a tensorboardX ``SummaryWriter``; None makes one when it is needed.
         exp_name: folder for the output.
         instance_name: tells collectors apart in logs.
@@ -65,7 +65,7 @@ class ISerialCollector(SerialWorker, ABC):
         self,
         cfg: Mapping[str, Any] | None = None,
         env: BaseEnvManager | None = None,
-        policy: CollectMode | None = None,
+        policy: HasModes | CollectMode | None = None,
         tb_logger: Any = None,
         exp_name: str = "default_experiment",
         instance_name: str = "collector",
@@ -95,20 +95,26 @@ class ISerialCollector(SerialWorker, ABC):
         """Begin fresh episodes, in other envs if some are given (launched if they are not yet)."""
         self.reset(_env=_env)
 
-    def reset_policy(self, _policy: CollectMode | None = None) -> None:
+    def reset_policy(self, _policy: HasModes | CollectMode | None = None) -> None:
         """Clear the policy's collecting state, or use another policy from now on."""
         if _policy is None:
             self.policy.reset()
             return
-        self._policy = _policy
+        self._policy = self._as_mode(_policy)
         if self._rollout is not None:
             self._rollout.reset(collect_mode=self._acting_mode())
             self._drop_unfinished()
 
-    def reset(self, _policy: CollectMode | None = None, _env: BaseEnvManager | None = None) -> None:
-        """Begin anew, with another policy or in other envs if they are given; totals stay."""
-        self._policy = _policy or self._policy
-        self._env = _env or self._env
+    def reset(
+        self,
+        _policy: HasModes | CollectMode | None = None,
+        _env: BaseEnvManager | None = None,
+    ) -> None:
+        """Start fresh episodes, with another policy or in other envs if given; totals stay."""
+        if _policy is not None:
+            self._policy = self._as_mode(_policy)
+        if _env is not None:
+            self._env = self._checked_env(_env)
         self._drop_unfinished()
         self._clear_stats()
         if self._rollout is not None:
@@ -153,8 +159,11 @@ class ISerialCollector(SerialWorker, ABC):
             self._rollout = RolloutCollector(self._acting_mode(), self.env, source_id=self._rank)
         return self._rollout
 
+    def _as_mode(self, policy: HasModes | CollectMode) -> CollectMode:
+        return as_collect_mode(policy, user=type(self).__name__)
+
     def _acting_mode(self) -> CollectMode:
-        mode: CollectMode = self.policy
+        mode = self.policy
         if not self._cfg.transform_obs:
             return mode
 

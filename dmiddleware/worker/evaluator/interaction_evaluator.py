@@ -11,7 +11,9 @@ import numpy as np
 from easydict import EasyDict
 
 from dmiddleware.config import check_value
+from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError, DMiddlewareError
+from dmiddleware.policy import EvalMode, HasModes
 from dmiddleware.rollout.evaluation import VectorEvalMonitor, evaluate_episodes
 from dmiddleware.tensorboard import add_video
 from dmiddleware.worker.evaluator.serial_evaluator import (
@@ -44,7 +46,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
               ``render.max_frames`` and ``render.fps`` are the film's;
             - ``figure_path``: file of a picture of the returns, drawn anew by each evaluation.
         env: an env manager; for films its envs need ``render_mode="rgb_array"``.
-        policy: an eval mode.
+        policy: a policy, or its eval mode.
         tb_logger: a tensorboardX ``SummaryWriter``; None makes one when it is needed.
         exp_name: folder for the output.
         instance_name: tells evaluators apart in logs.
@@ -79,8 +81,10 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         """The best mean return so far; minus infinity before the first evaluation."""
         return self._best
 
-    def reset(self, _policy: Any = None, _env: Any = None) -> None:
-        """Begin anew, with another policy or in other envs if they are given."""
+    def reset(
+        self, _policy: HasModes | EvalMode | None = None, _env: BaseEnvManager | None = None
+    ) -> None:
+        """Forget earlier evaluations; continue with another policy or in other envs if given."""
         super().reset(_policy, _env)
         self._best = float("-inf")
         self._last_render = 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from easydict import EasyDict
 
 from dmiddleware.config import check_value
+from dmiddleware.env import BaseEnvManager
+from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
 from dmiddleware.registry import Registry
 from dmiddleware.worker.serial_worker import SerialWorker, get_worker_cls
 
@@ -23,13 +25,13 @@ SERIAL_EVALUATOR_REGISTRY: Registry[Callable[..., ISerialEvaluator]] = Registry(
 """Registered evaluators; ``@SERIAL_EVALUATOR_REGISTRY.register("mine")`` adds one."""
 
 
-class ISerialEvaluator(SerialWorker, ABC):
+class ISerialEvaluator(SerialWorker[EvalMode]):
     """Evaluates a policy from time to time, in this process.
 
     Args:
         cfg: what differs from ``default_config()``; ``eval_freq`` is in training iterations.
         env: an env manager.
-        policy: an eval mode.
+        policy: a policy, or its eval mode.
         tb_logger: a tensorboardX ``SummaryWriter``; None makes one when it is needed.
         exp_name: folder for the output.
         instance_name: tells evaluators apart in logs.
@@ -40,8 +42,8 @@ class ISerialEvaluator(SerialWorker, ABC):
     def __init__(
         self,
         cfg: Mapping[str, Any] | None = None,
-        env: Any = None,
-        policy: Any = None,
+        env: BaseEnvManager | None = None,
+        policy: HasModes | EvalMode | None = None,
         tb_logger: Any = None,
         exp_name: str = "default_experiment",
         instance_name: str = "evaluator",
@@ -58,6 +60,9 @@ class ISerialEvaluator(SerialWorker, ABC):
     def eval(self, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
         """Evaluate; return whether to stop, and what was found."""
 
+    def _as_mode(self, policy: HasModes | EvalMode) -> EvalMode:
+        return as_eval_mode(policy, user=type(self).__name__)
+
     def should_eval(self, train_iter: int) -> bool:
         """Tell whether it is time: at iteration 0, and ``eval_freq`` iterations after the last.
 
@@ -71,23 +76,25 @@ class ISerialEvaluator(SerialWorker, ABC):
         self._last_eval_iter = train_iter
         return True
 
-    def reset_env(self, _env: Any = None) -> None:
-        """Begin fresh episodes, or evaluate in other envs from now on (launched if need be)."""
+    def reset_env(self, _env: BaseEnvManager | None = None) -> None:
+        """Start fresh episodes, in other envs if given; envs are launched if they are not yet."""
         if _env is not None:
-            self._env = _env
+            self._env = self._checked_env(_env)
         if self.env.closed:
             self.env.launch()
         elif _env is None:
             self.env.reset()
 
-    def reset_policy(self, _policy: Any = None) -> None:
-        """Clear the policy's evaluating state, or evaluate another policy from now on."""
+    def reset_policy(self, _policy: HasModes | EvalMode | None = None) -> None:
+        """Clear the policy's state of the eval mode, or evaluate another policy from now on."""
         if _policy is not None:
-            self._policy = _policy
+            self._policy = self._as_mode(_policy)
         self.policy.reset()
 
-    def reset(self, _policy: Any = None, _env: Any = None) -> None:
-        """Begin anew, with another policy or in other envs if they are given."""
+    def reset(
+        self, _policy: HasModes | EvalMode | None = None, _env: BaseEnvManager | None = None
+    ) -> None:
+        """Forget earlier evaluations; continue with another policy or in other envs if given."""
         if _env is not None or self._env is not None:
             self.reset_env(_env)
         if _policy is not None or self._policy is not None:

@@ -63,7 +63,7 @@ class BaseLearner(Configurable):
         instance_name: tells learners apart in logs and folders.
 
     Raises:
-        ConfigError: for an unusable config.
+        ConfigError: for an unusable config, or an argument of the wrong type.
     """
 
     config: ClassVar[dict[str, Any]] = {
@@ -92,7 +92,7 @@ class BaseLearner(Configurable):
         self._cfg: EasyDict = self.merged_config(cfg)
         self._exp_name = exp_name
         self._instance_name = instance_name
-        self._rank, self._world_size = dist_info or rank_and_world_size()
+        self._rank, self._world_size = _checked_ranks(dist_info or rank_and_world_size())
         self._logger = logging.getLogger(f"{__name__}.{instance_name}")
         self._writer = LazyWriter(tb_logger, Path(exp_name) / "log" / instance_name)
         self._last_iter = CountVar()
@@ -446,9 +446,11 @@ class BaseLearner(Configurable):
 
     @property
     def ckpt_dir(self) -> Path:
-        """Where checkpoints go: ``ckpt`` in the output folder, with the name of the instance."""
-        tail = "" if self._instance_name == "learner" else f"_{self._instance_name}"
-        return Path(self._exp_name) / f"ckpt{tail}"
+        """The folder of the hooks' checkpoints, ``<exp_name>/ckpt_<instance_name>``.
+
+        It is not ``<exp_name>/ckpt``, where ``middleware.CkptSaver`` writes.
+        """
+        return Path(self._exp_name) / f"ckpt_{self._instance_name}"
 
     @property
     def exp_name(self) -> str:
@@ -459,6 +461,19 @@ class BaseLearner(Configurable):
     def instance_name(self) -> str:
         """The name that tells learners apart."""
         return self._instance_name
+
+
+def _checked_ranks(dist_info: tuple[int, int]) -> tuple[int, int]:
+    try:
+        rank, world_size = dist_info
+        is_valid = 0 <= rank < world_size
+    except (TypeError, ValueError):
+        is_valid = False
+    if not is_valid:
+        raise ConfigError(
+            f"dist_info must be (rank, world_size) with rank below world_size, got {dist_info!r}"
+        )
+    return dist_info
 
 
 def _priority_info(outputs: list[dict[str, Any]], data: Any) -> dict[str, Any] | None:

@@ -161,9 +161,9 @@ class LoadCkptHook(LearnerHook):
 class SaveCkptHook(_PeriodicHook):
     """Saves the policy, the iteration and the env step, on rank 0.
 
-    The file is ``<exp_name>/ckpt[_<instance_name>]/iteration_<n>.safetensors``, ``n`` being the
+    The file is ``<exp_name>/ckpt_<instance_name>/iteration_<n>.safetensors``, where ``n`` is the
     number of finished iterations, or the learner's ``ckpt_name``, if that is set. It is written
-    whole or not at all.
+    completely or not at all.
 
     Args:
         args: name and priority.

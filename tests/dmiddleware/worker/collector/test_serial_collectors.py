@@ -398,6 +398,28 @@ def test_what_is_missing_is_named(batched_policy):
         SampleSerialCollector(policy=batched_policy.collect_mode).collect(3)
 
 
+@pytest.mark.parametrize("cls", [SampleSerialCollector, EpisodeSerialCollector])
+def test_a_policy_is_taken_as_its_collect_mode(counting_envs, batched_policy, tmp_path, cls):
+    with cls({}, counting_envs(LENGTHS), batched_policy, exp_name=str(tmp_path)) as collector:
+        assert collector.policy == batched_policy.collect_mode
+        collector.reset_policy(batched_policy)
+        assert collector.policy == batched_policy.collect_mode
+        assert collector.collect(3)
+
+
+def test_an_argument_of_the_wrong_type_is_refused(batched_policy, sampler):
+    with pytest.raises(ConfigError, match="make_env_manager"):
+        SampleSerialCollector({}, "CartPole-v1", batched_policy)
+    with pytest.raises(ConfigError, match="collect_mode"):
+        SampleSerialCollector({}, policy=batched_policy.eval_mode)
+    with pytest.raises(ConfigError, match="SummaryWriter"):
+        SampleSerialCollector({}, policy=batched_policy, tb_logger="runs/x")
+    with pytest.raises(ConfigError, match="make_env_manager"):
+        sampler.reset_env("CartPole-v1")
+    with pytest.raises(ConfigError, match="collect_mode"):
+        sampler.reset_policy("dqn")
+
+
 def test_collectors_are_created_by_name():
     assert get_serial_collector_cls({"type": "episode"}) is EpisodeSerialCollector
     collector = create_serial_collector({"type": "sample", "collect_print_freq": 5})

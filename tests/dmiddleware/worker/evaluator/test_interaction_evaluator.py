@@ -265,6 +265,24 @@ def test_reset_takes_another_policy(evaluator, per_env_policy):
     assert evaluator.eval()[1]["episode_count"] == 6
 
 
+def test_a_policy_is_taken_as_its_eval_mode(evaluator, batched_policy):
+    evaluator.reset_policy(batched_policy)
+    assert evaluator.policy == batched_policy.eval_mode
+    created = InteractionSerialEvaluator({}, policy=batched_policy)
+    assert created.policy == batched_policy.eval_mode
+
+
+def test_an_argument_of_the_wrong_type_is_refused(evaluator, batched_policy):
+    with pytest.raises(ConfigError, match="make_env_manager"):
+        InteractionSerialEvaluator({}, [batched_policy], batched_policy)
+    with pytest.raises(ConfigError, match="eval_mode"):
+        InteractionSerialEvaluator({}, policy=batched_policy.collect_mode)
+    with pytest.raises(ConfigError, match="make_env_manager"):
+        evaluator.reset_env(batched_policy)
+    with pytest.raises(ConfigError, match="eval_mode"):
+        evaluator.reset(batched_policy.collect_mode)
+
+
 def test_evaluators_are_created_by_name():
     assert get_serial_evaluator_cls({"type": "interaction"}) is InteractionSerialEvaluator
     assert isinstance(

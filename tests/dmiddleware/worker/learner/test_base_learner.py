@@ -203,12 +203,12 @@ def test_only_rank_0_writes(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     cfg = {"hook": {"log_show_after_iter": 1, "save_ckpt_after_iter": 1}}
     learner = BaseLearner(
-        cfg, Stub([{"total_loss": 1.0}]), dist_info=(1, 1), exp_name=str(tmp_path)
+        cfg, Stub([{"total_loss": 1.0}]), dist_info=(1, 2), exp_name=str(tmp_path)
     )
     with learner:
         learner.train(samples())
         assert learner.log_buffer["scalar"] == {}
-        assert (learner.rank, learner.world_size) == (1, 1)
+        assert (learner.rank, learner.world_size) == (1, 2)
     assert list(tmp_path.iterdir()) == []
     assert not caplog.records
 
@@ -224,7 +224,7 @@ def test_checkpoints_carry_policy_iteration_and_step(learner, dqn_policy, tmp_pa
     learner.save_checkpoint()
     learner.save_checkpoint("ckpt_best.safetensors")
     learner.save_checkpoint("by_hand")
-    folder = tmp_path / "run" / "ckpt"
+    folder = tmp_path / "run" / "ckpt_learner"
     assert {file.name for file in folder.iterdir()} == {
         "iteration_1.safetensors",
         "ckpt_best.safetensors",
@@ -262,7 +262,7 @@ def test_a_loaded_checkpoint_goes_on_as_if_never_stopped(learner, dqn_policy, tm
         learner.train(batch, envstep=20)
 
     other = make_policy(8)
-    path = tmp_path / "run" / "ckpt" / "half.safetensors"
+    path = tmp_path / "run" / "ckpt_learner" / "half.safetensors"
     cfg = {"hook": {"load_ckpt_before_run": str(path)}}
     with BaseLearner(cfg, other.learn_mode, exp_name=str(tmp_path / "other")) as resumed:
         resumed.call_hook("before_run")
@@ -275,7 +275,7 @@ def test_a_loaded_checkpoint_goes_on_as_if_never_stopped(learner, dqn_policy, tm
 
 def test_a_checkpoint_of_another_model_is_refused(learner, tmp_path):
     learner.save_checkpoint("mine")
-    path = tmp_path / "run" / "ckpt" / "mine.safetensors"
+    path = tmp_path / "run" / "ckpt_learner" / "mine.safetensors"
     cfg = {"hook": {"load_ckpt_before_run": str(path)}}
     with (
         BaseLearner(cfg, make_policy(9).learn_mode, exp_name=str(tmp_path)) as other,
@@ -311,7 +311,7 @@ def test_start_runs_all_iterations_with_hooks_around(dqn_policy, tmp_path, num_w
         info = learner.learn_info
         assert (info["learner_step"], info["learner_done"], info["envstep"]) == (3, True, -1)
         assert learner.monitor.latest("data_time") > 0
-    assert (tmp_path / "ckpt" / "iteration_3.safetensors").is_file()
+    assert (tmp_path / "ckpt_learner" / "iteration_3.safetensors").is_file()
 
 
 def test_a_loss_that_is_not_finite_saves_what_there_is_and_is_raised(dqn_policy, tmp_path):
@@ -322,7 +322,7 @@ def test_a_loss_that_is_not_finite_saves_what_there_is_and_is_raised(dqn_policy,
         with pytest.raises(NonFiniteLoss, match="3"):
             learner.start()
         assert not learner.learn_info["learner_done"]
-    state = load_checkpoint(tmp_path / "ckpt" / "iteration_2.safetensors")
+    state = load_checkpoint(tmp_path / "ckpt_learner" / "iteration_2.safetensors")
     assert state["last_iter"] == 2
     assert all(torch.isfinite(tensor).all() for tensor in state["model"].values())
 
@@ -338,11 +338,11 @@ def test_a_run_that_cannot_begin_overwrites_no_checkpoint(dqn_policy, tmp_path):
         learner.setup_dataloader()
         with pytest.raises(FileNotFoundError):
             learner.start()
-    assert load_checkpoint(tmp_path / "ckpt" / "latest.safetensors")["last_iter"] == 7
+    assert load_checkpoint(tmp_path / "ckpt_learner" / "latest.safetensors")["last_iter"] == 7
 
 
 def test_a_failed_save_does_not_hide_the_first_error(dqn_policy, tmp_path, monkeypatch):
-    (tmp_path / "ckpt").write_text("a file where the folder should be")
+    (tmp_path / "ckpt_learner").write_text("a file where the folder should be")
     with BaseLearner({}, dqn_policy.learn_mode, exp_name=str(tmp_path)) as learner:
         learner.get_data = source(poison_at=0)
         learner.setup_dataloader()
@@ -379,7 +379,7 @@ def test_a_signal_waits_for_the_iteration_and_saves(dqn_policy, tmp_path, number
         signal.signal(number, before)
     # The previous handler gets the signal in the end.
     assert received == [number]
-    assert (tmp_path / "ckpt" / "iteration_1.safetensors").is_file()
+    assert (tmp_path / "ckpt_learner" / "iteration_1.safetensors").is_file()
     assert f"received {number.name}" in caplog.text
 
 
@@ -395,7 +395,7 @@ def test_ctrl_c_saves_and_is_raised_once(dqn_policy, tmp_path):
     finally:
         signal.signal(signal.SIGINT, before)
     assert caught.value.__context__ is None
-    assert (tmp_path / "ckpt" / "iteration_1.safetensors").is_file()
+    assert (tmp_path / "ckpt_learner" / "iteration_1.safetensors").is_file()
 
 
 @pytest.mark.process
@@ -431,7 +431,7 @@ def test_a_signal_ends_a_learner_that_waits_for_data(tmp_path, number):
         assert process.stdout.readline() == "started\n"
         process.send_signal(number)
         assert process.wait(timeout=60) == -number
-    assert (tmp_path / "ckpt" / "iteration_0.safetensors").is_file()
+    assert (tmp_path / "ckpt_learner" / "iteration_0.safetensors").is_file()
 
 
 def test_what_is_missing_is_named(tmp_path):
@@ -466,6 +466,32 @@ def test_the_policy_is_logged_when_it_is_set(dqn_policy, caplog, tmp_path):
         learner.policy = dqn_policy.learn_mode
         assert learner.policy.monitor_vars() == list(learner.monitor.names)[2:]
     assert "DQNPolicy" in caplog.text
+
+
+def test_a_policy_is_taken_as_its_learn_mode(dqn_policy, tmp_path):
+    with BaseLearner({}, dqn_policy, exp_name=str(tmp_path)) as learner:
+        assert learner.policy == dqn_policy.learn_mode
+        learner.policy = dqn_policy
+        assert learner.policy == dqn_policy.learn_mode
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({"policy": "dqn"}, "policy"),
+        ({"tb_logger": "runs/x"}, "SummaryWriter"),
+        ({"dist_info": 1}, "world_size"),
+        ({"dist_info": (2, 2)}, "world_size"),
+    ],
+)
+def test_an_argument_of_the_wrong_type_is_refused(tmp_path, arguments, word):
+    with pytest.raises(ConfigError, match=word):
+        BaseLearner({}, exp_name=str(tmp_path), **arguments)
+
+
+def test_the_collect_mode_is_not_a_learn_mode(dqn_policy, tmp_path):
+    with pytest.raises(ConfigError, match="learn_mode"):
+        BaseLearner({}, dqn_policy.collect_mode, exp_name=str(tmp_path))
 
 
 def test_learners_are_created_by_name(dqn_policy, tmp_path):
