@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ NONE = -1
 
 
 class Pushed(NamedTuple):
-    """What a push changed: links from rows before it, and inside of it.
+    """The links that lead from rows of earlier pushes into a new one.
 
     Attributes:
         tail: index of rows from earlier pushes that now have a successor, int64 ``[k]``.
@@ -33,11 +33,12 @@ class Pushed(NamedTuple):
 class EpisodeLinks:
     """The successor of every row: the next step of the same episode.
 
-    Rows are known by their index, which only grows; row ``i`` lies in slot ``i % size``. Within a
-    push of ``[T, E]`` rows, ``(t + 1, e)`` follows ``(t, e)`` if both have the same episode id and
-    ``(t, e)`` does not end its episode. A row whose successor has not come yet is an open tail: the
-    first row of its episode in a later push follows it. A successor is always younger than its row,
-    so the ring overwrites it later: a link from a row that is held leads to a row that is held.
+    Rows are known by their index, which only grows; row ``i`` is stored in slot ``i % size``.
+    Within a push of ``[T, E]`` rows, ``(t + 1, e)`` follows ``(t, e)`` if both have the same
+    episode id and ``(t, e)`` does not end its episode. A row whose successor has not come yet is an
+    open tail: the first row of its episode in a later push follows it, if it continues it. A
+    successor is always younger than its row and is overwritten later, so a link from a row that is
+    held leads to a row that is held.
 
     Args:
         size: capacity of the ring.
@@ -58,14 +59,25 @@ class EpisodeLinks:
         """Return the successors of rows that are held, -1 where there is none (yet)."""
         return self._successor.take(index % self._size)
 
-    def push(self, first: int, episode_id: Ints, done: Bools, *, oldest: int) -> Pushed:
+    def push(
+        self,
+        first: int,
+        episode_id: Ints,
+        done: Bools,
+        *,
+        oldest: int,
+        continues: Callable[[Ints, Ints], Bools],
+    ) -> Pushed:
         """Link new rows.
 
         Args:
             first: index of the first of them.
             episode_id: int64 ``[T, E]``; row ``(t, e)`` has the index ``first + t * E + e``.
             done: bool ``[T, E]``.
-            oldest: index of the oldest row that the ring will hold after this push.
+            oldest: index of the oldest row that the ring holds after this push.
+            continues: for rows ``tail`` and ``head``, int64 ``[k]``, of one episode id: whether
+                each head is the step after its tail. Where it is not, two sources use one id, and
+                the rows are not linked.
 
         Returns:
             The links that lead into this push from before it.
@@ -75,16 +87,16 @@ class EpisodeLinks:
         goes_on = (episode_id[1:] == episode_id[:-1]) & ~done[:-1]
         successor = np.full((n_steps, width), NONE)
         np.copyto(successor[:-1], index[1:], where=goes_on)
+        self._drop_overwritten(oldest)
         if self._is_simple(episode_id, goes_on):
-            entered = Pushed(self._tail, index[0])
-            open_rows = ~done[-1]
-            self._tail_id, self._tail = episode_id[-1][open_rows], index[-1][open_rows]
+            entered = _only(continues(self._tail, index[0]), self._tail, index[0])
+            is_open = ~done[-1]
+            self._tail_id, self._tail = episode_id[-1][is_open], index[-1][is_open]
         else:
-            entered = self._match(first, episode_id, done, index, goes_on, successor)
+            entered = self._match(first, episode_id, done, index, goes_on, successor, continues)
         kept = index.reshape(-1)
         self._write(kept[kept >= oldest], successor.reshape(-1)[kept >= oldest])
-        if oldest > 0:
-            entered = self._drop(entered, oldest)
+        self._drop_overwritten(oldest)
         self._write(*entered)
         return entered
 
@@ -103,7 +115,7 @@ class EpisodeLinks:
         self._tail_id, self._tail = np.asarray(state["tail_id"]), np.asarray(state["tail"])
 
     def _is_simple(self, episode_id: Ints, goes_on: Bools) -> bool:
-        """Tell whether every env continues the episode that it was in, all through the push."""
+        """Return whether every env stays in the episode that it was in, all through the push."""
         return np.array_equal(self._tail_id, episode_id[0]) and bool(goes_on.all())
 
     def _match(
@@ -114,6 +126,7 @@ class EpisodeLinks:
         index: Ints,
         goes_on: Bools,
         successor: Ints,
+        continues: Callable[[Ints, Ints], Bools],
     ) -> Pushed:
         """Join stretches of one episode, in order of time; fills in ``successor``."""
         is_head = np.ones(done.shape, np.bool_)
@@ -128,11 +141,12 @@ class EpisodeLinks:
         order = np.lexsort((~kind, rows, ids))
         before, after = order[:-1], order[1:]
         joined = (ids[before] == ids[after]) & ~kind[before] & kind[after]
-        tail, head = rows[before[joined]], rows[after[joined]]
-        inner = tail >= first
-        successor.reshape(-1)[tail[inner] - first] = head[inner]
         still_open = np.ones(len(tails), np.bool_)
         still_open[before[joined]] = False
+        tail, head = rows[before[joined]], rows[after[joined]]
+        tail, head = _only(continues(tail, head), tail, head)
+        inner = tail >= first
+        successor.reshape(-1)[tail[inner] - first] = head[inner]
         self._tail_id, self._tail = tail_id[still_open], tails[still_open]
         self._recent_first(first)
         return Pushed(tail[~inner], head[~inner])
@@ -143,16 +157,17 @@ class EpisodeLinks:
         order = np.argsort(old, kind="stable")
         self._tail_id, self._tail = self._tail_id[order], self._tail[order]
 
-    def _drop(self, entered: Pushed, oldest: int) -> Pushed:
-        """Forget rows that the ring has overwritten."""
+    def _drop_overwritten(self, oldest: int) -> None:
         held = self._tail >= oldest
         if not held.all():
             self._tail_id, self._tail = self._tail_id[held], self._tail[held]
-        alive = entered.tail >= oldest
-        return entered if alive.all() else Pushed(entered.tail[alive], entered.head[alive])
 
     def _write(self, index: Ints, successor: Ints) -> None:
         self._successor[index % self._size] = successor
+
+
+def _only(mask: Bools, tail: Ints, head: Ints) -> Pushed:
+    return Pushed(tail, head) if mask.all() else Pushed(tail[mask], head[mask])
 
 
 class DeletedRows:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +21,11 @@ __all__ = ["RowRing"]
 
 Allocate: TypeAlias = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
 
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
 _NEXT = "next_obs"
+
+_log = logging.getLogger(__name__)
 
 
 class RowRing:
@@ -61,6 +67,7 @@ class RowRing:
         self._columns: Columns | None = None
         self._links: EpisodeLinks | None = None
         self._side: SideTable | None = None
+        self._has_warned = False
 
     @property
     def paths(self) -> list[str]:
@@ -287,11 +294,48 @@ class RowRing:
             first,
             rows["episode_id"].astype(np.int64, copy=False).reshape(shape),
             rows["done"].astype(np.bool_, copy=False).reshape(shape),
-            oldest=self.total - self.size,
+            oldest=max(0, self.total - self.size),
+            continues=partial(self._continues, rows, first),
         )
         if self._side is not None:
             self._keep_next_obs(self._side, links, rows, first)
             self._release(self._side, entered)
+
+    def _continues(self, rows: Mapping[str, Array], first: int, tail: Ints, head: Ints) -> Bools:
+        """Return whether ``next_obs`` of each tail is ``obs`` of its head, bit for bit.
+
+        Episode ids alone do not tell: two collectors may number their episodes alike.
+        """
+        same = np.ones(len(tail), np.bool_)
+        paths = [path for path in self.paths if _root(path) == _NEXT and _obs_path(path) in rows]
+        if not paths or not len(tail):
+            return same
+        inner = tail >= first
+        old, new = tail[~inner] % self.size, tail[inner] - first
+        for path in paths:
+            obs = rows[_obs_path(path)]
+            if obs.dtype != rows[path].dtype or obs.shape != rows[path].shape:
+                continue
+            if len(old):
+                before = self._next_obs_of_tails(path, old)
+                same[~inner] &= _same_rows(before, obs[head[~inner] - first])
+            if len(new):
+                same[inner] &= _same_rows(rows[path][new], obs[head[inner] - first])
+        if not same.all() and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "rows pushed with episode_id %d do not continue the rows of that id before them: "
+                "obs differs from the last next_obs, as if two collectors used the same ids. They "
+                "are treated as separate episodes; give every episode an id of its own",
+                rows["episode_id"].reshape(-1)[head[~same][0] - first],
+            )
+        return same
+
+    def _next_obs_of_tails(self, path: str, slots: Ints) -> Array:
+        assert self._columns is not None  # set up by push
+        if self._side is not None:  # an open tail always has its next_obs there
+            return self._side.get(path, slots)
+        return self._columns.take(slots, (path,))[path]
 
     def _keep_next_obs(
         self, side: SideTable, links: EpisodeLinks, rows: Mapping[str, Array], first: int

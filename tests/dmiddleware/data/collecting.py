@@ -5,20 +5,22 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dmiddleware.data import as_tree
+from dmiddleware.data import as_tree, index_rows
 
 
 class Collector:
     """Steps made-up environments whose episodes end at random.
 
-    ``obs`` is (episode, step), so that every observation is told from every other. With
-    ``odd_next_obs``, some ``next_obs`` differ from the next row's ``obs``.
+    ``obs`` is (episode, step), so all observations differ. With ``odd_next_obs``, some ``next_obs``
+    differ from the next row's ``obs``. ``episode_id`` counts from ``first_id``, or from
+    ``first_episode``.
     """
 
-    def __init__(self, env_num, seed, first_episode=0, odd_next_obs=False):
+    def __init__(self, env_num, seed, first_episode=0, odd_next_obs=False, first_id=None):
         self.generator = np.random.default_rng(seed)
         self.env_num = env_num
         self.first_episode = first_episode
+        self.id_offset = 0 if first_id is None else first_id - first_episode
         self.n_episodes = 0
         self.odd_next_obs = odd_next_obs
         self.state = [self._new_episode() for _ in range(env_num)]
@@ -45,7 +47,7 @@ class Collector:
             "done": terminated or truncated,
             "terminated": terminated,
             "truncated": truncated,
-            "episode_id": episode,
+            "episode_id": episode + self.id_offset,
         }
         self.state[env] = self._new_episode() if row["done"] else (episode, step + 1)
         return row
@@ -76,17 +78,28 @@ def as_batch(rows, lead):
     return as_tree(columns)
 
 
+def every_row(buffer):
+    """Sample every row of a buffer that draws without replacement, oldest first."""
+    batch = buffer.sample(len(buffer))
+    return index_rows(batch, batch["index"].argsort())
+
+
 class NaiveBuffer:
     """The same promises as TensorBuffer's, kept row by row."""
 
     def __init__(self, size, n_step, discount, unroll_len):
         self.size, self.n_step, self.discount, self.unroll_len = size, n_step, discount, unroll_len
         self.rows = {}
+        self.place = {}
         self.total = 0
+        self.n_pushes = 0
 
-    def push(self, rows):
-        for row in rows:
+    def push(self, rows, width=1):
+        """Append rows, of a push of ``width`` envs."""
+        self.n_pushes += 1
+        for number, row in enumerate(rows):
             self.rows[self.total] = row
+            self.place[self.total] = (self.n_pushes, number // width, number % width)
             self.rows.pop(self.total - self.size, None)
             self.total += 1
 
@@ -100,8 +113,13 @@ class NaiveBuffer:
             return None
         for j in range(i + 1, self.total):
             if j in self.rows and self.rows[j]["obs"] == (episode, step + 1):
-                return j
+                return j if self.are_linked(i, j) else None
         return None
+
+    def are_linked(self, i, j):
+        """Rows that are not neighbours in one push are linked only if their observations match."""
+        push, t, e = self.place[i]
+        return self.place[j] == (push, t + 1, e) or self.rows[i]["next_obs"] == self.rows[j]["obs"]
 
     def walk(self, i, length):
         rows = [i]

@@ -4,10 +4,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmiddleware.data import TensorBuffer, to_dict
+from dmiddleware.data import TensorBuffer, UniformSampler, to_dict
 from dmiddleware.errors import ConfigError, NotEnoughData, StructureError
 
-from .collecting import Collector, NaiveBuffer, as_batch
+from .collecting import Collector, NaiveBuffer, as_batch, every_row
 
 
 @st.composite
@@ -40,7 +40,7 @@ def run(history, size, seed, *, odd_next_obs=False, **options):
             rows = collectors[which].rows(n_steps)
             flat = [row for step in rows for row in step]
             buffer.push(as_batch(flat, (n_steps, len(rows[0]))))
-            naive.push(flat)
+            naive.push(flat, width=len(rows[0]))
         elif name == "flat":  # [N, …] with the envs' rows in turns
             flat = [row for step in collectors[which].rows(n_steps) for row in step]
             buffer.push(as_batch(flat, (len(flat),)))
@@ -131,6 +131,48 @@ def test_without_padding_only_whole_sequences_are_drawn(history, size, seed, unr
     batch = buffer.sample(len(naive.rows))
     assert batch.mask.all()
     assert set(batch["index"].tolist()) <= whole
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    pushes=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), min_size=2, max_size=20),
+    seed=st.integers(0, 1000),
+    once=st.booleans(),
+)
+def test_episodes_of_collectors_that_use_the_same_ids_are_never_joined(pushes, seed, once):
+    buffer = TensorBuffer(40, unroll_len=4, store_next_obs=not once, seed=seed)
+    collectors = [Collector(2, seed + n, first_episode=1000 * n, first_id=0) for n in range(3)]
+    for which, n_steps in pushes:
+        flat = [row for step in collectors[which].rows(n_steps) for row in step]
+        buffer.push(as_batch(flat, (n_steps, 2)))
+    batch = buffer.sample(len(buffer))
+    for obs, next_obs, mask in zip(
+        batch["obs"]["both"], batch["next_obs"]["both"], batch["mask"], strict=True
+    ):
+        assert torch.equal(obs[1:][mask[1:]], next_obs[:-1][mask[1:]])
+
+
+def test_a_new_run_on_a_restored_buffer_does_not_continue_its_episodes(caplog):
+    def make():
+        return TensorBuffer(100, n_step=3, discount=1.0, sampler=UniformSampler(replace=False))
+
+    old, buffer = make(), make()
+    old.push(as_batch([step[0] for step in Collector(1, seed=3).rows(3)], (3,)))
+    buffer.load_state_dict(old.state_dict())
+    again = Collector(1, seed=5, first_episode=500, first_id=0)
+    buffer.push(as_batch([step[0] for step in again.rows(3)], (3,)))
+    for i, row in enumerate(every_row(buffer)["next_obs"]["episode"].tolist()):
+        assert (row > 500) == (i >= 3)
+    assert "episode_id 1" in caplog.text
+
+
+def test_two_collectors_in_turns_are_warned_about_once(caplog):
+    buffer = TensorBuffer(100, n_step=2, discount=1.0)
+    collectors = [Collector(2, n, first_episode=1000 * n, first_id=0) for n in range(2)]
+    for _ in range(5):
+        for collector in collectors:
+            buffer.push(as_batch(collector.step(), (1, 2)))
+    assert caplog.text.count("same ids") == 1
 
 
 def test_whole_sequences_are_drawn_alike():
