@@ -1,4 +1,4 @@
-"""``python -m dmiddleware.launch``: ditask, for where its script is not on the path."""
+"""``python -m dmiddleware.launch`` runs ``ditask`` where its script is not on the path."""
 
 from dmiddleware.launch.cli import ditask
 

@@ -1,6 +1,6 @@
 """The command line of ``ditask``.
 
-What takes long to import is imported when it is needed, so that ``--help`` answers at once.
+Slow imports happen inside the command, so that ``--help`` answers at once.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import Any
 import click
 
 __all__ = ["ditask"]
-
-KEY_VARIABLE = "DITASK_KEY"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -29,142 +27,180 @@ KEY_VARIABLE = "DITASK_KEY"
     default=".",
     show_default=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder that is put first on the import path.",
+    help="The folder to put first on the import path.",
 )
 @click.option(
     "--roles",
     default="",
     metavar="ROLE=N,…",
-    help="Processes by role, for example learner=1,collector=2,evaluator=1.",
+    help="Number of processes per role, for example learner=1,collector=2,evaluator=1. A run has "
+    "one learner.",
 )
 @click.option(
     "--parallel-workers",
     type=int,
-    help="How many processes; without --roles the first learns, the last evaluates and the others "
-    "collect.",
+    metavar="N",
+    help="Number of processes. Without --roles, the first one learns, the last one evaluates and "
+    "the others collect.",
 )
 @click.option(
     "--topology",
     default="mesh",
     show_default=True,
     type=click.Choice(["mesh", "star", "alone"]),
-    help="Who dials whom: everyone each other; all the first; nobody (see --attach-to).",
+    help="How processes connect: mesh, each to all others; star, all to the first; alone, only to "
+    "the addresses in --attach-to.",
 )
 @click.option(
     "--protocol",
     default="ipc",
     show_default=True,
     type=click.Choice(["ipc", "tcp", "tls+tcp"]),
-    help="ipc on one host; tcp or tls+tcp across hosts.",
+    help="ipc on one host; tcp or tls+tcp between hosts.",
 )
 @click.option(
     "--mq-type",
     default="nng",
     show_default=True,
     type=click.Choice(["nng", "redis"]),
-    help="What carries events: sockets between the processes; or a redis server that all can "
-    "reach, where hosts cannot reach each other.",
+    help="How events travel: nng, over sockets between the processes; redis, through a redis "
+    "server, for hosts that cannot reach each other.",
 )
 @click.option(
     "--redis-url",
     default="redis://127.0.0.1:6379/0",
     show_default=True,
     metavar="URL",
-    help="The server and its database, for --mq-type redis; a password goes into "
-    "DITASK_REDIS_PASSWORD.",
+    help="The redis server and database, for --mq-type redis. Set DITASK_REDIS_PASSWORD if the "
+    "server needs a password.",
 )
 @click.option(
     "--shared-memory",
     default="/dev/shm",
     show_default=True,
     metavar="FOLDER",
-    help="Where processes of one host lay large arrays for each other; empty: they are sent.",
+    help="Where processes of one host exchange large arrays. Pass an empty string to send arrays "
+    "over sockets instead.",
 )
-@click.option("--address", default="127.0.0.1", show_default=True, help="This host, for tcp.")
+@click.option(
+    "--address",
+    default="127.0.0.1",
+    show_default=True,
+    help="The address of this host, for tcp and tls+tcp.",
+)
 @click.option(
     "--ports",
     default="",
     metavar="P,…",
-    help="Ports to listen on, the last one counted on from; without, free ones from 25515 to "
-    "29514.",
+    help="The ports to listen on. With fewer ports than listening processes, the rest count up "
+    "from the last one.  [default: free ports from 25515 to 29514]",
 )
 @click.option(
     "--attach-to",
     default="",
     metavar="ADDRESS,…",
-    help="Nodes of a run that goes on already; needs its key and its --run-id. Those who join it "
-    "have a run folder of their own, for their logs, and may leave without ending the run.",
+    help="Join a running run: the addresses of its nodes. Needs the run's key and --run-id. "
+    "Processes that join write to their own run folder, and the run continues when they leave.",
 )
 @click.option(
     "--node-ids",
     default="",
     metavar="N,…",
-    help="Numbers of the processes in the run; those that join one take numbers nobody has.",
+    help="Node ids of the processes, or only the first one.  [default: count up from 0]",
 )
-@click.option("--labels", default="", metavar="WORD,…", help="Labels for task.match_labels.")
-@click.option("--run-id", default="", help="Name of the run; nodes of other runs are refused.")
+@click.option(
+    "--labels",
+    default="",
+    metavar="LABEL,…",
+    help="Labels of the processes, for task.match_labels.",
+)
+@click.option(
+    "--run-id", default="", help="The name of the run. Nodes of runs with other names are refused."
+)
 @click.option(
     "--key-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help=f"File with the run's key; or set {KEY_VARIABLE}. Made anew for runs on one host.",
+    help="File with the run's key, at least 32 characters; DITASK_KEY can hold the key instead. A "
+    "run on one host makes its own key.",
 )
-@click.option("--tls-ca", default="", help="PEM file: whom to trust, for tls+tcp.")
-@click.option("--tls-cert", default="", help="PEM file: certificate and private key, for tls+tcp.")
-@click.option("--tls-name", default="localhost", show_default=True, help="Name in certificates.")
+@click.option(
+    "--tls-ca",
+    default="",
+    metavar="FILE",
+    help="PEM file with the trusted certificate authority, for tls+tcp.",
+)
+@click.option(
+    "--tls-cert",
+    default="",
+    metavar="FILE",
+    help="PEM file with this host's certificate and private key, for tls+tcp.",
+)
+@click.option(
+    "--tls-name",
+    default="localhost",
+    show_default=True,
+    help="The server name in the certificates, for tls+tcp.",
+)
 @click.option(
     "--startup-interval",
     default=0.0,
     show_default=True,
+    metavar="SECONDS",
     type=click.FloatRange(min=0.0),
-    help="Seconds between two starts.",
+    help="Pause between two process starts.",
 )
 @click.option(
     "--start-timeout",
     default=60.0,
     show_default=True,
+    metavar="SECONDS",
     type=click.FloatRange(min=0.0, min_open=True),
-    help="Seconds in which all processes must have found each other.",
+    help="How long a process waits for its peers before its first step.",
 )
 @click.option(
     "--on-failure",
     default="abort",
     show_default=True,
     type=click.Choice(["abort", "continue", "restart"]),
-    help="When a process fails: end the run; go on without it; start it again.",
+    help="When a process fails: abort the run, continue without the process, or restart the "
+    "process.",
 )
 @click.option(
     "--max-restarts",
     default=3,
     show_default=True,
+    metavar="N",
     type=click.IntRange(min=0),
-    help="Restarts of one process.",
+    help="How often each process may be restarted.",
 )
 @click.option(
     "--platform",
     default="local",
     show_default=True,
     type=click.Choice(["local", "slurm", "k8s"]),
-    help="Read this host's place in the run from the platform's variables.",
+    help="Where the run is started. On slurm and k8s, hosts find each other through the platform's "
+    "environment variables.",
 )
 @click.option(
     "--platform-spec",
     default="",
     metavar="JSON",
-    help='More about the platform, as {"roles": [...one --roles a host...], "port": 25515}.',
+    help='Roles per host and the first host\'s port, for slurm and k8s: {"roles": ["learner=1", '
+    '"collector=8"], "port": 25515}.',
 )
 def ditask(**options: Any) -> None:
-    """Start the processes of a run, watch over them, and end them.
+    """Run a program in several processes: start them, watch them, and stop them together.
 
     \b
     On one host:
       ditask --main examples.cartpole_dqn.main --parallel-workers 4
-    Over tcp, so that others can join (a key: openssl rand -hex 32 > run.key):
+    Over tcp, so that others can join (make a key with: openssl rand -hex 32 > run.key):
       ditask --main examples.cartpole_dqn.main --parallel-workers 4
              --protocol tcp --ports 25515 --key-file run.key
-    Two more collectors, from another terminal, while it runs:
+    Add two collectors from another terminal while it runs:
       ditask --main examples.cartpole_dqn.main --roles collector=2 --topology alone
              --attach-to tcp://127.0.0.1:25515 --key-file run.key
-    """  # noqa: D301 (click reads the backspace as: do not wrap this paragraph)
+    """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
     from dmiddleware.errors import DMiddlewareError
     from dmiddleware.launch.launcher import launch
 

@@ -1,4 +1,4 @@
-"""What the person at the launcher sees: a live table in a terminal, plain lines elsewhere."""
+"""Show the progress of a run: a live table in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dmiddleware.launch.status import NodeStatus
 from dmiddleware.launch.supervisor import Child
 
-__all__ = ["LiveDisplay", "PlainDisplay", "choose_display"]
+__all__ = ["LiveDisplay", "PlainDisplay", "choose_display", "make_table"]
 
 _PLAIN_EVERY_S: Final = 10.0
 _PHASE_STYLE: Final = {
@@ -34,7 +33,7 @@ def choose_display(console: Console) -> LiveDisplay | PlainDisplay:
 
 
 class _Rates:
-    """Throughput of each process: what was counted between two looks."""
+    """Throughput of each node, between the last two updates that are a second or more apart."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -57,14 +56,13 @@ class _Rates:
 
 
 class PlainDisplay:
-    """Lines, each with the node that it comes from; where all stand every ten seconds.
+    """Prints each line with its node, and the status of all nodes every ten seconds.
 
-    When nobody reads them any more, as of ``ditask … | tee log`` after Ctrl-C, it goes on in
-    silence.
+    When the reader has gone away, as in ``ditask … | tee log`` after Ctrl-C, it goes silent.
 
     Args:
-        console: where to write.
-        now: returns seconds that do not go back.
+        console: where to print.
+        now: a monotonic clock, in seconds.
     """
 
     def __init__(self, console: Console, *, now: Callable[[], float] = time.monotonic) -> None:
@@ -85,38 +83,38 @@ class PlainDisplay:
         pass
 
     def line(self, child: Child, text: str) -> None:
-        """Show a line that a process wrote."""
+        """Show a line that a node printed."""
         self._print(f"[node {child.plan.node_id}] {text}")
 
     def note(self, text: str) -> None:
-        """Show a line of the launcher's own."""
+        """Show a message of the launcher."""
         self._print(f"[ditask] {text}")
 
     def update(self, children: Sequence[Child]) -> None:
-        """Show, now and then, where the processes stand."""
+        """Show the status of the nodes, at most every ten seconds."""
         if self._now() < self._next:
             return
         self._next = self._now() + _PLAIN_EVERY_S
         for child in children:
-            # Who has stopped has its last words to say, and they should stay the last.
+            # A status after a node's final summary would only distract from it.
             if child.alive and not child.status.reason:
-                self.note(_sentence(child, self._rates.of(child)))
+                self.note(_status_line(child, self._rates.of(child)))
 
     def _print(self, text: str) -> None:
         try:
             self._console.print(Text(text), soft_wrap=True)
         except (BrokenPipeError, SystemExit):
-            # rich would end the program here, and with it all processes, where they stand.
+            # rich exits on a broken pipe, but the launcher still has to stop its nodes in order.
             self._console.quiet = True
-            _silence()
+            _discard_stdout()
 
 
 class LiveDisplay:
-    """A table that is drawn anew under the lines that the processes write.
+    """A live table of the nodes, below the lines that they print.
 
     Args:
         console: where to draw.
-        now: returns seconds that do not go back.
+        now: a monotonic clock, in seconds.
     """
 
     def __init__(self, console: Console, *, now: Callable[[], float] = time.monotonic) -> None:
@@ -137,26 +135,26 @@ class LiveDisplay:
         self._live.stop()
 
     def line(self, child: Child, text: str) -> None:
-        """Show a line that a process wrote, above the table."""
+        """Show a line that a node printed, above the table."""
         self._console.print(Text(f"node {child.plan.node_id} │ ", style="cyan") + Text(text))
 
     def note(self, text: str) -> None:
-        """Show a line of the launcher's own, above the table."""
+        """Show a message of the launcher, above the table."""
         self._console.print(Text(f"ditask │ {text}", style="bold"))
 
     def update(self, children: Sequence[Child]) -> None:
-        """Draw the table."""
+        """Redraw the table."""
         self._live.update(make_table(children, self._rates.of))
 
 
 def make_table(children: Sequence[Child], rates: Callable[[Child], tuple[float, float]]) -> Table:
-    """Return a table with a row a process: what it does, how far it is, how fast, what is wrong."""
+    """Return a table with one row per node: its status, throughput, and stop reason or error."""
     table = Table(expand=False, header_style="bold")
-    for name in ("node", "roles", "phase", "peers"):
+    for name in ("node", "roles", "status", "peers"):
         table.add_column(name)
     for name in ("step", "env steps", "env steps/s", "updates", "updates/s", "blocked"):
         table.add_column(name, justify="right")
-    table.add_column("last word", overflow="fold")
+    table.add_column("stop reason", overflow="fold")
     for child in children:
         status = child.status
         env_rate, update_rate = rates(child)
@@ -172,31 +170,27 @@ def make_table(children: Sequence[Child], rates: Callable[[Child], tuple[float, 
             f"{status.train_iter:,}",
             f"{update_rate:,.0f}",
             f"{status.blocked_s:.1f} s",
-            Text(_last_word(status)),
+            Text(status.error or status.reason),
         )
     return table
 
 
-def _silence() -> None:
-    """Let nothing more go to the standard output, which Python would try when it ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+def _discard_stdout() -> None:
+    """Redirect standard output to nowhere, because Python flushes it at exit."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)
 
 
 def _phase(child: Child) -> str:
     if child.restart_at is not None:
-        return "failed (restarts soon)"
+        return "failed (restarting)"
     if child.exit_code is not None:
         return "finished" if child.exit_code == 0 else f"failed ({child.exit_code})"
-    return child.status.phase + (f" (start {child.restarts + 1})" if child.restarts else "")
+    return child.status.phase + (f" (restart {child.restarts})" if child.restarts else "")
 
 
-def _last_word(status: NodeStatus) -> str:
-    return status.error or status.reason
-
-
-def _sentence(child: Child, rates: tuple[float, float]) -> str:
+def _status_line(child: Child, rates: tuple[float, float]) -> str:
     status = child.status
     env_rate, update_rate = rates
     return (

@@ -1,4 +1,4 @@
-"""From the command line's options to a run: keys, folders, ports, processes."""
+"""Turn the command line's options into a run: key, folders, ports and processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,23 +21,22 @@ from dmiddleware.errors import LaunchError
 from dmiddleware.launch.display import choose_display
 from dmiddleware.launch.plan import (
     LaunchRequest,
+    NodeConfig,
     NodePlan,
-    count_processes,
+    assign_roles,
     needs_key,
     parse_roles,
     plan_nodes,
 )
-from dmiddleware.launch.platforms import DEFAULT_PORT, Placement, place
+from dmiddleware.launch.platforms import DEFAULT_PORT, KEY_VARIABLE, Placement, place
 from dmiddleware.launch.shared_folder import shared_folder
-from dmiddleware.launch.status import NodeConfig
 from dmiddleware.launch.supervisor import Supervisor, SupervisorOptions
 from dmiddleware.router.protocol.topology import Protocol
 from dmiddleware.router.transport.nng import TlsFiles
 
 __all__ = ["launch"]
 
-KEY_VARIABLE: Final = "DITASK_KEY"
-_SHORTEST_KEY: Final = 32
+_MIN_KEY_LENGTH: Final = 32
 _NODES_PER_HOST: Final = 1000
 _FIRST_JOINED_BLOCK: Final = 1_000
 _JOINED_BLOCKS: Final = 1_000_000
@@ -46,14 +45,14 @@ _RUN_DIR_PREFIX: Final = "ditask-"
 
 
 def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
-    """Run what the command line asks for; returns the exit code.
+    """Start the run that the command line describes, and return the exit code.
 
     Args:
         options: the command line's options by name.
-        env: the environment's variables.
+        env: the environment variables.
 
     Raises:
-        LaunchError: if options cannot work together; nothing was started.
+        LaunchError: if options contradict each other; nothing was started.
     """
     with _run_dir() as run_dir:
         scheme = "tls+tcp" if options["protocol"] == "tls+tcp" else "tcp"
@@ -61,78 +60,83 @@ def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
         placement = place(options["platform"], env, port=port, scheme=scheme)
         request = _request(options, placement, run_dir)
         plans = plan_nodes(request, free_ports=_free_ports(request))
-        joins = _joins(options)
-        key, invented = _key(options, env, plans, alone=not joins and placement.count == 1)
-        stamp = _stamp(placement, env)
-        configs = [_config(options, plan, key, attached=joins, stamp=stamp) for plan in plans]
-        console = Console(stderr=False)
-        with shared_folder(_shared(options, plans)) as shared, choose_display(console) as display:
-            for config in configs:
-                config.shared_memory = "" if shared is None else str(shared)
+        is_alone = not request.joins and placement.count == 1
+        key, is_new_key = _key(options, env, plans, is_alone=is_alone)
+        tls, stamp = _tls(options), _stamp(placement, env)
+        with (
+            shared_folder(_shared(options, plans)) as shared,
+            choose_display(Console()) as display,
+        ):
             for plan in plans:
                 if plan.listen and request.protocol != "ipc":
                     display.note(f"node {plan.node_id} listens on {plan.listen}")
-            if invented and request.protocol != "ipc":
+            if is_new_key and request.protocol != "ipc":
                 display.note(f"to join it from this host: --key-file {_write_key(run_dir, key)}")
-            supervisor = Supervisor(
-                configs,
-                plans,
-                options=SupervisorOptions(
-                    on_failure=options["on_failure"],
-                    max_restarts=options["max_restarts"],
-                    startup_interval_s=options["startup_interval"],
-                ),
-                display=display,
+            configs = [
+                NodeConfig(
+                    plan=plan,
+                    main=options["main"],
+                    package=str(Path(options["package"]).resolve()),
+                    run_id=options["run_id"] or "run",
+                    start_timeout_s=options["start_timeout"],
+                    key_hex=key.hex(),
+                    tls=tls,
+                    attached=request.joins,
+                    stamp=stamp,
+                    shared_memory="" if shared is None else str(shared),
+                )
+                for plan in plans
+            ]
+            supervisor_options = SupervisorOptions(
+                on_failure=options["on_failure"],
+                max_restarts=options["max_restarts"],
+                startup_interval_s=options["startup_interval"],
             )
-            return supervisor.run()
+            return Supervisor(configs, options=supervisor_options, display=display).run()
 
 
 def _request(options: Mapping[str, Any], placement: Placement, run_dir: Path) -> LaunchRequest:
     spec = _spec(options)
-    roles = options["roles"]
     address, protocol = options["address"], _protocol(options)
     redis = _redis(options, placement) if protocol == "redis" else ""
     attach_to = _attach_to(options)
+    joins = bool(attach_to)
     ports = _numbers(options["ports"], "--ports")
     if placement.count > 1:
         if protocol == "ipc":
-            raise LaunchError("several hosts cannot meet over ipc; use --protocol tcp or tls+tcp")
-        roles = _of_host(spec, placement.index, placement.count, options)
+            raise LaunchError("--protocol ipc cannot connect hosts; use --protocol tcp or tls+tcp")
         if protocol == "redis":
             attach_to = (*attach_to, *((f"{redis}/0",) if placement.index else ()))
         else:
             address, ports = placement.address, ports or (placement.port,)
             attach_to = (*attach_to, *placement.attach_to)
-    request = LaunchRequest(
+    roles_of_hosts = [
+        assign_roles(
+            parse_roles(_roles_of_host(spec, host, placement.count, options)),
+            options["parallel_workers"],
+            host=host,
+            n_hosts=placement.count,
+        )
+        for host in range(placement.count)
+    ]
+    roles = roles_of_hosts.pop(placement.index)
+    return LaunchRequest(
         main=options["main"],
-        package=options["package"],
-        roles=parse_roles(roles),
-        parallel_workers=options["parallel_workers"],
+        roles=roles,
+        elsewhere=tuple(chain.from_iterable(roles_of_hosts)),
+        is_first_host=placement.index == 0,
         protocol=protocol,
         address=address,
         ports=ports,
         topology=options["topology"],
         attach_to=attach_to,
+        joins=joins,
         node_ids=_numbers(options["node_ids"], "--node-ids"),
-        first_node_id=_NODES_PER_HOST * _block(options, placement),
+        first_node_id=_NODES_PER_HOST * _block(placement, joins=joins),
         labels=_words(options["labels"]),
         run_dir=run_dir,
         redis=redis,
-        on_failure=options["on_failure"],
-        max_restarts=options["max_restarts"],
     )
-    if placement.index:
-        return request
-    elsewhere = [
-        replace(request, roles=parse_roles(_of_host(spec, index, placement.count, options)))
-        for index in range(1, placement.count)
-    ]
-    return replace(request, n_elsewhere=sum(map(count_processes, elsewhere)))
-
-
-def _joins(options: Mapping[str, Any]) -> bool:
-    """Tell whether these processes join a run that goes on without them."""
-    return bool(_words(options["attach_to"]))
 
 
 def _attach_to(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -140,8 +144,8 @@ def _attach_to(options: Mapping[str, Any]) -> tuple[str, ...]:
     for address in attach_to:
         if address.startswith("redis://") != (options["mq_type"] == "redis"):
             raise LaunchError(
-                f"--attach-to {address} and --mq-type {options['mq_type']} do not fit together; "
-                "redis://… addresses go with --mq-type redis, and only they"
+                f"--attach-to {address} does not fit --mq-type {options['mq_type']}; use "
+                "--mq-type redis with redis://… addresses, and only with these"
             )
         if address.startswith("tls+tcp://") and options["protocol"] != "tls+tcp":
             raise LaunchError(
@@ -157,59 +161,41 @@ def _protocol(options: Mapping[str, Any]) -> Protocol:
         return protocol
     if protocol != "ipc":
         raise LaunchError(
-            f"--protocol {protocol} is for --mq-type nng; with redis there is nothing to choose"
+            f"--protocol {protocol} is for --mq-type nng; leave it out with --mq-type redis"
         )
     if importlib.util.find_spec("redis") is None:
         raise LaunchError(
-            "--mq-type redis needs redis-py; install it: pip install 'dmiddleware[redis]'"
+            "--mq-type redis needs redis-py; install it with: pip install 'dmiddleware[redis]'"
         )
     return "redis"
 
 
 def _redis(options: Mapping[str, Any], placement: Placement) -> str:
-    """Return what the addresses of this run's nodes in redis begin with."""
+    """Return the prefix of the nodes' addresses in redis."""
     if placement.count > 1 and not options["run_id"]:
         raise LaunchError(
-            "the hosts of a run find each other in redis by its name; give all the same --run-id"
+            "the hosts of a run find each other in redis by the run's name; give all of them the "
+            "same --run-id"
         )
     run_id = options["run_id"] or f"run-{secrets.token_hex(4)}"
     return f"{options['redis_url'].rstrip('/')}/{run_id}"
 
 
-def _block(options: Mapping[str, Any], placement: Placement) -> int:
-    """Return which thousand of node ids is this launcher's; one that joins takes any."""
-    if not _joins(options) or placement.count > 1:
+def _block(placement: Placement, *, joins: bool) -> int:
+    """Return which block of node ids belongs to this launcher.
+
+    Launchers that join a run cannot know each other, so they choose a block at random.
+    """
+    if not joins or placement.count > 1:
         return placement.index
     return _FIRST_JOINED_BLOCK + secrets.randbelow(_JOINED_BLOCKS)
 
 
-def _config(
-    options: Mapping[str, Any], plan: NodePlan, key: bytes, *, attached: bool, stamp: str
-) -> NodeConfig:
-    return NodeConfig(
-        main=options["main"],
-        package=str(Path(options["package"]).resolve()),
-        run_id=options["run_id"] or "run",
-        node_id=plan.node_id,
-        roles=list(plan.roles),
-        labels=list(plan.labels),
-        listen=plan.listen,
-        dial=list(plan.dial),
-        n_peers=plan.n_peers,
-        start_timeout_s=options["start_timeout"],
-        key_hex=key.hex(),
-        tls=_tls(options),
-        attached=attached,
-        stamp=stamp,
-        status_fd=-1,
-    )
-
-
 def _stamp(placement: Placement, env: Mapping[str, str]) -> str:
-    """Return a word that the processes of this run have in common with no other run's."""
+    """Return a word that all nodes of this run share, and no other run has."""
     job, step = env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID", "")
     if placement.count > 1 and job:
-        # The launchers on the other hosts find the same.
+        # The launchers on the other hosts derive the same one.
         return f"slurm-{job}.{step}"
     return secrets.token_hex(16)
 
@@ -219,36 +205,36 @@ def _key(
     env: Mapping[str, str],
     plans: list[NodePlan],
     *,
-    alone: bool,
+    is_alone: bool,
 ) -> tuple[bytes, bool]:
-    """Return the run's key, and whether it is new.
+    """Return the run's key, and whether it was made up here.
 
-    It comes from a file, from the environment, or, on one host, from nowhere.
+    It comes from a file or the environment; a run on a single host makes one up.
     """
     file = options["key_file"]
     text = env.get(KEY_VARIABLE, "").encode() if file is None else file.read_bytes().strip()
     if text or file is not None:
-        if len(text) < _SHORTEST_KEY:
+        if len(text) < _MIN_KEY_LENGTH:
             raise LaunchError(
-                f"the key in {file or KEY_VARIABLE} has {len(text)} characters, at least "
-                f"{_SHORTEST_KEY} are needed; make one with: openssl rand -hex 32"
+                f"the key in {file or KEY_VARIABLE} has {len(text)} characters, but needs at least "
+                f"{_MIN_KEY_LENGTH}; make one with: openssl rand -hex 32"
             )
         return text, False
-    if alone and not needs_key(plans):
-        return secrets.token_hex(32).encode(), True
     if needs_key(plans):
         raise LaunchError(
-            f"other hosts can reach this run, so it needs a key; set {KEY_VARIABLE} or give "
+            f"other hosts can reach this run, so it needs a key; set {KEY_VARIABLE} or pass "
             "--key-file on every host (make a key with: openssl rand -hex 32)"
         )
+    if is_alone:
+        return secrets.token_hex(32).encode(), True
     raise LaunchError(
-        f"to join a run that goes on already, this side needs its key; start both with the same "
-        f"--key-file, or with {KEY_VARIABLE} set to the same value"
+        "joining a run requires its key; start both sides with the same --key-file, or with "
+        f"{KEY_VARIABLE} set to the same value"
     )
 
 
 def _shared(options: Mapping[str, Any], plans: list[NodePlan]) -> Path | None:
-    """Return where to make the folder for shared memory; None: nobody would share it."""
+    """Return the parent of the folder for shared memory; None: nothing would be shared."""
     if len(plans) == 1 or options["mq_type"] == "redis" or not options["shared_memory"]:
         return None
     return Path(options["shared_memory"]).resolve()
@@ -266,8 +252,10 @@ def _tls(options: Mapping[str, Any]) -> TlsFiles | None:
     return TlsFiles(ca=ca, cert_and_key=cert, server_name=options["tls_name"])
 
 
-def _of_host(spec: Mapping[str, Any], index: int, count: int, options: Mapping[str, Any]) -> str:
-    """Return the roles of a host's processes: its entry of the platform's spec, or --roles."""
+def _roles_of_host(
+    spec: Mapping[str, Any], index: int, count: int, options: Mapping[str, Any]
+) -> str:
+    """Return a host's roles: its entry in the platform's spec, or ``--roles``."""
     per_host = spec.get("roles")
     if per_host is None:
         return str(options["roles"])
@@ -275,6 +263,10 @@ def _of_host(spec: Mapping[str, Any], index: int, count: int, options: Mapping[s
         raise LaunchError(
             f'--platform-spec: "roles" needs one entry for each of the {count} hosts, '
             f"got {per_host!r}"
+        )
+    if not per_host[index]:
+        raise LaunchError(
+            f'--platform-spec: "roles" is empty for host {index}; name roles, as in "collector=2"'
         )
     return str(per_host[index])
 
@@ -288,27 +280,28 @@ def _spec(options: Mapping[str, Any]) -> dict[str, Any]:
     try:
         spec = json.loads(text)
     except ValueError as error:
-        raise LaunchError(f"--platform-spec is no JSON: {error}") from error
+        raise LaunchError(f"--platform-spec is not valid JSON: {error}") from error
     unknown = set(spec) - {"roles", "port"} if isinstance(spec, dict) else {str(spec)}
     if unknown:
-        raise LaunchError(f"--platform-spec: known are roles and port, got {sorted(unknown)}")
+        raise LaunchError(
+            f"--platform-spec takes the keys roles and port, got {', '.join(sorted(unknown))}"
+        )
     port = spec.get("port", DEFAULT_PORT)
     if type(port) is not int or not 0 < port < 65536:
-        raise LaunchError(f'--platform-spec: "port" is a number from 1 to 65535, got {port!r}')
+        raise LaunchError(f'--platform-spec: "port" must be a number from 1 to 65535, got {port!r}')
     return dict(spec)
 
 
 def _free_ports(request: LaunchRequest) -> list[int]:
-    """Find ports that are free on this host, for as many processes as can be asked for.
+    """Find ports that are free on this host, one per node that will listen.
 
-    Not those that the system would give: it gives the same to who dials, and a process that is
-    started again would find its own taken. They begin anywhere, so that runs that are started at
-    the same time do not find the same.
+    They are below the range from which systems choose ports for outgoing connections, because a
+    node that is restarted could find its port taken by one of these. The search starts at a random
+    port, so that runs that start together choose different ones.
     """
     if request.protocol in ("ipc", "redis") or request.ports or request.topology == "alone":
         return []
-    count = sum(n for _, n in request.roles) or request.parallel_workers or 1
-    wanted = 1 if request.topology == "star" else count
+    wanted = 1 if request.topology == "star" else len(request.roles)
     ports: list[int] = []
     first = secrets.randbelow(_N_PORTS)
     for offset in range(_N_PORTS):
@@ -328,14 +321,14 @@ def _is_free(address: str, port: int) -> bool:
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
                 return False
             raise LaunchError(
-                f"nothing can listen on --address {address} ({error.strerror}); give one of this "
-                "host's own, which the others can reach"
+                f"cannot listen on --address {address} ({error.strerror}); give an address of this "
+                "host that the other hosts can reach"
             ) from error
     return True
 
 
 def _write_key(run_dir: Path, key: bytes) -> Path:
-    """Write the key where only this user can read it, for those who join from this host."""
+    """Write the key to a file that only this user can read, for joining from this host."""
     file = run_dir / "key"
     file.touch(mode=0o600)
     file.write_bytes(key + b"\n")
@@ -344,7 +337,7 @@ def _write_key(run_dir: Path, key: bytes) -> Path:
 
 @contextlib.contextmanager
 def _run_dir() -> Iterator[Path]:
-    """Make a folder that only this user can enter, for sockets; nothing of it stays behind."""
+    """Make a folder for sockets that only this user can enter, and remove it at the end."""
     folder = Path(tempfile.mkdtemp(prefix=_RUN_DIR_PREFIX))
     try:
         yield folder
@@ -359,5 +352,5 @@ def _words(text: str) -> tuple[str, ...]:
 def _numbers(text: str, option: str) -> tuple[int, ...]:
     words = _words(text)
     if not all(word.isdecimal() for word in words):
-        raise LaunchError(f"{option} is a list of numbers, got {text!r}")
+        raise LaunchError(f"{option} must be a list of numbers such as 1,2,3, got {text!r}")
     return tuple(map(int, words))

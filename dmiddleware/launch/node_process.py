@@ -1,14 +1,14 @@
-"""One process of a run: ``python -m dmiddleware.launch.node_process``, started by ``ditask``.
+"""The process of one node: ``python -m dmiddleware.launch.node_process``, started by ``ditask``.
 
-It reads its :class:`NodeConfig` from standard input, joins the network, runs the user's function
-as the node that it is, and tells the launcher how it goes. When standard input ends, the launcher
-is dead, and the process ends too.
+It reads its :class:`~dmiddleware.launch.plan.NodeConfig` from the first line of standard input,
+connects to its peers, runs the user's function and reports its status to the launcher. Each further
+line of standard input is a reason to stop. When standard input ends, the launcher has died, and the
+node stops too.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import io
 import logging
@@ -24,7 +24,8 @@ from typing import Final
 import msgspec
 
 from dmiddleware.errors import LaunchError
-from dmiddleware.launch.status import NodeConfig, NodeStatus
+from dmiddleware.launch.plan import NodeConfig
+from dmiddleware.launch.status import NodeStatus
 from dmiddleware.pipeline import CurrentNode, running_as
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport import Transport
@@ -36,67 +37,72 @@ __all__ = ["main"]
 _logger = logging.getLogger("ditask")
 
 STATUS_EVERY_S: Final = 1.0
-LAST_WORDS_S: Final = 20.0
-_PR_SET_PDEATHSIG: Final = 1
+ORPHAN_EXIT_S: Final = 20.0
+"""Seconds that a node may take to finish after its launcher has died."""
 
 
 def main() -> None:
-    """Run one process of a run; the exit code tells whether it went well."""
+    """Run one node; the exit code is 0 if it succeeded."""
     config = msgspec.json.decode(_read_line(0), type=NodeConfig)
-    # What a program prints is to be seen when it prints it, though this is a pipe.
+    # Standard output is a pipe here, but people should see a line as soon as it is printed.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
-    # As in a run of one process: what a program logs for its files is not shown here too.
-    shown = logging.StreamHandler()
-    shown.setLevel(logging.WARNING)
-    logging.basicConfig(handlers=[shown], format="%(levelname)s %(name)s: %(message)s")
+    # As in a run of one process, only warnings reach the terminal.
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    logging.basicConfig(handlers=[handler], format="%(levelname)s %(name)s: %(message)s")
     sys.exit(_NodeProcess(config).run())
 
 
 class _NodeProcess:
-    """Runs the user's function, and reports."""
+    """Runs the user's function and reports to the launcher."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
         self._phase = "starting"
         self._error = ""
+        self._stop_reason = ""
         self._done = threading.Event()
         self._status = os.fdopen(config.status_fd, "wb", buffering=0)
+        plan = config.plan
         self._router = Router(
-            node_id=config.node_id,
+            node_id=plan.node_id,
             run_id=config.run_id,
-            roles=config.roles,
-            labels=config.labels,
-            listen=config.listen,
-            dial=config.dial,
+            roles=plan.roles,
+            labels=plan.labels,
+            listen=plan.listen,
+            dial=plan.dial,
             key=bytes.fromhex(config.key_hex) or None,
             transport=_transport(config),
             options=NodeOptions(),
-            expected_peers=config.n_peers,
+            expected_peers=plan.n_peers,
             start_timeout_s=config.start_timeout_s,
         )
         self._node = CurrentNode(
             router=self._router,
-            roles=tuple(config.roles),
-            labels=tuple(config.labels),
+            roles=plan.roles,
+            labels=plan.labels,
             stamp=config.stamp,
+            run_roles=plan.run_roles,
         )
 
     def run(self) -> int:
-        self._watch_launcher()
+        threading.Thread(target=self._follow_launcher, name="ditask-launcher", daemon=True).start()
         signal.signal(signal.SIGTERM, self._on_signal)
+        # Ctrl-C is for the launcher, which then stops all nodes.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         reporter = threading.Thread(target=self._report_forever, daemon=True)
         reporter.start()
         try:
             with self._router, running_as(self._node):
                 function = _find(self._config)
-                self._phase = "running"
-                _call(function)
+                if not self._stop_reason:
+                    self._phase = "running"
+                    _call(function)
             self._phase = "finished"
             return 0 if self._node.stopped_ok else 1
-        except BaseException as error:  # noqa: BLE001 (whatever it is, the launcher must hear of it)
+        except BaseException as error:  # noqa: BLE001 (the launcher reports any kind of failure)
             self._phase = "failed"
             self._error = traceback.format_exception_only(error)[0].strip()
             traceback.print_exc()
@@ -110,21 +116,18 @@ class _NodeProcess:
         self._stop(f"received {signal.Signals(number).name}")
 
     def _stop(self, reason: str, *, ok: bool = True) -> None:
+        self._stop_reason = self._stop_reason or reason
         self._node.stop(reason, ok=ok, only_local=self._config.attached)
 
-    def _watch_launcher(self) -> None:
-        _die_with_parent()
-
-        def watch() -> None:
-            # Not through sys.stdin, whose lock a thread must not hold when Python ends.
-            while os.read(0, 4096):
-                pass
-            if not self._done.is_set():
-                self._stop("the launcher is gone", ok=False)
-                if not self._done.wait(LAST_WORDS_S):
-                    os._exit(1)
-
-        threading.Thread(target=watch, name="ditask-lifeline", daemon=True).start()
+    def _follow_launcher(self) -> None:
+        """Stop when the launcher says so, or when it has died."""
+        # Not sys.stdin: a daemon thread that holds its lock would block Python's shutdown.
+        while line := _read_line(0):
+            self._stop(msgspec.json.decode(line, type=str))
+        if not self._done.is_set():
+            self._stop("the launcher has died", ok=False)
+            if not self._done.wait(ORPHAN_EXIT_S):
+                os._exit(1)
 
     def _report_forever(self) -> None:
         while not self._done.wait(STATUS_EVERY_S if self._phase == "running" else 0.1):
@@ -141,7 +144,7 @@ class _NodeProcess:
             blocked_s=progress.blocked_s
             + sum(one.blocked_s for one in self._router.traffic().values()),
             peers=len(self._router.peers()),
-            reason=self._node.stop_reason or "",
+            reason=self._node.stop_reason or self._stop_reason,
             run_is_over=self._node.ends_run,
             error=self._error,
         )
@@ -157,9 +160,10 @@ def _read_line(descriptor: int) -> bytes:
 
 
 def _transport(config: NodeConfig) -> Transport:
-    """Return what carries events to and from this node's addresses."""
-    if any(address.startswith("redis://") for address in (config.listen, *config.dial)):
-        # Not at the top: redis-py need not be installed.
+    """Return the transport for this node's addresses."""
+    addresses = (config.plan.listen, *config.plan.dial)
+    if any(address.startswith("redis://") for address in addresses):
+        # Imported here because redis-py is optional.
         from dmiddleware.router.transport.redis import RedisTransport
 
         return RedisTransport(
@@ -176,7 +180,7 @@ def _find(config: NodeConfig) -> Callable[[], object]:
     """Import the user's function.
 
     Raises:
-        LaunchError: if there is none of this name.
+        LaunchError: if it does not exist.
     """
     module_name, _, name = config.main.rpartition(".")
     sys.path.insert(0, str(Path(config.package).resolve()))
@@ -186,9 +190,9 @@ def _find(config: NodeConfig) -> Callable[[], object]:
         if error.name is None or not module_name.startswith(error.name):
             raise
         raise LaunchError(
-            f"--main {config.main}: there is no module {error.name} under --package "
+            f"--main {config.main}: found no module {error.name} in --package "
             f"{config.package} or on the import path"
-        ) from error
+        ) from None
     if not callable(function):
         raise LaunchError(f"--main {config.main}: module {module_name} has no function {name!r}")
     return function  # type: ignore[no-any-return]
@@ -198,15 +202,9 @@ def _call(function: Callable[[], object]) -> None:
     try:
         function()
     except SystemExit as end:
-        # A program may say that it has ended well.
+        # sys.exit(0) is a normal end of a program.
         if end.code not in (None, 0):
             raise
-
-
-def _die_with_parent() -> None:
-    """Have Linux send SIGTERM here when the launcher dies, whatever kills it."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 if __name__ == "__main__":

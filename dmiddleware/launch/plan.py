@@ -1,4 +1,4 @@
-"""What is to be launched: the command line's options, checked together, as a plan per process.
+"""The plan of a run: the command line's options, checked together, become one plan per node.
 
 Pure: nothing here starts a process or opens a socket.
 """
@@ -7,101 +7,142 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
+
+import msgspec
 
 from dmiddleware.errors import LaunchError, TopologyError
+from dmiddleware.pipeline import Role
 from dmiddleware.registry import nearest
 from dmiddleware.router.protocol.topology import Protocol, TopologyName, is_loopback, plan
+from dmiddleware.router.transport.nng import TlsFiles
 
 __all__ = [
     "FailurePolicy",
     "LaunchRequest",
+    "NodeConfig",
     "NodePlan",
-    "count_processes",
-    "plan_nodes",
+    "assign_roles",
     "needs_key",
     "parse_roles",
+    "plan_nodes",
 ]
 
 FailurePolicy = Literal["abort", "continue", "restart"]
 
-KNOWN_ROLES = ("learner", "collector", "evaluator")
-
-_THIS_HOST = ("127.0.0.1", "localhost")
+_ROLES: Final = tuple(map(str, Role))
+_THIS_HOST: Final = ("127.0.0.1", "localhost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRequest:
-    """What one call of ``ditask`` is to start.
+    """The nodes that one launcher starts, and how they connect.
 
     Attributes:
-        main: the function to run in each process, ``package.module.function``.
-        package: folder that is put first on the import path.
-        roles: ``(role, count)`` in order; empty: the processes get roles by their place.
-        parallel_workers: how many processes; None: as many as ``roles`` name, else one.
+        main: the function to run in each node, ``package.module.function``.
+        roles: the roles of each node; a node without roles runs the whole chain.
+        elsewhere: the roles of each node that the launchers on other hosts start.
+        is_first_host: whether the nodes of all other hosts connect to this host's first node.
         protocol: ``ipc``, ``tcp``, ``tls+tcp`` or ``redis``.
-        address: the host's address for tcp.
-        ports: ports to listen on, one a listening process; empty: free ones.
+        address: this host's address for tcp.
+        ports: ports to listen on, one per listening node; empty: use free ones.
         topology: ``mesh``, ``star`` or ``alone``.
-        attach_to: addresses of nodes of a run that goes on already.
-        node_ids: one a process; empty: counted from ``first_node_id``.
-        first_node_id: the lowest node id of this launcher's processes.
-        labels: free words for every process.
+        attach_to: addresses of nodes that other launchers started.
+        joins: whether the nodes join a run that is already going.
+        node_ids: one id per node; empty: count up from ``first_node_id``.
+        first_node_id: the lowest node id of this launcher.
+        labels: labels of every node.
         run_dir: folder for the sockets of ipc, owned by the launcher.
-        on_failure: what to do when a process fails.
-        max_restarts: how often one process is started again at the most.
-        redis: for redis, what addresses begin with.
-        n_elsewhere: processes that other launchers start; this one's first process is whom all of
-            them reach, and it waits for them.
+        redis: for redis, the prefix of all addresses.
     """
 
     main: str
-    package: Path = field(default_factory=Path)
-    roles: tuple[tuple[str, int], ...] = ()
-    parallel_workers: int | None = None
+    roles: tuple[tuple[str, ...], ...] = ((),)
+    elsewhere: tuple[tuple[str, ...], ...] = ()
+    is_first_host: bool = True
     protocol: Protocol = "ipc"
     address: str = "127.0.0.1"
     ports: tuple[int, ...] = ()
     topology: TopologyName = "mesh"
     attach_to: tuple[str, ...] = ()
+    joins: bool = False
     node_ids: tuple[int, ...] = ()
     first_node_id: int = 0
     labels: tuple[str, ...] = ()
     run_dir: Path | None = None
-    on_failure: FailurePolicy = "abort"
-    max_restarts: int = 3
     redis: str = ""
-    n_elsewhere: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """What one process is to do.
+    """One node's part in the run.
 
     Attributes:
         node_id: its number in the run.
-        roles: its roles; empty: all of the chain, as in a run of one process.
+        roles: its roles; empty: it runs the whole chain, as a run of one process does.
         labels: its labels.
-        listen: address to listen on; empty: none.
-        dial: addresses to dial.
-        n_peers: peers that it waits for before the first step.
+        listen: the address to listen on; empty: it only dials.
+        dial: the addresses to dial.
+        n_peers: how many peers must connect before the first step.
+        run_roles: the roles that nodes of the run have; None: unknown, because the node joins a
+            run that others started.
     """
 
     node_id: int
-    roles: tuple[str, ...]
-    labels: tuple[str, ...]
-    listen: str
-    dial: tuple[str, ...]
-    n_peers: int
+    roles: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    listen: str = ""
+    dial: tuple[str, ...] = ()
+    n_peers: int = 0
+    run_roles: tuple[str, ...] | None = None
+
+    @property
+    def learns(self) -> bool:
+        """Whether the node is a learner, without which a run cannot succeed."""
+        return not self.roles or Role.LEARNER in self.roles
+
+    def __str__(self) -> str:
+        return f"node {self.node_id} ({'+'.join(self.roles) or 'all roles'})"
+
+
+class NodeConfig(msgspec.Struct, kw_only=True):
+    """Everything a node's process needs to know; the launcher sends it as one line of JSON.
+
+    Attributes:
+        plan: its part in the run.
+        main: ``package.module.function``.
+        package: folder to put first on the import path.
+        run_id: names the run.
+        start_timeout_s: how long to wait for peers.
+        key_hex: the run's key; empty: none.
+        tls: certificates for ``tls+tcp``, or None.
+        attached: whether it joined a run of another launcher. When it is stopped, the other nodes
+            continue.
+        stamp: shared by all nodes of one run, and different in every run.
+        shared_memory: folder for arrays in shared memory; empty: none.
+        status_fd: the file descriptor to write :class:`~dmiddleware.launch.status.NodeStatus` to.
+    """
+
+    plan: NodePlan
+    main: str
+    package: str
+    run_id: str = "run"
+    start_timeout_s: float = 60.0
+    key_hex: str = ""
+    tls: TlsFiles | None = None
+    attached: bool = False
+    stamp: str = ""
+    shared_memory: str = ""
+    status_fd: int = -1
 
 
 def parse_roles(text: str) -> tuple[tuple[str, int], ...]:
     """Read ``learner=1,collector=2,evaluator=1``.
 
     Raises:
-        LaunchError: for what is no such list; the part that is wrong is named.
+        LaunchError: if the text has another form; the message quotes the part that is wrong.
     """
     roles = []
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -111,25 +152,66 @@ def parse_roles(text: str) -> tuple[tuple[str, int], ...]:
         roles.append((matched[1], 1 if matched[2] is None else int(matched[2])))
     names = [name for name, _ in roles]
     if len(set(names)) != len(names):
-        raise LaunchError(f"--roles: a role is named twice in {text!r}; add the counts up")
+        raise LaunchError(f"--roles: {text!r} names a role twice; add up the counts")
     return tuple(roles)
 
 
-def plan_nodes(request: LaunchRequest, *, free_ports: Sequence[int] = ()) -> list[NodePlan]:
-    """Say what each process is to do.
+def assign_roles(
+    roles: Sequence[tuple[str, int]],
+    n_workers: int | None,
+    *,
+    host: int = 0,
+    n_hosts: int = 1,
+) -> tuple[tuple[str, ...], ...]:
+    """Return the roles of each node that one host starts.
+
+    Named roles give one node per count. Without them, the run's first node learns, its last one
+    evaluates and the others collect; of two, the second collects and evaluates; a single node runs
+    the whole chain.
 
     Args:
-        request: what is to be started.
+        roles: ``(role, count)`` in order, for this host.
+        n_workers: nodes per host; None: as many as ``roles`` names, or one.
+        host: index of the host.
+        n_hosts: hosts of the run, each with ``n_workers`` nodes.
+
+    Raises:
+        LaunchError: if the arguments contradict each other.
+    """
+    if n_workers is not None and n_workers < 1:
+        raise LaunchError(f"--parallel-workers must be at least 1, got {n_workers}")
+    if not roles:
+        n_nodes = n_workers or 1
+        by_position = _roles_by_position(n_nodes * n_hosts)
+        return tuple(by_position[host * n_nodes : (host + 1) * n_nodes])
+    for name, count in roles:
+        if count < 1:
+            raise LaunchError(f"--roles: {name}={count} starts no process; leave the role out")
+        if name not in _ROLES and (near := nearest(name, _ROLES, n=1)):
+            raise LaunchError(f"--roles: unknown role {name!r}; did you mean {near[0]}?")
+    named = tuple((name,) for name, count in roles for _ in range(count))
+    if n_workers is not None and n_workers != len(named):
+        raise LaunchError(
+            f"--roles asks for {len(named)} processes, but --parallel-workers for {n_workers}; "
+            "give only one of them"
+        )
+    return named
+
+
+def plan_nodes(request: LaunchRequest, *, free_ports: Sequence[int] = ()) -> list[NodePlan]:
+    """Plan each node of a launcher.
+
+    Args:
+        request: the nodes to start.
         free_ports: ports to use on tcp where the request names none.
 
     Raises:
-        LaunchError: if options cannot work together; the reason is given.
+        LaunchError: if options contradict each other, or the run has more than one learner.
     """
     _check_main(request.main)
+    _check_learners(request)
     request = replace(request, attach_to=tuple(dict.fromkeys(request.attach_to)))
-    roles = _roles(request)
-    node_ids = _node_ids(request, len(roles))
-    ports = _ports(request, free_ports)
+    node_ids = _node_ids(request)
     try:
         nodes = plan(
             request.topology,
@@ -137,7 +219,7 @@ def plan_nodes(request: LaunchRequest, *, free_ports: Sequence[int] = ()) -> lis
             protocol=request.protocol,
             run_dir=request.run_dir,
             address=request.address,
-            ports=ports,
+            ports=_ports(request, free_ports),
             attach_to=request.attach_to,
             redis=request.redis,
         )
@@ -146,28 +228,22 @@ def plan_nodes(request: LaunchRequest, *, free_ports: Sequence[int] = ()) -> lis
     return [
         NodePlan(
             node_id=node_id,
-            roles=own_roles,
+            roles=roles,
             labels=request.labels,
             listen=node.listen,
             dial=node.dial,
             n_peers=_n_peers(request, node.listen, len(node.dial), len(nodes))
-            + (request.n_elsewhere if index == 0 else 0),
+            + (len(request.elsewhere) if request.is_first_host and index == 0 else 0),
+            run_roles=_run_roles(request),
         )
-        for index, (node_id, own_roles, node) in enumerate(zip(node_ids, roles, nodes, strict=True))
+        for index, (node_id, roles, node) in enumerate(
+            zip(node_ids, request.roles, nodes, strict=True)
+        )
     ]
 
 
-def count_processes(request: LaunchRequest) -> int:
-    """Return how many processes a launcher starts.
-
-    Raises:
-        LaunchError: if its roles cannot work together.
-    """
-    return len(_roles(request))
-
-
 def needs_key(plans: Sequence[NodePlan]) -> bool:
-    """Tell whether other hosts can reach a process, so that a key must be given."""
+    """Return whether other hosts can reach a node, so that the user must provide a key."""
     addresses = [address for one in plans for address in (one.listen, *one.dial) if address]
     return not all(map(is_loopback, addresses))
 
@@ -175,36 +251,37 @@ def needs_key(plans: Sequence[NodePlan]) -> bool:
 def _check_main(main: str) -> None:
     if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", main) is None:
         raise LaunchError(
-            f"--main {main!r} is no function of a module; write it as package.module.function, "
-            "for example examples.cartpole_dqn.main"
+            f"--main {main!r} does not name a function in a module; write it as "
+            "package.module.function, for example examples.cartpole_dqn.main"
         )
 
 
-def _roles(request: LaunchRequest) -> list[tuple[str, ...]]:
-    count = request.parallel_workers
-    if count is not None and count < 1:
-        raise LaunchError(f"--parallel-workers must be at least 1, got {count}")
-    if not request.roles:
-        return _roles_by_place(1 if count is None else count)
-    for name, n in request.roles:
-        if n < 1:
-            raise LaunchError(f"--roles: {name}={n} starts nothing; leave the role out")
-        if name not in KNOWN_ROLES and (near := nearest(name, KNOWN_ROLES, n=1)):
-            raise LaunchError(f"--roles: {name!r} is no role; did you mean {near[0]}?")
-    named: list[tuple[str, ...]] = [(name,) for name, n in request.roles for _ in range(n)]
-    if count is not None and count != len(named):
+def _check_learners(request: LaunchRequest) -> None:
+    learners = sum(Role.LEARNER in roles for roles in (*request.roles, *request.elsewhere))
+    if learners > 1:
+        remedy = (
+            "; give each host its roles in --platform-spec, with learner=1 in only one of them"
+            if request.elsewhere
+            else "; use learner=1 in --roles and start more collectors instead"
+        )
         raise LaunchError(
-            f"--roles name {len(named)} processes and --parallel-workers {count}; give one of the "
-            "two, or the same number"
+            f"the run would have {learners} learners, and each would train on every batch{remedy}"
         )
-    return named
+    if request.joins and (learners or () in request.roles):
+        raise LaunchError(
+            "--attach-to joins a run that already has its learner; name other roles for the "
+            "processes that join, for example --roles collector=2"
+        )
 
 
-def _roles_by_place(count: int) -> list[tuple[str, ...]]:
-    """Give each process a role: the first learns, the last evaluates, the others collect.
+def _run_roles(request: LaunchRequest) -> tuple[str, ...] | None:
+    nodes = (*request.roles, *request.elsewhere)
+    if request.joins or () in nodes:
+        return None
+    return tuple(dict.fromkeys(role for roles in nodes for role in roles))
 
-    With two processes the second collects and evaluates; one alone does everything.
-    """
+
+def _roles_by_position(count: int) -> list[tuple[str, ...]]:
     if count == 1:
         return [()]
     if count == 2:
@@ -212,36 +289,41 @@ def _roles_by_place(count: int) -> list[tuple[str, ...]]:
     return [("learner",), *[("collector",)] * (count - 2), ("evaluator",)]
 
 
-def _node_ids(request: LaunchRequest, count: int) -> list[int]:
-    node_ids = list(request.node_ids)
+def _node_ids(request: LaunchRequest) -> list[int]:
+    count, node_ids = len(request.roles), list(request.node_ids)
     if not node_ids:
         return list(range(request.first_node_id, request.first_node_id + count))
     if len(node_ids) == 1:
         return list(range(node_ids[0], node_ids[0] + count))
     if len(node_ids) != count:
-        raise LaunchError(f"--node-ids names {len(node_ids)} nodes for {count} processes")
+        raise LaunchError(
+            f"--node-ids has {len(node_ids)} ids for {count} processes; give one id per process, "
+            "or only the first"
+        )
     if len(set(node_ids)) != count:
-        raise LaunchError(f"--node-ids names a node twice: {node_ids}")
+        raise LaunchError(f"--node-ids has an id twice: {node_ids}; all must differ")
     return node_ids
 
 
 def _ports(request: LaunchRequest, free_ports: Sequence[int]) -> tuple[int, ...]:
     if request.protocol not in get_args(Protocol):
-        raise LaunchError(f"--protocol must be one of {', '.join(get_args(Protocol))}")
+        raise LaunchError(
+            f"--protocol must be one of {', '.join(get_args(Protocol))}, got {request.protocol!r}"
+        )
     if request.protocol == "redis":
         if request.ports or request.address not in _THIS_HOST:
             raise LaunchError(
-                "--ports and --address mean nothing with --mq-type redis, where only the redis "
-                "server is reached; leave them out"
+                "--ports and --address have no effect with --mq-type redis, where processes "
+                "connect only to the redis server; leave them out"
             )
         return ()
     if request.protocol == "ipc":
         if request.ports:
-            raise LaunchError("--ports means nothing with --protocol ipc; use --protocol tcp")
+            raise LaunchError("--ports has no effect with --protocol ipc; use --protocol tcp")
         if request.address not in _THIS_HOST:
             raise LaunchError(
-                f"--address {request.address} means nothing with --protocol ipc, which does not "
-                "leave this host; use --protocol tcp"
+                f"--address {request.address} has no effect with --protocol ipc, which connects "
+                "processes of one host; use --protocol tcp"
             )
         return ()
     if request.ports:

@@ -1,4 +1,4 @@
-"""Cluster platforms: what Slurm and Kubernetes tell a process about the run, in its environment.
+"""Cluster platforms: read a launcher's placement from the variables of Slurm and Kubernetes.
 
 Pure: a mapping of variables in, a :class:`Placement` out.
 """
@@ -12,26 +12,36 @@ from typing import Final, Literal
 
 from dmiddleware.errors import LaunchError
 
-__all__ = ["DEFAULT_PORT", "PlatformName", "Placement", "place", "expand_slurm_hosts"]
+__all__ = [
+    "DEFAULT_PORT",
+    "KEY_VARIABLE",
+    "PlatformName",
+    "Placement",
+    "place",
+    "expand_slurm_hosts",
+]
 
 PlatformName = Literal["local", "slurm", "k8s"]
 
+KEY_VARIABLE: Final = "DITASK_KEY"
+"""The environment variable with the run's key."""
+
 DEFAULT_PORT: Final = 25515
-"""Where a run is met that names no port: no registered service's, and below those that systems give
-to who dials (Linux from 32768 on, others from 49152 on), so that none of them can take it."""
+"""The default port: not registered for any service, and below the range that systems use for
+outgoing connections (from 32768 on Linux, from 49152 elsewhere), which could otherwise take it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where this launcher stands among those of the run.
+    """The position of this launcher among all launchers of the run.
 
     Attributes:
-        index: this launcher's place, from 0.
-        count: launchers of the run.
-        address: this host's address, which the others can reach.
+        index: this launcher's number, from 0.
+        count: number of launchers in the run.
+        address: this host's address, as the other hosts reach it.
         first_address: the address of the host with index 0.
-        port: the port on which the first host's first process listens.
-        scheme: how the hosts talk: ``tcp`` or ``tls+tcp``.
+        port: the port on which the first host's first node listens.
+        scheme: the protocol between hosts: ``tcp`` or ``tls+tcp``.
     """
 
     index: int
@@ -43,7 +53,7 @@ class Placement:
 
     @property
     def attach_to(self) -> tuple[str, ...]:
-        """What to dial to reach the run: the first host, unless this is it."""
+        """The addresses to dial to reach the run: the first host's, except on that host."""
         return () if self.index == 0 else (f"{self.scheme}://{self.first_address}:{self.port}",)
 
 
@@ -57,14 +67,14 @@ def place(
     """Read the placement from a platform's variables.
 
     Args:
-        platform: ``slurm``: one task a host, started by ``srun``; ``k8s``: an indexed Job or a
+        platform: ``slurm``: one task per host, started by ``srun``; ``k8s``: an indexed Job, or a
             StatefulSet with a headless service.
-        env: the environment.
+        env: the environment variables.
         port: the port of the first host; None: :data:`DEFAULT_PORT`.
-        scheme: how the hosts talk: ``tcp`` or ``tls+tcp``.
+        scheme: the protocol between hosts: ``tcp`` or ``tls+tcp``.
 
     Raises:
-        LaunchError: if a variable is missing or cannot be read; it is named.
+        LaunchError: if a variable is missing or malformed; the message names it.
     """
     chosen = DEFAULT_PORT if port is None else port
     if platform == "slurm":
@@ -75,23 +85,23 @@ def place(
 
 
 def expand_slurm_hosts(text: str) -> list[str]:
-    """Expand Slurm's list of hosts: ``gpu[01-03,7],login`` to five names.
+    """Expand Slurm's list of hosts: ``gpu[01-03,7],login`` becomes five names.
 
     Raises:
-        LaunchError: for what is no such list.
+        LaunchError: if the list is malformed.
     """
     hosts: list[str] = []
     for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
         matched = re.fullmatch(r"([^\[\]]*)(?:\[([^\]]+)\])?([^\[\]]*)", part)
         if matched is None:
-            raise LaunchError(f"SLURM_JOB_NODELIST: {part!r} is no list of hosts")
+            raise LaunchError(f"SLURM_JOB_NODELIST: {part!r} is not a list of hosts")
         prefix, ranges, suffix = matched.groups()
         if ranges is None:
             hosts.append(part)
         else:
             hosts += [f"{prefix}{number}{suffix}" for number in _expand_ranges(ranges)]
     if not hosts:
-        raise LaunchError(f"SLURM_JOB_NODELIST={text!r} names no host")
+        raise LaunchError(f"SLURM_JOB_NODELIST={text!r} has no host")
     return hosts
 
 
@@ -100,7 +110,7 @@ def _expand_ranges(ranges: str) -> list[str]:
     for one in ranges.split(","):
         first, dash, last = one.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise LaunchError(f"SLURM_JOB_NODELIST: [{ranges}] is no range of numbers")
+            raise LaunchError(f"SLURM_JOB_NODELIST: [{ranges}] is not a range of numbers")
         width = len(first)
         end = int(last) if dash else int(first)
         numbers += [str(number).zfill(width) for number in range(int(first), end + 1)]
@@ -114,8 +124,8 @@ def _slurm(env: Mapping[str, str], port: int) -> Placement:
         raise LaunchError(f"SLURM_PROCID={index} does not fit SLURM_NTASKS={count}")
     if len(hosts) != count:
         raise LaunchError(
-            f"Slurm runs {count} tasks on {len(hosts)} hosts; start one ditask a host "
-            "(--ntasks-per-node=1), and let each start several processes"
+            f"Slurm runs {count} tasks on {len(hosts)} hosts; start one ditask per host "
+            "(--ntasks-per-node=1), which starts all processes of that host"
         )
     return Placement(index, count, hosts[index], hosts[0], port)
 
@@ -126,8 +136,8 @@ def _k8s(env: Mapping[str, str], port: int) -> Placement:
     index = env.get("JOB_COMPLETION_INDEX") or pod.rpartition("-")[2]
     if not index.isdecimal():
         raise LaunchError(
-            "on k8s this pod's index comes from JOB_COMPLETION_INDEX (an indexed Job) or from the "
-            f"end of POD_NAME (a StatefulSet), and neither has one (POD_NAME={pod!r})"
+            f"found no index for this pod; set JOB_COMPLETION_INDEX (an indexed Job does) or a "
+            f"POD_NAME that ends in -<index> (a StatefulSet does), got POD_NAME={pod!r}"
         )
     number = int(index)
     if not 0 <= number < count:
@@ -141,12 +151,14 @@ def _k8s(env: Mapping[str, str], port: int) -> Placement:
 def _word(env: Mapping[str, str], name: str) -> str:
     value = env.get(name, "")
     if not value:
-        raise LaunchError(f"the variable {name} is not set; is this the right --platform?")
+        raise LaunchError(
+            f"the environment variable {name} is not set; is this the right --platform?"
+        )
     return value
 
 
 def _number(env: Mapping[str, str], name: str) -> int:
     value = _word(env, name)
     if not value.isdecimal():
-        raise LaunchError(f"{name}={value!r} is no number")
+        raise LaunchError(f"{name}={value!r} is not a number")
     return int(value)

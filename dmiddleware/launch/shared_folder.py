@@ -1,4 +1,4 @@
-"""A folder in memory for the processes of one run: made for them, and swept when they are gone."""
+"""A folder in shared memory for the nodes of one run, removed when the run ends."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _LOCK: Final = "lock"
 
 @contextlib.contextmanager
 def shared_folder(parent: Path | None) -> Iterator[Path | None]:
-    """Make a folder that only this user can enter, and remove it with all that is in it.
+    """Make a folder that only this user can enter, and remove it with its content at the end.
 
-    What runs that were killed have left in ``parent`` is removed first. A run holds a lock as long
-    as it lives, which the system takes from it when it dies.
+    Folders that killed runs left in ``parent`` are removed first. A run holds a lock on its folder,
+    which the system releases when the run dies.
 
     Args:
-        parent: where; None, or one that cannot be written to: there is no folder.
+        parent: where to make the folder; None: make none.
 
     Yields:
-        The folder, or None.
+        The folder; None without a parent, or if it cannot be written to.
     """
     with contextlib.ExitStack() as stack:
         folder = None
@@ -48,7 +48,7 @@ def _make(parent: Path, stack: contextlib.ExitStack) -> Path:
     lock = os.open(unfinished / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     stack.callback(os.close, lock)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    # Only under its final name can others find it, and then it is locked.
+    # Other runs look only for the final name, and by then the folder is locked.
     folder = parent / unfinished.name.replace(_UNFINISHED, _PREFIX, 1)
     unfinished.rename(folder)
     stack.callback(shutil.rmtree, folder, ignore_errors=True)

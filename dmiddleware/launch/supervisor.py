@@ -1,32 +1,29 @@
-"""Watching over the processes of a run: start, restart, end, and what they say."""
+"""Start, watch, restart and stop the processes of a run."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import selectors
 import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Final, Protocol
 
 import msgspec
 
-from dmiddleware.launch.plan import FailurePolicy, NodePlan
-from dmiddleware.launch.status import NodeConfig, NodeStatus
+from dmiddleware.launch.plan import FailurePolicy, NodeConfig, NodePlan
+from dmiddleware.launch.status import NodeStatus
+from dmiddleware.pipeline import Role
 
 __all__ = ["Child", "Display", "Supervisor", "SupervisorOptions"]
 
-_logger = logging.getLogger("ditask")
-
 KILL_AFTER_S: Final = 20.0
 SETTLE_S: Final = 5.0
-"""So long after the run's end each process must have heard of it; the others were cut off."""
+"""Seconds after the end of the run by which each node must have heard of it from its peers."""
 DRAIN_S: Final = 1.0
 FIRST_BACKOFF_S: Final = 0.5
 LONGEST_BACKOFF_S: Final = 30.0
@@ -35,30 +32,31 @@ EXIT_TERMINATED: Final = 143
 
 
 class Display(Protocol):
-    """Shows how the run goes."""
+    """Shows the progress of the run."""
 
     def line(self, child: Child, text: str) -> None:
-        """Show a line that a process wrote."""
+        """Show a line that a node printed."""
         ...
 
     def note(self, text: str) -> None:
-        """Show a line of the launcher's own."""
+        """Show a message of the launcher."""
         ...
 
     def update(self, children: Sequence[Child]) -> None:
-        """Show where the processes stand."""
+        """Show the status of the nodes."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorOptions:
-    """How processes are started and what happens when one fails.
+    """How nodes are started, and what happens when one fails.
 
     Attributes:
-        on_failure: ``abort``: end all; ``continue``: go on without it; ``restart``: start it anew.
-        max_restarts: how often one process is started again at the most.
+        on_failure: ``abort``: stop the run; ``continue``: continue without the node; ``restart``:
+            restart the node.
+        max_restarts: how often each node may be restarted.
         startup_interval_s: pause between two starts.
-        kill_after_s: how long processes may take to end when asked.
+        kill_after_s: how long nodes may take to finish after they were asked to stop.
     """
 
     on_failure: FailurePolicy = "abort"
@@ -69,32 +67,35 @@ class SupervisorOptions:
 
 @dataclass(slots=True)
 class Child:
-    """One process, as the launcher sees it.
+    """One node's process, as the launcher sees it.
 
     Attributes:
-        plan: what it is to do.
+        config: the node's configuration.
         process: the operating system's process; None before the start.
-        status: what it last said of itself.
-        restarts: how often it was started again.
-        exit_code: as it ended; None while it runs.
-        restart_at: when it is to be started again; None: it is not.
-        asked_at: when it was told, by the launcher, that the run is over; None: it was not.
-        last_lines: what it wrote last.
+        status: the node's last status.
+        restarts: how often it was restarted.
+        exit_code: its exit code; None while it runs.
+        restart_at: when it will be restarted; None: no restart is planned.
+        asked_at: when the launcher told it that the run is over; None: it did not.
     """
 
-    plan: NodePlan
+    config: NodeConfig
     process: subprocess.Popen[bytes] | None = None
     status: NodeStatus = field(default_factory=lambda: NodeStatus(phase="starting"))
     restarts: int = 0
     exit_code: int | None = None
     restart_at: float | None = None
     asked_at: float | None = None
-    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=50))
+
+    @property
+    def plan(self) -> NodePlan:
+        """The node's part in the run."""
+        return self.config.plan
 
     @property
     def name(self) -> str:
-        """The node id and its roles, to be shown."""
-        return f"node {self.plan.node_id} ({'+'.join(self.plan.roles) or 'all roles'})"
+        """The node id and its roles, for messages."""
+        return str(self.plan)
 
     @property
     def alive(self) -> bool:
@@ -102,41 +103,33 @@ class Child:
         return self.process is not None and self.exit_code is None
 
     @property
-    def learns(self) -> bool:
-        """Whether it plays the role without which no run goes well."""
-        return not self.plan.roles or "learner" in self.plan.roles
-
-    @property
     def saw_the_end(self) -> bool:
         """Whether it has ended together with the whole run."""
         if self.exit_code is None or not self.status.run_is_over:
             return False
-        # One that was told and failed may have been at work again, in a task after that one.
+        # A node that failed after an earlier task had ended the run may have been in a later task.
         return self.exit_code == 0 or bool(self.status.reason)
 
 
 class Supervisor:
-    """Starts the processes of a run on this host and watches over them until all have ended.
+    """Starts the nodes of a run on this host and watches them until all have ended.
 
     Args:
-        configs: what each process is told; ``status_fd`` is filled in here.
-        plans: what each is to do, in the same order.
-        options: what happens when one fails.
-        display: shows how it goes.
-        now: returns seconds that do not go back.
+        configs: the configuration of each node; ``status_fd`` is filled in here.
+        options: how nodes are started, and what happens when one fails.
+        display: shows the progress.
+        now: a monotonic clock, in seconds.
     """
 
     def __init__(
         self,
         configs: Sequence[NodeConfig],
-        plans: Sequence[NodePlan],
         *,
         options: SupervisorOptions,
         display: Display,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._configs = {config.node_id: config for config in configs}
-        self.children = [Child(plan) for plan in plans]
+        self.children = [Child(config) for config in configs]
         self._options = options
         self._display = display
         self._now = now
@@ -150,10 +143,10 @@ class Supervisor:
         self._too_late: list[Child] = []
 
     def run(self) -> int:
-        """Start everything, wait until all has ended, and return the exit code.
+        """Start all nodes, wait until they have ended, and return the exit code.
 
         Returns:
-            0 if all went well; 130 or 143 after Ctrl-C or SIGTERM; otherwise 1.
+            0 if the run succeeded; 130 or 143 after Ctrl-C or SIGTERM; otherwise 1.
         """
         with self._selector, self._signals():
             try:
@@ -164,8 +157,6 @@ class Supervisor:
                 self._kill_all()
         return self._exit_code()
 
-    # Starting ---------------------------------------------------------------------------------
-
     def _start_all(self) -> None:
         for position, child in enumerate(self.children):
             if position and self._options.startup_interval_s:
@@ -174,7 +165,6 @@ class Supervisor:
                 self._start(child)
 
     def _start(self, child: Child) -> None:
-        config = self._configs[child.plan.node_id]
         read_end, write_end = os.pipe()
         try:
             child.process = subprocess.Popen(
@@ -183,28 +173,31 @@ class Supervisor:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[write_end],
-                # Ctrl-C is for the launcher alone: it ends the processes in order.
+                # Only the launcher receives Ctrl-C; it then stops the nodes in order.
                 start_new_session=True,
             )
         finally:
             os.close(write_end)
         child.exit_code, child.restart_at = None, None
         child.status = NodeStatus(phase="starting")
-        told = msgspec.structs.replace(config, status_fd=write_end)
-        assert child.process.stdin is not None and child.process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            child.process.stdin.write(msgspec.json.encode(told) + b"\n")
-            child.process.stdin.flush()
+        assert child.process.stdout is not None
+        self._write(child, msgspec.structs.replace(child.config, status_fd=write_end))
         self._watch(child, child.process.stdout, self._on_output)
         self._watch(child, os.fdopen(read_end, "rb", buffering=0), self._on_status)
+
+    @staticmethod
+    def _write(child: Child, message: NodeConfig | str) -> None:
+        """Send a line of JSON to a node: first its configuration, then a reason to stop."""
+        if child.process is not None and child.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError, ValueError):
+                child.process.stdin.write(msgspec.json.encode(message) + b"\n")
+                child.process.stdin.flush()
 
     def _watch(
         self, child: Child, stream: IO[bytes], handler: Callable[[Child, bytes], None]
     ) -> None:
         os.set_blocking(stream.fileno(), False)
         self._selector.register(stream, selectors.EVENT_READ, _Reader(child, handler))
-
-    # Watching ---------------------------------------------------------------------------------
 
     def _watch_for(self, duration_s: float) -> None:
         until = self._now() + duration_s
@@ -224,9 +217,9 @@ class Supervisor:
         self._display.update(self.children)
 
     def _read(self, stream: IO[bytes], reader: _Reader) -> bool:
-        """Read what is there; returns whether there may be more."""
+        """Read what is available, and return whether there may be more."""
         data: bytes | None = stream.read(1 << 16)
-        if data is None:  # nothing there yet
+        if data is None:
             return False
         for line in reader.lines(data):
             reader.handler(reader.child, line)
@@ -236,18 +229,16 @@ class Supervisor:
         return bool(data)
 
     def _on_output(self, child: Child, line: bytes) -> None:
-        text = line.decode(errors="replace").rstrip()
-        child.last_lines.append(text)
-        self._display.line(child, text)
+        self._display.line(child, line.decode(errors="replace").rstrip())
 
     def _on_status(self, child: Child, line: bytes) -> None:
         with contextlib.suppress(msgspec.DecodeError):
             child.status = msgspec.json.decode(line, type=NodeStatus)
 
     def _drain(self, child: Child) -> None:
-        """Read what a process that has ended wrote last."""
+        """Read the last output of a process that has ended."""
         mine = [key for key in self._selector.get_map().values() if key.data.child is child]
-        # What it has started may live on, and write without an end.
+        # Processes that it started may still be running and writing.
         until = self._now() + DRAIN_S
         for key in mine:
             while self._read(key.fileobj, key.data) and self._now() < until:  # type: ignore[arg-type]
@@ -260,7 +251,7 @@ class Supervisor:
         self._drain(child)
         child.exit_code = process.returncode
         if child.exit_code < 0:
-            # It could end nothing of what it had started.
+            # It was killed, so it could not end the processes that it had started.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         if process.stdin is not None:
@@ -270,66 +261,71 @@ class Supervisor:
             self._on_failure(child)
 
     def _on_failure(self, child: Child) -> None:
-        self._display.note(f"{child.name} {_ended(child.exit_code)}{_last_error(child)}")
+        failure = _describe_failure(child)
         if self._stopping_since is not None:
+            self._display.note(failure)
             self._failed.append(child)
             return
-        # A program that ended by saying that the run has failed would only say so again.
+        # A node that finished its program and reports a failed run would only fail again.
         has_crashed = child.status.phase != "finished"
-        policy = self._options.on_failure
+        policy, limit = self._options.on_failure, self._options.max_restarts
         if policy == "restart" and has_crashed and child.plan.n_peers and self._is_over():
+            self._display.note(failure)
             self._give_up(child)
-            return
-        if policy == "restart" and has_crashed and child.restarts < self._options.max_restarts:
+        elif policy == "restart" and has_crashed and child.restarts < limit:
             pause_s = min(FIRST_BACKOFF_S * 2**child.restarts, LONGEST_BACKOFF_S)
             child.restarts += 1
             child.restart_at = self._now() + pause_s
             self._display.note(
-                f"{child.name} is started again in {pause_s:g} s "
-                f"({child.restarts} of {self._options.max_restarts})"
+                f"{failure}; restarting it in {pause_s:g} s (restart {child.restarts} of {limit})"
             )
-            return
-        self._failed.append(child)
-        if policy == "continue":
-            self._display.note(f"the run goes on without {child.name}")
+        elif policy == "continue":
+            self._failed.append(child)
+            self._display.note(f"{failure}; the run continues without it (--on-failure continue)")
         else:
-            self.stop(f"{child.name} failed")
-
-    # The run's own end ------------------------------------------------------------------------
+            self._failed.append(child)
+            self.stop(failure)
+            if has_crashed:
+                self._display.note(
+                    "--on-failure abort (the default) ends the run; use continue or restart to "
+                    "keep it going"
+                    if policy == "abort"
+                    else f"it was restarted {limit} times (--max-restarts {limit})"
+                )
 
     def _is_over(self) -> bool:
-        """Tell whether who is started now would wait for nothing.
+        """Return whether a node that starts now would find nothing left to do.
 
-        It would once the learner has done its work, or a process here has ended with the run.
+        That is so once the learner has done its work, or a node has ended together with the run.
         """
-        learners = [child for child in self.children if "learner" in child.plan.roles]
-        is_learned = bool(learners) and all(child.exit_code == 0 for child in learners)
-        return is_learned or any(child.saw_the_end for child in self.children)
+        learners = [child for child in self.children if Role.LEARNER in child.plan.roles]
+        has_learned = bool(learners) and all(child.exit_code == 0 for child in learners)
+        return has_learned or any(child.saw_the_end for child in self.children)
 
     def _end_with_the_run(self) -> None:
-        """When the run is over, spare those who cannot know of it."""
+        """When the run is over, stop the nodes that cannot have heard of it."""
         if self._stopping_since is not None or not self._is_over():
             return
         for child in self.children:
-            begins = child.alive and child.restarts > 0 and child.status.step == 0
-            if (child.restart_at is not None or begins) and child.asked_at is None:
+            just_restarted = child.alive and child.restarts > 0 and child.status.step == 0
+            if (child.restart_at is not None or just_restarted) and child.asked_at is None:
                 self._give_up(child)
         if any(child.saw_the_end for child in self.children):
-            self._end_the_cut_off()
+            self._stop_the_cut_off()
 
     def _give_up(self, child: Child) -> None:
-        """Start a process no more, and end it if it was just started."""
+        """Restart a node no more, and stop it if it was just restarted."""
         child.restart_at, child.asked_at = None, self._now()
-        if child.learns:
-            self._display.note(f"{child.name} is not started again: the run is over without it")
+        if child.plan.learns:
+            self._display.note(f"not restarting {child.name}: the run has ended without it")
             self._failed.append(child)
         else:
-            self._display.note(f"{child.name} is not needed any more: the run is over")
+            self._display.note(f"{child.name} is no longer needed: the run is over")
             self._too_late.append(child)
-        self._send(child, signal.SIGTERM)
+        self._ask_to_stop(child, "the run is over")
 
-    def _end_the_cut_off(self) -> None:
-        """Tell those that the run is over whom their peers' word has not reached."""
+    def _stop_the_cut_off(self) -> None:
+        """Stop the nodes that have not heard from their peers that the run is over."""
         if self._ended_since is None:
             self._ended_since = self._now()
         if self._now() - self._ended_since < SETTLE_S:
@@ -339,24 +335,28 @@ class Supervisor:
                 continue
             if child.asked_at is None:
                 child.asked_at = self._now()
-                self._display.note(f"{child.name} has not heard that the run is over; it ends now")
-                if not child.learns:
+                self._display.note(f"{child.name} has not heard that the run is over; stopping it")
+                if not child.plan.learns:
                     self._too_late.append(child)
-                self._send(child, signal.SIGTERM)
-            elif not child.learns and self._now() - child.asked_at > self._options.kill_after_s:
-                self._send(child, signal.SIGKILL)
-
-    # Ending -----------------------------------------------------------------------------------
+                self._ask_to_stop(child, "the run is over")
+            elif (
+                not child.plan.learns and self._now() - child.asked_at > self._options.kill_after_s
+            ):
+                self._kill(child)
 
     def stop(self, reason: str) -> None:
-        """Ask all processes to end; those that do not are killed after the deadline."""
+        """Ask all nodes to stop; those that take longer than ``kill_after_s`` are killed.
+
+        Args:
+            reason: the stop reason that every node reports.
+        """
         if self._stopping_since is not None:
             return
         self._stopping_since = self._now()
-        self._display.note(f"ending the run: {reason}")
+        self._display.note(f"stopping the run: {reason}")
         for child in self.children:
             child.restart_at = None
-            self._send(child, signal.SIGTERM)
+            self._ask_to_stop(child, reason)
 
     def _enforce_deadline(self) -> None:
         since = self._stopping_since
@@ -372,34 +372,39 @@ class Supervisor:
 
     def _kill_all(self) -> None:
         for child in self.children:
-            self._send(child, signal.SIGKILL)
+            self._kill(child)
         for child in self.children:
             if child.process is not None:
                 child.process.wait()
 
+    def _ask_to_stop(self, child: Child, reason: str) -> None:
+        if child.alive:
+            self._write(child, reason)
+
     @staticmethod
-    def _send(child: Child, number: signal.Signals) -> None:
+    def _kill(child: Child) -> None:
         if child.alive and child.process is not None:
             with contextlib.suppress(ProcessLookupError):
-                # The whole session: env workers of a killed node must not outlive it.
-                if number is signal.SIGKILL:
-                    os.killpg(child.process.pid, number)
-                else:
-                    child.process.send_signal(number)
+                # The whole session: env workers must not outlive their node.
+                os.killpg(child.process.pid, signal.SIGKILL)
 
     def _obey(self) -> None:
-        """Do what a signal has asked for."""
+        """Do what a signal asked for."""
         if self._signal:
-            self.stop(f"received {signal.Signals(self._signal).name}")
+            self.stop(
+                "received SIGINT (Ctrl-C)"
+                if self._signal == signal.SIGINT
+                else f"received {signal.Signals(self._signal).name}"
+            )
         if self._asked_again:
-            # Asked twice: do not wait any longer.
+            # A second Ctrl-C: do not wait any longer.
             self._stopping_since = self._now() - self._options.kill_after_s
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         def on_signal(number: int, frame: object) -> None:
-            # Only a note: it may interrupt a print, and a stream that is being written to refuses
-            # to be written to again.
+            # Only set flags: the handler may have interrupted a print, and printing here would be
+            # a reentrant call on the same stream.
             self._asked_again |= bool(self._signal) and number == signal.SIGINT
             self._signal = self._signal or number
 
@@ -417,14 +422,14 @@ class Supervisor:
             return EXIT_INTERRUPTED if self._signal == signal.SIGINT else EXIT_TERMINATED
         children = [child for child in self.children if child not in self._too_late]
         if self._failed and self._options.on_failure == "continue":
-            # Whoever was not missed may fail; the run went well if its learner did.
-            learners = [child for child in children if child.learns]
+            # The run succeeded if its learner did.
+            learners = [child for child in children if child.plan.learns]
             return int(any(child.exit_code != 0 for child in learners or children))
         return int(bool(self._failed) or any(child.exit_code != 0 for child in children))
 
 
 class _Reader:
-    """Cuts what a process writes into lines."""
+    """Splits the output of a process into lines."""
 
     def __init__(self, child: Child, handler: Callable[[Child, bytes], None]) -> None:
         self.child = child
@@ -432,7 +437,7 @@ class _Reader:
         self._rest = b""
 
     def lines(self, data: bytes) -> list[bytes]:
-        """Return the lines that are complete; at the end of the stream, the rest too."""
+        """Return the complete lines; at the end of the stream (no data), also the rest."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if not data and self._rest:
             lines.append(self._rest)
@@ -440,11 +445,8 @@ class _Reader:
         return lines
 
 
-def _ended(code: int | None) -> str:
+def _describe_failure(child: Child) -> str:
+    code, error = child.exit_code, child.status.error
     if code is not None and code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
-
-
-def _last_error(child: Child) -> str:
-    return f": {child.status.error}" if child.status.error else ""
+        return f"{child.name} was killed by {signal.Signals(-code).name}"
+    return f"{child.name} failed: {error or f'exit code {code}'}"

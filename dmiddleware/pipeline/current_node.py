@@ -60,6 +60,7 @@ class CurrentNode:
         labels: names to find it by.
         clock: times what its tasks wait for; None: the clock of the machine.
         stamp: the same for all processes of the run, and for no other run; empty: none.
+        run_roles: the roles that the processes of the run have; None: unknown.
     """
 
     def __init__(
@@ -70,10 +71,12 @@ class CurrentNode:
         labels: tuple[str, ...] = (),
         clock: Clock | None = None,
         stamp: str = "",
+        run_roles: tuple[str, ...] | None = None,
     ) -> None:
         self.router = router
         self.roles = roles
         self.labels = labels
+        self.run_roles = run_roles
         self.clock: Clock = clock if clock is not None else SystemClock()
         self._stamp = stamp
         self._n_stamps = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from dmiddleware.errors import ChainError
 from dmiddleware.pipeline.chain import PlanItem, leaves
@@ -36,7 +36,12 @@ _SLIP = 0.8
 
 
 def check_chain(
-    nodes: Sequence[PlanItem], ctx: Context, roles: frozenset[str], *, has_peers: bool = False
+    nodes: Sequence[PlanItem],
+    ctx: Context,
+    roles: frozenset[str],
+    *,
+    has_peers: bool = False,
+    run_roles: Collection[str] | None = None,
 ) -> None:
     """Refuse a chain that cannot run.
 
@@ -45,11 +50,12 @@ def check_chain(
         ctx: the context of the first step.
         roles: the task's.
         has_peers: whether there are other processes, from which fields may arrive.
+        run_roles: the roles that the processes of the run have; None: unknown.
 
     Raises:
         ChainError: with all problems, and the remedy of each.
     """
-    problems = _Check(nodes, ctx, roles, has_peers=has_peers).problems()
+    problems = _Check(nodes, ctx, roles, has_peers=has_peers, run_roles=run_roles).problems()
     if problems:
         listed = "".join(f"\n  {n}. {problem}" for n, problem in enumerate(problems, start=1))
         raise ChainError(f"the chain cannot run; {len(problems)} problem(s):{listed}")
@@ -57,8 +63,15 @@ def check_chain(
 
 class _Check:
     def __init__(
-        self, nodes: Sequence[PlanItem], ctx: Context, roles: frozenset[str], *, has_peers: bool
+        self,
+        nodes: Sequence[PlanItem],
+        ctx: Context,
+        roles: frozenset[str],
+        *,
+        has_peers: bool,
+        run_roles: Collection[str] | None,
     ) -> None:
+        self._run_roles = run_roles
         self._has_peers = has_peers
         self._nodes = nodes
         self._ctx = ctx
@@ -82,13 +95,21 @@ class _Check:
 
     def _check_roles(self) -> None:
         declared = set(_declared_roles(self._nodes))
-        for role in sorted(self._roles - declared):
-            parts = f"it has parts for {', '.join(sorted(declared))}" if declared else "it has none"
+        # A chain without any roles runs as a whole in every process.
+        for role in sorted(self._roles - declared) if declared else ():
             self._problems.append(
-                f"the task has the role {str(role)!r}, but no middleware of the chain is for it "
-                f"({parts}); declare roles=({str(role)!r},) where its part is used, or leave the "
-                "role away"
+                f"the task has the role {str(role)!r}, but the chain has middleware only for "
+                f"{', '.join(sorted(declared))}; declare roles=({str(role)!r},) for the middleware "
+                "of this role, or start no process with it"
             )
+        if self._run_roles is not None and Role.LEARNER not in self._run_roles:
+            learns = [node for node in self._all if set(node.entry.roles) == {Role.LEARNER}]
+            if learns:
+                self._problems.append(
+                    f"{learns[0].label} is for the learner, but no process of the run is one (its "
+                    f"roles: {', '.join(self._run_roles)}); start the run with a learner, as in "
+                    "--roles learner=1,collector=2"
+                )
         known = {*map(str, Role), *map(str, self._roles)}
         for node in _every(self._nodes):
             for role in node.entry.roles:

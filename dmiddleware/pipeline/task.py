@@ -83,6 +83,7 @@ class Task(Generic[C]):
         lock_timeout_s: float = 600.0,
     ) -> None:
         node = current_node() if router is None else None
+        self._run_roles = None if node is None else node.run_roles
         if node is not None:
             router, roles, labels = node.router, roles or node.roles, (*node.labels, *labels)
             clock = clock if clock is not None else node.clock
@@ -382,7 +383,13 @@ class Task(Generic[C]):
         Raises:
             ChainError: with all problems at once, each with its remedy.
         """
-        check_chain(self._plan(), self.ctx, self._roles, has_peers=self.router is not None)
+        check_chain(
+            self._plan(),
+            self.ctx,
+            self._roles,
+            has_peers=self.router is not None,
+            run_roles=self._run_roles,
+        )
 
     def describe(self) -> ChainTable:
         """Return the chain as a table: a rich one when printed by rich, plain text by ``str()``."""

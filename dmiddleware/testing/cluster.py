@@ -6,12 +6,12 @@ import functools
 import random
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from dmiddleware.launch.plan import LaunchRequest, NodePlan, plan_nodes
+from dmiddleware.launch.plan import LaunchRequest, NodePlan, assign_roles, plan_nodes
 from dmiddleware.pipeline import CurrentNode, running_as
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.protocol.topology import TopologyName
@@ -306,6 +306,7 @@ class Cluster:
             labels=plan.labels,
             clock=self.simulation,
             stamp=self._stamp,
+            run_roles=plan.run_roles,
         )
         life = node.incarnation
         try:
@@ -344,16 +345,15 @@ class Cluster:
 def _plans(
     roles: Mapping[str, int] | None, n: int | None, topology: TopologyName
 ) -> list[NodePlan]:
-    plans = plan_nodes(
+    assigned = assign_roles(tuple((roles or {}).items()), n)
+    return plan_nodes(
         LaunchRequest(
             main="cluster.main",
-            roles=tuple((roles or {}).items()),
-            parallel_workers=n,
+            roles=assigned if roles else ((),) * len(assigned),
             topology=topology,
             run_dir=_IPC_DIR,
         )
     )
-    return plans if roles else [replace(plan, roles=()) for plan in plans]
 
 
 def _group(node_id: int) -> str:

@@ -1,4 +1,4 @@
-"""Collectors that join a run which goes on already, are put to work, and leave it unharmed."""
+"""Collectors that join a running run, contribute to it, and leave it without harm."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.dmiddleware.launch import ditask_process
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
-# The learner writes what it sees to a ledger, with the time, and ends when the file `end` is there
-# and every collector that is left has sent fifty numbers more.
+# The learner writes what it sees to a ledger, with the time. Once the file `end` exists, it stops
+# after every connected collector has sent fifty more numbers.
 PROGRAM = """
     import threading, time
     from collections import Counter
@@ -28,7 +28,7 @@ PROGRAM = """
     from dmiddleware import Context, Role, Task, middleware
 
     changed = threading.Condition()
-    taken, here = Counter(), set()
+    taken, connected = Counter(), set()
 
     def write(*words):
         with open("ledger", "a") as ledger:
@@ -44,11 +44,11 @@ PROGRAM = """
             changed.notify()
 
     def on_joined(node, **_):
-        here.add(node)
+        connected.add(node)
         write("joined", node)
 
     def on_left(node, reason):
-        here.discard(node)
+        connected.discard(node)
         write("left", node, reason.replace(" ", "_"))
 
     def main():
@@ -56,7 +56,7 @@ PROGRAM = """
 
             @middleware(roles=[Role.COLLECTOR])
             def collect(ctx):
-                threading.Event().wait(0.01)  # the environment's pace
+                threading.Event().wait(0.01)  # the pace of the environment
                 ctx.task.emit("number", task.router.node_id, ctx.total_step, only_remote=True)
 
             @middleware(roles=[Role.LEARNER])
@@ -64,9 +64,9 @@ PROGRAM = """
                 with changed:
                     changed.wait(0.1)
                     if enough is None and Path("end").exists():
-                        globals()["enough"] = {node: taken[node] + 50 for node in here}
+                        globals()["enough"] = {node: taken[node] + 50 for node in connected}
                     if enough and all(taken[node] >= count for node, count in enough.items()):
-                        ctx.task.stop("all went on")
+                        ctx.task.stop("all continued")
 
             if task.has_role(Role.LEARNER):
                 task.on("number", on_number)
@@ -100,8 +100,8 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
 
 
 @contextlib.contextmanager
-def going_on(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A run of one learner and one collector over tcp; yields it and where it can be joined."""
+def running(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start one learner and one collector over tcp; yield the launcher and the address to join."""
     roles = ("--roles", "learner=1,collector=1", "--topology", "star", "--protocol", "tcp")
     with start(folder, *roles, *options) as run:
         try:
@@ -110,8 +110,8 @@ def going_on(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str
             _kill(run)
 
 
-def _first_port_of_dialers() -> int:
-    """The lowest port that this system gives to who dials, or the usual one of Linux."""
+def _first_ephemeral_port() -> int:
+    """Return the lowest port for outgoing connections, or the usual one on Linux."""
     file = Path("/proc/sys/net/ipv4/ip_local_port_range")
     return int(file.read_text().split()[0]) if file.exists() else 32_768
 
@@ -121,8 +121,8 @@ def joining(folder: Path, address: str, *options: str) -> subprocess.Popen[str]:
     return start(folder, *common, *options)
 
 
-def test_collectors_join_are_put_to_work_and_killed_do_no_harm(folder: Path) -> None:
-    with going_on(folder, "--key-file", "key") as (run, address):
+def test_collectors_join_and_can_be_killed_without_harm(folder: Path) -> None:
+    with running(folder, "--key-file", "key") as (run, address):
         with joining(folder, address, "--key-file", "key", "--node-ids", "10") as joined:
             entries = _await(folder, {("first", 1), ("first", 10), ("first", 11)})
             _kill(joined)
@@ -130,20 +130,20 @@ def test_collectors_join_are_put_to_work_and_killed_do_no_harm(folder: Path) -> 
         (folder / "end").touch()
         text, _ = run.communicate(timeout=80)
     assert run.returncode == 0, text
-    assert "all went on" in text
+    assert "all continued" in text
     for node in (10, 11):
         assert entries["first", node].at - entries["joined", node].at < 3.0
     assert not [entry for entry in _ledger(folder) if entry.what == "gap"]
 
 
-def test_ports_that_nobody_named_are_none_that_dialers_may_have_taken(folder: Path) -> None:
-    with going_on(folder) as (_, address):
-        assert 1024 < int(address.rpartition(":")[2]) < _first_port_of_dialers()
-    assert _first_port_of_dialers() > DEFAULT_PORT
+def test_default_ports_are_below_those_of_outgoing_connections(folder: Path) -> None:
+    with running(folder) as (_, address):
+        assert 1024 < int(address.rpartition(":")[2]) < _first_ephemeral_port()
+    assert _first_ephemeral_port() > DEFAULT_PORT
 
 
-def test_those_who_joined_may_be_asked_to_leave(folder: Path) -> None:
-    with going_on(folder, "--key-file", "key") as (run, address):
+def test_nodes_that_joined_can_leave_without_ending_the_run(folder: Path) -> None:
+    with running(folder, "--key-file", "key") as (run, address):
         with joining(folder, address, "--key-file", "key") as joined:
             entries = _await_firsts(folder, 3)
             joined.send_signal(signal.SIGTERM)
@@ -152,16 +152,16 @@ def test_those_who_joined_may_be_asked_to_leave(folder: Path) -> None:
         ids = {node for _, node in entries} - {1}
         left = _await(folder, {("left", node) for node in ids})
         assert {left["left", node].rest[0] for node in ids} == {"said_goodbye"}
-        assert min(ids) >= 1_000_000, "they chose ids that no node of the run has"
+        assert min(ids) >= 1_000_000, "nodes that join choose ids from a range of their own"
         (folder / "end").touch()
         text, _ = run.communicate(timeout=80)
     assert run.returncode == 0, text
 
 
-def test_when_the_run_ends_those_who_joined_end_too(folder: Path) -> None:
+def test_nodes_that_joined_end_with_the_run(folder: Path) -> None:
     with (
-        going_on(folder) as (run, address),
-        joining(folder, address, "--key-file", str(_invented_key(run))) as joined,
+        running(folder) as (run, address),
+        joining(folder, address, "--key-file", str(_generated_key(run))) as joined,
     ):
         _await_firsts(folder, 3)
         (folder / "end").touch()
@@ -169,7 +169,7 @@ def test_when_the_run_ends_those_who_joined_end_too(folder: Path) -> None:
         assert run.returncode == 0, text
         text, _ = joined.communicate(timeout=80)
         assert joined.returncode == 0, text
-        assert text.count("ended: node 0: all went on") == 2
+        assert text.count("ended: node 0: all continued") == 2
     assert not [path for path in folder.iterdir() if path.name.startswith("ditask-")]
 
 
@@ -177,12 +177,12 @@ def test_without_the_key_nothing_is_started(folder: Path) -> None:
     with joining(folder, "tcp://127.0.0.1:5555") as joined:
         text, _ = joined.communicate(timeout=80)
     assert joined.returncode == 1
-    assert "to join a run that goes on already, this side needs its key" in text
+    assert "joining a run requires its key" in text
 
 
-def test_with_another_key_the_reason_is_told(folder: Path) -> None:
+def test_another_key_is_refused_with_the_reason(folder: Path) -> None:
     with (
-        going_on(folder, "--key-file", "key") as (_, address),
+        running(folder, "--key-file", "key") as (_, address),
         joining(folder, address, "--key-file", "other-key") as joined,
     ):
         text, _ = joined.communicate(timeout=80)
@@ -191,7 +191,7 @@ def test_with_another_key_the_reason_is_told(folder: Path) -> None:
     assert not [entry for entry in _ledger(folder) if entry.node > 1]
 
 
-def test_certificates_are_asked_for_where_the_run_is_secured(folder: Path) -> None:
+def test_joining_over_tls_needs_certificates(folder: Path) -> None:
     with joining(folder, "tls+tcp://127.0.0.1:5555", "--key-file", "key") as joined:
         text, _ = joined.communicate(timeout=80)
     assert joined.returncode == 1
@@ -206,7 +206,7 @@ def _await_line(run: subprocess.Popen[str], words: str) -> str:
     pytest.fail(f"the run ended without a line with {words!r}")
 
 
-def _invented_key(run: subprocess.Popen[str]) -> Path:
+def _generated_key(run: subprocess.Popen[str]) -> Path:
     key = Path(_await_line(run, "--key-file").rpartition(" ")[2])
     assert key.stat().st_mode & 0o777 == 0o600
     return key
@@ -242,7 +242,7 @@ def _poll(folder: Path, enough) -> dict[tuple[str, int], Entry]:  # type: ignore
 
 
 def _kill(launcher: subprocess.Popen[str]) -> None:
-    """Kill the launcher and its processes at one blow."""
+    """Kill the launcher and its nodes at once."""
     if launcher.poll() is not None:
         return
     processes = [

@@ -1,4 +1,4 @@
-"""What the person at the launcher sees."""
+"""The live table and the plain lines of a run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 from rich.console import Console
 
 from dmiddleware.launch.display import LiveDisplay, PlainDisplay, choose_display, make_table
-from dmiddleware.launch.plan import NodePlan
+from dmiddleware.launch.plan import NodeConfig, NodePlan
 from dmiddleware.launch.status import NodeStatus
 from dmiddleware.launch.supervisor import Child
 
 
 class Time:
-    """Seconds that pass when a test says so."""
+    """A clock that tests set."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -24,7 +24,7 @@ class Time:
 
 
 class Running(Child):
-    """A child whose process is there, though none is."""
+    """A child that counts as alive without a process."""
 
     @property
     def alive(self) -> bool:
@@ -32,8 +32,8 @@ class Running(Child):
 
 
 def child(node_id: int, role: str, **status: object) -> Running:
-    plan = NodePlan(node_id=node_id, roles=(role,), labels=(), listen="", dial=(), n_peers=0)
-    return Running(plan, status=NodeStatus(**{"phase": "running", **status}))  # type: ignore[arg-type]
+    config = NodeConfig(plan=NodePlan(node_id, roles=(role,)), main="program.main", package=".")
+    return Running(config, status=NodeStatus(**{"phase": "running", **status}))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -50,11 +50,11 @@ def test_plain_lines_name_their_node_and_are_not_cut(time: Time) -> None:
     display, out = plain(time)
     with display:
         display.line(child(2, "collector"), "[bold]" + "x" * 100)
-        display.note("it begins")
-    assert out.getvalue() == f"[node 2] [bold]{'x' * 100}\n[ditask] it begins\n"
+        display.note("it starts")
+    assert out.getvalue() == f"[node 2] [bold]{'x' * 100}\n[ditask] it starts\n"
 
 
-def test_where_all_stand_is_told_every_ten_seconds(time: Time) -> None:
+def test_the_status_of_all_nodes_is_printed_every_ten_seconds(time: Time) -> None:
     display, out = plain(time)
     learner = child(0, "learner", step=3, env_step=100, train_iter=50, peers=2, blocked_s=1.5)
     display.update([learner])
@@ -74,7 +74,7 @@ def test_where_all_stand_is_told_every_ten_seconds(time: Time) -> None:
     assert "200 env steps (10/s), 80 updates (3/s)" in second
 
 
-def test_of_who_has_ended_or_stopped_nothing_more_is_told(time: Time) -> None:
+def test_nodes_that_stopped_or_ended_get_no_status_line(time: Time) -> None:
     display, out = plain(time)
     ended = child(1, "collector")
     ended.exit_code = 0
@@ -83,7 +83,7 @@ def test_of_who_has_ended_or_stopped_nothing_more_is_told(time: Time) -> None:
     assert out.getvalue() == ""
 
 
-def test_the_table_has_a_row_for_each_process(time: Time) -> None:
+def test_the_table_has_a_row_for_each_node(time: Time) -> None:
     failed = child(1, "collector", error="ValueError: no")
     failed.exit_code = 1
     again = child(2, "collector", phase="starting")
@@ -96,8 +96,8 @@ def test_the_table_has_a_row_for_each_process(time: Time) -> None:
     lines = out.getvalue().splitlines()
     assert "12,000" in lines[3] and "solved" in lines[3]
     assert "failed (1)" in lines[4] and "ValueError: no" in lines[4]
-    assert "starting (start 2)" in lines[5]
-    assert "failed (restarts soon)" in lines[6]
+    assert "starting (restart 1)" in lines[5]
+    assert "failed (restarting)" in lines[6]
 
 
 def test_a_terminal_gets_a_table_and_a_pipe_lines() -> None:
@@ -107,10 +107,10 @@ def test_a_terminal_gets_a_table_and_a_pipe_lines() -> None:
     display = choose_display(console)
     assert isinstance(display, LiveDisplay)
     with display:
-        display.note("it begins")
+        display.note("it starts")
         display.line(child(2, "collector"), "hello")
         display.update([child(0, "learner", step=41)])
     shown = out.getvalue()
-    assert "ditask │ it begins" in shown
+    assert "ditask │ it starts" in shown
     assert "node 2 │" in shown and "hello" in shown
     assert "41" in shown

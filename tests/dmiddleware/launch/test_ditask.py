@@ -1,4 +1,4 @@
-"""ditask for real: processes that meet, work, fail and end."""
+"""ditask with real processes that connect, work, fail and stop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROGRAM = """
             @middleware(roles=[Role.LEARNER])
             def learn(ctx):
                 if len(taken) >= 50:
-                    ctx.task.stop("fifty have come")
+                    ctx.task.stop("got fifty numbers")
 
             @middleware(roles=[Role.EVALUATOR])
             def evaluate(ctx):
@@ -56,6 +56,11 @@ PROGRAM = """
 
             task.use(run).run()
             Path(f"ended-{task.router.node_id}").write_text(task.stop_reason)
+
+    def without_roles():
+        with Task(Context()) as task:
+            task.use(lambda ctx: None).run(max_step=3)
+            print("steps:", task.ctx.total_step + 1, flush=True)
 """
 
 
@@ -71,6 +76,11 @@ def run(folder: Path, *options: str) -> tuple[int, str]:
         return launcher.returncode, text
 
 
+def stop_reasons(folder: Path) -> list[str]:
+    """Return the stop reasons that the nodes of ``program.forever`` wrote."""
+    return [path.read_text() for path in folder.glob("ended-*")]
+
+
 def left_behind(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.name.startswith("ditask-")]
 
@@ -78,8 +88,8 @@ def left_behind(folder: Path) -> list[str]:
 def test_four_processes_meet_and_end_together(folder: Path) -> None:
     code, text = run(folder, "--main", "program.main", "--parallel-workers", "4")
     assert code == 0, text
-    assert text.count("fifty have come") == 4
-    assert "[node 2] ended: node 0: fifty have come" in text
+    assert text.count("got fifty numbers") == 4
+    assert "[node 2] ended: node 0: got fifty numbers" in text
     assert left_behind(folder) == []
 
 
@@ -88,20 +98,53 @@ def test_a_failure_is_shown_with_its_node_and_ends_the_run(folder: Path) -> None
     code, text = run(folder, "--main", "program.fail", "--roles", roles)
     assert code == 1
     assert "[node 1] ValueError: nothing to evaluate" in text
-    assert "node 1 (evaluator) ended with exit code 1: ValueError: nothing to evaluate" in text
-    assert "ending the run: node 1 (evaluator) failed" in text
+    failure = "node 1 (evaluator) failed: ValueError: nothing to evaluate"
+    assert f"stopping the run: {failure}" in text
+    assert f"[node 0] ended: {failure}" in text
+    assert "--on-failure abort (the default) ends the run" in text
+    assert text.count("Traceback") == 1
 
 
-def test_a_program_that_is_not_there_is_named(folder: Path) -> None:
+def test_a_program_without_roles_runs_its_whole_chain_in_every_node(folder: Path) -> None:
+    code, text = run(folder, "--main", "program.without_roles", "--parallel-workers", "3")
+    assert code == 0, text
+    assert text.count("steps: 3") == 3
+
+
+def test_two_learners_are_refused(folder: Path) -> None:
+    code, text = run(folder, "--main", "program.main", "--roles", "learner=2,collector=1")
+    assert code == 1
+    assert "2 learners" in text and "learner=1" in text
+    assert "[node" not in text
+
+
+def test_a_run_without_the_learner_that_its_chain_needs_is_refused(folder: Path) -> None:
+    code, text = run(folder, "--main", "program.main", "--roles", "collector=2")
+    assert code == 1
+    assert "no process of the run is one" in text and "--roles learner=1" in text
+
+
+def test_a_node_that_is_stopped_by_a_signal_stops_the_run_with_that_reason(folder: Path) -> None:
+    with start(folder, "--main", "program.forever", "--parallel-workers", "2") as launcher:
+        children = _await_running(launcher, 2)
+        children[0].terminate()
+        text, _ = launcher.communicate(timeout=60)
+        assert launcher.returncode == 0, text
+    reasons = set(stop_reasons(folder))
+    assert "received SIGTERM" in reasons and len(reasons) == 2
+    assert all(reason.endswith("received SIGTERM") for reason in reasons)
+
+
+def test_a_missing_program_is_named(folder: Path) -> None:
     code, text = run(folder, "--main", "nowhere.main")
     assert code == 1
-    assert "there is no module nowhere" in text
+    assert "found no module nowhere" in text
 
 
-def test_options_that_cannot_work_together_start_nothing(folder: Path) -> None:
+def test_contradictory_options_start_nothing(folder: Path) -> None:
     code, text = run(folder, "--main", "program.main", "--protocol", "ipc", "--ports", "5000")
     assert code == 1
-    assert "--ports means nothing with --protocol ipc" in text
+    assert "--ports has no effect with --protocol ipc" in text
 
 
 SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "a[1-2]"}
@@ -110,18 +153,18 @@ SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "a[1-2]
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (("--key-file", "empty"), 1, "the key in empty has 0 characters, at least 32"),
+        (("--key-file", "empty"), 1, "the key in empty has 0 characters, but needs at least 32"),
         (("--max-restarts", "-1"), 2, "-1 is not in the range x>=0"),
         (("--start-timeout", "0"), 2, "0.0 is not in the range x>0"),
         (("--startup-interval", "-1"), 2, "-1.0 is not in the range x>=0"),
         (
             ("--platform", "slurm", "--protocol", "tcp", "--platform-spec", '{"port": "5000"}'),
             1,
-            "\"port\" is a number from 1 to 65535, got '5000'",
+            "\"port\" must be a number from 1 to 65535, got '5000'",
         ),
     ],
 )
-def test_options_that_mean_nothing_are_refused(
+def test_invalid_values_are_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     options: tuple[str, ...],
@@ -136,51 +179,62 @@ def test_options_that_mean_nothing_are_refused(
     assert (result.exit_code, message in result.output) == (code, True), result.output
 
 
-def test_an_address_that_is_not_this_host_s_is_named(folder: Path) -> None:
-    # 192.0.2.0/24 is kept free for examples.
+def test_an_address_of_another_host_is_named(folder: Path) -> None:
+    # 192.0.2.0/24 is reserved for documentation.
     tcp = ("--protocol", "tcp", "--address", "192.0.2.1")
     code, text = run(folder, "--main", "program.main", "--parallel-workers", "2", *tcp)
     assert code == 1
-    assert "nothing can listen on --address 192.0.2.1" in text
+    assert "cannot listen on --address 192.0.2.1" in text
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_asked_to_end_all_processes_end(folder: Path, number: int, code: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "reason"),
+    [
+        (signal.SIGINT, 130, "received SIGINT (Ctrl-C)"),
+        (signal.SIGTERM, 143, "received SIGTERM"),
+    ],
+)
+def test_a_signal_to_the_launcher_stops_all_nodes_which_report_it(
+    folder: Path, number: int, code: int, reason: str
+) -> None:
     with start(folder, "--main", "program.forever", "--parallel-workers", "2") as launcher:
         children = _await_running(launcher, 2)
         launcher.send_signal(number)
         launcher.communicate(timeout=60)
         assert launcher.returncode == code
+    assert set(stop_reasons(folder)) <= {reason, f"node 0: {reason}", f"node 1: {reason}"}
+    assert len(stop_reasons(folder)) == 2
     assert not any(child.is_running() for child in children)
     assert left_behind(folder) == []
 
 
-def test_a_run_ends_in_order_though_nobody_reads_what_it_says(folder: Path) -> None:
-    # As with `ditask … | tee log`, which Ctrl-C ends too.
+def test_a_run_stops_in_order_when_its_output_is_closed(folder: Path) -> None:
+    # As in `ditask … | tee log`, where Ctrl-C ends tee as well.
     with start(folder, "--main", "program.forever", "--parallel-workers", "2") as launcher:
         _await_running(launcher, 2)
         assert launcher.stdout is not None
         launcher.stdout.close()
         launcher.send_signal(signal.SIGINT)
         assert launcher.wait(60) == 130
-    told = {path.name: path.read_text() for path in folder.glob("ended-*")}
-    assert told.keys() == {"ended-0", "ended-1"}
-    assert all("received SIGTERM" in reason for reason in told.values())
+    assert len(stop_reasons(folder)) == 2
+    assert all("received SIGINT (Ctrl-C)" in reason for reason in stop_reasons(folder))
     assert left_behind(folder) == []
 
 
-def test_killed_the_launcher_takes_its_processes_with_it(folder: Path) -> None:
+def test_the_nodes_of_a_killed_launcher_stop_and_say_why(folder: Path) -> None:
     with start(folder, "--main", "program.forever", "--parallel-workers", "2") as launcher:
         children = _await_running(launcher, 2)
         launcher.kill()
         _, alive = psutil.wait_procs(children, timeout=60)
         assert alive == []
+    assert len(stop_reasons(folder)) == 2
+    assert all("the launcher has died" in reason for reason in stop_reasons(folder))
 
 
 def _await_running(launcher: subprocess.Popen[str], count: int) -> list[psutil.Process]:
     assert launcher.stdout is not None
     lines = []
-    # The launcher ends, and with it its lines, if its processes do not find each other.
+    # If the nodes do not find each other, the launcher ends and its output is closed.
     for line in launcher.stdout:
         lines.append(line)
         count -= line.endswith("running\n")

@@ -1,4 +1,4 @@
-"""What becomes of a run when one of its processes fails."""
+"""Runs in which a node fails, under each --on-failure policy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.dmiddleware.launch.ditask_process import DITASK
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
-# The evaluator fails in each of its first lives, which it counts in a file.
+# The evaluator fails in its first n_failures starts, which it counts in a file.
 PROGRAM = """
     import os, signal, subprocess, sys, threading
     from pathlib import Path
@@ -30,24 +30,24 @@ PROGRAM = """
                 if learner_fails:
                     raise RuntimeError("cannot learn")
                 if happened.wait(0.01):
-                    ctx.task.stop("all is done" if stop_ok else "it diverged", ok=stop_ok)
+                    ctx.task.stop("all done" if stop_ok else "it diverged", ok=stop_ok)
 
             @middleware(roles=[Role.EVALUATOR])
             def evaluate(ctx):
                 if ctx.total_step == 0:
-                    with open("lives", "a") as lives:
-                        lives.write("x")
-                    life = len(Path("lives").read_text())
-                    if life <= n_failures:
-                        raise ValueError(f"life {life} ends")
+                    with open("starts", "a") as starts:
+                        starts.write("x")
+                    n_starts = len(Path("starts").read_text())
+                    if n_starts <= n_failures:
+                        raise ValueError(f"start {n_starts} fails")
                     ctx.task.emit("evaluated", only_remote=True)
-                    print("evaluated in life", life, flush=True)
+                    print("evaluated in start", n_starts, flush=True)
                 threading.Event().wait(0.01)
 
             if task.has_role(Role.LEARNER):
                 task.on(end_with, lambda *args, **kwargs: happened.set())
             task.use(learn).use(evaluate).run()
-            print("knows:", task.stop_reason, task.stopped_ok)
+            print("stopped:", task.stop_reason, task.stopped_ok)
 
     def fail_once():
         run(n_failures=1)
@@ -55,7 +55,7 @@ PROGRAM = """
     def fail_always():
         run(n_failures=99)
 
-    def go_on_without():
+    def continue_without():
         run(n_failures=99, end_with="node.left")
 
     def diverge():
@@ -72,9 +72,9 @@ PROGRAM = """
             @middleware(roles=[*Role])
             def act(ctx):
                 if fails:
-                    raise RuntimeError("cannot go on")
+                    raise RuntimeError("cannot act")
                 if left.wait(0.01):
-                    ctx.task.stop("all is done")
+                    ctx.task.stop("all done")
 
             if not fails:
                 task.on("node.left", lambda *args, **kwargs: left.set())
@@ -93,15 +93,15 @@ PROGRAM = """
             @middleware(roles=[Role.LEARNER])
             def learn(ctx):
                 if left.wait(0.01):
-                    ctx.task.stop("all is done")
+                    ctx.task.stop("all done")
 
             @middleware(roles=[Role.COLLECTOR])
             def collect(ctx):
                 if ctx.total_step == 0:
-                    ctx.task.router.close()  # from now on it hears of nobody
+                    ctx.task.router.close()  # from now on it hears from nobody
                 threading.Event().wait(0.01)
                 if ctx.total_step > 2000:
-                    raise TimeoutError("nobody told that the run is over")
+                    raise TimeoutError("nobody reported the end of the run")
 
             if task.has_role(Role.LEARNER):
                 task.on("node.left", lambda *args, **kwargs: left.set())
@@ -137,91 +137,89 @@ def ditask(
     return done.returncode, done.stdout
 
 
-def test_a_process_that_fails_is_started_again_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_node_that_fails_is_restarted(tmp_path: Path) -> None:
     code, text = ditask(tmp_path, "fail_once", "--on-failure", "restart")
     assert code == 0, text
-    assert "[node 1] ValueError: life 1 ends" in text
-    assert "node 1 (evaluator) is started again in 0.5 s (1 of 3)" in text
-    assert "[node 1] evaluated in life 2" in text
+    assert "[node 1] ValueError: start 1 fails" in text
+    assert "failed: ValueError: start 1 fails; restarting it in 0.5 s (restart 1 of 3)" in text
+    assert "[node 1] evaluated in start 2" in text
 
 
-def test_each_restart_waits_longer_and_their_number_has_a_limit(tmp_path: Path) -> None:
+def test_restarts_wait_longer_each_time_and_have_a_limit(tmp_path: Path) -> None:
     code, text = ditask(tmp_path, "fail_always", "--on-failure", "restart", "--max-restarts", "2")
     assert code == 1, text
-    assert "is started again in 0.5 s (1 of 2)" in text
-    assert "is started again in 1 s (2 of 2)" in text
-    assert "ended with exit code 1: ValueError: life 3 ends" in text
-    assert "ending the run: node 1 (evaluator) failed" in text
-    assert (tmp_path / "lives").read_text() == "xxx"
+    assert "restarting it in 0.5 s (restart 1 of 2)" in text
+    assert "restarting it in 1 s (restart 2 of 2)" in text
+    assert "stopping the run: node 1 (evaluator) failed: ValueError: start 3 fails" in text
+    assert "--max-restarts 2" in text
+    assert (tmp_path / "starts").read_text() == "xxx"
 
 
-def test_a_run_may_go_on_without_who_failed(tmp_path: Path) -> None:
-    code, text = ditask(tmp_path, "go_on_without", "--on-failure", "continue")
+def test_a_run_can_continue_without_a_failed_node(tmp_path: Path) -> None:
+    code, text = ditask(tmp_path, "continue_without", "--on-failure", "continue")
     assert code == 0, text
-    assert "the run goes on without node 1 (evaluator)" in text
-    assert (tmp_path / "lives").read_text() == "x"
+    assert "the run continues without it (--on-failure continue)" in text
+    assert (tmp_path / "starts").read_text() == "x"
 
 
-def test_no_run_goes_well_without_its_learner(tmp_path: Path) -> None:
+def test_a_run_fails_when_its_learner_fails(tmp_path: Path) -> None:
     code, text = ditask(tmp_path, "cannot_learn", "--on-failure", "restart", "--max-restarts", "0")
     assert code == 1, text
-    assert "node 0 (learner) ended with exit code 1: RuntimeError: cannot learn" in text
+    assert "node 0 (learner) failed: RuntimeError: cannot learn" in text
 
 
-def test_a_run_that_was_stopped_as_failed_is_not_tried_again(tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_as_failed_is_not_restarted(tmp_path: Path) -> None:
     code, text = ditask(tmp_path, "diverge", "--on-failure", "restart")
     assert code == 1, text
-    assert "[node 0] knows: it diverged False" in text
-    assert "[node 1] knows: node 0: it diverged False" in text
-    assert (tmp_path / "lives").read_text() == "x"
+    assert "[node 0] stopped: it diverged False" in text
+    assert "[node 1] stopped: node 0: it diverged False" in text
+    assert (tmp_path / "starts").read_text() == "x"
 
 
-def test_nobody_is_started_again_for_a_run_that_is_over(tmp_path: Path) -> None:
-    code, text = ditask(tmp_path, "go_on_without", "--on-failure", "restart")
+def test_no_node_is_restarted_after_the_run_is_over(tmp_path: Path) -> None:
+    code, text = ditask(tmp_path, "continue_without", "--on-failure", "restart")
     assert code == 0, text
-    assert "node 1 (evaluator) is not needed any more: the run is over" in text
+    assert "node 1 (evaluator) is no longer needed: the run is over" in text
 
 
 @pytest.mark.parametrize(
     ("failing", "roles"), [("collector", "collector=1,evaluator=1"), ("learner", "")]
 )
-def test_a_run_that_others_have_ended_is_not_waited_for(
+def test_a_node_is_not_restarted_when_others_have_ended_the_run(
     tmp_path: Path, failing: str, roles: str
 ) -> None:
     restart = ("--on-failure", "restart", "--start-timeout", "60")
     roles = roles or "learner=1,evaluator=1"
     code, text = ditask(tmp_path, f"without_a_{failing}", *restart, roles=roles)
     if failing == "learner":
-        # Its last step, and with it the best policy, is missing.
+        # The learner's last step is missing, and with it the best policy.
         assert code == 1, text
-        assert "node 0 (learner) is not started again: the run is over without it" in text
+        assert "not restarting node 0 (learner): the run has ended without it" in text
     else:
         assert code == 0, text
-        assert "node 0 (collector) is not needed any more: the run is over" in text
+        assert "node 0 (collector) is no longer needed: the run is over" in text
     assert "peers were awaited" not in text
 
 
-def test_a_process_that_is_cut_off_is_told_that_the_run_is_over(tmp_path: Path) -> None:
+def test_a_node_that_lost_its_peers_is_stopped_when_the_run_is_over(tmp_path: Path) -> None:
     code, text = ditask(tmp_path, "cut_off", roles="learner=1,collector=1")
     assert code == 0, text
-    assert "node 1 (collector) has not heard that the run is over; it ends now" in text
+    assert "node 1 (collector) has not heard that the run is over; stopping it" in text
 
 
 @pytest.mark.parametrize(("function", "expected"), [("exit_well", 0), ("exit_badly", 1)])
-def test_a_program_may_end_with_an_exit_code_of_its_own(
-    tmp_path: Path, function: str, expected: int
-) -> None:
+def test_a_program_may_set_its_exit_code(tmp_path: Path, function: str, expected: int) -> None:
     code, text = ditask(tmp_path, function, roles="learner=1")
     assert code == expected, text
     assert ("SystemExit: 3" in text) == bool(expected)
     assert "SystemExit: 0" not in text
 
 
-def test_what_a_killed_process_had_started_does_not_outlive_it(tmp_path: Path) -> None:
+def test_the_children_of_a_killed_node_are_killed(tmp_path: Path) -> None:
     code, text = ditask(tmp_path, "die_with_a_worker", roles="learner=1")
     assert code == 1
-    assert "node 0 (learner) was ended by SIGKILL" in text
+    assert "node 0 (learner) was killed by SIGKILL" in text
     with contextlib.suppress(psutil.NoSuchProcess):
         worker = psutil.Process(int((tmp_path / "worker").read_text()))
-        # It may take the system a moment to bury it.
+        # The system may take a moment to reap it.
         assert worker.status() == psutil.STATUS_ZOMBIE or worker.wait(60) is None

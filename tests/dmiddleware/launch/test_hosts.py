@@ -1,4 +1,4 @@
-"""One ditask a host, under Slurm's variables: loopback addresses stand for the hosts."""
+"""One ditask per host with Slurm's variables; loopback addresses stand for the hosts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROGRAM = """
             @middleware(roles=[Role.LEARNER])
             def learn(ctx):
                 print("peers at the first step:", sorted(task.router.peer_ids()), flush=True)
-                ctx.task.stop("all are there")
+                ctx.task.stop("all connected")
 
             @middleware(roles=[Role.COLLECTOR, Role.EVALUATOR])
             def idle(ctx):
@@ -38,19 +38,19 @@ OPTIONS = (
 JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "127.0.0.[2-4]", "SLURM_NTASKS": "3"}
 
 
-def start(folder: Path, place: int) -> subprocess.Popen[str]:
-    return ditask_process.start(folder, *OPTIONS, env=JOB | {"SLURM_PROCID": str(place)})
+def start(folder: Path, index: int) -> subprocess.Popen[str]:
+    return ditask_process.start(folder, *OPTIONS, env=JOB | {"SLURM_PROCID": str(index)})
 
 
-def test_the_first_process_waits_for_those_of_all_hosts(tmp_path: Path) -> None:
+def test_the_first_node_waits_for_the_nodes_of_all_hosts(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
     (tmp_path / "key").write_text("k" * 40)
     with start(tmp_path, 0) as first:
         assert first.stdout is not None
-        said = first.stdout.readline()
-        while "listens on tcp://127.0.0.2:25511" not in said:
-            said = first.stdout.readline()
-            assert said
+        line = first.stdout.readline()
+        while "listens on tcp://127.0.0.2:25511" not in line:
+            line = first.stdout.readline()
+            assert line
         with start(tmp_path, 1) as second, start(tmp_path, 2) as third:
             for launcher in (second, third, first):
                 text, _ = launcher.communicate(timeout=80)

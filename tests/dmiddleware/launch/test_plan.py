@@ -1,4 +1,4 @@
-"""The launch request: options that work together become a plan per process."""
+"""The launch plan: options become one plan per node, or are refused with a remedy."""
 
 from __future__ import annotations
 
@@ -8,18 +8,27 @@ from typing import Any
 import pytest
 
 from dmiddleware.errors import LaunchError
-from dmiddleware.launch.plan import LaunchRequest, needs_key, parse_roles, plan_nodes
+from dmiddleware.launch.plan import (
+    LaunchRequest,
+    assign_roles,
+    needs_key,
+    parse_roles,
+    plan_nodes,
+)
 
 MAIN = "examples.cartpole_dqn.main"
 RUN_DIR = Path("/tmp/run")
+COLLECTORS = (("collector",), ("collector",))
 
 
-def request(**options: Any) -> LaunchRequest:
-    return LaunchRequest(**{"main": MAIN, "run_dir": RUN_DIR, **options})
+def request(*, n_workers: int | None = None, **options: Any) -> LaunchRequest:
+    roles = assign_roles((), n_workers)
+    return LaunchRequest(**{"main": MAIN, "run_dir": RUN_DIR, "roles": roles, **options})
 
 
-def test_named_roles_become_processes_in_order() -> None:
-    plans = plan_nodes(request(roles=parse_roles("learner=1,collector=2,evaluator")))
+def test_named_roles_become_nodes_in_order() -> None:
+    roles = assign_roles(parse_roles("learner=1,collector=2,evaluator"), None)
+    plans = plan_nodes(request(roles=roles))
     assert [plan.roles for plan in plans] == [
         ("learner",),
         ("collector",),
@@ -28,53 +37,76 @@ def test_named_roles_become_processes_in_order() -> None:
     ]
     assert [plan.node_id for plan in plans] == [0, 1, 2, 3]
     assert {plan.n_peers for plan in plans} == {3}
+    assert plans[0].run_roles == ("learner", "collector", "evaluator")
 
 
 @pytest.mark.parametrize(
     ("count", "roles"),
     [
-        (1, [()]),
-        (2, [("learner",), ("collector", "evaluator")]),
-        (4, [("learner",), ("collector",), ("collector",), ("evaluator",)]),
+        (1, ((),)),
+        (2, (("learner",), ("collector", "evaluator"))),
+        (4, (("learner",), ("collector",), ("collector",), ("evaluator",))),
     ],
 )
-def test_workers_without_named_roles_get_them_by_their_place(
-    count: int, roles: list[tuple[str, ...]]
+def test_without_named_roles_the_first_learns_and_the_last_evaluates(
+    count: int, roles: tuple[tuple[str, ...], ...]
 ) -> None:
-    assert [plan.roles for plan in plan_nodes(request(parallel_workers=count))] == roles
+    assert assign_roles((), count) == roles
 
 
-def test_in_a_star_the_others_wait_for_the_hub_only() -> None:
-    plans = plan_nodes(request(parallel_workers=4, topology="star"))
+def test_without_named_roles_all_hosts_together_have_one_learner() -> None:
+    hosts = [assign_roles((), 2, host=host, n_hosts=3) for host in range(3)]
+    assert hosts == [(("learner",), ("collector",)), COLLECTORS, (("collector",), ("evaluator",))]
+
+
+def test_in_a_star_the_others_wait_only_for_the_hub() -> None:
+    plans = plan_nodes(request(n_workers=4, topology="star"))
     assert [plan.n_peers for plan in plans] == [3, 1, 1, 1]
 
 
-def test_collectors_that_attach_wait_for_whom_they_dial() -> None:
+def test_collectors_that_join_wait_for_the_nodes_that_they_dial() -> None:
     plans = plan_nodes(
         request(
-            roles=(("collector", 2),),
+            roles=COLLECTORS,
             protocol="tcp",
             topology="alone",
             attach_to=("tcp://127.0.0.1:5000",),
+            joins=True,
             first_node_id=10,
         )
     )
-    assert [(p.node_id, p.dial, p.n_peers) for p in plans] == [
-        (10, ("tcp://127.0.0.1:5000",), 1),
-        (11, ("tcp://127.0.0.1:5000",), 1),
+    assert [(p.node_id, p.dial, p.n_peers, p.run_roles) for p in plans] == [
+        (10, ("tcp://127.0.0.1:5000",), 1, None),
+        (11, ("tcp://127.0.0.1:5000",), 1, None),
     ]
 
 
-def test_free_ports_are_used_where_none_is_named() -> None:
-    plans = plan_nodes(request(parallel_workers=2, protocol="tcp"), free_ports=[5001, 5002])
+def test_without_named_ports_free_ones_are_used() -> None:
+    plans = plan_nodes(request(n_workers=2, protocol="tcp"), free_ports=[5001, 5002])
     assert [plan.listen[-4:] for plan in plans] == ["5001", "5002"]
 
 
-def test_an_address_that_others_reach_needs_a_key() -> None:
-    local = plan_nodes(request(parallel_workers=2))
-    remote = plan_nodes(request(parallel_workers=2, protocol="tcp", address="10.0.0.1", ports=(5,)))
+def test_an_address_that_other_hosts_can_reach_needs_a_key() -> None:
+    local = plan_nodes(request(n_workers=2))
+    remote = plan_nodes(request(n_workers=2, protocol="tcp", address="10.0.0.1", ports=(5,)))
     assert not needs_key(local)
     assert needs_key(remote)
+
+
+@pytest.mark.parametrize(
+    ("roles", "n_workers", "message"),
+    [
+        ("", 0, "at least 1"),
+        ("learner=1", 4, "asks for 1 processes.*for 4"),
+        ("learner=0", None, "starts no process"),
+        ("colector=1", None, "did you mean collector"),
+    ],
+)
+def test_roles_that_cannot_be_assigned_are_refused(
+    roles: str, n_workers: int | None, message: str
+) -> None:
+    with pytest.raises(LaunchError, match=message):
+        assign_roles(parse_roles(roles), n_workers)
 
 
 @pytest.mark.parametrize(
@@ -82,33 +114,54 @@ def test_an_address_that_others_reach_needs_a_key() -> None:
     [
         ({"main": "train"}, "package.module.function"),
         ({"main": "a.b-c"}, "package.module.function"),
-        ({"parallel_workers": 0}, "at least 1"),
-        ({"roles": (("learner", 1),), "parallel_workers": 4}, "name 1 processes.*4"),
-        ({"roles": (("learner", 0),)}, "starts nothing"),
-        ({"roles": (("colector", 1),)}, "did you mean collector"),
-        ({"parallel_workers": 2, "node_ids": (1, 2, 3)}, "3 nodes for 2"),
-        ({"parallel_workers": 2, "node_ids": (1, 1)}, "twice"),
-        ({"ports": (5000,)}, "nothing with --protocol ipc"),
-        ({"address": "10.0.0.1"}, "does not leave this host"),
+        ({"n_workers": 2, "node_ids": (1, 2, 3)}, "3 ids for 2"),
+        ({"n_workers": 2, "node_ids": (1, 1)}, "twice"),
+        ({"ports": (5000,)}, "--protocol tcp"),
+        ({"address": "10.0.0.1"}, "--protocol tcp"),
         ({"topology": "ring"}, "ring"),
-        ({"protocol": "tcp", "ports": (5, 6, 7), "parallel_workers": 2}, "3 ports"),
-        ({"attach_to": ("nowhere",)}, "is no address"),
+        ({"protocol": "tcp", "ports": (5, 6, 7), "n_workers": 2}, "3 ports"),
+        ({"roles": COLLECTORS, "attach_to": ("nowhere",), "joins": True}, "nowhere"),
     ],
 )
-def test_options_that_cannot_work_together_are_refused_with_the_reason(
+def test_contradictory_options_are_refused_with_a_remedy(
     options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(LaunchError, match=message):
         plan_nodes(request(**options))
 
 
-def test_a_node_that_is_named_twice_is_attached_to_and_waited_for_once() -> None:
+LEARNER = (("learner",),)
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"roles": LEARNER * 2}, "learner=1 in --roles"),
+        ({"roles": (*LEARNER, ("learner", "collector"))}, "learner=1 in --roles"),
+        ({"roles": LEARNER, "elsewhere": (("collector",), *LEARNER)}, "--platform-spec"),
+    ],
+)
+def test_a_run_with_two_learners_is_refused(options: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(LaunchError, match=f"2 learners.*{remedy}"):
+        plan_nodes(request(**options))
+
+
+@pytest.mark.parametrize("roles", [LEARNER, ((),)])
+def test_a_second_learner_cannot_join_a_run(roles: tuple[tuple[str, ...], ...]) -> None:
+    address = "tcp://127.0.0.1:5000"
+    with pytest.raises(LaunchError, match="--roles collector=2"):
+        plan_nodes(request(roles=roles, attach_to=(address,), joins=True))
+
+
+def test_a_peer_that_is_named_twice_is_dialled_and_awaited_once() -> None:
     address = "tcp://10.0.0.1:25515"
-    (plan,) = plan_nodes(request(topology="alone", attach_to=(address, address)))
+    (plan,) = plan_nodes(
+        request(roles=COLLECTORS[:1], topology="alone", attach_to=(address, address), joins=True)
+    )
     assert (plan.dial, plan.n_peers) == ((address,), 1)
 
 
 @pytest.mark.parametrize("text", ["learner=x", "=1", "learner 1", "learner=1,learner=2"])
-def test_a_list_of_roles_that_cannot_be_read_is_refused(text: str) -> None:
+def test_malformed_roles_are_refused(text: str) -> None:
     with pytest.raises(LaunchError, match="--roles"):
         parse_roles(text)

@@ -1,4 +1,4 @@
-"""Platforms: recorded environments of Slurm and Kubernetes."""
+"""Placement from recorded environments of Slurm and Kubernetes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ K8S_SET = {
 }
 
 
-def test_slurm_tells_the_place_and_the_hosts() -> None:
+def test_slurm_gives_the_index_and_the_hosts() -> None:
     placement = place("slurm", SLURM)
     assert (placement.index, placement.count) == (1, 3)
     assert (placement.address, placement.first_address) == ("gpu02", "gpu01")
@@ -40,18 +40,18 @@ def test_slurm_tells_the_place_and_the_hosts() -> None:
     assert place("slurm", SLURM | {"SLURM_PROCID": "0"}).attach_to == ()
 
 
-def test_hosts_that_talk_in_secret_dial_in_secret() -> None:
+def test_hosts_that_use_tls_dial_over_tls() -> None:
     placement = place("slurm", SLURM, scheme="tls+tcp")
     assert placement.attach_to == ("tls+tcp://gpu01:25515",)
 
 
-def test_an_indexed_job_of_kubernetes_tells_the_place() -> None:
+def test_an_indexed_job_of_kubernetes_gives_the_index() -> None:
     placement = place("k8s", K8S_JOB, port=6000)
     assert (placement.index, placement.count, placement.address) == (2, 3, "10.8.0.12")
     assert placement.attach_to == ("tcp://train-0.train.rl.svc.cluster.local:6000",)
 
 
-def test_a_stateful_set_of_kubernetes_tells_the_place() -> None:
+def test_a_stateful_set_of_kubernetes_gives_the_index() -> None:
     placement = place("k8s", K8S_SET)
     assert (placement.index, placement.address) == (0, "train-0.train")
 
@@ -70,7 +70,7 @@ def test_without_a_platform_there_is_one_launcher() -> None:
         ("r[1-2]-ib", ["r1-ib", "r2-ib"]),
     ],
 )
-def test_lists_of_hosts_are_expanded(text: str, hosts: list[str]) -> None:
+def test_host_lists_are_expanded(text: str, hosts: list[str]) -> None:
     assert expand_slurm_hosts(text) == hosts
 
 
@@ -78,15 +78,17 @@ def test_lists_of_hosts_are_expanded(text: str, hosts: list[str]) -> None:
     ("platform", "env", "message"),
     [
         ("slurm", {}, "SLURM_PROCID is not set"),
-        ("slurm", SLURM | {"SLURM_PROCID": "x"}, "is no number"),
+        ("slurm", SLURM | {"SLURM_PROCID": "x"}, "is not a number"),
         ("slurm", SLURM | {"SLURM_PROCID": "3"}, "does not fit"),
         ("slurm", SLURM | {"SLURM_NTASKS": "6"}, "6 tasks on 3 hosts"),
-        ("slurm", SLURM | {"SLURM_JOB_NODELIST": "a[x-y]"}, "no range"),
+        ("slurm", SLURM | {"SLURM_JOB_NODELIST": "a[x-y]"}, "not a range"),
         ("k8s", {"DITASK_REPLICAS": "2", "HOSTNAME": "pod"}, "JOB_COMPLETION_INDEX"),
         ("k8s", K8S_JOB | {"DITASK_REPLICAS": "2"}, "does not fit"),
         ("k8s", {k: v for k, v in K8S_SET.items() if k != "DITASK_SERVICE"}, "DITASK_SERVICE"),
     ],
 )
-def test_what_is_missing_is_named(platform: str, env: dict[str, str], message: str) -> None:
+def test_missing_and_malformed_variables_are_named(
+    platform: str, env: dict[str, str], message: str
+) -> None:
     with pytest.raises(LaunchError, match=message):
         place(platform, env)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The folder in memory of a run: who may enter it, and when it goes."""
+"""The shared-memory folder of a run: its permissions, and when it is removed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from dmiddleware.launch.shared_folder import shared_folder
 
 
-def test_only_this_user_can_enter_it_and_nothing_of_it_stays(tmp_path: Path) -> None:
+def test_only_this_user_can_enter_it_and_it_is_removed(tmp_path: Path) -> None:
     with shared_folder(tmp_path) as folder:
         assert folder is not None and folder.parent == tmp_path
         assert folder.stat().st_mode & 0o777 == 0o700
@@ -20,20 +20,20 @@ def test_only_this_user_can_enter_it_and_nothing_of_it_stays(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_of_it_stays_after_an_error(tmp_path: Path) -> None:
+def test_it_is_removed_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), shared_folder(tmp_path):
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
 
 
-def test_runs_beside_each_other_leave_each_other_alone(tmp_path: Path) -> None:
+def test_concurrent_runs_have_separate_folders(tmp_path: Path) -> None:
     with shared_folder(tmp_path) as one, shared_folder(tmp_path) as other:
         assert one is not None and one.is_dir()
         assert other is not None and other.is_dir()
         assert one != other
 
 
-def test_where_there_is_no_such_place_there_is_no_folder(tmp_path: Path) -> None:
+def test_without_a_usable_parent_there_is_no_folder(tmp_path: Path) -> None:
     with shared_folder(tmp_path / "nowhere") as folder:
         assert folder is None
     with shared_folder(None) as folder:
@@ -41,7 +41,7 @@ def test_where_there_is_no_such_place_there_is_no_folder(tmp_path: Path) -> None
 
 
 @pytest.mark.process
-def test_what_a_killed_run_has_left_goes_with_the_next_one(tmp_path: Path) -> None:
+def test_the_next_run_removes_what_a_killed_run_left(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys; from pathlib import Path\n"
         "from dmiddleware.launch.shared_folder import shared_folder\n"
@@ -56,7 +56,7 @@ def test_what_a_killed_run_has_left_goes_with_the_next_one(tmp_path: Path) -> No
         assert not left.exists()
 
 
-def test_what_is_not_a_runs_folder_is_left_alone(tmp_path: Path) -> None:
+def test_folders_of_other_programs_are_kept(tmp_path: Path) -> None:
     (tmp_path / "others").mkdir()
     (tmp_path / "ditask-file").touch()
     (tmp_path / "ditask-without-lock").mkdir()

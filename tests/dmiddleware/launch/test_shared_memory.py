@@ -1,4 +1,4 @@
-"""ditask's processes lay large arrays in shared memory, and leave none of it behind."""
+"""ditask with shared memory: nodes exchange large arrays through it and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.dmiddleware.launch import ditask_process
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
-# The learner ends when ten arrays have come; it tells whether they lay in shared memory.
+# The learner stops after ten arrays and reports whether they were in shared memory.
 PROGRAM = """
     import sys, threading
     import numpy as np
@@ -21,14 +21,14 @@ PROGRAM = """
     from dmiddleware import Context, Role, Task, middleware
 
     def is_shared(array):
-        place = array.__array_interface__["data"][0]
+        address = array.__array_interface__["data"][0]
         for line in Path("/proc/self/maps").read_text().splitlines():
             start, _, end = line.split()[0].partition("-")
-            if int(start, 16) <= place < int(end, 16):
+            if int(start, 16) <= address < int(end, 16):
                 return ".slab" in line
 
     def main(needed=10):
-        came = []
+        arrived = []
         with Task(Context()) as task:
 
             @middleware(roles=[Role.COLLECTOR])
@@ -40,14 +40,14 @@ PROGRAM = """
             @middleware(roles=[Role.LEARNER])
             def learn(ctx):
                 threading.Event().wait(0.01)
-                if len(came) >= needed:
-                    ctx.task.stop(f"{set(came)}")
+                if len(arrived) >= needed:
+                    ctx.task.stop(f"{set(arrived)}")
 
             def on_array(array):
                 assert (array == array[0]).all()
-                came.append(is_shared(array))
-                if len(came) == 1:
-                    print("going on", flush=True)
+                arrived.append(is_shared(array))
+                if len(arrived) == 1:
+                    print("got one", flush=True)
 
             if task.has_role(Role.LEARNER):
                 task.on("array", on_array)
@@ -72,7 +72,9 @@ def start(folder: Path, main: str, *options: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("protocol", ["ipc", "tcp"])
-def test_arrays_lie_in_shared_memory_and_nothing_of_it_stays(folder: Path, protocol: str) -> None:
+def test_arrays_are_in_shared_memory_which_is_removed_at_the_end(
+    folder: Path, protocol: str
+) -> None:
     options = ("--protocol", protocol, "--shared-memory", "memory")
     with start(folder, "program.main", *options) as launcher:
         text, _ = launcher.communicate(timeout=80)
@@ -88,17 +90,17 @@ def test_without_a_folder_arrays_are_sent(folder: Path) -> None:
     assert "ended: {False}" in text or "ended: {None}" in text
 
 
-def test_shared_memory_is_used_unless_it_is_said_otherwise(folder: Path) -> None:
+def test_shared_memory_is_used_by_default(folder: Path) -> None:
     with start(folder, "program.main") as launcher:
         text, _ = launcher.communicate(timeout=80)
     assert "ended: {True}" in text
 
 
-def test_what_a_killed_run_leaves_is_swept_by_the_next(folder: Path) -> None:
+def test_the_next_run_removes_the_arrays_of_a_killed_run(folder: Path) -> None:
     options = ("--shared-memory", "memory")
     with start(folder, "program.forever", *options) as launcher:
         assert launcher.stdout is not None
-        assert any("going on" in line for line in launcher.stdout)
+        assert any("got one" in line for line in launcher.stdout)
         workers = psutil.Process(launcher.pid).children()
         for process in (launcher, *workers):
             process.kill()

@@ -1,4 +1,4 @@
-"""The supervisor, in this process, with one real process to watch over."""
+"""The supervisor, in this process, with real node processes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dmiddleware.launch.plan import NodePlan
-from dmiddleware.launch.status import NodeConfig
+from dmiddleware.launch.plan import NodeConfig, NodePlan
 from dmiddleware.launch.supervisor import Child, Supervisor, SupervisorOptions
 
 PROGRAM = """
@@ -37,7 +36,7 @@ PROGRAM = """
 
 
 class SignallingDisplay:
-    """Gets signals just while it shows a line, as a person's Ctrl-C may come at any time."""
+    """Sends signals to this process while it shows a line, as Ctrl-C may come at any time."""
 
     def __init__(self, *numbers: signal.Signals) -> None:
         self.numbers = list(numbers)
@@ -51,7 +50,7 @@ class SignallingDisplay:
         self.busy = False
 
     def note(self, text: str) -> None:
-        # As a buffered stream does.
+        # Buffered streams refuse reentrant calls, too.
         if self.busy:
             raise RuntimeError("reentrant call")
         self.notes.append(text)
@@ -60,7 +59,7 @@ class SignallingDisplay:
 
 
 class WaitingDisplay(SignallingDisplay):
-    """Looks away until the first process has ended, and lets the others end after that."""
+    """Blocks until the first process has ended, and only then lets the others end."""
 
     def __init__(self, end: Path) -> None:
         super().__init__()
@@ -80,58 +79,43 @@ class WaitingDisplay(SignallingDisplay):
 def supervise(folder: Path, display: SignallingDisplay, *functions: str) -> int:
     (folder / "program.py").write_text(textwrap.dedent(PROGRAM))
     configs = [
-        NodeConfig(
-            main=f"program.{function}",
-            package=str(folder),
-            run_id="run",
-            node_id=node_id,
-            roles=[],
-            labels=[],
-            listen="",
-            dial=[],
-            n_peers=0,
-            start_timeout_s=60.0,
-            key_hex="",
-            tls=None,
-            status_fd=-1,
-        )
+        NodeConfig(plan=NodePlan(node_id), main=f"program.{function}", package=str(folder))
         for node_id, function in enumerate(functions or ["forever"])
     ]
-    plans = [
-        NodePlan(node_id=one.node_id, roles=(), labels=(), listen="", dial=(), n_peers=0)
-        for one in configs
-    ]
-    return Supervisor(configs, plans, options=SupervisorOptions(), display=display).run()
+    return Supervisor(configs, options=SupervisorOptions(), display=display).run()
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_that_comes_while_a_line_is_shown_ends_the_run_in_order(
-    tmp_path: Path, number: signal.Signals, code: int
+@pytest.mark.parametrize(
+    ("number", "code", "name"),
+    [(signal.SIGINT, 130, "SIGINT (Ctrl-C)"), (signal.SIGTERM, 143, "SIGTERM")],
+)
+def test_a_signal_during_a_print_ends_the_run_in_order(
+    tmp_path: Path, number: signal.Signals, code: int, name: str
 ) -> None:
     display = SignallingDisplay(number)
     before = signal.getsignal(number)
     assert supervise(tmp_path, display) == code
-    assert display.notes == [f"ending the run: received {number.name}"]
+    assert display.notes == [f"stopping the run: received {name}"]
     assert signal.getsignal(number) is before
 
 
 @pytest.mark.process
-def test_asked_twice_by_ctrl_c_nobody_is_waited_for(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_kills_the_nodes_at_once(tmp_path: Path) -> None:
     display = SignallingDisplay(signal.SIGINT, signal.SIGINT)
     assert supervise(tmp_path, display) == 130
     assert "node 0 (all roles) did not end within 20 s; killed" in display.notes
 
 
 @pytest.mark.process
-def test_the_last_words_of_one_process_are_read_while_another_speaks(tmp_path: Path) -> None:
+def test_the_last_output_of_a_node_is_read_while_another_prints(tmp_path: Path) -> None:
     display = WaitingDisplay(tmp_path / "end")
     assert supervise(tmp_path, display, "speak_once", "speak_on") == 0
     assert (0, "last words") in display.said
 
 
 @pytest.mark.process
-def test_the_launcher_itself_needs_nothing_that_takes_long_to_load() -> None:
+def test_the_command_line_imports_nothing_slow() -> None:
     code = (
         "import sys, dmiddleware.launch.cli\n"
         "heavy = {'torch', 'treetensor', 'rich', 'pynng', 'msgspec'} & set(sys.modules)\n"

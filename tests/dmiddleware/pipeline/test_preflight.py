@@ -18,6 +18,7 @@ from dmiddleware import (
     produced,
     renewed,
 )
+from dmiddleware.pipeline import CurrentNode, running_as
 
 
 def part(name="part", **declared):
@@ -196,16 +197,24 @@ def test_an_empty_chain_is_refused():
     assert "it is empty; give it something to do" in problem
 
 
-def test_every_role_of_the_task_needs_a_part():
+def test_every_role_of_the_task_needs_middleware():
     collector = part("collect", roles=(Role.COLLECTOR,), writes=("trajectories",))
     assert problems_of(collector, roles=("collector",)) == []
-    problems = problems_of(collector, roles=("collector", "learner"))
-    assert (
-        "the task has the role 'learner', but no middleware of the chain is for it" in problems[0]
-    )
-    assert "it has parts for collector" in problems[0]
-    (problem,) = problems_of(part(), roles=(Role.LEARNER,))
-    assert "(it has none)" in problem
+    (problem,) = problems_of(collector, roles=("collector", "learner"))
+    assert "role 'learner', but the chain has middleware only for collector" in problem
+
+
+def test_a_chain_without_roles_runs_in_every_role():
+    assert problems_of(part(), roles=(Role.LEARNER,)) == []
+
+
+def test_a_chain_with_a_learner_part_needs_a_learner_in_the_run():
+    chain = (part("act", roles=(Role.COLLECTOR,)), part("learn", roles=(Role.LEARNER,)))
+    for run_roles, n_problems in ((("collector",), 1), (("collector", "learner"), 0), (None, 0)):
+        with running_as(CurrentNode(roles=("collector",), run_roles=run_roles)):
+            problems = problems_of(*chain)
+        assert len(problems) == n_problems
+        assert all("--roles learner=1" in problem for problem in problems)
 
 
 def test_a_role_no_one_plays_is_refused_when_it_looks_like_a_slip():
