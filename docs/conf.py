@@ -29,8 +29,8 @@ templates_path: list[str] = []
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3
 
-# The public names of a module, in the order in which it lists them, with the types in the
-# signature: the docstrings do not repeat them.
+# Public names appear in source order. Types are in the signatures only; docstrings do not repeat
+# them.
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -51,12 +51,12 @@ html_theme_options = {"navigation_with_keys": True}
 html_show_sourcelink = False
 
 # Aliases and registries have their docstring below the assignment, in the module that defines them.
-# Autodoc looks for it in the package that exports them, and finds nothing; so we tell it.
-PACKAGES = ("pipeline", "router", "data", "env", "policy", "model", "rl", "worker")
+# Autodoc only looks in the package that exports them, so we pass the docstrings on.
+PACKAGES = ("pipeline", "router", "data", "env", "policy", "model", "rl", "rollout", "worker")
 
 
 def documented_data(folder: Path) -> dict[str, str]:
-    """Return the docstrings of all names that are assigned in the modules of a package."""
+    """Return the docstrings of all names that a package's modules assign."""
     found = {}
     for path in sorted(folder.rglob("*.py")):
         body = ast.parse(path.read_text(encoding="utf-8")).body
@@ -69,7 +69,7 @@ def documented_data(folder: Path) -> dict[str, str]:
     return found
 
 
-def tell_autodoc(app):
+def add_docstrings_of_data(app):
     for package in PACKAGES:
         analyzer = ModuleAnalyzer.for_module(f"dmiddleware.{package}")
         analyzer.analyze()
@@ -78,10 +78,10 @@ def tell_autodoc(app):
 
 
 def skip_tuple_fields(app, what, name, obj, skip, options):
-    # The fields of a named tuple stand in the docstring of its class.
+    # The docstring of a named tuple describes its fields.
     return True if type(obj).__name__ == "_tuplegetter" else None
 
 
 def setup(app):
-    app.connect("builder-inited", tell_autodoc)
+    app.connect("builder-inited", add_docstrings_of_data)
     app.connect("autodoc-skip-member", skip_tuple_fields)
