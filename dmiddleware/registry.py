@@ -14,10 +14,30 @@ __all__ = ["Registry", "nearest", "import_modules"]
 T = TypeVar("T")
 V = TypeVar("V")
 
+# The similarity of two names from which on one is a typo of the other.
+_TYPO = 0.75
+
 
 def nearest(name: str, known: Iterable[str], *, n: int = 3) -> list[str]:
-    """Return up to ``n`` of the known names that look most like ``name``, best first."""
-    return difflib.get_close_matches(name, list(known), n=n, cutoff=0.5)
+    """Return up to ``n`` of the known names for which ``name`` is probably a typo, best first.
+
+    Of dotted names the last parts are compared. A name that is merely similar is left out, since no
+    suggestion is better than a wrong one.
+    """
+    wanted = _leaf(name)
+    scores = {other: _similarity(wanted, _leaf(other)) for other in known}
+    close = [other for other, score in scores.items() if score >= _TYPO]
+    return sorted(close, key=lambda other: -scores[other])[:n]
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2].lower()
+
+
+def _similarity(name: str, other: str) -> float:
+    if len(name) > 3 and other.startswith(f"{name}_"):
+        return 1.0  # "discount" for "discount_factor"
+    return difflib.SequenceMatcher(a=other, b=name, autojunk=False).ratio()
 
 
 def import_modules(names: Iterable[str]) -> None:

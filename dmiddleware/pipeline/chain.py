@@ -15,6 +15,7 @@ from dmiddleware.errors import WaitTimeout
 from dmiddleware.pipeline.context import Context
 from dmiddleware.pipeline.middleware import (
     check_middleware,
+    declared,
     middleware_location,
     middleware_name,
     string_tuple,
@@ -135,7 +136,7 @@ class PlanItem:
     @property
     def label(self) -> str:
         """How messages name it."""
-        return f"middleware {self.path} ({self.name})"
+        return f"middleware {self.path} ({self.name})" if self.path else f"middleware {self.name}"
 
     @property
     def location(self) -> str:
@@ -155,17 +156,45 @@ class PlanItem:
     @property
     def reads(self) -> tuple[str, ...]:
         """The fields that it declares to read."""
-        return string_tuple(getattr(self.entry.middleware, "reads", ()))
+        return string_tuple(self._declared("reads"))
 
     @property
     def writes(self) -> tuple[str, ...]:
         """The fields that it declares to write."""
-        return string_tuple(getattr(self.entry.middleware, "writes", ()))
+        return string_tuple(self._declared("writes"))
 
     @property
     def receives(self) -> tuple[str, ...]:
         """The fields that it declares to set when there are other processes."""
-        return string_tuple(getattr(self.entry.middleware, "receives", ()))
+        return string_tuple(self._declared("receives"))
+
+    @property
+    def declares_fields(self) -> bool:
+        """Whether it declares any fields, and so probably all that it writes."""
+        return bool(self.reads or self.writes or self.receives)
+
+    @property
+    def owns(self) -> tuple[object, ...]:
+        """The objects that only one middleware of a chain may use."""
+        return tuple(self._declared("owns"))
+
+    @property
+    def fills(self) -> tuple[object, ...]:
+        """The stores to which it declares to add data."""
+        return tuple(self._declared("fills"))
+
+    @property
+    def draws_from(self) -> tuple[object, ...]:
+        """The stores from which it declares to take data."""
+        return tuple(self._declared("draws_from"))
+
+    @property
+    def last_step(self) -> bool:
+        """Whether it only observes, and also runs in the steps after a stop."""
+        return bool(declared(self.entry.middleware, "last_step", False))
+
+    def _declared(self, name: str) -> Any:
+        return declared(self.entry.middleware, name, ())
 
 
 def make_entry(mw: Any, *, roles: Iterable[str] | None = None, lock: Lock | None = None) -> Entry:
@@ -184,82 +213,83 @@ def make_entry(mw: Any, *, roles: Iterable[str] | None = None, lock: Lock | None
         given = wrapped.roles if roles is None else string_tuple(roles)
         return Entry(wrapped.middleware, given, lock if lock is not None else wrapped.lock)
     check_middleware(mw)
-    declared = getattr(mw, "roles", ()) if roles is None else roles
-    return Entry(mw, string_tuple(declared), lock)
+    return Entry(mw, string_tuple(declared(mw, "roles", ()) if roles is None else roles), lock)
 
 
-def make_plan(entries: Sequence[Entry], roles: frozenset[str]) -> tuple[PlanItem, ...]:
-    """Number the entries, and tell which are active.
+def make_plan(
+    entries: Sequence[Entry], roles: frozenset[str], *, by_hand: bool = False
+) -> tuple[PlanItem, ...]:
+    """Number the entries, and find out which are active.
 
     Args:
         entries: the chain.
         roles: the task's; none means that everything is active.
+        by_hand: whether they are called by hand, and so have no numbers in the chain.
     """
     return tuple(
-        _make_item(entry, str(number), roles, within_active=True)
+        _make_item(entry, "" if by_hand else str(number), roles, within_active=True)
         for number, entry in enumerate(entries, start=1)
     )
 
 
-def leaves(nodes: Iterable[PlanItem]) -> Iterator[PlanItem]:
-    """Yield the nodes that are no groups, in order."""
-    for node in nodes:
-        if node.is_group:
-            yield from leaves(node.children)
+def leaves(items: Iterable[PlanItem]) -> Iterator[PlanItem]:
+    """Yield the items that are not groups, in order."""
+    for item in items:
+        if item.is_group:
+            yield from leaves(item.children)
         else:
-            yield node
+            yield item
 
 
 class Compiler:
-    """Makes steps of nodes.
+    """Turns items of a plan into chains.
 
     Args:
         wrappers: applied to every middleware, the first innermost.
         lock_timeout_s: the most seconds that a middleware waits for its lock.
+        on_branches: called with the :class:`Branches` of each parallel, which must be closed.
     """
 
     def __init__(
-        self, wrappers: Sequence[Callable[[Any], Any]] = (), *, lock_timeout_s: float
+        self,
+        wrappers: Sequence[Callable[[Any], Any]] = (),
+        *,
+        lock_timeout_s: float,
+        on_branches: Callable[[Branches], object],
     ) -> None:
         self._wrappers = tuple(wrappers)
         self._lock_timeout_s = lock_timeout_s
-        self._branches: list[Branches] = []
+        self._on_branches = on_branches
 
-    def compile(self, nodes: Iterable[PlanItem]) -> Chain:
-        """Return the chain of the active nodes."""
-        return Chain(self._members(nodes))
+    def compile(self, items: Iterable[PlanItem]) -> Chain:
+        """Return the chain of the active items."""
+        return Chain(self._members(items))
 
-    def close(self) -> None:
-        """End the threads of what was compiled."""
-        for branches in self._branches:
-            branches.close()
-        self._branches.clear()
-
-    def _members(self, nodes: Iterable[PlanItem]) -> Iterator[CompiledMiddleware]:
-        for node in nodes:
-            if not node.active:
+    def _members(self, items: Iterable[PlanItem]) -> Iterator[CompiledMiddleware]:
+        for item in items:
+            if not item.active:
                 continue
-            if node.is_group and not node.is_parallel and node.entry.lock is None:
-                # Its members' way back is a part of the chain's own.
-                yield from self._members(node.children)
+            if item.is_group and not item.is_parallel and item.entry.lock is None:
+                # The way back of its members is part of that of the chain.
+                yield from self._members(item.children)
             else:
-                yield CompiledMiddleware(self._locked(node, self._call(node)), node.label)
+                yield CompiledMiddleware(self._locked(item, self._call(item)), item.label)
 
-    def _call(self, node: PlanItem) -> Callable[[Any], object]:
-        if node.is_parallel:
-            chains = [Chain(self._members((child,))) for child in node.children]
-            branches = Branches([chain for chain in chains if chain.members], node.label)
-            self._branches.append(branches)
+    def _call(self, item: PlanItem) -> Callable[[Any], object]:
+        if item.is_parallel:
+            chains = [Chain(self._members((child,))) for child in item.children]
+            branches = Branches([chain for chain in chains if chain.members], item.label)
+            self._on_branches(branches)
             return branches.middleware
-        if node.is_group:
-            return Chain(self._members(node.children)).middleware
-        call = node.entry.middleware
+        if item.is_group:
+            return Chain(self._members(item.children)).middleware
+        call = item.entry.middleware
         for wrapper in self._wrappers:
             call = wrapper(call)
         return call  # type: ignore[no-any-return]
 
-    def _locked(self, node: PlanItem, call: Callable[[Any], object]) -> Callable[[Any], object]:
-        lock, timeout_s = node.entry.lock, self._lock_timeout_s
+    def _locked(self, item: PlanItem, call: Callable[[Any], object]) -> Callable[[Any], object]:
+        lock, timeout_s = item.entry.lock, self._lock_timeout_s
         if lock is None:
             return call
 
@@ -267,8 +297,8 @@ class Compiler:
         def hold(ctx: object, direction: str) -> Iterator[None]:
             if not lock.acquire(timeout=timeout_s):
                 raise WaitTimeout(
-                    f"{node.label} waited {timeout_s:g} s for its lock, which another middleware "
-                    "holds; allow more with Task(lock_timeout_s=...) or let them not share it"
+                    f"{item.label} waited {timeout_s:g} s for its lock, which another middleware "
+                    "holds; raise Task(lock_timeout_s=...) or use different locks"
                 )
             try:
                 yield
@@ -485,7 +515,7 @@ def _make_item(entry: Entry, path: str, roles: frozenset[str], *, within_active:
     active = within_active and (not roles or not entry.roles or not roles.isdisjoint(entry.roles))
     members = entry.middleware.entries if isinstance(entry.middleware, Group) else ()
     children = tuple(
-        _make_item(member, f"{path}.{number}", roles, within_active=active)
+        _make_item(member, f"{path}.{number}".lstrip("."), roles, within_active=active)
         for number, member in enumerate(members, start=1)
     )
     return PlanItem(entry, path, active, children)

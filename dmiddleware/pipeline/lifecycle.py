@@ -2,72 +2,94 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from dmiddleware.errors import CheckpointMismatch
+from dmiddleware.pipeline.onion import SkipRest
 
 __all__ = ["Lifecycle"]
+
+
+_METHODS = ("setup", "close", "state_dict", "pending_steps")
+
+
+@dataclass(slots=True)
+class _Member:
+    label: str
+    subject: Any
+    is_active: bool = False
+    is_ready: bool = False
 
 
 class Lifecycle:
     """Sets up, saves, loads and closes objects, in the order in which they were added.
 
-    An object that was added twice is treated once. Methods that it lacks are passed over.
+    An object that is added twice is handled once, and one without any of these methods is not
+    stored at all. Methods that an object lacks are skipped.
     """
 
     def __init__(self) -> None:
-        self._members: list[tuple[str, Any]] = []
-        self._known: set[int] = set()
-        self._ready: set[int] = set()
+        self._members: dict[int, _Member] = {}
+        self._pending: list[_Member] = []
         self._names: Counter[str] = Counter()
+        self._lock = threading.RLock()
 
-    def add(self, name: str, member: object) -> None:
-        """Add an object; it is closed in the end, whether or not it is ever set up.
+    def add(self, name: str, subject: object, *, active: bool = True) -> None:
+        """Add an object; it is closed at the end even if it was never set up.
 
         Args:
-            name: how messages, and the keys of the state, name it; a number is appended to the
-                second object of one name.
-            member: the object.
+            name: names it in messages and in the state; a number is appended to the second object
+                with the same name.
+            subject: the object.
+            active: whether :meth:`set_up` sets it up; once active, it stays so.
         """
-        if id(member) in self._known:
+        if not any(_method(subject, method) for method in _METHODS):
             return
-        self._known.add(id(member))
-        self._names[name] += 1
-        count = self._names[name]
-        self._members.append((name if count == 1 else f"{name}#{count}", member))
+        with self._lock:
+            member = self._members.get(id(subject))
+            if member is None:
+                self._names[name] += 1
+                count = self._names[name]
+                member = _Member(name if count == 1 else f"{name}#{count}", subject)
+                self._members[id(subject)] = member
+            if active and not member.is_active:
+                member.is_active = True
+                self._pending.append(member)
 
-    def set_up(self, task: object, *, silent: Collection[int] = ()) -> None:
-        """Call ``setup(task)`` of every object that was not set up before.
-
-        Args:
-            task: what to give them.
-            silent: the ``id`` of objects to leave out.
+    def set_up(self, task: object) -> None:
+        """Call ``setup(task)`` of every active object that was not set up before.
 
         Raises:
             BaseException: what a ``setup`` raises, with a note that names the object.
         """
-        for label, member in tuple(self._members):
-            if id(member) in self._ready or id(member) in silent:
-                continue
-            # Before the call: a set-up that failed half way is not repeated.
-            self._ready.add(id(member))
-            setup = _method(member, "setup")
-            if setup is None:
-                continue
-            try:
-                setup(task)
-            except BaseException as error:
-                error.add_note(f"in the set-up of {label}")
-                raise
+        if not self._pending:
+            return
+        with self._lock:
+            while self._pending:
+                member = self._pending.pop(0)
+                # Before the call: a set-up that failed half way is not repeated.
+                member.is_ready = True
+                setup = _method(member.subject, "setup")
+                if setup is None:
+                    continue
+                try:
+                    setup(task)
+                except SkipRest:
+                    pass  # it was waiting for something when the task was stopped
+                except BaseException as error:
+                    error.add_note(f"in the set-up of {member.label}")
+                    raise
 
     def pending_steps(self) -> int:
-        """Return how many more steps the objects need to hand out what they hold."""
+        """Return how many more steps the objects need to deliver what they have received."""
         counts = (
-            _method(member, "pending_steps")
-            for _, member in self._members
-            if id(member) in self._ready
+            _method(member.subject, "pending_steps")
+            for member in self._members.values()
+            if member.is_ready
         )
         return max((count() for count in counts if count is not None), default=0)
 
@@ -79,7 +101,7 @@ class Lifecycle:
         """Restore what :meth:`state_dict` returned.
 
         Raises:
-            CheckpointMismatch: if the objects are others than those that were saved; nothing is
+            CheckpointMismatch: if the objects differ from those that were saved; nothing is
                 restored then.
         """
         stateful = self._stateful()
@@ -87,10 +109,10 @@ class Lifecycle:
         if labels != set(state):
             missing, left = sorted(labels - set(state)), sorted(set(state) - labels)
             raise CheckpointMismatch(
-                "the state belongs to another chain: "
+                "the state was saved from another chain: "
                 + "; ".join(
                     f"{what} {', '.join(names)}"
-                    for what, names in (("it lacks", missing), ("it has besides", left))
+                    for what, names in (("it lacks", missing), ("it also has", left))
                     if names
                 )
                 + ". Build the same chain as the one that was saved."
@@ -102,28 +124,28 @@ class Lifecycle:
         """Close every object in reverse order, and forget them all.
 
         Returns:
-            What was raised meanwhile; the others were closed all the same.
+            The errors that they raised; one error does not keep the others from being closed.
         """
         errors: list[BaseException] = []
         while self._members:
-            label, member = self._members.pop()
-            close = _method(member, "close")
+            _, member = self._members.popitem()
+            close = _method(member.subject, "close")
             if close is None:
                 continue
             try:
                 close()
             except BaseException as error:  # noqa: BLE001 (the task raises them all)
-                error.add_note(f"while {label} was closed")
+                error.add_note(f"while {member.label} was being closed")
                 errors.append(error)
         return errors
 
     def _stateful(self) -> list[tuple[str, Any]]:
         return [
-            (label, member)
-            for label, member in self._members
-            if id(member) in self._ready
-            and _method(member, "state_dict") is not None
-            and _method(member, "load_state_dict") is not None
+            (member.label, member.subject)
+            for member in self._members.values()
+            if member.is_ready
+            and _method(member.subject, "state_dict") is not None
+            and _method(member.subject, "load_state_dict") is not None
         ]
 
 

@@ -1,4 +1,4 @@
-"""Middleware: what may be used in a chain, and what it declares about itself."""
+"""Middleware: what can be used in a chain, and what it declares about itself."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ __all__ = [
     "Role",
     "Wrapper",
     "middleware",
+    "declared",
+    "middleware_object",
     "check_middleware",
     "middleware_name",
     "middleware_location",
@@ -29,13 +31,14 @@ Middleware: TypeAlias = Callable[[C], Iterator[None] | None]
 """Any callable that takes the context; with one ``yield``, the rest runs on the way back."""
 
 Wrapper: TypeAlias = Callable[[Middleware[C]], Middleware[C]]
-"""Takes a middleware and returns one that does the same and something around it."""
+"""Takes a middleware and returns one that does the same, with something added around it."""
 
 _FACTORY = "__middleware_factory__"
+_MISSING: Any = object()
 
 
 class Role(StrEnum):
-    """The part that a process plays in a run; own roles are members of an own ``StrEnum``."""
+    """The part that a process plays in a run; define custom roles as a ``StrEnum`` of your own."""
 
     LEARNER = "learner"
     COLLECTOR = "collector"
@@ -47,23 +50,30 @@ def middleware(
     roles: Iterable[str] = (),
     reads: Iterable[str] = (),
     writes: Iterable[str] = (),
+    owns: Iterable[object] = (),
+    fills: Iterable[object] = (),
+    draws_from: Iterable[object] = (),
     last_step: bool = False,
     factory: bool = False,
 ) -> Callable[[F], F]:
     """Declare what a middleware is for, what it reads and what it writes.
 
-    The declarations become the attributes ``roles``, ``reads``, ``writes`` and ``last_step`` of
-    what is decorated; a class may just as well define them itself. They are what the check before
-    the first step, and ``task.describe()``, go by.
+    Each declaration becomes an attribute of the decorated object; a class may also define these
+    attributes itself. The check before the first step and ``task.describe()`` use them. Functions,
+    methods and classes can be decorated, and a ``functools.partial`` of a declared function has its
+    declarations.
 
     Args:
         roles: the roles in which it is active; none means all.
         reads: fields of the context that must have been written before it runs.
         writes: fields of the context that it sets.
-        last_step: it only looks at what others do, such as a logger, and takes part in the steps
-            that follow a stop, in which an exchange hands out what peers had sent before.
-        factory: what is decorated is a function that returns the middleware; the declarations go to
-            each one that it returns.
+        owns: objects that only one middleware of a chain may use: env managers, run folders.
+        fills: stores, such as buffers, to which it adds data.
+        draws_from: stores from which it takes data, and which some middleware must fill.
+        last_step: True if it only observes, as a logger does. It then also runs in the steps after
+            a stop, in which an exchange delivers what peers had sent before.
+        factory: True if the decorated function returns the middleware; each one that it returns
+            gets the declarations.
 
     Example:
         >>> @middleware(roles=(Role.LEARNER,), reads=("train_data",), writes=("train_output",))
@@ -71,20 +81,23 @@ def middleware(
         >>> learn.reads
         ('train_data',)
     """
-    declared: dict[str, object] = {
+    values: dict[str, object] = {
         "roles": string_tuple(roles),
         "reads": string_tuple(reads),
         "writes": string_tuple(writes),
+        "owns": tuple(owns),
+        "fills": tuple(fills),
+        "draws_from": tuple(draws_from),
         "last_step": last_step,
     }
 
     def decorate(subject: F) -> F:
         if not factory:
-            return _declare(subject, declared)
+            return _declare(subject, values)
 
         @functools.wraps(subject)
         def build(*args: Any, **kwargs: Any) -> Any:
-            return _declare(subject(*args, **kwargs), declared)
+            return _declare(subject(*args, **kwargs), values)
 
         setattr(build, _FACTORY, True)
         return build  # type: ignore[return-value]
@@ -92,11 +105,34 @@ def middleware(
     return decorate
 
 
+def declared(subject: object, name: str, default: object) -> Any:
+    """Return what a middleware declares under a name, such as ``reads``.
+
+    A ``functools.partial`` has the declarations of its function, and a bound method that declares
+    nothing itself has those of its object.
+    """
+    for part in _parts(subject):
+        value = getattr(part, name, _MISSING)
+        if value is not _MISSING:
+            return value
+    return default
+
+
+def middleware_object(subject: object) -> object:
+    """Return the object with a middleware's ``setup``, ``close`` and state.
+
+    That is the object of a bound method, the function of a ``functools.partial``, and otherwise the
+    middleware itself.
+    """
+    *_, owner = _parts(subject)
+    return owner
+
+
 def check_middleware(candidate: object) -> None:
-    """Refuse what cannot be a middleware.
+    """Refuse an object that cannot be a middleware.
 
     Raises:
-        MiddlewareError: with what was given, and what to give instead.
+        MiddlewareError: with the object, and what to use instead.
     """
     problem = _problem(candidate)
     if problem:
@@ -104,7 +140,7 @@ def check_middleware(candidate: object) -> None:
 
 
 def middleware_name(subject: object) -> str:
-    """Return the name of a middleware as it stands in messages and tables."""
+    """Return the name of a middleware for messages and tables."""
     while isinstance(subject, functools.partial):
         subject = subject.func
     name = getattr(subject, "__name__", None)
@@ -125,7 +161,7 @@ def middleware_location(subject: object) -> str:
 
 
 def is_generator_middleware(subject: object) -> bool:
-    """Tell whether a middleware is known to have a way back."""
+    """Return whether a middleware is known to have a way back."""
     while isinstance(subject, functools.partial):
         subject = subject.func
     return inspect.isgeneratorfunction(subject) or inspect.isgeneratorfunction(
@@ -134,42 +170,65 @@ def is_generator_middleware(subject: object) -> bool:
 
 
 def string_tuple(names: Iterable[str]) -> tuple[str, ...]:
-    # One string is an iterable of letters, which is never what was meant.
+    """Return the names as a tuple; a single string is one name, not an iterable of characters."""
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _declare(subject: F, declared: dict[str, object]) -> F:
+def _parts(subject: object) -> Iterator[object]:
+    """Yield a middleware, then what it wraps, down to the object of a bound method."""
+    yield subject
+    while isinstance(subject, functools.partial):
+        subject = subject.func
+        yield subject
+    if inspect.ismethod(subject) and not inspect.isclass(subject.__self__):
+        yield subject.__self__
+
+
+def _declare(subject: F, values: dict[str, object]) -> F:
     if not inspect.isclass(subject):
-        problem = _problem(subject)
+        # Other arguments of a function that takes ctx are bound later, by functools.partial.
+        problem = _problem(subject, any_signature=_is_method(subject) or _takes_ctx(subject))
         if problem:
             raise MiddlewareError(
                 f"cannot declare {subject!r} as a middleware: {problem}; or decorate it with "
                 "@middleware(..., factory=True) if it is a function that returns the middleware"
             )
-    for attribute, value in declared.items():
+    for attribute, value in values.items():
         setattr(subject, attribute, value)
     return subject
 
 
-def _problem(candidate: object) -> str | None:
+def _is_method(subject: object) -> bool:
+    """Return whether a function is defined in the body of a class, from its qualified name."""
+    if not inspect.isfunction(subject):
+        return False
+    scope = subject.__qualname__.rpartition(".")[0]
+    return bool(scope) and not scope.endswith("<locals>")
+
+
+def _takes_ctx(subject: object) -> bool:
+    return inspect.isfunction(subject) and "ctx" in inspect.signature(subject).parameters
+
+
+def _problem(candidate: object, *, any_signature: bool = False) -> str | None:
     name = getattr(candidate, "__name__", type(candidate).__name__)
     if candidate is None:
-        return "it is None; does the function that should return it lack its return statement?"
+        return "it is None; is the return statement missing in the function that should return it?"
     if isinstance(candidate, Generator):
         return (
             f"it is a generator that was already called; "
             f"pass the function itself: use({name}), not use({name}(ctx))"
         )
     if inspect.isclass(candidate):
-        return f"it is a class; build an object of it: use({name}(...))"
+        return f"it is a class; pass an instance: use({name}(...))"
     if not callable(candidate):
         kind = type(candidate).__name__
         return f"a {kind} is not callable; a middleware is a callable that takes the context"
-    if getattr(candidate, _FACTORY, False) or _returns_middleware(candidate):
+    if declared(candidate, _FACTORY, False) or _returns_middleware(candidate):
         return f"it is a function that returns a middleware; call it: use({name}(...))"
     if _is_async(candidate):
-        return "it is asynchronous; a middleware is a plain function or a generator function"
-    return _signature_problem(candidate, name)
+        return "it is asynchronous; use a plain function or a generator function"
+    return None if any_signature else _signature_problem(candidate, name)
 
 
 def _returns_middleware(candidate: object) -> bool:
@@ -179,6 +238,8 @@ def _returns_middleware(candidate: object) -> bool:
 
 
 def _is_async(candidate: object) -> bool:
+    while isinstance(candidate, functools.partial):
+        candidate = candidate.func
     return any(
         inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f)
         for f in (candidate, inspect.getattr_static(type(candidate), "__call__", None))

@@ -19,7 +19,15 @@ An error that leaves carries a note that names the middleware in which it arose.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Sequence,
+)
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -356,6 +364,13 @@ def _is_generator(result: object, member: CompiledMiddleware) -> bool:
         raise MiddlewareError(
             f"{member.label} returned {result!r}, which is callable; if it is a function that "
             "returns a middleware, call it: use(build(...))"
+        )
+    if isinstance(result, Awaitable | AsyncGenerator):
+        if isinstance(result, Coroutine):
+            result.close()
+        raise MiddlewareError(
+            f"{member.label} returned {result!r}; a middleware is not asynchronous, use a plain "
+            "function or a generator function"
         )
     return False
 

@@ -1,61 +1,107 @@
-"""The check before the first step: every problem of a chain at once, each with its remedy."""
+"""The check before the first step: all problems of a chain at once, each with its remedy."""
 
 from __future__ import annotations
 
-import difflib
 import enum
-from collections.abc import Collection, Iterable, Sequence
+import os
+from collections.abc import Collection, Iterable, Sequence, Sized
+from pathlib import Path
 
 from dmiddleware.errors import ChainError
 from dmiddleware.pipeline.chain import PlanItem, leaves
 from dmiddleware.pipeline.context import Context, FieldKind
-from dmiddleware.pipeline.middleware import Role, is_generator_middleware
+from dmiddleware.pipeline.middleware import (
+    Role,
+    declared,
+    is_generator_middleware,
+    middleware_object,
+)
 from dmiddleware.registry import nearest
 
-__all__ = ["check_chain"]
+__all__ = ["ChainView", "check_chain"]
 
-# What of the stock middleware writes a field.
+# Which stock middleware writes a field.
 _WRITERS = {
-    "obs": "a collector such as StepCollector(policy.collect_mode, env, n_sample=...)",
-    "action": "a collector such as StepCollector(policy.collect_mode, env, n_sample=...)",
-    "inference_output": "a collector such as StepCollector(policy.collect_mode, env, n_sample=...)",
-    "trajectories": "StepCollector(policy.collect_mode, env, n_sample=...)",
-    "trajectory_end_idx": "StepCollector(policy.collect_mode, env, n_sample=...)",
-    "episodes": "EpisodeCollector(policy.collect_mode, env, n_episode=...)",
+    "obs": "a collector such as StepCollector(policy, env, n_sample=...)",
+    "action": "a collector such as StepCollector(policy, env, n_sample=...)",
+    "inference_output": "a collector such as StepCollector(policy, env, n_sample=...)",
+    "trajectories": "StepCollector(policy, env, n_sample=...)",
+    "trajectory_end_idx": "StepCollector(policy, env, n_sample=...)",
+    "episodes": "EpisodeCollector(policy, env, n_episode=...)",
     "train_data": (
-        "offpolicy_data_fetcher(buffer, batch_size=...), gae_estimator(policy.learn_mode) or "
+        "offpolicy_data_fetcher(buffer, batch_size=...), gae_estimator(policy) or "
         "offline_data_fetcher(dataset, batch_size=...)"
     ),
-    "train_output": "a learner such as OffPolicyLearner(policy.learn_mode, buffer, batch_size=...)",
-    "eval_value": "interaction_evaluator(policy.eval_mode, env, n_episode=...)",
-    "eval_output": "interaction_evaluator(policy.eval_mode, env, n_episode=...)",
+    "train_output": "a learner such as OffPolicyLearner(policy, buffer, batch_size=...)",
+    "eval_value": "interaction_evaluator(policy, env, n_episode=...)",
+    "eval_output": "interaction_evaluator(policy, env, n_episode=...)",
 }
 
-# A name so close to a known one is a slip of the pen, not a new name.
-_SLIP = 0.8
+
+class ChainView:
+    """A chain as a middleware's ``preflight(chain)`` sees it.
+
+    Args:
+        items: the plan of the chain, and of what middleware call by hand.
+        roles: the task's roles; none means all.
+        context: the context of the first step.
+    """
+
+    def __init__(
+        self, items: Iterable[PlanItem], *, roles: frozenset[str], context: Context
+    ) -> None:
+        self._items = tuple(leaves(items))
+        self.roles = roles
+        self.context = context
+
+    @property
+    def middleware(self) -> Sequence[object]:
+        """The middleware of all roles, in order; for a bound method, the object it belongs to."""
+        return tuple(middleware_object(item.entry.middleware) for item in self._items)
+
+    @property
+    def active(self) -> Sequence[object]:
+        """Those of them that run in this task's roles."""
+        return tuple(middleware_object(i.entry.middleware) for i in self._items if i.active)
+
+    def writes(self, name: str) -> bool:
+        """Return whether any middleware, in any role, declares that it writes the field."""
+        return any(name in item.writes for item in self._items)
+
+    def fills(self, store: object) -> bool:
+        """Return whether any middleware, in any role, declares that it fills the store."""
+        return any(_is_in(store, item.fills) for item in self._items)
+
+    def draws_from(self, store: object) -> bool:
+        """Return whether any middleware, in any role, declares that it draws from the store."""
+        return any(_is_in(store, item.draws_from) for item in self._items)
 
 
 def check_chain(
-    nodes: Sequence[PlanItem],
+    items: Sequence[PlanItem],
     ctx: Context,
     roles: frozenset[str],
     *,
+    by_hand: Sequence[PlanItem] = (),
     has_peers: bool = False,
     run_roles: Collection[str] | None = None,
 ) -> None:
     """Refuse a chain that cannot run.
 
     Args:
-        nodes: the plan.
+        items: the plan.
         ctx: the context of the first step.
         roles: the task's.
+        by_hand: the plan of the middleware that others call with ``task.wrap``, at unknown times.
         has_peers: whether there are other processes, from which fields may arrive.
         run_roles: the roles that the processes of the run have; None: unknown.
 
     Raises:
-        ChainError: with all problems, and the remedy of each.
+        ChainError: with all problems and the remedy of each.
     """
-    problems = _Check(nodes, ctx, roles, has_peers=has_peers, run_roles=run_roles).problems()
+    problems = _Check(
+        items, ctx, roles, by_hand=by_hand, has_peers=has_peers, run_roles=run_roles
+    ).problems()
     if problems:
         listed = "".join(f"\n  {n}. {problem}" for n, problem in enumerate(problems, start=1))
         raise ChainError(f"the chain cannot run; {len(problems)} problem(s):{listed}")
@@ -64,46 +110,50 @@ def check_chain(
 class _Check:
     def __init__(
         self,
-        nodes: Sequence[PlanItem],
+        items: Sequence[PlanItem],
         ctx: Context,
         roles: frozenset[str],
         *,
+        by_hand: Sequence[PlanItem],
         has_peers: bool,
         run_roles: Collection[str] | None,
     ) -> None:
         self._run_roles = run_roles
         self._has_peers = has_peers
-        self._nodes = nodes
+        self._items = items
+        self._by_hand = by_hand
         self._ctx = ctx
         self._roles = roles
         self._kinds = ctx.field_kinds()
-        self._all = list(leaves(nodes))
-        self._active = [node for node in self._all if node.active]
-        self._order = {node.path: number for number, node in enumerate(self._all)}
+        self._all = list(leaves((*items, *by_hand)))
+        self._active = [item for item in self._all if item.active]
+        self._order = {id(item): index for index, item in enumerate(self._all)}
         self._problems: list[str] = []
 
     def problems(self) -> list[str]:
-        if not self._nodes:
-            return ["it is empty; give it something to do with task.use(...)"]
+        if not self._items:
+            return ["it is empty; add middleware with task.use(...)"]
         self._check_roles()
-        self._check_locks(self._nodes, held=())
-        self._check_fields(self._nodes, set())
-        for node in self._active:
-            for name in node.writes:
-                self._check_write(node, name)
+        self._check_locks(self._items, held=())
+        self._check_fields(
+            self._items, {name for item in leaves(self._by_hand) for name in item.writes}
+        )
+        self._check_owners()
+        self._check_stores()
+        self._ask_middleware()
         return self._problems
 
     def _check_roles(self) -> None:
-        declared = set(_declared_roles(self._nodes))
+        parts = set(_declared_roles((*self._items, *self._by_hand)))
         # A chain without any roles runs as a whole in every process.
-        for role in sorted(self._roles - declared) if declared else ():
+        for role in sorted(self._roles - parts) if parts else ():
             self._problems.append(
                 f"the task has the role {str(role)!r}, but the chain has middleware only for "
-                f"{', '.join(sorted(declared))}; declare roles=({str(role)!r},) for the middleware "
+                f"{', '.join(sorted(parts))}; declare roles=({str(role)!r},) for the middleware "
                 "of this role, or start no process with it"
             )
         if self._run_roles is not None and Role.LEARNER not in self._run_roles:
-            learns = [node for node in self._all if set(node.entry.roles) == {Role.LEARNER}]
+            learns = [item for item in self._all if set(item.entry.roles) == {Role.LEARNER}]
             if learns:
                 self._problems.append(
                     f"{learns[0].label} is for the learner, but no process of the run is one (its "
@@ -111,63 +161,63 @@ class _Check:
                     "--roles learner=1,collector=2"
                 )
         known = {*map(str, Role), *map(str, self._roles)}
-        for node in _every(self._nodes):
-            for role in node.entry.roles:
-                # A member of an Enum was written down somewhere else, too: it is no slip.
-                near = [] if isinstance(role, enum.Enum) else _slips(role, known)
+        for item in _every(self._items):
+            for role in item.entry.roles:
+                # A member of an Enum was defined somewhere: it is not a typo.
+                near = [] if isinstance(role, enum.Enum) else nearest(role, known, n=1)
                 if role not in known and near:
                     self._problems.append(
-                        f"{node.label} is for the role {role!r}, which no one plays; did you mean "
-                        f"{near[0]!r}? A role of your own is a member of your own StrEnum."
+                        f"{item.label} is for the role {role!r}, which is unknown; did you mean "
+                        f"{near[0]!r}? Define a custom role as a member of a StrEnum."
                     )
 
-    def _check_locks(self, nodes: Iterable[PlanItem], held: tuple[object, ...]) -> None:
-        for node in nodes:
-            lock = node.entry.lock
+    def _check_locks(self, items: Iterable[PlanItem], held: tuple[object, ...]) -> None:
+        for item in items:
+            lock = item.entry.lock
             if lock is not None and any(lock is other for other in held):
                 self._problems.append(
-                    f"{node.label} would wait for ever for a lock that the parallel around it "
+                    f"{item.label} would wait forever for a lock that the parallel around it "
                     "holds; lock either the parallel or its members"
                 )
             # Within one thread, the task's own lock may be taken again.
-            inner = (*held, lock) if node.is_parallel and lock is not None else held
-            self._check_locks(node.children, inner)
+            inner = (*held, lock) if item.is_parallel and lock is not None else held
+            self._check_locks(item.children, inner)
 
-    def _check_fields(self, nodes: Iterable[PlanItem], written: set[str]) -> None:
-        """Check the reads of the nodes, and add to ``written`` what they write."""
-        for node in nodes:
-            if not node.active:
+    def _check_fields(self, items: Iterable[PlanItem], written: set[str]) -> None:
+        """Check the reads of the items, and add to ``written`` the fields that they write."""
+        for item in items:
+            if not item.active:
                 continue
-            if node.is_parallel:
-                branches = [set(written) for _ in node.children]
-                for child, branch in zip(node.children, branches, strict=True):
+            if item.is_parallel:
+                branches = [set(written) for _ in item.children]
+                for child, branch in zip(item.children, branches, strict=True):
                     self._check_fields((child,), branch)
                 written.update(*branches)
-            elif node.is_group:
-                self._check_fields(node.children, written)
+            elif item.is_group:
+                self._check_fields(item.children, written)
             else:
-                for name in node.reads:
-                    if name not in written and not self._is_satisfied(node, name):
-                        self._problems.append(self._unwritten(node, name))
-                written.update(node.writes)
+                for name in item.reads:
+                    if name not in written and not self._is_satisfied(item, name):
+                        self._problems.append(self._unwritten(item, name))
+                written.update(item.writes)
                 if self._has_peers:
-                    written.update(node.receives)
+                    written.update(item.receives)
 
-    def _is_satisfied(self, node: PlanItem, name: str) -> bool:
+    def _is_satisfied(self, item: PlanItem, name: str) -> bool:
         if self._kinds.get(name) in (FieldKind.KEPT, FieldKind.RENEWED):
             return True
         is_kept = self._ctx.is_kept(name)
         if is_kept and self._ctx.has_value(name):
             return True
-        # What a later one writes arrives by the next step, or on the way back.
-        arrives = is_kept or is_generator_middleware(node.entry.middleware)
+        # A field that a later middleware writes is there by the next step, or on the way back.
+        arrives = is_kept or is_generator_middleware(item.entry.middleware)
         return arrives and any(name in other.writes for other in self._active)
 
-    def _unwritten(self, node: PlanItem, name: str) -> str:
-        start = f"{node.label} reads ctx.{name}, which"
-        others = [other for other in self._active if name in other.writes and other is not node]
+    def _unwritten(self, item: PlanItem, name: str) -> str:
+        start = f"{item.label} reads ctx.{name}, which"
+        others = [other for other in self._active if name in other.writes and other is not item]
         if others:
-            return self._written_elsewhere(node, name, others, start)
+            return self._written_elsewhere(item, name, others, start)
         silent = [other for other in self._all if name in other.writes and not other.active]
         if silent:
             roles = ", ".join(sorted(map(str, self._roles)))
@@ -177,25 +227,45 @@ class _Check:
             )
         if self._ctx.has_value(name):
             return (
-                f"{start} is set now, but is gone after the first step; carry it over: "
+                f"{start} is set now, but is reset after the first step; carry it over: "
                 f"ctx.keep({name!r})"
             )
         if name in self._kinds or self._ctx.is_kept(name):
             writer = _WRITERS.get(name, f"a middleware that declares writes=({name!r},)")
-            return f"{start} nothing before it writes; add {writer} before it"
+            return (
+                f"{start} no middleware before it writes; add {writer} before it"
+                f"{self._undeclared_writer(item, name)}"
+            )
         near = nearest(name, [known for known in self._kinds if known != "task"])
         hint = f"did you mean {', '.join(near)}? " if near else ""
         return (
-            f"{start} is no field of {type(self._ctx).__name__}, and which nothing writes; {hint}"
-            "A field of your own is declared in a subclass of the context, or written by a "
-            f"middleware before it that declares writes=({name!r},)."
+            f"{start} is not a field of {type(self._ctx).__name__} and which no middleware writes; "
+            f"{hint}To add a custom field, declare it in a subclass of the context, or declare "
+            f"writes=({name!r},) with @middleware on a middleware before this one."
+        )
+
+    def _undeclared_writer(self, item: PlanItem, name: str) -> str:
+        """Return a further remedy: a middleware before it that may well write the field."""
+        earlier = [
+            other for other in self._active if self._order[id(other)] < self._order[id(item)]
+        ]
+        for other in earlier:
+            for written in other.writes:
+                if written not in self._kinds and nearest(written, (name,)):
+                    return f" ({other.label} writes ctx.{written}: is that a typo?)"
+        undeclared = [other for other in earlier if not other.declares_fields]
+        if not undeclared:
+            return ""
+        return (
+            f", or, if {undeclared[0].label} writes it, declare that: decorate "
+            f"{undeclared[0].name} with @middleware(writes=({name!r},))"
         )
 
     def _written_elsewhere(
-        self, node: PlanItem, name: str, others: Sequence[PlanItem], start: str
+        self, item: PlanItem, name: str, others: Sequence[PlanItem], start: str
     ) -> str:
-        place = self._order[node.path]
-        earlier = [other for other in others if self._order[other.path] < place]
+        index = self._order[id(item)]
+        earlier = [other for other in others if self._order[id(other)] < index]
         if earlier:
             return (
                 f"{start} only {earlier[0].label} writes, in another branch of the same parallel; "
@@ -206,29 +276,75 @@ class _Check:
             f"the field over to the next step: ctx.keep({name!r})"
         )
 
-    def _check_write(self, node: PlanItem, name: str) -> None:
-        if name in self._kinds or name in self._ctx.__dict__ or self._ctx.is_kept(name):
-            return
-        if any(name in other.reads for other in self._active):
-            return  # both mean the same field of their own
-        near = _slips(name, [known for known in self._kinds if known != "task"])
-        if near:
-            self._problems.append(
-                f"{node.label} writes ctx.{name}, which is no field of "
-                f"{type(self._ctx).__name__} and which no one reads; did you mean {near[0]}?"
-            )
+    def _check_owners(self) -> None:
+        owners: dict[object, PlanItem] = {}
+        for item in self._active:
+            for owned in item.owns:
+                other = owners.setdefault(_identity(owned), item)
+                if not _is_same_object(other, item):
+                    self._problems.append(
+                        f"{item.label} and {other.label} both use {_describe(owned)}, which only "
+                        "one middleware may use; give each its own"
+                    )
+
+    def _check_stores(self) -> None:
+        view = self._view()
+        reported: list[object] = []
+        for item in self._active:
+            for store in item.draws_from:
+                if view.fills(store) or _has_data(store) or _is_in(store, reported):
+                    continue
+                reported.append(store)
+                self._problems.append(
+                    f"{item.label} draws from a {type(store).__name__}, which is empty and which "
+                    "no middleware fills; add data_pusher(buffer) before it or, if a custom "
+                    "middleware fills it, declare that with @middleware(fills=(buffer,))"
+                )
+
+    def _ask_middleware(self) -> None:
+        view = self._view()
+        asked: list[object] = []
+        for item in self._active:
+            subject = middleware_object(item.entry.middleware)
+            preflight = declared(item.entry.middleware, "preflight", None)
+            if callable(preflight) and not _is_in(subject, asked):
+                asked.append(subject)
+                self._problems += [f"{item.label}: {problem}" for problem in preflight(view)]
+
+    def _view(self) -> ChainView:
+        return ChainView((*self._items, *self._by_hand), roles=self._roles, context=self._ctx)
 
 
-def _declared_roles(nodes: Iterable[PlanItem]) -> Iterable[str]:
-    for node in _every(nodes):
-        yield from node.entry.roles
+def _declared_roles(items: Iterable[PlanItem]) -> Iterable[str]:
+    for item in _every(items):
+        yield from item.entry.roles
 
 
-def _every(nodes: Iterable[PlanItem]) -> Iterable[PlanItem]:
-    for node in nodes:
-        yield node
-        yield from _every(node.children)
+def _every(items: Iterable[PlanItem]) -> Iterable[PlanItem]:
+    for item in items:
+        yield item
+        yield from _every(item.children)
 
 
-def _slips(name: str, known: Iterable[str]) -> list[str]:
-    return difflib.get_close_matches(name, list(known), n=1, cutoff=_SLIP)
+def _identity(owned: object) -> object:
+    """Return a key that is equal for the same object, and for paths of the same file."""
+    return Path(owned).absolute() if isinstance(owned, str | os.PathLike) else id(owned)
+
+
+def _is_same_object(one: PlanItem, other: PlanItem) -> bool:
+    return middleware_object(one.entry.middleware) is middleware_object(other.entry.middleware)
+
+
+def _is_in(wanted: object, items: Iterable[object]) -> bool:
+    # Not with "in": a buffer may define == for its rows.
+    return any(item is wanted for item in items)
+
+
+def _has_data(store: object) -> bool:
+    return isinstance(store, Sized) and len(store) > 0
+
+
+def _describe(subject: object) -> str:
+    if isinstance(subject, str | os.PathLike):
+        return f"the path {os.fspath(subject)}"
+    return f"the same {type(subject).__name__}"

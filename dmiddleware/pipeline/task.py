@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast, overload
 
 from dmiddleware.errors import DMiddlewareError, TaskStateError
 from dmiddleware.pipeline.chain import (
+    Branches,
     Compiler,
     Entry,
     Group,
@@ -23,13 +25,19 @@ from dmiddleware.pipeline.chain import (
     make_plan,
 )
 from dmiddleware.pipeline.clock import Clock, SystemClock
-from dmiddleware.pipeline.context import Context
+from dmiddleware.pipeline.context import Context, OnlineRLContext
 from dmiddleware.pipeline.current_node import current_node
 from dmiddleware.pipeline.describe import ChainTable, describe_chain
 from dmiddleware.pipeline.event import Emission, Event
 from dmiddleware.pipeline.event_bus import EventBus, EventRouter
 from dmiddleware.pipeline.lifecycle import Lifecycle
-from dmiddleware.pipeline.middleware import Middleware, Wrapper, middleware_name, string_tuple
+from dmiddleware.pipeline.middleware import (
+    Middleware,
+    Wrapper,
+    middleware_name,
+    middleware_object,
+    string_tuple,
+)
 from dmiddleware.pipeline.onion import Chain, OnError, merge_errors
 from dmiddleware.pipeline.preflight import check_chain
 from dmiddleware.seeding import derive_seed
@@ -41,6 +49,7 @@ C = TypeVar("C", bound=Context)
 _logger = logging.getLogger(__name__)
 
 _STOPPED = Event("task.stopped")
+_NOT_GIVEN: Any = object()
 
 
 class Task(Generic[C]):
@@ -51,7 +60,7 @@ class Task(Generic[C]):
     are for other roles only.
 
     Args:
-        ctx: the context of the first step.
+        ctx: the context of the first step; an :class:`OnlineRLContext` by default.
         router: carries events between processes; None: that of the node that this program runs as
             (see :func:`~dmiddleware.pipeline.running_as`), if any.
         roles: the parts that this process plays in the run; none: those of that node, if any.
@@ -70,6 +79,19 @@ class Task(Generic[C]):
         2
     """
 
+    @overload
+    def __init__(
+        self: Task[OnlineRLContext],
+        *,
+        router: EventRouter | None = None,
+        roles: Iterable[str] = (),
+        seed: int = 0,
+        labels: Iterable[str] = (),
+        name: str = "task",
+        clock: Clock | None = None,
+        lock_timeout_s: float = 600.0,
+    ) -> None: ...
+    @overload
     def __init__(
         self,
         ctx: C,
@@ -81,13 +103,32 @@ class Task(Generic[C]):
         name: str = "task",
         clock: Clock | None = None,
         lock_timeout_s: float = 600.0,
+    ) -> None: ...
+    def __init__(
+        self,
+        ctx: Any = _NOT_GIVEN,
+        router: EventRouter | None = None,
+        *,
+        roles: Iterable[str] = (),
+        seed: int = 0,
+        labels: Iterable[str] = (),
+        name: str = "task",
+        clock: Clock | None = None,
+        lock_timeout_s: float = 600.0,
     ) -> None:
+        if ctx is _NOT_GIVEN:
+            ctx = OnlineRLContext()
+        if not isinstance(ctx, Context):
+            raise TypeError(
+                f"Task(ctx) takes a Context, got {ctx!r}; leave it out for an OnlineRLContext(), "
+                "or pass an instance of a subclass of Context"
+            )
         node = current_node() if router is None else None
         self._run_roles = None if node is None else node.run_roles
         if node is not None:
             router, roles, labels = node.router, roles or node.roles, (*node.labels, *labels)
             clock = clock if clock is not None else node.clock
-        self.ctx = ctx
+        self.ctx: C = cast(C, ctx)
         self.router = router
         self.seed = seed
         self.name = name
@@ -102,9 +143,11 @@ class Task(Generic[C]):
         self._by_hand: list[Entry] = []
         self._wrappers: list[Wrapper[C]] = []
         self._lifecycle = Lifecycle()
-        self._compilers: list[Compiler] = []
+        # Those of a chain that was made for one call are closed when it is garbage-collected.
+        self._branches: weakref.WeakSet[Branches] = weakref.WeakSet()
         self._chain: Chain | None = None
         self._layers: list[Layer] = []
+        self._layers_lock = threading.Lock()
         self._at_step_end: list[Callable[[], object]] = []
         self._stop_reason: str | None = None
         self._stopped_ok = True
@@ -279,19 +322,9 @@ class Task(Generic[C]):
         """
         self._refuse_closed("wrap")
         entry = self._entry(mw, lock=lock)
-        chain: Chain | None = None
-
-        def begin(ctx: Any) -> Layer:
-            nonlocal chain
-            if chain is None:
-                chain = self._compile((entry,))
-            layer = Layer(chain, ctx)
-            if layer.is_open:
-                self._layers.append(layer)
-            return layer
-
-        self._use_by_hand(entry)
-        return Wrapped(entry, begin)
+        if not self._is_running:
+            self._by_hand.append(entry)
+        return self._wrap(entry)
 
     def forward(self, mw: Middleware[C], ctx: C | None = None) -> Layer:
         """Run the way forward of one middleware by hand.
@@ -303,7 +336,8 @@ class Task(Generic[C]):
         Returns:
             The layer; :meth:`backward` takes back all that are open.
         """
-        return self.wrap(mw)(ctx if ctx is not None else self.ctx)
+        self._refuse_closed("forward")
+        return self._wrap(self._entry(mw))(ctx if ctx is not None else self.ctx)
 
     def backward(self) -> None:
         """Take back all layers that were begun by hand, the last first.
@@ -387,6 +421,7 @@ class Task(Generic[C]):
             self._plan(),
             self.ctx,
             self._roles,
+            by_hand=make_plan(self._by_hand, self._roles, by_hand=True),
             has_peers=self.router is not None,
             run_roles=self._run_roles,
         )
@@ -528,58 +563,78 @@ class Task(Generic[C]):
 
     def _compile_group(self, group: Group) -> Callable[[Any], object]:
         entry = Entry(group)
-        self._use_by_hand(entry)
-        return self._compile((entry,)).middleware
+        self._register((entry,))
+        self._lifecycle.set_up(self)
+        return self._compile((entry,), by_hand=True).middleware
 
-    def _use_by_hand(self, entry: Entry) -> None:
-        self._by_hand.append(entry)
+    def _wrap(self, entry: Entry) -> Wrapped[C]:
+        chain: Chain | None = None
+        self._register((entry,))
         if self._is_set_up:
-            self._register()
-            self._set_up()
+            self._lifecycle.set_up(self)
 
-    def _compile(self, entries: Sequence[Entry]) -> Chain:
-        compiler = Compiler(self._wrappers, lock_timeout_s=self._lock_timeout_s)
-        self._compilers.append(compiler)
-        return compiler.compile(make_plan(entries, self._roles))
+        def begin(ctx: C) -> Layer:
+            nonlocal chain
+            if chain is None:
+                self._lifecycle.set_up(self)
+                chain = self._compile((entry,), by_hand=True)
+            layer = Layer(chain, ctx)
+            if layer.is_open:
+                self._remember(layer)
+            return layer
+
+        return Wrapped(entry, begin)
+
+    def _remember(self, layer: Layer) -> None:
+        """Take the layer back at the end of the step, if no one does so before."""
+        with self._layers_lock:
+            while self._layers and not self._layers[-1].is_open:
+                self._layers.pop()
+            self._layers.append(layer)
+
+    def _compile(self, entries: Sequence[Entry], *, by_hand: bool = False) -> Chain:
+        return self._compiler().compile(make_plan(entries, self._roles, by_hand=by_hand))
+
+    def _compiler(self) -> Compiler:
+        return Compiler(
+            self._wrappers,
+            lock_timeout_s=self._lock_timeout_s,
+            on_branches=self._branches.add,
+        )
 
     def _plan(self) -> tuple[PlanItem, ...]:
         return make_plan(self._entries, self._roles)
 
     def _prepare(self) -> Chain:
-        """Check, compile and set up what was not before."""
+        """Check, compile and set up what has not been yet."""
         if self._chain is None:
             self.check()
-            self._register()
+            self._register_all()
             chain = self._compile(self._entries)
             self._is_set_up = True
-            self._set_up()
+            self._lifecycle.set_up(self)
             self._chain = chain
         return self._chain
 
-    def _set_up(self) -> None:
-        plans = (*make_plan(self._by_hand, self._roles), *self._plan())
-        silent = {id(node.entry.middleware) for node in leaves(plans) if not node.active}
-        self._lifecycle.set_up(self, silent=silent)
-
-    def _register(self) -> None:
-        """Enter into the lifecycle what is used, in the order in which it is to be set up."""
+    def _register_all(self) -> None:
         for wrapper in self._wrappers:
             self._lifecycle.add(middleware_name(wrapper), wrapper)
-        for node in leaves((*make_plan(self._by_hand, self._roles), *self._plan())):
-            self._lifecycle.add(node.name, node.entry.middleware)
+        self._register((*self._by_hand, *self._entries))
+
+    def _register(self, entries: Sequence[Entry]) -> None:
+        """Enter the members of the entries into the lifecycle, in the order of their set-up."""
+        for item in leaves(make_plan(entries, self._roles)):
+            subject = middleware_object(item.entry.middleware)
+            is_method = subject is not item.entry.middleware
+            name = middleware_name(subject) if is_method else item.name
+            self._lifecycle.add(name, subject, active=item.active)
 
     def _run_last_steps(self) -> None:
         """Hand out what came before the stop, to those who only look at it."""
         left = self._lifecycle.pending_steps()
         if left == 0:
             return
-        compiler = Compiler(self._wrappers, lock_timeout_s=self._lock_timeout_s)
-        self._compilers.append(compiler)
-        chain = compiler.compile(
-            node
-            for node in leaves(self._plan())
-            if getattr(node.entry.middleware, "last_step", False)
-        )
+        chain = self._compiler().compile(item for item in leaves(self._plan()) if item.last_step)
         self._in_last_step = True
         try:
             for _ in range(left):
@@ -628,12 +683,12 @@ class Task(Generic[C]):
             raise TaskStateError(
                 "a task cannot be closed while it runs; call task.stop(reason), and close it after"
             )
-        self._register()
+        self._register_all()
         self._closed = True
         closers = [layer.close for layer in reversed(self._layers)]
         errors = _call_all(closers)
         errors += self._lifecycle.close()
-        errors += _call_all([*(compiler.close for compiler in self._compilers), self.events.close])
+        errors += _call_all([*(branches.close for branches in self._branches), self.events.close])
         return errors + self.events.take_errors()
 
     def _change(self, what: str, *, keep_chain: bool = False) -> None:

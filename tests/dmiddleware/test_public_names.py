@@ -21,8 +21,8 @@ PACKAGE = [
 PIPELINE = [
     "Task", "Context", "OnlineRLContext", "OfflineRLContext", "FieldKind", "kept", "renewed",
     "produced", "Middleware", "Wrapper", "Role", "middleware", "middleware_name",
-    "middleware_location", "around", "SkipRest", "Group", "Wrapped", "Layer", "Lock", "ChainTable",
-    "ChainRow",
+    "middleware_location", "around", "SkipRest", "Group", "Wrapped", "Layer", "Lock", "ChainView",
+    "ChainTable", "ChainRow",
     "Event", "Delivery", "Emission", "EventBus", "EventCounters", "EventRouter", "Clock", "Running",
     "SystemClock", "StepTimer", "Timing", "TraceFile", "merge_traces", "CurrentNode", "Progress",
     "running_as", "current_node",

@@ -82,4 +82,25 @@ def test_modules_are_imported_for_their_side_effects(tmp_path, monkeypatch):
 def test_nearest_names_come_best_first():
     assert nearest("train_dat", ["train_iter", "train_data", "obs"])[0] == "train_data"
     assert nearest("zzz", ["train_data"]) == []
-    assert len(nearest("a1", [f"a{n}" for n in range(9)], n=2)) == 2
+    assert len(nearest("epoch", [f"epoch{n}" for n in range(9)], n=2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "expected"),
+    [
+        ("update_per_collect", ["target_update_freq", "batch_size"], []),
+        (
+            "update_per_collect",
+            ["target_update_freq", "updates_per_collect"],
+            ["updates_per_collect"],
+        ),
+        ("lr", ["learning_rate", "nstep"], []),
+        ("discount", ["discount_factor", "count"], ["discount_factor"]),
+        ("ReLU", ["relu", "elu"], ["relu"]),
+        ("batchsize", ["learn.batch_size", "batch.other"], ["learn.batch_size"]),
+        ("learn.batchsize", ["eval.batch_size"], ["eval.batch_size"]),
+        ("learn.epochs", ["learn.learner.hook", "learn.batch_size"], []),
+    ],
+)
+def test_only_probable_typos_are_suggested(name, known, expected):
+    assert nearest(name, known)[:1] == expected

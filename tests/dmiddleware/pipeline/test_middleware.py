@@ -66,9 +66,9 @@ def declared_factory(buffer):
 @pytest.mark.parametrize(
     ("candidate", "remedy"),
     [
-        (None, "lack its return statement"),
+        (None, "return statement"),
         (generator(None), r"pass the function itself: use\(generator\), not use\(generator\(ctx\)"),
-        (Collector, r"it is a class; build an object of it: use\(Collector\(\.\.\.\)\)"),
+        (Collector, r"it is a class; pass an instance: use\(Collector\(\.\.\.\)\)"),
         (3, "an? int is not callable"),
         ("step", "an? str is not callable"),
         (pusher, r"returns a middleware; call it: use\(pusher\(\.\.\.\)\)"),
@@ -144,7 +144,7 @@ def test_a_factory_that_returns_nothing_is_refused_when_called():
         def inner(ctx):
             pass
 
-    with pytest.raises(MiddlewareError, match="lack its return statement"):
+    with pytest.raises(MiddlewareError, match="return statement"):
         forgetful()
 
 
@@ -173,3 +173,69 @@ def test_locations_lead_to_the_definition():
     call_line = Collector.__call__.__code__.co_firstlineno
     assert middleware_location(Collector()).endswith(f"test_middleware.py:{call_line}")
     assert middleware_location(print) == ""
+
+
+class Agent:
+    """Several middleware that are the methods of one object."""
+
+    roles = (Role.LEARNER,)
+    reads = ("obs",)
+
+    @middleware(roles=(Role.COLLECTOR,), writes=("trajectories",))
+    def collect(self, ctx):
+        pass
+
+    @middleware(reads=("train_data",))
+    def learn(self, ctx):
+        yield
+
+    def log(self, ctx):
+        pass
+
+
+def declarations_of(mw):
+    with Task(Context(), roles=(Role.COLLECTOR,)) as task:
+        (row,) = task.use(mw).describe().rows
+    return row.roles, row.reads, row.writes
+
+
+def test_a_method_can_be_declared():
+    agent = Agent()
+    assert declarations_of(agent.collect) == (("collector",), (), ("trajectories",))
+    assert declarations_of(agent.learn) == ((), ("train_data",), ())
+
+
+def test_a_method_that_declares_nothing_has_the_declarations_of_its_object():
+    assert declarations_of(Agent().log) == (("learner",), ("obs",), ())
+
+
+def test_a_partial_has_the_declarations_of_its_function():
+    @middleware(roles=(Role.LEARNER,), reads=("a",), writes=("b",))
+    def learn(ctx, rate):
+        pass
+
+    assert declarations_of(functools.partial(learn, rate=1)) == (("learner",), ("a",), ("b",))
+    nested = functools.partial(functools.partial(Agent().collect))
+    assert declarations_of(nested) == (("collector",), (), ("trajectories",))
+
+
+def test_a_partial_is_silent_in_other_roles():
+    @middleware(roles=(Role.LEARNER,))
+    def learn(ctx, rate):
+        raise AssertionError("never called")
+
+    with Task(Context(), roles=(Role.COLLECTOR,)) as task:
+        task.use(functools.partial(learn, rate=1)).use(Agent().collect).run(max_step=1)
+
+
+def test_a_lambda_that_returns_a_coroutine_is_refused_in_the_first_step():
+    with (
+        pytest.raises(MiddlewareError, match=r"coroutine.*not asynchronous"),
+        Task(Context()) as task,
+    ):
+        task.use(lambda ctx: asynchronous(ctx)).run(max_step=1)
+
+
+def test_a_partial_of_a_coroutine_function_is_refused():
+    with pytest.raises(MiddlewareError, match="it is asynchronous"):
+        Task(Context()).use(functools.partial(asynchronous))

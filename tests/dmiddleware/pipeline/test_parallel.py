@@ -307,5 +307,5 @@ def test_waiting_too_long_for_a_lock_is_an_error_that_names_the_waiter():
 
 
 def test_a_parallel_that_locks_out_its_own_members_is_refused():
-    with Task(Context()) as task, pytest.raises(ChainError, match="would wait for ever for a lock"):
+    with Task(Context()) as task, pytest.raises(ChainError, match="wait forever for a lock"):
         task.use(task.parallel(task.wrap(fail, lock=True)), lock=True).run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 import pytest
 
@@ -76,8 +77,8 @@ def test_all_problems_are_listed_at_once_each_with_its_remedy():
     problems = problems_of(push, learn, part("log", reads=("eval_value",)))
     assert len(problems) == 3
     assert problems[0] == (
-        "  1. middleware 1 (push) reads ctx.trajectories, which nothing before it writes; add "
-        "StepCollector(policy.collect_mode, env, n_sample=...) before it"
+        "  1. middleware 1 (push) reads ctx.trajectories, which no middleware before it writes; "
+        "add StepCollector(policy, env, n_sample=...) before it"
     )
     assert "middleware 2 (learn) reads ctx.train_data" in problems[1]
     assert "offpolicy_data_fetcher" in problems[1]
@@ -111,7 +112,7 @@ def test_what_is_written_later_may_be_read_if_it_is_kept():
     ctx = OnlineRLContext()
     ctx.keep("train_data")
     (problem,) = problems_of(learn, ctx=ctx)
-    assert "nothing before it writes" in problem
+    assert "no middleware before it writes" in problem
 
 
 def test_what_is_kept_and_set_already_needs_no_writer():
@@ -122,7 +123,7 @@ def test_what_is_kept_and_set_already_needs_no_writer():
 
 def test_what_is_set_but_not_kept_is_gone_after_the_first_step():
     (problem,) = problems_of(learn, ctx=OnlineRLContext(train_data=[1]))
-    assert "is set now, but is gone after the first step" in problem
+    assert "is set now, but is reset after the first step" in problem
     assert "ctx.keep('train_data')" in problem
 
 
@@ -137,12 +138,12 @@ def test_a_middleware_with_a_way_back_may_read_there_what_others_write():
 
     assert problems_of(Log(), fetch, learn) == []
     (problem,) = problems_of(returning("log", reads=("train_output",)))
-    assert "nothing before it writes" in problem
+    assert "no middleware before it writes" in problem
 
 
 def test_an_unknown_field_names_near_misses():
     (problem,) = problems_of(part(reads=("train_dat",)))
-    assert "is no field of OnlineRLContext, and which nothing writes" in problem
+    assert "is not a field of OnlineRLContext and which no middleware writes" in problem
     assert "did you mean train_data" in problem
 
 
@@ -164,16 +165,99 @@ def test_own_fields_count_when_they_are_declared_or_written():
     assert problems_of(part(reads=("bonus",)), ctx=ctx) == []
 
 
-def test_a_slip_in_what_is_written_is_found():
-    (problem,) = problems_of(part("collect", writes=("trajectorie",)))
-    assert "writes ctx.trajectorie, which is no field of OnlineRLContext" in problem
-    assert "did you mean trajectories?" in problem
+def test_a_typo_in_a_written_field_is_found_where_the_field_is_read():
+    (problem,) = problems_of(part("collect", writes=("trajectorie",)), push)
+    assert "middleware 2 (push) reads ctx.trajectories" in problem
+    assert "middleware 1 (collect) writes ctx.trajectorie: is that a typo?" in problem
 
 
-def test_a_name_of_its_own_may_be_written():
-    assert problems_of(part(writes=("novelty_map",))) == []
-    near = part(writes=("train_date",))
-    assert problems_of(near, part(reads=("train_date",))) == [], "both mean the same field"
+@pytest.mark.parametrize("name", ["novelty_map", "episode", "train_date"])
+def test_a_custom_field_may_have_any_name(name):
+    assert problems_of(part(writes=(name,))) == []
+    assert problems_of(part(writes=(name,)), part(reads=(name,))) == []
+
+
+def test_the_remedy_for_an_undeclared_collector_is_to_declare_what_it_writes():
+    def my_collector(ctx):
+        ctx.trajectories = []
+
+    (problem,) = problems_of(my_collector, push)
+    assert "middleware 1 (my_collector)" in problem
+    assert "@middleware(writes=('trajectories',))" in problem
+    declared = middleware(writes=("trajectories",))(my_collector)
+    assert problems_of(declared, push) == []
+
+
+def test_an_object_that_two_middleware_own_is_refused():
+    env, run = object(), Path("runs/cartpole")
+    collector, evaluator = part("collect", owns=(env,)), part("evaluate", owns=(env,))
+    (problem,) = problems_of(collector, evaluator)
+    assert "middleware 2 (evaluate) and middleware 1 (collect) both use the same object" in problem
+    assert problems_of(collector, part(owns=(object(),)), collector) == []
+    (problem,) = problems_of(part(owns=(run,)), part(owns=(str(run.absolute()),)))
+    assert "runs/cartpole" in problem
+
+
+def test_an_object_may_have_an_owner_in_each_role():
+    env = object()
+    collector = part("collect", roles=(Role.COLLECTOR,), owns=(env,))
+    evaluator = part("evaluate", roles=(Role.EVALUATOR,), owns=(env,))
+    assert problems_of(collector, evaluator, roles=(Role.COLLECTOR,)) == []
+
+
+def test_a_buffer_that_is_drawn_from_and_never_filled_is_refused():
+    buffer, other = [], []
+    sampler = part("sample", draws_from=(buffer,))
+    (problem,) = problems_of(sampler, part(fills=(other,)))
+    assert "middleware 1 (sample) draws from a list, which is empty" in problem
+    assert "data_pusher(buffer)" in problem
+    assert "@middleware(fills=(buffer,))" in problem
+    assert problems_of(sampler, part(fills=(buffer,))) == []
+    assert problems_of(sampler, part(roles=(Role.LEARNER,), fills=(buffer,))) == []
+
+
+def test_a_buffer_that_holds_data_already_may_be_drawn_from():
+    assert problems_of(part(draws_from=([1, 2],))) == []
+
+
+def test_a_middleware_can_find_problems_of_its_own():
+    class Learner:
+        def __init__(self, *problems):
+            self.problems = problems
+            self.chain = None
+
+        def __call__(self, ctx):
+            pass
+
+        def preflight(self, chain):
+            self.chain = chain
+            return self.problems
+
+    buffer, other, ctx = [1], [], OnlineRLContext()
+    learner = Learner("it explores nothing; add eps_greedy_handler(policy)")
+    sampler = part("sample", roles=(Role.LEARNER,), draws_from=(buffer,))
+    pusher = part("push", roles=(Role.COLLECTOR,), fills=(buffer,), writes=("bonus",))
+    (problem,) = problems_of(sampler, pusher, learner.__call__, ctx=ctx, roles=(Role.LEARNER,))
+    assert "middleware 3 (__call__): it explores nothing; add eps_greedy_handler" in problem
+    chain = learner.chain
+    assert list(chain.middleware) == [sampler, pusher, learner]
+    assert list(chain.active) == [sampler, learner]
+    assert (chain.roles, chain.context) == ({"learner"}, ctx)
+    assert (chain.writes("bonus"), chain.writes("obs")) == (True, False)
+    assert (chain.fills(buffer), chain.fills(other)) == (True, False)
+    assert (chain.draws_from(buffer), chain.draws_from(other)) == (True, False)
+    silent = part(roles=(Role.COLLECTOR,))
+    silent.preflight = lambda chain: ["never asked"]
+    assert problems_of(silent, part(roles=(Role.LEARNER,)), roles=(Role.LEARNER,)) == []
+
+
+def test_what_a_wrapped_middleware_declares_counts_for_the_chain():
+    buffer = []
+    with Task(OnlineRLContext(), roles=(Role.COLLECTOR,)) as task:
+        wrapped = part("collect", roles=(Role.COLLECTOR,), writes=("trajectories",))
+        task.wrap(wrapped)
+        task.wrap(part(fills=(buffer,)))
+        task.use(part(reads=("trajectories",), draws_from=(buffer,))).check()
 
 
 def test_members_of_a_serial_count_in_their_order():
@@ -194,7 +278,7 @@ def test_branches_of_a_parallel_do_not_see_what_the_others_write():
 
 def test_an_empty_chain_is_refused():
     (problem,) = problems_of()
-    assert "it is empty; give it something to do" in problem
+    assert "it is empty; add middleware with task.use" in problem
 
 
 def test_every_role_of_the_task_needs_middleware():
@@ -219,7 +303,7 @@ def test_a_chain_with_a_learner_part_needs_a_learner_in_the_run():
 
 def test_a_role_no_one_plays_is_refused_when_it_looks_like_a_slip():
     (problem,) = problems_of(part("learn", roles=("lerner",)))
-    assert "is for the role 'lerner', which no one plays; did you mean 'learner'?" in problem
+    assert "is for the role 'lerner', which is unknown; did you mean 'learner'?" in problem
     assert problems_of(part(roles=("teacher",))) == []
     (problem,) = problems_of(
         part(roles=("teachers",)), part(roles=("teacher",)), roles=("teacher",)
@@ -254,4 +338,4 @@ def test_an_exchange_that_declares_what_it_writes_satisfies_the_reads():
 
 def test_a_context_of_any_kind_is_checked():
     (problem,) = problems_of(part(reads=("env_step",)), ctx=Context())
-    assert "is no field of Context" in problem
+    assert "is not a field of Context" in problem

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import sys
 import threading
+import time
+import weakref
 
 import pytest
 
@@ -289,7 +294,7 @@ def test_all_are_closed_even_when_closing_fails_and_no_error_is_lost():
         for name in "abc":
             task.use(Part(tape, name, fails=("close",)))
     assert [str(error) for error in caught.value.exceptions] == ["close c", "close b", "close a"]
-    assert caught.value.exceptions[0].__notes__ == ["while Part#3 was closed"]
+    assert caught.value.exceptions[0].__notes__ == ["while Part#3 was being closed"]
     with pytest.raises(Boom, match="close a"):
         Task(Context()).use(Part(tape, "a", fails=("close",))).close()
 
@@ -494,7 +499,7 @@ def test_closing_runs_the_finally_blocks_of_what_is_open_by_hand():
         task.forward(careful)
         task.forward(careless)
     assert tape == ["finally"]
-    assert caught.value.__notes__ == ["in middleware 1 (careless) while it was closed"]
+    assert caught.value.__notes__ == ["in middleware careless while it was closed"]
 
 
 def test_functions_run_between_steps_once_and_in_order():
@@ -541,7 +546,7 @@ def test_the_state_of_another_chain_is_refused_and_nothing_is_restored():
     part = Part(tape, "a")
     with Task(Context()) as other:
         other.use(part)
-        with pytest.raises(CheckpointMismatch, match="it has besides Part#2"):
+        with pytest.raises(CheckpointMismatch, match="it also has Part#2"):
             other.load_state_dict(state)
         with pytest.raises(CheckpointMismatch, match="it lacks Part"):
             other.load_state_dict({**state, "middleware": {}})
@@ -572,3 +577,81 @@ def test_the_clock_is_the_given_one():
     clock = FakeClock()
     assert Task(Context(), clock=clock).clock is clock
     assert Task(Context()).clock.now() > 0
+
+
+def test_a_task_without_a_context_uses_an_online_context():
+    with Task(seed=3) as task:
+        task.use(nothing).run(max_step=1)
+        assert type(task.ctx) is OnlineRLContext
+
+
+@pytest.mark.parametrize("ctx", [None, {}, OnlineRLContext])
+def test_a_context_that_is_not_a_context_is_refused(ctx):
+    with pytest.raises(TypeError, match=r"takes a Context, got"):
+        Task(ctx)
+
+
+def test_a_bound_method_is_set_up_saved_and_closed_with_its_object():
+    tape = Tape()
+    part = Part(tape, "part")
+    with Task(Context()) as task:
+        task.use(part.__call__).use(functools.partial(part.__call__)).run(max_step=2)
+        assert task.state_dict()["middleware"] == {"Part": {"count": 4}}
+    assert tape == ["setup part", "close part"]
+
+
+def test_calls_by_hand_are_forgotten_when_their_step_is_over():
+    collected = []
+
+    def call_inner(ctx):
+        def inner(ctx):
+            yield
+
+        collected.append(weakref.ref(inner))
+        ctx.task.forward(inner)
+        ctx.task.wrap(inner)(ctx).back()
+        ctx.task.wrap(ctx.task.parallel(inner, nothing))(ctx).back()
+        ctx.task.serial(inner)(ctx)
+
+    before = threading.active_count()
+    with Task(Context()) as task:
+        task.use(call_inner).run(max_step=50)
+        gc.collect()
+        assert sum(ref() is not None for ref in collected) <= 1
+        deadline = time.monotonic() + 20
+        while threading.active_count() > before + 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert threading.active_count() <= before + 2
+
+
+def test_a_call_by_hand_costs_as_much_in_a_late_step_as_in_the_first():
+    inner = functools.partial(nothing)
+    counts = []
+
+    def call_inner(ctx):
+        ctx.task.forward(inner)
+        ctx.task.forward(lambda ctx: None)
+
+    def count_calls(frame, event, argument):
+        counts[-1] += 1
+
+    def first(ctx):
+        counts.append(0)
+        sys.setprofile(count_calls)
+        yield
+        sys.setprofile(None)
+
+    with Task(Context()) as task:
+        task.use(first).use(call_inner).run(max_step=300)
+    assert counts[-1] <= counts[1]
+
+
+def test_a_middleware_called_by_hand_is_set_up_before_its_first_call_and_once():
+    tape = Tape()
+    part = Part(tape, "part")
+    with Task(Context()) as task:
+        for _ in range(3):
+            task.forward(part)
+        assert tape == ["setup part"]
+        assert part.count == 3
+    assert tape == ["setup part", "close part"]
