@@ -132,7 +132,7 @@ def test_factory_that_was_not_called_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(name for name in middleware.__all__ if name[0].isupper()))
 def test_class_that_was_not_built_is_refused(name: str) -> None:
-    with Task(OnlineRLContext()) as task, pytest.raises(MiddlewareError, match="build an object"):
+    with Task(OnlineRLContext()) as task, pytest.raises(MiddlewareError, match="pass an instance"):
         task.use(getattr(middleware, name))
 
 
