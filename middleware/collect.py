@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from dmiddleware.data import cat
-from dmiddleware.env import BaseEnvManager
+from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.pipeline import OnlineRLContext, Role, Task
-from dmiddleware.policy import CollectMode
+from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.rollout import RolloutCollector
 
 __all__ = ["StepCollector", "EpisodeCollector"]
@@ -26,29 +26,24 @@ class _Collector:
     roles = (Role.COLLECTOR,)
     reads = ("env_step", "env_episode", "train_iter", "collect_kwargs")
 
-    def __init__(self, collect_mode: CollectMode, env_manager: BaseEnvManager) -> None:
-        self._mode = collect_mode
+    def __init__(self, policy: HasModes | CollectMode, env_manager: BaseEnvManager) -> None:
+        self._mode = as_collect_mode(policy, user=type(self).__name__)
+        check_env_manager(env_manager, user=type(self).__name__)
         self._envs = env_manager
         self._launched_here = False
-        self._worker = RolloutCollector(collect_mode, env_manager)
+        self._worker = RolloutCollector(self._mode, env_manager)
 
     def setup(self, task: Task[Any]) -> None:
         """Launch the envs and refuse those that do not fit the policy, before the first step.
 
-        In a run of several processes each explores in its own way, and names its episodes by its
-        node id.
+        In a run of several processes, each explores in its own way.
 
         Raises:
             SpaceError: if the policy's model does not fit the envs' spaces.
         """
-        check = self._mode.get_attribute("check_spaces")
-        check(self._envs.observation_space, self._envs.action_space)
-        if self._envs.closed:
-            self._envs.launch()
-            self._launched_here = True
+        self._launched_here = self._envs.closed
+        self._worker.start()
         if task.router is not None:
-            node_id = task.router.node_id
-            self._worker = RolloutCollector(self._mode, self._envs, source_id=node_id)
             # The policies of all processes were built from one seed.
             self._mode.seed(task.seed_for("policy", "act"))
 
@@ -87,7 +82,7 @@ class StepCollector(_Collector):
     Episodes go on from step to step; nothing is dropped at the cut.
 
     Args:
-        collect_mode: the policy's collect mode.
+        policy: a policy or its collect mode.
         env_manager: the envs; launched when the task begins, and closed when it ends, unless they
             were launched before.
         n_sample: environment steps to collect each time; rounded up to a multiple of the number of
@@ -109,13 +104,15 @@ class StepCollector(_Collector):
 
     Raises:
         ValueError: if ``n_sample`` is not positive or ``random_steps`` negative.
+        ConfigError: if an argument has the wrong type, or ``random_steps`` is given for an
+            on-policy policy, which learns from the actions of its own distribution only.
     """
 
     writes = ("trajectories", "trajectory_end_idx", "env_step", "env_episode")
 
     def __init__(
         self,
-        collect_mode: CollectMode,
+        policy: HasModes | CollectMode,
         env_manager: BaseEnvManager,
         *,
         n_sample: int,
@@ -125,9 +122,11 @@ class StepCollector(_Collector):
             raise ValueError(f"n_sample must be positive, got {n_sample}")
         if random_steps < 0:
             raise ValueError(f"random_steps must not be negative, got {random_steps}")
-        super().__init__(collect_mode, env_manager)
+        super().__init__(policy, env_manager)
         self._n_sample = n_sample
         self._random_steps = random_steps
+        if random_steps:
+            self._worker.check_random_actions()
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Collect."""
@@ -155,7 +154,7 @@ class EpisodeCollector(_Collector):
     Every env contributes its fixed share, so that short episodes are not preferred.
 
     Args:
-        collect_mode: the policy's collect mode.
+        policy: a policy or its collect mode.
         env_manager: the envs; launched when the task begins, and closed when it ends, unless they
             were launched before.
         n_episode: episodes to collect each time.
@@ -174,16 +173,17 @@ class EpisodeCollector(_Collector):
 
     Raises:
         ValueError: if ``n_episode`` is not positive.
+        ConfigError: if an argument has the wrong type.
     """
 
     writes = ("episodes", "trajectories", "trajectory_end_idx", "env_step", "env_episode")
 
     def __init__(
-        self, collect_mode: CollectMode, env_manager: BaseEnvManager, *, n_episode: int
+        self, policy: HasModes | CollectMode, env_manager: BaseEnvManager, *, n_episode: int
     ) -> None:
         if n_episode < 1:
             raise ValueError(f"n_episode must be positive, got {n_episode}")
-        super().__init__(collect_mode, env_manager)
+        super().__init__(policy, env_manager)
         self._n_episode = n_episode
 
     def __call__(self, ctx: OnlineRLContext) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from dmiddleware.pipeline import Event, Role, SkipRest, Task
 from dmiddleware.policy import Policy
 from middleware.support.checks import check_positive
-from middleware.support.exchange_base import LEARNED, MODEL, Exchange, Pace, Senders
+from middleware.support.exchange_base import LEARNED, MODEL, Exchange, Pace
 
 __all__ = ["ContextExchanger", "ModelExchanger", "PeriodicalModelExchanger"]
 
@@ -86,7 +86,6 @@ class ContextExchanger(Exchange):
         # Names this process among those that had, or will have, the same node id.
         self._token = secrets.token_hex(8)
         self._epoch = 0.0
-        self._senders = Senders()
         self._collected: deque[dict[str, Any]] = deque()
         self._evaluated: deque[dict[str, Any]] = deque()
         self._learned: dict[str, Any] = {}
@@ -124,17 +123,11 @@ class ContextExchanger(Exchange):
             self._collected.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return who sent what is in the buffer, and where the pace is counted from.
-
-        What is under way is the router's to keep.
-        """
-        pace = {} if self._pace is None else {"pace": self._pace.state_dict()}
-        return {"senders": self._senders.state_dict(), **pace}
+        """Return where the pace is counted from; batches in transit are the router's to keep."""
+        return {} if self._pace is None else {"pace": self._pace.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        if "senders" in state:  # not in a snapshot of an earlier version
-            self._senders.load_state_dict(state["senders"])
         if self._pace is not None and "pace" in state:
             self._pace.load_state_dict(state["pace"])
 
@@ -175,7 +168,6 @@ class ContextExchanger(Exchange):
         ctx.log("exchange/blocked_s", blocked_s)
         for name in _BATCH:
             setattr(ctx, name, mail[name])
-        self._senders.tell_apart(ctx, mail["node_id"], mail["token"])
         ctx.env_step += mail["env_step"]
         ctx.env_episode += mail["env_episode"]
         ctx.log("exchange/policy_lag", ctx.train_iter - mail["train_iter"])

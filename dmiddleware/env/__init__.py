@@ -2,7 +2,7 @@
 
 from dmiddleware.env.async_manager import AsyncEnvManager
 from dmiddleware.env.factory import make_env_manager
-from dmiddleware.env.manager import BaseEnvManager
+from dmiddleware.env.manager import BaseEnvManager, check_env_manager
 from dmiddleware.env.sync_manager import SyncEnvManager
 from dmiddleware.env.timestep import BatchedTimestep, EnvTimestep, StepInfo
 from dmiddleware.env.vector_manager import VectorEnvManager
@@ -16,4 +16,5 @@ __all__ = [
     "BatchedTimestep",
     "EnvTimestep",
     "StepInfo",
+    "check_env_manager",
 ]

@@ -33,7 +33,7 @@ from dmiddleware.env.timestep import BatchedTimestep, BoolArray, IdArray, StepIn
 from dmiddleware.errors import CheckpointMismatch, ConfigError, EnvStateError, StructureError
 from dmiddleware.seeding import derive_seed
 
-__all__ = ["BaseEnvManager", "EpisodeTotals"]
+__all__ = ["BaseEnvManager", "EpisodeTotals", "check_env_manager"]
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class BaseEnvManager(ABC):
             raise ConfigError(f"env_num is a positive integer, got {env_num!r}")
         self._env_num = int(env_num)
         self._open = False
-        self._n_launches = 0
+        self._revision = 0
         self._all_ids: IdArray = np.arange(self._env_num)
         self._observation_space: spaces.Space[Any] | None = None
         self._action_space: spaces.Space[Any] | None = None
@@ -87,9 +87,18 @@ class BaseEnvManager(ABC):
         return not self._open
 
     @property
-    def n_launches(self) -> int:
-        """How often :meth:`launch` was called; with another number, episodes are others."""
-        return self._n_launches
+    def revision(self) -> int:
+        """A number that grows whenever the envs are launched, reset, stepped or restored.
+
+        Whoever acts in the envs compares it with the value after its own last call, to notice that
+        somebody else has acted in them since.
+        """
+        return self._revision
+
+    @property
+    def episode_lengths(self) -> list[int]:
+        """The steps that each env's current episode has had so far, one number per env."""
+        return [self._totals.length_of(env_id) for env_id in range(self._env_num)]
 
     @abstractmethod
     def launch(self) -> None:
@@ -315,6 +324,7 @@ class BaseEnvManager(ABC):
             self._begin_anew(int(state["totals"]["n_steps"]))
             return False
         self._pending_seeds = {}
+        self._revision += 1
         self._totals.load_state_dict(state["totals"])
         self._ready_obs = map_arrays(np.array, state["ready_obs"])
         self._ready_infos = decode_infos(state["ready_infos"])
@@ -380,7 +390,7 @@ class BaseEnvManager(ABC):
 
     def _begin(self) -> None:
         """Start a life: nothing failed, no episode has begun, every env is yet to be seeded."""
-        self._n_launches += 1
+        self._revision += 1
         self._dropped_steps = 0
         self._pending_seeds = dict(enumerate(self._seeds or ()))
         self._clear_episodes()
@@ -440,6 +450,7 @@ class BaseEnvManager(ABC):
         self, ids: Sequence[int], obs: NestedArrays, infos: Sequence[Mapping[str, Any]]
     ) -> None:
         """Take over the first observations of new episodes in some envs."""
+        self._revision += 1
         self._totals.clear(ids)
         if len(ids) == self._env_num:
             order = np.argsort(ids)
@@ -475,6 +486,7 @@ class BaseEnvManager(ABC):
 
         ``ids`` are the envs of the rows, ``failed`` the rows whose env was restarted.
         """
+        self._revision += 1
         abnormal = np.zeros(len(reward), np.bool_)
         if failed is not None:
             abnormal[failed] = True
@@ -495,6 +507,23 @@ class BaseEnvManager(ABC):
 
     def _id_array(self, ids: list[int] | None) -> IdArray:
         return self._all_ids if ids is None else np.array(ids, dtype=np.int64)
+
+
+def check_env_manager(value: object, *, user: str) -> None:
+    """Refuse a value that is not an env manager.
+
+    Args:
+        value: what was passed as an env manager.
+        user: what it was passed to, named in the message.
+
+    Raises:
+        ConfigError: if it is not.
+    """
+    if not isinstance(value, BaseEnvManager):
+        raise ConfigError(
+            f"{user} takes an env manager, got {value!r:.100}; make one with "
+            'make_env_manager("CartPole-v1", env_num=8)'
+        )
 
 
 def _plain(sample: Any) -> NestedArrays:

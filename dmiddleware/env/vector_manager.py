@@ -128,6 +128,7 @@ class VectorEnvManager(BaseEnvManager):
             elif self._can_mask():
                 self._install_reset(ids, *self._reset_some(ids))
             else:
+                self._revision += 1
                 self._adrift[ids] = True
                 self._totals.clear(ids)
 

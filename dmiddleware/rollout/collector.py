@@ -1,4 +1,4 @@
-"""Collecting in columns: the core under every collector."""
+"""Collecting in columns: the core of every collector."""
 
 from __future__ import annotations
 
@@ -8,56 +8,65 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from dmiddleware.data import as_tree, index_rows, map_nested
-from dmiddleware.data.batch import Batch
+from dmiddleware.data import Batch, as_tree, index_rows, map_nested
+from dmiddleware.data.batch import Value
 from dmiddleware.env import BaseEnvManager
-from dmiddleware.policy import CollectMode, collate
-from dmiddleware.rollout.row_store import Piece, RowStore
-from dmiddleware.rollout.stepper import Ids, Stepper, VectorStep
+from dmiddleware.env.timestep import IdArray
+from dmiddleware.policy import CollectMode, HasModes, as_collect_mode, collate
+from dmiddleware.rollout.row_store import Columns, RowStore
+from dmiddleware.rollout.stepper import Stepper, VectorStep, check_random_actions
 
 __all__ = ["RolloutCollector"]
 
-_NO_KWARGS: Mapping[str, Any] = {}
-
+_USER: Final = "RolloutCollector"
+_NO_KWARGS: Final[Mapping[str, Any]] = {}
 _SPARE_ROWS: Final = 64
 
 
 class RolloutCollector:
-    """Collects transitions of all envs of a manager, as batches of columns.
+    """Collects transitions from all envs of a manager, as batches of columns.
 
     The columns are ``obs``, ``action``, ``reward`` float32, ``next_obs`` (the true successor),
     ``done``, ``terminated``, ``truncated``, ``episode_id`` int64, ``collect_iter`` int64 and
-    whatever else the policy's forward returns. (A policy that makes its transitions itself, in
-    ``_process_transition``, decides on the first six.) Rows that one env made in one episode have
-    one ``episode_id`` and stand below each other in the env's lane, from one batch to the next too.
+    everything else that the policy's forward returns. (A policy written per env decides on the
+    first six itself, in ``_process_transition``.) Rows of one env and one episode share an
+    ``episode_id`` that no other episode has, in this run or any other, and follow each other in the
+    env's lane, also from one batch to the next.
 
-    Nothing is thrown away between calls: an episode that a call cuts goes on in the next one, and
-    rows that do not fit into a rectangle wait for it. Where envs step in lockstep, and some spend
-    steps on their resets, the others would make ever more rows than fit: once an env has many, a
-    batch holds some of them in the lane of one that lacks rows, and what follows of their episode
-    gets another ``episode_id``. Only when an env fails, or was closed and launched again, the rows
-    of its unfinished trajectory that were not handed out yet are dropped, and counted.
+    Nothing is lost between calls: an episode that is cut at the end of a call continues in the next
+    one, and rows that do not fit into a rectangle wait for the next one. Where envs step in
+    lockstep and some spend steps on their resets, the others would pile up more and more rows. Once
+    an env has many, a batch holds some of them in the lane of an env that lacks rows, and the rest
+    of their episode gets another ``episode_id``.
+
+    Rows of an unfinished episode are dropped, and counted, only if its env fails, or if somebody
+    else launches, resets or steps the envs between two calls: the collector then starts new
+    episodes in all of them.
 
     Args:
-        collect_mode: the policy's collect mode; a policy written per env works too, row by row.
-        env_manager: its envs; it is launched if it is not yet, and stays its owner's to close.
-        source_id: tells the collectors of one run apart in ``episode_id``, below 2^31.
+        policy: a policy or its collect mode; policies written per env work too, row by row.
+        env_manager: the envs. The collector launches them if they are closed; the caller closes
+            them.
+
+    Raises:
+        ConfigError: if ``policy`` is not a policy or ``env_manager`` not an env manager.
     """
 
-    def __init__(
-        self, collect_mode: CollectMode, env_manager: BaseEnvManager, *, source_id: int = 0
-    ) -> None:
-        self._stepper = Stepper(collect_mode, env_manager, source_id=source_id)
+    def __init__(self, policy: HasModes | CollectMode, env_manager: BaseEnvManager) -> None:
+        self._use_mode(as_collect_mode(policy, user=_USER))
+        self._stepper = Stepper(self._mode, env_manager, user=_USER)
         self._store = RowStore(env_manager.env_num)
-        self._mode = collect_mode
-        self._one_by_one = not collect_mode.get_attribute("batched")
         self._dropped = 0
         self._stamps = np.zeros(env_manager.env_num, np.int64)
-        # Envs whose current episode collect_episodes does not want (see there).
+        # Envs whose current episode collect_episodes does not want.
         self._skipped: set[int] = set()
-        # Ids of episodes whose first rows it dropped, and whose others were wanted again.
+        # Ids of episodes whose first rows were skipped, and whose later ones were kept.
         self._headless: set[int] = set()
         self._n_extra = 0
+
+    def _use_mode(self, mode: CollectMode) -> None:
+        self._mode = mode
+        self._makes_transitions = not mode.get_attribute("batched")
 
     # State ----------------------------------------------------------------------------------------
 
@@ -88,7 +97,7 @@ class RolloutCollector:
 
     @property
     def ends(self) -> torch.Tensor:
-        """The rows that end an episode, of the batch that :meth:`collect` returned last.
+        """The rows that end an episode in the batch that :meth:`collect` returned last.
 
         int64 indices into the batch flattened to ``[T * E, …]``.
         """
@@ -96,31 +105,57 @@ class RolloutCollector:
 
     @property
     def dropped_steps(self) -> int:
-        """Transitions made and never handed out."""
+        """Transitions that were made and dropped before any call returned them."""
         return self._dropped
 
     @property
     def waiting_steps(self) -> int:
-        """Transitions made and not handed out yet."""
+        """Transitions that were made and that no call has returned yet."""
         return len(self._store)
+
+    def start(self) -> None:
+        """Launch the envs if they are closed, and check that the policy fits them.
+
+        Collecting does this too, the first time.
+
+        Raises:
+            SpaceError: if the policy's model does not fit the envs' spaces.
+        """
+        if not self._stepper.has_started:
+            self._stepper.start()
+        elif self.env_manager.closed:
+            self.env_manager.launch()
+
+    def check_random_actions(self) -> None:
+        """Refuse ``random=True`` in advance.
+
+        Raises:
+            ConfigError: if the policy is on-policy: it learns from the actions of its own
+                distribution only.
+        """
+        check_random_actions(self._mode, user=_USER)
 
     def reset(
         self,
         *,
-        collect_mode: CollectMode | None = None,
+        policy: HasModes | CollectMode | None = None,
         env_manager: BaseEnvManager | None = None,
     ) -> None:
-        """Begin anew: fresh episodes in all envs, nothing waiting; counters stay.
+        """Start new episodes in all envs and drop the rows that wait; counters are kept.
 
         Args:
-            collect_mode: act with another policy from now on.
-            env_manager: act in other envs from now on; launched if it is not yet.
+            policy: act with another policy from now on.
+            env_manager: act in other envs from now on; launched if they are closed.
+
+        Raises:
+            ConfigError: if an argument has the wrong type.
+            SpaceError: if the policy's model does not fit the envs' spaces.
         """
+        mode = None if policy is None else as_collect_mode(policy, user=_USER)
+        self._stepper.reset(mode=mode, env_manager=env_manager)
+        if mode is not None:
+            self._use_mode(mode)
         self._dropped += len(self._store)
-        if collect_mode is not None:
-            self._mode = collect_mode
-            self._one_by_one = not collect_mode.get_attribute("batched")
-        self._stepper.reset(mode=collect_mode, env_manager=env_manager)
         self._store = RowStore(self.env_num)
         self._stamps = np.zeros(self.env_num, np.int64)
         self._skipped.clear()
@@ -136,43 +171,45 @@ class RolloutCollector:
         policy_kwargs: Mapping[str, Any] | None = None,
         random: bool = False,
     ) -> Batch:
-        """Collect transitions: the same number from every env (but see above).
+        """Collect transitions, the same number from every env (lockstep envs: see the class).
 
         Args:
-            n_sample: how many at least; rounded up to a multiple of the number of envs.
-            train_iter: the policy's iteration, stamped on the rows as ``collect_iter``.
-            policy_kwargs: given to the policy's forward, for example ``{"eps": 0.1}``.
-            random: act at random (with the env manager's seed); the policy is asked all the same,
-                for its other columns.
+            n_sample: the least number of transitions; rounded up to a multiple of the number of
+                envs.
+            train_iter: the policy's iteration, written to the rows as ``collect_iter``.
+            policy_kwargs: passed to the policy's forward, for example ``{"eps": 0.1}``.
+            random: replace the policy's actions by random ones, drawn with the env manager's seed.
+                The policy is still called for its other columns.
 
         Returns:
-            A batch ``[T, E, …]`` with ``T = ceil(n_sample / E)``; its memory is the caller's.
+            A batch ``[T, E, …]`` with ``T = ceil(n_sample / E)``; the caller owns its memory.
 
         Raises:
             ValueError: if ``n_sample`` is not positive.
-            SpaceError: at the first call, if the envs do not fit the policy's model.
+            ConfigError: if ``random`` and the policy is on-policy.
+            PolicyError: if the policy does not return one row per env, with ``action``.
+            SpaceError: at the first call, if the policy's model does not fit the envs.
             EnvCrashed: if an env keeps failing.
         """
         if n_sample <= 0:
             raise ValueError(f"n_sample must be positive, got {n_sample}")
         n_steps = -(-n_sample // self.env_num)
         self._begin_call()
-        self._skip_no_more()
         stamps = self._stamps_of(train_iter)
         kwargs = policy_kwargs or _NO_KWARGS
         store = self._store
         if n_steps == 1 and store.is_empty:
-            # The commonest case, spared what the others need.
+            # The most common case skips what the others need.
             step = self._stepper.step(kwargs, random=random)
             if self._is_plain(step):
-                return store.pass_on(self._piece(step, stamps))
+                return store.pass_on(self._columns(step, stamps))
             self._keep(step, stamps)
         loans: dict[int, int] = {}
         while not self._is_filled(n_steps, loans):
-            # Envs that have their rows wait for those that do not, where the manager lets them.
+            # Envs that have enough rows pause, if the manager can step the others without them.
             lacking = None if store.is_level else np.flatnonzero(store.counts < n_steps)
             if self._step(kwargs, stamps, random, lacking).lost:
-                loans.clear()  # what was to be lent may be gone
+                loans.clear()  # the rows to be lent may be gone
         return store.take_rectangle(n_steps, loans, self._stepper.split_episode)
 
     def collect_step(
@@ -181,8 +218,8 @@ class RolloutCollector:
         train_iter: int = 0,
         policy_kwargs: Mapping[str, Any] | None = None,
         random: bool = False,
-    ) -> tuple[Batch, Ids]:
-        """Collect one transition of every env, or what there is where some spend it on a reset.
+    ) -> tuple[Batch, IdArray]:
+        """Collect one transition of every env, or fewer where some envs spend the step on a reset.
 
         Args:
             train_iter: as in :meth:`collect`.
@@ -193,7 +230,9 @@ class RolloutCollector:
             A batch ``[R, …]``, and the env of each row, ``[R] int64``.
 
         Raises:
-            SpaceError: at the first call, if the envs do not fit the policy's model.
+            ConfigError: as in :meth:`collect`; so are the following.
+            PolicyError: if the policy returns something else than it must.
+            SpaceError: at the first call, if the policy's model does not fit the envs.
             EnvCrashed: if an env keeps failing.
         """
         if not self.env_manager.in_lockstep:
@@ -202,7 +241,6 @@ class RolloutCollector:
             )
             return index_rows(batch, 0), np.arange(self.env_num)
         self._begin_call()
-        self._skip_no_more()
         while len(self._store) == 0:
             self._step(policy_kwargs or _NO_KWARGS, self._stamps_of(train_iter), random, None)
         rows, env_id = self._store.take_all()
@@ -216,15 +254,15 @@ class RolloutCollector:
         policy_kwargs: Mapping[str, Any] | None = None,
         random: bool = False,
     ) -> list[Batch]:
-        """Collect whole episodes: a fixed share from every env, so short ones are not preferred.
+        """Collect whole episodes, a fixed share from every env, so that short ones are not favored.
 
-        The share is settled before the first step; were it "the first ``n_episode`` that end",
-        short episodes would come first. Shares differ by one at most, and what is over goes to
-        other envs in the next call. An env that has delivered its share pauses; where the manager
-        cannot step some envs without the others, its next episodes are kept for the next call, at
-        most as many as its share (those that begin after that are dropped, and counted). Episodes
-        that were handed out in part are given up first, and what waited of them is counted as
-        dropped.
+        The shares are fixed before the first step; "the first ``n_episode`` that end" would favor
+        short episodes. They differ by at most one, and the extra episodes go to other envs in the
+        next call. An env that has delivered its share pauses. Where the manager cannot step some
+        envs without the others, the next episodes of that env are kept for the next call, at most
+        as many as its share; later ones are dropped and counted. Episodes whose first rows a
+        previous call has returned already are given up, and those of their rows that still wait
+        are counted as dropped.
 
         Args:
             n_episode: how many.
@@ -233,16 +271,18 @@ class RolloutCollector:
             random: as in :meth:`collect`.
 
         Returns:
-            Batches ``[T_i, …]``, one per episode, in the order in which they ended.
+            Batches ``[T_i, …]``, one per episode, in the order in which the episodes ended.
 
         Raises:
             ValueError: if ``n_episode`` is not positive.
-            SpaceError: at the first call, if the envs do not fit the policy's model.
+            ConfigError: as in :meth:`collect`; so are the following.
+            PolicyError: if the policy returns something else than it must.
+            SpaceError: at the first call, if the policy's model does not fit the envs.
             EnvCrashed: if an env keeps failing.
         """
         if n_episode <= 0:
             raise ValueError(f"n_episode must be positive, got {n_episode}")
-        self._begin_call()
+        self._begin_call(keeps_skipping=True)
         self._give_up_cut_episodes()
         shares = self._shares(n_episode)
         most = 2 * np.maximum(shares, 1)
@@ -256,15 +296,18 @@ class RolloutCollector:
                 (self._skipped.add if finished[env] >= most[env] else self._skipped.discard)(env)
         return self._store.take_episodes(shares)
 
-    def _begin_call(self) -> None:
+    def _begin_call(self, *, keeps_skipping: bool = False) -> None:
         self._stepper.episode_returns = []
-        left = self._stepper.leave_earlier_launch()
-        if len(left):
-            self._dropped += self._store.drop(left)
+        given_up = self._stepper.give_up_foreign_episodes()
+        if len(given_up):
+            self._dropped += self._store.drop(given_up)
+            self._skipped.clear()
+        if self._skipped and not keeps_skipping:
+            self._headless.update(self._stepper.episode_id[list(self._skipped)].tolist())
             self._skipped.clear()
 
     def _is_filled(self, n_steps: int, loans: dict[int, int]) -> bool:
-        """Tell whether every lane can be filled, and from whom those that lack rows borrow."""
+        """Return whether every lane can be filled; add to ``loans`` the lender of each borrower."""
         store = self._store
         if store.fewest >= n_steps:
             return True
@@ -280,7 +323,7 @@ class RolloutCollector:
         loans.update(zip(borrowers.tolist(), lenders.tolist(), strict=False))
         return len(borrowers) <= len(lenders)
 
-    def _shares(self, n_episode: int) -> Ids:
+    def _shares(self, n_episode: int) -> IdArray:
         share, n_extra = divmod(n_episode, self.env_num)
         order = (np.arange(self.env_num) - self._n_extra) % self.env_num
         self._n_extra = (self._n_extra + n_extra) % self.env_num
@@ -292,42 +335,37 @@ class RolloutCollector:
         self._dropped += self._store.drop(cut)
         self._stepper.restart(np.flatnonzero(np.isin(self._stepper.episode_id, cut)))
 
-    def _skip_no_more(self) -> None:
-        if self._skipped:
-            self._headless.update(self._stepper.episode_id[list(self._skipped)].tolist())
-            self._skipped.clear()
-
-    def _stamps_of(self, train_iter: int) -> Ids:
+    def _stamps_of(self, train_iter: int) -> IdArray:
         if self._stamps[0] != train_iter:
             self._stamps = np.full(self.env_num, train_iter, np.int64)
         return self._stamps
 
     def _step(
-        self, policy_kwargs: Mapping[str, Any], stamps: Ids, random: bool, only: Ids | None
+        self, policy_kwargs: Mapping[str, Any], stamps: IdArray, random: bool, only: IdArray | None
     ) -> VectorStep:
         step = self._stepper.step(policy_kwargs, random=random, only=only)
         self._keep(step, stamps)
         return step
 
     def _is_plain(self, step: VectorStep) -> bool:
-        """Tell whether a step gave a row of every env, and all are wanted as they are."""
-        return step.timestep.is_full and not self._one_by_one and not self._skipped
+        """Return whether a step gave one row per env and all of them are stored as they are."""
+        return step.timestep.is_full and not self._makes_transitions and not self._skipped
 
-    def _keep(self, step: VectorStep, stamps: Ids) -> None:
+    def _keep(self, step: VectorStep, stamps: IdArray) -> None:
         if self._is_plain(step):
-            self._store.add(self._piece(step, stamps))
+            self._store.add(self._columns(step, stamps))
             return
         wanted = self._wanted_rows(step)
         env_id = step.timestep.env_id[wanted]
-        if self._one_by_one:
-            piece = self._piece_by_row(step, stamps, wanted)
+        if self._makes_transitions:
+            columns = self._transitions(step, stamps, wanted)
         else:
-            piece = _rows(self._piece(step, stamps), wanted)
-        self._store.add_some(piece, env_id)
+            columns = _select_rows(self._columns(step, stamps), wanted)
+        self._store.add_some(columns, env_id)
         if step.lost:
             self._dropped += self._store.drop(step.lost)
 
-    def _wanted_rows(self, step: VectorStep) -> Ids:
+    def _wanted_rows(self, step: VectorStep) -> IdArray:
         is_real = ~step.timestep.abnormal
         if not self._skipped:
             return np.flatnonzero(is_real)
@@ -335,7 +373,7 @@ class RolloutCollector:
         self._dropped += int(np.count_nonzero(is_real & unwanted))
         return np.flatnonzero(is_real & ~unwanted)
 
-    def _piece(self, step: VectorStep, stamps: Ids) -> Piece:
+    def _columns(self, step: VectorStep, stamps: IdArray) -> Columns:
         timestep = step.timestep
         return {
             "obs": step.obs,
@@ -349,8 +387,8 @@ class RolloutCollector:
             **step.output,
         }
 
-    def _piece_by_row(self, step: VectorStep, stamps: Ids, wanted: Ids) -> Piece:
-        """Let the policy make its transitions, one by one."""
+    def _transitions(self, step: VectorStep, stamps: IdArray, wanted: IdArray) -> Columns:
+        """Return the transitions that the policy makes, one by one, as columns."""
         if len(wanted) == 0:
             return {}
         timestep = step.timestep
@@ -388,10 +426,10 @@ class RolloutCollector:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the collector was that gave ``state``.
+        """Restore what :meth:`state_dict` returned, to continue where that collector was.
 
-        Where the envs' state cannot be restored, their episodes begin anew, under new ids; rows
-        that waited for the end of their episode are dropped then, and counted.
+        Where the state of the envs cannot be restored, they start new episodes with new ids, and
+        the waiting rows of unfinished episodes are dropped and counted.
         """
         self._dropped, self._n_extra = state["dropped"], state["n_extra"]
         self._store.load_state_dict(state["store"])
@@ -401,9 +439,9 @@ class RolloutCollector:
             self._skipped.clear()
 
 
-def _row(column: Any, row: int) -> Any:
+def _row(column: Value, row: int) -> Value:
     return column[row] if isinstance(column, torch.Tensor) else index_rows(column, row)
 
 
-def _rows(piece: Piece, rows: Ids) -> Piece:
-    return {name: map_nested(lambda leaf: leaf[rows], column) for name, column in piece.items()}
+def _select_rows(columns: Columns, rows: IdArray) -> Columns:
+    return {name: map_nested(lambda leaf: leaf[rows], column) for name, column in columns.items()}

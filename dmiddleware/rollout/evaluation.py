@@ -5,24 +5,26 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import EvalMode
+from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
 from dmiddleware.rollout.stepper import Stepper
 
 __all__ = ["VectorEvalMonitor", "evaluate_episodes"]
+
+_USER: Final = "evaluate_episodes"
 
 Frame = npt.NDArray[np.uint8]
 
 
 @dataclass(slots=True)
 class _Film:
-    """The pictures of one episode, compressed: most of them differ little from flat colour."""
+    """The frames of one episode, compressed: most of them are almost flat color."""
 
     shape: tuple[int, ...]
     frames: list[bytes] = field(default_factory=list)
@@ -32,16 +34,16 @@ class _Film:
         self.frames.append(zlib.compress(frame.tobytes(), level=1))
 
     def decode(self) -> Frame:
-        """Return the pictures, ``[T, H, W, C]``."""
+        """Return the frames, ``[T, H, W, C]``."""
         flat = [np.frombuffer(zlib.decompress(frame), np.uint8) for frame in self.frames]
         return np.stack(flat).reshape(-1, *self.shape)
 
 
 class VectorEvalMonitor:
-    """Gives each env a fixed share of the episodes, so that fast-finishing envs do not count more.
+    """Gives each env a fixed share of the episodes, so that fast envs do not count more.
 
-    Were the first ``n_episode`` that end to count, short episodes would be over-represented. Here
-    each env's first episodes count, as many as its share; what it plays after that does not.
+    If the first ``n_episode`` that end counted, short episodes would be over-represented. Here the
+    first episodes of each env count, up to its share; episodes that it plays after that do not.
 
     Args:
         env_num: number of envs.
@@ -70,18 +72,18 @@ class VectorEvalMonitor:
         return [env for env, (returns, share) in pairs if len(returns) < share]
 
     def is_finished(self) -> bool:
-        """Tell whether all envs have played their share."""
+        """Return whether all envs have played their share."""
         return not self.unfinished
 
     def update_info(self, env_id: int, info: Mapping[str, Any]) -> None:
-        """Take in the last info of an episode; its numbers are averaged."""
+        """Add the last info of an episode; its numbers are averaged."""
         if len(self._infos[env_id]) < self._shares[env_id]:
             self._infos[env_id].append(
                 {key: float(value) for key, value in info.items() if _is_number(value)}
             )
 
     def update_reward(self, env_id: int, reward: Any) -> None:
-        """Take in the return of an episode that ended."""
+        """Add the return of an episode that ended."""
         if len(self._returns[env_id]) >= self._shares[env_id]:
             return
         self._returns[env_id].append(float(reward))
@@ -108,7 +110,7 @@ class VectorEvalMonitor:
         return sum(map(len, self._returns))
 
     def get_episode_info(self) -> dict[str, float]:
-        """Return the means of the episodes' last infos; a key counts where it was given."""
+        """Return the means of the numbers in the last infos, over the episodes that have them."""
         values: dict[str, list[float]] = {}
         for infos in self._infos:
             for info in infos:
@@ -117,7 +119,7 @@ class VectorEvalMonitor:
         return {key: float(np.mean(given)) for key, given in values.items()}
 
     def update_video(self, imgs: Mapping[int, Frame]) -> None:
-        """Take in one picture of some envs, ``[H, W, C] uint8``; first episodes are filmed."""
+        """Add one frame of some envs, ``[H, W, C] uint8``; only first episodes are filmed."""
         for env_id, frame in imgs.items():
             film = self._films.setdefault(env_id, _Film(frame.shape))
             if film.episode_return is None:
@@ -127,7 +129,7 @@ class VectorEvalMonitor:
         """Return films of the worst, the median (or both medians), and the best episode.
 
         Returns:
-            ``[N, T, C, H, W] uint8``, worst first; shorter films stand still at their end. Only the
+            ``[N, T, C, H, W] uint8``, worst first; shorter films repeat their last frame. Only the
             first episode of each env is filmed.
 
         Raises:
@@ -148,36 +150,37 @@ class VectorEvalMonitor:
 
 
 def evaluate_episodes(
-    eval_mode: EvalMode,
+    policy: HasModes | EvalMode,
     env_manager: BaseEnvManager,
     n_episode: int,
     *,
     policy_kwargs: Mapping[str, Any] | None = None,
     max_frames: int = 0,
 ) -> VectorEvalMonitor:
-    """Play whole episodes greedily: all envs at once, and a fixed share of episodes in each.
+    """Play whole episodes greedily in all envs at once, a fixed share of them in each env.
 
-    All envs begin fresh episodes. An env that has played its share pauses, where the manager can
-    step the others without it. The episode of an env that fails does not count; it plays another.
+    All envs start new episodes. An env that has played its share pauses, if the manager can step
+    the others without it. If an env fails, its episode does not count and it plays another.
 
     Args:
-        eval_mode: the policy's eval mode.
-        env_manager: the envs; launched if they are not yet, and left open.
-        n_episode: how many episodes, at least one per env.
-        policy_kwargs: given to the policy's forward.
-        max_frames: film the first episode of each env, so many pictures at most; the envs must be
-            made with ``render_mode="rgb_array"``.
+        policy: a policy or its eval mode.
+        env_manager: the envs; launched if they are closed, and left open.
+        n_episode: number of episodes, at least one per env.
+        policy_kwargs: passed to the policy's forward.
+        max_frames: film the first episode of each env, with at most this many frames; the envs must
+            be made with ``render_mode="rgb_array"``.
 
     Returns:
         The monitor, with returns and infos of all episodes.
 
     Raises:
-        ConfigError: if there are fewer episodes than envs.
-        SpaceError: if the envs do not fit the policy's model.
+        ConfigError: if there are fewer episodes than envs, or an argument has the wrong type.
+        PolicyError: if the policy does not return one row per env, with ``action``.
+        SpaceError: if the policy's model does not fit the envs' spaces.
         EnvCrashed: if an env keeps failing.
     """
+    stepper = Stepper(as_eval_mode(policy, user=_USER), env_manager, user=_USER)
     monitor = VectorEvalMonitor(env_manager.env_num, n_episode)
-    stepper = Stepper(eval_mode, env_manager)
     stepper.reset()
     kwargs = policy_kwargs or {}
     playing: list[int] = monitor.unfinished

@@ -1,9 +1,9 @@
-"""Rows of several environments between the moment they are made and the moment they are handed out.
+"""Rows of several environments, from the step that makes them to the batch that returns them.
 
-A step of an env manager gives one row for each environment that made a transition: mostly one for
-every environment, sometimes fewer (an environment that was restarted, or that spends a step on its
-reset). The store keeps the pieces as they come and cuts rectangles ``[T, E, …]`` or whole episodes
-``[T_i, …]`` out of them, with array operations only; what does not fit stays for the next time.
+A step of an env manager gives one row for each environment that made a transition: usually one for
+every environment, sometimes fewer (an environment was restarted, or spends a step on its reset).
+The store keeps the pieces as they arrive and cuts rectangles ``[T, E, …]`` or whole episodes
+``[T_i, …]`` from them, with array operations only; rows that do not fit stay for the next time.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 
 from dmiddleware.data import as_tree, cat, from_numpy, index_rows, map_leaves, map_nested, stack
 from dmiddleware.data.batch import Batch
+from dmiddleware.env.timestep import IdArray
 
-__all__ = ["Piece", "RowStore"]
+__all__ = ["Columns", "RowStore"]
 
-Ids: TypeAlias = npt.NDArray[np.int64]
-Piece: TypeAlias = dict[str, Any]
-"""Columns ``[R, …]`` of one step (or of what is left of earlier ones): arrays, tensors or trees."""
+Columns: TypeAlias = dict[str, Any]
+"""Columns ``[R, …]`` of one step, or of what is left of earlier ones: arrays, tensors or trees."""
 
 
 _NOWHERE: Final = torch.zeros(0, dtype=torch.int64)
@@ -30,15 +30,15 @@ _FEW: Final = 64
 
 
 class RowStore:
-    """The rows that were made and not yet handed out, in the order in which they were made.
+    """Rows that were made and not yet taken, in the order in which they were made.
 
-    Every piece has the columns ``episode_id`` int64 and ``done`` bool; which environment each row
-    comes from is told when it is added. Pieces may share memory with each other; what is handed out
-    shares none.
+    Every piece has the columns ``episode_id`` int64 and ``done`` bool; the environment of each row
+    is given when it is added. Pieces may share memory with each other; rows that are taken share
+    none.
 
     Attributes:
-        ends: the rows that end an episode, of the rectangle handed out last: indices into its
-            ``T * E`` rows, int64.
+        ends: the rows that end an episode in the rectangle that was taken last: int64 indices into
+            its ``T * E`` rows.
 
     Args:
         env_num: number of environments, ``E``.
@@ -51,14 +51,14 @@ class RowStore:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Remove all rows."""
         self._forget_rows()
         self._last_id = np.zeros(self._env_num, np.int64)
         self._last_done = np.ones(self._env_num, bool)
 
     def _forget_rows(self) -> None:
-        self._pieces: list[Piece] = []
-        self._env_ids: list[Ids] = []
+        self._pieces: list[Columns] = []
+        self._env_ids: list[IdArray] = []
         # While every piece has one row of every environment, in order, there is nothing to sort.
         self._regular = True
         self._counts = np.zeros(self._env_num, np.int64)
@@ -68,11 +68,11 @@ class RowStore:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no rows wait."""
+        """Whether there are no rows."""
         return not self._pieces
 
     @property
-    def counts(self) -> Ids:
+    def counts(self) -> IdArray:
         """Rows of each environment, ``[E] int64``."""
         if self._regular:
             return np.full(self._env_num, len(self._pieces), np.int64)
@@ -80,25 +80,25 @@ class RowStore:
 
     @property
     def is_level(self) -> bool:
-        """Whether all environments have as many rows."""
+        """Whether all environments have the same number of rows."""
         return self._regular or bool((self._counts == self._counts[0]).all())
 
     @property
-    def n_ends(self) -> Ids:
-        """Number of episodes' ends among the rows of each environment, ``[E] int64``."""
+    def n_ends(self) -> IdArray:
+        """Number of finished episodes among the rows of each environment, ``[E] int64``."""
         rows, env_id = self._joined()
         return np.bincount(env_id[_as_array(rows["done"])], minlength=self._env_num)
 
     @property
-    def open_episodes(self) -> Ids:
-        """Ids of the episodes that have rows here, and no end among them."""
+    def open_episodes(self) -> IdArray:
+        """Ids of the episodes that have rows here, but not their last one."""
         rows, _ = self._joined()
         ids = _as_array(rows["episode_id"])
         return np.setdiff1d(ids, ids[_as_array(rows["done"])])
 
     @property
-    def cut_episodes(self) -> Ids:
-        """Ids of the episodes of which a part was handed out, and not their ends."""
+    def cut_episodes(self) -> IdArray:
+        """Ids of the episodes of which some rows were taken, but not the last one."""
         return self._last_id[~self._last_done]
 
     @property
@@ -106,14 +106,14 @@ class RowStore:
         """Rows of the environment that has the fewest."""
         return len(self._pieces) if self._regular else int(self._counts.min())
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: Columns) -> None:
         """Add a piece with one row of every environment, in order."""
         self._pieces.append(piece)
         if not self._regular:
             self._env_ids.append(self._all)
             self._counts += 1
 
-    def add_some(self, piece: Piece, env_id: Ids) -> None:
+    def add_some(self, piece: Columns, env_id: IdArray) -> None:
         """Add a piece whose row ``i`` comes from environment ``env_id[i]``."""
         if len(env_id) == 0:
             return
@@ -131,17 +131,17 @@ class RowStore:
         loans: Mapping[int, int] | None = None,
         split: Callable[[int], int] | None = None,
     ) -> Batch:
-        """Hand out the oldest ``n_steps`` rows of every environment, as ``[T, E, …]``.
+        """Take the oldest ``n_steps`` rows of every environment, as ``[T, E, …]``.
 
-        No environment may have fewer rows than that; what is over stays.
+        Every environment must have that many rows, or borrow them.
 
         Args:
             n_steps: the rectangle's height.
-            loans: environments whose lane holds rows of another one, and of which: those that
-                follow its oldest ``n_steps``. An episode that goes on from its own lane into the
-                other one is split there, since no id may stand in two lanes of a rectangle. Nobody
-                lends twice, and nobody both lends and borrows.
-            split: gives the rest of an episode an id of its own, and returns it.
+            loans: the lender of each environment whose lane holds another one's rows: those that
+                follow the lender's oldest ``n_steps``. An episode that continues from its own lane
+                into the other one is split there, since no id may occur in two lanes of a
+                rectangle. An environment lends once at most, and none both lends and borrows.
+            split: gives the rest of an episode an id of its own, and returns that id.
         """
         if self._regular:
             taken = self._pieces[:n_steps]
@@ -166,7 +166,7 @@ class RowStore:
             picked[:, borrower] = mine[n_steps : 2 * n_steps]
             source[borrower] = lender
         self._keep_others(rows, env_id, picked)
-        # Of each environment, the row that was handed out last; a borrower's stays the one before.
+        # The last row taken from each environment; a borrower keeps the one before.
         self._last_id, self._last_done = self._last_id.copy(), self._last_done.copy()
         for lane in np.argsort(source != self._all, kind="stable").tolist():
             last = picked[-1, lane]
@@ -177,36 +177,36 @@ class RowStore:
         self.ends = _true_at(columns["done"].numpy())
         return as_tree(columns)
 
-    def pass_on(self, piece: Piece) -> Batch:
-        """Hand out a piece with one row of every environment, in order, as ``[1, E, …]``.
+    def pass_on(self, piece: Columns) -> Batch:
+        """Return a piece with one row of every environment, in order, as ``[1, E, …]``.
 
-        It comes before all rows that are stored.
+        The store must be empty.
         """
         self._last_id = _as_array(piece["episode_id"])
         self._last_done = _as_array(piece["done"])
         self.ends = _true_at(self._last_done)
         return as_tree(_add_time(piece))
 
-    def take_all(self) -> tuple[Piece, Ids]:
-        """Hand out all rows, as columns ``[R, …]``, and the environment of each, ``[R] int64``."""
+    def take_all(self) -> tuple[Columns, IdArray]:
+        """Take all rows, as columns ``[R, …]``, and the environment of each, ``[R] int64``."""
         rows, env_id = self._joined()
         self._forget_rows()
-        # Of rows of one environment, the last one is written last.
+        # Where an environment has several rows, its last one is written last.
         self._last_id, self._last_done = self._last_id.copy(), self._last_done.copy()
         self._last_id[env_id] = _as_array(rows["episode_id"])
         self._last_done[env_id] = _as_array(rows["done"])
-        index = torch.arange(len(env_id))  # what is selected is copied
+        index = torch.arange(len(env_id))  # selecting copies
         return {name: _select(column, index) for name, column in rows.items()}, env_id.copy()
 
-    def take_episodes(self, shares: Ids) -> list[Batch]:
-        """Hand out the oldest ``shares[e]`` finished episodes of each environment ``e``.
+    def take_episodes(self, shares: IdArray) -> list[Batch]:
+        """Take the oldest ``shares[e]`` finished episodes of each environment ``e``.
 
         Returns:
             Batches ``[T_i, …]``, in the order in which the episodes ended.
         """
         rows, env_id = self._joined()
         done = np.flatnonzero(_as_array(rows["done"]))
-        # The how-many-th end of its environment each end is.
+        # The rank of each end among the ends of its environment.
         rank = np.zeros(len(done), np.int64)
         for env in range(self._env_num):
             mine = env_id[done] == env
@@ -222,7 +222,7 @@ class RowStore:
             for index in indices
         ]
 
-    def drop(self, episode_ids: Sequence[int] | Ids) -> int:
+    def drop(self, episode_ids: Sequence[int] | IdArray) -> int:
         """Drop the rows of these episodes.
 
         Returns:
@@ -237,7 +237,7 @@ class RowStore:
         return len(unwanted)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all rows (no ``rows`` if there are none) and what was handed out last."""
+        """Return all rows (no ``rows`` if there are none) and which rows were taken last."""
         last = {
             "last_id": torch.from_numpy(self._last_id.copy()),
             "last_done": torch.from_numpy(self._last_done.copy()),
@@ -254,7 +254,7 @@ class RowStore:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Hold the rows of ``state`` and no others."""
+        """Replace all rows by those of ``state``."""
         self._forget_rows()
         self._last_id = _as_array(state["last_id"]).copy()
         self._last_done = _as_array(state["last_done"]).copy()
@@ -265,7 +265,7 @@ class RowStore:
         }
         self.add_some(rows, _as_array(state["env_id"]).astype(np.int64))
 
-    def _joined(self) -> tuple[Piece, Ids]:
+    def _joined(self) -> tuple[Columns, IdArray]:
         """Return all rows as one piece, with the environment of each."""
         if not self._pieces:
             return {"done": np.zeros(0, bool), "episode_id": np.zeros(0, np.int64)}, self._all[:0]
@@ -274,7 +274,7 @@ class RowStore:
             return rows, np.tile(self._all, len(self._pieces))
         return rows, np.concatenate(self._env_ids)
 
-    def _keep_others(self, rows: Piece, env_id: Ids, taken: Ids) -> None:
+    def _keep_others(self, rows: Columns, env_id: IdArray, taken: IdArray) -> None:
         keep = np.ones(len(env_id), bool)
         keep[taken.ravel()] = False
         left = np.flatnonzero(keep)
@@ -283,22 +283,22 @@ class RowStore:
         self.add_some({name: _select(column, index) for name, column in rows.items()}, env_id[left])
 
 
-def join(pieces: Sequence[Piece]) -> Piece:
-    """Put pieces of the same columns one below the other; columns become tensors or trees."""
+def join(pieces: Sequence[Columns]) -> Columns:
+    """Concatenate pieces with the same columns; columns become tensors or trees."""
     if len(pieces) == 1:
         return {name: _as_tensors(column) for name, column in pieces[0].items()}
     return {name: _cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
-def _split_at(rows: Piece, mine: Ids, position: int, split: Callable[[int], int]) -> Piece:
-    """Give the rows of one environment from a position on another id, if an episode goes on."""
+def _split_at(rows: Columns, mine: IdArray, position: int, split: Callable[[int], int]) -> Columns:
+    """Give the rows of one environment from a position on another id, if an episode continues."""
     episode, rest = _as_array(rows["episode_id"]), mine[position:]
     before = episode[mine[position - 1]]
-    going_on = rest[episode[rest] == before]
-    if len(going_on) == 0:
+    continued = rest[episode[rest] == before]
+    if len(continued) == 0:
         return rows
     episode = episode.copy()
-    episode[going_on] = split(int(before))
+    episode[continued] = split(int(before))
     return {**rows, "episode_id": torch.from_numpy(episode)}
 
 
@@ -317,7 +317,7 @@ def _as_array(column: Any) -> npt.NDArray[Any]:
     return column if isinstance(column, np.ndarray) else column.numpy()
 
 
-def _add_time(piece: Piece) -> dict[str, Any]:
+def _add_time(piece: Columns) -> dict[str, Any]:
     """Turn the columns ``[E, …]`` of one step into ``[1, E, …]``; arrays are copied."""
     lead: dict[str, Any] = {}
     for name, column in piece.items():
@@ -333,14 +333,14 @@ def _add_time(piece: Piece) -> dict[str, Any]:
 
 
 def _true_at(flags: npt.NDArray[Any]) -> torch.Tensor:
-    # In numpy, whose calls cost a fraction of torch's on so few numbers; and a list's cost less.
+    # For so few values numpy is much faster than torch, and a list faster than numpy.
     array = flags.ravel()
     if array.size < _FEW and True not in array.tolist():
         return _NOWHERE
     return torch.from_numpy(array.nonzero()[0])
 
 
-def _stack(pieces: Sequence[Piece]) -> dict[str, Any]:
+def _stack(pieces: Sequence[Columns]) -> dict[str, Any]:
     """Stack the columns ``[E, …]`` of several steps into ``[T, E, …]``."""
     stacked: dict[str, Any] = {}
     for name, first in pieces[0].items():

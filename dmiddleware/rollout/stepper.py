@@ -1,76 +1,81 @@
-"""The step that collectors and evaluators share: the policy acts and the envs answer."""
+"""One step of acting: the policy chooses actions and the environments take them."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from dmiddleware.data import from_numpy, index_rows, map_nested, to_numpy
-from dmiddleware.env import BaseEnvManager, BatchedTimestep
+from dmiddleware.data import Batch, from_numpy, index_rows, leaves, map_nested, to_numpy
+from dmiddleware.data.batch import Value
+from dmiddleware.env import BaseEnvManager, BatchedTimestep, check_env_manager
+from dmiddleware.env.batching import NestedArrays
+from dmiddleware.env.timestep import IdArray
+from dmiddleware.errors import ConfigError, PolicyError
 from dmiddleware.policy import CollectMode, EvalMode
 
-__all__ = ["VectorStep", "Stepper"]
+__all__ = ["Stepper", "VectorStep", "check_random_actions"]
 
-Ids: TypeAlias = npt.NDArray[np.int64]
-
-_EPISODE_BITS = 32
-_NO_IDS: Ids = np.zeros(0, np.int64)
+_SOURCE_BITS: Final = 35
+_COUNTER_BITS: Final = 28
+_NO_IDS: Final[IdArray] = np.zeros(0, np.int64)
+# Columns that describe the action that the policy drew; a random action makes them wrong.
+_OF_DRAWN_ACTION: Final = ("log_prob", "raw_action")
 
 
 @dataclass(slots=True)
 class VectorStep:
-    """What one step made.
+    """One step of several environments.
 
     Attributes:
-        timestep: the env manager's answer, ``E'`` rows.
-        obs: what the policy acted on, a tensor or tree ``[E', …]`` whose rows are the timestep's.
-        output: what the policy returned, tensors or trees ``[E', …]``; ``action`` among them.
+        timestep: what the env manager returned, ``E'`` rows.
+        obs: what the policy acted on, a tensor or tree ``[E', …]``, row by row as in the timestep.
+        output: what the policy returned, tensors or trees ``[E', …]``; it includes ``action``.
         episode_id: the episode that each row belongs to, ``[E'] int64``; never written again.
         ended: the envs whose episode ended.
-        begun: the envs that began another episode: those, and the envs that failed.
-        lost: ids of the episodes that a failing env cut short.
+        begun: the envs that started another episode: those in ``ended`` and those that failed.
+        lost: the ids of the episodes that a failing env cut short.
     """
 
     timestep: BatchedTimestep
-    obs: Any
+    obs: Value
     output: dict[str, Any]
-    episode_id: Ids
+    episode_id: IdArray
     ended: Sequence[int] = ()
     begun: Sequence[int] = ()
     lost: Sequence[int] = ()
 
 
 class Stepper:
-    """Lets a policy act in the envs of a manager, and counts.
+    """Lets a policy act in the envs of a manager, and counts steps and episodes.
 
-    Every episode has an id that no other episode of the run has: the collector's ``source_id`` in
-    the upper 32 bits, a running number in the lower ones.
+    Every episode has an id that no other episode has, in this process or any other: 35 random bits
+    that each stepper draws from the operating system, followed by a 28-bit counter.
 
     Args:
         mode: the policy's collect or eval mode.
-        env_manager: a manager; it is launched at the first step if it is not yet.
-        source_id: tells the collectors of one run apart, below 2^31.
+        env_manager: the envs; launched at the first step if they are closed.
+        user: what uses the stepper, named in messages.
+
+    Raises:
+        ConfigError: if ``env_manager`` is not an env manager.
     """
 
     def __init__(
-        self,
-        mode: CollectMode | EvalMode,
-        env_manager: BaseEnvManager,
-        *,
-        source_id: int = 0,
+        self, mode: CollectMode | EvalMode, env_manager: BaseEnvManager, *, user: str
     ) -> None:
-        if not 0 <= source_id < 2**31:
-            raise ValueError(f"source_id must be in [0, 2**31), got {source_id}")
+        check_env_manager(env_manager, user=user)
         self._mode = mode
         self._manager = env_manager
-        self._n_begun = source_id << _EPISODE_BITS
-        self._episode_id: Ids | None = None
-        self._launch = 0
+        self._user = user
+        self._next_id = _draw_first_id()
+        self._episode_id: IdArray | None = None
+        self._revision = 0
+        self._output_is_checked = False
         self.env_step = 0
         self.env_episode = 0
         self.episode_returns: list[float] = []
@@ -86,46 +91,62 @@ class Stepper:
         return self._manager.env_num
 
     @property
-    def episode_id(self) -> Ids:
+    def episode_id(self) -> IdArray:
         """The id of each env's current episode, ``[E] int64``."""
         if self._episode_id is None:
-            self.begin()
+            self.start()
         assert self._episode_id is not None
         return self._episode_id
 
-    def begin(self) -> None:
-        """Launch the manager if needed, refuse envs that do not fit the policy, name the episodes.
+    @property
+    def has_started(self) -> bool:
+        """Whether the envs have had their first episodes."""
+        return self._episode_id is not None
+
+    def start(self) -> None:
+        """Launch the envs if they are closed, and start to number their episodes.
 
         Raises:
-            SpaceError: if the policy's model does not fit the env's spaces.
+            SpaceError: if the policy's model does not fit the envs' spaces.
         """
-        manager = self._manager
-        if manager.closed:
-            manager.launch()
-        self._launch = manager.n_launches
-        check = self._mode.get_attribute("check_spaces")
-        check(manager.observation_space, manager.action_space)
-        self._episode_id = np.zeros(manager.env_num, np.int64)
-        self._name_episodes(range(manager.env_num))
+        self._open()
+        self._start_all()
 
-    def leave_earlier_launch(self) -> Ids:
-        """Begin other episodes if the manager was closed and launched again since the last step.
+    def _open(self) -> None:
+        """Launch the envs if they are closed, and check that the policy fits them."""
+        manager = self._manager
+        launches = manager.closed
+        if launches:
+            manager.launch()
+        try:
+            check_spaces = self._mode.get_attribute("check_spaces")
+            check_spaces(manager.observation_space, manager.action_space)
+        except BaseException:
+            if launches:
+                manager.close()
+            raise
+
+    def give_up_foreign_episodes(self) -> IdArray:
+        """Start new episodes if somebody else has launched, reset or stepped the envs.
 
         Returns:
-            The ids of the episodes that are over by that.
+            The ids of the episodes that are over because of that.
         """
-        if self._episode_id is None or self._launch == self._manager.n_launches:
+        if self._episode_id is None or self._revision == self._manager.revision:
             return _NO_IDS
-        left = self._episode_id
+        given_up = self._episode_id
+        if any(self._manager.episode_lengths):
+            self._manager.reset()
         self._mode.reset()
-        self.begin()
-        return left
+        self._start_all()
+        return given_up
 
-    def restart(self, env_ids: Ids) -> None:
-        """Give up the episodes of these envs and begin others."""
+    def restart(self, env_ids: IdArray) -> None:
+        """Give up the current episodes of these envs and start others."""
         if len(env_ids) == 0:
             return
         self._manager.reset(env_ids.tolist())
+        self._revision = self._manager.revision
         self._start_episodes(env_ids.tolist())
 
     def reset(
@@ -134,65 +155,90 @@ class Stepper:
         mode: CollectMode | EvalMode | None = None,
         env_manager: BaseEnvManager | None = None,
     ) -> None:
-        """Begin fresh episodes in all envs, maybe of another manager, maybe with another policy."""
-        self._mode = mode or self._mode
+        """Start new episodes in all envs, optionally of another manager or with another policy.
+
+        Raises:
+            ConfigError: if ``env_manager`` is not an env manager.
+            SpaceError: if the policy's model does not fit the envs' spaces.
+        """
         if env_manager is not None:
+            check_env_manager(env_manager, user=self._user)
             self._manager = env_manager
+        if mode is not None:
+            self._mode = mode
+            self._output_is_checked = False
         if not self._manager.closed:
             self._manager.reset()
         self._mode.reset()
-        self.begin()
+        self.start()
 
     def step(
         self,
         policy_kwargs: Mapping[str, Any],
         *,
         random: bool = False,
-        only: Ids | None = None,
+        only: IdArray | None = None,
     ) -> VectorStep:
         """Let the policy act once in all envs that are ready.
 
         Args:
-            policy_kwargs: given to the policy's forward.
+            policy_kwargs: passed to the policy's forward.
             random: replace the actions by draws from the manager's seeded action space. The policy
-                is asked all the same, so that the columns are those of any other step.
-            only: step these envs alone (sorted), if the manager can; else step all.
+                is still called, and the rows have the same columns as in any other step.
+            only: step only these envs (sorted) if the manager can; otherwise step all.
+
+        Raises:
+            ConfigError: if ``random`` and the policy is on-policy.
+            PolicyError: if the policy does not return one row per env, with ``action``.
         """
         episode_id = self.episode_id
         manager = self._manager
-        env_id, obs = manager.ready_obs_id, manager.ready_obs
-        if only is not None and manager.in_lockstep:
+        env_id, ready_obs = manager.ready_obs_id, manager.ready_obs
+        if manager.in_lockstep:
             only = None
         if only is not None:
             chosen = np.flatnonzero(np.isin(env_id, only))
-            env_id, obs = env_id[chosen], map_nested(lambda leaf: leaf[chosen], obs)
-        given = torch.from_numpy(obs) if type(obs) is np.ndarray else from_numpy(obs)
-        output = self._mode.forward(given, env_id=env_id, **policy_kwargs)
+            env_id, ready_obs = env_id[chosen], map_nested(lambda leaf: leaf[chosen], ready_obs)
+        is_array = type(ready_obs) is np.ndarray
+        obs = torch.from_numpy(ready_obs) if is_array else from_numpy(ready_obs)
+        output = self._mode.forward(obs, env_id=env_id, **policy_kwargs)
+        if not self._output_is_checked or type(output) is not dict or "action" not in output:
+            _check_output(output, len(env_id))
+            self._output_is_checked = True
         if random:
-            output = {**output, "action": self._draw_actions(env_id, output["action"])}
-        actions = _to_numpy(output["action"])
+            check_random_actions(self._mode, user=self._user)
+            output = self._with_random_actions(output, env_id)
+        action = output["action"]
+        actions = action.numpy() if type(action) is torch.Tensor else to_numpy(action)
         timestep = manager.step(actions if only is None else _by_env(actions, env_id))
+        self._revision = manager.revision
         if timestep.is_full:
-            step = VectorStep(timestep, given, output, episode_id)
+            step = VectorStep(timestep, obs, output, episode_id)
             self.env_step += len(env_id)
         else:
-            step = self._align(timestep, env_id, given, output)
-        done = timestep.done.tolist()  # of so few, faster than numpy's any() by far
+            step = self._align(timestep, env_id, obs, output, episode_id)
+        done = timestep.done.tolist()  # for so few values, much faster than numpy's any()
         if True in done:
             self._end_episodes(step, [row for row, is_end in enumerate(done) if is_end])
         return step
 
-    def _align(self, timestep: BatchedTimestep, env_id: Ids, obs: Any, output: Any) -> VectorStep:
-        """Pick the rows acted on that came back, and begin new episodes where an env failed."""
-        assert self._episode_id is not None
-        where = np.full(self.env_num, -1)
-        where[env_id] = np.arange(len(env_id))
-        rows = torch.from_numpy(where[timestep.env_id])
+    def _align(
+        self,
+        timestep: BatchedTimestep,
+        env_id: IdArray,
+        obs: Value,
+        output: dict[str, Any],
+        episode_id: IdArray,
+    ) -> VectorStep:
+        """Keep the rows of the envs in the timestep; start new episodes where an env failed."""
+        position = np.full(self.env_num, -1)
+        position[env_id] = np.arange(len(env_id))
+        rows = torch.from_numpy(position[timestep.env_id])
         step = VectorStep(
             timestep,
             _rows(obs, rows),
             {name: _rows(column, rows) for name, column in output.items()},
-            self._episode_id[timestep.env_id],
+            episode_id[timestep.env_id],
         )
         if timestep.abnormal.any():
             step.lost = step.episode_id[timestep.abnormal].tolist()
@@ -210,79 +256,146 @@ class Stepper:
         step.begun = [*step.begun, *step.ended]
         self._start_episodes(step.ended)
 
+    def _start_all(self) -> None:
+        self._episode_id = np.zeros(self.env_num, np.int64)
+        self._number_episodes(range(self.env_num))
+        self._revision = self._manager.revision
+
     def _start_episodes(self, env_ids: Sequence[int]) -> None:
-        self._name_episodes(env_ids)
+        self._number_episodes(env_ids)
         self._mode.reset(env_ids)
 
-    def _name_episodes(self, env_ids: Sequence[int]) -> None:
+    def _number_episodes(self, env_ids: Sequence[int]) -> None:
         assert self._episode_id is not None
-        # A new array, since steps hold on to the old one.
+        # Earlier steps refer to the old array.
         self._episode_id = self._episode_id.copy()
         for env in env_ids:
-            self._episode_id[env] = self._n_begun
-            self._n_begun += 1
+            self._episode_id[env] = self._take_id()
+
+    def _take_id(self) -> int:
+        taken = self._next_id
+        self._next_id += 1
+        if self._next_id % (1 << _COUNTER_BITS) == 0:
+            self._next_id = _draw_first_id()
+        return taken
 
     def split_episode(self, episode_id: int) -> int:
-        """Give the rest of an episode an id of its own; returns it."""
-        rest = self._n_begun
-        self._n_begun += 1
-        is_current = self.episode_id == episode_id
-        if is_current.any():
-            self._episode_id = np.where(is_current, rest, self.episode_id)
+        """Give the remaining rows of an episode an id of their own, and return that id."""
+        rest = self._take_id()
+        self._episode_id = np.where(self.episode_id == episode_id, rest, self.episode_id)
         return rest
 
-    def _draw_actions(self, env_id: Ids, like: Any) -> Any:
+    def _with_random_actions(self, output: dict[str, Any], env_id: IdArray) -> dict[str, Any]:
+        wrong = [name for name in _OF_DRAWN_ACTION if name in output]
+        if wrong:
+            raise ConfigError(
+                f"{self._user} cannot replace this policy's actions by random ones, because its "
+                f"output also has {', '.join(wrong)} of the replaced actions; collect without "
+                "random actions"
+            )
         drawn = self._manager.sample_actions()
         if len(env_id) < self.env_num:
             drawn = map_nested(lambda leaf: leaf[env_id], drawn)
-        actions = from_numpy(drawn)
-        if isinstance(actions, torch.Tensor) and isinstance(like, torch.Tensor):
-            return actions.to(like.dtype)
-        return actions
+        actions, replaced = from_numpy(drawn), output["action"]
+        if isinstance(actions, torch.Tensor) and isinstance(replaced, torch.Tensor):
+            actions = actions.to(replaced.dtype)
+        return {**output, "action": actions}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counters, episode ids, and the envs' state where they have one."""
+        """Return counters, episode ids, and the state of the envs if they are launched."""
         return {
             "env_step": self.env_step,
             "env_episode": self.env_episode,
-            "n_begun": self._n_begun,
+            "next_id": self._next_id,
             "episode_id": None if self._episode_id is None else self._episode_id.tolist(),
             "envs": None if self._manager.closed else self._manager.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Count on from ``state``, in the episodes of ``state`` where the envs can go on.
+        """Restore what :meth:`state_dict` returned.
 
         Returns:
-            Whether they can; otherwise their episodes begin anew, under new ids.
+            Whether the envs continue their episodes; otherwise they start new ones with new ids.
+
+        Raises:
+            SpaceError: if the policy's model does not fit the envs' spaces.
         """
         self.env_step, self.env_episode = state["env_step"], state["env_episode"]
-        self._n_begun = state["n_begun"]
+        self._next_id = state["next_id"]
         self.episode_returns = []
         self._episode_id = None
         if state["envs"] is None or state["episode_id"] is None:
             return False
-        if self._manager.closed:
-            self._manager.launch()
+        self._open()
         if not self._manager.load_state_dict(state["envs"]):
             return False
-        self._launch = self._manager.n_launches
+        self._revision = self._manager.revision
         self._episode_id = np.array(state["episode_id"], np.int64)
         return True
 
 
-def _to_numpy(action: Any) -> Any:
-    if isinstance(action, torch.Tensor):
-        return action.numpy()
-    return to_numpy(action)
+def check_random_actions(mode: CollectMode | EvalMode, *, user: str) -> None:
+    """Refuse random actions for an on-policy policy, which would learn from them wrongly.
+
+    Args:
+        mode: the policy's mode.
+        user: what is to act at random, named in the message.
+
+    Raises:
+        ConfigError: if the policy is on-policy.
+    """
+    if mode.get_attribute("on_policy"):
+        raise ConfigError(
+            f"{user} cannot use random actions with an on-policy policy such as PPO, which learns "
+            "from the actions of its own distribution; collect without random actions, they are "
+            "for off-policy policies such as DQN"
+        )
 
 
-def _by_env(actions: Any, env_id: Ids) -> dict[int, Any]:
+def _draw_first_id() -> int:
+    return secrets.randbits(_SOURCE_BITS) << _COUNTER_BITS
+
+
+def _check_output(output: object, n_envs: int) -> None:
+    """Refuse what a policy returned if it is not tensors with one row per env, with an action.
+
+    Raises:
+        PolicyError: with what was returned.
+    """
+    wanted = f"a dictionary of tensors [{n_envs}, …], one row per env, with the key 'action'"
+    if not isinstance(output, dict):
+        raise PolicyError(
+            f"the policy's forward returned {_short(output)}; it must return {wanted}"
+        )
+    if "action" not in output:
+        raise PolicyError(
+            f"the policy's forward returned the keys {', '.join(map(repr, output)) or '(none)'}; "
+            f"it must return {wanted}"
+        )
+    for name, column in output.items():
+        if not isinstance(column, torch.Tensor | Batch):
+            raise PolicyError(
+                f"the policy's forward returned {name}={_short(column)}; it must return {wanted}"
+            )
+        for path, leaf in leaves(column, name):
+            if leaf.dim() == 0 or leaf.shape[0] != n_envs:
+                raise PolicyError(
+                    f"the policy's forward returned {path} of shape {tuple(leaf.shape)} for "
+                    f"{n_envs} envs; it must return {wanted}"
+                )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return f"{text[:97]}..." if len(text) > 100 else text
+
+
+def _by_env(actions: NestedArrays, env_id: IdArray) -> dict[int, Any]:
     def one(row: int) -> Any:
         return map_nested(lambda leaf: leaf[row], actions)
 
     return {env: one(row) for row, env in enumerate(env_id.tolist())}
 
 
-def _rows(column: Any, rows: torch.Tensor) -> Any:
+def _rows(column: Value, rows: torch.Tensor) -> Value:
     return column[rows] if isinstance(column, torch.Tensor) else index_rows(column, rows)

@@ -53,7 +53,7 @@ def measure_rate(seconds: float, n_collectors: int) -> Middleware[OnlineRLContex
     @middleware(roles=(Role.LEARNER,), reads=("env_step", "trajectories"))
     def measure_rate(ctx: OnlineRLContext) -> None:
         nonlocal began, begun_at
-        heard.add(int(ctx.trajectories["episode_id"].reshape(-1)[0]) >> 32)
+        heard.add(int(ctx.trajectories["episode_id"].reshape(-1)[0]) >> 28)
         now = time.perf_counter()
         if not began:
             if len(heard) == n_collectors:

@@ -112,14 +112,14 @@ def counting_envs():
     """Make a manager: ``counting_envs([lengths of env 0, …], crashes={env: …})``."""
     made = []
 
-    def make(lengths, crashes=None, resumable=True, **kwargs):
+    def make(lengths, crashes=None, resumable=True, first_index=0, **kwargs):
         crashes = {i: set(places) for i, places in (crashes or {}).items()}
 
         def factory(index):
             own = crashes.get(index, set())
 
             def build():
-                env = CountingEnv(index, lengths[index], own)
+                env = CountingEnv(first_index + index, lengths[index], own)
                 # A restarted env goes on counting, so that its episodes can be told apart.
                 env.episode = 99 if index in built else -1
                 built.add(index)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dmiddleware.env import make_env_manager
-from dmiddleware.errors import SpaceError
+from dmiddleware.errors import ConfigError, SpaceError
 from dmiddleware.pipeline import OnlineRLContext, Role, Task
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from middleware.collect import EpisodeCollector, StepCollector
@@ -171,7 +171,9 @@ def test_same_seeds_collect_the_same(run_steps: Any) -> None:
         return run_steps(collector, n_steps=2).trajectories
 
     first, second = collect(), collect()
-    assert all(torch.equal(first[key], second[key]) for key in first)
+    # Ids of episodes are unique, whatever the seed.
+    assert all(torch.equal(first[key], second[key]) for key in first if key != "episode_id")
+    assert not torch.isin(first["episode_id"], second["episode_id"]).any()
 
 
 def test_collector_goes_on_from_its_state(run_steps: Any, dqn: DQNPolicy, envs: Any) -> None:
@@ -212,9 +214,23 @@ def test_continuous_actions_are_collected(run_steps: Any) -> None:
     envs = make_env_manager("Pendulum-v1", env_num=2, seed=0)
     space = gym.spaces.Box(-2.0, 2.0, (1,))
     policy = PPOPolicy.from_spaces(envs.observation_space, space, {"seed": 0})
-    ctx = run_steps(StepCollector(policy.collect_mode, envs, n_sample=8, random_steps=8))
+    ctx = run_steps(StepCollector(policy, envs, n_sample=8))
     assert ctx.trajectories["action"].shape == (4, 2, 1)
     assert ctx.trajectories["action"].dtype == torch.float32
+
+
+def test_random_steps_of_an_on_policy_policy_are_refused(envs: Any) -> None:
+    policy = PPOPolicy({"model": {"obs_shape": 4, "action_shape": 2, "action_space": "discrete"}})
+    with pytest.raises(ConfigError, match="on-policy"):
+        StepCollector(policy, envs, n_sample=8, random_steps=8)
+
+
+def test_wrong_types_of_policy_and_envs_are_refused(dqn: DQNPolicy, envs: Any) -> None:
+    for collector, option in ((StepCollector, "n_sample"), (EpisodeCollector, "n_episode")):
+        with pytest.raises(ConfigError, match=rf"{collector.__name__}.*env manager"):
+            collector(dqn, "CartPole-v1", **{option: 1})
+        with pytest.raises(ConfigError, match=rf"{collector.__name__}.*policy"):
+            collector(dqn.eval_mode, envs, **{option: 1})
 
 
 def test_collectors_belong_to_the_collector(dqn: DQNPolicy, envs: Any) -> None:

@@ -410,6 +410,11 @@ class Policy(Configurable):
         return self._cfg
 
     @property
+    def on_policy(self) -> bool:
+        """Whether the algorithm learns only from actions that its own distribution drew."""
+        return bool(self._cfg.get("on_policy", False))
+
+    @property
     def discount_factor(self) -> float | None:
         """The discount γ of future rewards; None for an algorithm that has none."""
         value = self._cfg.get("discount_factor")

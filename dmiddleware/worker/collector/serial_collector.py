@@ -102,7 +102,7 @@ class ISerialCollector(SerialWorker[CollectMode]):
             return
         self._policy = self._as_mode(_policy)
         if self._rollout is not None:
-            self._rollout.reset(collect_mode=self._acting_mode())
+            self._rollout.reset(policy=self._acting_mode())
             self._drop_unfinished()
 
     def reset(
@@ -118,7 +118,7 @@ class ISerialCollector(SerialWorker[CollectMode]):
         self._drop_unfinished()
         self._clear_stats()
         if self._rollout is not None:
-            self._rollout.reset(collect_mode=self._acting_mode(), env_manager=self.env)
+            self._rollout.reset(policy=self._acting_mode(), env_manager=self.env)
         elif _env is not None and _env.closed:
             _env.launch()
 
@@ -156,7 +156,7 @@ class ISerialCollector(SerialWorker[CollectMode]):
 
     def _core(self) -> RolloutCollector:
         if self._rollout is None:
-            self._rollout = RolloutCollector(self._acting_mode(), self.env, source_id=self._rank)
+            self._rollout = RolloutCollector(self._acting_mode(), self.env)
         return self._rollout
 
     def _as_mode(self, policy: HasModes | CollectMode) -> CollectMode:

@@ -31,7 +31,7 @@ def expected_lane(lengths, n_rows):
 
 
 def test_a_batch_has_the_standard_columns(counting_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, counting_envs(LENGTHS))
+    collector = RolloutCollector(batched_policy, counting_envs(LENGTHS))
     batch = collector.collect(7, train_iter=4)
     shapes = {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves(batch)}
     assert shapes == {
@@ -51,14 +51,14 @@ def test_a_batch_has_the_standard_columns(counting_envs, batched_policy):
 
 @pytest.mark.parametrize("n_samples", [[3] * 20, [60], [7, 1, 30, 3]])
 def test_episodes_go_on_from_call_to_call_without_a_gap(counting_envs, batched_policy, n_samples):
-    collector = RolloutCollector(batched_policy.collect_mode, counting_envs(LENGTHS))
+    collector = RolloutCollector(batched_policy, counting_envs(LENGTHS))
     batches = [collector.collect(n) for n in n_samples]
     found = lanes(batches)
     assert found == [expected_lane(lengths, len(found[0])) for lengths in LENGTHS]
 
 
 def test_next_obs_is_the_true_successor_also_at_an_end(counting_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, counting_envs(LENGTHS))
+    collector = RolloutCollector(batched_policy, counting_envs(LENGTHS))
     batch = collector.collect(90)
     step, episode = batch["obs"][..., 2], batch["obs"][..., 1]
     assert torch.equal(batch["next_obs"][..., 2], step + 1)
@@ -70,7 +70,7 @@ def test_next_obs_is_the_true_successor_also_at_an_end(counting_envs, batched_po
 
 
 def test_an_episode_id_names_one_episode_of_one_env(counting_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, counting_envs(LENGTHS), source_id=5)
+    collector = RolloutCollector(batched_policy, counting_envs(LENGTHS))
     batches = [collector.collect(3) for _ in range(30)]
     ids = torch.cat([batch["episode_id"] for batch in batches]).flatten().tolist()
     places = [
@@ -81,11 +81,10 @@ def test_an_episode_id_names_one_episode_of_one_env(counting_envs, batched_polic
     named = dict(zip(ids, places, strict=True))
     assert len(set(named.values())) == len(named) == len(set(places))
     assert all(named[one] == place for one, place in zip(ids, places, strict=True))
-    assert {one >> 32 for one in ids} == {5}
 
 
 def test_counters_and_returns_are_exact(counting_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, counting_envs([(2,), (3,)]))
+    collector = RolloutCollector(batched_policy, counting_envs([(2,), (3,)]))
     collector.collect(12)
     assert collector.env_step == 12
     assert collector.env_episode == 5
@@ -95,13 +94,13 @@ def test_counters_and_returns_are_exact(counting_envs, batched_policy):
 
 
 def test_the_policy_is_told_which_episodes_ended(counting_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, counting_envs([(2,), (3,)]))
+    collector = RolloutCollector(batched_policy, counting_envs([(2,), (3,)]))
     batch = collector.collect(12)
     assert batch["memory"].T.tolist() == [[1, 2, 1, 2, 1, 2], [1, 2, 3, 1, 2, 3]]
 
 
 def test_a_batch_owns_its_memory(counting_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, counting_envs([(50,), (50,)]))
+    collector = RolloutCollector(batched_policy, counting_envs([(50,), (50,)]))
     for n_sample in (2, 2, 6, 2):
         batch = collector.collect(n_sample)
         for _, leaf in leaves(batch):
@@ -110,7 +109,7 @@ def test_a_batch_owns_its_memory(counting_envs, batched_policy):
 
 
 def test_keyword_arguments_reach_the_policy(counting_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, counting_envs([(50,)]))
+    collector = RolloutCollector(batched_policy, counting_envs([(50,)]))
     plain = collector.collect(1)
     shifted = collector.collect(1, policy_kwargs={"shift": 1})
     assert (plain["action"].item(), shifted["action"].item()) == (0, 0)
@@ -119,7 +118,7 @@ def test_keyword_arguments_reach_the_policy(counting_envs, batched_policy):
 def test_random_actions_are_seeded_and_keep_the_columns(counting_envs, batched_policy):
     def actions(seed):
         envs = counting_envs(LENGTHS, seed=seed)
-        collector = RolloutCollector(batched_policy.collect_mode, envs)
+        collector = RolloutCollector(batched_policy, envs)
         batch = collector.collect(60, random=True)
         assert "memory" in batch
         assert batch["action"].dtype == torch.int64
@@ -129,7 +128,7 @@ def test_random_actions_are_seeded_and_keep_the_columns(counting_envs, batched_p
 
 
 def test_a_policy_written_per_env_makes_its_own_transitions(counting_envs, per_env_policy):
-    collector = RolloutCollector(per_env_policy.collect_mode, counting_envs(LENGTHS))
+    collector = RolloutCollector(per_env_policy, counting_envs(LENGTHS))
     batches = [collector.collect(9) for _ in range(4)]
     found = lanes(batches)
     assert found == [expected_lane(lengths, 12) for lengths in LENGTHS]
@@ -141,7 +140,7 @@ def test_a_policy_written_per_env_makes_its_own_transitions(counting_envs, per_e
 
 def test_a_failed_env_loses_only_its_unfinished_trajectory(counting_envs, batched_policy):
     crashes = {1: [(1, 4)]}  # env 1 plays episode 0 (3 steps), then four steps of episode 1
-    collector = RolloutCollector(batched_policy.collect_mode, counting_envs(LENGTHS, crashes))
+    collector = RolloutCollector(batched_policy, counting_envs(LENGTHS, crashes))
     batch = collector.collect(3 * 20)
     found = lanes([batch])
     assert found[0] == expected_lane(LENGTHS[0], 20)
@@ -155,9 +154,7 @@ def test_a_failed_env_loses_only_its_unfinished_trajectory(counting_envs, batche
 
 
 def test_rows_after_a_failure_have_another_episode_id(counting_envs, batched_policy):
-    collector = RolloutCollector(
-        batched_policy.collect_mode, counting_envs([(9,), (9,)], {0: [(0, 2)]})
-    )
+    collector = RolloutCollector(batched_policy, counting_envs([(9,), (9,)], {0: [(0, 2)]}))
     before = collector.collect(4)["episode_id"][:, 0]
     after = collector.collect(4)["episode_id"][:, 0]
     assert before[0] == before[1]
@@ -173,7 +170,7 @@ def test_episodes_of_envs_that_were_launched_again_are_others(
     counting_envs, batched_policy, n_before
 ):
     envs = counting_envs([(9,), (9,)])
-    collector = RolloutCollector(batched_policy.collect_mode, envs)
+    collector = RolloutCollector(batched_policy, envs)
     before = collector.collect(n_before)
     with pytest.raises(ArithmeticError):
         collector.collect(8, policy_kwargs={"fail_at": 4})
@@ -192,14 +189,14 @@ def test_episodes_of_envs_that_were_launched_again_are_others(
 
 def test_envs_that_do_not_fit_the_policy_are_refused_before_the_first_step(dqn_policy):
     with make_env_manager("Acrobot-v1", env_num=2) as envs, pytest.raises(SpaceError):
-        RolloutCollector(dqn_policy.collect_mode, envs).collect(2)
+        RolloutCollector(dqn_policy, envs).collect(2)
 
 
 @pytest.mark.parametrize("n_sample", [0, -1])
 def test_a_number_of_samples_that_is_not_positive_is_refused(
     counting_envs, batched_policy, n_sample
 ):
-    collector = RolloutCollector(batched_policy.collect_mode, counting_envs(LENGTHS))
+    collector = RolloutCollector(batched_policy, counting_envs(LENGTHS))
     with pytest.raises(ValueError, match="n_sample must be positive"):
         collector.collect(n_sample)
     with pytest.raises(ValueError, match="n_episode must be positive"):
@@ -207,7 +204,7 @@ def test_a_number_of_samples_that_is_not_positive_is_refused(
 
 
 def test_every_env_gives_its_share_of_episodes(counting_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, counting_envs([(2,), (30,), (3,)]))
+    collector = RolloutCollector(batched_policy, counting_envs([(2,), (30,), (3,)]))
     episodes = collector.collect_episodes(7)
     assert len(episodes) == 7
     envs = sorted(int(episode["obs"][0, 0]) for episode in episodes)
@@ -219,7 +216,7 @@ def test_every_env_gives_its_share_of_episodes(counting_envs, batched_policy):
 
 
 def test_the_remainder_goes_to_other_envs_in_the_next_call(counting_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, counting_envs([(2,), (3,), (4,)]))
+    collector = RolloutCollector(batched_policy, counting_envs([(2,), (3,), (4,)]))
     found = [
         sorted(int(episode["obs"][0, 0]) for episode in collector.collect_episodes(2))
         for _ in range(3)
@@ -228,7 +225,7 @@ def test_the_remainder_goes_to_other_envs_in_the_next_call(counting_envs, batche
 
 
 def test_envs_that_have_given_their_share_pause(counting_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, counting_envs([(2,), (30,)]))
+    collector = RolloutCollector(batched_policy, counting_envs([(2,), (30,)]))
     collector.collect_episodes(2)
     assert collector.env_step == 32
     assert collector.env_episode == 2
@@ -237,7 +234,7 @@ def test_envs_that_have_given_their_share_pause(counting_envs, batched_policy):
 
 
 def test_episodes_come_in_order_and_none_is_missing(counting_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, counting_envs(LENGTHS))
+    collector = RolloutCollector(batched_policy, counting_envs(LENGTHS))
     numbers = [[], [], []]
     for _ in range(6):
         for episode in collector.collect_episodes(4):
@@ -249,7 +246,7 @@ def test_episodes_come_in_order_and_none_is_missing(counting_envs, batched_polic
 def test_episodes_that_were_handed_out_in_part_are_given_up_for_whole_ones(
     counting_envs, batched_policy
 ):
-    collector = RolloutCollector(batched_policy.collect_mode, counting_envs([(4,), (6,)]))
+    collector = RolloutCollector(batched_policy, counting_envs([(4,), (6,)]))
     batch = collector.collect(2)
     for _ in range(3):
         batch = collector.collect(2)  # until env 0 is between episodes, env 1 within its first one
@@ -261,21 +258,17 @@ def test_episodes_that_were_handed_out_in_part_are_given_up_for_whole_ones(
 
 
 def test_a_failed_env_begins_its_episode_again(counting_envs, batched_policy):
-    collector = RolloutCollector(
-        batched_policy.collect_mode, counting_envs([(3,), (3,)], {1: [(0, 2)]})
-    )
+    collector = RolloutCollector(batched_policy, counting_envs([(3,), (3,)], {1: [(0, 2)]}))
     episodes = collector.collect_episodes(2)
     assert [len(episode["obs"]) for episode in episodes] == [3, 3]
     assert collector.dropped_steps == 2
 
 
 def test_envs_that_cannot_be_restored_begin_new_episodes(counting_envs, batched_policy):
-    collector = RolloutCollector(
-        batched_policy.collect_mode, counting_envs(LENGTHS, resumable=False)
-    )
+    collector = RolloutCollector(batched_policy, counting_envs(LENGTHS, resumable=False))
     collector.collect(30)
     state = collector.state_dict()
-    other = RolloutCollector(batched_policy.collect_mode, counting_envs(LENGTHS, resumable=False))
+    other = RolloutCollector(batched_policy, counting_envs(LENGTHS, resumable=False))
     other.load_state_dict(state)
     assert (other.env_step, other.env_episode) == (collector.env_step, collector.env_episode)
     old, new = collector.collect(3)["episode_id"], other.collect(3)["episode_id"]
@@ -283,7 +276,7 @@ def test_envs_that_cannot_be_restored_begin_new_episodes(counting_envs, batched_
 
 
 def test_rows_that_were_made_before_an_error_are_handed_out_later(counting_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, counting_envs([(9,), (9,)]))
+    collector = RolloutCollector(batched_policy, counting_envs([(9,), (9,)]))
     with pytest.raises(ArithmeticError):
         collector.collect(8, policy_kwargs={"fail_at": 3})
     assert collector.waiting_steps == 6
@@ -300,12 +293,10 @@ def test_rows_that_were_made_before_an_error_are_handed_out_later(counting_envs,
 
 def test_rows_that_wait_do_not_outlive_an_episode_that_cannot_go_on(counting_envs, batched_policy):
     lengths = [(2,), (9,)]
-    collector = RolloutCollector(
-        batched_policy.collect_mode, counting_envs(lengths, resumable=False)
-    )
+    collector = RolloutCollector(batched_policy, counting_envs(lengths, resumable=False))
     with pytest.raises(ArithmeticError):
         collector.collect(8, policy_kwargs={"fail_at": 3})
-    other = RolloutCollector(batched_policy.collect_mode, counting_envs(lengths, resumable=False))
+    other = RolloutCollector(batched_policy, counting_envs(lengths, resumable=False))
     other.load_state_dict(collector.state_dict())
     # Env 0 has ended an episode of two steps and begun another; env 1 is within its first one.
     assert (collector.waiting_steps, other.waiting_steps) == (6, 2)
@@ -313,7 +304,7 @@ def test_rows_that_wait_do_not_outlive_an_episode_that_cannot_go_on(counting_env
 
 
 def test_reset_begins_fresh_episodes(counting_envs, batched_policy, per_env_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, counting_envs(LENGTHS))
+    collector = RolloutCollector(batched_policy, counting_envs(LENGTHS))
     first = collector.collect(6)
     collector.reset()
     second = collector.collect(6)
@@ -322,7 +313,7 @@ def test_reset_begins_fresh_episodes(counting_envs, batched_policy, per_env_poli
         second["episode_id"].flatten().tolist()
     )
     assert collector.env_step == 12
-    collector.reset(collect_mode=per_env_policy.collect_mode, env_manager=counting_envs([(5,)]))
+    collector.reset(policy=per_env_policy, env_manager=counting_envs([(5,)]))
     assert collector.collect(2)["half_reward"].tolist() == [[0.5], [1.0]]
 
 
@@ -350,7 +341,7 @@ def test_nested_observations_stay_nested(batched_policy):
 
     policy = Still({}, torch.nn.Linear(1, 1))
     with make_env_manager(Nested, env_num=2) as envs:
-        batch = RolloutCollector(policy.collect_mode, envs).collect(8)
+        batch = RolloutCollector(policy, envs).collect(8)
     assert batch["obs"]["image"].dtype == torch.uint8
     assert batch["obs"]["image"].shape == (4, 2, 2, 2)
     assert batch["obs"]["age"][:, 0].tolist() == [0, 1, 2, 0]
@@ -386,7 +377,7 @@ def test_actions_may_be_tuples(batched_policy, mode):
     policy = Pushing({}, torch.nn.Linear(1, 1))
     manager = SyncEnvManager if mode == "sync" else AsyncEnvManager
     with manager([functools.partial(Pair, 2), functools.partial(Pair, 5)], seed=0) as envs:
-        collector = RolloutCollector(policy.collect_mode, envs)
+        collector = RolloutCollector(policy, envs)
         batch = collector.collect(4)
         assert batch["reward"].tolist() == [[4, 4], [4, 4]]
         assert batch["action"]["1"]["x"].shape == (2, 2, 2)
@@ -398,7 +389,7 @@ def test_actions_may_be_tuples(batched_policy, mode):
 
 def cartpole(dqn_policy, **kwargs):
     envs = make_env_manager("CartPole-v1", env_num=3, seed=0, **kwargs)
-    return envs, RolloutCollector(dqn_policy.collect_mode, envs)
+    return envs, RolloutCollector(dqn_policy, envs)
 
 
 @pytest.mark.parametrize("episodes", [False, True])
@@ -438,7 +429,7 @@ def test_a_vector_env_gives_the_same_rows_in_every_way_of_resetting(dqn_policy, 
         )
 
     with VectorEnvManager(make, 3, seed=0) as envs:
-        collector = RolloutCollector(dqn_policy.collect_mode, envs)
+        collector = RolloutCollector(dqn_policy, envs)
         batches = [collector.collect(n) for n in (3, 60, 3, 3, 90)]
         n_rows = sum(batch["done"].numel() for batch in batches)
         assert n_rows == 159
@@ -466,7 +457,7 @@ LOSE_NO_STEPS = [
 def test_envs_that_lose_no_steps_to_resets_pile_up_no_rows(
     lockstep_envs, batched_policy, lengths, n_steps
 ):
-    collector = RolloutCollector(batched_policy.collect_mode, lockstep_envs(lengths))
+    collector = RolloutCollector(batched_policy, lockstep_envs(lengths))
     batches, waiting = [], []
     for _ in range(1200 // n_steps):
         batches.append(collector.collect(n_steps * len(lengths)))
@@ -494,7 +485,7 @@ def assert_whole(episodes):
 
 
 def test_an_episode_whose_first_rows_were_not_kept_is_not_whole(lockstep_envs, batched_policy):
-    collector = RolloutCollector(batched_policy.collect_mode, lockstep_envs([(3,), (20,)]))
+    collector = RolloutCollector(batched_policy, lockstep_envs([(3,), (20,)]))
     for n_calls in range(20):
         for _ in range(n_calls):
             collector.collect(2)
@@ -506,7 +497,7 @@ def test_an_episode_that_single_steps_were_taken_of_is_not_whole(
     lockstep_envs, batched_policy, mode
 ):
     envs = lockstep_envs([(3,), (5,)], mode)
-    collector = RolloutCollector(batched_policy.collect_mode, envs)
+    collector = RolloutCollector(batched_policy, envs)
     for n_calls in range(1, 9):
         for _ in range(n_calls):
             collector.collect_step()
@@ -515,7 +506,7 @@ def test_an_episode_that_single_steps_were_taken_of_is_not_whole(
 
 def test_an_episode_that_waited_while_its_lane_was_lent_is_not_whole(lockstep_envs, batched_policy):
     envs = lockstep_envs([(5,), (1000,)])
-    collector = RolloutCollector(batched_policy.collect_mode, envs)
+    collector = RolloutCollector(batched_policy, envs)
     for _ in range(4):
         collector.reset()
         waiting = []
@@ -528,14 +519,14 @@ def test_an_episode_that_waited_while_its_lane_was_lent_is_not_whole(lockstep_en
 def test_what_a_failure_took_is_not_lent(lockstep_envs, batched_policy):
     for fails_every in range(186, 199, 3):
         envs = lockstep_envs([(1,), (1,), (900,)], fails_every=fails_every)
-        collector = RolloutCollector(batched_policy.collect_mode, envs)
+        collector = RolloutCollector(batched_policy, envs)
         n_rows = sum(collector.collect(60)["done"].numel() for _ in range(8))
         assert collector.env_step == n_rows + collector.waiting_steps + collector.dropped_steps
 
 
 def test_a_buffer_joins_what_was_laid_into_other_lanes(lockstep_envs, batched_policy):
     buffer = TensorBuffer(20_000, n_step=3, discount=0.5, seed=0)
-    collector = RolloutCollector(batched_policy.collect_mode, lockstep_envs([(1,), (5,), (1000,)]))
+    collector = RolloutCollector(batched_policy, lockstep_envs([(1,), (5,), (1000,)]))
     for _ in range(400):
         buffer.push(collector.collect(12))
     rows = buffer.sample(4000)
@@ -548,7 +539,7 @@ def test_a_buffer_joins_what_was_laid_into_other_lanes(lockstep_envs, batched_po
 
 def test_lockstep_envs_keep_as_many_extra_episodes_as_their_share(lockstep_envs, batched_policy):
     with lockstep_envs([(2,), (21,)], "SameStep") as envs:
-        collector = RolloutCollector(batched_policy.collect_mode, envs)
+        collector = RolloutCollector(batched_policy, envs)
         first = collector.collect_episodes(2)
         assert sorted(len(episode["done"]) for episode in first) == [2, 21]
         # The short env ended 10 episodes meanwhile: one was handed out, one more kept.
