@@ -110,15 +110,18 @@ def as_tree(mapping: Mapping[str, Any]) -> Batch:
 
     Returns:
         A ``treetensor.torch.Tensor`` with the same keys.
+
+    Raises:
+        StructureError: if a value is None, text or anything else that is not a tensor.
     """
-    return Batch(
-        create_storage(
-            {
-                key: item if type(item) is torch.Tensor else _as_value(item)
-                for key, item in mapping.items()
-            }
-        )
-    )
+    try:
+        columns = {
+            key: item if type(item) is torch.Tensor else _as_value(item)
+            for key, item in mapping.items()
+        }
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _not_a_column(mapping, error) from None
+    return Batch(create_storage(columns))
 
 
 def from_numpy(nested: Nested) -> Value:
@@ -291,3 +294,19 @@ def _as_value(item: Any) -> Any:
     if isinstance(item, tuple):
         return create_storage({k: _as_value(value) for k, value in _enumerated(item).items()})
     return torch.as_tensor(item)
+
+
+def _not_a_column(mapping: Mapping[str, Any], error: Exception) -> StructureError:
+    """Return the error of the first value that is not a tensor, with its path."""
+    for key, item in mapping.items():
+        try:
+            _as_value(item)
+        except (TypeError, ValueError, RuntimeError):
+            if isinstance(item, Mapping) and item:
+                inner = _not_a_column({f"{key}.{k}": v for k, v in item.items()}, error)
+                return inner
+            return StructureError(
+                f"the column {key!r} is {item!r:.60}, which is not a tensor, an array or a number; "
+                "leave it out of the batch, or convert it first"
+            )
+    return StructureError(f"the batch cannot be built: {error}")

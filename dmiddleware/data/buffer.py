@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 
+from dmiddleware.data.arguments import check_count
 from dmiddleware.errors import CheckpointMismatch
 
-__all__ = ["ACTIONS", "Buffer", "BufferMiddleware", "check_count"]
+__all__ = ["ACTIONS", "Buffer", "BufferMiddleware", "check_state"]
 
 ACTIONS = ("push", "sample", "update", "delete", "clear")
 """The actions that buffer middleware wraps."""
@@ -75,11 +77,14 @@ class Buffer:
         Raises:
             TypeError: if it is not callable, or not meant for this kind of buffer.
         """
+        if isinstance(middleware, type):
+            raise TypeError(
+                f"buffer.use takes an object, not a class; write use({middleware.__name__}(...))"
+            )
         if not callable(middleware):
             raise TypeError(
-                f"buffer middleware is called with (action, chain, *args, **kwargs), but "
-                f"{middleware!r} is not callable; pass a function, or the result of one of the "
-                "factories in dmiddleware.data.buffer_middleware"
+                "buffer middleware must be callable as middleware(action, chain, *args, **kwargs), "
+                f"got {middleware!r:.100}; the stock ones are in dmiddleware.data.buffer_middleware"
             )
         attach = getattr(middleware, "attach", None)
         if attach is not None:
@@ -89,6 +94,25 @@ class Buffer:
 
     def close(self) -> None:
         """Give back what the buffer holds; calling it twice does no harm."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy the buffer with everything it holds, its generator and its middleware objects.
+
+        Raises:
+            TypeError: for a buffer whose storage is shared memory or files.
+        """
+        with self._lock:
+            self._check_copyable()
+            copied = type(self).__new__(type(self))
+            memo[id(self)] = copied
+            memo[id(self._lock)] = threading.RLock()
+            vars(copied).update(
+                {name: copy.deepcopy(value, memo) for name, value in vars(self).items()}
+            )
+        return copied
+
+    def _check_copyable(self) -> None:
+        """Raise a TypeError if the buffer cannot be copied."""
 
     def __enter__(self) -> Self:
         return self
@@ -130,18 +154,14 @@ class Buffer:
                 middleware.load_state_dict(own)
 
 
-def check_count(name: str, value: object, *, at_least: int = 1) -> int:
-    """Return an integer argument, checked.
-
-    Raises:
-        TypeError: if it is not an integer.
-        ValueError: if it is less than ``at_least``.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} must be an integer, got {value!r:.100}")
-    if value < at_least:
-        raise ValueError(f"{name} must be at least {at_least}, got {value}")
-    return int(value)
+def check_state(name: str, state: object, keys: Collection[str]) -> None:
+    """Raise a :class:`~dmiddleware.errors.CheckpointMismatch` if a state lacks a key."""
+    missing = [key for key in keys if not isinstance(state, Mapping) or key not in state]
+    if missing:
+        raise CheckpointMismatch(
+            f"this is not the state of a {name}: it has no {', '.join(missing)}; pass what its "
+            "state_dict() returned"
+        )
 
 
 def _generator_to_text(generator: np.random.Generator) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from dmiddleware.data.buffer import Buffer
+from dmiddleware.data.arguments import check_count
+from dmiddleware.data.buffer import Buffer, check_state
 from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
 from dmiddleware.data.ring.episode_index import DeletedRows
 from dmiddleware.data.samplers import Eligible, Ints
@@ -219,6 +220,7 @@ class DequeBuffer(Buffer):
             CheckpointMismatch: if the buffer has another size, or other middleware.
         """
         with self._lock:
+            check_state("DequeBuffer", state, ("size", "total", "items", "generator"))
             if state["size"] != self._size:
                 raise CheckpointMismatch(
                     f"the state is that of a buffer with size={state['size']}, this one has "
@@ -276,6 +278,8 @@ class DequeBuffer(Buffer):
             self.import_data(state["items"])
 
     def _push(self, data: Any, meta: Mapping[str, Any] | None = None) -> int:
+        if meta is not None and not isinstance(meta, Mapping):
+            raise TypeError(f"meta must be a dictionary or None, got {meta!r:.100}")
         index = self._total
         item = BufferedData(data, index, dict(meta or {}))
         self._groups.check(index, item.meta)
@@ -355,7 +359,11 @@ class DequeBuffer(Buffer):
         return chosen
 
     def _update(self, index: int, data: Any = None, meta: Mapping[str, Any] | None = None) -> bool:
-        item = self._find(index)
+        if isinstance(index, bool) or not isinstance(index, int | np.integer):
+            raise TypeError(
+                f"index must be an integer, got {index!r:.100}; update several items one by one"
+            )
+        item = self._find(int(index))
         if item is None:
             return False
         if meta:
@@ -488,19 +496,19 @@ def _check_hashable(key: str, index: int, meta: Mapping[str, Any]) -> None:
 def _checked_size(
     size: int | None, indices: Sequence[int] | None, groupby: str | None, unroll_len: int | None
 ) -> int:
+    if size is not None:
+        check_count("size", size, at_least=0)
+    if unroll_len is not None:
+        check_count("unroll_len", unroll_len)
     if size is None and indices is None:
         raise ValueError("sample needs a size, or the indices of items")
     if size is not None and indices is not None and size != len(indices):
         raise ValueError(f"size is {size}, but there are {len(indices)} indices; give one of them")
     if indices is not None and groupby is not None:
         raise ValueError("indices name items and groupby draws groups; give one of them")
-    if unroll_len is not None and (groupby is None or unroll_len < 1):
-        raise ValueError(
-            f"unroll_len is at least 1 and needs groupby, got unroll_len={unroll_len}, "
-            f"groupby={groupby!r}"
-        )
-    wanted = len(indices) if size is None and indices is not None else size
-    assert wanted is not None  # one of them is given
-    if wanted < 0:
-        raise ValueError(f"size is not negative, got {wanted}")
-    return wanted
+    if unroll_len is not None and groupby is None:
+        raise ValueError("unroll_len needs groupby: it cuts a sequence out of each group")
+    if size is not None:
+        return size
+    assert indices is not None  # one of the two is given
+    return len(indices)

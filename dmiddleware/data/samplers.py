@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from dmiddleware.data.arguments import check_count, check_flag, check_number
 from dmiddleware.data.sum_tree import SumTree
 from dmiddleware.errors import NotEnoughData
 
@@ -19,6 +20,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Weights: TypeAlias = npt.NDArray[np.float32]
 
 _ROUNDS = 16
+_LARGEST = float(np.finfo(np.float64).max)
 _BITS_OF_INFINITY = np.float64(np.inf).view(np.uint64)
 
 
@@ -127,7 +129,7 @@ class UniformSampler:
     adds: tuple[str, ...] = ()
 
     def __init__(self, *, replace: bool = True) -> None:
-        self.replace = replace
+        self.replace = check_flag("replace", replace)
 
     def attach(self, size: int) -> None:
         """Do nothing: a uniform draw keeps no notes on rows, so several buffers may share one."""
@@ -224,19 +226,13 @@ class PrioritySampler:
         beta_anneal_steps: int | None = None,
         eps: float = 1e-6,
     ) -> None:
-        if not 0.0 <= alpha < np.inf or not 0.0 <= beta <= 1.0:
-            raise ValueError(
-                f"alpha is not negative and beta lies in [0, 1], got alpha={alpha}, beta={beta}"
-            )
-        if not 0.0 < eps < np.inf:
-            raise ValueError(f"eps is positive, else some rows are never drawn; got {eps}")
-        if beta_anneal_steps is not None and beta_anneal_steps < 1:
-            raise ValueError(
-                f"beta_anneal_steps is a positive number of draws or None, got {beta_anneal_steps}"
-            )
-        self.alpha = alpha
-        self.eps = eps
-        self._first_beta = beta
+        self.alpha = check_number("alpha", alpha, high=_LARGEST)
+        self.eps = check_number("eps", eps, high=_LARGEST)
+        if not self.eps:
+            raise ValueError("eps must be positive, or rows of priority 0 are never drawn; got 0")
+        if beta_anneal_steps is not None:
+            check_count("beta_anneal_steps", beta_anneal_steps)
+        self._first_beta = check_number("beta", beta, high=1.0)
         self._anneal_steps = beta_anneal_steps
         self._highest = 1.0
         self._n_draws = 0

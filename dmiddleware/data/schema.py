@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -10,12 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dmiddleware.data.batch import Batch, Value, as_tree, leaves
+from dmiddleware.data.batch import Batch, Value, as_tree, leaves, stack
 from dmiddleware.errors import StructureError
 
-__all__ = ["Array", "Leaf", "Schema", "as_batch", "as_index", "lead_of", "to_array"]
+__all__ = ["Array", "Leaf", "Rows", "Schema", "as_batch", "as_index", "lead_of", "to_array"]
 
 Array: TypeAlias = npt.NDArray[Any]
+
+Rows: TypeAlias = Batch | Mapping[str, Any] | Sequence[Batch | Mapping[str, Any]]
+"""What can be pushed: a batch, a dictionary of columns, or a list of transitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,20 +170,31 @@ def as_index(index: Any) -> npt.NDArray[np.int64]:
     return array.astype(np.int64).reshape(-1)
 
 
-def as_batch(batch: Any) -> Batch:
-    """Return a treetensor as it is, and a dictionary of tensors or arrays as a treetensor.
+def as_batch(rows: Rows) -> Batch:
+    """Return a batch as it is, and build one from a dictionary or a list of transitions.
 
     Raises:
         StructureError: for anything else.
     """
-    if isinstance(batch, Batch):
-        return batch
-    if isinstance(batch, Mapping):
-        return as_tree(batch)
-    raise StructureError(
-        f"a batch is a treetensor or a dictionary of tensors, got {type(batch).__name__}; "
-        "build one with dmiddleware.data.as_tree"
-    )
+    if isinstance(rows, Batch):
+        return rows
+    if isinstance(rows, Mapping):
+        return as_tree(rows)
+    if not isinstance(rows, list | tuple) or not rows:
+        raise StructureError(
+            "expected a batch, a dictionary of columns or a list of transitions, got "
+            f"{rows!r:.100}; build a batch with dmiddleware.data.as_tree"
+        )
+    transitions = [as_batch(row) for row in rows]
+    for number, transition in enumerate(transitions):
+        done = transition.get("done")
+        if done is None or done.ndim:
+            raise StructureError(
+                f"the transitions of a list have a `done` without dimensions, but item {number} "
+                f"has {'none' if done is None else f'shape {list(done.shape)}'}; join batches with "
+                "dmiddleware.data.cat"
+            )
+    return stack(transitions)
 
 
 def lead_of(batch: Batch) -> tuple[int, ...]:
@@ -189,22 +203,26 @@ def lead_of(batch: Batch) -> tuple[int, ...]:
     Raises:
         StructureError: if there are none, or ``done`` has more than two dimensions.
     """
-    try:
-        done: Any = batch["done"]
-    except KeyError:
-        found: Any = next(leaves(batch), ("", None))[1]
-        if getattr(found, "ndim", 0) < 1:
+    if "done" not in batch:
+        first = next((leaf for _, leaf in leaves(batch)), None)
+        if first is None or first.ndim < 1:
             raise StructureError(
-                "a batch has leaves [N, …], but this one has a leaf without dimensions, or none"
-            ) from None
-        lead: tuple[int, ...] = tuple(found.shape[:1])
-        return lead
+                "the leaves of a batch are [N, …], but this one is empty or has a leaf without "
+                "dimensions"
+            )
+        return tuple(first.shape[:1])
+    done = batch["done"]
     if done.ndim not in (1, 2):
         raise StructureError(
-            f"`done` has shape {tuple(done.shape)}; it is [N], or [T, E] (time, env)"
+            f"`done` must be [N], or [T, E] (time, env), but has shape {list(done.shape)}"
         )
-    shape: tuple[int, ...] = done.shape
-    return shape
+    lead: tuple[int, ...] = done.shape
+    if lead[1:] == (1,) and any(leaf.shape[:2] != lead for _, leaf in leaves(batch)):
+        raise StructureError(
+            f"`done` has shape {list(lead)}, so it is read as [T, E] (time, env), but other leaves "
+            "do not start with these dimensions; if it is [N, 1], push done.squeeze(-1)"
+        )
+    return lead
 
 
 def _check_keys(batch: Batch, path: str) -> None:

@@ -52,6 +52,12 @@ class SumTree:
         # The last end is beyond any rest, however that was rounded: it is twice what it was.
         self._add_to_each[:, -1] = 2.0
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> SumTree:
+        """Copy the values; the views between the levels are built again."""
+        copied = SumTree(self.size, fan_out=self.fan_out)
+        copied.fill(0, self.size, self.values)
+        return copied
+
     @property
     def values(self) -> npt.NDArray[np.float64]:
         """The values, float64 ``[size]``: a read-only view."""

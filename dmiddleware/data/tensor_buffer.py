@@ -10,14 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dmiddleware.data.arguments import check_count, check_flag, check_number
 from dmiddleware.data.batch import Batch, index_rows, nest
-from dmiddleware.data.buffer import Buffer, check_count
+from dmiddleware.data.buffer import Buffer, check_state
 from dmiddleware.data.n_step import n_step_returns, reaches, unroll
 from dmiddleware.data.ring.episode_index import DeletedRows
 from dmiddleware.data.ring.row_ring import RowRing
-from dmiddleware.data.ring.storage import SharedHandle, SharedStorage, make_storage
+from dmiddleware.data.ring.storage import RamStorage, SharedHandle, SharedStorage, make_storage
 from dmiddleware.data.samplers import Eligible, Ints, Sampler, UniformSampler
-from dmiddleware.data.schema import Array, as_batch, as_index, to_array
+from dmiddleware.data.schema import Array, Rows, as_batch, as_index, to_array
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NotEnoughData
 
 __all__ = ["TensorBuffer"]
@@ -68,12 +69,11 @@ class TensorBuffer(Buffer):
     ) -> None:
         super().__init__(size, seed)
         self._n_step = check_count("n_step", n_step)
-        self._discount = None if discount is None else _checked_discount(discount)
+        self._discount = None if discount is None else check_number("discount", discount, high=1.0)
         if unroll_len is not None:
             check_count("unroll_len", unroll_len)
-        for name, flag in (("unroll_pad", unroll_pad), ("store_next_obs", store_next_obs)):
-            if not isinstance(flag, bool):
-                raise TypeError(f"{name} must be True or False, got {flag!r:.100}")
+        check_flag("unroll_pad", unroll_pad)
+        check_flag("store_next_obs", store_next_obs)
         if sampler is not None:
             _check_sampler(sampler)
         self._unroll_len = unroll_len
@@ -128,7 +128,7 @@ class TensorBuffer(Buffer):
         """
         for name, own, wanted in (
             ("n_step", self._n_step, check_count("n_step", n_step)),
-            ("discount", self._discount, _checked_discount(discount)),
+            ("discount", self._discount, check_number("discount", discount, high=1.0)),
         ):
             if own is not None and own != wanted:
                 raise ConfigError(
@@ -164,11 +164,12 @@ class TensorBuffer(Buffer):
     def __len__(self) -> int:
         return self._rows.total - self._rows.first - len(self._deleted)
 
-    def push(self, batch: Batch) -> range:
-        """Append the rows of a batch; the oldest rows go when there is no room.
+    def push(self, batch: Rows) -> range:
+        """Append the rows of a batch; a full buffer drops its oldest rows.
 
         Args:
-            batch: ``[N, …]``, or ``[T, E, …]`` if its ``done`` has two dimensions.
+            batch: ``[N, …]``, or ``[T, E, …]`` if its ``done`` has two dimensions; or a list of
+                transitions, each a batch or dictionary without leading dimensions.
 
         Returns:
             The indices of the rows stored, ascending: row ``(t, e)`` comes as the ``t * E + e``-th.
@@ -233,7 +234,7 @@ class TensorBuffer(Buffer):
                     raise KeyError(f"the rows have no leaf {path!r}, only {self._rows.paths}")
             return _as_batch(self._rows.take(wanted, leaves))
 
-    def update(self, index: Any, batch: Batch) -> int:
+    def update(self, index: Any, batch: Batch | Mapping[str, Any]) -> int:
         """Replace some leaves of rows.
 
         Args:
@@ -331,6 +332,7 @@ class TensorBuffer(Buffer):
         """
         with self._lock:
             self._check_open()
+            check_state("TensorBuffer", state, ("rows", "sampler", "sampler_type", "generator"))
             own = type(self._sampler).__name__
             if state["sampler_type"] != own:
                 raise CheckpointMismatch(
@@ -343,7 +345,7 @@ class TensorBuffer(Buffer):
             self._sampler.load_state_dict(state["sampler"], present)
             self._load_common_state(state)
 
-    def _push(self, batch: Batch) -> range:
+    def _push(self, batch: Rows) -> range:
         with self._lock:
             self._check_open()
             first, n = self._rows.push(batch)
@@ -351,7 +353,14 @@ class TensorBuffer(Buffer):
             self._sampler.pushed(first, n)
             return range(first, first + n)
 
-    def _sample(self, n: int, *, sample_range: slice | None = None) -> Batch:
+    def _sample(self, n: int, *, sample_range: slice | None = None, **unknown: Any) -> Batch:
+        if unknown:
+            raise TypeError(
+                f"sample() got {', '.join(unknown)}, which neither a TensorBuffer nor its buffer "
+                "middleware takes"
+            )
+        if type(n) is not int:
+            n = check_count("n", n)
         with self._lock:
             self._check_open()
             eligible = self._eligible(sample_range)
@@ -370,9 +379,12 @@ class TensorBuffer(Buffer):
         accept = None if self._unroll_len is None or self._unroll_pad else self._begins_sequence
         if sample_range is None:
             return Eligible(first, count, total, self._size, index=index, accept=accept)
-        start, stop, step = sample_range.indices(count)
-        if step != 1:
-            raise ValueError(f"sample_range has no step, got {sample_range}")
+        if not isinstance(sample_range, slice) or sample_range.step not in (None, 1):
+            raise ValueError(
+                f"sample_range must be a slice without a step, for example slice(-100, None), got "
+                f"{sample_range!r:.100}"
+            )
+        start, stop, _ = sample_range.indices(count)
         part = max(0, stop - start)
         if index is None:
             first += start
@@ -413,7 +425,7 @@ class TensorBuffer(Buffer):
     def _begins_sequence(self, index: Ints) -> npt.NDArray[np.bool_]:
         return reaches(index, self._step, length=self._unroll_len or 1)
 
-    def _update(self, index: Any, batch: Batch) -> int:
+    def _update(self, index: Any, batch: Batch | Mapping[str, Any]) -> int:
         with self._lock:
             rows = as_index(index)
             held = self._is_held(rows)
@@ -445,6 +457,13 @@ class TensorBuffer(Buffer):
             self._deleted.clear()
             self._sampler.cleared()
             self._rows.clear()
+
+    def _check_copyable(self) -> None:
+        if not isinstance(self._storage, RamStorage):
+            raise TypeError(
+                "only a buffer with storage='ram' can be copied; build another one and load this "
+                "one's state_dict() into it"
+            )
 
     def _are_all_held(self, index: Ints) -> bool:
         """Tell, fast, whether these rows (at least one) are certainly all held."""
@@ -478,14 +497,6 @@ def _check_sampler(sampler: object) -> None:
             "sampler must be a UniformSampler, a PrioritySampler, or an object with the methods of "
             f"dmiddleware.data.Sampler, got {sampler!r:.100}"
         )
-
-
-def _checked_discount(discount: object) -> float:
-    if isinstance(discount, bool) or not isinstance(discount, int | float | np.number):
-        raise TypeError(f"discount must be a number, got {discount!r}")
-    if not 0.0 <= discount <= 1.0:
-        raise ValueError(f"discount must be in [0, 1], got {discount}")
-    return float(discount)
 
 
 def _as_batch(arrays: Mapping[str, Array]) -> Batch:

@@ -70,19 +70,19 @@ def push_rows(buffer: ReplayBuffer, batch: Batch, *, train_iter: int) -> None:
     Into a :class:`DequeBuffer` each row goes by itself, as a dictionary, with ``train_iter`` in its
     notes.
     """
-    columns = {str(key): batch[key] for key in batch}
-    priority = columns.pop("priority", None)
+    priority = batch.get("priority")
+    rows = batch
+    if priority is not None:
+        rows = as_tree({key: column for key, column in batch.items() if key != "priority"})
     if isinstance(buffer, DequeBuffer):
-        rows = as_tree(columns)
-        if columns["done"].dim() == 2:
+        if rows["done"].dim() == 2:
             rows = flatten_lead(rows, 2)
         for number in range(rows["done"].shape[0]):
             note = {} if priority is None else {"priority": float(priority.flatten()[number])}
             push_item(buffer, to_dict(index_rows(rows, number)), train_iter=train_iter, **note)
-    elif priority is None:
-        buffer.push(batch)
-    else:
-        index = buffer.push(as_tree(columns))
+        return
+    index = buffer.push(rows)
+    if priority is not None:
         # Of more rows than fit, only the newest were stored.
         buffer.update_priority(np.asarray(index), priority.flatten()[-len(index) :])
 

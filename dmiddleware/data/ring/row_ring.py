@@ -14,7 +14,7 @@ from dmiddleware.data.batch import Batch
 from dmiddleware.data.ring.episode_index import NONE, EpisodeLinks, Pushed, SideTable
 from dmiddleware.data.ring.storage import Storage
 from dmiddleware.data.samplers import Ints
-from dmiddleware.data.schema import Array, Leaf, Schema, as_batch, lead_of
+from dmiddleware.data.schema import Array, Leaf, Rows, Schema, as_batch, lead_of
 from dmiddleware.errors import CheckpointMismatch, StructureError
 
 __all__ = ["RowRing"]
@@ -80,7 +80,7 @@ class RowRing:
         parts = (self._columns, self._links, self._side)
         return sum(part.nbytes for part in parts if part is not None)
 
-    def push(self, batch: Batch) -> tuple[int, int]:
+    def push(self, batch: Rows) -> tuple[int, int]:
         """Append a batch ``[N, …]``, or ``[T, E, …]`` if its ``done`` has two dimensions.
 
         Returns:
@@ -132,7 +132,7 @@ class RowRing:
             self._take_next_obs(self._side, taken, index, paths)
         return taken
 
-    def update(self, index: Ints, batch: Batch) -> None:
+    def update(self, index: Ints, batch: Batch | Mapping[str, Any]) -> None:
         """Replace leaves of rows that are held.
 
         Args:
@@ -145,7 +145,7 @@ class RowRing:
         """
         if self._schema is None or self._columns is None:
             raise StructureError("the buffer has no columns before the first push")
-        rows = self._schema.arrays(batch, (len(index),), partly=True)
+        rows = self._schema.arrays(as_batch(batch), (len(index),), partly=True)
         fixed = {"episode_id", "done"} if self._linked else set()
         if self._side is not None:
             fixed |= {"obs", _NEXT}
@@ -261,6 +261,12 @@ class RowRing:
                 raise StructureError(
                     f"{name} is one number per row, but a row of it is {schema.leaves[name]}"
                 )
+        reward = schema.leaves.get("reward")
+        if reward is not None and reward.shape == (1,):
+            raise StructureError(
+                "reward has the shape [N, 1], but done has [N], and losses would combine every "
+                "row with every other; push reward.squeeze(-1)"
+            )
         if not self._store_next_obs:
             _check_next_obs(schema)
 

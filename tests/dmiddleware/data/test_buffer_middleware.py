@@ -77,8 +77,8 @@ def test_middleware_may_change_arguments_and_results():
     assert buffer.sample(1) == [42]
 
 
-def test_what_cannot_be_called_is_no_middleware():
-    with pytest.raises(TypeError, match="'clone' is not callable"):
+def test_an_object_that_cannot_be_called_is_not_accepted():
+    with pytest.raises(TypeError, match="must be callable"):
         DequeBuffer(4).use("clone")
 
 
@@ -86,24 +86,24 @@ def test_what_cannot_be_called_is_no_middleware():
     ("make", "instead"),
     [
         (PriorityExperienceReplay, r"sampler=PrioritySampler\(\)"),
-        (lambda buffer: clone_object(), "it copies rows"),
+        (lambda buffer: clone_object(), "it always copies"),
         (lambda buffer: group_sample(2), "unroll_len"),
-        (lambda buffer: padding(), "gives a mask"),
+        (lambda buffer: padding(), "returns a mask"),
     ],
 )
-def test_a_tensor_buffer_refuses_what_does_not_suit_it(make, instead):
+def test_a_tensor_buffer_refuses_what_only_a_deque_buffer_needs(make, instead):
     buffer = TensorBuffer(4)
-    with pytest.raises(TypeError, match=f"not for a TensorBuffer: .*{instead}"):
+    with pytest.raises(TypeError, match=f"does not work on a TensorBuffer: .*{instead}"):
         buffer.use(make(buffer))
 
 
-def test_a_middleware_serves_the_buffer_that_it_was_made_for():
-    with pytest.raises(ValueError, match="use_time_check was made for another buffer"):
+def test_a_middleware_works_only_on_the_buffer_it_was_made_for():
+    with pytest.raises(ValueError, match="made for another buffer"):
         DequeBuffer(4).use(use_time_check(DequeBuffer(4)))
 
 
 class TestClone:
-    def test_neither_side_changes_what_the_buffer_holds(self):
+    def test_changes_outside_do_not_reach_the_buffer(self):
         buffer = DequeBuffer(4).use(clone_object())
         data = {"x": torch.ones(2), "list": [np.zeros(1)], "batch": rows(0, 2)}
         meta = {"notes": [1]}
@@ -128,7 +128,7 @@ class TestClone:
         new.zero_()
         assert buffer.sample(1)[0].data == 1
 
-    def test_without_it_the_very_object_comes_out(self):
+    def test_without_it_the_pushed_object_is_returned(self):
         buffer, data = DequeBuffer(4), [1]
         buffer.push(data)
         assert buffer.sample(1)[0].data is data
@@ -155,7 +155,7 @@ class TestPriority:
         seen = np.array([counts[i] for i in range(2, 10)])
         assert ((seen - expected) ** 2 / expected).sum() / 7 < 1.7
 
-    def test_samples_tell_priority_and_weight(self):
+    def test_samples_have_priority_and_weight(self):
         buffer = DequeBuffer(8, seed=0)
         replay = PriorityExperienceReplay(
             buffer, priority_power_factor=0.5, IS_weight_power_factor=0.4,
@@ -174,13 +174,13 @@ class TestPriority:
         assert replay.beta == pytest.approx(0.7)
         assert "priority_IS" not in buffer.get(0).meta
 
-    def test_weights_are_left_out_if_not_wanted(self):
+    def test_weights_can_be_left_out(self):
         buffer = DequeBuffer(8, seed=0)
         buffer.use(PriorityExperienceReplay(buffer, IS_weight=False))
         buffer.push("a")
         assert "priority_IS" not in buffer.sample(1)[0].meta
 
-    def test_named_items_are_fetched_and_groups_refused(self):
+    def test_items_can_be_fetched_by_index_but_not_in_groups(self):
         buffer = DequeBuffer(8, seed=0)
         buffer.use(PriorityExperienceReplay(buffer))
         with pytest.raises(NotEnoughData):
@@ -199,17 +199,17 @@ class TestPriority:
             buffer.sample(2, sample_range=slice(5, None))
         assert buffer.sample(2, sample_range=slice(-8, -5), ignore_insufficient=True) == []
         assert buffer.sample(0) == []
-        with pytest.raises(ValueError, match="size is not negative, got -1"):
+        with pytest.raises(ValueError, match="size must be at least 0"):
             buffer.sample(-1)
 
     @pytest.mark.parametrize("odd", [-1.0, float("nan"), float("inf")])
-    def test_odd_priorities_are_refused_and_change_nothing(self, odd):
+    def test_impossible_priorities_are_refused_and_change_nothing(self, odd):
         buffer = DequeBuffer(8, seed=0)
         buffer.use(PriorityExperienceReplay(buffer))
         buffer.push("a")
-        with pytest.raises(ValueError, match="finite and not negative"):
+        with pytest.raises(ValueError, match="priority must be"):
             buffer.push("b", {"priority": odd})
-        with pytest.raises(ValueError, match="finite and not negative"):
+        with pytest.raises(ValueError, match="priority must be"):
             buffer.update(0, meta={"priority": odd})
         assert len(buffer) == 1
         assert buffer.get(0).meta["priority"] == 1.0
@@ -291,7 +291,7 @@ class TestStaleness:
 
 
 class TestUse:
-    def test_used_up_items_of_a_deque_are_deleted(self):
+    def test_items_of_a_deque_are_deleted_after_their_last_use(self):
         buffer = deque(4)
         buffer.use(use_time_check(buffer, max_use=2))
         assert {item.meta["use_count"] for item in buffer.sample(4)} == {1}
@@ -300,7 +300,7 @@ class TestUse:
         buffer.push("new")
         assert buffer.sample(indices=[4])[0].meta["use_count"] == 1
 
-    def test_used_up_rows_of_a_tensor_buffer_are_deleted(self):
+    def test_rows_of_a_tensor_buffer_are_deleted_after_their_last_use(self):
         buffer = TensorBuffer(4, sampler=PrioritySampler(), seed=0)
         buffer.use(use_time_check(buffer, max_use=3))
         buffer.push(rows(0, 6))
@@ -348,7 +348,7 @@ class TestGroups:
             (0, 1, 2), (1, 2, 3), (2, 3, 4), (5, 6, 7), (8,)
         }  # fmt: skip
 
-    def test_a_start_anywhere_gives_the_last_items_their_share(self):
+    def test_with_any_start_the_last_items_are_as_likely_as_others(self):
         assert self.starts(self.groups(group_sample(3, max_use_in_group=False))) == {
             (0, 1, 2), (1, 2, 3), (2, 3, 4), (3, 4), (4,), (5, 6, 7), (6, 7), (7,), (8,)
         }  # fmt: skip
@@ -375,14 +375,14 @@ class TestGroups:
         buffer = self.groups(padding(), group_sample(3))
         assert {len(group) for group in buffer.sample(3, groupby="g")} == {3}
 
-    def test_mistakes_are_told(self):
+    def test_mistakes_are_refused(self):
         with pytest.raises(ValueError, match="group_sample works on groups"):
             self.groups(group_sample(3)).sample(2)
-        with pytest.raises(ValueError, match="size_in_group is at least 1"):
+        with pytest.raises(ValueError, match="size_in_group must be at least 1"):
             group_sample(0)
-        with pytest.raises(ValueError, match="policy is 'random' or 'none'"):
+        with pytest.raises(ValueError, match="policy must be 'random' or 'none'"):
             padding("zeros")
-        with pytest.raises(ValueError, match="group_sample serves no buffer yet"):
+        with pytest.raises(ValueError, match="no buffer yet"):
             group_sample(1)("sample", lambda **kwargs: [["x"]], groupby="g")
 
 
@@ -394,7 +394,7 @@ class TestView:
         part = buffer.sample(100, replace=True, sample_range=slice(-2, None))
         assert {item.data for item in part} == {5, 6}
 
-    def test_of_a_tensor_buffer_as_well(self):
+    def test_it_works_on_a_tensor_buffer_too(self):
         buffer = TensorBuffer(8, seed=0)
         buffer.use(sample_range_view(buffer, start=-3))
         buffer.push(rows(0, 20))

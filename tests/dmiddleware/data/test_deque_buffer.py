@@ -1,3 +1,4 @@
+import copy
 import logging
 import threading
 from collections import Counter
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.data import BufferedData, DequeBuffer, load_checkpoint, save_checkpoint
+from dmiddleware.data.buffer_middleware import PriorityExperienceReplay
 from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, NotEnoughData
 
 
@@ -116,7 +118,7 @@ def test_changing_a_sample_does_not_change_the_notes_in_the_buffer():
         ({"indices": [1], "groupby": "episode"}, "give one of them"),
         ({"size": 1, "unroll_len": 2}, "needs groupby"),
         ({"size": 1, "unroll_len": 0, "groupby": "episode"}, "at least 1"),
-        ({"size": -1}, "not negative"),
+        ({"size": -1}, "at least 0"),
     ],
 )
 def test_options_that_contradict_one_another_are_refused(options, message):
@@ -124,7 +126,7 @@ def test_options_that_contradict_one_another_are_refused(options, message):
         filled().sample(**options)
 
 
-def test_values_that_cannot_be_grouped_are_told():
+def test_values_that_cannot_be_grouped_are_refused():
     buffer = DequeBuffer(2)
     buffer.push("a", {"episode": [1]})
     for _ in range(2):
@@ -322,3 +324,36 @@ def test_numpy_integers_name_items_too():
     assert buffer.delete(np.int64(3)) == 1
     assert buffer.delete(np.array([1, 2])) == 2
     assert len(buffer) == 5
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda b: b.update([0], meta={"priority": [1.0]}), "one by one"),
+        (lambda b: b.update(0.5), "index must be an integer"),
+        (lambda b: b.push(1, meta=3), "meta must be"),
+        (lambda b: b.sample("1"), "size must be an integer"),
+        (lambda b: b.sample(1.0), "size must be an integer"),
+        (lambda b: b.use(PriorityExperienceReplay), "not a class"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_refused(use, message):
+    buffer = DequeBuffer(3)
+    buffer.push("a")
+    with pytest.raises(TypeError, match=message):
+        use(buffer)
+    assert [item.data for item in buffer] == ["a"]
+
+
+def test_a_deep_copy_is_independent_and_draws_the_same():
+    buffer = DequeBuffer(8, seed=0)
+    buffer.use(PriorityExperienceReplay(buffer))
+    for number in range(10):
+        buffer.push([number], meta={"priority": 1.0 + number})
+    copied = copy.deepcopy(buffer)
+    assert copied.sample(5) == buffer.sample(5)
+    copied.get(9).data.append("changed")
+    copied.delete(8)
+    assert buffer.get(9).data == [9] and 8 in buffer
+    copied.update(7, meta={"priority": 0.0})
+    assert buffer.get(7).meta["priority"] == 8.0

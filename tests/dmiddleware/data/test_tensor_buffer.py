@@ -1,3 +1,4 @@
+import copy
 import re
 import threading
 from itertools import pairwise
@@ -9,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.data import (
+    DequeBuffer,
     PrioritySampler,
     TensorBuffer,
     UniformSampler,
     as_tree,
+    index_rows,
     leaves,
     load_checkpoint,
     save_checkpoint,
@@ -127,9 +130,9 @@ def damaged(**changes):
         (damaged(number=None), "it lacks number"),
         (damaged(extra=torch.zeros(2)), "it has extra on top"),
         (damaged(obs=torch.zeros(2)), r"it lacks obs\.image, obs\.speed and it has obs on top"),
-        (damaged(done=torch.zeros(2, 1, 1)), r"`done` has shape \(2, 1, 1\)"),
-        (torch.zeros(2), r"got Tensor; build one with dmiddleware\.data\.as_tree"),
-        (as_tree({}), "a leaf without dimensions, or none"),
+        (damaged(done=torch.zeros(2, 1, 1)), r"`done` must be .* shape \[2, 1, 1\]"),
+        (torch.zeros(2), r"got tensor\(.*dmiddleware\.data\.as_tree"),
+        (as_tree({}), "this one is empty"),
     ],
 )
 def test_a_batch_of_another_structure_is_refused_by_the_name_of_its_leaf(batch, message):
@@ -178,7 +181,7 @@ def test_sampling_too_much_says_how_many_are_missing():
         buffer.sample(3, sample_range=slice(-2, None))
     with pytest.raises(ValueError, match="at least one row, got n=0"):
         buffer.sample(0)
-    with pytest.raises(ValueError, match="has no step"):
+    with pytest.raises(ValueError, match="without a step"):
         buffer.sample(1, sample_range=slice(0, 4, 2))
 
 
@@ -304,13 +307,13 @@ def test_a_loaded_buffer_goes_on_as_the_original_does(name, n_pushes, tmp_path):
                     buffer.update_priority(sample["index"], sample["index"] % 7 + 0.1)
                 buffer.delete([sample["index"][0]])
 
-    original, copy = build(name, 0), build(name, 99)
-    copy.push(batch())  # what a buffer held before is forgotten
+    original, restored = build(name, 0), build(name, 99)
+    restored.push(batch())  # what a buffer held before is forgotten
     live([original], n_pushes)
     save_checkpoint(tmp_path / "buffer.safetensors", original.state_dict())
-    copy.load_state_dict(load_checkpoint(tmp_path / "buffer.safetensors"))
-    assert len(copy) == len(original)
-    live([original, copy], 8)
+    restored.load_state_dict(load_checkpoint(tmp_path / "buffer.safetensors"))
+    assert len(restored) == len(original)
+    live([original, restored], 8)
 
 
 def test_a_state_of_other_options_or_leaves_is_refused():
@@ -368,3 +371,87 @@ def test_threads_may_share_a_buffer():
         thread.join(timeout=60)
     assert not failures
     assert len(buffer) == 64
+
+
+def test_a_list_of_transitions_is_pushed_as_one_batch():
+    batch = as_batch([step[0] for step in Collector(1, 0).rows(5)], (5,))
+    together, one_by_one = TensorBuffer(10), TensorBuffer(10)
+    together.push(batch)
+    one_by_one.push([to_dict(index_rows(batch, i)) for i in range(5)])
+    assert equal(together.get(range(5)), one_by_one.get(range(5)))
+    with pytest.raises(StructureError, match="item 0 has shape"):
+        one_by_one.push([batch, batch])
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ({"info": None}, "'info' is None"),
+        ({"info": {"env": "CartPole-v1"}}, "'info.env' is 'CartPole-v1'"),
+        ({"info": [{}, {}]}, "leave it out"),
+        ({"reward": torch.zeros(2, 1)}, "squeeze"),
+        ({"done": torch.zeros(2, 1, dtype=torch.bool)}, "squeeze"),
+    ],
+)
+def test_columns_that_cannot_be_stored_are_refused_with_the_remedy(column, message):
+    buffer = TensorBuffer(10)
+    columns = {
+        "obs": torch.zeros(2, 3),
+        "reward": torch.zeros(2),
+        "done": torch.zeros(2, dtype=torch.bool),
+    }
+    with pytest.raises(StructureError, match=message):
+        buffer.push({**columns, **column})
+    assert len(buffer) == 0
+    buffer.push(columns)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_deep_copy_is_independent_and_draws_the_same(name):
+    collector = Collector(3, seed=1)
+    batches = [as_batch([r for step in collector.rows(8) for r in step], (8, 3)) for _ in range(3)]
+    original = build(name, 0)
+    original.push(batches[0])
+    copied = copy.deepcopy(original)
+    for pushed in batches[1:]:
+        for buffer in (original, copied):
+            buffer.push(pushed)
+        samples = [buffer.sample(4) for buffer in (original, copied)]
+        assert equal(*samples)
+        if "weight" in samples[0]:
+            for buffer in (original, copied):
+                buffer.update_priority(samples[0]["index"], [0.1, 2.0, 3.0, 0.5])
+    copied.clear()
+    assert len(original) == 50
+
+
+def test_a_buffer_in_shared_memory_cannot_be_copied():
+    with (
+        TensorBuffer(10, storage="shared") as buffer,
+        pytest.raises(TypeError, match="state_dict"),
+    ):
+        copy.deepcopy(buffer)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"n": "3"}, TypeError),
+        ({"n": 3.0}, TypeError),
+        ({"n": 0}, ValueError),
+        ({"n": 1, "sample_range": 3}, ValueError),
+        ({"n": 1, "sample_range": slice(0, 5, 2)}, ValueError),
+        ({"n": 1, "groupby": "episode"}, TypeError),
+    ],
+)
+def test_impossible_samples_are_refused(arguments, error):
+    buffer = TensorBuffer(10)
+    buffer.push(rows(0, 6))
+    with pytest.raises(error, match=r"n must be|at least one|sample_range|groupby"):
+        buffer.sample(**arguments)
+
+
+@pytest.mark.parametrize("buffer", [TensorBuffer(3), DequeBuffer(3)])
+def test_a_state_that_is_not_a_buffers_is_refused(buffer):
+    with pytest.raises(CheckpointMismatch, match="it has no"):
+        buffer.load_state_dict({"model": {}})

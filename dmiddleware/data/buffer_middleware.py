@@ -1,0 +1,495 @@
+"""Buffer middleware: wraps a buffer's push, sample, update, delete and clear.
+
+Add one to a buffer with ``buffer.use``. All of them work on a
+:class:`~dmiddleware.data.DequeBuffer`. Those that make sense for columns also work on a
+:class:`~dmiddleware.data.TensorBuffer`; for the others, ``use`` raises an error that names the
+alternative.
+
+| name | DequeBuffer | TensorBuffer |
+| --- | --- | --- |
+| :class:`PriorityExperienceReplay` | yes | no: ``sampler=PrioritySampler()`` |
+| :class:`clone_object` | yes | no: it always copies |
+| :class:`staleness_check` | yes | yes, by the column ``collect_iter`` |
+| :class:`use_time_check` | yes | yes |
+| :class:`group_sample` | yes | no: ``unroll_len`` |
+| :class:`padding` | yes | no: ``unroll_pad`` |
+| :class:`sample_range_view` | yes | yes |
+"""
+
+# The lower-case class names are the ones that DI-engine's users know.
+# ruff: noqa: N801
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+import torch
+
+from dmiddleware.data.arguments import check_count, check_flag, check_number
+from dmiddleware.data.batch import Batch, map_leaves
+from dmiddleware.data.buffer import Buffer
+from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
+from dmiddleware.data.samplers import Ints, PrioritySampler
+from dmiddleware.data.tensor_buffer import TensorBuffer
+
+__all__ = [
+    "PriorityExperienceReplay",
+    "clone_object",
+    "staleness_check",
+    "use_time_check",
+    "group_sample",
+    "padding",
+    "sample_range_view",
+]
+
+Chain: TypeAlias = Callable[..., Any]
+"""The rest of the buffer middleware, and at last the action itself."""
+
+
+class _ActionMiddleware:
+    """A buffer middleware with one method for each action that it wraps.
+
+    A method ``push``, ``sample``, ``update``, ``delete`` or ``clear`` takes the chain and the
+    action's arguments; actions without a method run unchanged.
+
+    Attributes:
+        instead: what to use on a TensorBuffer, if this middleware does not work there.
+    """
+
+    instead: ClassVar[str | None] = None
+
+    def __init__(self, buffer: Buffer | None = None) -> None:
+        if buffer is not None and not isinstance(buffer, Buffer):
+            raise TypeError(
+                f"{type(self).__name__} needs a TensorBuffer or a DequeBuffer, got {buffer!r:.100}"
+            )
+        self._buffer = buffer
+
+    def __call__(self, action: str, chain: Chain, *args: Any, **kwargs: Any) -> Any:
+        """Run this middleware's part of an action."""
+        method = getattr(self, action, None)
+        return chain(*args, **kwargs) if method is None else method(chain, *args, **kwargs)
+
+    def attach(self, buffer: Buffer) -> None:
+        """Check that this middleware works on the buffer.
+
+        Raises:
+            TypeError: if it does not.
+            ValueError: if the middleware was made for another buffer.
+        """
+        name = type(self).__name__
+        if isinstance(buffer, TensorBuffer) and self.instead is not None:
+            raise TypeError(f"{name} does not work on a TensorBuffer: {self.instead}")
+        if self._buffer is not None and self._buffer is not buffer:
+            raise ValueError(f"this {name} was made for another buffer; make one for each")
+        self._buffer = buffer
+
+    @property
+    def _attached(self) -> Buffer:
+        if self._buffer is None:
+            raise ValueError(
+                f"this {type(self).__name__} has no buffer yet; pass it to buffer.use(...)"
+            )
+        return self._buffer
+
+    @property
+    def _deque(self) -> DequeBuffer:
+        assert isinstance(self._attached, DequeBuffer)  # attach refuses the other kind
+        return self._attached
+
+
+class PriorityExperienceReplay(_ActionMiddleware):
+    """Draws items in proportion to their priorities.
+
+    On push, ``meta['priority']`` is the item's initial priority; without it, that is the highest
+    priority given so far. ``buffer.update(index, meta={'priority': p})`` changes it. On sample,
+    items are drawn in proportion to priority, with replacement; each has ``meta['priority']`` and,
+    with ``IS_weight``, its importance weight in ``meta['priority_IS']``. Samples by ``indices`` are
+    unchanged.
+
+    Source: Schaul et al., "Prioritized Experience Replay", ICLR 2016.
+
+    Args:
+        buffer: the buffer, a :class:`~dmiddleware.data.DequeBuffer`.
+        IS_weight: whether to add importance weights.
+        priority_power_factor: how strongly priorities count (α in the paper).
+        IS_weight_power_factor: how much of the bias the weights correct at first (β in the paper).
+        IS_weight_anneal_train_iter: number of samples over which β rises to 1.
+    """
+
+    instead: ClassVar[str | None] = (
+        "build the buffer with sampler=PrioritySampler(), which does the same much faster"
+    )
+
+    def __init__(
+        self,
+        buffer: Buffer,
+        *,
+        IS_weight: bool = True,  # noqa: N803  the established name
+        priority_power_factor: float = 0.6,
+        IS_weight_power_factor: float = 0.4,  # noqa: N803  the established name
+        IS_weight_anneal_train_iter: int | None = 100_000,  # noqa: N803  the established name
+    ) -> None:
+        super().__init__(buffer)
+        self._weighted = check_flag("IS_weight", IS_weight)
+        self._sampler = PrioritySampler(
+            alpha=priority_power_factor,
+            beta=IS_weight_power_factor,
+            beta_anneal_steps=IS_weight_anneal_train_iter,
+        )
+        self._sampler.attach(buffer.size)
+
+    @property
+    def beta(self) -> float:
+        """The exponent of the weights at the next sample."""
+        return self._sampler.beta
+
+    def push(self, chain: Chain, data: Any, meta: Mapping[str, Any] | None = None) -> int:
+        """Record the new item's priority."""
+        priority = _checked_priority((meta or {}).get("priority", self._sampler.highest))
+        index: int = chain(data, meta={**(meta or {}), "priority": priority})
+        self._sampler.pushed(index, 1)
+        self._set(index, priority)
+        return index
+
+    def sample(
+        self,
+        chain: Chain,
+        *,
+        size: int | None = None,
+        indices: Any = None,
+        groupby: str | None = None,
+        sample_range: slice | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Draw by priority."""
+        if indices is not None or size is None:
+            return chain(
+                size=size, indices=indices, groupby=groupby, sample_range=sample_range, **kwargs
+            )
+        if groupby is not None:
+            raise ValueError(
+                "PriorityExperienceReplay draws items, not groups; sample without groupby, or use "
+                "a buffer without this middleware"
+            )
+        rows = self._deque.drawable(sample_range)
+        if not rows.count or size < 1:  # the buffer raises that there is not enough
+            return chain(size=size, sample_range=sample_range, **kwargs)
+        index, weights = self._sampler.draw(size, rows, self._attached.generator)
+        items: list[BufferedData] = chain(indices=index.tolist(), **kwargs)
+        if self._weighted and weights is not None:
+            for item, weight in zip(items, weights.tolist(), strict=True):
+                item.meta["priority_IS"] = weight
+        return items
+
+    def update(
+        self, chain: Chain, index: int, data: Any = None, meta: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Record a new priority, if ``meta`` has one."""
+        if meta is None or meta.get("priority") is None:
+            updated: bool = chain(index, data=data, meta=meta)
+            return updated
+        priority = _checked_priority(meta["priority"])
+        updated = chain(index, data=data, meta={**meta, "priority": priority})
+        if updated:
+            self._set(index, priority)
+        return updated
+
+    def delete(self, chain: Chain, indices: int | Iterable[int]) -> int:
+        """Never draw deleted items again."""
+        wanted = [indices] if isinstance(indices, int | np.integer) else list(indices)
+        held = [index for index in wanted if index in self._deque]
+        deleted: int = chain(wanted)
+        if held:
+            self._sampler.deleted(np.array(held))
+        return deleted
+
+    def clear(self, chain: Chain) -> None:
+        """Forget all priorities."""
+        chain()
+        self._sampler.cleared()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return priorities and counters."""
+        return self._sampler.state_dict(self._deque.drawable().every_index())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned; the buffer's items are restored before."""
+        self._sampler.load_state_dict(state, self._deque.drawable().every_index())
+
+    def _set(self, index: int, priority: float) -> None:
+        self._sampler.update_priority(np.array([index]), np.array([priority], np.float64))
+
+
+class clone_object(_ActionMiddleware):
+    """Copies items on push and on sample, to protect what the buffer holds from changes.
+
+    Without it, a DequeBuffer stores and returns the very objects that were pushed. Tensors are
+    cloned without their gradient history; everything else is copied deeply.
+    """
+
+    instead: ClassVar[str | None] = "it always copies rows on push and sample; leave this out"
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def push(self, chain: Chain, data: Any, meta: Mapping[str, Any] | None = None) -> Any:
+        """Copy the item."""
+        return chain(_clone(data), meta=_clone(meta))
+
+    def update(
+        self, chain: Chain, index: int, data: Any = None, meta: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Copy the new item."""
+        return chain(index, data=_clone(data), meta=_clone(meta))
+
+    def sample(self, chain: Chain, **kwargs: Any) -> Any:
+        """Copy the items drawn."""
+        return _clone(chain(**kwargs))
+
+
+class staleness_check(_ActionMiddleware):
+    """Deletes items collected by too old a policy, before each sample.
+
+    Samples state the learner's iteration: ``buffer.sample(n, train_iter_sample_data=i)``. An item's
+    staleness is ``i`` minus the iteration of the policy that collected it; items above the limit
+    are deleted. In a DequeBuffer, push each item with ``meta['train_iter_data_collected']``;
+    samples also have ``meta['staleness']``. In a TensorBuffer, the column ``collect_iter`` holds
+    the iteration.
+
+    Args:
+        buffer: a buffer of either kind.
+        max_staleness: the limit, in training iterations.
+    """
+
+    def __init__(self, buffer: Buffer, max_staleness: float = float("inf")) -> None:
+        super().__init__(buffer)
+        self._max_staleness = check_number("max_staleness", max_staleness)
+
+    def push(self, chain: Chain, data: Any, **kwargs: Any) -> Any:
+        """Check that the data states its iteration."""
+        meta = kwargs.get("meta") or {}
+        if isinstance(self._attached, TensorBuffer):
+            if "collect_iter" not in data:
+                raise ValueError(
+                    "staleness_check needs the column collect_iter (the iteration of the policy "
+                    "that collected each row), but the batch does not have it"
+                )
+        elif "train_iter_data_collected" not in meta:
+            raise ValueError(
+                "staleness_check needs items pushed with meta={'train_iter_data_collected': <the "
+                f"collecting policy's iteration>}}, got meta={meta}"
+            )
+        return chain(data, **kwargs)
+
+    def sample(
+        self, chain: Chain, *args: Any, train_iter_sample_data: int | None = None, **kwargs: Any
+    ) -> Any:
+        """Delete stale items, then draw."""
+        if train_iter_sample_data is None:
+            raise ValueError(
+                "staleness_check needs the learner's iteration: buffer.sample(n, "
+                "train_iter_sample_data=<iteration>)"
+            )
+        if isinstance(self._attached, TensorBuffer):
+            self._delete_rows(self._attached, train_iter_sample_data)
+            return chain(*args, **kwargs)
+        collected = {int(i.index or 0): i.meta["train_iter_data_collected"] for i in self._deque}
+        oldest = train_iter_sample_data - self._max_staleness
+        self._deque.delete([index for index, at in collected.items() if at < oldest])
+        result = chain(*args, **kwargs)
+        for item in _items(result):
+            item.meta["staleness"] = train_iter_sample_data - collected[item.index or 0]
+        return result
+
+    def _delete_rows(self, buffer: TensorBuffer, now: int) -> None:
+        index = buffer.index
+        if len(index):
+            collected = buffer.get(index, ["collect_iter"])["collect_iter"].numpy()
+            buffer.delete(index[now - collected > self._max_staleness])
+
+
+class use_time_check(_ActionMiddleware):
+    """Deletes items that have been sampled often enough, after each sample.
+
+    In a DequeBuffer, ``meta['use_count']`` counts how often an item has been sampled.
+
+    Args:
+        buffer: a buffer of either kind.
+        max_use: how often an item is sampled at most. Repeated draws in one batch all count, so
+            the last batch may exceed the limit.
+    """
+
+    def __init__(self, buffer: Buffer, max_use: float = float("inf")) -> None:
+        super().__init__(buffer)
+        self._max_use = check_number("max_use", max_use, low=1)
+        self._count = np.zeros(buffer.size, np.int64)
+
+    def push(self, chain: Chain, *args: Any, **kwargs: Any) -> Any:
+        """Start counting for new items."""
+        pushed: range | int = chain(*args, **kwargs)
+        index = np.arange(pushed.start, pushed.stop) if isinstance(pushed, range) else pushed
+        self._count[index % self._attached.size] = 0
+        return pushed
+
+    def sample(self, chain: Chain, *args: Any, **kwargs: Any) -> Any:
+        """Draw, then delete the items that have reached the limit."""
+        result = chain(*args, **kwargs)
+        buffer = self._attached
+        if isinstance(buffer, TensorBuffer):
+            buffer.delete(self._count_uses(result["index"].numpy())[1])
+            return result
+        items = _items(result)
+        counts, used_up = self._count_uses(np.array([item.index for item in items], np.int64))
+        for item, count in zip(items, counts.tolist(), strict=True):
+            item.meta["use_count"] = count
+        self._deque.delete(used_up.tolist())
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts."""
+        return {"count": self._count.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._count[...] = state["count"]
+
+    def _count_uses(self, index: Ints) -> tuple[Ints, Ints]:
+        """Return the new count of each index, and the indices that have reached the limit."""
+        slots = index % self._attached.size
+        np.add.at(self._count, slots, 1)
+        counts = self._count[slots]
+        return counts, np.unique(index[counts >= self._max_use])
+
+
+class group_sample(_ActionMiddleware):
+    """Keeps only some items of each group that ``buffer.sample(n, groupby=…)`` returns.
+
+    Args:
+        size_in_group: number of items to keep; a smaller group is kept whole.
+        ordered_in_group: keep consecutive items from a random start; if False, random ones.
+        max_use_in_group: start where ``size_in_group`` items follow. If False, start anywhere: the
+            last items are then as likely as the others, and some groups are shorter.
+    """
+
+    instead: ClassVar[str | None] = "build it with unroll_len to sample sequences of episodes"
+
+    def __init__(
+        self, size_in_group: int, *, ordered_in_group: bool = True, max_use_in_group: bool = True
+    ) -> None:
+        super().__init__()
+        self._size = check_count("size_in_group", size_in_group)
+        self._ordered = check_flag("ordered_in_group", ordered_in_group)
+        self._max_use = check_flag("max_use_in_group", max_use_in_group)
+
+    def sample(self, chain: Chain, *, groupby: str | None = None, **kwargs: Any) -> Any:
+        """Draw groups and cut them."""
+        if groupby is None:
+            raise ValueError(
+                "group_sample works on groups; sample with groupby=<a key of meta>, or use a "
+                "buffer without this middleware"
+            )
+        groups = chain(groupby=groupby, **kwargs)
+        return [self._keep(group) for group in groups]
+
+    def _keep(self, group: list[BufferedData]) -> list[BufferedData]:
+        generator = self._attached.generator
+        if not self._ordered:
+            chosen = generator.choice(len(group), min(self._size, len(group)), replace=False)
+            return [group[i] for i in chosen]
+        last_start = max(len(group) - self._size, 0) if self._max_use else len(group) - 1
+        start = int(generator.integers(last_start + 1))
+        return group[start : start + self._size]
+
+
+class padding(_ActionMiddleware):
+    """Pads the groups of a sample to the size of the largest.
+
+    Args:
+        policy: ``"random"`` repeats random items of the same group, ``"none"`` adds
+            ``BufferedData(None, None, {})``.
+    """
+
+    instead: ClassVar[str | None] = "with unroll_len it pads sequences itself and returns a mask"
+
+    def __init__(self, policy: Literal["random", "none"] = "random") -> None:
+        super().__init__()
+        if policy not in ("random", "none"):
+            raise ValueError(f"policy must be 'random' or 'none', got {policy!r}")
+        self._policy = policy
+
+    def sample(self, chain: Chain, **kwargs: Any) -> Any:
+        """Draw groups and pad them."""
+        groups = chain(**kwargs)
+        if not groups or isinstance(groups[0], BufferedData):
+            return groups
+        longest = max(map(len, groups))
+        return [group + self._filling(group, longest - len(group)) for group in groups]
+
+    def _filling(self, group: list[BufferedData], n: int) -> list[BufferedData]:
+        if self._policy == "none":
+            return [BufferedData(None, None) for _ in range(n)]
+        chosen = [group[i] for i in self._attached.generator.integers(len(group), size=n)]
+        return [BufferedData(item.data, item.index, dict(item.meta)) for item in chosen]
+
+
+class sample_range_view(_ActionMiddleware):
+    """Draws only from a part of the buffer by age: ``slice(start, end)``.
+
+    ``sample_range_view(buffer, -1000)`` draws from the thousand newest. A ``sample_range`` given to
+    ``sample`` applies within that part.
+
+    Args:
+        buffer: a buffer of either kind.
+        start: position of the oldest item to draw, negative from the newest; None is the oldest.
+        end: position after the newest item to draw; None includes the newest.
+    """
+
+    def __init__(self, buffer: Buffer, start: int | None = None, end: int | None = None) -> None:
+        super().__init__(buffer)
+        for name, position in (("start", start), ("end", end)):
+            if position is not None and not isinstance(position, int):
+                raise TypeError(f"{name} must be an integer or None, got {position!r:.100}")
+        self._view = slice(start, end)
+
+    def sample(
+        self, chain: Chain, *args: Any, sample_range: slice | None = None, **kwargs: Any
+    ) -> Any:
+        """Draw from the part."""
+        view = self._view
+        if sample_range is not None:
+            part = range(len(self._attached))[view][sample_range]
+            view = slice(part.start, part.stop, part.step)
+        return chain(*args, sample_range=view, **kwargs)
+
+
+def _checked_priority(priority: object) -> float:
+    if isinstance(priority, torch.Tensor | np.ndarray) and priority.ndim == 0:
+        priority = priority.item()
+    checked = check_number("priority", priority)
+    if not np.isfinite(checked):
+        raise ValueError(f"priority must be finite, got {checked}; look for NaN in the loss")
+    return checked
+
+
+def _clone(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, Batch):
+        return map_leaves(_clone, value)
+    if isinstance(value, BufferedData):
+        return BufferedData(_clone(value.data), value.index, _clone(value.meta))
+    if type(value) is dict:
+        return {key: _clone(item) for key, item in value.items()}
+    if type(value) is list or type(value) is tuple:
+        return type(value)(_clone(item) for item in value)
+    return copy.deepcopy(value)
+
+
+def _items(result: Any) -> list[BufferedData]:
+    """Return the items of a sample of a DequeBuffer, also of one in groups, without padding."""
+    items = [x for part in result for x in (part if isinstance(part, list) else [part])]
+    return [item for item in items if item.index is not None]
