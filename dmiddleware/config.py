@@ -1,10 +1,15 @@
-"""Configs: EasyDict defaults on classes, merged along the class hierarchy and strictly checked."""
+"""Configs: options with defaults, ranges and meanings, merged along the class hierarchy.
+
+A class lists its options once, in the attribute ``config``. Its defaults, the checks of given
+values and the tables in the reference all come from that list.
+"""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from easydict import EasyDict
@@ -12,19 +17,122 @@ from easydict import EasyDict
 from dmiddleware.errors import ConfigError
 from dmiddleware.registry import nearest
 
-__all__ = ["Configurable", "merge_config", "check_value"]
+__all__ = [
+    "Configurable",
+    "Option",
+    "Range",
+    "above",
+    "anything",
+    "at_least",
+    "check_value",
+    "config_table",
+    "count",
+    "fraction",
+    "merge_config",
+    "number",
+    "one_of",
+    "optional",
+    "positive",
+    "switch",
+    "text",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The values that an option may have.
+
+    Args:
+        words: the values in words, such as "a positive number".
+        fits: returns whether a value is one of them.
+    """
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One entry of a config.
+
+    Args:
+        default: the value if none is given.
+        range: the values that are accepted.
+        meaning: one sentence for the reference.
+        keyword: the name as a keyword argument, where the last part of the path is not unique;
+            None: there is no keyword argument.
+    """
+
+    default: Any
+    range: Range
+    meaning: str
+    keyword: str | None = ""
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    # 1e9 and 1_000_000_000 mean the same to the author of a config.
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, numbers.Integral) or (isinstance(value, float) and value.is_integer())
+
+
+def _is_finite(value: Any) -> bool:
+    return _is_real(value) and abs(float(value)) < float("inf")
+
+
+switch = Range("True or False", lambda value: isinstance(value, bool))
+"""True or False."""
+number = Range("a finite number", _is_finite)
+"""A finite number."""
+text = Range("a string", lambda value: isinstance(value, str))
+"""A string."""
+anything = Range("anything", lambda value: True)
+"""Any value."""
+fraction = Range("a number from 0 to 1", lambda value: _is_real(value) and 0 <= value <= 1)
+"""A number from 0 to 1."""
+positive = Range("a positive number", lambda value: _is_finite(value) and value > 0)
+"""A positive finite number."""
+count = Range("a whole number ≥ 1", lambda value: _is_whole(value) and value >= 1)
+"""A whole number of at least 1."""
+
+
+def at_least(least: float, *, whole: bool = False) -> Range:
+    """Return the range of the finite (``whole``: integer) numbers from ``least`` up."""
+    is_number = _is_whole if whole else _is_finite
+    words = f"a {'whole ' if whole else ''}number ≥ {least:g}"
+    return Range(words, lambda value: is_number(value) and value >= least)
+
+
+def above(bound: float) -> Range:
+    """Return the range of the finite numbers above ``bound``."""
+    return Range(f"a number above {bound:g}", lambda value: _is_finite(value) and value > bound)
+
+
+def one_of(*choices: object) -> Range:
+    """Return the range of these values."""
+    return Range("one of " + ", ".join(map(repr, choices)), lambda value: value in choices)
+
+
+def optional(values: Range) -> Range:
+    """Return the range of ``values`` and None."""
+    return Range(f"{values.words} or None", lambda value: value is None or values.fits(value))
 
 
 class Configurable:
     """A class that is configured by an EasyDict.
 
-    A subclass states its defaults in the class attribute ``config``; a key of a base class need not
-    be repeated. What the user gives is merged into the defaults and checked: an unknown key, or a
-    value of another type than its default's, is a :class:`~dmiddleware.errors.ConfigError`.
+    A subclass lists its options in the class attribute ``config``, a nested dictionary of
+    :class:`Option`. It can give a base class's option another default by stating the plain value.
+    The user's config is merged into the defaults and checked.
 
-    A default of ``None`` accepts a value of any type, and ``None`` is accepted for any default but
-    True and False. Keys named in ``config_open`` (full dotted paths) hold dictionaries whose keys
-    the class does not know in advance.
+    An entry may also be a plain value without a declared range; then a given value must have the
+    default's type. A plain default of None accepts a value of any type, and None is accepted for
+    any plain default but True and False. ``config_open`` names paths whose dictionaries accept keys
+    that the class does not know in advance.
     """
 
     config: ClassVar[dict[str, Any]] = {}
@@ -37,35 +145,77 @@ class Configurable:
         Returns:
             The defaults, with ``cfg_type`` set to the class's name and ``Dict``.
         """
-        merged: dict[str, Any] = {}
-        for base in reversed(cls.__mro__):
-            _deep_update(merged, vars(base).get("config", {}))
-        merged["cfg_type"] = f"{cls.__name__}Dict"
-        return EasyDict(copy.deepcopy(merged))
+        return EasyDict({**_defaults(cls._merged_entries()), "cfg_type": f"{cls.__name__}Dict"})
+
+    @classmethod
+    def options(cls) -> dict[str, Option]:
+        """Return the options by path, such as ``learn.batch_size``, in order of declaration."""
+        return {
+            path: entry for path, entry in _flat(cls._merged_entries()) if isinstance(entry, Option)
+        }
 
     @classmethod
     def merged_config(cls, cfg: Mapping[str, Any] | None = None) -> EasyDict:
         """Return the defaults with ``cfg`` merged in, checked.
 
         Args:
-            cfg: what differs from the defaults; None changes nothing.
+            cfg: the values that differ from the defaults.
 
         Raises:
-            ConfigError: for an unknown key (the nearest known one is named), a wrong type, or an
-                impossible value.
+            ConfigError: for an unknown key (with the nearest known one), a wrong type, or a value
+                out of range.
         """
         open_paths: set[str] = set()
         for base in cls.__mro__:
             open_paths.update(vars(base).get("config_open", ()))
-        merged = merge_config(
-            cls.default_config(), cfg or {}, owner=cls.__name__, open_paths=open_paths
-        )
+        entries = {**cls._merged_entries(), "cfg_type": f"{cls.__name__}Dict"}
+        merged = merge_config(entries, cfg or {}, owner=cls.__name__, open_paths=open_paths)
         cls.check_config(merged)
         return merged
 
     @classmethod
+    def config_from_keywords(cls, keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """Turn flat keyword arguments into the nested config that they stand for.
+
+        Raises:
+            ConfigError: for an unknown keyword, with the nearest known one.
+        """
+        paths = {}
+        for path, option in cls.options().items():
+            if option.keyword is not None:
+                paths[option.keyword or path.rpartition(".")[2]] = path
+        nested: dict[str, Any] = {}
+        for keyword, value in keywords.items():
+            if keyword not in paths:
+                raise ConfigError(
+                    f"{cls.__name__}: unknown keyword {keyword}; {_hint(keyword, paths)}"
+                )
+            *sections, key = paths[keyword].split(".")
+            target = nested
+            for section in sections:
+                target = target.setdefault(section, {})
+            target[key] = value
+        return nested
+
+    @classmethod
     def check_config(cls, cfg: EasyDict) -> None:
-        """Refuse impossible values; subclasses extend it with :func:`check_value`."""
+        """Refuse impossible combinations; subclasses extend it with :func:`check_value`."""
+
+    @classmethod
+    def _merged_entries(cls) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        for base in reversed(cls.__mro__):
+            _update_entries(merged, vars(base).get("config", {}))
+        return merged
+
+
+def config_table(cls: type[Configurable]) -> str:
+    """Return a Markdown table of a class's options: key, default, values and meaning."""
+    rows = [
+        f"| `{path}` | `{option.default!r}` | {option.range.words} | {option.meaning} |"
+        for path, option in cls.options().items()
+    ]
+    return "\n".join(["| key | default | values | meaning |", "| --- | --- | --- | --- |", *rows])
 
 
 def merge_config(
@@ -78,21 +228,20 @@ def merge_config(
     """Merge ``given`` into ``default`` and check it.
 
     Args:
-        default: known keys and their default values.
-        given: what differs; ``type`` and ``import_names`` are accepted at the top, since registries
-            read them.
-        owner: what the config is for, named in messages.
-        open_paths: dotted paths whose dictionaries take any key.
+        default: known keys, with an :class:`Option` or a plain default value each.
+        given: the values that differ; ``type`` and ``import_names`` are accepted at the top, since
+            registries read them.
+        owner: the name of what is configured, for messages.
+        open_paths: dotted paths whose dictionaries accept any key.
 
     Raises:
-        ConfigError: for an unknown key or a wrong type, with the key's full path; also if ``given``
-            is no dictionary.
+        ConfigError: for an unknown key, a wrong type or a value out of range, with the key's full
+            path; also if ``given`` is not a dictionary.
     """
     if not isinstance(given, Mapping):
         raise ConfigError(f"{owner}: the config must be a dictionary, got {given!r:.100}")
-    merged = copy.deepcopy(dict(default))
-    _merge_into(merged, given, path="", owner=owner, open_paths=frozenset(open_paths))
-    return EasyDict(merged)
+    merge = _Merge(owner, default, frozenset(open_paths))
+    return EasyDict(merge.into(default, given, ""))
 
 
 def check_value(condition: bool, path: str, value: object, wanted: str) -> None:
@@ -105,56 +254,87 @@ def check_value(condition: bool, path: str, value: object, wanted: str) -> None:
         raise ConfigError(f"{path} must be {wanted}, got {value!r}")
 
 
-def _merge_into(
-    target: dict[str, Any],
-    given: Mapping[str, Any],
-    *,
-    path: str,
-    owner: str,
-    open_paths: frozenset[str],
-) -> None:
-    for key, value in given.items():
-        full = f"{path}{key}"
-        if key not in target:
-            if not path and key in ("type", "import_names"):
-                target[key] = value
-                continue
-            raise ConfigError(_unknown_key(full, str(key), target, owner))
-        default = target[key]
-        if isinstance(default, Mapping):
+@dataclasses.dataclass(frozen=True)
+class _Merge:
+    owner: str
+    root: Mapping[str, Any]
+    open_paths: frozenset[str]
+
+    def into(self, known: Mapping[str, Any], given: Mapping[str, Any], path: str) -> dict[str, Any]:
+        merged = _defaults(known)
+        for key, value in given.items():
+            full = f"{path}{key}"
+            if key not in known:
+                if not path and key in ("type", "import_names"):
+                    merged[key] = value
+                    continue
+                raise ConfigError(f"{self.owner}: unknown key {full}; {self._hint(full, known)}")
+            merged[key] = self._value(known[key], value, full)
+        return merged
+
+    def _value(self, entry: Any, value: Any, full: str) -> Any:
+        default = entry.default if isinstance(entry, Option) else entry
+        if full in self.open_paths or isinstance(entry, Mapping):
             if not isinstance(value, Mapping):
-                raise ConfigError(f"{owner}: {full} must be a dictionary, got {value!r}")
-            if full in open_paths:
-                target[key] = _deep_update(dict(default), value)
-            else:
-                inner = dict(default)
-                _merge_into(inner, value, path=f"{full}.", owner=owner, open_paths=open_paths)
-                target[key] = inner
+                raise ConfigError(f"{self.owner}: {full} must be a dictionary, got {value!r}")
+            if full in self.open_paths:
+                for key in value if isinstance(entry, Mapping) else ():
+                    if isinstance(entry.get(key), Option) and not isinstance(value[key], Mapping):
+                        self._value(entry[key], value[key], f"{full}.{key}")
+                return _deep_update(_defaults(default), value)
+            return self.into(entry, value, f"{full}.")
+        if isinstance(entry, Option):
+            if not entry.range.fits(value):
+                raise ConfigError(
+                    f"{self.owner}: {full} must be {entry.range.words}, got "
+                    + _shown(value, default)
+                )
         else:
-            _check_type(default, value, full, owner)
-            target[key] = copy.deepcopy(value)
+            _check_type(default, value, full, self.owner)
+        return copy.deepcopy(value)
+
+    def _hint(self, full: str, known: Mapping[str, Any]) -> str:
+        section, _, key = full.rpartition(".")
+        elsewhere = [path for path, _ in _flat(self.root) if path.rpartition(".")[2] == key]
+        if elsewhere:
+            return f"did you mean {elsewhere[0]}?"
+        return _hint(key, map(str, known), f"{section}." if section else "")
+
+
+def _hint(key: str, known: Iterable[str], prefix: str = "") -> str:
+    names = sorted(known)
+    near = nearest(key, names, n=1)
+    return f"did you mean {prefix}{near[0]}?" if near else f"known here are: {', '.join(names)}"
+
+
+def _shown(value: Any, default: Any) -> str:
+    if isinstance(value, str) and _is_real(default):
+        try:
+            float(value)
+        except ValueError:
+            pass
+        else:
+            return f"the text {value!r}; YAML reads 1e-4 as text, so write 1.0e-4, without quotes"
+    return repr(value)
 
 
 def _check_type(default: Any, value: Any, full: str, owner: str) -> None:
-    # None switches off what has a number; a switch itself is either on or off.
+    # None disables an option that is a number; a switch is either on or off.
     is_off = value is None and not isinstance(default, bool)
     if default is None or is_off or _type_fits(default, value):
         return
     raise ConfigError(
         f"{owner}: {full} must be of type {type(default).__name__} like its default {default!r}, "
-        f"got {value!r} of type {type(value).__name__}"
+        f"got {_shown(value, default)} of type {type(value).__name__}"
     )
 
 
 def _type_fits(default: Any, value: Any) -> bool:
     if isinstance(default, bool) or isinstance(value, bool):
         return isinstance(default, bool) and isinstance(value, bool)
+    if isinstance(default, numbers.Integral):
+        return _is_whole(value)
     if isinstance(default, numbers.Real):
-        # 1e9 and 1_000_000 mean the same to whoever writes a config.
-        if isinstance(default, numbers.Integral):
-            return isinstance(value, numbers.Integral) or (
-                isinstance(value, float) and value.is_integer()
-            )
         return isinstance(value, numbers.Real)
     if isinstance(default, list | tuple):
         return isinstance(value, list | tuple)
@@ -163,15 +343,33 @@ def _type_fits(default: Any, value: Any) -> bool:
     return isinstance(value, type(default))
 
 
-def _unknown_key(full: str, key: str, known: Mapping[str, Any], owner: str) -> str:
-    near = nearest(key, (str(name) for name in known), n=1)
-    prefix = full[: len(full) - len(key)]
-    hint = (
-        f"did you mean {prefix}{near[0]}?"
-        if near
-        else f"known here are: {', '.join(sorted(map(str, known)))}"
-    )
-    return f"{owner}: unknown key {full}; {hint}"
+def _defaults(entries: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _defaults(entry)
+        if isinstance(entry, Mapping)
+        else copy.deepcopy(entry.default if isinstance(entry, Option) else entry)
+        for key, entry in entries.items()
+    }
+
+
+def _flat(entries: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, entry in entries.items():
+        if isinstance(entry, Mapping):
+            yield from _flat(entry, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", entry
+
+
+def _update_entries(target: dict[str, Any], entries: Mapping[str, Any]) -> None:
+    for key, entry in entries.items():
+        known = target.get(key)
+        if isinstance(known, Mapping) and isinstance(entry, Mapping):
+            target[key] = dict(known)
+            _update_entries(target[key], entry)
+        elif isinstance(known, Option) and not isinstance(entry, Option):
+            target[key] = dataclasses.replace(known, default=entry)
+        else:
+            target[key] = entry
 
 
 def _deep_update(target: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ They survive a YAML file, where tuples become lists.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -35,7 +35,9 @@ __all__ = [
     "obs_shape_of",
     "action_shape_of",
     "action_kind_of",
+    "HasSpaces",
     "check_spaces",
+    "spaces_of",
 ]
 
 ObsShape: TypeAlias = Any
@@ -45,6 +47,38 @@ ActionKind: TypeAlias = Literal["discrete", "continuous"]
 """Whether actions are numbers of choices or vectors."""
 
 ONE_HOT = "one_hot"
+
+
+class HasSpaces(Protocol):
+    """An env manager, a Gymnasium env or a Gymnasium vector env."""
+
+    @property
+    def observation_space(self) -> gym.Space[Any]:
+        """The space of observations."""
+        ...
+
+    @property
+    def action_space(self) -> gym.Space[Any]:
+        """The space of actions."""
+        ...
+
+
+def spaces_of(env: HasSpaces) -> tuple[gym.Space[Any], gym.Space[Any]]:
+    """Return the observation space and the action space of one environment.
+
+    Raises:
+        SpaceError: if ``env`` has no spaces.
+    """
+    observation_space, action_space = (
+        getattr(env, f"single_{name}", getattr(env, name, None))
+        for name in ("observation_space", "action_space")
+    )
+    if not (isinstance(observation_space, gym.Space) and isinstance(action_space, gym.Space)):
+        raise SpaceError(
+            f"expected an env manager or a Gymnasium env, got {env!r:.100}, which has no "
+            "observation_space and action_space"
+        )
+    return observation_space, action_space
 
 
 def as_obs_shape(shape: ObsShape) -> ObsShape:

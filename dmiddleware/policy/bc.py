@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
-from easydict import EasyDict
+from torch import nn
 
-from dmiddleware.policy.base.actions import ActorPolicy
-from dmiddleware.policy.base.config_checks import check_count, check_fraction, check_positive
+from dmiddleware.config import Option, count, fraction, optional, positive
+from dmiddleware.model.spaces import HasSpaces
+from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
 from dmiddleware.policy.registry import POLICY_REGISTRY
 from dmiddleware.rl import bc_continuous_loss, bc_discrete_loss
 from dmiddleware.rl.optim import FusedAdam
 
-__all__ = ["BCPolicy"]
+__all__ = ["BCOptions", "BCPolicy"]
+
+
+class BCOptions(ActorOptions, total=False):
+    """The options of :meth:`BCPolicy.for_env`."""
+
+    batch_size: int
+    learning_rate: float
+    adam_eps: float
+    label_smoothing: float
+    grad_clip_norm: float | None
+    n_sample: int | None
+    n_episode: int | None
 
 
 @POLICY_REGISTRY.register("bc")
@@ -28,28 +42,34 @@ class BCPolicy(ActorPolicy):
 
     config: ClassVar[dict[str, Any]] = {
         "learn": {
-            "batch_size": 256,
-            "learning_rate": 1e-3,
-            "adam_eps": 1e-8,
-            "label_smoothing": 0.0,
-            "grad_clip_norm": None,
+            "batch_size": Option(256, count, "rows per update"),
+            "learning_rate": Option(1e-3, positive, "Adam's learning rate"),
+            "adam_eps": Option(1e-8, positive, "Adam's ε"),
+            "label_smoothing": Option(
+                0.0, fraction, "weight of the uniform distribution in discrete targets"
+            ),
+            "grad_clip_norm": Option(
+                None, optional(positive), "largest norm of the gradient; None does not clip"
+            ),
         },
-        "collect": {"n_sample": None, "n_episode": None},
+        "collect": {
+            "n_sample": Option(None, optional(count), "env steps to collect at a time"),
+            "n_episode": Option(None, optional(count), "episodes to collect at a time"),
+        },
     }
     learn_columns: ClassVar[tuple[str, ...]] = ("obs", "action")
 
     @classmethod
-    def check_config(cls, cfg: EasyDict) -> None:
-        """Refuse impossible values."""
-        super().check_config(cfg)
-        learn = cfg.learn
-        check_count("learn.batch_size", learn.batch_size)
-        check_positive("learn.learning_rate", learn.learning_rate)
-        check_positive("learn.adam_eps", learn.adam_eps)
-        check_fraction("learn.label_smoothing", learn.label_smoothing)
-        check_positive("learn.grad_clip_norm", learn.grad_clip_norm, optional=True)
-        check_count("collect.n_sample", cfg.collect.n_sample, optional=True)
-        check_count("collect.n_episode", cfg.collect.n_episode, optional=True)
+    def for_env(  # type: ignore[override]  # only the options of this algorithm
+        cls,
+        env: HasSpaces,
+        *,
+        model: nn.Module | Mapping[str, Any] | None = None,
+        enable_field: Iterable[str] | None = None,
+        **options: Unpack[BCOptions],
+    ) -> Self:
+        """Build the policy for an environment; see :meth:`Policy.for_env`."""
+        return super().for_env(env, model=model, enable_field=enable_field, **options)
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model that is built where ``cfg.model`` names none."""

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal, Self, Unpack
 
 import numpy as np
 import torch
-from easydict import EasyDict
 from torch import nn
 
-from dmiddleware.errors import ConfigError
+from dmiddleware.config import Option, Range, count, fraction, one_of, optional, positive, switch
+from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.batched_policy import BatchedPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.config_checks import (
-    check_choice,
-    check_count,
-    check_fraction,
-    check_positive,
-)
+from dmiddleware.policy.base.policy import PolicyOptions
 from dmiddleware.policy.base.state_dict import (
     check_model_state,
     load_model_state,
@@ -29,7 +25,33 @@ from dmiddleware.policy.registry import POLICY_REGISTRY
 from dmiddleware.rl import EpsilonSchedule, epsilon_greedy, q_target, td_loss
 from dmiddleware.rl.optim import FusedAdam
 
-__all__ = ["DQNPolicy"]
+__all__ = ["DQNOptions", "DQNPolicy"]
+
+
+class DQNOptions(PolicyOptions, total=False):
+    """The options of :meth:`DQNPolicy.for_env`."""
+
+    priority: bool
+    discount_factor: float
+    nstep: int
+    batch_size: int
+    learning_rate: float
+    adam_eps: float
+    double: bool
+    loss: Literal["huber", "mse"]
+    target_update_freq: int
+    target_tau: float
+    grad_clip_norm: float | None
+    n_sample: int | None
+    n_episode: int | None
+    eps_type: Literal["linear", "exponential"]
+    eps_start: float
+    eps_end: float
+    eps_decay: float
+
+
+def _is_tau(value: object) -> bool:
+    return fraction.fits(value) and value != 0
 
 
 @POLICY_REGISTRY.register("dqn")
@@ -62,21 +84,42 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
     """
 
     config: ClassVar[dict[str, Any]] = {
-        "priority": False,
-        "discount_factor": 0.99,
-        "nstep": 1,
+        "priority": Option(False, switch, "return the TD errors as priorities of the batch's rows"),
+        "discount_factor": Option(0.99, fraction, "γ, the discount of future rewards"),
+        "nstep": Option(1, count, "steps that a target sums before it bootstraps"),
         "learn": {
-            "batch_size": 64,
-            "learning_rate": 1e-3,
-            "adam_eps": 1e-8,
-            "double": True,
-            "loss": "huber",
-            "target_update_freq": 500,
-            "target_tau": 1.0,
-            "grad_clip_norm": None,
+            "batch_size": Option(64, count, "rows per update"),
+            "learning_rate": Option(1e-3, positive, "Adam's learning rate"),
+            "adam_eps": Option(1e-8, positive, "Adam's ε"),
+            "double": Option(True, switch, "choose the target's action by the online network"),
+            "loss": Option("huber", one_of("huber", "mse"), "the loss of the TD error"),
+            "target_update_freq": Option(500, count, "updates between target updates"),
+            "target_tau": Option(
+                1.0, Range("a number above 0, up to 1", _is_tau), "the step of a target update"
+            ),
+            "grad_clip_norm": Option(
+                None, optional(positive), "largest norm of the gradient; None does not clip"
+            ),
         },
-        "collect": {"n_sample": None, "n_episode": None},
-        "other": {"eps": {"type": "linear", "start": 1.0, "end": 0.05, "decay": 10_000}},
+        "collect": {
+            "n_sample": Option(None, optional(count), "env steps to collect at a time"),
+            "n_episode": Option(None, optional(count), "episodes to collect at a time"),
+        },
+        "other": {
+            "eps": {
+                "type": Option(
+                    "linear",
+                    one_of("linear", "exponential"),
+                    "the shape of ε's schedule",
+                    keyword="eps_type",
+                ),
+                "start": Option(1.0, fraction, "the first ε", keyword="eps_start"),
+                "end": Option(0.05, fraction, "the last ε", keyword="eps_end"),
+                "decay": Option(
+                    10_000, positive, "env steps over which ε decays", keyword="eps_decay"
+                ),
+            }
+        },
     }
     learn_columns: ClassVar[tuple[str, ...]] = (
         "obs",
@@ -87,24 +130,16 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
     )
 
     @classmethod
-    def check_config(cls, cfg: EasyDict) -> None:
-        """Refuse impossible values."""
-        super().check_config(cfg)
-        learn = cfg.learn
-        check_fraction("discount_factor", cfg.discount_factor)
-        check_count("nstep", cfg.nstep)
-        check_count("learn.batch_size", learn.batch_size)
-        check_positive("learn.learning_rate", learn.learning_rate)
-        check_positive("learn.adam_eps", learn.adam_eps)
-        check_choice("learn.loss", learn.loss, ("huber", "mse"))
-        check_count("learn.target_update_freq", learn.target_update_freq)
-        check_fraction("learn.target_tau", learn.target_tau)
-        check_positive("learn.target_tau", learn.target_tau)
-        check_positive("learn.grad_clip_norm", learn.grad_clip_norm, optional=True)
-        check_count("collect.n_sample", cfg.collect.n_sample, optional=True)
-        check_count("collect.n_episode", cfg.collect.n_episode, optional=True)
-        check_choice("other.eps.type", cfg.other.eps.type, ("linear", "exponential"))
-        _eps_schedule(cfg)
+    def for_env(  # type: ignore[override]  # only the options of this algorithm
+        cls,
+        env: HasSpaces,
+        *,
+        model: nn.Module | Mapping[str, Any] | None = None,
+        enable_field: Iterable[str] | None = None,
+        **options: Unpack[DQNOptions],
+    ) -> Self:
+        """Build the policy for an environment; see :meth:`Policy.for_env`."""
+        return super().for_env(env, model=model, enable_field=enable_field, **options)
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model that is built where ``cfg.model`` names none."""
@@ -122,7 +157,8 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
         )
 
     def _init_command(self) -> None:
-        self._eps = _eps_schedule(self._cfg)
+        eps = self._cfg.other.eps
+        self._eps = EpsilonSchedule(eps.start, eps.end, eps.decay, eps.type)
 
     def _forward_learn(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
         learn = self._cfg.learn
@@ -193,11 +229,3 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
         check_model_state(self._target, target, "target network")
         super()._load_state_dict_learn(state_dict)
         load_model_state(self._target, target, "target network")
-
-
-def _eps_schedule(cfg: EasyDict) -> EpsilonSchedule:
-    eps = cfg.other.eps
-    try:
-        return EpsilonSchedule(eps.start, eps.end, eps.decay, eps.type)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"other.eps is no schedule: {error}") from error

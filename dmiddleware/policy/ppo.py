@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 import torch
 from easydict import EasyDict
+from torch import nn
 
-from dmiddleware.config import check_value
+from dmiddleware.config import (
+    Option,
+    above,
+    at_least,
+    check_value,
+    count,
+    fraction,
+    optional,
+    positive,
+    switch,
+)
 from dmiddleware.data.batch import as_tree
 from dmiddleware.errors import CheckpointMismatch, ConfigError
-from dmiddleware.policy.base.actions import ActorPolicy
-from dmiddleware.policy.base.config_checks import (
-    check_above,
-    check_at_least,
-    check_count,
-    check_fraction,
-    check_positive,
-)
+from dmiddleware.model.spaces import HasSpaces
+from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
 from dmiddleware.policy.base.data_parallel import all_agree
 from dmiddleware.policy.base.obs_normaliser import ObsNormaliser
 from dmiddleware.policy.registry import POLICY_REGISTRY
@@ -35,7 +41,32 @@ from dmiddleware.rl import (
 )
 from dmiddleware.rl.optim import FusedAdam
 
-__all__ = ["PPOPolicy"]
+__all__ = ["PPOOptions", "PPOPolicy"]
+
+
+class PPOOptions(ActorOptions, total=False):
+    """The options of :meth:`PPOPolicy.for_env`."""
+
+    discount_factor: float
+    gae_lambda: float
+    obs_norm: bool
+    reward_norm: bool
+    norm_clip: float
+    target_kl: float | None
+    batch_size: int
+    epoch_per_collect: int
+    learning_rate: float
+    lr_anneal_updates: int | None
+    adam_eps: float
+    clip_ratio: float
+    dual_clip: float | None
+    value_clip: float | None
+    value_weight: float
+    entropy_weight: float
+    adv_norm: bool
+    grad_clip_norm: float | None
+    n_sample: int | None
+    n_episode: int | None
 
 
 @POLICY_REGISTRY.register("ppo")
@@ -67,27 +98,46 @@ class PPOPolicy(ActorPolicy):
 
     config: ClassVar[dict[str, Any]] = {
         "on_policy": True,
-        "discount_factor": 0.99,
-        "gae_lambda": 0.95,
-        "obs_norm": False,
-        "reward_norm": False,
-        "norm_clip": 10.0,
-        "target_kl": None,
+        "discount_factor": Option(0.99, fraction, "γ, the discount of future rewards"),
+        "gae_lambda": Option(0.95, fraction, "λ of generalised advantage estimation"),
+        "obs_norm": Option(False, switch, "normalise observations by running statistics"),
+        "reward_norm": Option(
+            False, switch, "divide rewards by the running standard deviation of the return"
+        ),
+        "norm_clip": Option(
+            10.0, positive, "largest absolute value of normalised observations and rewards"
+        ),
+        "target_kl": Option(
+            None, optional(positive), "KL divergence at which learning stops early; None: never"
+        ),
         "learn": {
-            "batch_size": 64,
-            "epoch_per_collect": 10,
-            "learning_rate": 3e-4,
-            "lr_anneal_updates": None,
-            "adam_eps": 1e-5,
-            "clip_ratio": 0.2,
-            "dual_clip": None,
-            "value_clip": None,
-            "value_weight": 0.5,
-            "entropy_weight": 0.0,
-            "adv_norm": True,
-            "grad_clip_norm": 0.5,
+            "batch_size": Option(64, count, "rows per minibatch"),
+            "epoch_per_collect": Option(10, count, "passes over each collected batch"),
+            "learning_rate": Option(3e-4, positive, "Adam's learning rate"),
+            "lr_anneal_updates": Option(
+                None,
+                optional(count),
+                "updates over which the learning rate falls to 0; None keeps it constant",
+            ),
+            "adam_eps": Option(1e-5, positive, "Adam's ε"),
+            "clip_ratio": Option(0.2, positive, "ε of the clipped objective"),
+            "dual_clip": Option(
+                None, optional(above(1)), "lower bound factor of dual clipping; None: no bound"
+            ),
+            "value_clip": Option(
+                None, optional(positive), "range of the clipped value loss; None does not clip"
+            ),
+            "value_weight": Option(0.5, at_least(0), "weight of the value loss"),
+            "entropy_weight": Option(0.0, at_least(0), "weight of the entropy bonus"),
+            "adv_norm": Option(True, switch, "normalise advantages in each minibatch"),
+            "grad_clip_norm": Option(
+                0.5, optional(positive), "largest norm of the gradient; None does not clip"
+            ),
         },
-        "collect": {"n_sample": None, "n_episode": None},
+        "collect": {
+            "n_sample": Option(None, optional(count), "env steps to collect at a time"),
+            "n_episode": Option(None, optional(count), "episodes to collect at a time"),
+        },
     }
     learn_columns: ClassVar[tuple[str, ...]] = (
         "obs",
@@ -99,32 +149,27 @@ class PPOPolicy(ActorPolicy):
     )
 
     @classmethod
+    def for_env(  # type: ignore[override]  # only the options of this algorithm
+        cls,
+        env: HasSpaces,
+        *,
+        model: nn.Module | Mapping[str, Any] | None = None,
+        enable_field: Iterable[str] | None = None,
+        **options: Unpack[PPOOptions],
+    ) -> Self:
+        """Build the policy for an environment; see :meth:`Policy.for_env`."""
+        return super().for_env(env, model=model, enable_field=enable_field, **options)
+
+    @classmethod
     def check_config(cls, cfg: EasyDict) -> None:
-        """Refuse impossible values."""
+        """Refuse impossible combinations."""
         super().check_config(cfg)
-        learn = cfg.learn
-        check_fraction("discount_factor", cfg.discount_factor)
-        check_fraction("gae_lambda", cfg.gae_lambda)
-        check_positive("norm_clip", cfg.norm_clip)
         check_value(
             not (cfg.multi_gpu and (cfg.obs_norm or cfg.reward_norm)),
             "multi_gpu",
             cfg.multi_gpu,
-            "False with obs_norm or reward_norm, whose statistics every rank would have its own of",
+            "False with obs_norm or reward_norm, since every rank would have other statistics",
         )
-        check_positive("target_kl", cfg.target_kl, optional=True)
-        for name in ("batch_size", "epoch_per_collect"):
-            check_count(f"learn.{name}", learn[name])
-        check_count("learn.lr_anneal_updates", learn.lr_anneal_updates, optional=True)
-        for name in ("learning_rate", "adam_eps", "clip_ratio"):
-            check_positive(f"learn.{name}", learn[name])
-        for name in ("value_clip", "grad_clip_norm"):
-            check_positive(f"learn.{name}", learn[name], optional=True)
-        check_above("learn.dual_clip", learn.dual_clip, 1.0)
-        for name in ("value_weight", "entropy_weight"):
-            check_at_least(f"learn.{name}", learn[name], 0.0)
-        check_count("collect.n_sample", cfg.collect.n_sample, optional=True)
-        check_count("collect.n_episode", cfg.collect.n_episode, optional=True)
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model that is built where ``cfg.model`` names none."""

@@ -8,6 +8,7 @@ import inspect
 import itertools
 import pkgutil
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,26 @@ def test_public_packages_are_in_the_reference():
 def test_the_top_level_offers_nothing_that_the_reference_lacks():
     known = {name for _, name in NAMES}
     assert set(dmiddleware.__all__) <= known
+
+
+def test_the_tables_of_options_are_current():
+    write = runpy.run_path(str(ROOT / "docs" / "write_configuration.py"))
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text()
+    assert page == write["page_with_tables"](), "run: python docs/write_configuration.py"
+
+
+def test_every_option_of_the_stock_policies_and_workers_is_documented():
+    write = runpy.run_path(str(ROOT / "docs" / "write_configuration.py"))
+    for cls in write["configured_classes"]():
+        defaults = cls.default_config()
+        del defaults["cfg_type"]
+        assert set(paths_of(defaults)) == set(cls.options()), cls.__name__
+
+
+def paths_of(config: dict[str, object], prefix: str = "") -> list[str]:
+    """The paths of a nested config, such as learn.batch_size."""
+    paths = []
+    for key, value in config.items():
+        inner = isinstance(value, dict) and value
+        paths += paths_of(value, f"{prefix}{key}.") if inner else [f"{prefix}{key}"]
+    return paths

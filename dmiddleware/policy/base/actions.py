@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import gymnasium as gym
 import numpy as np
 import torch
-from easydict import EasyDict
 
+from dmiddleware.config import Option, Range, one_of, optional
 from dmiddleware.errors import ConfigError, SpaceError
 from dmiddleware.model import action_kind_of
 from dmiddleware.policy.base.batched_policy import BatchedPolicy
-from dmiddleware.policy.base.config_checks import check_choice
+from dmiddleware.policy.base.policy import PolicyOptions
 from dmiddleware.policy.base.state_dict import part_of
 
 __all__ = ["ActionBounds", "ActorPolicy"]
+
+_BOUND = Range(
+    "a list of numbers", lambda value: not isinstance(value, str) and isinstance(value, Sequence)
+)
 
 
 class ActionBounds:
@@ -123,6 +127,14 @@ class ActionBounds:
         self._center = torch.where(bounded, high / 2 + low / 2, 0.0)
 
 
+class ActorOptions(PolicyOptions, total=False):
+    """The options that all actor policies have in ``for_env``."""
+
+    action_low: Sequence[float] | None
+    action_high: Sequence[float] | None
+    action_bounding: Literal["rescale", "clip"]
+
+
 class ActorPolicy(BatchedPolicy):
     """A policy whose model gives a distribution over actions: ``logit``, or ``mu`` and ``sigma``.
 
@@ -133,16 +145,19 @@ class ActorPolicy(BatchedPolicy):
     """
 
     config: ClassVar[dict[str, Any]] = {
-        "action_low": None,
-        "action_high": None,
-        "action_bounding": "rescale",
+        "action_low": Option(
+            None, optional(_BOUND), "lower bounds of continuous actions; None takes the env's"
+        ),
+        "action_high": Option(
+            None, optional(_BOUND), "upper bounds of continuous actions; None takes the env's"
+        ),
+        "action_bounding": Option(
+            "rescale",
+            one_of("rescale", "clip"),
+            "how the network's actions get between the bounds: [-1, 1] is mapped to them, or "
+            "actions are clipped",
+        ),
     }
-
-    @classmethod
-    def check_config(cls, cfg: EasyDict) -> None:
-        """Refuse impossible values."""
-        super().check_config(cfg)
-        check_choice("action_bounding", cfg.action_bounding, ("rescale", "clip"))
 
     @classmethod
     def _model_options_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypedDict, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from easydict import EasyDict
 from torch import nn
 
-from dmiddleware.config import Configurable, check_value
+from dmiddleware.config import Configurable, Option, Range, at_least, optional, switch
 from dmiddleware.data.batch import as_tree, from_numpy, leaves, map_nested, to_device
 from dmiddleware.errors import (
     ConfigError,
@@ -24,7 +24,7 @@ from dmiddleware.errors import (
     StructureError,
 )
 from dmiddleware.model import action_shape_of, create_model, obs_shape_of
-from dmiddleware.model.spaces import check_spaces
+from dmiddleware.model.spaces import HasSpaces, check_spaces, spaces_of
 from dmiddleware.policy.base.collate import (
     collate,
     is_per_env,
@@ -50,7 +50,7 @@ from dmiddleware.policy.base.state_dict import (
 from dmiddleware.registry import nearest
 from dmiddleware.seeding import derive_seed
 
-__all__ = ["Policy", "to_be_written"]
+__all__ = ["Policy", "PolicyOptions", "to_be_written"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,6 +59,15 @@ def to_be_written(method: F) -> F:
     """Mark a method that a policy must write if it enables the part that calls it."""
     method.__isabstractmethod__ = True  # type: ignore[attr-defined]
     return method
+
+
+class PolicyOptions(TypedDict, total=False):
+    """The options that all policies have in ``for_env``."""
+
+    cuda: bool
+    multi_gpu: bool
+    bp_update_sync: bool
+    seed: int | None
 
 
 class Policy(Configurable):
@@ -100,13 +109,35 @@ class Policy(Configurable):
     """
 
     config: ClassVar[dict[str, Any]] = {
-        "on_policy": False,
-        "cuda": False,
-        "multi_gpu": False,
-        "bp_update_sync": True,
-        "traj_len_inf": False,
-        "seed": None,
-        "model": {},
+        "on_policy": Option(
+            False, switch, "whether the algorithm learns only from its latest data", keyword=None
+        ),
+        "cuda": Option(False, switch, "whether the model is on the GPU"),
+        "multi_gpu": Option(
+            False, switch, "whether gradients are averaged over the ranks of torch.distributed"
+        ),
+        "bp_update_sync": Option(
+            True,
+            switch,
+            "with multi_gpu: False averages gradients while backward still runs",
+        ),
+        "traj_len_inf": Option(
+            False,
+            switch,
+            "whether SampleSerialCollector passes on whole episodes only",
+            keyword=None,
+        ),
+        "seed": Option(
+            None,
+            optional(at_least(0, whole=True)),
+            "the seed of the initial weights and of acting; None follows torch's seed",
+        ),
+        "model": Option(
+            {},
+            Range("a dictionary", lambda value: isinstance(value, Mapping)),
+            "the network: `type` (a registered name) and the arguments of its class",
+            keyword=None,
+        ),
     }
     config_open: ClassVar[tuple[str, ...]] = ("model",)
     fields: ClassVar[tuple[str, ...]] = ("learn", "collect", "eval")
@@ -172,6 +203,39 @@ class Policy(Configurable):
         return policy
 
     @classmethod
+    def for_env(
+        cls,
+        env: HasSpaces,
+        *,
+        model: nn.Module | Mapping[str, Any] | None = None,
+        enable_field: Iterable[str] | None = None,
+        **options: Any,
+    ) -> Self:
+        """Build the policy for an environment.
+
+        Args:
+            env: an env manager, a Gymnasium env or a Gymnasium vector env.
+            model: a module, or arguments of the algorithm's network that differ from the defaults.
+                The shapes of observations and actions are taken from ``env``.
+            enable_field: see the class.
+            **options: the options of the algorithm by their flat names, such as ``learning_rate``
+                for ``learn.learning_rate``; see :doc:`/reference/configuration`.
+
+        Raises:
+            ConfigError: for an unknown option, with the nearest known one, or an impossible value.
+            SpaceError: if the algorithm does not support the environment's spaces.
+        """
+        observation_space, action_space = spaces_of(env)
+        given = cls.config_from_keywords(options)
+        if isinstance(model, nn.Module):
+            policy = cls(given, model, enable_field)
+        else:
+            shapes = cls._model_options_of(observation_space, action_space)
+            policy = cls({**given, "model": {**shapes, **(model or {})}}, None, enable_field)
+        policy._check_spaces(observation_space, action_space)
+        return policy
+
+    @classmethod
     def default_config(cls) -> EasyDict:
         """Return a fresh copy of the defaults, merged from the base classes down.
 
@@ -184,12 +248,6 @@ class Policy(Configurable):
                 "ask a subclass, for example DQNPolicy.default_config()"
             )
         return super().default_config()
-
-    @classmethod
-    def check_config(cls, cfg: EasyDict) -> None:
-        """Refuse impossible values."""
-        seed_fits = cfg.seed is None or (isinstance(cfg.seed, int) and cfg.seed >= 0)
-        check_value(seed_fits, "seed", cfg.seed, "None (follow torch's seed) or an integer ≥ 0")
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the registered name of the model to build and the modules to import for it."""

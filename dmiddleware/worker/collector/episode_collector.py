@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from dmiddleware.config import Option, switch
 from dmiddleware.worker.collector.serial_collector import (
     SERIAL_COLLECTOR_REGISTRY,
     ISerialCollector,
@@ -30,7 +31,11 @@ class EpisodeSerialCollector(ISerialCollector):
         instance_name: tells collectors apart in logs.
     """
 
-    config: ClassVar[dict[str, Any]] = {"get_train_sample": False}
+    config: ClassVar[dict[str, Any]] = {
+        "get_train_sample": Option(
+            False, switch, "return the samples that the policy makes of the episodes"
+        )
+    }
 
     def collect(  # type: ignore[override]
         self,

@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from easydict import EasyDict
 
-from dmiddleware.config import check_value
+from dmiddleware.config import Option, count, switch
 from dmiddleware.data import map_leaves
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError
@@ -56,9 +55,9 @@ class ISerialCollector(SerialWorker[CollectMode]):
     """
 
     config: ClassVar[dict[str, Any]] = {
-        "deepcopy_obs": False,
-        "transform_obs": False,
-        "collect_print_freq": 100,
+        "deepcopy_obs": Option(False, switch, "give each transition its own copy of obs, next_obs"),
+        "transform_obs": Option(False, switch, "convert observations to float32"),
+        "collect_print_freq": Option(100, count, "training iterations between logs"),
     }
 
     def __init__(
@@ -79,13 +78,6 @@ class ISerialCollector(SerialWorker[CollectMode]):
         self._last_print = 0
         self._n_dropped = 0
         self._clear_stats()
-
-    @classmethod
-    def check_config(cls, cfg: EasyDict) -> None:
-        """Refuse impossible values."""
-        check_value(
-            cfg.collect_print_freq >= 1, "collect_print_freq", cfg.collect_print_freq, "at least 1"
-        )
 
     @abstractmethod
     def collect(self, target: int | None = None, **kwargs: Any) -> list[Any]:

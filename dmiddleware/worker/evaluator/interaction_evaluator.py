@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from easydict import EasyDict
 
-from dmiddleware.config import check_value
+from dmiddleware.config import Option, at_least, count, number, one_of, optional, text
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError, DMiddlewareError
 from dmiddleware.policy import EvalMode, HasModes
@@ -53,10 +52,23 @@ class InteractionSerialEvaluator(ISerialEvaluator):
     """
 
     config: ClassVar[dict[str, Any]] = {
-        "n_episode": None,
-        "stop_value": None,
-        "render": {"render_freq": -1, "mode": "train_iter", "max_frames": 500, "fps": 20},
-        "figure_path": None,
+        "n_episode": Option(None, optional(count), "episodes per evaluation, at least one per env"),
+        "stop_value": Option(None, optional(number), "mean return at which to stop; None: never"),
+        "render": {
+            "render_freq": Option(
+                -1,
+                at_least(-1),
+                "iterations or env steps between recorded evaluations; -1 records none",
+            ),
+            "mode": Option(
+                "train_iter", one_of("train_iter", "envstep"), "the unit of render_freq"
+            ),
+            "max_frames": Option(500, count, "longest video, in frames"),
+            "fps": Option(20, count, "frames per second of the video"),
+        },
+        "figure_path": Option(
+            None, optional(text), "file for a plot of the returns; None draws none"
+        ),
     }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -64,17 +76,6 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         self._best = float("-inf")
         self._last_render = 0
         self._history: list[tuple[int, list[float]]] = []
-
-    @classmethod
-    def check_config(cls, cfg: EasyDict) -> None:
-        """Refuse impossible values."""
-        super().check_config(cfg)
-        check_value(
-            cfg.render.mode in ("train_iter", "envstep"),
-            "render.mode", cfg.render.mode, "'train_iter' or 'envstep'",
-        )  # fmt: skip
-        for key in ("max_frames", "fps"):
-            check_value(cfg.render[key] >= 1, f"render.{key}", cfg.render[key], "at least 1")
 
     @property
     def best_return(self) -> float:

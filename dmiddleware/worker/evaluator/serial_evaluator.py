@@ -6,9 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from easydict import EasyDict
-
-from dmiddleware.config import check_value
+from dmiddleware.config import Option, count
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
 from dmiddleware.registry import Registry
@@ -37,7 +35,9 @@ class ISerialEvaluator(SerialWorker[EvalMode]):
         instance_name: tells evaluators apart in logs.
     """
 
-    config: ClassVar[dict[str, Any]] = {"eval_freq": 1000}
+    config: ClassVar[dict[str, Any]] = {
+        "eval_freq": Option(1000, count, "training iterations between evaluations")
+    }
 
     def __init__(
         self,
@@ -50,11 +50,6 @@ class ISerialEvaluator(SerialWorker[EvalMode]):
     ) -> None:
         super().__init__(cfg, env, policy, tb_logger, exp_name, instance_name)
         self._last_eval_iter: int | None = None
-
-    @classmethod
-    def check_config(cls, cfg: EasyDict) -> None:
-        """Refuse impossible values."""
-        check_value(cfg.eval_freq >= 1, "eval_freq", cfg.eval_freq, "at least 1")
 
     @abstractmethod
     def eval(self, *args: Any, **kwargs: Any) -> tuple[bool, Any]:

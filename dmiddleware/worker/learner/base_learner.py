@@ -14,7 +14,17 @@ import numpy as np
 import torch
 from easydict import EasyDict
 
-from dmiddleware.config import Configurable, check_value
+from dmiddleware.config import (
+    Configurable,
+    Option,
+    at_least,
+    count,
+    one_of,
+    optional,
+    positive,
+    switch,
+    text,
+)
 from dmiddleware.data import lead_shape
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import (
@@ -67,15 +77,22 @@ class BaseLearner(Configurable):
     """
 
     config: ClassVar[dict[str, Any]] = {
-        "train_iterations": int(1e9),
-        "dataloader": {"num_workers": 0, "worker": "thread", "prefetch": 2, "timeout_s": 600.0},
-        "log_policy": True,
-        "only_monitor_rank0": True,
+        "train_iterations": Option(int(1e9), at_least(0, whole=True), "updates made by start()"),
+        "dataloader": {
+            "num_workers": Option(0, at_least(0, whole=True), "workers that load samples"),
+            "worker": Option("thread", one_of("thread", "process"), "what the workers are"),
+            "prefetch": Option(2, count, "batches to load ahead"),
+            "timeout_s": Option(600.0, positive, "seconds to wait for a batch"),
+        },
+        "log_policy": Option(True, switch, "log the policy's model at the start"),
+        "only_monitor_rank0": Option(True, switch, "keep statistics on rank 0 only"),
         "hook": {
-            "load_ckpt_before_run": "",
-            "log_show_after_iter": 100,
-            "save_ckpt_after_iter": 10000,
-            "save_ckpt_after_run": True,
+            "load_ckpt_before_run": Option("", text, "checkpoint to load first; empty: none"),
+            "log_show_after_iter": Option(100, optional(count), "iterations between logs"),
+            "save_ckpt_after_iter": Option(
+                10000, optional(count), "iterations between checkpoints"
+            ),
+            "save_ckpt_after_run": Option(True, switch, "save a checkpoint at the end"),
         },
     }
     config_open: ClassVar[tuple[str, ...]] = ("hook",)
@@ -113,13 +130,6 @@ class BaseLearner(Configurable):
         self._policy: LearnMode | None = None
         if policy is not None:
             self._set_policy(policy)
-
-    @classmethod
-    def check_config(cls, cfg: EasyDict) -> None:
-        """Refuse impossible values."""
-        check_value(
-            cfg.train_iterations >= 0, "train_iterations", cfg.train_iterations, "at least 0"
-        )
 
     # Training -------------------------------------------------------------------------------------
 

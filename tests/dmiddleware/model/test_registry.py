@@ -29,8 +29,8 @@ def test_a_config_builds_its_network():
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
-    with pytest.raises(RegistryError, match=r"'q_net'; did you mean q_network"):
-        create_model({"type": "q_net"})
+    with pytest.raises(RegistryError, match=r"'q_netwrk'; did you mean q_network"):
+        create_model({"type": "q_netwrk"})
 
 
 def test_a_config_without_a_type_is_refused():

@@ -1,9 +1,15 @@
 import re
+from typing import get_type_hints
 
+import gymnasium as gym
 import pytest
 
-from dmiddleware.errors import ConfigError
+from dmiddleware.env import make_env_manager
+from dmiddleware.errors import ConfigError, SpaceError
 from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
+from dmiddleware.policy.bc import BCOptions
+from dmiddleware.policy.dqn import DQNOptions
+from dmiddleware.policy.ppo import PPOOptions
 
 IMPOSSIBLE = [
     (DQNPolicy, "discount_factor", 1.5),
@@ -75,10 +81,87 @@ def test_an_unknown_key_names_the_nearest_one():
 
 
 def test_a_wrong_type_is_refused():
-    with pytest.raises(ConfigError, match=r"learn\.double must be of type bool"):
+    with pytest.raises(ConfigError, match=r"learn\.double must be True or False, got 1"):
         DQNPolicy({"learn": {"double": 1}})
 
 
 def test_an_unknown_model_option_is_refused(small):
     with pytest.raises(ConfigError, match="duelling"):
         DQNPolicy({"model": {**small, "duelling": True}})
+
+
+@pytest.mark.parametrize(
+    ("policy", "options"), [(DQNPolicy, DQNOptions), (PPOPolicy, PPOOptions), (BCPolicy, BCOptions)]
+)
+def test_for_env_has_a_typed_keyword_for_every_option(policy, options):
+    keywords = {
+        option.keyword or path.rpartition(".")[2]
+        for path, option in policy.options().items()
+        if option.keyword is not None
+    }
+    assert keywords == set(get_type_hints(options))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: gym.make("CartPole-v1"),
+        lambda: gym.make_vec("CartPole-v1", num_envs=2),
+        lambda: make_env_manager("CartPole-v1", env_num=2),
+    ],
+)
+def test_for_env_takes_flat_options_and_the_shapes_of_the_env(make):
+    env = make()
+    policy = DQNPolicy.for_env(
+        env,
+        model={"encoder_hidden_sizes": [16]},
+        learning_rate=0.01,
+        target_update_freq=7,
+        eps_start=0.5,
+    )
+    assert policy.cfg.learn.learning_rate == 0.01
+    assert policy.cfg.learn.target_update_freq == 7
+    assert policy.cfg.other.eps.start == 0.5
+    assert policy.cfg.model == {
+        "obs_shape": 4,
+        "action_shape": 2,
+        "encoder_hidden_sizes": [16],
+    }
+    env.close()
+
+
+def test_for_env_takes_a_module(linear):
+    model = linear()
+    env = gym.make("CartPole-v1")
+    assert DQNPolicy.for_env(env, model=model).get_attribute("model") is model
+
+
+@pytest.mark.parametrize("policy", [PPOPolicy, BCPolicy])
+def test_for_env_adopts_the_bounds_of_continuous_actions(policy):
+    made = policy.for_env(gym.make("Pendulum-v1"), learning_rate=0.01)
+    assert made.collect_mode.state_dict()["action_bounds"]["high"].tolist() == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("keyword", "hint"),
+    [("learning_rat", "did you mean learning_rate"), ("update_per_collect", "known here are")],
+)
+def test_an_unknown_keyword_of_for_env_is_refused(keyword, hint):
+    with pytest.raises(ConfigError, match=rf"unknown keyword {keyword}; {hint}"):
+        DQNPolicy.for_env(gym.make("CartPole-v1"), **{keyword: 1})
+
+
+def test_for_env_refuses_what_has_no_spaces():
+    with pytest.raises(SpaceError, match="env manager or a Gymnasium env"):
+        DQNPolicy.for_env("CartPole-v1")
+
+
+@pytest.mark.parametrize("value", ["1e-4", "0.1"])
+def test_a_number_that_yaml_read_as_text_is_refused_with_the_way_to_write_it(value):
+    with pytest.raises(ConfigError, match=r"learn\.learning_rate must be .* write 1\.0e-4"):
+        DQNPolicy({"learn": {"learning_rate": value}})
+
+
+def test_a_key_in_the_wrong_section_is_named_with_its_path():
+    with pytest.raises(ConfigError, match=r"unknown key batch_size; did you mean learn\.batch_s"):
+        DQNPolicy({"batch_size": 3})

@@ -428,7 +428,7 @@ def test_collectors_are_created_by_name():
         create_serial_collector({"type": "samples"})
     with pytest.raises(ConfigError, match="collect_print_freq"):
         create_serial_collector({"type": "sample", "collect_print_frequency": 5})
-    with pytest.raises(ConfigError, match="at least 1"):
+    with pytest.raises(ConfigError, match="collect_print_freq must be"):
         create_serial_collector({"type": "sample", "collect_print_freq": 0})
 
 

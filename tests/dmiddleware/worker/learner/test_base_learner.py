@@ -447,7 +447,7 @@ def test_what_is_missing_is_named(tmp_path):
 def test_a_config_with_an_unknown_key_is_refused():
     with pytest.raises(ConfigError, match="train_iterations"):
         BaseLearner({"train_iteration": 5})
-    with pytest.raises(ConfigError, match="at least 0"):
+    with pytest.raises(ConfigError, match="train_iterations must be"):
         BaseLearner({"train_iterations": -1})
 
 

@@ -1,0 +1,35 @@
+"""Write the tables of options in reference/configuration.md: python docs/write_configuration.py."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import dmiddleware.worker
+from dmiddleware.config import Configurable, config_table
+from dmiddleware.policy import POLICY_REGISTRY
+
+PAGE = Path(__file__).parent / "reference" / "configuration.md"
+MARKED = re.compile(r"(?<=<!-- options -->\n).*(?=<!-- end of options -->)", re.DOTALL)
+
+
+def configured_classes() -> list[type[Configurable]]:
+    """Return the stock policies and workers that a config describes."""
+    policies = [POLICY_REGISTRY.get(name) for name in ("dqn", "ppo", "bc")]
+    public = [getattr(dmiddleware.worker, name) for name in dmiddleware.worker.__all__]
+    workers = [thing for thing in public if inspect.isclass(thing)]
+    return [
+        *policies,
+        *(w for w in workers if issubclass(w, Configurable) and not inspect.isabstract(w)),
+    ]
+
+
+def page_with_tables() -> str:
+    """Return the page with current tables."""
+    tables = [f"\n### {cls.__name__}\n\n{config_table(cls)}\n" for cls in configured_classes()]
+    return MARKED.sub(lambda _: "".join(tables) + "\n", PAGE.read_text())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page_with_tables())
