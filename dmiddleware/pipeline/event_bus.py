@@ -68,7 +68,7 @@ class EventRouter(Protocol):
         """Return what was sent and received so far, by event and by peer, to be logged."""
         ...
 
-    def begin(self, *, stopped: Callable[[], bool]) -> None:
+    def wait_until_ready(self, *, stopped: Callable[[], bool]) -> None:
         """Wait until every expected peer is ready too, so that nothing emitted misses anyone.
 
         The wait ends early if ``stopped()`` comes true.

@@ -457,7 +457,7 @@ class Task(Generic[C]):
         try:
             chain = self._prepare()
             if self.router is not None:
-                self.router.begin(stopped=lambda: self.finish)
+                self.router.wait_until_ready(stopped=lambda: self.finish)
             left = max_step
             while self._stop_reason is None and left != 0:
                 if self._step_done:

@@ -1,7 +1,7 @@
 """The router: events between processes and hosts, lossless, ordered and authenticated."""
 
 from dmiddleware.router.protocol.counters import EventTraffic, PeerTraffic
-from dmiddleware.router.protocol.limits import NodeOptions
+from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.protocol.topology import NodePlan, plan
 from dmiddleware.router.router import Router
 from dmiddleware.router.wire.codec import Codec, TypeAdapter

@@ -1,4 +1,4 @@
-"""The router: one node of the network, with its threads, its clock and its transport."""
+"""The router: one node of the network, with its threads, clock and transport."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from dmiddleware.errors import (
     WaitTimeout,
 )
 from dmiddleware.pipeline import Clock, Event, Running, SystemClock
-from dmiddleware.router.core import Core
-from dmiddleware.router.emitter import Emitter
 from dmiddleware.router.protocol.counters import EventTraffic, PeerTraffic
 from dmiddleware.router.protocol.handshake import MAX_IDENTITY_BYTES, Identity
-from dmiddleware.router.protocol.limits import NodeOptions
-from dmiddleware.router.protocol.node import Node
+from dmiddleware.router.protocol.node import NodeProtocol
+from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.protocol.topology import check_address, is_loopback
 from dmiddleware.router.runtime.dialer import Dialer
-from dmiddleware.router.runtime.listener import Listening
+from dmiddleware.router.runtime.engine import Engine
+from dmiddleware.router.runtime.listener import NodeListener
 from dmiddleware.router.runtime.receiver import Deliver, Offer
-from dmiddleware.router.runtime.sender import PARK_S
+from dmiddleware.router.runtime.sender import POLL_TIMEOUT_S
 from dmiddleware.router.transport import Transport
 from dmiddleware.router.transport.default import SocketTransport
 from dmiddleware.router.wire.codec import Adapter, Codec
@@ -38,39 +37,40 @@ __all__ = ["Router"]
 
 _logger = logging.getLogger(__name__)
 
-LOOK_S: Final = 0.2
-"""How often a wait looks whether it is of use still."""
+CHECK_S: Final = 0.2
+"""How often a wait checks whether the task has been stopped."""
 
 
 class Router:
     """Carries events between this process and its peers.
 
-    Use it as a context manager, and give it to a task: ``Task(ctx, router=router)``. Besides what
-    peers emit, handlers get ``node.joined(node_id, roles)``, ``node.left(node_id, reason)``,
-    ``node.rejoined(node_id, new_incarnation)`` and ``node.forgotten(node_id, undelivered)``.
+    Use it as a context manager and pass it to a task: ``Task(ctx, router=router)``. In addition to
+    the peers' events, handlers receive ``node.joined(node_id, roles)``,
+    ``node.left(node_id, reason)``, ``node.rejoined(node_id, new_incarnation)`` and
+    ``node.forgotten(node_id, undelivered)``.
 
     Args:
         node_id: this process's number, unique in the run.
         run_id: nodes of different runs refuse each other.
-        roles: what this process does, told to peers.
-        labels: free words, told to peers.
+        roles: the roles of this process, announced to peers.
+        labels: arbitrary labels, announced to peers.
         listen: the address to listen on; empty: peers cannot dial this node.
-        dial: addresses of peers to dial; they need not be there yet.
-        key: the run's secret; without one only loopback addresses are allowed.
-        transport: moves the bytes; None: sockets, plain ones on this host and nng between hosts.
-        options: bounds and times.
-        clock: times deadlines, and starts the threads.
-        incarnation: tells this node from those of the same number that were before it, and is
-            larger than theirs; None: the nanoseconds since 1970.
-        random_bytes: returns so many bytes that no one can guess; only a test gives others.
-        adapters: for types that peers exchange beyond the built-in ones.
-        pickle: ``(dumps, loads)`` to exchange what nothing else can carry; both ends must opt in.
-        expected_peers: how many must be ready before the task's first step.
+        dial: addresses of peers to dial; the peers may start later.
+        key: the run's secret key; without one only loopback addresses are allowed.
+        transport: moves the bytes; None: Unix-domain sockets on this host and nng between hosts.
+        options: limits and timeouts.
+        clock: times deadlines and starts the threads.
+        incarnation: distinguishes this process from earlier ones with the same node id, and is
+            larger than theirs; None: nanoseconds since 1970.
+        random_bytes: returns the given number of unpredictable bytes; replaced in tests only.
+        adapters: for types beyond the built-in ones.
+        pickle: ``(dumps, loads)`` for values that nothing else can encode; both ends must opt in.
+        expected_peers: how many peers must be ready before the task's first step.
         start_timeout_s: how long the first step waits for them.
 
     Raises:
-        TopologyError: for an address that is none, or one beyond loopback without a key; or if
-            run id, roles and labels are longer than peers read.
+        TopologyError: if an address is not valid, or is reachable from other hosts without a key;
+            or if the run id, roles and labels are too long.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class Router:
             check_address(listen, any_port=True)
         if listen and not is_loopback(listen) and key is None:
             raise TopologyError(
-                f"{listen} can be reached from other hosts, and there is no key; give all nodes of "
-                "the run one key, in a file or in the environment"
+                f"{listen} can be reached from other hosts, but the router has no key; give all "
+                "nodes of the run the same key, from a file or the environment"
             )
         if clock is None:
             clock = SystemClock()
@@ -109,37 +109,36 @@ class Router:
         self._identity = Identity(run_id, str(node_id), incarnation, tuple(roles), tuple(labels))
         if self._identity.size > MAX_IDENTITY_BYTES:
             raise TopologyError(
-                f"the run id, roles and labels of node {node_id} take {self._identity.size} bytes, "
-                f"and peers read at most {MAX_IDENTITY_BYTES}; use shorter ones"
+                f"the run id, roles and labels of node {node_id} have {self._identity.size} bytes, "
+                f"but at most {MAX_IDENTITY_BYTES} fit into a handshake; use shorter ones"
             )
         self._node_id = node_id
         self._expected_peers = expected_peers
         self._start_timeout_s = start_timeout_s
-        self._node = Node(
+        self._node = NodeProtocol(
             self._identity,
             key,
             options=options if options is not None else NodeOptions(),
             nonce=lambda: random_bytes(32),
             session_number=lambda: (int.from_bytes(random_bytes(8), "little") >> 1) + 1,
         )
-        self._core = Core(
+        self._engine = Engine(
             self._node,
             transport=transport if transport is not None else SocketTransport(),
             codec=Codec(adapters, pickle=pickle),
             clock=clock,
         )
-        self._emitter = Emitter(self._core)
         self._listen_address = listen
         self._dial_addresses = tuple(dict.fromkeys(dial))
         self._pid = os.getpid()
         self._subscribed: dict[str, bool] = {}
-        self._listening: Listening | None = None
+        self._listener: NodeListener | None = None
         self._dialers: list[Dialer] = []
         self._threads: list[Running] = []
         self._started = False
         self._closed = False
 
-    # Life -------------------------------------------------------------------------------------
+    # Start and end ----------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         self.start()
@@ -154,79 +153,86 @@ class Router:
         self.close(deadline_s=5.0 if error is None else 1.0)
 
     def start(self) -> None:
-        """Listen and dial; peers may come in any order. Twice is fine.
+        """Listen and dial; peers may start in any order. Calling it twice is allowed.
 
         Raises:
-            TransportError: if the address cannot be listened on; it may be tried again.
+            TransportError: if the transport cannot listen on the address; you may retry.
             RouterStateError: if the router is closed.
         """
         self._check_process()
         if self._started:
             return
         if self._listen_address:
-            self._listening = Listening(self._core, self._listen_address)
+            self._listener = NodeListener(self._engine, self._listen_address)
         self._started = True
         for work, name in (
             (self._tick_forever, "router-tick"),
-            (self._core.dispatcher.run, "router-deliver"),
+            (self._engine.receiver.run, "router-deliver"),
         ):
-            self._threads.append(self._core.clock.spawn(partial(self._do, work), name=name))
+            self._threads.append(self._engine.clock.spawn(partial(self._guard, work), name=name))
         for address in self._dial_addresses:
-            self._keep_dialed(address)
+            self._start_dialer(address)
 
     def dial(self, address: str) -> None:
-        """Dial one more peer, from the start on, and whenever it comes back. Twice is fine.
+        """Dial one more peer, and reconnect whenever it comes back.
+
+        Calling it twice is allowed. Before :meth:`start`, dialing is delayed until then.
 
         Raises:
-            TopologyError: for an address that is none.
+            TopologyError: if the address is not valid.
             RouterStateError: if the router is closed.
         """
         check_address(address)
         self._check_process()
         if address in self._dial_addresses:
-            # Two connections to one peer would take each other's place for ever.
+            # Two connections to the same peer would keep replacing each other.
             return
         self._dial_addresses += (address,)
         if self._started:
-            self._keep_dialed(address)
+            self._start_dialer(address)
 
     def close(self, *, deadline_s: float = 5.0) -> dict[int, int]:
-        """Deliver what was accepted, say goodbye, and end all threads. Twice is fine.
+        """Deliver what was accepted, say goodbye, and end all threads. May be called twice.
 
         Args:
-            deadline_s: how long to wait for peers to take what was accepted.
+            deadline_s: how long to wait for peers to accept what is waiting for them.
 
         Returns:
-            How many accepted events each peer did not take; empty if all arrived.
+            The number of undelivered events of each peer; empty if everything was delivered.
         """
         if self._closed or not self._started:
             self._closed = True
             return {}
         self._check_process()
-        core, node = self._core, self._node
-        with core.lock:
+        engine, node = self._engine, self._node
+        with engine.lock:
             node.closing = True
-        core.flush()
-        with core.lock:
-            core.clock.wait_for(core.room, self._is_flushed, deadline_s)
+        engine.flush()
+        with engine.lock:
+            engine.clock.wait_for(engine.room, self._is_flushed, deadline_s)
             undelivered = {
-                int(link.node_id): count
-                for link in node.links.values()
-                if (count := link.outgoing.undelivered)
+                int(peer.node_id): count
+                for peer in node.peers.values()
+                if (count := peer.outgoing.undelivered)
             }
         if undelivered:
-            _logger.warning("closing, while peers have not taken all events: %s", undelivered)
-        # All of them first: each may have to wait for a peer that does not answer.
+            _logger.warning(
+                "closed the router with undelivered events (number by node: %s); the peers did not "
+                "accept them within %g s, pass a longer deadline_s to close() to wait for them",
+                undelivered,
+                deadline_s,
+            )
+        # All of them first, because each may have to wait for a peer that does not reply.
         for dialer in self._dialers:
             dialer.stop()
         for dialer in self._dialers:
             dialer.close()
-        self._await_goodbyes(min(deadline_s, 2 * PARK_S))
-        with core.lock:
+        self._wait_for_goodbyes(min(deadline_s, 2 * POLL_TIMEOUT_S))
+        with engine.lock:
             self._closed = True
-            core.end()
-        if self._listening is not None:
-            self._listening.close()
+            engine.end()
+        if self._listener is not None:
+            self._listener.close()
         for thread in self._threads:
             if not thread.is_current():
                 thread.join(5.0)
@@ -245,135 +251,114 @@ class Router:
         return self._identity.labels
 
     @property
-    def node(self) -> Node:
-        """What this router does without a thread; to be looked at with :attr:`lock` held."""
+    def node(self) -> NodeProtocol:
+        """The protocol state of this node; hold :attr:`lock` while reading it."""
         return self._node
 
     @property
     def lock(self) -> threading.RLock:
-        """Guards the node."""
-        return self._core.lock
+        """Guards :attr:`node`."""
+        return self._engine.lock
 
     @property
     def address(self) -> str:
-        """Where peers can dial; empty if they cannot."""
-        return self._listening.address if self._listening is not None else ""
+        """Where peers can dial; empty if this node does not listen."""
+        return self._listener.address if self._listener is not None else ""
 
     def attach(self, deliver: Deliver, offer: Offer | None = None) -> None:
-        """Take the functions to call, with name and arguments, for each event that arrives.
+        """Set the functions that receive each event's name and arguments.
 
         Args:
-            deliver: takes an event; it may wait, on a thread of its own.
-            offer: takes an event if it can at once, and tells whether it did; spares that thread.
+            deliver: receives an event; it may block, and runs in a separate thread.
+            offer: receives an event if it can do so without blocking, and returns whether it did;
+                it runs on the receiving thread, which is faster.
         """
-        self._core.dispatcher.attach(deliver, offer)
+        self._engine.receiver.attach(deliver, offer)
 
     def subscribe(self, name: str, *, active: bool) -> None:
-        """Begin, or end, to receive an event from the peers."""
-        with self._core.lock:
+        """Start, or stop, receiving an event from the peers."""
+        with self._engine.lock:
             self._subscribed[name] = active
-            self._node.audience.want(name for name, wanted in self._subscribed.items() if wanted)
-        self._core.flush()
+            self._node.subscriptions.subscribe(
+                name for name, wanted in self._subscribed.items() if wanted
+            )
+        self._engine.flush()
 
     def emit(self, event: Event, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Send an event to the peers that subscribed to it, as its contract says.
+        """Send an event to the peers that subscribe to it, under its delivery contract.
 
-        Returns when it is accepted: what follows is the router's care. The newest ``latest`` event
-        of a name is kept, and sent to those who subscribe later, too.
+        Returns once the event is accepted; the router delivers it from there. The newest ``latest``
+        event of each name is kept and also sent to later subscribers.
 
         Raises:
             DeliveryTimeout: if a peer had no room for a reliable event until the deadline.
             RouterStateError: if the router is closed.
-            RouterError: if this node cannot go on, since a peer refused it say.
-            EncodeError: if an argument cannot travel.
-            FrameTooLarge: if it is larger than peers accept.
+            RouterError: if this node has failed, for example because a peer refused it.
+            EncodeError: if an argument cannot be encoded.
+            FrameTooLarge: if the event is larger than peers accept.
         """
         self._check_process()
-        self._emitter.emit(event, args, kwargs)
+        self._engine.emit(event, args, kwargs)
 
     def peers(self) -> list[Identity]:
-        """Return the peers that are here."""
-        with self._core.lock:
-            return self._node.peers()
+        """Return the identities of the connected peers."""
+        with self._engine.lock:
+            return self._node.connected_peers()
 
     def peer_ids(self) -> list[int]:
-        """Return the numbers of the peers that are here."""
+        """Return the node ids of the connected peers, sorted."""
         return sorted(int(identity.node_id) for identity in self.peers())
 
     def wait_for_peers(self, count: int, *, timeout_s: float) -> list[Identity]:
-        """Wait until at least ``count`` peers are here and have said what they subscribe to.
+        """Wait until at least ``count`` peers are connected and have announced subscriptions.
 
         Raises:
-            WaitTimeout: if they are not in time; it names those that are.
+            WaitTimeout: if they are not in time; the error names the connected peers.
             RouterError: if a peer refused this node.
         """
-        return self._wait_for(
-            count, lambda: {x.node_id for x in self._node.links.values() if x.told_wants}, timeout_s
-        )
 
-    def begin(self, *, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Wait until every expected peer is ready too, so that nothing emitted misses anyone.
+        def announced() -> set[str]:
+            return {peer.node_id for peer in self._node.peers.values() if peer.has_announced}
+
+        return self._wait_for(count, announced, timeout_s)
+
+    def wait_until_ready(self, *, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Wait until all expected peers are ready, so that they receive whatever is emitted.
 
         Args:
-            stopped: looked at a few times a second; True ends the wait.
+            stopped: called a few times a second; True ends the wait.
 
         Raises:
-            WaitTimeout: if they are not in time; it names those that are here.
+            WaitTimeout: if they are not in time; the error names the connected peers.
             RouterError: if a peer refused this node.
         """
-        with self._core.lock:
-            self._node.audience.get_ready()
-        self._core.flush()
+        with self._engine.lock:
+            self._node.subscriptions.announce_ready()
+        self._engine.flush()
         self._wait_for(
-            self._expected_peers, lambda: self._node.audience.ready, self._start_timeout_s, stopped
-        )
-
-    def _wait_for(
-        self,
-        count: int,
-        found: Callable[[], set[str]],
-        timeout_s: float,
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> list[Identity]:
-        def came() -> bool:
-            return self._core.fatal is not None or len(found()) >= count
-
-        left_s = timeout_s
-        with self._core.lock:
-            # A signal's handler may stop the task, and must not have to notify anyone.
-            while not self._core.clock.wait_for(self._core.members, came, min(left_s, LOOK_S)):
-                left_s -= LOOK_S
-                if stopped() or left_s <= 0:
-                    break
-            if self._core.fatal is not None:
-                raise self._core.fatal
-            if stopped() or came():
-                return self._node.peers()
-            here = sorted(int(identity.node_id) for identity in self._node.peers())
-            ready = sorted(map(int, found()))
-        raise WaitTimeout(
-            f"{count} peers were awaited, and within {timeout_s:g} s {len(here)} came (nodes "
-            f"{here}) and {len(ready)} got ready ({ready}); are the others started, with "
-            f"the same key, and can they reach {self.address or ', '.join(self._dial_addresses)}?"
+            self._expected_peers,
+            lambda: self._node.subscriptions.ready,
+            self._start_timeout_s,
+            stopped,
         )
 
     def traffic(self) -> dict[str, EventTraffic]:
-        """Return what became of each event here."""
-        with self._core.lock:
-            return self._core.traffic.copy()
+        """Return the counters of each event."""
+        with self._engine.lock:
+            return self._engine.traffic.copy()
 
     def peer_traffic(self) -> dict[int, PeerTraffic]:
-        """Return what goes on with each peer."""
-        with self._core.lock:
+        """Return the counters of each peer."""
+        with self._engine.lock:
             return {
-                int(link.node_id): PeerTraffic.of(link, here=self._node.is_here(link.node_id))
-                for link in self._node.links.values()
+                int(node_id): PeerTraffic.of(peer, connected=self._node.is_connected(node_id))
+                for node_id, peer in self._node.peers.items()
             }
 
     def counters(self) -> dict[str, float]:
-        """Return :meth:`traffic` and :meth:`peer_traffic` as numbers with flat names.
+        """Return :meth:`traffic` and :meth:`peer_traffic` as a flat dictionary.
 
-        Those of events are ``event/<name>/<attribute>``, those of peers ``node<id>/<attribute>``.
+        Names are ``event/<name>/<attribute>`` and ``node<id>/<attribute>``.
         """
         counted: list[tuple[str, EventTraffic | PeerTraffic]] = [
             *((f"event/{name}", one) for name, one in self.traffic().items()),
@@ -385,47 +370,84 @@ class Router:
             for name, value in asdict(one).items()
         }
 
-    # Within -----------------------------------------------------------------------------------
+    # Internals --------------------------------------------------------------------------------
 
-    def _keep_dialed(self, address: str) -> None:
-        with self._core.lock:
+    def _start_dialer(self, address: str) -> None:
+        with self._engine.lock:
             if self._node.closing:
-                raise RouterStateError("the router is closed; make a new one")
-            dialer = Dialer(self._core, address)
+                raise RouterStateError("the router is closed; create a new one")
+            dialer = Dialer(self._engine, address)
             self._dialers.append(dialer)
         dialer.start()
 
-    def _do(self, work: Callable[[], None]) -> None:
-        """Do the work of a thread; without it nothing would go on."""
+    def _guard(self, work: Callable[[], None]) -> None:
+        """Run the work of a thread without which the router would hang."""
         try:
             work()
         except Exception as error:
-            self._core.fail(RouterError(f"the router failed within: {error!r}"))
+            self._engine.fail(
+                RouterError(
+                    f"the router failed with an internal error: {error!r}; the log has its "
+                    "traceback, please report it"
+                )
+            )
             raise
 
     def _tick_forever(self) -> None:
-        core = self._core
-        while not core.closing:
-            if self._listening is not None:
-                with core.lock:
-                    self._listening.lose_connections(core.clock.now())
-            core.tick()
+        engine = self._engine
+        while not engine.closing:
+            if self._listener is not None:
+                with engine.lock:
+                    self._listener.process_disconnects(engine.clock.now())
+            engine.tick()
+
+    def _wait_for(
+        self,
+        count: int,
+        found: Callable[[], set[str]],
+        timeout_s: float,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> list[Identity]:
+        engine = self._engine
+
+        def done() -> bool:
+            return engine.fatal is not None or len(found()) >= count
+
+        left_s = timeout_s
+        with engine.lock:
+            # A signal handler may stop the task, and cannot notify the condition.
+            while not engine.clock.wait_for(engine.members, done, min(left_s, CHECK_S)):
+                left_s -= CHECK_S
+                if stopped() or left_s <= 0:
+                    break
+            if engine.fatal is not None:
+                raise engine.fatal
+            if stopped() or done():
+                return self._node.connected_peers()
+            connected = sorted(int(identity.node_id) for identity in self._node.connected_peers())
+            ready = sorted(map(int, found()))
+        raise WaitTimeout(
+            f"expected {count} peers within {timeout_s:g} s, but only {len(connected)} connected "
+            f"(nodes {connected}) and {len(ready)} became ready (nodes {ready}); check that the "
+            "others are running, have the same key, and can reach "
+            f"{self.address or ', '.join(self._dial_addresses)}"
+        )
 
     def _is_flushed(self) -> bool:
         return all(
-            link.outgoing.empty or not self._node.is_here(link.node_id)
-            for link in self._node.links.values()
+            peer.outgoing.empty or not self._node.is_connected(peer.node_id)
+            for peer in self._node.peers.values()
         )
 
-    def _await_goodbyes(self, timeout_s: float) -> None:
-        """Wait until the dialers of this node have polled once more and were told goodbye."""
-        self._core.flush()
-        with self._core.lock:
-            self._core.clock.wait_for(
-                self._core.members,
+    def _wait_for_goodbyes(self, timeout_s: float) -> None:
+        """Wait until the dialers of this node have polled once more and received a goodbye."""
+        self._engine.flush()
+        with self._engine.lock:
+            self._engine.clock.wait_for(
+                self._engine.members,
                 lambda: all(
-                    link.dialed or link.told_goodbye or not self._node.is_here(link.node_id)
-                    for link in self._node.links.values()
+                    peer.dialed or peer.goodbye_sent or not self._node.is_connected(peer.node_id)
+                    for peer in self._node.peers.values()
                 ),
                 timeout_s,
             )
@@ -434,7 +456,7 @@ class Router:
         if os.getpid() != self._pid:
             raise RouterStateError(
                 "this process was forked from one with a router, whose sockets do not survive a "
-                "fork; start processes with the 'spawn' method, or make the router after the fork"
+                "fork; start processes with the 'spawn' method, or create the router after the fork"
             )
         if self._closed:
-            raise RouterStateError("the router is closed; make a new one")
+            raise RouterStateError("the router is closed; create a new one")

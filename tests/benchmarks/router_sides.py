@@ -15,8 +15,8 @@ import pynng
 
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.transport.base import Transport
 from dmiddleware.router.transport.default import SocketTransport
+from dmiddleware.router.transport.interface import Transport
 from dmiddleware.router.transport.nng import NngTransport
 from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
 

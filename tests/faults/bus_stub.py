@@ -16,10 +16,10 @@ import msgspec
 import pynng
 
 from dmiddleware.router.transport import Channel, Listener
-from dmiddleware.router.transport.base import OnAnswer, Serve
+from dmiddleware.router.transport.interface import OnReply, RequestHandler
 from dmiddleware.router.transport.nng import NngTransport
-from dmiddleware.router.wire.byte_pieces import Raw
-from dmiddleware.router.wire.envelope import Answer
+from dmiddleware.router.wire.byte_pieces import WireBytes
+from dmiddleware.router.wire.envelope import Acknowledgements
 from dmiddleware.router.wire.frame import Frame, FrameType, decode_frame, encode_frame
 
 __all__ = ["BusTransport"]
@@ -41,28 +41,43 @@ class BusTransport:
         self._real = NngTransport()
 
     def listen(
-        self, address: str, serve: Serve, *, on_gone: Callable[[int], None], max_frame_bytes: int
+        self,
+        address: str,
+        serve: RequestHandler,
+        *,
+        on_disconnect: Callable[[int], None],
+        max_frame_bytes: int,
     ) -> Listener:
-        real = self._real.listen(address, serve, on_gone=on_gone, max_frame_bytes=max_frame_bytes)
+        real = self._real.listen(
+            address, serve, on_disconnect=on_disconnect, max_frame_bytes=max_frame_bytes
+        )
         return _BusListener(real, serve, max_frame_bytes)
 
     def dial(
-        self, address: str, *, connect_s: float, answer_s: float, max_frame_bytes: int
+        self,
+        address: str,
+        *,
+        connect_timeout_s: float,
+        reply_timeout_s: float,
+        max_frame_bytes: int,
     ) -> Channel:
         real = self._real.dial(
-            address, connect_s=connect_s, answer_s=answer_s, max_frame_bytes=max_frame_bytes
+            address,
+            connect_timeout_s=connect_timeout_s,
+            reply_timeout_s=reply_timeout_s,
+            max_frame_bytes=max_frame_bytes,
         )
         return _BusChannel(real, address)
 
     def covers_body(self, address: str) -> bool:
         return self._real.covers_body(address)
 
-    def lay_down(self, arrays: Sequence[memoryview]) -> None:
+    def stage_arrays(self, arrays: Sequence[memoryview]) -> None:
         return None
 
 
 class _BusListener:
-    def __init__(self, real: Listener, serve: Serve, max_frame_bytes: int) -> None:
+    def __init__(self, real: Listener, serve: RequestHandler, max_frame_bytes: int) -> None:
         self._real = real
         self._serve = serve
         self._bus = pynng.Bus0(listen=_bus_address(real.address), recv_timeout=200)
@@ -91,20 +106,20 @@ class _BusChannel:
     def __init__(self, real: Channel, address: str) -> None:
         self._real = real
         self._bus = pynng.Bus0(dial=_bus_address(address))
-        self._answers: queue.SimpleQueue[tuple[memoryview, OnAnswer] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[memoryview, OnReply] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="bus", daemon=True)
         self._thread.start()
 
-    def request(self, raw: Raw) -> memoryview:
+    def request(self, raw: WireBytes) -> memoryview:
         answer = self._drop(raw)
         return self._real.request(raw) if answer is None else answer
 
-    def send(self, raw: Raw, on_answer: OnAnswer) -> None:
+    def send(self, raw: WireBytes, on_reply: OnReply) -> None:
         answer = self._drop(raw)
         if answer is None:
-            self._real.send(raw, on_answer)
+            self._real.send(raw, on_reply)
         else:
-            self._answers.put((answer, on_answer))
+            self._answers.put((answer, on_reply))
 
     def close(self) -> None:
         self._answers.put(None)
@@ -114,10 +129,10 @@ class _BusChannel:
 
     def _work(self) -> None:
         while (told := self._answers.get()) is not None:
-            answer, on_answer = told
-            on_answer(answer)
+            answer, on_reply = told
+            on_reply(answer)
 
-    def _drop(self, raw: Raw) -> memoryview | None:
+    def _drop(self, raw: WireBytes) -> memoryview | None:
         """Send a frame with events to whoever happens to take it; None for any other frame."""
         joined = bytes(raw)
         frame = decode_frame(joined)
@@ -128,6 +143,6 @@ class _BusChannel:
         answer = Frame(
             FrameType.ACK,
             session=frame.session,
-            metadata=msgspec.msgpack.encode(Answer(acks)),
+            metadata=msgspec.msgpack.encode(Acknowledgements(acks)),
         )
         return memoryview(bytes(encode_frame(answer, max_size=1 << 16)))

@@ -27,7 +27,7 @@ def fork(address: str) -> str:
     ):
         receiver.attach(lambda name, args, kwargs: came.set() if name == "e" else None)
         receiver.subscribe("e", active=True)
-        while not sender.node.audience.targets("e"):
+        while not sender.node.subscriptions.subscribers("e"):
             time.sleep(0.01)
         sender.emit(Event("e"), (1,), {})
         assert came.wait(DEADLINE_S)

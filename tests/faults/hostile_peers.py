@@ -275,11 +275,11 @@ def _emit_too_much(
 ) -> tuple[str, int, bool]:
     """Return the sender's error, how often the nodes met anew, and whether they go on."""
     address = address_for(nodes.transport, nodes.folder, "large")
-    news: list[str] = []
+    event: list[str] = []
     came: list[int] = []
 
     def take(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        news.append(name)
+        event.append(name)
         if name == "e":
             came.append(len(args[0]))
 
@@ -299,14 +299,14 @@ def _emit_too_much(
         sender.emit(Event("e"), (bytes(10),), {})
         with contextlib.suppress(TimeoutError):
             wait_until(lambda: 10 in came, "the next message", deadline_s=4.0)
-        meetings = news.count("node.joined") + news.count("node.rejoined")
-        sessions = {link.session.number for link in listener.node.links.values()}
+        meetings = event.count("node.joined") + event.count("node.rejoined")
+        sessions = {peer.session.number for peer in listener.node.peers.values()}
         return error, max(0, meetings - 1), 10 in came and len(sessions) == 1
 
 
 def _is_wanted(router: Router) -> bool:
     with router.lock:
-        return bool(router.node.audience.targets("e"))
+        return bool(router.node.subscriptions.subscribers("e"))
 
 
 # Refusals

@@ -166,7 +166,7 @@ class _Node:
 
     def _send(self) -> None:
         try:
-            self._router.begin()
+            self._router.wait_until_ready()
             self._write("ready", self._start)
             self._told.wait(LONGEST_LIFE_S)
             sends = self._spec.sends
@@ -217,7 +217,7 @@ class _Node:
     def _status(self) -> None:
         router = self._router
         with router.lock:
-            refused = router.node.refused
+            refused = router.node.n_refused
         copies = sum(isinstance(x, EncodedEvent) and x.size > 10_000 for x in gc.get_objects())
         self._write(
             "status",

@@ -13,13 +13,13 @@ import msgspec
 from dmiddleware.router.protocol.handshake import (
     DialerHandshake,
     Identity,
-    Limits,
     ListenerHandshake,
+    PeerLimits,
     Session,
 )
-from dmiddleware.router.protocol.limits import NodeOptions
-from dmiddleware.router.protocol.node import Node
-from dmiddleware.router.wire.byte_pieces import Raw
+from dmiddleware.router.protocol.node import NodeProtocol
+from dmiddleware.router.protocol.options import NodeOptions
+from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.codec import Codec
 from dmiddleware.router.wire.envelope import encode_event, pack_events
 from dmiddleware.router.wire.frame import Frame, FrameType, encode_frame
@@ -79,7 +79,7 @@ class RawPeer:
             return _UNIX_HEAD.pack(b"DMWU", 1, length, self._requests)
         return struct.pack(">Q", length)
 
-    def send(self, frame: Raw) -> bool:
+    def send(self, frame: WireBytes) -> bool:
         """Send a frame as a request."""
         self._requests += 1
         number = b"" if self._ipc else struct.pack(">I", 0x8000_0000 | self._requests)
@@ -134,7 +134,7 @@ class Stranger:
 
     def __init__(self, node_id: int, key: bytes | None) -> None:
         numbers = iter(range(1, 1 << 30))
-        self.node = Node(
+        self.node = NodeProtocol(
             Identity("run", str(node_id), time.time_ns(), ("collector",)),
             key,
             options=NodeOptions(),
@@ -148,13 +148,13 @@ class Stranger:
         peer.send(hello)
         auth = self.node.on_challenge(handshake, _whole(peer.answer()))
         peer.send(auth)
-        link = self.node.on_welcome(handshake, _whole(peer.answer()), 0.0, cover_body=True)
-        return link.node_id
+        peer = self.node.on_welcome(handshake, _whole(peer.answer()), 0.0, cover_body=True)
+        return peer.node_id
 
     def data(self, to: str, event: str, value: object) -> bytes:
         """Make a signed frame that carries an event."""
         self.node.offer(to, encode_event(event, [[value], {}], Codec()))
-        made = self.node.data_request(self.node.links[to], 0.0)
+        made = self.node.data_request(self.node.peers[to], 0.0)
         assert made is not None
         return bytes(made[1])
 
@@ -171,7 +171,7 @@ def valid_frames() -> list[bytes]:
     listener = ListenerHandshake(
         identity,
         None,
-        limits=Limits(1 << 20, 1 << 20, 8),
+        limits=PeerLimits(1 << 20, 1 << 20, 8),
         nonce=lambda: bytes(32),
         session_number=lambda: session,
         admit=lambda _: None,

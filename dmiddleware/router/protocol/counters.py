@@ -1,26 +1,26 @@
-"""What went through a router: by event, and by peer."""
+"""Counters of a router, by event and by peer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Self
 
-from dmiddleware.router.protocol.session import Link
+from dmiddleware.router.protocol.session import PeerSession
 
-__all__ = ["EventTraffic", "PeerTraffic", "Traffic"]
+__all__ = ["EventTraffic", "PeerTraffic", "TrafficCounters"]
 
 
 @dataclass(slots=True)
 class EventTraffic:
-    """What became of one event here.
+    """Counters of one event at this node.
 
     Attributes:
-        sent: emissions that were accepted for peers, one count a peer.
+        sent: emissions accepted for peers, counted once for each peer.
         sent_bytes: their bytes.
-        received: emissions that came from peers.
+        received: emissions received from peers.
         received_bytes: their bytes.
-        blocked_s: seconds that emitters waited for room.
-        undecodable: emissions that came and could not be decoded.
+        blocked_s: seconds that emitters spent waiting for room.
+        undecodable: received emissions that could not be decoded.
     """
 
     sent: int = 0
@@ -33,23 +33,23 @@ class EventTraffic:
 
 @dataclass(frozen=True, slots=True)
 class PeerTraffic:
-    """What goes on with one peer.
+    """Counters of one peer.
 
     Attributes:
-        here: whether it counts as present.
+        connected: whether it is connected.
         waiting: accepted reliable events that it has not acknowledged.
         waiting_bytes: their bytes.
-        sent_frames: frames sent, repeated ones included.
+        sent_frames: frames sent, retries included.
         retried_frames: frames sent again.
-        refused_frames: frames that this side or the peer was too full to take.
+        refused_frames: frames refused because this side or the peer was full.
         received_frames: frames received.
         sent_bytes: bytes sent.
         received_bytes: bytes received.
-        dropped: lossy events dropped on the way out or in.
-        duplicates: frames received more than once, and taken once.
+        dropped: lossy events dropped in either direction.
+        duplicates: frames received more than once and processed once.
     """
 
-    here: bool
+    connected: bool
     waiting: int
     waiting_bytes: int
     sent_frames: int
@@ -62,12 +62,12 @@ class PeerTraffic:
     duplicates: int
 
     @classmethod
-    def of(cls, link: Link, *, here: bool) -> Self:
-        """Count what goes on with the peer of a link."""
-        counters, outbox = link.counters, link.outgoing.outbox
-        outgoing, incoming = link.outgoing.counters, link.incoming.counters
+    def of(cls, peer: PeerSession, *, connected: bool) -> Self:
+        """Collect the counters of a peer."""
+        counters, outbox = peer.counters, peer.outgoing.outbox
+        outgoing, incoming = peer.outgoing.counters, peer.incoming.counters
         return cls(
-            here=here,
+            connected=connected,
             waiting=outbox.n_messages,
             waiting_bytes=outbox.n_bytes,
             sent_frames=counters.sent_frames,
@@ -77,23 +77,23 @@ class PeerTraffic:
             sent_bytes=counters.sent_bytes,
             received_bytes=counters.received_bytes,
             dropped=outgoing.dropped + incoming.dropped,
-            duplicates=link.incoming.inbox.counters.duplicates + incoming.duplicates,
+            duplicates=peer.incoming.inbox.counters.duplicates + incoming.duplicates,
         )
 
 
-class Traffic:
-    """Counts by event; any thread may ask for a count, which is its own to add to."""
+class TrafficCounters:
+    """The :class:`EventTraffic` of every event; any thread may look one up."""
 
     def __init__(self) -> None:
         self._by_event: dict[str, EventTraffic] = {}
 
     def of(self, event: str) -> EventTraffic:
-        """Return the counts of an event, to be added to."""
+        """Return the counters of an event, to be increased by the caller."""
         traffic = self._by_event.get(event)
         if traffic is None:
             traffic = self._by_event.setdefault(event, EventTraffic())
         return traffic
 
     def copy(self) -> dict[str, EventTraffic]:
-        """Return all counts as they are now."""
+        """Return a copy of all counters."""
         return {event: replace(traffic) for event, traffic in list(self._by_event.items())}

@@ -1,20 +1,19 @@
-"""How two nodes get to trust each other: two requests of the dialer, two answers of the listener.
+"""The handshake: two requests of the dialer, two replies of the listener.
 
 ::
 
     dialer                                             listener
-    HELLO     {versions, run, node, roles, nonce}  →
-                                                   ←   CHALLENGE {the same of its own}
+    HELLO     {version, identity, nonce}           →
+                                                   ←   CHALLENGE {version, identity, nonce}
     AUTH      {HMAC over both}                     →
                                                    ←   WELCOME   {HMAC over all, session, limits}
 
-Each side proves that it has the run's key by an HMAC-SHA256 over everything said so far, so that
-nothing said can have been changed on the way, and no old conversation can be played again. The
-session key comes from the run's key and both nonces by HKDF (RFC 5869).
+Each side proves that it has the run's key with an HMAC-SHA256 over everything exchanged so far, so
+no message can be altered on the way and no earlier handshake can be replayed. The session key is
+derived from the run's key and both nonces with HKDF (RFC 5869).
 
-Without a key (allowed on loopback only) the same four messages agree on the session, unsigned.
-
-Nothing here owns a socket, a thread or a clock; nonces and session numbers are given from outside.
+Without a key, which is allowed on loopback only, the same four messages agree on the session
+without signatures. Nonces and session numbers are passed in.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from dmiddleware.router.wire.frame import VERSION, read_metadata
 
 __all__ = [
     "Identity",
-    "Limits",
+    "PeerLimits",
     "Session",
     "Refusal",
     "DialerHandshake",
@@ -44,10 +43,10 @@ __all__ = [
 ]
 
 MAX_HANDSHAKE_BYTES: Final = 4096
-"""What either side reads of a peer that has not proved itself yet."""
+"""The largest handshake message that either side reads."""
 
 MAX_IDENTITY_BYTES: Final = MAX_HANDSHAKE_BYTES - 256
-"""What a node may say of itself, encoded; the rest is for what a handshake needs beside it."""
+"""The largest encoded identity; the rest of a handshake message holds its other fields."""
 
 NONCE_SIZE: Final = 32
 PENDING_LIMIT: Final = 1024
@@ -55,14 +54,14 @@ PENDING_S: Final = 5.0
 
 
 class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who a node is.
+    """The identity of a node.
 
     Attributes:
         run_id: the run that it belongs to; nodes of different runs refuse each other.
         node_id: unique in the run.
-        incarnation: grows with each start of the node's process.
-        roles: what it does, for example ``("collector",)``.
-        labels: free words for ``match_labels``.
+        incarnation: increases with each start of the node's process.
+        roles: the node's roles, for example ``("collector",)``.
+        labels: arbitrary labels for ``match_labels``.
     """
 
     run_id: str
@@ -73,18 +72,18 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def size(self) -> int:
-        """Its bytes on the wire; a handshake has room for :data:`MAX_IDENTITY_BYTES`."""
+        """Encoded size in bytes; at most :data:`MAX_IDENTITY_BYTES` fit into a handshake."""
         return len(_encode(self))
 
 
-class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a listener takes.
+class PeerLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The limits that a node announces to its peer.
 
     Attributes:
-        max_frame_bytes: the largest frame.
-        credit_bytes: how much may be under way before an acknowledgement grants more.
+        max_frame_bytes: the largest frame that it accepts.
+        credit_bytes: how many bytes it accepts before an acknowledgement grants more.
         window: how many frames may be unacknowledged.
-        data_address: where data goes; empty: the address that control uses.
+        data_address: address for data; empty: the same as for control.
     """
 
     max_frame_bytes: int
@@ -95,24 +94,24 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What both sides hold after the handshake.
+    """The result of a handshake.
 
     Attributes:
         number: chosen by the listener; every frame carries it.
-        peer: who the other side is.
+        identity: identity of the other side.
         key: 32 bytes to sign frames with; None without a run key.
-        limits: what the peer takes. A dialer says how large its frames may be, and no more: what
-            goes to it rides on answers.
+        limits: limits of the other side. Of a dialer only ``max_frame_bytes`` is known, because
+            data for it travels in replies.
     """
 
     number: int
-    peer: Identity
+    identity: Identity
     key: bytes | None
-    limits: Limits
+    limits: PeerLimits
 
 
 class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Why a listener does not let a dialer in."""
+    """Why a listener refuses a dialer."""
 
     code: str
     reason: str
@@ -137,7 +136,7 @@ class _Auth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     session: int
-    limits: Limits
+    limits: PeerLimits
     proof: bytes
 
 
@@ -158,13 +157,13 @@ def hkdf(key: bytes, *, salt: bytes, info: bytes) -> bytes:
 
 
 class DialerHandshake:
-    """The dialer's side; one object a try.
+    """The dialer's side of one attempt.
 
     Args:
-        identity: who dials.
+        identity: identity of the dialer.
         key: the run's key; None without one.
         nonce: 32 fresh random bytes.
-        max_frame_bytes: the largest frame that it takes.
+        max_frame_bytes: the largest frame that the dialer accepts.
     """
 
     def __init__(
@@ -177,20 +176,20 @@ class DialerHandshake:
         self._peer: _Hello | None = None
 
     def hello(self) -> bytes:
-        """Return what to send first."""
+        """Return the first request."""
         return self._hello
 
     def on_challenge(self, raw: bytes | memoryview) -> bytes:
-        """Take the listener's first answer; return what to send next.
+        """Process the listener's first reply; return the next request.
 
         Raises:
-            HandshakeRefused: if the listener speaks another version, or one side has a key and the
-                other has none.
-            FrameError: if the answer is none.
+            HandshakeRefused: if the listener has another protocol version, or only one side has a
+                key.
+            FrameError: if it is not a valid CHALLENGE.
         """
         peer = _read_hello(raw, "CHALLENGE")
         if peer.keyed != (self._key is not None):
-            raise HandshakeRefused(_key_mismatch(peer.keyed), code="key")
+            raise HandshakeRefused(_KEY_MISMATCH, code="key")
         self._peer, self._challenge = peer, bytes(raw)
         self._auth = _encode(
             _Auth(_name_of(self._challenge), _proof(self._key, b"dialer", self._transcript()))
@@ -198,14 +197,14 @@ class DialerHandshake:
         return self._auth
 
     def on_welcome(self, raw: bytes | memoryview) -> Session:
-        """Take the listener's second answer.
+        """Process the listener's second reply.
 
         Raises:
             AuthError: if the listener does not have the run's key.
-            FrameError: if the answer is none.
+            FrameError: if it is not a valid WELCOME.
         """
         if self._peer is None:
-            raise FrameError("WELCOME came before CHALLENGE; dial anew")
+            raise FrameError("got WELCOME before CHALLENGE; start a new handshake")
         welcome = _read(_welcome_decoder, raw, "WELCOME")
         _check_proof(
             self._key,
@@ -215,14 +214,17 @@ class DialerHandshake:
         )
         return Session(
             number=welcome.session,
-            peer=self._peer.identity,
+            identity=self._peer.identity,
             key=_session_key(self._key, self._transcript()),
             limits=welcome.limits,
         )
 
     @staticmethod
     def on_refused(raw: bytes | memoryview) -> HandshakeRefused:
-        """Read a refusal; return the error to raise. It is unsigned: believe it for one try."""
+        """Read a refusal; return the error to raise.
+
+        Refusals are unsigned, so they end one attempt only.
+        """
         refusal = _read(_refusal_decoder, raw, "REFUSED")
         return HandshakeRefused(refusal.reason, code=refusal.code)
 
@@ -231,15 +233,15 @@ class DialerHandshake:
 
 
 class ListenerHandshake:
-    """The listener's side, for all dialers; it remembers each one between its two requests.
+    """The listener's side, for all dialers; it keeps the state between a dialer's two requests.
 
     Args:
-        identity: who listens.
+        identity: identity of the listener.
         key: the run's key; None without one.
-        limits: told to each dialer.
+        limits: announced to each dialer.
         nonce: returns 32 fresh random bytes.
-        session_number: returns a fresh number that was never given before, not 0.
-        admit: decides whether a proven dialer may join; returns None or why not.
+        session_number: returns a fresh, non-zero number that was never returned before.
+        admit: returns why an authenticated dialer may not join, or None if it may.
     """
 
     def __init__(
@@ -247,7 +249,7 @@ class ListenerHandshake:
         identity: Identity,
         key: bytes | None,
         *,
-        limits: Limits,
+        limits: PeerLimits,
         nonce: Callable[[], bytes],
         session_number: Callable[[], int],
         admit: Callable[[Identity], Refusal | None],
@@ -262,27 +264,27 @@ class ListenerHandshake:
 
     @property
     def pending(self) -> int:
-        """How many dialers have said hello and not proved themselves yet."""
+        """How many dialers are between HELLO and AUTH."""
         return len(self._pending)
 
     def on_hello(self, raw: bytes | memoryview, now: float) -> bytes:
-        """Answer a HELLO with a CHALLENGE.
+        """Return the CHALLENGE that replies to a HELLO.
 
         Args:
-            raw: what came.
-            now: time in seconds, of any clock that does not go back.
+            raw: the received message.
+            now: time in seconds of a monotonic clock.
 
         Raises:
-            HandshakeRefused: the reason goes to the dialer in a REFUSED.
-            FrameError: if it is no HELLO.
+            HandshakeRefused: if the dialer is refused; send it the reason in a REFUSED.
+            FrameError: if it is not a valid HELLO.
         """
         hello = _read_hello(raw, "HELLO")
         if hello.keyed != (self._key is not None):
-            raise HandshakeRefused(_key_mismatch(hello.keyed), code="key")
+            raise HandshakeRefused(_KEY_MISMATCH, code="key")
         if hello.identity.run_id != self._identity.run_id:
             raise HandshakeRefused(
-                f"this node belongs to run {self._identity.run_id!r}, the dialer to "
-                f"{hello.identity.run_id!r}; check the address, or give both one run id",
+                f"the listener belongs to run {self._identity.run_id!r}, but the dialer to run "
+                f"{hello.identity.run_id!r}; check the address, or give both the same run id",
                 code="run",
             )
         self._forget(now)
@@ -299,24 +301,23 @@ class ListenerHandshake:
         return challenge
 
     def on_auth(self, raw: bytes | memoryview, now: float) -> tuple[bytes, Session]:
-        """Answer an AUTH with a WELCOME.
-
-        Returns:
-            What to send, and the session that begins with it.
+        """Return the WELCOME that replies to an AUTH, and the session that starts with it.
 
         Raises:
             AuthError: if the dialer does not have the run's key.
-            HandshakeRefused: if ``admit`` does not let it in, or if it answers a challenge that is
-                unknown, used or older than 5 seconds (``stale``).
-            FrameError: if it is no AUTH.
+            HandshakeRefused: if ``admit`` refuses it, or if its challenge is unknown, used or older
+                than 5 seconds (``stale``).
+            FrameError: if it is not a valid AUTH.
         """
         auth = _read(_auth_decoder, raw, "AUTH")
         self._forget(now)
         known = self._pending.pop(auth.challenge, None)
         if known is None:
-            # Not of a wrong key: the dialer stood still for too long, or too many dialed at once.
+            # The key is not the cause: the dialer was too slow, or too many dialed at once.
             raise HandshakeRefused(
-                "the answer is to no challenge of this node; dial anew", code="stale"
+                f"the challenge is unknown, used or older than {PENDING_S:g} s; start a new "
+                "handshake",
+                code="stale",
             )
         _, hello, hello_raw, challenge = known
         transcript = _transcript(hello_raw, challenge)
@@ -329,7 +330,7 @@ class ListenerHandshake:
         proof = _proof(self._key, b"listener", transcript + bytes(raw) + _promise(promise))
         session = Session(
             number=number,
-            peer=hello.identity,
+            identity=hello.identity,
             key=_session_key(self._key, transcript),
             limits=msgspec.structs.replace(self._limits, max_frame_bytes=hello.max_frame_bytes),
         )
@@ -337,7 +338,7 @@ class ListenerHandshake:
 
     @staticmethod
     def refusal(error: HandshakeRefused | AuthError) -> bytes:
-        """Return the bytes of a REFUSED that tell the dialer why."""
+        """Return the REFUSED that gives the dialer the reason."""
         code = error.code if isinstance(error, HandshakeRefused) else "key"
         return _encode(Refusal(code, str(error)))
 
@@ -351,28 +352,30 @@ class ListenerHandshake:
 
 def _read(decoder: msgspec.msgpack.Decoder[T], raw: bytes | memoryview, what: str) -> T:
     if len(raw) > MAX_HANDSHAKE_BYTES:
-        raise FrameError(f"a {what} has at most {MAX_HANDSHAKE_BYTES} bytes, {len(raw)} came")
+        raise FrameError(
+            f"got a {what} of {len(raw)} bytes, at most {MAX_HANDSHAKE_BYTES} are read"
+        )
     return read_metadata(decoder, raw, what)
 
 
 def _read_hello(raw: bytes | memoryview, what: str) -> _Hello:
-    # The version first: what else another version says cannot be known.
+    # The version first: other versions may encode the rest differently.
     version = _read(_version_decoder, raw, what).version
     if version != VERSION:
         raise HandshakeRefused(
-            f"one side speaks version {version}, the other {VERSION}; install one version of "
-            "dmiddleware on all hosts",
+            f"the two sides have protocol versions {version} and {VERSION}; install the same "
+            "version of dmiddleware on all hosts",
             code="version",
         )
     hello = _read(_hello_decoder, raw, what)
     if len(hello.nonce) != NONCE_SIZE:
-        raise FrameError(f"a nonce has {NONCE_SIZE} bytes, {len(hello.nonce)} came")
+        raise FrameError(f"got a nonce of {len(hello.nonce)} bytes, expected {NONCE_SIZE}")
     return hello
 
 
-def _key_mismatch(peer_keyed: bool) -> str:
-    have, lack = ("the peer", "this side") if peer_keyed else ("this side", "the peer")
-    return f"{have} has a key and {lack} has none; give all nodes of the run the same key"
+_KEY_MISMATCH: Final = (
+    "one of the two nodes has a key and the other does not; give all nodes of the run the same key"
+)
 
 
 def _transcript(hello: bytes, challenge: bytes) -> bytes:
@@ -393,7 +396,9 @@ def _proof(key: bytes | None, side: bytes, said: bytes) -> bytes:
 
 def _check_proof(key: bytes | None, side: bytes, said: bytes, proof: bytes) -> None:
     if not hmac.compare_digest(_proof(key, side, said), proof):
-        raise AuthError("the peer does not have this run's key; give all nodes the same key")
+        raise AuthError(
+            "the peer does not have this run's key; give all nodes of the run the same key"
+        )
 
 
 def _session_key(key: bytes | None, transcript: bytes) -> bytes | None:

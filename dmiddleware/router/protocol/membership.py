@@ -1,8 +1,7 @@
-"""Who is there: heartbeats, incarnations, and why someone left.
+"""Membership: which nodes are connected, which have left and why, and which have returned.
 
-A node is *here* from its handshake until it says goodbye, misses its heartbeats, or is replaced by
-a newer incarnation of itself. What this module says is pure: it takes a time and gives back what
-changed.
+A node is connected from its handshake until it says goodbye, misses its heartbeats, loses its
+connection, or is replaced by a newer incarnation of itself.
 """
 
 from __future__ import annotations
@@ -13,51 +12,51 @@ from typing import Final, Literal
 
 from dmiddleware.router.protocol.handshake import Identity, Refusal
 
-__all__ = ["Peer", "Change", "Membership", "HEARTBEAT_S", "MISSED_HEARTBEATS"]
+__all__ = ["Member", "MembershipChange", "Membership", "HEARTBEAT_S", "MISSED_HEARTBEATS"]
 
 HEARTBEAT_S: Final = 1.0
-"""How often a node shows that it is alive."""
+"""Seconds between two heartbeats."""
 
 MISSED_HEARTBEATS: Final = 3
-"""After so many missing heartbeats a node counts as gone."""
+"""How many heartbeats a node may miss before it counts as gone."""
 
 ChangeKind = Literal["joined", "left", "rejoined"]
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class Member:
     """A node of the run, as this node knows it.
 
     Attributes:
-        identity: who it is.
+        identity: the node's identity.
         session: the session that its frames carry.
-        here: whether it counts as present.
+        connected: whether it is connected.
     """
 
     identity: Identity
     session: int
-    here: bool = True
+    connected: bool = True
 
     @property
     def node_id(self) -> str:
-        """The peer's node id."""
+        """The node's id."""
         return self.identity.node_id
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """Someone came, went, or came back.
+class MembershipChange:
+    """A node has joined, left or rejoined.
 
     Attributes:
-        kind: ``joined``: first seen; ``left``; ``rejoined``: seen again, as the same or a newer
-            incarnation.
-        peer: who.
+        kind: ``joined``: seen for the first time; ``left``; ``rejoined``: connected again, as the
+            same or a newer incarnation.
+        member: the node.
         reason: why it left; empty otherwise.
-        new_incarnation: whether it came back as another process, which knows nothing of before.
+        new_incarnation: whether it rejoined as a new process, which has none of the old state.
     """
 
     kind: ChangeKind
-    peer: Peer
+    member: Member
     reason: str = ""
     new_incarnation: bool = False
 
@@ -66,9 +65,9 @@ class Membership:
     """All nodes that this node has met.
 
     Args:
-        own: this node; no other may use its id.
-        heartbeat_s: how often peers are expected to be heard of.
-        missed: after how many missing heartbeats a peer counts as gone.
+        own: this node's identity; no other node may use its id.
+        heartbeat_s: seconds between two heartbeats of a peer.
+        missed: how many heartbeats a peer may miss before it counts as gone.
     """
 
     def __init__(
@@ -76,88 +75,90 @@ class Membership:
     ) -> None:
         self._own = own
         self._silence_s = heartbeat_s * missed
-        self._peers: dict[str, Peer] = {}
+        self._members: dict[str, Member] = {}
         self._heard_at: dict[str, float] = {}
 
-    def __iter__(self) -> Iterator[Peer]:
-        return (peer for peer in self._peers.values() if peer.here)
+    def __iter__(self) -> Iterator[Member]:
+        return (member for member in self._members.values() if member.connected)
 
     def __len__(self) -> int:
-        return sum(peer.here for peer in self._peers.values())
+        return sum(member.connected for member in self._members.values())
 
-    def get(self, node_id: str) -> Peer | None:
-        """Return a peer that is here, or None."""
-        peer = self._peers.get(node_id)
-        return peer if peer is not None and peer.here else None
+    def get(self, node_id: str) -> Member | None:
+        """Return a connected node, or None."""
+        member = self._members.get(node_id)
+        return member if member is not None and member.connected else None
 
     def admit(self, identity: Identity) -> Refusal | None:
-        """Decide whether a node that has the key may join; None: it may."""
+        """Return why an authenticated node may not join, or None if it may."""
         name = identity.node_id
         if name == self._own.node_id:
             return Refusal(
-                "node_id_taken", f"node id {name!r} is this node's own; give each node another id"
+                "node_id_taken",
+                f"the listening node already has node id {name!r}; give each node a unique id",
             )
-        known = self._peers.get(name)
-        if known is None or identity.incarnation > known.identity.incarnation:
+        known = self._members.get(name)
+        if known is None or identity.incarnation >= known.identity.incarnation:
             return None
-        if identity.incarnation < known.identity.incarnation:
-            return Refusal(
-                "replaced",
-                f"a newer start of node {name!r} has joined, and replaced this one; give each node "
-                "an id of its own, unless it was started anew on purpose",
-            )
-        return None
+        return Refusal(
+            "replaced",
+            f"a newer process has joined as node {name!r} and replaced this one; give each node a "
+            "unique id, unless you restarted it on purpose",
+        )
 
-    def on_session(self, identity: Identity, session: int, now: float) -> list[Change]:
-        """Take note of a completed handshake."""
-        known = self._peers.get(identity.node_id)
-        peer = Peer(identity, session)
-        self._peers[identity.node_id] = peer
+    def on_session(self, identity: Identity, session: int, now: float) -> list[MembershipChange]:
+        """Note a completed handshake."""
+        known = self._members.get(identity.node_id)
+        member = Member(identity, session)
+        self._members[identity.node_id] = member
         self._heard_at[identity.node_id] = now
         if known is None:
-            return [Change("joined", peer)]
+            return [MembershipChange("joined", member)]
         newer = identity.incarnation > known.identity.incarnation
-        if known.here and not newer:
-            return []  # The same process over a new connection: it never was away.
-        changes = [Change("rejoined", peer, new_incarnation=newer)]
-        if known.here:
-            changes.insert(0, Change("left", replace(known, here=False), "replaced by a new start"))
+        if known.connected and not newer:
+            return []  # The same process over a new connection: it has not been away.
+        changes = [MembershipChange("rejoined", member, new_incarnation=newer)]
+        if known.connected:
+            gone = replace(known, connected=False)
+            changes.insert(0, MembershipChange("left", gone, "replaced by a new process"))
         return changes
 
-    def on_heard(self, node_id: str, session: int, now: float) -> list[Change]:
-        """Take note that a signed frame came; it brings back a peer that was thought gone.
+    def on_heard(self, node_id: str, session: int, now: float) -> list[MembershipChange]:
+        """Note that an authenticated frame arrived; a node that was considered gone rejoins.
 
-        Frames of a session that has been replaced count for nothing.
+        Frames of a session that has been replaced are ignored.
         """
-        known = self._peers.get(node_id)
+        known = self._members.get(node_id)
         if known is None or known.session != session:
             return []
         self._heard_at[node_id] = now
-        if known.here:
+        if known.connected:
             return []
-        peer = self._peers[node_id] = replace(known, here=True)
-        return [Change("rejoined", peer)]
+        member = self._members[node_id] = replace(known, connected=True)
+        return [MembershipChange("rejoined", member)]
 
-    def on_left(self, node_id: str, reason: str, *, for_good: bool = False) -> list[Change]:
-        """Take note that a peer said goodbye or is known to be dead.
+    def on_left(
+        self, node_id: str, reason: str, *, for_good: bool = False
+    ) -> list[MembershipChange]:
+        """Note that a node said goodbye or is known to be dead.
 
         Args:
-            node_id: which.
-            reason: why.
-            for_good: whether its session is over, so that frames still under way count for nothing.
+            node_id: the node.
+            reason: why it left.
+            for_good: whether its session is over, so that late frames do not bring it back.
         """
         known = self.get(node_id)
         if known is None:
             return []
-        gone = replace(known, here=False, session=0 if for_good else known.session)
-        self._peers[node_id] = gone
-        return [Change("left", gone, reason)]
+        gone = replace(known, connected=False, session=0 if for_good else known.session)
+        self._members[node_id] = gone
+        return [MembershipChange("left", gone, reason)]
 
-    def tick(self, now: float) -> list[Change]:
-        """Find who has been silent for too long."""
+    def tick(self, now: float) -> list[MembershipChange]:
+        """Find the nodes that have been silent for too long."""
         changes = []
-        for peer in list(self):
-            silent = now - self._heard_at[peer.node_id]
+        for member in list(self):
+            silent = now - self._heard_at[member.node_id]
             if silent > self._silence_s:
-                changes += self.on_left(peer.node_id, f"nothing heard for {silent:.1f} s")
+                changes += self.on_left(member.node_id, f"no heartbeat for {silent:.1f} s")
         return changes

@@ -1,11 +1,10 @@
-"""What one node of the network does, without a socket, a thread or a clock.
+"""The protocol of one node: handshake, membership, subscriptions and streams, joined.
 
-A :class:`Node` joins handshake, membership and delivery. It answers requests when it listens, and
-makes requests and reads their answers when it dials; the router gives it frames and the time, and
-moves what it gives back. Data for a dialer rides on the answers to its polls, so that only the
-listener must be reachable.
+A :class:`NodeProtocol` replies to requests as a listener, and makes requests and reads the replies
+as a dialer. The router passes it frames and the time, and sends what it returns. Data for a dialer
+travels in the replies to its polls, so only the listener must be reachable.
 
-Every method may be called from one thread at a time; the router holds a lock around it.
+Methods must not be called concurrently; the router holds a lock around each call.
 """
 
 from __future__ import annotations
@@ -18,25 +17,24 @@ from typing import Final
 import msgspec
 
 from dmiddleware.errors import AuthError, FrameError, HandshakeRefused
-from dmiddleware.router.protocol.delivery import Verdict
 from dmiddleware.router.protocol.handshake import (
     MAX_HANDSHAKE_BYTES,
     DialerHandshake,
     Identity,
-    Limits,
     ListenerHandshake,
+    PeerLimits,
     Refusal,
     Session,
 )
-from dmiddleware.router.protocol.limits import NodeOptions
-from dmiddleware.router.protocol.membership import Change, Membership
-from dmiddleware.router.protocol.outgoing import Sending
-from dmiddleware.router.protocol.session import Link, Parked, Seen
-from dmiddleware.router.protocol.subscriptions import Audience
-from dmiddleware.router.wire.byte_pieces import Raw
+from dmiddleware.router.protocol.membership import Membership, MembershipChange
+from dmiddleware.router.protocol.options import NodeOptions
+from dmiddleware.router.protocol.session import ParkedPoll, PeerSession, ReplayWindow
+from dmiddleware.router.protocol.streams import EventBatch, Verdict
+from dmiddleware.router.protocol.subscriptions import Subscriptions
+from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.envelope import (
-    WANTS_EVENT,
-    Answer,
+    SUBSCRIPTIONS_EVENT,
+    Acknowledgements,
     EncodedEvent,
     pack_events,
     unpack_events,
@@ -48,30 +46,37 @@ from dmiddleware.router.wire.frame import (
     FrameType,
     decode_frame,
     encode_frame,
-    frame_parts,
+    frame_pieces,
     read_metadata,
     session_of,
 )
 
-__all__ = ["Node"]
+__all__ = ["NodeProtocol"]
 
 BUSY_DELAY_S: Final = 0.02
 TAKE_BYTES: Final = 1 << 20
 _LARGE: Final = 64 * 1024
 
-_encode = msgspec.msgpack.Encoder().encode
-_answers = msgspec.msgpack.Decoder(Answer)
+_acknowledgements_decoder = msgspec.msgpack.Decoder(Acknowledgements)
 
 
-class Node:
-    """One node: it answers requests as a listener, makes them as a dialer.
+class NodeProtocol:
+    """The protocol state of one node, as a listener and as a dialer.
 
     Args:
-        identity: who it is.
+        identity: this node's identity.
         key: the run's key; None without one.
-        options: bounds and times.
+        options: limits and timeouts.
         nonce: returns 32 fresh random bytes.
-        session_number: returns a fresh number, not 0, never given before.
+        session_number: returns a fresh, non-zero number that was never returned before.
+
+    Attributes:
+        peers: all known peers by node id, disconnected ones included.
+        subscriptions: which peer receives which events.
+        changes: membership changes that the router has not processed yet.
+        n_refused: how many handshakes and frames were refused.
+        closing: whether this node is about to say goodbye.
+        n_sessions: how many sessions have started or ended.
     """
 
     def __init__(
@@ -85,11 +90,12 @@ class Node:
     ) -> None:
         self.identity = identity
         self.options = options
-        self.links: dict[str, Link] = {}
-        self.audience = Audience(identity.node_id, self.links, options)
-        self.changes: list[Change] = []
-        self.refused = 0
+        self.peers: dict[str, PeerSession] = {}
+        self.subscriptions = Subscriptions(identity.node_id, self.peers, options)
+        self.changes: list[MembershipChange] = []
+        self.n_refused = 0
         self.closing = False
+        self.n_sessions = 0
         self._key = key
         self._nonce = nonce
         self._members = Membership(
@@ -98,380 +104,402 @@ class Node:
         self._handshake = ListenerHandshake(
             identity,
             key,
-            limits=Limits(options.max_frame_bytes, options.inbox_bytes, options.window),
+            limits=PeerLimits(options.max_frame_bytes, options.inbox_bytes, options.window),
             nonce=nonce,
             session_number=session_number,
             admit=self._admit,
         )
-        self._by_session: dict[int, Link] = {}
-        self._left_behind: deque[tuple[str, EncodedEvent]] = deque()
-        # How often a session has begun or ended.
-        self.n_sessions = 0
+        self._by_session: dict[int, PeerSession] = {}
+        self._orphaned: deque[tuple[str, EncodedEvent]] = deque()
 
     # Events -----------------------------------------------------------------------------------
 
     def offer(self, node_id: str, event: EncodedEvent) -> bool:
-        """Accept a reliable event for a peer, unless what waits for it is full.
+        """Accept a reliable event for a peer, or return False if its outbox is full.
 
-        A peer that has been forgotten takes nothing: the answer is True.
+        For a forgotten peer the event is dropped and the result is True.
         """
-        link = self.links.get(node_id)
-        return link is None or link.forgotten or link.outgoing.offer(event)
+        peer = self.peers.get(node_id)
+        return peer is None or peer.forgotten or peer.outgoing.outbox.offer(event)
 
     def take(self, n: int) -> list[tuple[str, EncodedEvent]]:
         """Remove and return up to ``n`` events of each peer, as ``(node id, event)``.
 
-        Of large events fewer are taken: those that wait for their handler belong in the inbox,
+        Fewer large events are returned: while they wait for a handler they belong in the inbox,
         where they count against its bound.
         """
-        taken = list(self._left_behind)
-        self._left_behind.clear()
-        for link in self.links.values():
-            if link.incoming.waiting:
-                for event in link.incoming.take(n, max_bytes=TAKE_BYTES):
-                    if event.event == WANTS_EVENT:
-                        self._hear(link, event)
+        taken = list(self._orphaned)
+        self._orphaned.clear()
+        for peer in self.peers.values():
+            if peer.incoming.has_events:
+                for event in peer.incoming.take(n, max_bytes=TAKE_BYTES):
+                    if event.event == SUBSCRIPTIONS_EVENT:
+                        self._on_announcement(peer, event)
                     else:
-                        taken.append((link.node_id, event))
+                        taken.append((peer.node_id, event))
         return taken
 
     @property
-    def has_mail(self) -> bool:
+    def has_events(self) -> bool:
         """Whether :meth:`take` would return something."""
-        return bool(self._left_behind) or any(x.incoming.waiting for x in self.links.values())
+        return bool(self._orphaned) or any(x.incoming.has_events for x in self.peers.values())
 
     # Membership -------------------------------------------------------------------------------
 
-    def peers(self) -> list[Identity]:
-        """Return who is here."""
-        return [peer.identity for peer in self._members]
+    def connected_peers(self) -> list[Identity]:
+        """Return the identities of the connected peers."""
+        return [member.identity for member in self._members]
 
-    def is_here(self, node_id: str) -> bool:
-        """Tell whether a peer counts as present."""
+    def is_connected(self, node_id: str) -> bool:
+        """Return whether a peer is connected."""
         return self._members.get(node_id) is not None
 
     def tick(self, now: float) -> list[tuple[str, int]]:
-        """Find peers that went silent, and forget those that are gone for too long.
+        """Find peers that went silent, and forget those that have been gone for too long.
 
         Returns:
-            ``(node id, undelivered events)`` of those that were forgotten.
+            ``(node id, number of undelivered events)`` of each newly forgotten peer.
         """
-        self._note(self._members.tick(now), now)
+        self._record(self._members.tick(now), now)
         forgotten = [
-            link
-            for link in self.links.values()
-            if link.gone_since is not None
-            and not link.forgotten
-            and now - link.gone_since > self.options.forget_after_s
+            peer
+            for peer in self.peers.values()
+            if peer.gone_since is not None
+            and not peer.forgotten
+            and now - peer.gone_since > self.options.forget_after_s
         ]
-        for link in forgotten:
-            link.forgotten = True
-            self.audience.on_links_changed()
-        return [(link.node_id, link.outgoing.give_up()) for link in forgotten]
+        for peer in forgotten:
+            peer.forgotten = True
+            self.subscriptions.on_peers_changed()
+        return [(peer.node_id, peer.outgoing.give_up()) for peer in forgotten]
 
-    def on_lost(self, node_id: str, reason: str, now: float) -> None:
-        """Take note that the connection to a peer broke."""
-        self._note(self._members.on_left(node_id, reason), now)
+    def on_connection_lost(self, node_id: str, reason: str, now: float) -> None:
+        """Note that the connection to a peer broke."""
+        self._record(self._members.on_left(node_id, reason), now)
 
-    # Listening --------------------------------------------------------------------------------
+    # As a listener ----------------------------------------------------------------------------
 
-    def on_request(self, raw: bytes | memoryview, now: float, *, cover_body: bool) -> Raw | Parked:
-        """Answer a dialer's request.
+    def on_request(
+        self, raw: bytes | memoryview, now: float, *, cover_body: bool
+    ) -> WireBytes | ParkedPoll:
+        """Process a dialer's request.
 
         Args:
-            raw: the frame that came.
+            raw: the received frame.
             now: the time in seconds.
-            cover_body: whether new sessions sign their frames' buffers too.
+            cover_body: whether new sessions sign the buffers of their frames too.
 
         Returns:
-            The frame to answer with; or :class:`Parked`: ask :meth:`resume` when something was
-            emitted, and :meth:`nothing` when the dialer has waited long enough.
+            The frame to reply with, or a :class:`ParkedPoll`: call :meth:`resume` when something
+            was emitted, and :meth:`nothing` when the dialer has waited long enough.
 
         Raises:
-            FrameError: if it is no frame of this protocol: close the connection.
-            AuthError: if it is not signed as it must be: close the connection.
+            FrameError: if it is not a valid frame; close the connection.
+            AuthError: if its signature is missing or wrong; close the connection.
         """
         session = session_of(raw)
         if session == 0:
-            return self._on_stranger(raw, now, cover_body)
-        link = self._by_session.get(session)
-        if link is None:
-            return self._refused(
-                HandshakeRefused("the session is over; shake hands anew", code="stale")
+            return self._on_handshake_request(raw, now, cover_body)
+        peer = self._by_session.get(session)
+        if peer is None:
+            return self._refuse(
+                HandshakeRefused("the session is over; start a new handshake", code="stale")
             )
-        frame = self._read(link, raw)
-        if not link.seen.add(frame.sequence):
-            raise AuthError(f"request {frame.sequence} came twice; it is not answered again")
-        self._heard(link, len(raw), now)
+        frame = self._read(peer, raw)
+        if not peer.replay_window.add(frame.sequence):
+            raise AuthError(
+                f"request {frame.sequence} of node {peer.node_id} is a replay or far too late; it "
+                "was ignored"
+            )
+        self._heard(peer, len(raw), now)
         if frame.type is FrameType.DATA:
-            return self._on_data(link, frame)
-        self._take_answer(link, frame, now)
+            verdict = self._on_data(peer, frame)
+            kind = FrameType.BUSY if verdict is Verdict.BUSY else FrameType.ACK
+            return self._frame(kind, session, peer.sign, 0, peer.take_acknowledgements())
+        self._on_acknowledgements(peer, frame, now)
         if frame.type is FrameType.POLL:
-            parked = Parked(link.node_id, link.session.number)
+            parked = ParkedPoll(peer.node_id, session)
             return self.resume(parked, now) or parked
         if frame.type is FrameType.BYE:
-            self.on_goodbye(link, now)
+            self._on_goodbye(peer, now)
         elif frame.type is not FrameType.HEARTBEAT:
-            raise FrameError(f"a dialer does not send {frame.type.name}")
-        return self._frame(frame.type, link.session.number, link.sign)
+            raise FrameError(
+                f"got a {frame.type.name} request, which dialers never send; install the same "
+                "version of dmiddleware on all hosts"
+            )
+        return self._frame(frame.type, session, peer.sign)
 
-    def resume(self, parked: Parked, now: float) -> Raw | None:
-        """Return the answer to a parked poll, or None while there is nothing to send."""
-        link = self.links.get(parked.node_id)
-        if link is None or link.session.number != parked.session or link.dialed:
-            return self._refused(HandshakeRefused("the session is over", code="stale"))
-        sending = link.outgoing.next_sending(now)
-        if sending is not None:
-            return self._data(link, sending)
-        if self.closing and link.outgoing.empty:
-            link.told_goodbye = True
-            return self._frame(FrameType.BYE, parked.session, link.sign)
+    def resume(self, parked: ParkedPoll, now: float) -> WireBytes | None:
+        """Return the reply to a parked poll, or None while there is nothing to send."""
+        peer = self.peers.get(parked.node_id)
+        if peer is None or peer.session.number != parked.session or peer.dialed:
+            return self._refuse(
+                HandshakeRefused("the session is over; start a new handshake", code="stale")
+            )
+        batch = peer.outgoing.next_batch(now)
+        if batch is not None:
+            return self._data(peer, batch)
+        if self.closing and peer.outgoing.empty:
+            peer.goodbye_sent = True
+            return self._frame(FrameType.BYE, parked.session, peer.sign)
         return None
 
     def node_of(self, session: int) -> str | None:
-        """Return which dialer a session is of; None: of nobody now."""
-        link = self._by_session.get(session)
-        return None if link is None else link.node_id
+        """Return the dialer that a session belongs to, or None if the session is over."""
+        peer = self._by_session.get(session)
+        return None if peer is None else peer.node_id
 
     def due_at(self, node_id: str) -> float | None:
-        """Return when there may be something to send without further input; None: never."""
-        link = self.links.get(node_id)
-        return None if link is None else link.outgoing.next_time()
+        """Return when there is something to send without further input; None: never."""
+        peer = self.peers.get(node_id)
+        return None if peer is None else peer.outgoing.next_time()
 
-    def nothing(self, parked: Parked) -> bytes:
-        """Return the answer that there was nothing to send."""
-        link = self.links.get(parked.node_id)
-        sign = link.sign if link is not None and link.session.number == parked.session else None
+    def nothing(self, parked: ParkedPoll) -> bytes:
+        """Return the reply that there is nothing to send."""
+        peer = self.peers.get(parked.node_id)
+        sign = peer.sign if peer is not None and peer.session.number == parked.session else None
         return self._frame(FrameType.NOTHING, parked.session, sign)
 
-    # Dialing ----------------------------------------------------------------------------------
+    # As a dialer ------------------------------------------------------------------------------
 
     def hello(self) -> tuple[DialerHandshake, bytes]:
-        """Begin a handshake; returns its state and the request to make."""
+        """Start a handshake; return its state and the first request."""
         handshake = DialerHandshake(
             self.identity,
             self._key,
             nonce=self._nonce(),
             max_frame_bytes=self.options.max_frame_bytes,
         )
-        return handshake, self._stranger_frame(FrameType.HELLO, handshake.hello())
+        return handshake, self._handshake_frame(FrameType.HELLO, handshake.hello())
 
     def on_challenge(self, handshake: DialerHandshake, raw: bytes | memoryview) -> bytes:
-        """Read the answer to HELLO; returns the next request.
+        """Read the reply to HELLO; return the next request.
 
         Raises:
             HandshakeRefused: if the listener refuses.
-            FrameError: if it is no such answer.
+            FrameError: if it is not a valid CHALLENGE.
         """
-        frame = self._read_stranger(raw, FrameType.CHALLENGE)
-        return self._stranger_frame(FrameType.AUTH, handshake.on_challenge(frame.metadata))
+        frame = self._read_handshake(raw, FrameType.CHALLENGE)
+        return self._handshake_frame(FrameType.AUTH, handshake.on_challenge(frame.metadata))
 
     def on_welcome(
         self, handshake: DialerHandshake, raw: bytes | memoryview, now: float, *, cover_body: bool
-    ) -> Link:
-        """Read the answer to AUTH; the session begins.
+    ) -> PeerSession:
+        """Read the reply to AUTH and start the session.
 
         Raises:
             HandshakeRefused: if the listener refuses.
             AuthError: if the listener does not have the key.
-            FrameError: if it is no such answer.
+            FrameError: if it is not a valid WELCOME.
         """
-        frame = self._read_stranger(raw, FrameType.WELCOME)
+        frame = self._read_handshake(raw, FrameType.WELCOME)
         session = handshake.on_welcome(frame.metadata)
-        return self._begin(session, now, dialed=True, cover_body=cover_body)
+        return self._start_session(session, now, dialed=True, cover_body=cover_body)
 
-    def request(self, link: Link, kind: FrameType) -> bytes:
-        """Make a HEARTBEAT, BYE or POLL, which tells what became of the data that came before."""
+    def request(self, peer: PeerSession, kind: FrameType) -> bytes:
+        """Return a HEARTBEAT, BYE or POLL request, with the acknowledgements due to the peer."""
         return self._frame(
-            kind, link.session.number, link.sign, link.next_number(), link.take_answers()
+            kind, peer.session.number, peer.sign, peer.next_number(), peer.take_acknowledgements()
         )
 
-    def data_request(self, link: Link, now: float) -> tuple[Sending, Raw] | None:
-        """Make a request that carries the next events for a listener, or None."""
-        sending = link.outgoing.next_sending(now)
-        return None if sending is None else (sending, self._data(link, sending))
+    def data_request(self, peer: PeerSession, now: float) -> tuple[EventBatch, WireBytes] | None:
+        """Return a request with the next events for a listener, or None."""
+        batch = peer.outgoing.next_batch(now)
+        return None if batch is None else (batch, self._data(peer, batch))
 
-    def on_answer(
-        self, link: Link, raw: bytes | memoryview, now: float, *, sent: Sending | None = None
+    def on_reply(
+        self,
+        peer: PeerSession,
+        raw: bytes | memoryview,
+        now: float,
+        *,
+        sent: EventBatch | None = None,
     ) -> FrameType:
-        """Read a listener's answer.
+        """Process a listener's reply.
 
         Args:
-            link: whose.
-            raw: the frame that came.
+            peer: the listener.
+            raw: the received frame.
             now: the time in seconds.
-            sent: what the request carried.
+            sent: the events that the request carried.
 
         Returns:
-            The answer's type.
+            The type of the reply.
 
         Raises:
-            HandshakeRefused: if the session is over; shake hands anew.
-            FrameError, AuthError: if it is no answer of this session: replace the connection.
+            HandshakeRefused: if the session is over; start a new handshake.
+            FrameError, AuthError: if it is not a valid reply of this session; replace the
+                connection.
         """
         if session_of(raw) == 0:
-            self._read_stranger(raw, FrameType.REFUSED)
-        frame = self._read(link, raw)
-        self._heard(link, len(raw), now)
+            self._read_handshake(raw, FrameType.REFUSED)
+        frame = self._read(peer, raw)
+        self._heard(peer, len(raw), now)
         if frame.type is FrameType.DATA:
-            self._take_data(link, frame)
+            self._on_data(peer, frame)
         elif frame.type in (FrameType.ACK, FrameType.BUSY):
-            self._take_answer(link, frame, now)
+            self._on_acknowledgements(peer, frame, now)
         elif sent is not None:
-            link.outgoing.on_failed(sent, now)
+            peer.outgoing.on_failed(sent, now)
         if frame.type is FrameType.BYE:
-            self.on_goodbye(link, now)
+            self._on_goodbye(peer, now)
         return frame.type
 
-    # Within -----------------------------------------------------------------------------------
+    # Sessions ---------------------------------------------------------------------------------
 
-    def _on_stranger(self, raw: bytes | memoryview, now: float, cover_body: bool) -> bytes:
+    def _on_handshake_request(self, raw: bytes | memoryview, now: float, cover_body: bool) -> bytes:
         if len(raw) > MAX_HANDSHAKE_BYTES + HEADER_SIZE:
-            raise FrameError(f"a stranger's frame has {len(raw)} bytes, which is not read")
+            raise FrameError(
+                f"got a frame of {len(raw)} bytes before authentication, at most "
+                f"{MAX_HANDSHAKE_BYTES + HEADER_SIZE} are read"
+            )
         frame = decode_frame(raw)
         try:
             if frame.type is FrameType.HELLO:
                 challenge = self._handshake.on_hello(frame.metadata, now)
-                return self._stranger_frame(FrameType.CHALLENGE, challenge)
+                return self._handshake_frame(FrameType.CHALLENGE, challenge)
             if frame.type is FrameType.AUTH:
                 welcome, session = self._handshake.on_auth(frame.metadata, now)
-                self._begin(session, now, dialed=False, cover_body=cover_body)
-                return self._stranger_frame(FrameType.WELCOME, welcome)
+                self._start_session(session, now, dialed=False, cover_body=cover_body)
+                return self._handshake_frame(FrameType.WELCOME, welcome)
         except (HandshakeRefused, AuthError) as error:
-            return self._refused(error)
-        raise FrameError(f"a stranger does not send {frame.type.name}")
-
-    def _on_data(self, link: Link, frame: Frame) -> bytes:
-        verdict = self._take_data(link, frame)
-        kind = FrameType.BUSY if verdict is Verdict.BUSY else FrameType.ACK
-        return self._frame(kind, link.session.number, link.sign, 0, link.take_answers())
-
-    def on_goodbye(self, link: Link, now: float) -> None:
-        """Take note that a peer leaves for good, or that this node left it."""
-        left = self._members.on_left(link.node_id, "said goodbye", for_good=True)
-        self._note(left, now)
-        self.n_sessions += 1
-        if self.links.get(link.node_id) is link:
-            self._empty(link)
-            del self.links[link.node_id]
-            self.audience.on_links_changed()
-        if not link.dialed:
-            self._by_session.pop(link.session.number, None)
+            return self._refuse(error)
+        raise FrameError(f"got {frame.type.name} before the handshake; the frame was ignored")
 
     def _admit(self, identity: Identity) -> Refusal | None:
         if self.closing:
             return Refusal("closing", f"node {self.identity.node_id} is closing")
         own, name = self.identity.node_id, identity.node_id
-        link = self.links.get(name)
+        peer = self.peers.get(name)
         if (
-            link is not None
-            and link.dialed
-            and link.session.peer.incarnation == identity.incarnation
-            and self.is_here(name)
+            peer is not None
+            and peer.dialed
+            and peer.session.identity.incarnation == identity.incarnation
+            and self.is_connected(name)
             and own < name
         ):
-            # Each one's connection would take the place of the other's, for ever.
-            return Refusal("dialed", f"node {own} has dialed node {name} already")
+            # Otherwise the two connections would keep replacing each other.
+            return Refusal("dialed", f"node {own} has already dialed node {name}")
         return self._members.admit(identity)
 
-    def _begin(self, session: Session, now: float, *, dialed: bool, cover_body: bool) -> Link:
+    def _start_session(
+        self, session: Session, now: float, *, dialed: bool, cover_body: bool
+    ) -> PeerSession:
         self.n_sessions += 1
-        node_id = session.peer.node_id
-        known = self.links.get(node_id)
-        if known is not None and known.session.peer.incarnation == session.peer.incarnation:
-            link = known
-            self._by_session.pop(link.session.number, None)
-            link.outgoing.on_reconnect(now)
+        node_id = session.identity.node_id
+        known = self.peers.get(node_id)
+        if known is not None:
+            self._by_session.pop(known.session.number, None)
+        if known is not None and known.session.identity.incarnation == session.identity.incarnation:
+            peer = known
+            peer.outgoing.on_reconnect(now)
         else:
             if known is not None:
-                self._empty(known)
-                self._by_session.pop(known.session.number, None)
-            link = Link.begin(session, known, self.options, dialed=dialed)
-        link.session, link.dialed = session, dialed
-        link.seen, link.requests = Seen(), 0
-        link.use_keys(session, dialed=dialed, cover_body=cover_body)
-        self.links[node_id] = link
-        self.audience.on_links_changed()
+                self._keep_received(known)
+            peer = PeerSession.start(session, known, self.options, dialed=dialed)
+        peer.session, peer.dialed = session, dialed
+        peer.replay_window, peer.n_requests = ReplayWindow(), 0
+        peer.use_keys(session, dialed=dialed, cover_body=cover_body)
+        self.peers[node_id] = peer
+        self.subscriptions.on_peers_changed()
         if not dialed:
-            self._by_session[session.number] = link
-        self._note(self._members.on_session(session.peer, session.number, now), now)
-        link.gone_since = None
-        if link is not known:
-            self.audience.tell(link)
-        return link
+            self._by_session[session.number] = peer
+        self._record(self._members.on_session(session.identity, session.number, now), now)
+        peer.gone_since = None
+        if peer is not known:
+            self.subscriptions.announce_to(peer)
+        return peer
 
-    def _empty(self, link: Link) -> None:
-        """Keep what a peer that is no more has sent, and was acknowledged, until it is taken."""
-        for event in link.incoming.take(sys.maxsize):
-            if event.event == WANTS_EVENT:
-                self._hear(link, event)
+    def _on_goodbye(self, peer: PeerSession, now: float) -> None:
+        """Process that a peer leaves for good, or that this node has left it."""
+        self._record(self._members.on_left(peer.node_id, "said goodbye", for_good=True), now)
+        self.n_sessions += 1
+        if self.peers.get(peer.node_id) is peer:
+            self._keep_received(peer)
+            del self.peers[peer.node_id]
+            self.subscriptions.on_peers_changed()
+        if not peer.dialed:
+            self._by_session.pop(peer.session.number, None)
+
+    def _keep_received(self, peer: PeerSession) -> None:
+        """Keep the acknowledged events of a process that has ended until they are taken."""
+        for event in peer.incoming.take(sys.maxsize):
+            if event.event == SUBSCRIPTIONS_EVENT:
+                self._on_announcement(peer, event)
             else:
-                self._left_behind.append((link.node_id, event))
+                self._orphaned.append((peer.node_id, event))
 
-    def _hear(self, link: Link, event: EncodedEvent) -> None:
+    def _on_announcement(self, peer: PeerSession, event: EncodedEvent) -> None:
         try:
-            self.audience.hear(link, event)
+            self.subscriptions.on_announcement(peer, event)
         except FrameError:
-            # It was accepted, and what came with it is good; the peer gets what it wanted before.
-            self.refused += 1
+            # The events around it are valid, and the peer keeps its earlier subscriptions.
+            self.n_refused += 1
 
-    def _note(self, changes: list[Change], now: float) -> None:
+    def _record(self, changes: list[MembershipChange], now: float) -> None:
         for change in changes:
-            link = self.links.get(change.peer.node_id)
-            if link is not None:
-                link.gone_since = now if change.kind == "left" else None
-                if link.forgotten and change.kind != "left":
-                    self.audience.remember(link)
+            peer = self.peers.get(change.member.node_id)
+            if peer is not None:
+                peer.gone_since = now if change.kind == "left" else None
+                if peer.forgotten and change.kind != "left":
+                    self.subscriptions.readmit(peer)
         self.changes += changes
 
-    def _heard(self, link: Link, n_bytes: int, now: float) -> None:
-        link.counters.received_frames += 1
-        link.counters.received_bytes += n_bytes
-        self._note(self._members.on_heard(link.node_id, link.session.number, now), now)
+    def _heard(self, peer: PeerSession, n_bytes: int, now: float) -> None:
+        peer.counters.received_frames += 1
+        peer.counters.received_bytes += n_bytes
+        self._record(self._members.on_heard(peer.node_id, peer.session.number, now), now)
 
-    def _read(self, link: Link, raw: bytes | memoryview) -> Frame:
-        frame = decode_frame(raw, link.check)
-        if frame.session != link.session.number:
-            raise AuthError(f"a frame of session {frame.session} came in {link.session.number}")
+    # Frames -----------------------------------------------------------------------------------
+
+    def _read(self, peer: PeerSession, raw: bytes | memoryview) -> Frame:
+        frame = decode_frame(raw, peer.check)
+        if frame.session != peer.session.number:
+            raise AuthError(
+                f"got a frame of session {frame.session} in session {peer.session.number} with "
+                f"node {peer.node_id}; it was ignored"
+            )
         return frame
 
-    def _take_data(self, link: Link, frame: Frame) -> Verdict:
+    def _on_data(self, peer: PeerSession, frame: Frame) -> Verdict:
         stream, sequence = frame.stream, frame.data_sequence
-        verdict = link.incoming.on_events(stream, sequence, unpack_events(frame))
+        verdict = peer.incoming.on_events(stream, sequence, unpack_events(frame))
         if verdict is Verdict.BUSY:
-            link.counters.refused_frames += 1
-            link.busy.append((stream, sequence, BUSY_DELAY_S))
+            peer.counters.refused_frames += 1
+            peer.busy.append((stream, sequence, BUSY_DELAY_S))
         else:
-            link.acks.append((stream, sequence, link.incoming.credit))
+            peer.acks.append((stream, sequence, peer.incoming.inbox.credit))
         return verdict
 
-    def _take_answer(self, link: Link, frame: Frame, now: float) -> None:
-        answer = read_metadata(_answers, frame.metadata, "answer")
-        for stream, sequence, credit in answer.acks:
-            link.outgoing.on_ack(stream, sequence, credit)
-        for stream, sequence, delay_s in answer.busy:
-            link.outgoing.on_busy(stream, sequence, min(delay_s, 1.0), now)
+    def _on_acknowledgements(self, peer: PeerSession, frame: Frame, now: float) -> None:
+        received = read_metadata(
+            _acknowledgements_decoder, frame.metadata, "list of acknowledgements"
+        )
+        for stream, sequence, credit in received.acks:
+            peer.outgoing.on_ack(stream, sequence, credit)
+        for stream, sequence, delay_s in received.busy:
+            peer.outgoing.on_busy(stream, sequence, min(delay_s, 1.0), now)
 
-    def _data(self, link: Link, sending: Sending) -> Raw:
-        metadata, buffers, flags = pack_events(sending.events)
-        raw = frame_parts(
+    def _data(self, peer: PeerSession, batch: EventBatch) -> WireBytes:
+        metadata, buffers, flags = pack_events(batch.events)
+        raw = frame_pieces(
             Frame(
                 FrameType.DATA,
-                session=link.session.number,
+                session=peer.session.number,
                 incarnation=self.identity.incarnation,
-                stream=sending.stream,
-                sequence=link.next_number() if link.dialed else 0,
-                data_sequence=sending.sequence,
+                stream=batch.stream,
+                sequence=peer.next_number() if peer.dialed else 0,
+                data_sequence=batch.sequence,
                 metadata=metadata,
                 buffers=buffers,
                 flags=flags,
             ),
-            link.sign,
-            max_size=link.session.limits.max_frame_bytes,
+            peer.sign,
+            max_size=peer.session.limits.max_frame_bytes,
         )
-        link.counters.sent_frames += 1
-        link.counters.sent_bytes += len(raw)
-        link.counters.retried_frames += sending.again
+        peer.counters.sent_frames += 1
+        peer.counters.sent_bytes += len(raw)
+        peer.counters.retried_frames += batch.is_retry
         return raw if len(raw) >= _LARGE else bytes(raw)
 
     def _frame(
@@ -491,18 +519,21 @@ class Node:
         )
         return encode_frame(frame, sign, max_size=self.options.max_frame_bytes)
 
-    def _stranger_frame(self, kind: FrameType, content: bytes) -> bytes:
+    def _handshake_frame(self, kind: FrameType, content: bytes) -> bytes:
         return self._frame(kind, 0, None, 0, content)
 
-    def _refused(self, error: HandshakeRefused | AuthError) -> bytes:
-        self.refused += 1
-        return self._stranger_frame(FrameType.REFUSED, ListenerHandshake.refusal(error))
+    def _refuse(self, error: HandshakeRefused | AuthError) -> bytes:
+        self.n_refused += 1
+        return self._handshake_frame(FrameType.REFUSED, ListenerHandshake.refusal(error))
 
     @staticmethod
-    def _read_stranger(raw: bytes | memoryview, wanted: FrameType) -> Frame:
+    def _read_handshake(raw: bytes | memoryview, expected: FrameType) -> Frame:
         frame = decode_frame(raw)
         if frame.type is FrameType.REFUSED:
             raise DialerHandshake.on_refused(frame.metadata)
-        if frame.type is not wanted:
-            raise FrameError(f"{frame.type.name} came where {wanted.name} belongs")
+        if frame.type is not expected:
+            raise FrameError(
+                f"expected {expected.name}, got {frame.type.name}; check the address, and install "
+                "the same version of dmiddleware on all hosts"
+            )
         return frame

@@ -1,4 +1,4 @@
-"""One peer of a node: its session, and all that is under way in both directions."""
+"""One peer of a node: its session, its keys, and its streams in both directions."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from typing import Final
 import msgspec
 
 from dmiddleware.router.protocol.handshake import Session, hkdf
-from dmiddleware.router.protocol.incoming import Incoming
-from dmiddleware.router.protocol.limits import NodeOptions
-from dmiddleware.router.protocol.outgoing import Outgoing
-from dmiddleware.router.wire.envelope import FRAME_OVERHEAD, MAX_BATCH_BYTES, Answer
+from dmiddleware.router.protocol.options import NodeOptions
+from dmiddleware.router.protocol.streams import IncomingStreams, OutgoingStreams
+from dmiddleware.router.wire.envelope import FRAME_OVERHEAD, MAX_BATCH_BYTES, Acknowledgements
 from dmiddleware.router.wire.frame import FrameMac
 
-__all__ = ["Counters", "Link", "Parked", "Seen"]
+__all__ = ["ParkedPoll", "PeerCounters", "PeerSession", "ReplayWindow"]
 
 HOLD_BYTES: Final = 1 << 14
-"""While a frame is under way, fewer bytes of events wait for its answer."""
+"""While a frame is unacknowledged, fewer bytes of events than this are held back."""
 
-_BEHIND: Final = 4096
-"""Requests that come later than so many that were made after them are not taken."""
+_REPLAY_WINDOW: Final = 4096
+"""Requests that are this far behind the newest one are rejected."""
 
-_BEHIND_MASK: Final = (1 << _BEHIND) - 1
+_REPLAY_MASK: Final = (1 << _REPLAY_WINDOW) - 1
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(slots=True)
-class Counters:
-    """What went to and came from one peer."""
+class PeerCounters:
+    """Frames and bytes exchanged with one peer."""
 
     sent_frames: int = 0
     sent_bytes: int = 0
@@ -40,11 +39,11 @@ class Counters:
     refused_frames: int = 0
 
 
-class Seen:
-    """Numbers of requests that came, so that none is taken twice.
+class ReplayWindow:
+    """The request numbers of a session that have been seen, so that none is accepted twice.
 
-    Requests of one session come over two connections, and of one that is busy thousands may come
-    while the thread that has a heartbeat to send over the other waits for its turn.
+    The requests of one session arrive over two connections, and thousands may arrive over a busy
+    one while the thread that sends a heartbeat over the other waits for its turn.
     """
 
     __slots__ = ("_bits", "_highest")
@@ -54,25 +53,26 @@ class Seen:
         self._bits = 0
 
     def add(self, number: int) -> bool:
-        """Note a number; tell whether it is new (numbers far behind count as old)."""
+        """Add a number; return whether it is new. Numbers below the window count as seen."""
         if number > self._highest:
-            self._bits = (self._bits << min(number - self._highest, _BEHIND) | 1) & _BEHIND_MASK
+            shift = min(number - self._highest, _REPLAY_WINDOW)
+            self._bits = (self._bits << shift | 1) & _REPLAY_MASK
             self._highest = number
             return True
         behind = self._highest - number
-        if behind >= _BEHIND or self._bits >> behind & 1:
+        if behind >= _REPLAY_WINDOW or self._bits >> behind & 1:
             return False
         self._bits |= 1 << behind
         return True
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
-    """A poll that waits for something to send.
+class ParkedPoll:
+    """A poll that waits until there is something to send.
 
     Attributes:
         node_id: the dialer that polls.
-        session: in which it polls; a newer session ends the wait.
+        session: the session of the poll; a newer session ends the wait.
     """
 
     node_id: str
@@ -80,56 +80,75 @@ class Parked:
 
 
 @dataclass(slots=True)
-class Link:
-    """One peer: its session and all that is under way in both directions.
+class PeerSession:
+    """One peer: its current session, and the streams to and from it.
 
-    The session changes with each connection; what is under way outlives it.
+    The session changes with each connection; the streams outlive it.
+
+    Attributes:
+        node_id: the peer.
+        session: result of the latest handshake.
+        dialed: whether this node dialed.
+        outgoing: the streams to the peer.
+        incoming: the streams from the peer.
+        sign: signs frames to the peer; None without a key.
+        check: checks frames from the peer; None without a key.
+        patterns: events that the peer subscribes to, as globs.
+        has_announced: whether the peer has announced its subscriptions in this incarnation.
+        acks: ``(stream, sequence, credit)`` to send with the next frame.
+        busy: ``(stream, sequence, delay_s)`` to send with the next frame.
+        gone_since: when the peer left; None while it is connected.
+        forgotten: whether its waiting events were dropped.
+        goodbye_sent: whether this node has said goodbye.
+        n_requests: number of the latest request to the peer.
+        replay_window: numbers of the requests from the peer.
+        counters: frames and bytes.
     """
 
     node_id: str
     session: Session
     dialed: bool
-    outgoing: Outgoing
-    incoming: Incoming
+    outgoing: OutgoingStreams
+    incoming: IncomingStreams
     sign: FrameMac | None = None
     check: FrameMac | None = None
-    wants: tuple[str, ...] = ()
-    matches: dict[str, bool] = field(default_factory=dict)
+    patterns: tuple[str, ...] = ()
+    has_announced: bool = False
     acks: list[tuple[int, int, int]] = field(default_factory=list)
     busy: list[tuple[int, int, float]] = field(default_factory=list)
     gone_since: float | None = None
     forgotten: bool = False
-    told_wants: bool = False
-    told_goodbye: bool = False
-    requests: int = 0
-    seen: Seen = field(default_factory=Seen)
-    counters: Counters = field(default_factory=Counters)
+    goodbye_sent: bool = False
+    n_requests: int = 0
+    replay_window: ReplayWindow = field(default_factory=ReplayWindow)
+    counters: PeerCounters = field(default_factory=PeerCounters)
+    _matches: dict[str, bool] = field(default_factory=dict)
 
     @classmethod
-    def begin(
-        cls, session: Session, old: Link | None, options: NodeOptions, *, dialed: bool
-    ) -> Link:
-        """Begin with a process that was not there before.
+    def start(
+        cls, session: Session, old: PeerSession | None, options: NodeOptions, *, dialed: bool
+    ) -> PeerSession:
+        """Start with a process that has not been seen before.
 
         Args:
-            session: the first one with it.
-            old: its predecessor under the same node id; what waited for that is for this.
-            options: bounds and times of this node.
+            session: the first session with it.
+            old: its predecessor under the same node id, whose waiting events it receives.
+            options: limits and timeouts of this node.
             dialed: whether this node dialed.
         """
-        incoming = Incoming(
+        incoming = IncomingStreams(
             max_bytes=options.inbox_bytes, window=options.window, max_lossy=options.max_lossy
         )
         if old is not None:
             old.outgoing.on_new_peer()
-            link = cls(session.peer.node_id, session, dialed, old.outgoing, incoming)
-            # Until it says what it wants, so that nothing emitted meanwhile misses it.
-            link.wants = old.wants
-            return link
+            peer = cls(session.identity.node_id, session, dialed, old.outgoing, incoming)
+            # Until the peer announces its subscriptions, so that it misses nothing emitted before.
+            peer.patterns = old.patterns
+            return peer
         batch_bytes = min(
             options.batch_bytes, session.limits.max_frame_bytes - FRAME_OVERHEAD, MAX_BATCH_BYTES
         )
-        outgoing = Outgoing(
+        outgoing = OutgoingStreams(
             max_bytes=options.outbox_bytes,
             window=min(options.window, session.limits.window),
             batch_bytes=batch_bytes,
@@ -137,30 +156,35 @@ class Link:
             retry_s=options.retry_s,
             max_lossy=options.max_lossy,
         )
-        return cls(session.peer.node_id, session, dialed, outgoing, incoming)
+        return cls(session.identity.node_id, session, dialed, outgoing, incoming)
 
-    def is_wanted(self, event: str) -> bool:
-        """Whether the peer subscribed to an event."""
-        wanted = self.matches.get(event)
-        if wanted is None:
-            wanted = any(fnmatch.fnmatchcase(event, pattern) for pattern in self.wants)
-            self.matches[event] = wanted
-        return wanted
+    def subscribes_to(self, event: str) -> bool:
+        """Return whether the peer subscribes to an event."""
+        matches = self._matches.get(event)
+        if matches is None:
+            matches = any(fnmatch.fnmatchcase(event, pattern) for pattern in self.patterns)
+            self._matches[event] = matches
+        return matches
+
+    def set_patterns(self, patterns: tuple[str, ...]) -> None:
+        """Store the subscriptions that the peer has announced."""
+        self.patterns, self.has_announced = patterns, True
+        self._matches.clear()
 
     def next_number(self) -> int:
         """Return the number of the next request in this session."""
-        self.requests += 1
-        return self.requests
+        self.n_requests += 1
+        return self.n_requests
 
-    def take_answers(self) -> bytes:
-        """Return, encoded, what became of the data that came since last asked."""
-        answer = _encode(Answer(tuple(self.acks), tuple(self.busy)))
+    def take_acknowledgements(self) -> bytes:
+        """Return, encoded, the acknowledgements collected since the last call."""
+        acknowledgements = _encode(Acknowledgements(tuple(self.acks), tuple(self.busy)))
         self.acks.clear()
         self.busy.clear()
-        return answer
+        return acknowledgements
 
     def use_keys(self, session: Session, *, dialed: bool, cover_body: bool) -> None:
-        """Sign and check with a session's keys: one a direction, so that no frame can go back."""
+        """Derive one key per direction from a session, so that no frame can be sent back."""
         self.sign = self.check = None
         if session.key is None:
             return

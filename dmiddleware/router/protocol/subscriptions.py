@@ -1,4 +1,4 @@
-"""Who wants which event: what peers have said of it, and what this node says to them."""
+"""Subscriptions: which peer receives which events, and what this node subscribes to."""
 
 from __future__ import annotations
 
@@ -7,145 +7,153 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from dmiddleware.errors import FrameTooLarge
-from dmiddleware.router.protocol.limits import NodeOptions
-from dmiddleware.router.protocol.session import Link
-from dmiddleware.router.wire.envelope import FRAME_OVERHEAD, WANTS_EVENT, EncodedEvent
+from dmiddleware.router.protocol.options import NodeOptions
+from dmiddleware.router.protocol.session import PeerSession
+from dmiddleware.router.wire.envelope import FRAME_OVERHEAD, SUBSCRIPTIONS_EVENT, EncodedEvent
 from dmiddleware.router.wire.frame import MAX_BUFFERS, read_metadata
 
-__all__ = ["Audience"]
+__all__ = ["Subscriptions"]
 
 _encode = msgspec.msgpack.Encoder().encode
-_wants = msgspec.msgpack.Decoder(tuple[bool, tuple[str, ...]])
+_announcement_decoder = msgspec.msgpack.Decoder(tuple[bool, tuple[str, ...]])
 
 
-class Audience:
-    """What this node and its peers want of each other.
+class Subscriptions:
+    """The subscriptions of this node and of its peers.
 
     Args:
         node_id: this node.
-        links: the peers; :meth:`on_links_changed` is called when they change.
-        options: bounds.
+        peers: the peers; call :meth:`on_peers_changed` when they change.
+        options: limits of this node.
 
     Attributes:
-        ready: the peers that have said all that they want at the start.
-        n_told: how often a peer has said what it wants.
+        ready: the peers that have announced all their initial subscriptions.
+        n_announcements: how many announcements have arrived.
     """
 
-    def __init__(self, node_id: str, links: Mapping[str, Link], options: NodeOptions) -> None:
+    def __init__(
+        self, node_id: str, peers: Mapping[str, PeerSession], options: NodeOptions
+    ) -> None:
         self.ready: set[str] = set()
-        self.n_told = 0
+        self.n_announcements = 0
         self._node_id = node_id
-        self._links = links
+        self._peers = peers
         self._options = options
-        self._wants: tuple[str, ...] = ()
+        self._own: tuple[str, ...] = ()
         self._is_ready = False
-        self._newest: dict[str, EncodedEvent] = {}
-        # Both are worked out anew when links, or what they want, have changed.
-        self._targets: dict[str, tuple[str, ...]] = {}
-        self._least_bound = 0
+        self._latest: dict[str, EncodedEvent] = {}
+        # Both are cached until the peers or their subscriptions change.
+        self._subscribers: dict[str, tuple[str, ...]] = {}
+        self._smallest_limit = 0
 
-    # What this node wants ---------------------------------------------------------------------
+    # This node's subscriptions ----------------------------------------------------------------
 
-    def want(self, patterns: Iterable[str]) -> None:
-        """State which events (globs allowed) this node takes; peers are told."""
-        wants = tuple(sorted(set(patterns)))
-        if wants != self._wants:
-            self._wants = wants
-            for link in self._links.values():
-                self.tell(link)
+    def subscribe(self, patterns: Iterable[str]) -> None:
+        """Set the events (globs allowed) that this node receives, and announce them."""
+        own = tuple(sorted(set(patterns)))
+        if own != self._own:
+            self._own = own
+            self._announce()
 
-    def get_ready(self) -> None:
-        """Tell the peers that all that this node wants at the start has been said."""
+    def announce_ready(self) -> None:
+        """Announce that all initial subscriptions of this node have been made."""
         if not self._is_ready:
             self._is_ready = True
-            for link in self._links.values():
-                self.tell(link)
+            self._announce()
 
-    def tell(self, link: Link) -> None:
-        """Tell a peer what this node wants; one that is forgotten is told when it is back."""
-        if link.forgotten:
+    def announce_to(self, peer: PeerSession) -> None:
+        """Announce this node's subscriptions to a peer; a forgotten one gets them on return."""
+        if peer.forgotten:
             return
-        skeleton = _encode((self._is_ready, self._wants))
-        link.outgoing.push(EncodedEvent(WANTS_EVENT, skeleton, (), len(skeleton)))
+        skeleton = _encode((self._is_ready, self._own))
+        # Peers never wait for each other's announcements, however full the outbox is.
+        peer.outgoing.outbox.push(EncodedEvent(SUBSCRIPTIONS_EVENT, skeleton, (), len(skeleton)))
 
-    # What peers want --------------------------------------------------------------------------
+    def _announce(self) -> None:
+        for peer in self._peers.values():
+            self.announce_to(peer)
 
-    def targets(self, event: str) -> tuple[str, ...]:
-        """Return the peers that take an event, those included that may come back."""
-        found = self._targets.get(event)
+    # The peers' subscriptions -----------------------------------------------------------------
+
+    def subscribers(self, event: str) -> tuple[str, ...]:
+        """Return the peers that receive an event, disconnected ones that may return included."""
+        found = self._subscribers.get(event)
         if found is None:
-            found = self._targets[event] = tuple(
-                link.node_id
-                for link in self._links.values()
-                if not link.forgotten and link.is_wanted(event)
+            found = self._subscribers[event] = tuple(
+                peer.node_id
+                for peer in self._peers.values()
+                if not peer.forgotten and peer.subscribes_to(event)
             )
         return found
 
     def check_size(self, event: EncodedEvent, targets: Iterable[str]) -> None:
-        """Make sure that this node and the targets take an event as large as this.
+        """Check that this node and the targets accept an event of this size.
 
         Raises:
-            FrameTooLarge: if one does not; it names it.
+            FrameTooLarge: if one of them does not; the error names it.
         """
-        if event.size <= self._least_bound and len(event.buffers) < MAX_BUFFERS:
+        if event.size <= self._smallest_limit and len(event.buffers) < MAX_BUFFERS:
             return
-        bound, who = self._options.max_frame_bytes, ""
+        limit, strictest = self._options.max_frame_bytes, ""
         for node_id in targets:
-            link = self._links.get(node_id)
-            if link is not None and link.session.limits.max_frame_bytes < bound:
-                bound, who = link.session.limits.max_frame_bytes, node_id
-        if event.size > bound - FRAME_OVERHEAD:
-            name = f"node {who}" if who else f"this node ({self._node_id})"
+            peer = self._peers.get(node_id)
+            if peer is not None and peer.session.limits.max_frame_bytes < limit:
+                limit, strictest = peer.session.limits.max_frame_bytes, node_id
+        if event.size > limit - FRAME_OVERHEAD:
+            name = f"node {strictest}" if strictest else f"this node ({self._node_id})"
             raise FrameTooLarge(
-                f"the event {event.event!r} has {event.size} bytes, and {name} takes at most "
-                f"{bound - FRAME_OVERHEAD}; send it in parts, or raise max_frame_bytes on all nodes"
+                f"the event {event.event!r} has {event.size} bytes, but {name} accepts at most "
+                f"{limit - FRAME_OVERHEAD}; send it in smaller parts, or raise max_frame_bytes on "
+                "all nodes"
             )
         if len(event.buffers) >= MAX_BUFFERS:
             raise FrameTooLarge(
-                f"the event {event.event!r} has {len(event.buffers)} arrays, at most "
-                f"{MAX_BUFFERS - 1} can be sent; join them into fewer, or send it in parts"
+                f"the event {event.event!r} has {len(event.buffers)} arrays, but at most "
+                f"{MAX_BUFFERS - 1} fit into a frame; join them into fewer arrays, or send it in "
+                "smaller parts"
             )
 
     def put_latest(self, event: EncodedEvent) -> None:
-        """Send an event that makes earlier ones of its name worthless; newcomers get it too."""
-        self._newest[event.event] = event
-        for node_id in self.targets(event.event):
-            self._links[node_id].outgoing.put_latest(event)
+        """Send an event that supersedes earlier ones of its name, and keep it for newcomers."""
+        self._latest[event.event] = event
+        for node_id in self.subscribers(event.event):
+            self._peers[node_id].outgoing.put_latest(event)
 
-    def hear(self, link: Link, event: EncodedEvent) -> None:
-        """Take what a peer says that it wants.
+    def on_announcement(self, peer: PeerSession, event: EncodedEvent) -> None:
+        """Process the subscriptions that a peer announces.
 
         Raises:
-            FrameError: if it says nothing that can be read.
+            FrameError: if the announcement cannot be decoded.
         """
-        ready, wants = read_metadata(_wants, event.skeleton, "list of events")
-        had = {name for name in self._newest if link.told_wants and link.is_wanted(name)}
-        link.wants, link.told_wants = wants, True
-        self.n_told += 1
-        link.matches.clear()
-        self.on_links_changed()
+        ready, patterns = read_metadata(
+            _announcement_decoder, event.skeleton, "announcement of subscriptions"
+        )
+        had = {name for name in self._latest if peer.has_announced and peer.subscribes_to(name)}
+        peer.set_patterns(patterns)
+        self.n_announcements += 1
+        self.on_peers_changed()
         if ready:
-            # For good: a peer may have done its work and gone before this node looks.
-            self.ready.add(link.node_id)
-        self._send_newest(link, had)
+            # Permanent: a peer may have done its work and left before this node checks.
+            self.ready.add(peer.node_id)
+        self._send_latest(peer, had)
 
-    def remember(self, link: Link) -> None:
-        """Count on a peer again that was forgotten, and tell it anew what was dropped meanwhile."""
-        link.forgotten = False
-        self.on_links_changed()
-        self.tell(link)
-        self._send_newest(link, ())
+    def readmit(self, peer: PeerSession) -> None:
+        """Send to a forgotten peer again, starting with what it missed."""
+        peer.forgotten = False
+        self.on_peers_changed()
+        self.announce_to(peer)
+        self._send_latest(peer, ())
 
-    def on_links_changed(self) -> None:
-        """Take note that there are other peers, or that they have other bounds."""
-        self._targets.clear()
-        bounds = [link.session.limits.max_frame_bytes for link in self._links.values()]
-        self._least_bound = min([self._options.max_frame_bytes, *bounds]) - FRAME_OVERHEAD
+    def on_peers_changed(self) -> None:
+        """Drop the caches, because the peers, their subscriptions or their limits changed."""
+        self._subscribers.clear()
+        limits = [peer.session.limits.max_frame_bytes for peer in self._peers.values()]
+        self._smallest_limit = min([self._options.max_frame_bytes, *limits]) - FRAME_OVERHEAD
 
-    def _send_newest(self, link: Link, had: Iterable[str]) -> None:
-        for name, newest in self._newest.items():
-            if name not in had and link.is_wanted(name):
-                if newest.size + FRAME_OVERHEAD <= link.session.limits.max_frame_bytes:
-                    link.outgoing.put_latest(newest)
+    def _send_latest(self, peer: PeerSession, had: Iterable[str]) -> None:
+        for name, event in self._latest.items():
+            if name not in had and peer.subscribes_to(name):
+                if event.size + FRAME_OVERHEAD <= peer.session.limits.max_frame_bytes:
+                    peer.outgoing.put_latest(event)
                 else:
-                    link.outgoing.counters.dropped += 1
+                    peer.outgoing.counters.dropped += 1

@@ -1,27 +1,35 @@
-"""Who listens where, and who dials whom."""
+"""Topologies and addresses: where each node listens, and which nodes it dials."""
 
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 from dmiddleware.errors import TopologyError
 from dmiddleware.registry import nearest
-from dmiddleware.router.transport.redis_address import RedisAddress
 
-__all__ = ["NodePlan", "Protocol", "TopologyName", "plan", "is_loopback", "check_address"]
+__all__ = [
+    "NodePlan",
+    "Protocol",
+    "RedisAddress",
+    "TopologyName",
+    "check_address",
+    "is_loopback",
+    "plan",
+]
 
 TopologyName = Literal["mesh", "star", "alone"]
 Protocol = Literal["ipc", "tcp", "tls+tcp", "redis"]
 
 _MEMORY = "memory://"
-"""What addresses begin with that lead nowhere out of their process."""
+"""The scheme of addresses within one process."""
 
 MAX_IPC_PATH = 107
-"""Bytes of a Unix socket's path (``sockaddr_un`` on Linux)."""
+"""The longest path of a Unix socket in bytes (``sockaddr_un`` on Linux)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +37,10 @@ class NodePlan:
     """One node's part in the network.
 
     Attributes:
-        index: the node's place, from 0.
-        node_id: its name.
-        listen: the address to listen on; empty: it only dials.
-        dial: addresses to dial.
+        index: the node's index, from 0.
+        node_id: the node's id.
+        listen: the address to listen on; empty: the node only dials.
+        dial: the addresses to dial.
     """
 
     index: int
@@ -52,33 +60,35 @@ def plan(
     attach_to: Sequence[str] = (),
     redis: str = "",
 ) -> list[NodePlan]:
-    """Lay out the network of nodes that are started together.
+    """Plan the network of nodes that are started together.
 
-    ``mesh``: each node listens, and dials those before it. ``star``: the first listens, the others
-    dial it. ``alone``: nobody listens; nodes reach others through ``attach_to`` only.
+    ``mesh``: each node listens and dials the nodes before it. ``star``: the first node listens and
+    the others dial it. ``alone``: no node listens; they reach others through ``attach_to`` only.
 
     Args:
-        topology: the form.
-        node_ids: one name a node, all different.
+        topology: the topology.
+        node_ids: the ids of the nodes, all different.
         protocol: ``ipc`` on one host, ``tcp`` or ``tls+tcp`` across hosts, ``redis`` through a
-            server that all can reach.
+            server that all nodes can reach.
         run_dir: folder for the sockets of ``ipc``.
-        address: the host's address, for tcp.
-        ports: for tcp, one a listening node; fewer: counted on from the last one.
+        address: the host's address, for ``tcp`` and ``tls+tcp``.
+        ports: for ``tcp`` and ``tls+tcp``, the ports of the listening nodes; if there are fewer,
+            the numbers after the last one are used.
         attach_to: addresses of nodes that were started elsewhere; every node dials them.
-        redis: for redis, what addresses begin with; a node's is followed by ``/`` and its id.
+        redis: for ``redis``, the common prefix of all addresses, to which ``/`` and the node id are
+            added.
 
     Raises:
-        TopologyError: if the arguments cannot work together.
+        TopologyError: if the arguments do not fit together.
     """
     if topology not in get_args(TopologyName):
         near = nearest(topology, get_args(TopologyName), n=1)
         raise TopologyError(
-            f"no topology is called {topology!r}; "
-            + (f"did you mean {near[0]}?" if near else "known are: mesh, star, alone")
+            f"unknown topology {topology!r}; "
+            + (f"did you mean {near[0]}?" if near else "use mesh, star or alone")
         )
     if not node_ids or len(set(node_ids)) != len(node_ids):
-        raise TopologyError(f"each node needs an id of its own, got {list(node_ids)}")
+        raise TopologyError(f"each node needs a unique id, got {list(node_ids)}")
     for other in attach_to:
         check_address(other)
     n_listening = {"mesh": len(node_ids), "star": 1, "alone": 0}[topology]
@@ -101,22 +111,22 @@ def plan(
 
 
 def check_address(address: str, *, any_port: bool = False) -> None:
-    """Refuse an address that no transport understands.
+    """Check that an address is valid.
 
     Args:
-        address: what to look at.
-        any_port: whether port 0 is allowed, which means one that is free.
+        address: the address.
+        any_port: whether port 0, which stands for a free port, is allowed.
 
     Raises:
-        TopologyError: with what is wrong.
+        TopologyError: if it is not valid.
     """
     if address.startswith(_MEMORY) and address != _MEMORY:
         return
     scheme, separator, rest = address.partition("://")
     if not separator or scheme not in get_args(Protocol) or not rest:
         raise TopologyError(
-            f"{address!r} is no address; write ipc:///path, tcp://host:port, tls+tcp://host:port "
-            "or redis://host:port/db/name"
+            f"{address!r} is not a valid address; write ipc:///path, tcp://host:port, "
+            "tls+tcp://host:port or redis://host:port/db/name"
         )
     if scheme == "redis":
         RedisAddress.parse(address)
@@ -124,17 +134,19 @@ def check_address(address: str, *, any_port: bool = False) -> None:
     if scheme == "ipc":
         if len(rest.encode()) > MAX_IPC_PATH:
             raise TopologyError(
-                f"the socket path {rest} has {len(rest.encode())} bytes, the system allows "
+                f"the socket path {rest} has {len(rest.encode())} bytes, but the system allows "
                 f"{MAX_IPC_PATH}; use a shorter run folder, for example under /tmp"
             )
         return
     host, separator, port = rest.rpartition(":")
     if not host or not port.isdecimal() or not (not any_port) <= int(port) < 65536:
-        raise TopologyError(f"{address!r} needs a host and a port from 1 to 65535, as in host:5555")
+        raise TopologyError(
+            f"{address!r} needs a host and a port from 1 to 65535, as in tcp://host:5555"
+        )
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether only this host can reach an address."""
+    """Return whether an address can be reached from this host only."""
     if address.startswith(_MEMORY):
         return True
     scheme, _, rest = address.partition("://")
@@ -161,7 +173,7 @@ def _addresses(
 ) -> list[str]:
     if protocol == "ipc":
         if run_dir is None and node_ids:
-            raise TopologyError("ipc needs a folder for its sockets; give run_dir")
+            raise TopologyError("ipc needs a folder for its sockets; pass run_dir")
         found = [f"ipc://{run_dir}/{index}.sock" for index, _ in enumerate(node_ids)]
     else:
         found = [f"{protocol}://{address}:{port}" for port in _ports(len(node_ids), ports)]
@@ -172,11 +184,56 @@ def _addresses(
 
 def _ports(count: int, ports: Sequence[int]) -> list[int]:
     if count and not ports:
-        raise TopologyError("tcp needs the ports to listen on; give at least the first one")
+        raise TopologyError("tcp needs ports to listen on; pass at least the first one")
     if len(ports) > count:
-        raise TopologyError(f"{len(ports)} ports were given for {count} listening node(s)")
+        raise TopologyError(
+            f"got {len(ports)} ports for {count} listening node(s); pass at most one per node"
+        )
     following = [ports[-1] + 1 + offset for offset in range(count - len(ports))] if count else []
     found = [*ports, *following]
     if len(set(found)) != len(found):
-        raise TopologyError(f"each listening node needs a port of its own, got {found}")
+        raise TopologyError(f"each listening node needs a different port, got {found}")
     return found
+
+
+_FORM = re.compile(
+    r"redis://(?P<host>\[[^\]/]+\]|[^:/@\[]+):(?P<port>\d+)/(?P<db>\d+)/(?P<name>\S+)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    """The address of a node that is reached through a redis server.
+
+    Attributes:
+        host: host of the redis server.
+        port: port of the redis server.
+        db: number of its database.
+        name: name of the node in this database.
+    """
+
+    host: str
+    port: int
+    db: int
+    name: str
+
+    @classmethod
+    def parse(cls, address: str) -> Self:
+        """Parse ``redis://host:port/db/name``.
+
+        Raises:
+            TopologyError: if it is not such an address.
+        """
+        matched = _FORM.fullmatch(address)
+        if matched is None or not 0 < int(matched["port"]) < 65536:
+            raise TopologyError(
+                f"{address!r} is not a valid redis address; write redis://host:port/db/name, "
+                "as in redis://127.0.0.1:6379/0/run/0 (pass a password in DITASK_REDIS_PASSWORD)"
+            )
+        return cls(
+            matched["host"].strip("[]"), int(matched["port"]), int(matched["db"]), matched["name"]
+        )
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"redis://{host}:{self.port}/{self.db}/{self.name}"

@@ -1,1 +1,1 @@
-"""The router's threads: they move bytes between the protocol and a transport."""
+"""The router's runtime: the threads, locks and timeouts around the protocol."""

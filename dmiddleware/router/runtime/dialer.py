@@ -1,4 +1,4 @@
-"""The dialing side of a router: it connects, shakes hands, keeps in touch, and begins again."""
+"""Dialing: connects to a peer, performs the handshake, sends heartbeats, and reconnects."""
 
 from __future__ import annotations
 
@@ -16,48 +16,50 @@ from dmiddleware.errors import (
     TransportError,
 )
 from dmiddleware.pipeline import Running
-from dmiddleware.router.core import Core
-from dmiddleware.router.protocol.outgoing import Sending
-from dmiddleware.router.protocol.session import Link
-from dmiddleware.router.runtime.sender import Move
+from dmiddleware.router.protocol.session import PeerSession
+from dmiddleware.router.protocol.streams import EventBatch
+from dmiddleware.router.runtime.engine import Engine
+from dmiddleware.router.runtime.sender import SendAction
 from dmiddleware.router.transport import Channel
-from dmiddleware.router.wire.byte_pieces import Raw
+from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.frame import FrameType
 
-__all__ = ["Dialer"]
+__all__ = ["Dialer", "REPLY_TIMEOUT_S"]
 
 _logger = logging.getLogger(__name__)
 
-_UNDER_WAY: Final = 3
-"""So many frames with events are sent before the answer to the first of them."""
+_MAX_PENDING: Final = 3
+"""How many frames with events may be sent before the first reply."""
 
-_POLLS: Final = 2
-_CONNECT_S: Final = 1.0
-_ANSWER_S: Final = 3.0
+_N_POLLS: Final = 2
+_CONNECT_TIMEOUT_S: Final = 1.0
+REPLY_TIMEOUT_S: Final = 3.0
+"""How long a request may take before its connection counts as broken."""
+
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
 _FATAL: Final = frozenset({"version", "run", "key", "node_id_taken", "replaced"})
 
 
 class Dialer:
-    """Keeps one peer dialed, from a thread of its own.
+    """Keeps a connection to one peer, from a thread of its own.
 
     Args:
-        core: whose node talks.
-        address: of the peer, which may come late, go, and come back.
+        engine: drives this node.
+        address: the peer's address; the peer may start late, stop, and come back.
     """
 
-    def __init__(self, core: Core, address: str) -> None:
-        self._core = core
+    def __init__(self, engine: Engine, address: str) -> None:
+        self._engine = engine
         self._address = address
-        self._changed = threading.Condition(core.lock)
+        self._changed = threading.Condition(engine.lock)
         self._closing = False
         self._thread: Running | None = None
 
     @property
-    def core(self) -> Core:
-        """Whose node talks."""
-        return self._core
+    def engine(self) -> Engine:
+        """The engine of this node."""
+        return self._engine
 
     @property
     def address(self) -> str:
@@ -66,64 +68,64 @@ class Dialer:
 
     @property
     def changed(self) -> threading.Condition:
-        """Notified when the dialer closes or its connection breaks; of the router's lock."""
+        """Notified when the dialer closes or its connection breaks; uses the router's lock."""
         return self._changed
 
     @property
     def closing(self) -> bool:
-        """Whether the dialer was told to end."""
+        """Whether the dialer has been stopped."""
         return self._closing
 
     def start(self) -> None:
-        """Begin to dial."""
-        self._thread = self._core.clock.spawn(self._run, name=f"router-dial-{self._address}")
+        """Start dialing."""
+        self._thread = self._engine.clock.spawn(self._run, name=f"router-dial-{self._address}")
 
     def stop(self) -> None:
-        """Begin to say goodbye and to end, without waiting for it."""
+        """Say goodbye and end, without waiting for either."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Say goodbye and end; on the dialer's own thread, without waiting for that."""
+        """Say goodbye, end, and wait for it, unless called from the dialer's own thread."""
         self.stop()
         if self._thread is not None and not self._thread.is_current():
-            self._thread.join(2 * _ANSWER_S)
+            self._thread.join(2 * REPLY_TIMEOUT_S)
 
     def _run(self) -> None:
         pause_s = _FIRST_PAUSE_S
         while not self._closing:
             try:
-                _Session(self).run()
+                _Connection(self).run()
                 pause_s = _FIRST_PAUSE_S
             except HandshakeRefused as error:
                 if error.code in _FATAL:
-                    self._core.fail(error)
+                    self._engine.fail(error)
                     return
-                _logger.info("%s: %s", self._address, error)
+                _logger.info("%s refused the connection, retrying: %s", self._address, error)
             except AuthError as error:
-                self._core.fail(error)
+                self._engine.fail(error)
                 return
             except RouterError as error:
                 _logger.debug("%s: %s", self._address, error)
             except Exception as error:
-                # Nobody else would dial this peer again.
-                self._core.fail(RouterError(f"dialing {self._address} failed within: {error!r}"))
+                # Nothing else would dial this peer again.
+                self._engine.fail(_internal_error(f"dialing {self._address}", error))
                 raise
             with self._changed:
-                self._core.clock.wait_for(self._changed, lambda: self._closing, pause_s)
+                self._engine.clock.wait_for(self._changed, lambda: self._closing, pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-class _Session:
+class _Connection:
     """One connection, from the handshake until it breaks or the dialer closes.
 
-    It has two channels, so that bulk does not hold up the heartbeats.
+    It uses two channels, so that bulk data does not delay the heartbeats.
     """
 
     def __init__(self, dialer: Dialer) -> None:
         self._dialer = dialer
-        self._core = dialer.core
+        self._engine = dialer.engine
         self._address = dialer.address
         self._broken = False
         self._reason = "the connection broke"
@@ -131,28 +133,28 @@ class _Session:
     def run(self) -> None:
         with contextlib.ExitStack() as stack:
             control = self._connect(stack)
-            link = self._shake_hands(control)
+            peer = self._handshake(control)
             try:
-                _Exchange(self, link, self._connect(stack)).start()
-                self._keep_in_touch(control, link)
+                _EventExchange(self, peer, self._connect(stack)).start()
+                self._send_heartbeats(control, peer)
             except AuthError as error:
-                # The peer has shown that it has the key: this frame was damaged on its way.
-                self.break_off(str(error))
+                # The peer has proved that it has the key, so this frame was damaged on the way.
+                self.mark_broken(str(error))
             finally:
-                self._end(stack, link)
+                self._end(stack, peer)
 
     @property
-    def core(self) -> Core:
-        """Whose node talks."""
-        return self._core
+    def engine(self) -> Engine:
+        """The engine of this node."""
+        return self._engine
 
     @property
     def broken(self) -> bool:
-        """Whether it is over."""
+        """Whether the connection is over."""
         return self._broken
 
-    def break_off(self, reason: str) -> None:
-        """End it; only the first reason counts."""
+    def mark_broken(self, reason: str) -> None:
+        """End the connection; only the first reason counts."""
         with self._dialer.changed:
             if not self._broken:
                 self._reason = reason
@@ -160,143 +162,150 @@ class _Session:
                 self._dialer.changed.notify_all()
 
     def fail(self, error: Exception) -> None:
-        """Take note of a defect: without this connection nothing would go out."""
-        self._core.fail(RouterError(f"the connection to {self._address} failed within: {error!r}"))
+        """Stop this node because of a defect, since nothing would be sent any more."""
+        self._engine.fail(_internal_error(f"the connection to {self._address}", error))
 
     def _connect(self, stack: contextlib.ExitStack) -> Channel:
-        channel = self._core.transport.dial(
+        channel = self._engine.transport.dial(
             self._address,
-            connect_s=_CONNECT_S,
-            answer_s=_ANSWER_S,
-            max_frame_bytes=self._core.node.options.max_frame_bytes,
+            connect_timeout_s=_CONNECT_TIMEOUT_S,
+            reply_timeout_s=REPLY_TIMEOUT_S,
+            max_frame_bytes=self._engine.node.options.max_frame_bytes,
         )
         stack.callback(channel.close)
         return channel
 
-    def _shake_hands(self, channel: Channel) -> Link:
-        core, node = self._core, self._core.node
-        with core.lock:
+    def _handshake(self, channel: Channel) -> PeerSession:
+        engine, node = self._engine, self._engine.node
+        with engine.lock:
             handshake, hello = node.hello()
         challenge = channel.request(hello)
-        with core.lock:
+        with engine.lock:
             auth = node.on_challenge(handshake, challenge)
         welcome = channel.request(auth)
-        with core.lock:
-            link = node.on_welcome(
+        with engine.lock:
+            peer = node.on_welcome(
                 handshake,
                 welcome,
-                core.clock.now(),
-                cover_body=core.transport.covers_body(self._address),
+                engine.clock.now(),
+                cover_body=engine.transport.covers_body(self._address),
             )
-            moves = core.after_input(link.node_id)
-        core.pass_on(moves)
-        return link
+            sends = engine.update(peer.node_id)
+        engine.deliver_and_send(sends)
+        return peer
 
-    def _keep_in_touch(self, channel: Channel, link: Link) -> None:
-        core = self._core
+    def _send_heartbeats(self, channel: Channel, peer: PeerSession) -> None:
+        engine = self._engine
         while not self._broken:
-            self._ask(channel, link, FrameType.HEARTBEAT)
+            self._request(channel, peer, FrameType.HEARTBEAT)
             if self._dialer.closing:
-                self._ask(channel, link, FrameType.BYE)
+                self._request(channel, peer, FrameType.BYE)
                 return
             with self._dialer.changed:
-                core.clock.wait_for(
+                engine.clock.wait_for(
                     self._dialer.changed,
                     lambda: self._broken or self._dialer.closing,
-                    core.node.options.heartbeat_s,
+                    engine.node.options.heartbeat_s,
                 )
 
-    def _ask(self, channel: Channel, link: Link, kind: FrameType) -> None:
-        core, node = self._core, self._core.node
-        with core.lock:
-            raw = node.request(link, kind)
-        answer = channel.request(raw)
-        with core.lock:
-            node.on_answer(link, answer, core.clock.now())
+    def _request(self, channel: Channel, peer: PeerSession, kind: FrameType) -> None:
+        engine, node = self._engine, self._engine.node
+        with engine.lock:
+            raw = node.request(peer, kind)
+        reply = channel.request(raw)
+        with engine.lock:
+            node.on_reply(peer, reply, engine.clock.now())
 
-    def _end(self, stack: contextlib.ExitStack, link: Link) -> None:
-        core = self._core
-        with core.lock:
+    def _end(self, stack: contextlib.ExitStack, peer: PeerSession) -> None:
+        engine = self._engine
+        with engine.lock:
             self._broken = True
-            core.pump.disconnect(link.node_id)
+            engine.sender.disconnect(peer.node_id)
         stack.close()
-        with core.lock:
-            if core.node.links.get(link.node_id) is link and link.dialed:
-                core.node.on_lost(link.node_id, self._reason, core.clock.now())
-            moves = core.after_input(link.node_id)
-        core.pass_on(moves)
+        with engine.lock:
+            if engine.node.peers.get(peer.node_id) is peer and peer.dialed:
+                engine.node.on_connection_lost(peer.node_id, self._reason, engine.clock.now())
+            sends = engine.update(peer.node_id)
+        engine.deliver_and_send(sends)
 
 
-class _Exchange:
-    """The events of a session: those to the peer, and polls for those from it.
+class _EventExchange:
+    """The events of a connection: frames to the peer, and polls for frames from it.
 
-    What it does, it does on the threads of emitters and of the channels; it has none of its own.
+    It runs on the threads of emitters and of the channel, and has none of its own.
     """
 
-    def __init__(self, session: _Session, link: Link, channel: Channel) -> None:
-        self._session = session
-        self._core = session.core
-        self._link = link
+    def __init__(self, connection: _Connection, peer: PeerSession, channel: Channel) -> None:
+        self._connection = connection
+        self._engine = connection.engine
+        self._peer = peer
         self._channel = channel
-        self._under_way = 0
+        self._n_pending = 0
 
     def start(self) -> None:
-        """Begin to send and to poll."""
-        core = self._core
-        with core.lock:
-            core.pump.connect(self)
-            moves = core.after_input(self._link.node_id)
-            polls = [self._poll() for _ in range(_POLLS)]
-        core.pass_on([*polls, *moves])
+        """Start sending and polling."""
+        engine = self._engine
+        with engine.lock:
+            engine.sender.connect(self)
+            sends = engine.update(self._peer.node_id)
+            polls = [self._poll() for _ in range(_N_POLLS)]
+        engine.deliver_and_send([*polls, *sends])
 
     @property
-    def link(self) -> Link:
-        """The peer."""
-        return self._link
+    def peer(self) -> PeerSession:
+        """The listener."""
+        return self._peer
 
     @property
     def has_room(self) -> bool:
-        """Whether one more frame may be under way."""
-        return self._under_way < _UNDER_WAY
+        """Whether one more frame may be sent now."""
+        return self._n_pending < _MAX_PENDING
 
     def reserve(self) -> None:
-        """Take note that a frame will be sent; called with the router's lock held."""
-        self._under_way += 1
+        """Count a frame that is about to be sent; called with the router's lock held."""
+        self._n_pending += 1
 
-    def send(self, sending: Sending, raw: Raw) -> None:
-        """Send a frame with events, without waiting."""
-        self._channel.send(raw, partial(self._on_answer, sending))
+    def send(self, batch: EventBatch, raw: WireBytes) -> None:
+        """Send a frame with events, without blocking."""
+        self._channel.send(raw, partial(self._on_reply, batch))
 
-    def _poll(self) -> Move:
+    def _poll(self) -> SendAction:
         """Make a poll; called with the router's lock held."""
-        raw = self._core.node.request(self._link, FrameType.POLL)
-        return partial(self._channel.send, raw, partial(self._on_answer, None))
+        raw = self._engine.node.request(self._peer, FrameType.POLL)
+        return partial(self._channel.send, raw, partial(self._on_reply, None))
 
-    def _on_answer(self, sending: Sending | None, answer: memoryview | TransportError) -> None:
-        """Take what became of a frame with events, or of a poll."""
+    def _on_reply(self, batch: EventBatch | None, reply: memoryview | TransportError) -> None:
+        """Process the outcome of a frame with events, or of a poll."""
         try:
-            self._take(sending, answer)
+            self._process(batch, reply)
         except (TransportError, HandshakeRefused, AuthError, FrameError) as error:
-            self._session.break_off(str(error))
+            self._connection.mark_broken(str(error))
         except Exception as error:
-            self._session.fail(error)
+            self._connection.fail(error)
             raise
 
-    def _take(self, sending: Sending | None, answer: memoryview | TransportError) -> None:
-        core, node, link = self._core, self._core.node, self._link
-        with core.lock:
-            now = core.clock.now()
-            self._under_way -= sending is not None
-            if isinstance(answer, TransportError):
-                if sending is not None:
-                    link.outgoing.on_failed(sending, now)
-                raise answer
-            if self._session.broken:
+    def _process(self, batch: EventBatch | None, reply: memoryview | TransportError) -> None:
+        engine, node, peer = self._engine, self._engine.node, self._peer
+        with engine.lock:
+            now = engine.clock.now()
+            self._n_pending -= batch is not None
+            if isinstance(reply, TransportError):
+                if batch is not None:
+                    peer.outgoing.on_failed(batch, now)
+                raise reply
+            if self._connection.broken:
                 return
-            kind = node.on_answer(link, answer, now, sent=sending)
-            moves = core.after_input(link.node_id)
+            kind = node.on_reply(peer, reply, now, sent=batch)
+            sends = engine.update(peer.node_id)
             if kind is FrameType.BYE:
-                self._session.break_off("said goodbye")
-            elif sending is None:
-                moves.insert(0, self._poll())
-        core.pass_on(moves)
+                self._connection.mark_broken("said goodbye")
+            elif batch is None:
+                sends.insert(0, self._poll())
+        engine.deliver_and_send(sends)
+
+
+def _internal_error(where: str, error: Exception) -> RouterError:
+    return RouterError(
+        f"{where} failed with an internal error: {error!r}; the log has its traceback, please "
+        "report it"
+    )

@@ -1,4 +1,4 @@
-"""The listening side of a router: it answers requests, and notices whose connection is gone."""
+"""Listening: replies to the dialers' requests, and notices when their connections break."""
 
 from __future__ import annotations
 
@@ -9,103 +9,103 @@ from functools import partial
 from typing import Final
 
 from dmiddleware.errors import AuthError, FrameError, RouterError
-from dmiddleware.router.core import Core
-from dmiddleware.router.protocol.session import Parked
+from dmiddleware.router.protocol.session import ParkedPoll
+from dmiddleware.router.runtime.engine import Engine
 from dmiddleware.router.transport import Listener, Reply
 from dmiddleware.router.wire.frame import session_of
 
-__all__ = ["Listening"]
+__all__ = ["NodeListener"]
 
 _logger = logging.getLogger(__name__)
 
-_REMEMBERED: Final = 256
-"""How many of the connections that are gone are known as such: they are news for a moment."""
+_N_REMEMBERED: Final = 256
+"""How many lost connections are remembered, for requests that are still being served."""
 
 WARN_EVERY_S: Final = 1.0
-"""Connections closed for what came over them are told of so often at most."""
+"""Seconds between two warnings about rejected frames."""
 
 
-class Listening:
+class NodeListener:
     """An address that the router listens on.
 
     Args:
-        core: whose node answers.
-        address: where.
+        engine: drives the node that replies.
+        address: the address.
 
     Raises:
-        TransportError: if the address cannot be listened on.
+        TransportError: if the transport cannot listen on the address.
     """
 
-    def __init__(self, core: Core, address: str) -> None:
-        self._core = core
-        self._cover_body = core.transport.covers_body(address)
-        self._gone: deque[int] = deque()
+    def __init__(self, engine: Engine, address: str) -> None:
+        self._engine = engine
+        self._cover_body = engine.transport.covers_body(address)
+        self._disconnected: deque[int] = deque()
         self._sessions: dict[int, int] = {}
-        self._lost: deque[int] = deque(maxlen=_REMEMBERED)
-        self._unsaid = 0
+        self._lost: deque[int] = deque(maxlen=_N_REMEMBERED)
+        self._n_unreported = 0
         self._next_warning = -math.inf
-        self._listener: Listener = core.transport.listen(
+        self._listener: Listener = engine.transport.listen(
             address,
             self._serve,
-            on_gone=self._gone.append,
-            max_frame_bytes=core.node.options.max_frame_bytes,
+            on_disconnect=self._disconnected.append,
+            max_frame_bytes=engine.node.options.max_frame_bytes,
         )
 
     @property
     def address(self) -> str:
-        """Where peers can dial; port 0 has become a real one."""
+        """Where others can dial; port 0 is replaced by the real one."""
         return self._listener.address
 
     def close(self) -> None:
         """Stop listening."""
         self._listener.close()
 
-    def lose_connections(self, now: float) -> None:
-        """Find peers whose last connection is gone; called with the lock held."""
+    def process_disconnects(self, now: float) -> None:
+        """Find peers whose last connection broke; called with the lock held."""
         lost = set()
-        while self._gone:
-            connection = self._gone.popleft()
+        while self._disconnected:
+            connection = self._disconnected.popleft()
             self._lost.append(connection)
             lost.add(self._sessions.pop(connection, 0))
         if not lost:
             return
         alive = set(self._sessions.values())
-        node = self._core.node
-        for link in list(node.links.values()):
-            number = link.session.number
-            if not link.dialed and number in lost and number not in alive:
-                node.on_lost(link.node_id, "its connection broke", now)
+        node = self._engine.node
+        for peer in list(node.peers.values()):
+            number = peer.session.number
+            if not peer.dialed and number in lost and number not in alive:
+                node.on_connection_lost(peer.node_id, "the connection broke", now)
 
     def _serve(self, raw: memoryview, connection: int, reply: Reply) -> None:
-        core = self._core
-        with core.lock:
-            if core.closing:
+        engine = self._engine
+        with engine.lock:
+            if engine.closing:
                 reply(None)
                 return
-            now = core.clock.now()
+            now = engine.clock.now()
             try:
-                answer = core.node.on_request(raw, now, cover_body=self._cover_body)
+                response = engine.node.on_request(raw, now, cover_body=self._cover_body)
             except (FrameError, AuthError) as error:
-                core.node.refused += 1
-                self._warn_of_stranger(error, now)
+                engine.node.n_refused += 1
+                self._warn(error, now)
                 reply(None)
                 return
             session = session_of(raw)
-            # What came last over a connection may be served when it is known to be gone.
+            # The last request of a connection may be served after the connection is known as lost.
             if connection in self._sessions or connection not in self._lost:
                 self._sessions[connection] = session
-            if isinstance(answer, Parked):
-                core.pump.park(answer, reply, now)
-            moves = core.after_input(core.node.node_of(session))
-        if not isinstance(answer, Parked):
-            moves.insert(0, partial(reply, answer))
-        core.pass_on(moves)
+            if isinstance(response, ParkedPoll):
+                engine.sender.park(response, reply, now)
+            sends = engine.update(engine.node.node_of(session))
+        if not isinstance(response, ParkedPoll):
+            sends.insert(0, partial(reply, response))
+        engine.deliver_and_send(sends)
 
-    def _warn_of_stranger(self, error: RouterError, now: float) -> None:
-        # One may come a thousand times a second, and must not fill the disk with it.
+    def _warn(self, error: RouterError, now: float) -> None:
+        # An attacker may send thousands of bad frames a second, which must not fill the disk.
         if now < self._next_warning:
-            self._unsaid += 1
+            self._n_unreported += 1
             return
-        unsaid = f" (and {self._unsaid} before it)" if self._unsaid else ""
-        _logger.warning("a connection was closed: %s%s", error, unsaid)
-        self._unsaid, self._next_warning = 0, now + WARN_EVERY_S
+        more = f" (and {self._n_unreported} more since)" if self._n_unreported else ""
+        _logger.warning("closed a connection because of a rejected frame: %s%s", error, more)
+        self._n_unreported, self._next_warning = 0, now + WARN_EVERY_S

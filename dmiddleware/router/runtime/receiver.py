@@ -1,4 +1,4 @@
-"""Hands what came from the peers to the task, in order, on whichever thread finds it."""
+"""Receiving: delivers the peers' events to the task, in order, on whichever thread has them."""
 
 from __future__ import annotations
 
@@ -11,207 +11,203 @@ from typing import Any, Final, TypeAlias
 
 from dmiddleware.errors import DecodeError, EventQueueFull
 from dmiddleware.pipeline import Clock
-from dmiddleware.router.protocol.counters import Traffic
-from dmiddleware.router.protocol.node import Node
+from dmiddleware.router.protocol.counters import TrafficCounters
+from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.wire.codec import Codec
-from dmiddleware.router.wire.envelope import EncodedEvent, decode_event
+from dmiddleware.router.wire.envelope import EncodedEvent
 
-__all__ = ["Deliver", "Dispatcher", "News", "Offer"]
+__all__ = ["DecodedEvent", "Deliver", "Offer", "Receiver"]
 
 _logger = logging.getLogger(__name__)
 
 Deliver: TypeAlias = Callable[[str, tuple[Any, ...], dict[str, Any]], None]
-"""Takes an event, and may wait for room; or raises EventQueueFull, and gets it again."""
+"""Takes an event's name and arguments. It may block; on EventQueueFull it is called again."""
 
 Offer: TypeAlias = Callable[[str, tuple[Any, ...], dict[str, Any]], bool]
-"""Takes an event if there is room for it now; it does not wait."""
+"""Takes an event without blocking, and returns False if there is no room for it now."""
 
-News: TypeAlias = tuple[str, tuple[Any, ...], dict[str, Any]]
-"""An event that the router itself has made."""
+DecodedEvent: TypeAlias = tuple[str, tuple[Any, ...], dict[str, Any]]
+"""An event's name and arguments."""
 
-_TAKE: Final = 256
+_BATCH: Final = 256
 
 
-class Dispatcher:
-    """Hands events over, one at a time and in order.
+class Receiver:
+    """Delivers events one at a time and in order.
 
-    With an :data:`Offer` this is done by the thread that received them, which wakes no other; what
-    is refused, and all that comes meanwhile, is left to a thread that may wait.
+    With an :data:`Offer`, the thread that received an event delivers it and wakes no other thread.
+    Once an event is refused, it and all that follow are left to a thread that may block.
 
     Args:
-        node: has the mail.
+        node: has the received events.
         lock: guards the node.
         codec: decodes events.
         traffic: counts them.
-        clock: waits.
-        on_wants: called, without the lock, when a peer has said what it subscribes to.
+        clock: times the waits.
+        on_subscriptions_changed: called without the lock when a peer has announced subscriptions.
     """
 
     def __init__(
         self,
-        node: Node,
+        node: NodeProtocol,
         lock: threading.RLock,
         *,
         codec: Codec,
-        traffic: Traffic,
+        traffic: TrafficCounters,
         clock: Clock,
-        on_wants: Callable[[], None],
+        on_subscriptions_changed: Callable[[], None],
     ) -> None:
         self._node = node
         self._lock = lock
         self._codec = codec
         self._traffic = traffic
         self._clock = clock
-        self._on_wants = on_wants
-        self._came = threading.Condition(lock)
-        self._news: deque[News] = deque()
-        self._left: deque[News | EncodedEvent] = deque()
+        self._on_subscriptions_changed = on_subscriptions_changed
+        self._changed = threading.Condition(lock)
+        self._local: deque[DecodedEvent] = deque()
+        self._undelivered: deque[DecodedEvent | EncodedEvent] = deque()
         self._deliver: Deliver | None = None
         self._offer: Offer | None = None
-        # One thread at a time hands over; the waiting one goes on until nothing is left.
+        # One thread at a time delivers; the blocking one continues until nothing is left.
         self._busy = False
-        self._must_wait = False
+        self._must_block = False
         self._closing = False
 
     def attach(self, deliver: Deliver, offer: Offer | None) -> None:
-        """Hand events to these from now on."""
+        """Deliver events to these functions from now on."""
         with self._lock:
             self._deliver, self._offer = deliver, offer
-            self._must_wait = offer is None
-            self._came.notify()
-        self.hand_over()
+            self._must_block = offer is None
+            self._changed.notify()
+        self.deliver_ready()
 
-    def add(self, news: News) -> None:
-        """Take an event of the router itself; called with the lock held."""
-        self._news.append(news)
+    def add(self, event: DecodedEvent) -> None:
+        """Queue an event of the router itself; called with the lock held."""
+        self._local.append(event)
 
     def close(self) -> None:
         """End :meth:`run`; called with the lock held."""
         self._closing = True
-        self._came.notify()
+        self._changed.notify()
 
-    def hand_over(self, *, once: bool = False) -> None:
-        """Hand over what there is, without waiting; called without the lock.
+    def deliver_ready(self, *, once: bool = False) -> None:
+        """Deliver what has arrived, without blocking; called without the lock.
 
         Args:
-            once: not more than is taken at once, and leave the rest to a later call.
+            once: whether to stop after one batch and leave the rest to a later call.
         """
         with self._lock:
-            if not self._has_mail():
+            if not self._has_events():
                 return
-            if self._must_wait:
-                self._came.notify()
+            if self._must_block:
+                self._changed.notify()
                 return
             if self._busy:
                 return
             self._busy = True
-        self._hand_over(self._offered, once=once)
+        self._deliver_batches(may_block=False, once=once)
 
     def run(self) -> None:
-        """Hand over what must wait, until closed; a thread of its own."""
+        """Deliver the events that must wait, until closed; runs in a separate thread."""
         while True:
             with self._lock:
                 self._clock.wait_for(
-                    self._came,
+                    self._changed,
                     lambda: (
-                        self._closing or (self._must_wait and not self._busy and self._has_mail())
+                        self._closing
+                        or (self._must_block and not self._busy and self._has_events())
                     ),
                     None,
                 )
                 if self._closing:
                     return
                 self._busy = True
-            self._hand_over(self._delivered)
+            self._deliver_batches(may_block=True)
 
-    def _hand_over(self, take: Offer, *, once: bool = False) -> None:
-        turns = 0
-        batch: deque[News | EncodedEvent] = deque()
+    def _deliver_batches(self, *, may_block: bool, once: bool = False) -> None:
+        n_batches = 0
+        batch: deque[DecodedEvent | EncodedEvent] = deque()
         try:
-            while batch := self._next_batch(ends=once and turns > 0):
-                turns += 1
+            while batch := self._next_batch(stop=once and n_batches > 0):
+                n_batches += 1
                 while batch:
                     item = batch[0]
-                    news = self._decode(item) if isinstance(item, EncodedEvent) else item
+                    event = self._decode(item) if isinstance(item, EncodedEvent) else item
                     batch.popleft()
-                    if news is not None and (self._left or not self._give(take, news)):
-                        self._left.append(news)
+                    if event is not None and (
+                        self._undelivered or not self._deliver_one(event, may_block)
+                    ):
+                        self._undelivered.append(event)
         except BaseException:
-            # Whatever ends this thread's turn, Ctrl-C say, the other one has the rest.
+            # Whatever interrupts this thread, for example Ctrl-C, the other one delivers the rest.
             with self._lock:
-                self._left += batch
-                self._busy, self._must_wait = False, True
-                self._came.notify()
+                self._undelivered += batch
+                self._busy, self._must_block = False, True
+                self._changed.notify()
             raise
 
-    def _next_batch(self, *, ends: bool = False) -> deque[News | EncodedEvent]:
-        """Return what to hand over next; nothing ends this thread's turn, as does ``ends``."""
+    def _next_batch(self, *, stop: bool) -> deque[DecodedEvent | EncodedEvent]:
+        """Return the next events; an empty batch means that this thread is no longer busy."""
         with self._lock:
-            waits = self._offer is None
-            if self._left and not self._must_wait:
-                # Refused: from here on it is the business of who may wait.
-                self._must_wait, self._busy = True, False
-                self._came.notify()
+            if self._undelivered and not self._must_block:
+                # An event was refused: from here on the blocking thread delivers.
+                self._must_block, self._busy = True, False
+                self._changed.notify()
                 return deque()
-            if ends:
+            if stop:
                 self._busy = False
                 return deque()
-            batch = self._left.copy()
-            self._left.clear()
+            batch = self._undelivered.copy()
+            self._undelivered.clear()
             if self._deliver is not None:
-                batch += self._news
-                self._news.clear()
-            # Taken even with no one attached: peers say in their mail what they want.
-            n_told = self._node.audience.n_told
-            batch += [event for _, event in self._node.take(_TAKE)]
-            told = self._node.audience.n_told != n_told
-            if not batch and not told:
-                self._busy, self._must_wait = False, waits
-        if told:
-            self._on_wants()
-            return batch or self._next_batch()
+                batch += self._local
+                self._local.clear()
+            # Even with nothing attached, because announcements are among the events.
+            n_before = self._node.subscriptions.n_announcements
+            batch += [event for _, event in self._node.take(_BATCH)]
+            announced = self._node.subscriptions.n_announcements != n_before
+            if not batch and not announced:
+                self._busy, self._must_block = False, self._offer is None
+        if announced:
+            self._on_subscriptions_changed()
+            return batch or self._next_batch(stop=False)
         return batch
 
-    def _has_mail(self) -> bool:
+    def _has_events(self) -> bool:
         return (
-            bool(self._left)
-            or self._node.has_mail
-            or (bool(self._news) and self._deliver is not None)
+            bool(self._undelivered)
+            or self._node.has_events
+            or (bool(self._local) and self._deliver is not None)
         )
 
-    def _decode(self, event: EncodedEvent) -> News | None:
+    def _decode(self, event: EncodedEvent) -> DecodedEvent | None:
         traffic = self._traffic.of(event.event)
         try:
-            args, kwargs = decode_event(event, self._codec)
+            args, kwargs = self._codec.decode(event.skeleton, event.buffers)
         except (DecodeError, ValueError) as error:
             traffic.undecodable += 1
-            _logger.error("the event %r could not be decoded: %s", event.event, error)
+            _logger.error("the event %r was dropped, it cannot be decoded: %s", event.event, error)
             return None
         except Exception:
-            # Adapters and unpickling are foreign code.
+            # Adapters and unpickling run code that is not ours.
             traffic.undecodable += 1
-            _logger.exception("the event %r could not be decoded", event.event)
+            _logger.exception("the event %r was dropped, decoding it failed", event.event)
             return None
         traffic.received += 1
         traffic.received_bytes += event.size
         return event.event, tuple(args), kwargs
 
-    @staticmethod
-    def _give(take: Offer, news: News) -> bool:
-        """Hand one event over; tell whether it is done with."""
+    def _deliver_one(self, event: DecodedEvent, may_block: bool) -> bool:
+        """Deliver one event; return False if it was refused."""
         try:
-            return take(*news)
+            if not may_block:
+                return self._offer is None or self._offer(*event)
+            while self._deliver is not None and not self._closing:
+                # A full queue blocks this thread, then the inbox fills, then the sender waits.
+                with contextlib.suppress(EventQueueFull):
+                    self._deliver(*event)
+                    break
         except Exception:
-            # One event that its taker cannot stand must not end all that come after it.
-            _logger.exception("the event %r was not taken", news[0])
-            return True
-
-    def _offered(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return self._offer is None or self._offer(name, args, kwargs)
-
-    def _delivered(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        while self._deliver is not None and not self._closing:
-            # A full queue here makes this thread wait, then the inbox fill, then the sender wait.
-            with contextlib.suppress(EventQueueFull):
-                self._deliver(name, args, kwargs)
-                break
+            # One bad event must not stop the delivery of those after it.
+            _logger.exception("the event %r was dropped, delivering it failed", event[0])
         return True

@@ -1,4 +1,4 @@
-"""Sends what waits for the peers, from whichever thread finds that it can go."""
+"""Sending: pairs what is waiting for a peer with the ways to reach it."""
 
 from __future__ import annotations
 
@@ -8,109 +8,114 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeAlias
 
-from dmiddleware.router.protocol.node import Node
-from dmiddleware.router.protocol.outgoing import Sending
-from dmiddleware.router.protocol.session import Link, Parked
+from dmiddleware.router.protocol.node import NodeProtocol
+from dmiddleware.router.protocol.session import ParkedPoll, PeerSession
+from dmiddleware.router.protocol.streams import EventBatch
 from dmiddleware.router.transport import Reply
-from dmiddleware.router.wire.byte_pieces import Raw
+from dmiddleware.router.wire.byte_pieces import WireBytes
 
-__all__ = ["Connection", "Move", "PARK_S", "Pump"]
+__all__ = ["DataChannel", "POLL_TIMEOUT_S", "SendAction", "Sender", "send_all"]
 
-PARK_S: Final = 1.0
+POLL_TIMEOUT_S: Final = 1.0
 """How long a poll waits for something to send."""
 
-Move: TypeAlias = Callable[[], None]
-"""Sends one frame, without waiting; to be called once, without the router's lock."""
+SendAction: TypeAlias = Callable[[], None]
+"""Sends one frame without blocking; called once, without the router's lock."""
 
 
-class Connection(Protocol):
-    """A connection to a peer that was dialed."""
+class DataChannel(Protocol):
+    """A connection to a listener that carries events."""
 
     @property
-    def link(self) -> Link:
-        """The peer."""
+    def peer(self) -> PeerSession:
+        """The listener."""
         ...
 
     @property
     def has_room(self) -> bool:
-        """Whether it takes one more frame now."""
+        """Whether one more frame may be sent now."""
         ...
 
     def reserve(self) -> None:
-        """Take note that a frame will be sent."""
+        """Count a frame that is about to be sent."""
         ...
 
-    def send(self, sending: Sending, raw: Raw) -> None:
-        """Send a frame, without waiting."""
+    def send(self, batch: EventBatch, raw: WireBytes) -> None:
+        """Send a frame without blocking."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Poll:
-    parked: Parked
+    parked: ParkedPoll
     reply: Reply
     until: float
 
 
-class Pump:
-    """The ways to the peers that are free, and what goes out on them.
+class Sender:
+    """The open ways to the peers: parked polls of dialers, and channels to listeners.
 
-    A way to a dialer is a poll of its own that is parked here; to a listener, a connection that
-    takes one more frame. Called with the router's lock held.
+    All methods are called with the router's lock held.
 
     Args:
-        node: has what is to be sent.
+        node: makes the frames.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: NodeProtocol) -> None:
         self._node = node
         self._polls: dict[str, deque[_Poll]] = {}
-        self._connections: dict[str, Connection] = {}
+        self._channels: dict[str, DataChannel] = {}
 
-    def park(self, parked: Parked, reply: Reply, now: float) -> None:
-        """Keep a poll until there is something to answer it with."""
+    def park(self, parked: ParkedPoll, reply: Reply, now: float) -> None:
+        """Keep a poll until there is something to reply with."""
         polls = self._polls.setdefault(parked.node_id, deque())
-        polls.append(_Poll(parked, reply, now + PARK_S))
+        polls.append(_Poll(parked, reply, now + POLL_TIMEOUT_S))
 
-    def connect(self, connection: Connection) -> None:
-        """Take a new connection to a listener, in place of an older one."""
-        self._connections[connection.link.node_id] = connection
+    def connect(self, channel: DataChannel) -> None:
+        """Add a channel to a listener; it replaces an older one."""
+        self._channels[channel.peer.node_id] = channel
 
     def disconnect(self, node_id: str) -> None:
-        """Forget a connection that is over."""
-        self._connections.pop(node_id, None)
+        """Remove the channel to a listener."""
+        self._channels.pop(node_id, None)
 
-    def moves(self, now: float, node_ids: Iterable[str] | None = None) -> list[Move]:
-        """Make frames of what waits for peers, as many as there are ways.
+    def take_sends(self, now: float, node_ids: Iterable[str] | None = None) -> list[SendAction]:
+        """Make frames of what is waiting, as many as there are open ways.
 
         Args:
             now: the time in seconds.
             node_ids: the peers; None: all.
 
         Returns:
-            What sends them.
+            The actions that send them.
         """
         if node_ids is None:
-            node_ids = [*self._polls, *self._connections]
-        moves: list[Move] = []
+            node_ids = [*self._polls, *self._channels]
+        sends: list[SendAction] = []
         for node_id in node_ids:
             if (polls := self._polls.get(node_id)) is not None:
-                while polls and (answer := self._node.resume(polls[0].parked, now)) is not None:
-                    moves.append(partial(polls.popleft().reply, answer))
-            if (connection := self._connections.get(node_id)) is not None:
-                while connection.has_room:
-                    made = self._node.data_request(connection.link, now)
-                    if made is None:
+                while polls and (frame := self._node.resume(polls[0].parked, now)) is not None:
+                    sends.append(partial(polls.popleft().reply, frame))
+            if (channel := self._channels.get(node_id)) is not None:
+                while channel.has_room:
+                    request = self._node.data_request(channel.peer, now)
+                    if request is None:
                         break
-                    connection.reserve()
-                    moves.append(partial(connection.send, *made))
-        return moves
+                    channel.reserve()
+                    sends.append(partial(channel.send, *request))
+        return sends
 
-    def end_waits(self, now: float) -> list[Move]:
-        """Answer the polls that have been parked long enough."""
-        moves: list[Move] = []
+    def expire_polls(self, now: float) -> list[SendAction]:
+        """Reply to the polls that have waited for :data:`POLL_TIMEOUT_S`."""
+        sends: list[SendAction] = []
         for polls in self._polls.values():
             while polls and polls[0].until <= now:
                 poll = polls.popleft()
-                moves.append(partial(poll.reply, self._node.nothing(poll.parked)))
-        return moves
+                sends.append(partial(poll.reply, self._node.nothing(poll.parked)))
+        return sends
+
+
+def send_all(sends: Iterable[SendAction]) -> None:
+    """Run send actions; called without the router's lock, unless the caller must keep it."""
+    for send in sends:
+        send()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from dmiddleware.router.transport.base import Channel, Listener, Serve, Transport
+from dmiddleware.router.transport.interface import Channel, Listener, RequestHandler, Transport
 from dmiddleware.router.transport.nng import NngTransport
 from dmiddleware.router.transport.tls import TlsFiles
 from dmiddleware.router.transport.unix import UnixTransport
@@ -28,26 +28,39 @@ class SocketTransport:
         self._near: Transport = UnixTransport() if sys.platform == "linux" else self._far
 
     def listen(
-        self, address: str, serve: Serve, *, on_gone: Callable[[int], None], max_frame_bytes: int
+        self,
+        address: str,
+        serve: RequestHandler,
+        *,
+        on_disconnect: Callable[[int], None],
+        max_frame_bytes: int,
     ) -> Listener:
-        """Listen on an address; see :class:`~dmiddleware.router.transport.base.Transport`."""
+        """Listen on an address; see :class:`~dmiddleware.router.transport.interface.Transport`."""
         return self._of(address).listen(
-            address, serve, on_gone=on_gone, max_frame_bytes=max_frame_bytes
+            address, serve, on_disconnect=on_disconnect, max_frame_bytes=max_frame_bytes
         )
 
     def dial(
-        self, address: str, *, connect_s: float, answer_s: float, max_frame_bytes: int
+        self,
+        address: str,
+        *,
+        connect_timeout_s: float,
+        reply_timeout_s: float,
+        max_frame_bytes: int,
     ) -> Channel:
-        """Connect to an address; see :class:`~dmiddleware.router.transport.base.Transport`."""
+        """Connect to an address; see :class:`~dmiddleware.router.transport.interface.Transport`."""
         return self._of(address).dial(
-            address, connect_s=connect_s, answer_s=answer_s, max_frame_bytes=max_frame_bytes
+            address,
+            connect_timeout_s=connect_timeout_s,
+            reply_timeout_s=reply_timeout_s,
+            max_frame_bytes=max_frame_bytes,
         )
 
     def covers_body(self, address: str) -> bool:
         """Tell whether frames need all their bytes signed: on bare tcp only."""
         return self._of(address).covers_body(address)
 
-    def lay_down(self, arrays: Sequence[memoryview]) -> None:
+    def stage_arrays(self, arrays: Sequence[memoryview]) -> None:
         """Tell that arrays have no place of their own here."""
 
     def _of(self, address: str) -> Transport:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from dmiddleware.errors import TransportError
-from dmiddleware.pipeline import Clock, SystemClock
-from dmiddleware.router.transport.base import Serve
-from dmiddleware.router.transport.memory_ends import MemoryChannel, MemoryListener, Message
-from dmiddleware.router.wire.byte_pieces import Raw
+from dmiddleware.pipeline import Clock, Running, SystemClock
+from dmiddleware.router.transport.interface import OnReply, RequestHandler
+from dmiddleware.router.wire.byte_pieces import WireBytes
 
 __all__ = ["MemoryNetwork", "MemoryTransport"]
 
 Delay = Callable[[str, str], float]
-"""Returns how many seconds a message takes from one place to another."""
+"""Returns how many seconds a packet takes from one host to another."""
 
 Observer = Callable[[str, str, memoryview], None]
-"""Told of each message that arrives: from where, to where, and what."""
+"""Told of each packet that arrives: from where, to where, and what."""
 
 
 def _at_once(source: str, target: str) -> float:
@@ -29,14 +31,14 @@ def _at_once(source: str, target: str) -> float:
 class MemoryNetwork:
     """Connects the memory transports of one process, and can cut their links.
 
-    Addresses are of the form ``memory://name``. Messages between the same two places overtake each
-    other when their delays differ, as on any network; a message that meets a cut link waits until
+    Addresses are of the form ``memory://name``. Packets between the same two hosts overtake each
+    other when their delays differ, as on any network; a packet that meets a cut link waits until
     the link is healed, and is lost at its request's deadline.
 
     Args:
         clock: times the delays and deadlines, and starts the threads.
-        delay_s: how long a message takes; called for each one. None: no time.
-        observe: told of each message that arrives. None: no one is.
+        delay_s: how long a packet takes; called for each one. None: no time.
+        observe: told of each packet that arrives. None: no one is.
 
     Example:
         >>> network = MemoryNetwork()
@@ -44,10 +46,12 @@ class MemoryNetwork:
         >>> listener = here.listen(
         ...     "memory://here",
         ...     lambda raw, connection, reply: reply(bytes(raw).upper()),
-        ...     on_gone=lambda connection: None,
+        ...     on_disconnect=lambda connection: None,
         ...     max_frame_bytes=100,
         ... )
-        >>> channel = there.dial("memory://here", connect_s=1, answer_s=1, max_frame_bytes=100)
+        >>> channel = there.dial(
+        ...     "memory://here", connect_timeout_s=1, reply_timeout_s=1, max_frame_bytes=100
+        ... )
         >>> bytes(channel.request(b"hello"))
         b'HELLO'
         >>> channel.close(), listener.close()
@@ -71,113 +75,118 @@ class MemoryNetwork:
         self._observe = observe
         self._cut: set[frozenset[str]] = set()
 
-    def transport(self, place: str) -> MemoryTransport:
-        """Return the transport of one place, from which and to which links can be cut."""
-        return MemoryTransport(self, place)
+    def transport(self, host: str) -> MemoryTransport:
+        """Return the transport of one host, from which and to which links can be cut."""
+        return MemoryTransport(self, host)
 
     def cut(self, one: str, other: str) -> None:
-        """Let nothing through between two places; neither of them is told."""
+        """Let nothing through between two hosts; neither of them is told."""
         with self.lock:
             now = self.clock.now()
-            for message in self._between(one, other):
+            for packet in self._between(one, other):
                 # It is there, also if it is looked at later.
-                message.has_arrived = self.arrival(message) <= now
+                packet.has_arrived = self.arrival(packet) <= now
             self._cut.add(frozenset((one, other)))
 
     def heal(self, one: str, other: str) -> None:
-        """Let messages through again, those included that have waited."""
+        """Let packets through again, those included that have waited."""
         with self.lock:
             if not self.is_cut(one, other):
                 return
             now = self.clock.now()
-            for message in self._between(one, other):
-                if not message.has_arrived and max(message.arrives, message.deadline) <= now:
-                    message.arrives = math.inf
+            for packet in self._between(one, other):
+                if not packet.has_arrived and max(packet.arrives, packet.deadline) <= now:
+                    packet.arrives = math.inf
             self._cut.discard(frozenset((one, other)))
             self._wake()
 
     def disconnect(self, one: str, other: str) -> None:
-        """Break the connections between two places; both are told, and may dial anew."""
+        """Break the connections between two hosts; both are told, and may dial anew."""
         with self.lock:
             for channel in self._channels_of(one):
                 if other in (channel.source, channel.target):
-                    channel.break_off()
+                    channel.abort()
 
     def is_cut(self, one: str, other: str) -> bool:
-        """Tell whether the link between two places is cut."""
+        """Tell whether the link between two hosts is cut."""
         return frozenset((one, other)) in self._cut
 
-    def remove(self, place: str) -> None:
-        """Take a place away, as if its process were killed: its connections break."""
+    def remove(self, host: str) -> None:
+        """Take a host away, as if its process were killed: its connections break."""
         with self.lock:
             for address, listener in list(self.listeners.items()):
-                if listener.place == place:
+                if listener.host == host:
                     listener.shut()
                     del self.listeners[address]
-            for channel in self._channels_of(place):
-                channel.break_off()
+            for channel in self._channels_of(host):
+                channel.abort()
 
-    def send_off(self, source: str, target: str, raw: Raw, deadline: float) -> Message:
-        """Return a message that leaves now; called with the network's lock held."""
+    def transmit(self, source: str, target: str, raw: WireBytes, deadline: float) -> Packet:
+        """Return a packet that leaves now; called with the network's lock held."""
         arrives = self.clock.now() + self._delay_s(source, target)
-        return Message(source, target, bytearray(bytes(raw)), arrives, deadline)
+        return Packet(source, target, bytearray(bytes(raw)), arrives, deadline)
 
-    def arrival(self, message: Message) -> float:
-        """Return when a message arrives, as things stand: never, behind a link that is cut."""
-        is_held_up = self.is_cut(message.source, message.target) and not message.has_arrived
-        return math.inf if is_held_up else message.arrives
+    def arrival(self, packet: Packet) -> float:
+        """Return when a packet arrives, as things stand: never, behind a link that is cut."""
+        is_held_up = self.is_cut(packet.source, packet.target) and not packet.has_arrived
+        return math.inf if is_held_up else packet.arrives
 
-    def arrived(self, message: Message) -> None:
-        """Tell the observer of a message."""
+    def arrived(self, packet: Packet) -> None:
+        """Tell the observer of a packet."""
         if self._observe is not None:
-            self._observe(message.source, message.target, memoryview(message.content))
+            self._observe(packet.source, packet.target, memoryview(packet.content))
 
-    def _channels_of(self, place: str) -> list[MemoryChannel]:
+    def _channels_of(self, host: str) -> list[MemoryChannel]:
         return [
             channel
             for channel in list(self.channels.values())
-            if place in (channel.source, channel.target)
+            if host in (channel.source, channel.target)
         ]
 
-    def _between(self, one: str, other: str) -> list[Message]:
-        """Return the messages between two places that nobody has taken yet."""
+    def _between(self, one: str, other: str) -> list[Packet]:
+        """Return the packets between two hosts that nobody has taken yet."""
         requests = [
-            request.message for listener in self.listeners.values() for request in listener.coming
+            request.packet for listener in self.listeners.values() for request in listener.arriving
         ]
         answers = [
             request.answer
             for channel in self.channels.values()
-            for request in channel.under_way
+            for request in channel.pending
             if request.answer is not None
         ]
         return [
-            message
-            for message in requests + answers
-            if {message.source, message.target} == {one, other}
+            packet
+            for packet in requests + answers
+            if {packet.source, packet.target} == {one, other}
         ]
 
     def _wake(self) -> None:
         self.listening.notify_all()
         for listener in self.listeners.values():
-            listener.news.notify_all()
+            listener.changed.notify_all()
         for channel in self.channels.values():
-            channel.news.notify_all()
+            channel.changed.notify_all()
 
 
 class MemoryTransport:
-    """One place's access to a :class:`MemoryNetwork`.
+    """One host's access to a :class:`MemoryNetwork`.
 
     Args:
         network: what it connects to.
-        place: its name there.
+        host: its name there.
     """
 
-    def __init__(self, network: MemoryNetwork, place: str) -> None:
+    def __init__(self, network: MemoryNetwork, host: str) -> None:
         self._network = network
-        self._place = place
+        self._host = host
 
     def listen(
-        self, address: str, serve: Serve, *, on_gone: Callable[[int], None], max_frame_bytes: int
+        self,
+        address: str,
+        serve: RequestHandler,
+        *,
+        on_disconnect: Callable[[int], None],
+        max_frame_bytes: int,
     ) -> MemoryListener:
         """Listen on an address.
 
@@ -189,7 +198,7 @@ class MemoryTransport:
             if address in network.listeners:
                 raise TransportError(f"could not listen on {address}: it is in use")
             listener = MemoryListener(
-                network, self._place, address, serve, on_gone, max_frame_bytes
+                network, self._host, address, serve, on_disconnect, max_frame_bytes
             )
             network.listeners[address] = listener
             network.listening.notify_all()
@@ -197,26 +206,31 @@ class MemoryTransport:
         return listener
 
     def dial(
-        self, address: str, *, connect_s: float, answer_s: float, max_frame_bytes: int
+        self,
+        address: str,
+        *,
+        connect_timeout_s: float,
+        reply_timeout_s: float,
+        max_frame_bytes: int,
     ) -> MemoryChannel:
         """Connect to an address.
 
         Raises:
-            TransportError: if nobody listens there within ``connect_s``.
+            TransportError: if nobody listens there within ``connect_timeout_s``.
         """
         network = self._network
 
         def is_reachable() -> bool:
             found = network.listeners.get(address)
-            return found is not None and not network.is_cut(self._place, found.place)
+            return found is not None and not network.is_cut(self._host, found.host)
 
         with network.lock:
-            if not network.clock.wait_for(network.listening, is_reachable, connect_s):
+            if not network.clock.wait_for(network.listening, is_reachable, connect_timeout_s):
                 raise TransportError(
-                    f"could not dial {address}: nobody answered within {connect_s:g} s"
+                    f"could not dial {address}: nobody answered within {connect_timeout_s:g} s"
                 )
             listener = network.listeners[address]
-            channel = MemoryChannel(network, self._place, listener, answer_s, max_frame_bytes)
+            channel = MemoryChannel(network, self._host, listener, reply_timeout_s, max_frame_bytes)
             network.channels[channel.number] = channel
             return channel
 
@@ -224,5 +238,340 @@ class MemoryTransport:
         """Tell that frames need not have all their bytes signed: they never leave the process."""
         return False
 
-    def lay_down(self, arrays: Sequence[memoryview]) -> None:
-        """Tell that arrays have no place of their own here."""
+    def stage_arrays(self, arrays: Sequence[memoryview]) -> None:
+        """Tell that arrays have no host of their own here."""
+
+
+_WORKERS: Final = 4
+_JOIN_S: Final = 5.0
+
+
+@dataclass(eq=False, slots=True)
+class Packet:
+    """Bytes on their way from one host to another.
+
+    Attributes:
+        source: where it comes from.
+        target: where it goes.
+        content: the bytes.
+        arrives: when it arrives, if its link is not cut then.
+        deadline: when it is lost, if its link is cut until then.
+        has_arrived: whether it was there before its link was cut.
+    """
+
+    source: str
+    target: str
+    content: bytearray
+    arrives: float
+    deadline: float
+    has_arrived: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A request, and its answer once there is one.
+
+    Attributes:
+        channel: what it was made on.
+        packet: the request itself.
+        is_answered: whether the listener has answered it.
+        answer: on its way back.
+    """
+
+    channel: MemoryChannel
+    packet: Packet
+    is_answered: bool = False
+    answer: Packet | None = None
+
+
+class MemoryListener:
+    """An address, and the threads that take what comes to it."""
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        host: str,
+        address: str,
+        serve: RequestHandler,
+        on_disconnect: Callable[[int], None],
+        max_frame_bytes: int,
+    ) -> None:
+        self.host = host
+        self.changed = threading.Condition(network.lock)
+        self.arriving: list[Request] = []
+        self._network = network
+        self._address = address
+        self._serve = serve
+        self._on_disconnect = on_disconnect
+        self._max_frame_bytes = max_frame_bytes
+        self._turn = threading.Condition(network.lock)
+        self._has_watcher = False
+        self._threads: list[Running] = []
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        """Where others can dial."""
+        return self._address
+
+    def start(self) -> None:
+        """Start the threads."""
+        for _ in range(_WORKERS):
+            self._start_one()
+
+    def send(self, request: Request) -> None:
+        """Let a request come; called with the network's lock held."""
+        self.arriving.append(request)
+        self.changed.notify_all()
+
+    def shut(self) -> None:
+        """Take no more requests, and break all connections; called with the network's lock held."""
+        self._closed = True
+        self.changed.notify_all()
+        self._turn.notify_all()
+        for channel in list(self._network.channels.values()):
+            if channel.listener is self:
+                channel.abort()
+
+    def drop_channel(self, channel: MemoryChannel) -> None:
+        """Lose a connection, and what has not arrived over it; called as :meth:`shut` is.
+
+        Who listens is told, unless the link is cut: then it finds out by itself.
+        """
+        now = self._network.clock.now()
+        self.arriving = [
+            request
+            for request in self.arriving
+            if request.channel is not channel or self._network.arrival(request.packet) <= now
+        ]
+        if not self._network.is_cut(channel.source, channel.target):
+            self._on_disconnect(channel.number)
+
+    def close(self) -> None:
+        """Stop listening and end the threads."""
+        with self._network.lock:
+            if self._network.listeners.get(self._address) is self:
+                del self._network.listeners[self._address]
+            if not self._closed:
+                self.shut()
+        for thread in self._threads:
+            if not thread.is_current():
+                thread.join(_JOIN_S)
+
+    def _start_one(self) -> None:
+        name = f"router-serve-{len(self._threads)}"
+        self._threads.append(self._network.clock.spawn(self._work, name=name))
+
+    def _work(self) -> None:
+        while (request := self._next()) is not None:
+            channel = request.channel
+            try:
+                self._serve(
+                    memoryview(request.packet.content),
+                    channel.number,
+                    functools.partial(channel.reply, request),
+                )
+            except Exception:
+                # A defect is to be seen, and to harm this connection alone.
+                with self._network.lock:
+                    channel.abort()
+                self._start_one()
+                raise
+
+    def _next(self) -> Request | None:
+        """Wait for the next request that arrives; None when the listener is closed."""
+        network = self._network
+        with network.lock:
+            # One thread waits for what comes next, the others for its host.
+            network.clock.wait_for(self._turn, lambda: self._closed or not self._has_watcher, None)
+            self._has_watcher = True
+            try:
+                while not self._closed:
+                    request = self._await_arrival()
+                    if request is not None:
+                        return request
+                return None
+            finally:
+                self._has_watcher = False
+                self._turn.notify()
+
+    def _await_arrival(self) -> Request | None:
+        """Wait until something arrives or may do so earlier, and return it if it is accepted."""
+        network = self._network
+        arrives = self._next_arrival()
+        if (left_s := arrives - network.clock.now()) > 0:
+            network.clock.wait_for(
+                self.changed,
+                lambda: self._closed or self._next_arrival() < arrives,
+                None if left_s == math.inf else left_s,
+            )
+            return None
+        request = min(self.arriving, key=self._arrival)
+        self.arriving.remove(request)
+        if len(request.packet.content) > self._max_frame_bytes:
+            request.channel.abort()
+            return None
+        network.arrived(request.packet)
+        return request
+
+    def _arrival(self, request: Request) -> float:
+        return self._network.arrival(request.packet)
+
+    def _next_arrival(self) -> float:
+        return min(map(self._arrival, self.arriving), default=math.inf)
+
+
+class MemoryChannel:
+    """A connection to a listener."""
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        source: str,
+        listener: MemoryListener,
+        reply_timeout_s: float,
+        max_frame_bytes: int,
+    ) -> None:
+        self.number = next(network.numbers)
+        self.source = source
+        self.target = listener.host
+        self.listener = listener
+        self.changed = threading.Condition(network.lock)
+        self.pending: dict[Request, OnReply | None] = {}
+        self._network = network
+        self._reply_timeout_s = reply_timeout_s
+        self._max_frame_bytes = max_frame_bytes
+        self._thread: Running | None = None
+        self._closed = False
+
+    def request(self, raw: WireBytes) -> memoryview:
+        """Make a request and wait for its answer.
+
+        Raises:
+            TransportError: if there was no answer by the channel's deadline, or the connection
+                broke.
+        """
+        with self._network.lock:
+            if self._closed:
+                raise self._closed_error()
+            request = self._transmit(raw, None)
+            try:
+                while (outcome := self._outcome(request)) is None:
+                    self._wait_for_change(lambda: [request])
+            finally:
+                del self.pending[request]
+        if isinstance(outcome, TransportError):
+            raise outcome
+        return outcome
+
+    def send(self, raw: WireBytes, on_reply: OnReply) -> None:
+        """Make a request without waiting."""
+        clock = self._network.clock
+        with self._network.lock:
+            if self._closed:
+                error = self._closed_error()
+                clock.spawn(lambda: on_reply(error), name="router-answers")
+                return
+            if self._thread is None:
+                self._thread = clock.spawn(self._run_callbacks, name="router-answers")
+            self._transmit(raw, on_reply)
+            self.changed.notify_all()
+
+    def reply(self, request: Request, answer: WireBytes | None) -> None:
+        """Answer a request, on the listener's side; only the first answer counts."""
+        network = self._network
+        with network.lock:
+            if request.is_answered:
+                return
+            request.is_answered = True
+            if answer is None:
+                self.abort()
+            elif request in self.pending:
+                request.answer = network.transmit(
+                    self.target, self.source, answer, request.packet.deadline
+                )
+                self.changed.notify_all()
+
+    def close(self) -> None:
+        """Close the connection; requests under way fail at once."""
+        with self._network.lock:
+            self.abort()
+        if self._thread is not None and not self._thread.is_current():
+            self._thread.join(_JOIN_S)
+
+    def abort(self) -> None:
+        """Break the connection; called with the network's lock held."""
+        if self._closed:
+            return
+        self._closed = True
+        del self._network.channels[self.number]
+        self.changed.notify_all()
+        self.listener.drop_channel(self)
+
+    def _transmit(self, raw: WireBytes, on_reply: OnReply | None) -> Request:
+        deadline = self._network.clock.now() + self._reply_timeout_s
+        packet = self._network.transmit(self.source, self.target, raw, deadline)
+        request = Request(self, packet)
+        self.pending[request] = on_reply
+        self.listener.send(request)
+        return request
+
+    def _run_callbacks(self) -> None:
+        while (told := self._next_outcome()) is not None:
+            on_reply, outcome = told
+            on_reply(outcome)
+
+    def _next_outcome(self) -> tuple[OnReply, memoryview | TransportError] | None:
+        """Wait for the next answer to what was sent; None when all are told and this is closed."""
+        with self._network.lock:
+            while True:
+                for request, on_reply in self.pending.items():
+                    if on_reply is not None and (outcome := self._outcome(request)) is not None:
+                        del self.pending[request]
+                        return on_reply, outcome
+                if self._closed:
+                    return None
+                self._wait_for_change(self._sent)
+
+    def _sent(self) -> list[Request]:
+        return [request for request, told in self.pending.items() if told is not None]
+
+    def _outcome(self, request: Request) -> memoryview | TransportError | None:
+        """Return what has become of a request; None if it is under way."""
+        now = self._network.clock.now()
+        answer = request.answer
+        if answer is not None and not self._closed and self._network.arrival(answer) <= now:
+            if len(answer.content) > self._max_frame_bytes:
+                self.abort()
+            else:
+                self._network.arrived(answer)
+                return memoryview(answer.content)
+        if self._closed:
+            return self._closed_error()
+        if request.packet.deadline <= now:
+            return TransportError(
+                f"{self.listener.address} gave no answer within {self._reply_timeout_s:g} s"
+            )
+        return None
+
+    def _wait_for_change(self, requests: Callable[[], list[Request]]) -> None:
+        """Wait until something has become of one of the requests, or may do so earlier."""
+        clock, until = self._network.clock, self._decided_at(requests())
+        clock.wait_for(
+            self.changed,
+            lambda: self._closed or self._decided_at(requests()) < until,
+            None if until == math.inf else until - clock.now(),
+        )
+
+    def _decided_at(self, requests: list[Request]) -> float:
+        """Return when the first of the requests is answered or too late, as things stand."""
+        times = [request.packet.deadline for request in requests]
+        times += [
+            self._network.arrival(request.answer)
+            for request in requests
+            if request.answer is not None
+        ]
+        return min(times, default=math.inf)
+
+    def _closed_error(self) -> TransportError:
+        return TransportError(f"the connection to {self.listener.address} is closed or broke")

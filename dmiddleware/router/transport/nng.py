@@ -7,16 +7,17 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import pynng
+from pynng.exceptions import check_err
 
 from dmiddleware.errors import TransportError
-from dmiddleware.router.transport.base import OnAnswer, Serve
-from dmiddleware.router.transport.nng_context import Context, Gate
-from dmiddleware.router.transport.telling import tell, tell_elsewhere
+from dmiddleware.router.transport.callbacks import run_callback, run_callback_in_thread
+from dmiddleware.router.transport.interface import OnReply, RequestHandler
 from dmiddleware.router.transport.tls import TlsFiles
-from dmiddleware.router.wire.byte_pieces import Raw
+from dmiddleware.router.wire.byte_pieces import WireBytes, view_with_release, write_into
 
 __all__ = ["NngTransport", "TlsFiles"]
 
@@ -39,25 +40,35 @@ class NngTransport:
         self._tls = tls
 
     def listen(
-        self, address: str, serve: Serve, *, on_gone: Callable[[int], None], max_frame_bytes: int
+        self,
+        address: str,
+        serve: RequestHandler,
+        *,
+        on_disconnect: Callable[[int], None],
+        max_frame_bytes: int,
     ) -> NngListener:
-        """Listen on an address; see :class:`~dmiddleware.router.transport.base.Transport`."""
+        """Listen on an address; see :class:`~dmiddleware.router.transport.interface.Transport`."""
         return NngListener(
             address,
             serve,
-            on_gone=on_gone,
+            on_disconnect=on_disconnect,
             max_frame_bytes=max_frame_bytes,
             tls=self._tls_for(address),
         )
 
     def dial(
-        self, address: str, *, connect_s: float, answer_s: float, max_frame_bytes: int
+        self,
+        address: str,
+        *,
+        connect_timeout_s: float,
+        reply_timeout_s: float,
+        max_frame_bytes: int,
     ) -> NngChannel:
-        """Connect to an address; see :class:`~dmiddleware.router.transport.base.Transport`."""
+        """Connect to an address; see :class:`~dmiddleware.router.transport.interface.Transport`."""
         return NngChannel(
             address,
-            connect_s=connect_s,
-            answer_s=answer_s,
+            connect_timeout_s=connect_timeout_s,
+            reply_timeout_s=reply_timeout_s,
             max_frame_bytes=max_frame_bytes,
             tls=self._tls_for(address),
         )
@@ -66,7 +77,7 @@ class NngTransport:
         """Tell whether frames need all their bytes signed: on bare tcp only."""
         return address.startswith("tcp://")
 
-    def lay_down(self, arrays: Sequence[memoryview]) -> None:
+    def stage_arrays(self, arrays: Sequence[memoryview]) -> None:
         """Tell that arrays have no place of their own here."""
 
     def _tls_for(self, address: str) -> TlsFiles | None:
@@ -83,9 +94,9 @@ class NngListener:
     def __init__(
         self,
         address: str,
-        serve: Serve,
+        serve: RequestHandler,
         *,
-        on_gone: Callable[[int], None],
+        on_disconnect: Callable[[int], None],
         max_frame_bytes: int,
         tls: TlsFiles | None,
     ) -> None:
@@ -102,7 +113,7 @@ class NngListener:
                 if tls is not None:
                     self._socket.tls_config = tls.config(listens=True)
                 # The callback runs on nng's thread: it may only take note.
-                self._socket.add_post_pipe_remove_cb(lambda pipe: on_gone(pipe.id))
+                self._socket.add_post_pipe_remove_cb(lambda pipe: on_disconnect(pipe.id))
                 listener = self._socket.listen(address)
             except BaseException:
                 self._socket.close()
@@ -159,7 +170,7 @@ class NngListener:
             self._contexts.append(context)
             return context
 
-    def answer(self, context: Context, pipe: Any, raw: Raw | None) -> None:
+    def answer(self, context: Context, pipe: Any, raw: WireBytes | None) -> None:
         """Answer the request that a context has taken."""
         if raw is None:
             # The pipe may be gone already; nng says so, and nothing is left to do.
@@ -181,7 +192,7 @@ class _Reply:
         self._context = context
         self._pipe = pipe
 
-    def __call__(self, raw: Raw | None) -> None:
+    def __call__(self, raw: WireBytes | None) -> None:
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.answer(self._context, self._pipe, raw)
@@ -194,8 +205,8 @@ class NngChannel:
         self,
         address: str,
         *,
-        connect_s: float,
-        answer_s: float,
+        connect_timeout_s: float,
+        reply_timeout_s: float,
         max_frame_bytes: int,
         tls: TlsFiles | None,
     ) -> None:
@@ -203,38 +214,38 @@ class NngChannel:
         self._changed = threading.Condition()
         self._gate = Gate()
         self._idle: list[Context] = []
-        self._asked: deque[tuple[Context, OnAnswer]] = deque()
+        self._asked: deque[tuple[Context, OnReply]] = deque()
         self._readers: list[threading.Thread] = []
         self._idle_readers = 0
         self._under_way = 0
         self._closed = False
         with _translated(f"dial {address}"):
             # nng itself never repeats a request: a repeated one could be taken twice.
-            self._socket = pynng.Req0(resend_time=-1, recv_timeout=int(answer_s * 1000))
+            self._socket = pynng.Req0(resend_time=-1, recv_timeout=int(reply_timeout_s * 1000))
             try:
                 _bound(self._socket, max_frame_bytes)
                 if tls is None:
-                    self._connect(address, connect_s)
+                    self._connect(address, connect_timeout_s)
                 else:
-                    self._connect_secured(address, connect_s, tls)
+                    self._connect_secured(address, connect_timeout_s, tls)
             except BaseException:
                 self._socket.close()
                 raise
 
-    def request(self, raw: Raw) -> memoryview:
+    def request(self, raw: WireBytes) -> memoryview:
         """Make a request and wait for its answer."""
         return self._await(self._begin(raw))
 
-    def send(self, raw: Raw, on_answer: OnAnswer) -> None:
-        """Make a request without waiting; ``on_answer`` is told what became of it."""
+    def send(self, raw: WireBytes, on_reply: OnReply) -> None:
+        """Make a request without waiting; ``on_reply`` is told what became of it."""
         try:
             context = self._begin(raw)
         except TransportError as error:
-            tell_elsewhere(on_answer, error)
+            run_callback_in_thread(on_reply, error)
             return
         with self._changed:
             if not self._closed:
-                self._asked.append((context, on_answer))
+                self._asked.append((context, on_reply))
                 if len(self._asked) <= self._idle_readers:
                     self._changed.notify()
                 elif len(self._asked) > 1 or threading.current_thread() not in self._readers:
@@ -242,7 +253,7 @@ class NngChannel:
                     self._start_reader()
                 return
         self._give_back(context, reusable=False)
-        tell_elsewhere(on_answer, self._closed_error())
+        run_callback_in_thread(on_reply, self._closed_error())
 
     def close(self) -> None:
         """Close the connection; requests under way fail at once."""
@@ -277,14 +288,14 @@ class NngChannel:
                 self._idle_readers -= 1
                 if not self._asked:
                     return
-                context, on_answer = self._asked.popleft()
+                context, on_reply = self._asked.popleft()
             try:
                 answer: memoryview | TransportError = self._await(context)
             except TransportError as error:
                 answer = error
-            tell(on_answer, answer)
+            run_callback(on_reply, answer)
 
-    def _begin(self, raw: Raw) -> Context:
+    def _begin(self, raw: WireBytes) -> Context:
         with _translated(f"ask {self._address}"):
             context = self._borrow()
             begun = False
@@ -386,3 +397,158 @@ def _translated(doing: str) -> Iterator[None]:
         raise TransportError(f"could not {doing}: no answer in time") from error
     except pynng.NNGException as error:
         raise TransportError(f"could not {doing}: {error}") from error
+
+
+_COPY_BYTES: Final = 16 * 1024
+"""Shorter messages are copied, and freed at once."""
+
+_ffi, _lib = pynng.ffi, pynng.lib
+
+
+class Gate:
+    """Lets threads use a socket until it is closed, which waits for those that are at it.
+
+    nng 1.11 aborts the process when one of its calls uses a context whose socket another closes.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._closed = False
+
+    def __enter__(self) -> None:
+        with self._changed:
+            if self._closed:
+                raise pynng.Closed("Object closed", _lib.NNG_ECLOSED)
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._changed:
+            self._inside -= 1
+            if self._closed and not self._inside:
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let no one in, and wait until all are out."""
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: not self._inside, _JOIN_S)
+
+
+class Context:
+    """A context of a Req0 or Rep0 socket, used by one thread at a time.
+
+    Args:
+        socket: whose; it gives its timeouts to the context.
+        gate: of the socket.
+
+    Raises:
+        Closed: if the gate is closed; so do the other methods.
+    """
+
+    def __init__(self, socket: pynng.Socket, gate: Gate) -> None:
+        self._gate = gate
+        self._closed = False
+        self._context = _ffi.new("nng_ctx *")
+        with gate:
+            check_err(_lib.nng_ctx_open(self._context, socket.socket))
+        self._sending = _new_operation()
+        self._receiving = _new_operation()
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether what was sent last has not gone out yet."""
+        return bool(_lib.nng_aio_busy(self._sending))
+
+    def send(self, content: WireBytes) -> None:
+        """Begin to send a message, without waiting until it has gone out.
+
+        Each byte of a large one is copied once.
+        """
+        # All of it within the gate: an answer may come when its listener is closed, and the
+        # operation is freed.
+        with self._gate:
+            self._settle()
+            _lib.nng_aio_set_msg(self._sending, _message(content))
+            _lib.nng_ctx_send(self._context[0], self._sending)
+
+    def receive(self) -> memoryview:
+        """Wait for a message.
+
+        Returns:
+            Its bytes, valid as long as a view of them lives.
+
+        Raises:
+            NNGException: if there was none in the socket's time, or the socket was closed.
+        """
+        return _view(self._receive())
+
+    def receive_with_pipe(self) -> tuple[memoryview, Any]:
+        """Wait for a message, and tell which connection it came over, too."""
+        message = self._receive()
+        pipe = _lib.nng_msg_get_pipe(message)
+        return _view(message), pipe
+
+    def close(self) -> None:
+        """Close the context; twice is fine.
+
+        After its socket, or beside it by no other thread: nng aborts the process otherwise.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        # With its socket nng has closed it already.
+        _lib.nng_ctx_close(self._context[0])
+        self._settle()
+        _lib.nng_aio_free(self._sending)
+        _lib.nng_aio_free(self._receiving)
+
+    def _receive(self) -> Any:
+        # Waiting is a call of its own: nng_ctx_recvmsg would be in the context all the time.
+        with self._gate:
+            _lib.nng_ctx_recv(self._context[0], self._receiving)
+        _lib.nng_aio_wait(self._receiving)
+        check_err(_lib.nng_aio_result(self._receiving))
+        return _lib.nng_aio_get_msg(self._receiving)
+
+    def _settle(self) -> None:
+        """Take back what was sent last, if it never went out."""
+        # An answer may be here before nng has noted that its request went out. Were the operation
+        # begun again then, nng would count it as under way for good.
+        _lib.nng_aio_wait(self._sending)
+        if _lib.nng_aio_result(self._sending):
+            message = _lib.nng_aio_get_msg(self._sending)
+            if message != _ffi.NULL:
+                _lib.nng_aio_set_msg(self._sending, _ffi.NULL)
+                _lib.nng_msg_free(message)
+
+
+def _new_operation() -> Any:
+    made = _ffi.new("nng_aio **")
+    check_err(_lib.nng_aio_alloc(made, _ffi.NULL, _ffi.NULL))
+    return made[0]
+
+
+def _message(content: WireBytes) -> Any:
+    """Copy content into a new message of nng's."""
+    size = len(content)
+    made = _ffi.new("nng_msg **")
+    if _lib.nng_msg_alloc(made, size):
+        raise MemoryError(f"no memory for a message of {size} bytes")
+    message = made[0]
+    if size < _COPY_BYTES:
+        _ffi.memmove(_lib.nng_msg_body(message), bytes(content), size)
+    else:
+        write_into(memoryview(_ffi.buffer(_lib.nng_msg_body(message), size)), content)
+    return message
+
+
+def _view(message: Any) -> memoryview:
+    """Return a message's memory, valid as long as a view of it lives; a copy if it is small."""
+    size = _lib.nng_msg_len(message)
+    buffer = _ffi.buffer(_lib.nng_msg_body(message), size)
+    if size < _COPY_BYTES:
+        copied = memoryview(bytearray(buffer))
+        _lib.nng_msg_free(message)
+        return copied
+    return view_with_release(buffer, partial(_lib.nng_msg_free, message))

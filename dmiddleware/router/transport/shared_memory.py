@@ -28,16 +28,16 @@ from pathlib import Path
 from typing import Final
 
 from dmiddleware.errors import TransportError
-from dmiddleware.router.transport.base import (
+from dmiddleware.router.transport.interface import (
     Channel,
     Listener,
-    OnAnswer,
+    OnReply,
     Reply,
-    Serve,
+    RequestHandler,
     Transport,
 )
 from dmiddleware.router.transport.slabs import SlabPool, SlabReader, sweep
-from dmiddleware.router.wire.byte_pieces import Raw
+from dmiddleware.router.wire.byte_pieces import WireBytes
 
 __all__ = ["SharedMemoryTransport"]
 
@@ -86,26 +86,39 @@ class SharedMemoryTransport:
         self._room = _Room(directory, least_bytes=least_bytes, max_bytes=max_bytes)
 
     def listen(
-        self, address: str, serve: Serve, *, on_gone: Callable[[int], None], max_frame_bytes: int
+        self,
+        address: str,
+        serve: RequestHandler,
+        *,
+        on_disconnect: Callable[[int], None],
+        max_frame_bytes: int,
     ) -> Listener:
-        """Listen on an address; see :class:`~dmiddleware.router.transport.base.Transport`."""
+        """Listen on an address; see :class:`~dmiddleware.router.transport.interface.Transport`."""
         return _SharingListener(
             self._inner,
             self._room,
             address,
             serve,
-            on_gone=on_gone,
+            on_disconnect=on_disconnect,
             max_frame_bytes=max_frame_bytes,
         )
 
     def dial(
-        self, address: str, *, connect_s: float, answer_s: float, max_frame_bytes: int
+        self,
+        address: str,
+        *,
+        connect_timeout_s: float,
+        reply_timeout_s: float,
+        max_frame_bytes: int,
     ) -> Channel:
-        """Connect to an address; see :class:`~dmiddleware.router.transport.base.Transport`."""
+        """Connect to an address; see :class:`~dmiddleware.router.transport.interface.Transport`."""
 
         def connect() -> Channel:
             return self._inner.dial(
-                address, connect_s=connect_s, answer_s=answer_s, max_frame_bytes=max_frame_bytes
+                address,
+                connect_timeout_s=connect_timeout_s,
+                reply_timeout_s=reply_timeout_s,
+                max_frame_bytes=max_frame_bytes,
             )
 
         channel = connect()
@@ -129,11 +142,11 @@ class SharedMemoryTransport:
         """Tell whether frames need all their bytes signed: as the transport beneath says."""
         return self._inner.covers_body(address)
 
-    def lay_down(self, arrays: Sequence[memoryview]) -> list[memoryview] | None:
+    def stage_arrays(self, arrays: Sequence[memoryview]) -> list[memoryview] | None:
         """Copy large arrays to where they are read; see :class:`Transport`."""
         if sum(map(len, arrays)) < self._room.least_bytes or not self._room.in_use:
             return None
-        return self._room.pool.lay_down(arrays)
+        return self._room.pool.stage_arrays(arrays)
 
 
 class _Room:
@@ -222,7 +235,7 @@ class _Room:
         except (OSError, ValueError):
             return False
 
-    def put(self, content: Raw, reader: int) -> bytes | None:
+    def put(self, content: WireBytes, reader: int) -> bytes | None:
         """Put a body into a slab; returns what to send instead, or None to send it as it is."""
         if len(content) < self.least_bytes:
             return None
@@ -240,14 +253,14 @@ class _SharingListener:
         inner: Transport,
         room: _Room,
         address: str,
-        serve: Serve,
+        serve: RequestHandler,
         *,
-        on_gone: Callable[[int], None],
+        on_disconnect: Callable[[int], None],
         max_frame_bytes: int,
     ) -> None:
         self._room = room
         self._serve_frame = serve
-        self._on_gone = on_gone
+        self._on_disconnect = on_disconnect
         self._max_frame_bytes = max_frame_bytes
         self._sharing: dict[int, int] = {}
         self._gone: deque[int] = deque()
@@ -255,7 +268,7 @@ class _SharingListener:
         room.enter()
         try:
             self._listener = inner.listen(
-                address, self._serve, on_gone=self._note_gone, max_frame_bytes=max_frame_bytes
+                address, self._serve, on_disconnect=self._note_gone, max_frame_bytes=max_frame_bytes
             )
         except BaseException:
             room.leave()
@@ -279,7 +292,7 @@ class _SharingListener:
     def _note_gone(self, connection: int) -> None:
         # On the inner transport's thread: only take note.
         self._gone.append(connection)
-        self._on_gone(connection)
+        self._on_disconnect(connection)
 
     def _serve(self, raw: memoryview, connection: int, reply: Reply) -> None:
         while self._gone:
@@ -300,7 +313,7 @@ class _SharingListener:
         del content
         self._serve_frame(raw, connection, _Reply(self, connection, reply))
 
-    def put(self, answer: Raw, connection: int) -> bytes | None:
+    def put(self, answer: WireBytes, connection: int) -> bytes | None:
         """Put an answer into a slab, as :meth:`_Room.put` does, if its reader shares the folder."""
         reader = self._sharing.get(connection)
         if reader is None:
@@ -328,7 +341,7 @@ class _Reply:
         self._lock = threading.Lock()
         self._is_given = False
 
-    def __call__(self, answer: Raw | None) -> None:
+    def __call__(self, answer: WireBytes | None) -> None:
         with self._lock:
             # A slab for an answer that does not count would never be read.
             if self._is_given:
@@ -350,7 +363,7 @@ class _SharingChannel:
         self._lock = threading.Lock()
         self._closed = False
 
-    def request(self, raw: Raw) -> memoryview:
+    def request(self, raw: WireBytes) -> memoryview:
         """Make a request and wait for its answer."""
         put = self._put(raw)
         answer = self._inner.request(raw if put is None else put)
@@ -358,10 +371,10 @@ class _SharingChannel:
             answer = self._inner.request(raw)
         return self._open(answer)
 
-    def send(self, raw: Raw, on_answer: OnAnswer) -> None:
+    def send(self, raw: WireBytes, on_reply: OnReply) -> None:
         """Make a request without waiting."""
         put = self._put(raw)
-        on_inner = functools.partial(self._on_answer, on_answer)
+        on_inner = functools.partial(self._on_reply, on_reply)
         if put is None:
             self._inner.send(raw, on_inner)
             return
@@ -384,7 +397,7 @@ class _SharingChannel:
         self._room.let_go(self._reader)
         self._room.leave()
 
-    def _put(self, raw: Raw) -> bytes | None:
+    def _put(self, raw: WireBytes) -> bytes | None:
         put = self._room.put(raw, self._reader)
         if put is not None and self._closed:
             # Closing may have let go of the reader's slabs before.
@@ -399,13 +412,13 @@ class _SharingChannel:
         self._room.pool.take_back(put[_HEAD.size :])
         return True
 
-    def _on_answer(self, on_answer: OnAnswer, answer: memoryview | TransportError) -> None:
+    def _on_reply(self, on_reply: OnReply, answer: memoryview | TransportError) -> None:
         if not isinstance(answer, TransportError):
             try:
                 answer = self._open(answer)
             except TransportError as error:
                 answer = error
-        on_answer(answer)
+        on_reply(answer)
 
     def _open(self, answer: memoryview) -> memoryview:
         """Return an answer, from its slab if it is a ticket for one."""

@@ -12,7 +12,7 @@ The one who made a slab fills it when it is free. The reader takes it once, and 
 to its content any longer, it is free again. A slab whose reader is gone is abandoned: its file is
 removed, and its memory is freed when nobody has it mapped.
 
-Arrays can be laid into a slab before it is known what goes around them. What is sent later as a
+Arrays can be staged into a slab before it is known what goes around them. What is sent later as a
 frame with these arrays, and nothing else that is large, goes out without another copy: the frame's
 head is written before the arrays, where room was left for it.
 
@@ -41,7 +41,13 @@ from typing import Final
 
 import numpy as np
 
-from dmiddleware.router.wire.byte_pieces import ALIGNMENT, Parts, Raw, lend, write_into
+from dmiddleware.router.wire.byte_pieces import (
+    ALIGNMENT,
+    BytePieces,
+    WireBytes,
+    view_with_release,
+    write_into,
+)
 
 __all__ = ["SlabPool", "SlabReader", "sweep"]
 
@@ -53,7 +59,7 @@ _TOKEN_BYTES: Final = 16
 _STATE: Final = 24
 _CONTENT: Final = 64
 _ARRAYS: Final = 4096
-"""Where arrays are laid; before them there is room for a frame's head."""
+"""Where arrays are staged; before them there is room for a frame's head."""
 
 _FREE, _FILLED, _TAKEN = 0, 1, 2
 
@@ -79,7 +85,7 @@ def sweep(directory: Path) -> int:
 class _Slab:
     """A slab that this process made."""
 
-    __slots__ = ("capacity", "filled_at", "laid", "memory", "path", "reader", "token")
+    __slots__ = ("capacity", "filled_at", "memory", "path", "reader", "staged", "token")
 
     def __init__(self, path: Path, memory: mmap.mmap) -> None:
         self.path = path
@@ -88,7 +94,7 @@ class _Slab:
         self.token = b""
         self.reader = 0
         self.filled_at = 0.0
-        self.laid: weakref.ref[_Laid] | None = None
+        self.staged: weakref.ref[_StagedSlab] | None = None
 
     @property
     def state(self) -> int:
@@ -96,7 +102,7 @@ class _Slab:
 
     @property
     def is_free(self) -> bool:
-        return self.memory[_STATE] == _FREE and (self.laid is None or self.laid() is None)
+        return self.memory[_STATE] == _FREE and (self.staged is None or self.staged() is None)
 
     def remove(self) -> None:
         with contextlib.suppress(OSError):
@@ -133,7 +139,7 @@ class SlabPool:
         with self._lock:
             return sum(slab.capacity for slab in self._slabs.values())
 
-    def fill(self, content: Raw, *, reader: int) -> bytes | None:
+    def fill(self, content: WireBytes, *, reader: int) -> bytes | None:
         """Put content into a free slab.
 
         Args:
@@ -156,7 +162,7 @@ class SlabPool:
             return None
         return _ticket(slab, _CONTENT, len(content))
 
-    def lay_down(self, arrays: Sequence[memoryview]) -> list[memoryview] | None:
+    def stage_arrays(self, arrays: Sequence[memoryview]) -> list[memoryview] | None:
         """Copy arrays into a slab, one behind the other, as they will lie in a frame.
 
         Args:
@@ -174,9 +180,9 @@ class SlabPool:
             slab = self._find(end)
             if slab is None:
                 return None
-            whole = np.frombuffer(slab.memory, np.uint8).view(_Laid)
+            whole = np.frombuffer(slab.memory, np.uint8).view(_StagedSlab)
             whole.slab, whole.n_arrays = slab, len(arrays)
-            slab.laid = weakref.ref(whole)
+            slab.staged = weakref.ref(whole)
         place = _ARRAYS
         for start, array in zip(starts, arrays, strict=True):
             whole[place:start] = 0
@@ -187,8 +193,8 @@ class SlabPool:
             for start, array in zip(starts, arrays, strict=True)
         ]
 
-    def complete(self, content: Raw, *, reader: int) -> bytes | None:
-        """Write the rest of a frame around arrays that were laid down.
+    def complete(self, content: WireBytes, *, reader: int) -> bytes | None:
+        """Write the rest of a frame around arrays that were staged down.
 
         Args:
             content: the frame.
@@ -198,7 +204,7 @@ class SlabPool:
             A ticket for it; None if the frame is another one, or was sent before: it needs a slab
             of its own.
         """
-        found = _laid_in(content)
+        found = _staged_in(content)
         if found is None:
             return None
         head, whole = found
@@ -332,7 +338,7 @@ class SlabReader:
                 return None
             memory[_STATE] = _TAKEN
         content = memoryview(memory)[begin : begin + length]
-        return lend(content, partial(_give_back, memory, token))
+        return view_with_release(content, partial(_give_back, memory, token))
 
     def close(self) -> None:
         """Let go of all slabs; views stay valid. Twice is fine."""
@@ -363,17 +369,17 @@ class SlabReader:
         self._mapped = kept if len(kept) < _KEPT_MAPPINGS else {}
 
 
-class _Laid(np.ndarray):
-    """The whole of a slab with laid-down arrays; while it is alive, the slab is theirs."""
+class _StagedSlab(np.ndarray):
+    """The whole of a slab with staged-down arrays; while it is alive, the slab is theirs."""
 
     slab: _Slab
     n_arrays: int
     is_used = False
 
 
-def _laid_in(content: Raw) -> tuple[bytes, _Laid] | None:
-    """Return a frame's head and its arrays' slab, if these are all that were laid down there."""
-    if not isinstance(content, Parts):
+def _staged_in(content: WireBytes) -> tuple[bytes, _StagedSlab] | None:
+    """Return a frame's head and its arrays' slab, if these are all that were staged down there."""
+    if not isinstance(content, BytePieces):
         return None
     slabs = [_slab_of(piece) for piece in content.pieces]
     whole = next((slab for slab in slabs if slab is not None), None)
@@ -381,15 +387,17 @@ def _laid_in(content: Raw) -> tuple[bytes, _Laid] | None:
         return None
     of_slab = [slab is whole for slab in slabs]
     first = of_slab.index(True)
-    gaps = [piece for piece, is_laid in zip(content.pieces, of_slab, strict=True) if not is_laid]
+    gaps = [
+        piece for piece, is_staged in zip(content.pieces, of_slab, strict=True) if not is_staged
+    ]
     if sum(of_slab) != whole.n_arrays or any(any(gap) for gap in gaps[first:]):
         return None
     return b"".join(gaps[:first]), whole
 
 
-def _slab_of(piece: bytes | memoryview) -> _Laid | None:
+def _slab_of(piece: bytes | memoryview) -> _StagedSlab | None:
     owner = piece.obj if isinstance(piece, memoryview) else None
-    return owner if isinstance(owner, _Laid) else None
+    return owner if isinstance(owner, _StagedSlab) else None
 
 
 def _ticket(slab: _Slab, begin: int, length: int) -> bytes:

@@ -16,17 +16,20 @@ import logging
 import os
 import socket
 import stat
+import struct
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from dmiddleware.errors import TransportError
-from dmiddleware.router.transport.base import OnAnswer, Serve
-from dmiddleware.router.transport.telling import tell, tell_elsewhere
-from dmiddleware.router.transport.unix_stream import ANSWER, REQUEST, FrameStream, NotAFrame
-from dmiddleware.router.wire.byte_pieces import Raw
+from dmiddleware.router.transport.callbacks import run_callback, run_callback_in_thread
+from dmiddleware.router.transport.interface import OnReply, RequestHandler
+from dmiddleware.router.wire.byte_pieces import BytePieces, WireBytes
 
 __all__ = ["UnixTransport"]
 
@@ -44,24 +47,39 @@ class UnixTransport:
     """Unix-domain stream sockets; addresses have the form ``ipc:///path/to/socket``."""
 
     def listen(
-        self, address: str, serve: Serve, *, on_gone: Callable[[int], None], max_frame_bytes: int
+        self,
+        address: str,
+        serve: RequestHandler,
+        *,
+        on_disconnect: Callable[[int], None],
+        max_frame_bytes: int,
     ) -> UnixListener:
-        """Listen on an address; see :class:`~dmiddleware.router.transport.base.Transport`."""
-        return UnixListener(address, serve, on_gone=on_gone, max_frame_bytes=max_frame_bytes)
+        """Listen on an address; see :class:`~dmiddleware.router.transport.interface.Transport`."""
+        return UnixListener(
+            address, serve, on_disconnect=on_disconnect, max_frame_bytes=max_frame_bytes
+        )
 
     def dial(
-        self, address: str, *, connect_s: float, answer_s: float, max_frame_bytes: int
+        self,
+        address: str,
+        *,
+        connect_timeout_s: float,
+        reply_timeout_s: float,
+        max_frame_bytes: int,
     ) -> UnixChannel:
-        """Connect to an address; see :class:`~dmiddleware.router.transport.base.Transport`."""
+        """Connect to an address; see :class:`~dmiddleware.router.transport.interface.Transport`."""
         return UnixChannel(
-            address, connect_s=connect_s, answer_s=answer_s, max_frame_bytes=max_frame_bytes
+            address,
+            connect_timeout_s=connect_timeout_s,
+            reply_timeout_s=reply_timeout_s,
+            max_frame_bytes=max_frame_bytes,
         )
 
     def covers_body(self, address: str) -> bool:
         """Tell that frames need not have all their bytes signed: only this user can connect."""
         return False
 
-    def lay_down(self, arrays: Sequence[memoryview]) -> None:
+    def stage_arrays(self, arrays: Sequence[memoryview]) -> None:
         """Tell that arrays have no place of their own here."""
 
 
@@ -69,16 +87,21 @@ class UnixChannel:
     """A connection to a listener; its thread reads the answers."""
 
     def __init__(
-        self, address: str, *, connect_s: float, answer_s: float, max_frame_bytes: int
+        self,
+        address: str,
+        *,
+        connect_timeout_s: float,
+        reply_timeout_s: float,
+        max_frame_bytes: int,
     ) -> None:
         self._address = address
-        self._answer_s = answer_s
+        self._reply_timeout_s = reply_timeout_s
         self._number = 0
-        self._waiting: dict[int, tuple[float, OnAnswer]] = {}
+        self._waiting: dict[int, tuple[float, OnReply]] = {}
         self._ended = False
         self._reason = "the connection broke"
         self._stream = FrameStream(
-            _dialed(address, connect_s),
+            _dialed(address, connect_timeout_s),
             name=f"router-write-{address}",
             sends=REQUEST,
             takes=ANSWER,
@@ -94,13 +117,13 @@ class UnixChannel:
             self._stream.release()
             raise TransportError(f"could not dial {address}: {error}") from error
 
-    def request(self, raw: Raw) -> memoryview:
+    def request(self, raw: WireBytes) -> memoryview:
         """Make a request and wait for its answer."""
         result = _Result()
         number = self._begin(raw, result)
         if number is None:
             raise self._error()
-        if not result.wait(self._answer_s):
+        if not result.wait(self._reply_timeout_s):
             with self._stream.lock:
                 given_up = self._give_up(number) is not None
             if given_up:
@@ -108,10 +131,10 @@ class UnixChannel:
             result.wait(-1)
         return result.get()
 
-    def send(self, raw: Raw, on_answer: OnAnswer) -> None:
+    def send(self, raw: WireBytes, on_reply: OnReply) -> None:
         """Make a request without waiting."""
-        if self._begin(raw, on_answer) is None:
-            tell_elsewhere(on_answer, self._error())
+        if self._begin(raw, on_reply) is None:
+            run_callback_in_thread(on_reply, self._error())
 
     def close(self) -> None:
         """Close the connection; requests under way fail at once."""
@@ -119,25 +142,25 @@ class UnixChannel:
         if self._reader is not threading.current_thread():
             self._reader.join(_JOIN_S)
 
-    def _begin(self, raw: Raw, on_answer: OnAnswer) -> int | None:
-        deadline = time.monotonic() + self._answer_s
+    def _begin(self, raw: WireBytes, on_reply: OnReply) -> int | None:
+        deadline = time.monotonic() + self._reply_timeout_s
         with self._stream.lock:
             if self._ended or self._stream.closed:
                 return None
             self._number = number = self._number + 1
-            self._waiting[number] = deadline, on_answer
+            self._waiting[number] = deadline, on_reply
             self._stream.write(number, raw)
         return number
 
-    def _give_up(self, number: int) -> OnAnswer | None:
+    def _give_up(self, number: int) -> OnReply | None:
         """Await an answer no longer; called with the stream's lock held.
 
         Returns:
             Whom to tell; None if the answer has just come.
         """
         self._stream.forget(number)
-        _, on_answer = self._waiting.pop(number, (0.0, None))
-        return on_answer
+        _, on_reply = self._waiting.pop(number, (0.0, None))
+        return on_reply
 
     def _read(self) -> None:
         try:
@@ -150,16 +173,16 @@ class UnixChannel:
             with self._stream.lock:
                 self._ended = True
                 given_up = [self._give_up(number) for number in list(self._waiting)]
-            for on_answer in given_up:
-                if on_answer is not None:
-                    tell(on_answer, self._error())
+            for on_reply in given_up:
+                if on_reply is not None:
+                    run_callback(on_reply, self._error())
             self._stream.release()
 
     def _take(self, number: int, frame: memoryview) -> None:
         # Nobody waits any more for an answer that comes late.
-        _, on_answer = self._waiting.pop(number, (0.0, None))
-        if on_answer is not None:
-            tell(on_answer, frame)
+        _, on_reply = self._waiting.pop(number, (0.0, None))
+        if on_reply is not None:
+            run_callback(on_reply, frame)
 
     def _look(self) -> None:
         """Give up those requests whose deadline is over; the oldest come first."""
@@ -169,13 +192,13 @@ class UnixChannel:
                 itertools.takewhile(lambda number: self._waiting[number][0] <= now, self._waiting)
             )
             given_up = [self._give_up(number) for number in late]
-        for on_answer in given_up:
-            if on_answer is not None:
-                tell(on_answer, self._too_late())
+        for on_reply in given_up:
+            if on_reply is not None:
+                run_callback(on_reply, self._too_late())
 
     def _too_late(self) -> TransportError:
         return TransportError(
-            f"could not ask {self._address}: no answer within {self._answer_s:g} s"
+            f"could not ask {self._address}: no answer within {self._reply_timeout_s:g} s"
         )
 
     def _error(self) -> TransportError:
@@ -212,14 +235,14 @@ class UnixListener:
     def __init__(
         self,
         address: str,
-        serve: Serve,
+        serve: RequestHandler,
         *,
-        on_gone: Callable[[int], None],
+        on_disconnect: Callable[[int], None],
         max_frame_bytes: int,
     ) -> None:
         self._address = address
         self._serve = serve
-        self._on_gone = on_gone
+        self._on_disconnect = on_disconnect
         self._max_frame_bytes = max_frame_bytes
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -288,7 +311,7 @@ class UnixListener:
     def _gone(self, number: int) -> None:
         with self._lock:
             self._connections.pop(number, None)
-        self._on_gone(number)
+        self._on_disconnect(number)
 
 
 class _Connection:
@@ -298,14 +321,14 @@ class _Connection:
         self,
         number: int,
         accepted: socket.socket,
-        serve: Serve,
-        on_gone: Callable[[int], None],
+        serve: RequestHandler,
+        on_disconnect: Callable[[int], None],
         *,
         max_frame_bytes: int,
     ) -> None:
         self._number = number
         self._serve = serve
-        self._on_gone = on_gone
+        self._on_disconnect = on_disconnect
         self._stream = FrameStream(
             accepted,
             name=f"router-write-{number}",
@@ -332,7 +355,7 @@ class _Connection:
             )
         finally:
             self._stream.release()
-            self._on_gone(self._number)
+            self._on_disconnect(self._number)
 
     def _take(self, number: int, frame: memoryview) -> None:
         self._stream.wait_until_read()
@@ -354,7 +377,7 @@ class _Reply:
         self._number = number
         self._done = False
 
-    def __call__(self, raw: Raw | None) -> None:
+    def __call__(self, raw: WireBytes | None) -> None:
         stream = self._stream
         with stream.lock:
             if self._done:
@@ -389,16 +412,17 @@ def _identity(path: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _dialed(address: str, connect_s: float) -> socket.socket:
+def _dialed(address: str, connect_timeout_s: float) -> socket.socket:
     path = _path("dial", address)
-    deadline = time.monotonic() + connect_s
+    deadline = time.monotonic() + connect_timeout_s
     while True:
         try:
             return _connected(path, max(0.01, deadline - time.monotonic()))
         except OSError as error:
             if time.monotonic() + _DIAL_EVERY_S >= deadline:
                 raise TransportError(
-                    f"could not dial {address}: nobody answered within {connect_s:g} s ({error})"
+                    f"could not dial {address}: nobody answered within "
+                    f"{connect_timeout_s:g} s ({error})"
                 ) from error
         time.sleep(_DIAL_EVERY_S)
 
@@ -467,3 +491,258 @@ def _translated(doing: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise TransportError(f"could not {doing}: {error.strerror or error}") from error
+
+
+REQUEST: Final = 1
+ANSWER: Final = 2
+
+_HEAD: Final = struct.Struct("<4sB3xQQ")
+"""Magic, kind, length of what follows, number of the request."""
+
+_MAGIC: Final = b"DMWU"
+
+_LOOK_EVERY_S: Final = 0.25
+
+_READ_BYTES: Final = 16 * 1024
+"""Shorter frames come several at a time, longer ones straight to where they stay."""
+
+_SOCKET_BYTES: Final = 2 << 20
+"""What the system is asked to hold for a slow reader; it may allow less."""
+
+_ENOUGH_BYTES: Final = 16 << 20
+_MAX_PIECES: Final = 512
+_BEGUN: Final = -1
+_NO_SIGNAL: Final = socket.MSG_NOSIGNAL
+_AT_ONCE: Final = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
+
+_Piece = bytes | bytearray | memoryview
+
+
+class NotAFrame(Exception):
+    """What came is no frame, or one that is too long."""
+
+
+class FrameStream:
+    """A connected socket that frames go out from and come in at.
+
+    Args:
+        connected: the socket, which is this object's from here on.
+        name: of the writer's thread.
+        sends: kind of the frames that go out.
+        takes: kind of the frames that come in.
+        max_frame_bytes: longer frames are not read.
+
+    Attributes:
+        lock: held by who writes.
+        closed: whether this side has closed.
+    """
+
+    def __init__(
+        self,
+        connected: socket.socket,
+        *,
+        name: str,
+        sends: int,
+        takes: int,
+        max_frame_bytes: int,
+    ) -> None:
+        connected.settimeout(None)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+        self.lock = threading.Lock()
+        self.closed = False
+        self._socket = connected
+        self._name = name
+        self._sends = sends
+        self._takes = takes
+        self._max_frame_bytes = max_frame_bytes
+        self._look: Callable[[], None] | None = None
+        self._look_at = 0.0
+        self._shut = False
+        self._changed = threading.Condition(self.lock)
+        self._writer: threading.Thread | None = None
+        self._writing = False
+        self._unsent: OrderedDict[int, tuple[list[_Piece], int]] = OrderedDict()
+        self._unsent_bytes = 0
+
+    def write(self, number: int, raw: WireBytes) -> None:
+        """Send a frame without waiting; called with the lock held.
+
+        Nothing happens if the connection is broken: the reader finds that out.
+        """
+        if self._shut:
+            return
+        size = len(raw)
+        pieces: list[_Piece] = [_HEAD.pack(_MAGIC, self._sends, size, number)]
+        pieces += raw.pieces if isinstance(raw, BytePieces) else (raw,)
+        size += _HEAD.size
+        if not self._writing:
+            try:
+                size = self._send(pieces, size, _AT_ONCE)
+            except OSError:
+                self._shut_down()
+                return
+            if not size:
+                return
+            number = _BEGUN
+        self._leave_to_writer(number, pieces, size)
+
+    def forget(self, number: int) -> None:
+        """Do not send a frame, unless it was begun; called with the lock held."""
+        _, size = self._unsent.pop(number, ((), 0))
+        self._unsent_bytes -= size
+
+    def wait_until_read(self) -> None:
+        """Wait as long as the other side leaves too much unread."""
+        if self._unsent_bytes > _ENOUGH_BYTES:
+            with self._changed:
+                self._changed.wait_for(lambda: self._shut or self._unsent_bytes <= _ENOUGH_BYTES)
+
+    def read(
+        self, take: Callable[[int, memoryview], None], look: Callable[[], None] | None = None
+    ) -> None:
+        """Read frames until this side closes.
+
+        Args:
+            take: gets the number and the content of each.
+            look: called several times a second. None: nothing is.
+
+        Raises:
+            OSError: if the connection broke.
+            NotAFrame: if something else came.
+        """
+        if look is not None:
+            # Python's own timeout costs a call to the system for each read.
+            limit = struct.pack("ll", 0, int(_LOOK_EVERY_S * 1e6))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            self._look = look
+        buffer = bytearray(_READ_BYTES)
+        window = memoryview(buffer)
+        kept = 0
+        while not self.closed:
+            end = kept + self._receive(window[kept:])
+            begin = self._take_frames(buffer, window[:end], take)
+            kept = end - begin
+            window[:kept] = window[begin:end]
+
+    def shut(self) -> None:
+        """Close the connection for both sides; what is in the system already still arrives."""
+        with self.lock:
+            self.closed = True
+            self._shut_down()
+
+    def release(self) -> None:
+        """End the writer and close the socket; called by the reader, when it reads no more."""
+        with self.lock:
+            self._shut_down()
+        if self._writer is not None:
+            self._writer.join()
+        with self.lock:
+            self._socket.close()
+
+    def _take_frames(
+        self, buffer: bytearray, window: memoryview, take: Callable[[int, memoryview], None]
+    ) -> int:
+        """Take the frames that begin in a window of the buffer; returns where the rest begins."""
+        begin, end = 0, len(window)
+        while end - begin >= _HEAD.size and not self.closed:
+            magic, kind, size, number = _HEAD.unpack_from(buffer, begin)
+            if magic != _MAGIC or kind != self._takes or size > self._max_frame_bytes:
+                raise NotAFrame
+            begin += _HEAD.size
+            if size <= end - begin:
+                frame = memoryview(buffer[begin : begin + size])
+                begin += size
+            else:
+                frame = self._receive_rest(size, window[begin:])
+                begin = end
+            take(number, frame)
+        return begin
+
+    def _receive_rest(self, size: int, beginning: memoryview) -> memoryview:
+        frame = np.empty(size, np.uint8).data
+        place = len(beginning)
+        frame[:place] = beginning
+        while place < size:
+            place += self._receive(frame[place:], socket.MSG_WAITALL)
+        return frame
+
+    def _receive(self, target: memoryview, flags: int = 0) -> int:
+        while True:
+            if self._look is not None and time.monotonic() >= self._look_at:
+                self._look()
+                self._look_at = time.monotonic() + _LOOK_EVERY_S
+            try:
+                received = self._socket.recv_into(target, 0, flags)
+            except BlockingIOError:
+                continue
+            if not received:
+                raise ConnectionResetError("the other side closed the connection")
+            return received
+
+    def _send(self, pieces: list[_Piece], size: int, flags: int) -> int:
+        """Send pieces of so many bytes in all, and remove them from the list.
+
+        Returns:
+            How many bytes the socket did not take, with the flags for not waiting.
+        """
+        while True:
+            try:
+                sent = self._socket.sendmsg(pieces[:_MAX_PIECES], (), flags)
+            except BlockingIOError:
+                return size
+            size -= sent
+            if not size:
+                return 0
+            _remove(pieces, sent)
+
+    def _leave_to_writer(self, number: int, pieces: list[_Piece], size: int) -> None:
+        self._unsent[number] = pieces, size
+        self._unsent_bytes += size
+        self._writing = True
+        if self._writer is not None:
+            self._changed.notify_all()
+            return
+        writer = threading.Thread(target=self._write_on, name=self._name, daemon=True)
+        try:
+            writer.start()
+        except RuntimeError:
+            # The system allows no more threads.
+            self._shut_down()
+            return
+        self._writer = writer
+
+    def _write_on(self) -> None:
+        while True:
+            with self._changed:
+                self._writing = bool(self._unsent)
+                self._changed.wait_for(lambda: self._shut or self._unsent)
+                if self._shut:
+                    return
+                _, (pieces, size) = self._unsent.popitem(last=False)
+            try:
+                self._send(pieces, size, _NO_SIGNAL)
+            except OSError:
+                with self.lock:
+                    self._shut_down()
+                return
+            with self._changed:
+                self._unsent_bytes -= size
+                self._changed.notify_all()
+
+    def _shut_down(self) -> None:
+        if self._shut:
+            return
+        self._shut = True
+        self._unsent.clear()
+        self._changed.notify_all()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def _remove(pieces: list[_Piece], sent: int) -> None:
+    """Remove so many bytes from the beginning of pieces."""
+    for index, piece in enumerate(pieces):
+        if sent < len(piece):
+            pieces[: index + 1] = [memoryview(piece)[sent:]]
+            return
+        sent -= len(piece)

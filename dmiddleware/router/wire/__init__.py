@@ -1,1 +1,5 @@
-"""The wire format: values to bytes and back. Pure: no socket, thread or clock."""
+"""The wire format: from Python values to frames and back.
+
+No module here starts a thread, owns a socket or a file, or reads a clock. ``test_pure_packages.py``
+of the router's tests checks the imports.
+"""

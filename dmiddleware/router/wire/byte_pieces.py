@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-__all__ = ["ALIGNMENT", "Parts", "Raw", "copy_of", "lend", "write_into"]
+__all__ = ["ALIGNMENT", "BytePieces", "WireBytes", "copy_bytes", "view_with_release", "write_into"]
 
 ALIGNMENT: Final = 64
 """Arrays begin at a multiple of this in a frame."""
@@ -15,7 +15,7 @@ ALIGNMENT: Final = 64
 _LARGE: Final = 64 * 1024
 
 
-class Parts:
+class BytePieces:
     """What is sent as one, in the pieces that it is made of; ``bytes()`` joins them.
 
     Args:
@@ -35,44 +35,44 @@ class Parts:
         return b"".join(self.pieces)
 
 
-Raw: TypeAlias = bytes | bytearray | Parts
+WireBytes: TypeAlias = bytes | bytearray | BytePieces
 """What a transport sends."""
 
 
-def copy_of(view: memoryview) -> bytes | memoryview:
+def copy_bytes(view: memoryview) -> bytes | memoryview:
     """Copy the bytes of an array; other threads run meanwhile if they are many."""
     if len(view) < _LARGE:
         return view.tobytes()
     return np.frombuffer(view, np.uint8).copy().data
 
 
-def write_into(target: memoryview, content: Raw) -> None:
+def write_into(target: memoryview, content: WireBytes) -> None:
     """Copy content to the beginning of a target; other threads run meanwhile."""
     place = 0
     into = np.frombuffer(target, np.uint8)
-    for piece in content.pieces if isinstance(content, Parts) else (content,):
+    for piece in content.pieces if isinstance(content, BytePieces) else (content,):
         end = place + len(piece)
         into[place:end] = np.frombuffer(piece, np.uint8)
         place = end
 
 
-def lend(memory: Any, give_back: Callable[[], object]) -> memoryview:
+def view_with_release(memory: Any, release: Callable[[], object]) -> memoryview:
     """Return a view of foreign memory, and give that back when no view of it is alive.
 
     Args:
         memory: a buffer of bytes.
-        give_back: called once, on whichever thread lets go of the last view.
+        release: called once, on whichever thread lets go of the last view.
     """
     lent = np.frombuffer(memory, np.uint8).view(_Lent)
-    lent.give_back = give_back
+    lent.release = release
     return lent.data
 
 
 class _Lent(np.ndarray):
     """A view that gives its memory back at its end."""
 
-    give_back: Callable[[], object] | None = None
+    release: Callable[[], object] | None = None
 
     def __del__(self) -> None:
-        if self.give_back is not None:
-            self.give_back()
+        if self.release is not None:
+            self.release()

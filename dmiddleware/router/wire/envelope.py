@@ -8,23 +8,23 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from dmiddleware.errors import FrameError
-from dmiddleware.router.wire.byte_pieces import copy_of
+from dmiddleware.router.wire.byte_pieces import copy_bytes
 from dmiddleware.router.wire.codec import Codec
 from dmiddleware.router.wire.frame import ALIGNMENT, MAX_BUFFERS, Frame, FrameFlag, read_metadata
 
 __all__ = [
     "EncodedEvent",
-    "Answer",
+    "Acknowledgements",
     "encode_event",
     "decode_event",
     "pack_events",
     "unpack_events",
     "FRAME_OVERHEAD",
     "MAX_BATCH_BYTES",
-    "WANTS_EVENT",
+    "SUBSCRIPTIONS_EVENT",
 ]
 
-LayDown: TypeAlias = Callable[[Sequence[memoryview]], list[memoryview] | None]
+StageArrays: TypeAlias = Callable[[Sequence[memoryview]], list[memoryview] | None]
 
 _SPILL_BYTES: Final = 32 * 1024
 """Beyond this the envelope travels as a buffer, so that metadata stays within its bound."""
@@ -33,7 +33,7 @@ _EVENT_OVERHEAD: Final = 64
 _BUFFER_OVERHEAD: Final = ALIGNMENT + 8
 """What an array takes in a frame beside its bytes, at most: its alignment, a row of the table."""
 
-WANTS_EVENT: Final = "$wants"
+SUBSCRIPTIONS_EVENT: Final = "$wants"
 """The event by which nodes tell each other what they want; it keeps its place among the others."""
 
 FRAME_OVERHEAD: Final = 256
@@ -56,7 +56,7 @@ class EncodedEvent(msgspec.Struct, frozen=True):
     size: int
 
 
-class Answer(msgspec.Struct, array_like=True, frozen=True):
+class Acknowledgements(msgspec.Struct, array_like=True, frozen=True):
     """What became of frames.
 
     Attributes:
@@ -82,7 +82,7 @@ _envelopes = msgspec.msgpack.Decoder(list[_Envelope])
 
 
 def encode_event(
-    event: str, value: Any, codec: Codec, lay_down: LayDown | None = None
+    event: str, value: Any, codec: Codec, stage_arrays: StageArrays | None = None
 ) -> EncodedEvent:
     """Encode an event; its arrays are copied, so that the caller may change them at once.
 
@@ -90,7 +90,7 @@ def encode_event(
         event: its name.
         value: its arguments.
         codec: encodes them.
-        lay_down: copies arrays to where they are sent from; may return None.
+        stage_arrays: copies arrays to where they are sent from; may return None.
 
     Raises:
         EncodeError: if the value cannot travel.
@@ -98,8 +98,8 @@ def encode_event(
     skeleton, views = codec.encode(value)
     buffers: tuple[bytes | memoryview, ...] = ()
     if views:
-        laid = None if lay_down is None else lay_down(views)
-        buffers = tuple([copy_of(view) for view in views] if laid is None else laid)
+        staged = None if stage_arrays is None else stage_arrays(views)
+        buffers = tuple([copy_bytes(view) for view in views] if staged is None else staged)
     return EncodedEvent(event, skeleton, buffers, _size(event, skeleton, buffers))
 
 

@@ -40,7 +40,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from dmiddleware.errors import AuthError, FrameError, FrameTooLarge
-from dmiddleware.router.wire.byte_pieces import ALIGNMENT, Parts
+from dmiddleware.router.wire.byte_pieces import ALIGNMENT, BytePieces
 
 __all__ = [
     "FrameType",
@@ -48,7 +48,7 @@ __all__ = [
     "Frame",
     "FrameMac",
     "encode_frame",
-    "frame_parts",
+    "frame_pieces",
     "decode_frame",
     "session_of",
     "type_of",
@@ -172,10 +172,10 @@ def encode_frame(frame: Frame, mac: FrameMac | None = None, *, max_size: int) ->
     Raises:
         FrameTooLarge: if the metadata exceeds 64 KiB or the frame ``max_size``; nothing was sent.
     """
-    return bytes(frame_parts(frame, mac, max_size=max_size))
+    return bytes(frame_pieces(frame, mac, max_size=max_size))
 
 
-def frame_parts(frame: Frame, mac: FrameMac | None = None, *, max_size: int) -> Parts:
+def frame_pieces(frame: Frame, mac: FrameMac | None = None, *, max_size: int) -> BytePieces:
     """Write a frame as :func:`encode_frame` does, but leave its buffers where they are.
 
     Raises:
@@ -222,7 +222,7 @@ def frame_parts(frame: Frame, mac: FrameMac | None = None, *, max_size: int) -> 
     if mac is not None:
         covered = [prefix, metadata, table, *body] if mac.cover_body else [prefix, metadata, table]
         signature = mac.digest(covered)
-    return Parts([b"".join((prefix, signature, metadata, table)), *body])
+    return BytePieces([b"".join((prefix, signature, metadata, table)), *body])
 
 
 def decode_frame(raw: bytes | bytearray | memoryview, mac: FrameMac | None = None) -> Frame:

@@ -14,7 +14,7 @@ from dmiddleware.router.transport.redis import RedisTransport
 from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
 from dmiddleware.router.transport.unix import UnixTransport
 from tests.dmiddleware.router.certificates import Authority
-from tests.dmiddleware.router.places import Place
+from tests.dmiddleware.router.endpoints import Endpoints
 from tests.dmiddleware.router.redis_server import RedisServer
 from tests.dmiddleware.router.unix_sockets import nothing_left
 
@@ -55,26 +55,26 @@ names = itertools.count()
 
 
 @pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, address: str) -> Place:
+def endpoints(request: pytest.FixtureRequest, address: str) -> Endpoints:
     kind = request.param
     if kind == "memory":
         network = MemoryNetwork()
-        return Place("memory://a", network.transport("one"), network.transport("other"))
+        return Endpoints("memory://a", network.transport("one"), network.transport("other"))
     if kind == "tls":
         ours: Authority = request.getfixturevalue("authority")
         one, other = (NngTransport(tls=ours.files(name)) for name in ("one", "other"))
-        return Place("tls+tcp://127.0.0.1:0", one, other)
+        return Endpoints("tls+tcp://127.0.0.1:0", one, other)
     if kind == "redis":
         server: RedisServer = request.getfixturevalue("redis_server")
-        return Place(f"{server.url}/{next(names)}", RedisTransport(), RedisTransport())
+        return Endpoints(f"{server.url}/{next(names)}", RedisTransport(), RedisTransport())
     if kind == "tcp":
-        return Place("tcp://127.0.0.1:0", NngTransport(), NngTransport())
+        return Endpoints("tcp://127.0.0.1:0", NngTransport(), NngTransport())
     if kind == "unix":
-        return Place(address, UnixTransport(), UnixTransport())
+        return Endpoints(address, UnixTransport(), UnixTransport())
     if kind == "ipc":
-        return Place(address, NngTransport(), NngTransport())
+        return Endpoints(address, NngTransport(), NngTransport())
     folder: Path = request.getfixturevalue("folder")
     sharing = [
         SharedMemoryTransport(NngTransport(), directory=folder, least_bytes=1) for _ in range(2)
     ]
-    return Place(address, *sharing)
+    return Endpoints(address, *sharing)

@@ -83,7 +83,7 @@ def two(listen: str, **options: Any) -> Iterator[tuple[Router, Router]]:
         yield learner, collector
 
 
-def test_events_reach_those_who_subscribed_whole_and_in_order(listen: str) -> None:
+def test_events_reach_subscribers_whole_and_in_order(listen: str) -> None:
     with two(listen) as (learner, collector):
         got = Received(learner, "trajectories")
         Received(collector, "weights")
@@ -109,7 +109,7 @@ def test_a_listener_sends_to_its_dialers_too(listen: str) -> None:
         assert got.of("weights", 1) == [(1,)]
 
 
-def test_who_subscribes_late_gets_the_newest_of_what_only_counts_when_new(listen: str) -> None:
+def test_a_late_subscriber_gets_the_latest_event(listen: str) -> None:
     model = Event("model", delivery="latest")
     with two(listen) as (learner, collector):
         Received(learner)
@@ -121,7 +121,7 @@ def test_who_subscribes_late_gets_the_newest_of_what_only_counts_when_new(listen
         assert got.of("model", 2)[-1] == (5,)
 
 
-def test_nodes_that_start_before_their_peer_find_it(tmp_path: Path) -> None:
+def test_nodes_that_start_before_their_peer_connect(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/late.sock"
     with Router(node_id=1, dial=[address]) as early:
         got = Received(early, "hello")
@@ -131,7 +131,7 @@ def test_nodes_that_start_before_their_peer_find_it(tmp_path: Path) -> None:
             got.of("hello", 1)
 
 
-def test_a_peer_that_closes_is_told_from_one_that_breaks(listen: str) -> None:
+def test_a_peer_that_closes_leaves_with_a_goodbye(listen: str) -> None:
     with Router(node_id=0, listen=listen, key=KEY) as learner:
         got = Received(learner)
         with Router(node_id=1, dial=[learner.address], key=KEY):
@@ -160,7 +160,7 @@ def test_a_slow_reader_makes_the_emitter_wait_and_its_deadline_names_the_peer(li
         got.hold = True
         event = Event("e", timeout_s=0.3)
         accepted = 0
-        with pytest.raises(DeliveryTimeout, match=r"node 0 .here"):
+        with pytest.raises(DeliveryTimeout, match=r"node 0 .connected"):
             for accepted in range(1000):
                 b.emit(event, (accepted, bytes(1000)), {})
         got.release()
@@ -169,7 +169,7 @@ def test_a_slow_reader_makes_the_emitter_wait_and_its_deadline_names_the_peer(li
         assert b.traffic()["e"].sent == accepted
 
 
-def test_a_wrong_key_is_told_to_the_emitter(listen: str) -> None:
+def test_a_wrong_key_ends_the_wait_for_peers(listen: str) -> None:
     with (
         Router(node_id=0, listen=listen, key=KEY) as learner,
         Router(node_id=1, dial=[learner.address], key=bytes(32)) as collector,
@@ -178,18 +178,20 @@ def test_a_wrong_key_is_told_to_the_emitter(listen: str) -> None:
         collector.wait_for_peers(1, timeout_s=DEADLINE_S)
 
 
-def test_of_two_nodes_with_one_id_the_older_one_is_told(listen: str) -> None:
+def test_the_older_of_two_nodes_with_one_id_is_refused(listen: str) -> None:
     with two(listen) as (learner, older):
         older.wait_for_peers(1, timeout_s=DEADLINE_S)
         with Router(node_id=1, dial=[learner.address], key=KEY) as newer:
             newer.wait_for_peers(1, timeout_s=DEADLINE_S)
-            with pytest.raises(HandshakeRefused, match=r"newer start of node '1'.* id of its own"):
+            with pytest.raises(
+                HandshakeRefused, match=r"newer process has joined as node '1'.* unique id"
+            ):
                 older.wait_for_peers(2, timeout_s=DEADLINE_S)
             assert newer.peer_ids() == [0]
 
 
-def test_what_is_too_long_for_a_handshake_is_refused_at_once(listen: str) -> None:
-    with pytest.raises(TopologyError, match=r"labels of node 3 take 4\d\d\d bytes, .* most 3840"):
+def test_an_identity_too_long_for_a_handshake_is_refused_at_construction(listen: str) -> None:
+    with pytest.raises(TopologyError, match=r"labels of node 3 have 4\d\d\d bytes, .* most 3840"):
         Router(node_id=3, listen=listen, labels=["x" * 4000])
     labels = ["x" * 3700]
     with (
@@ -200,19 +202,19 @@ def test_what_is_too_long_for_a_handshake_is_refused_at_once(listen: str) -> Non
         assert list(peer.labels) == labels
 
 
-def test_waiting_for_peers_that_do_not_come_says_who_is_here(listen: str) -> None:
+def test_waiting_for_missing_peers_names_the_connected_ones(listen: str) -> None:
     with two(listen) as (learner, _):
         learner.wait_for_peers(1, timeout_s=DEADLINE_S)
-        with pytest.raises(WaitTimeout, match=r"2 peers were awaited.* 1 came \(nodes \[1\]"):
+        with pytest.raises(WaitTimeout, match=r"expected 2 peers.* only 1 connected \(nodes \[1\]"):
             learner.wait_for_peers(2, timeout_s=0.05)
 
 
 def test_an_address_beyond_this_host_needs_a_key() -> None:
-    with pytest.raises(TopologyError, match="there is no key"):
+    with pytest.raises(TopologyError, match="has no key"):
         Router(listen="tcp://0.0.0.0:5555")
 
 
-def test_a_closed_router_says_so(listen: str) -> None:
+def test_using_a_closed_router_raises(listen: str) -> None:
     router = Router(listen=listen, key=KEY)
     router.start()
     router.close()
@@ -222,7 +224,7 @@ def test_a_closed_router_says_so(listen: str) -> None:
 
 
 @pytest.mark.parametrize("closes", [0, 1])
-def test_who_takes_an_event_may_close_the_router(listen: str, closes: int) -> None:
+def test_a_delivery_callback_may_close_the_router(listen: str, closes: int) -> None:
     closed: queue.SimpleQueue[dict[int, int]] = queue.SimpleQueue()
 
     def take(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -234,21 +236,21 @@ def test_who_takes_an_event_may_close_the_router(listen: str, closes: int) -> No
     with Router(node_id=0, listen=listen, key=KEY) as listener:
         dialer = Router(node_id=1, key=KEY)
         routers = (listener, dialer)
-        routers[closes].attach(lambda *news: None, take)
+        routers[closes].attach(lambda *event: None, take)
         dialer.dial(listener.address)
         with dialer:
             assert closed.get(timeout=DEADLINE_S) == {}
     assert comes_true(lambda: set(threading.enumerate()) <= before)
 
 
-def test_what_is_closed_before_its_start_cannot_be_started(listen: str) -> None:
+def test_a_router_closed_before_its_start_cannot_be_started(listen: str) -> None:
     router = Router(listen=listen, key=KEY)
     router.close()
     with pytest.raises(RouterStateError, match="closed"):
         router.start()
 
 
-def test_dialing_begins_with_the_start_and_ends_with_the_end(tmp_path: Path) -> None:
+def test_dialing_starts_and_ends_with_the_router(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     address = f"ipc://{tmp_path}/0.sock"
     unused = Router(node_id=2)
@@ -265,7 +267,7 @@ def test_dialing_begins_with_the_start_and_ends_with_the_end(tmp_path: Path) -> 
     assert set(threading.enumerate()) <= before
 
 
-def test_a_start_that_failed_may_be_tried_again(tmp_path: Path) -> None:
+def test_a_failed_start_may_be_retried(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/0.sock"
     second = Router(node_id=1, listen=address)
     with Router(node_id=0, listen=address):
@@ -276,7 +278,7 @@ def test_a_start_that_failed_may_be_tried_again(tmp_path: Path) -> None:
         assert second.address == address
 
 
-def test_who_waits_for_room_hears_that_the_router_cannot_go_on(tmp_path: Path) -> None:
+def test_waiting_for_room_ends_when_the_router_fails(tmp_path: Path) -> None:
     elsewhere = f"ipc://{tmp_path}/1.sock"
     release = threading.Event()
     errors: list[Exception] = []
@@ -321,29 +323,32 @@ class Dialing(SocketTransport):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_defect_in_dialing_is_told_to_who_waits() -> None:
+def test_an_internal_error_while_dialing_ends_waits() -> None:
     def fail() -> None:
         raise ValueError("a defect")
 
     with (
         Router(dial=["ipc:///a"], transport=Dialing(a=fail)) as router,
-        pytest.raises(RouterError, match=r"dialing ipc:///a failed within: ValueError\('a defect"),
+        pytest.raises(
+            RouterError,
+            match=r"dialing ipc:///a failed with an internal error: ValueError\('a defect",
+        ),
     ):
         router.wait_for_peers(1, timeout_s=600.0)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_defect_in_a_thread_is_told_to_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_in_a_thread_ends_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(now: float) -> None:
         raise ValueError("a defect")
 
     router = Router()
     monkeypatch.setattr(router.node, "tick", fail)
-    with router, pytest.raises(RouterError, match=r"failed within: ValueError\('a defect"):
+    with router, pytest.raises(RouterError, match=r"internal error: ValueError\('a defect"):
         router.wait_for_peers(1, timeout_s=DEADLINE_S)
 
 
-def test_an_address_that_is_given_twice_is_dialed_once(tmp_path: Path) -> None:
+def test_an_address_passed_twice_is_dialed_once(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/0.sock"
     with (
         Router(node_id=0, listen=address) as listener,
@@ -355,8 +360,8 @@ def test_an_address_that_is_given_twice_is_dialed_once(tmp_path: Path) -> None:
         assert listener.peer_ids() == [1]
 
 
-def test_closing_waits_for_all_who_dial_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dmiddleware.router.runtime.dialer._ANSWER_S", 600.0)
+def test_closing_stops_all_dialers_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dmiddleware.router.runtime.dialer.REPLY_TIMEOUT_S", 600.0)
     began, release = threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -384,7 +389,7 @@ def test_closing_leaves_no_thread_behind(listen: str) -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_an_event_that_its_taker_cannot_stand_does_not_end_what_follows(
+def test_an_event_whose_callback_raises_does_not_stop_later_events(
     listen: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with two(listen) as (learner, collector):
@@ -400,10 +405,10 @@ def test_an_event_that_its_taker_cannot_stand_does_not_end_what_follows(
         for number in range(3):
             collector.emit(Event("e"), (number,), {})
         assert got.of("e", 2) == [(1,), (2,)]
-    assert "the event 'e' was not taken" in caplog.text
+    assert "the event 'e' was dropped" in caplog.text
 
 
-def test_what_cannot_be_unpickled_is_counted_and_the_next_event_comes(listen: str) -> None:
+def test_an_event_that_cannot_be_unpickled_is_counted_and_skipped(listen: str) -> None:
     def refuse(raw: bytes) -> Any:
         raise AttributeError("no such class here")
 
@@ -421,14 +426,19 @@ def test_what_cannot_be_unpickled_is_counted_and_the_next_event_comes(listen: st
         assert learner.traffic()["e"].undecodable == 1
 
 
-def test_many_strangers_make_few_lines(listen: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_many_rejected_frames_log_few_warnings(
+    listen: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with Router(node_id=0, listen=listen, key=KEY) as learner:
         for _ in range(40):
             channel = SocketTransport().dial(
-                learner.address, connect_s=DEADLINE_S, answer_s=DEADLINE_S, max_frame_bytes=1 << 20
+                learner.address,
+                connect_timeout_s=DEADLINE_S,
+                reply_timeout_s=DEADLINE_S,
+                max_frame_bytes=1 << 20,
             )
             with pytest.raises(TransportError):
                 channel.request(bytes(100))
             channel.close()
-        assert learner.node.refused == 40
-    assert 1 <= caplog.text.count("a connection was closed") < 20
+        assert learner.node.n_refused == 40
+    assert 1 <= caplog.text.count("closed a connection") < 20

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Final
 
 from dmiddleware.errors import TransportError
-from dmiddleware.router.transport.base import Reply, Serve
+from dmiddleware.router.transport.interface import Reply, RequestHandler
 from dmiddleware.router.transport.unix import UnixChannel, UnixListener, UnixTransport
-from tests.dmiddleware.router.answering import echo
+from tests.dmiddleware.router.request_handlers import echo
 
 DEADLINE_S: Final = 20.0
 MB: Final = 1 << 20
 MAX_BYTES: Final = 16 * MB
 HEAD: Final = struct.Struct("<4sB3xQQ")
 
-Answer = memoryview | TransportError
+Outcome = memoryview | TransportError
 
 
 @contextlib.contextmanager
@@ -58,21 +58,24 @@ def comes_true(predicate: Callable[[], bool], within_s: float = DEADLINE_S) -> b
 
 def listen(
     folder: Path,
-    serve: Serve = echo,
-    on_gone: Callable[[int], None] = lambda _: None,
+    serve: RequestHandler = echo,
+    on_disconnect: Callable[[int], None] = lambda _: None,
     max_frame_bytes: int = MAX_BYTES,
 ) -> contextlib.closing[UnixListener]:
     return contextlib.closing(
         UnixTransport().listen(
-            f"ipc://{folder}/s", serve, on_gone=on_gone, max_frame_bytes=max_frame_bytes
+            f"ipc://{folder}/s", serve, on_disconnect=on_disconnect, max_frame_bytes=max_frame_bytes
         )
     )
 
 
-def dial(folder: Path, answer_s: float = DEADLINE_S) -> contextlib.closing[UnixChannel]:
+def dial(folder: Path, reply_timeout_s: float = DEADLINE_S) -> contextlib.closing[UnixChannel]:
     return contextlib.closing(
         UnixTransport().dial(
-            f"ipc://{folder}/s", connect_s=DEADLINE_S, answer_s=answer_s, max_frame_bytes=MAX_BYTES
+            f"ipc://{folder}/s",
+            connect_timeout_s=DEADLINE_S,
+            reply_timeout_s=reply_timeout_s,
+            max_frame_bytes=MAX_BYTES,
         )
     )
 
@@ -116,7 +119,7 @@ class Answers:
     def __init__(self) -> None:
         self.got: list[bytes | TransportError] = []
 
-    def __call__(self, answer: Answer) -> None:
+    def __call__(self, answer: Outcome) -> None:
         self.got.append(answer if isinstance(answer, TransportError) else bytes(answer))
 
     def wait(self, n: int) -> list[bytes | TransportError]:

@@ -1,0 +1,39 @@
+"""The options of a node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dmiddleware.router.protocol.membership import HEARTBEAT_S, MISSED_HEARTBEATS
+
+__all__ = ["NodeOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """Limits and timeouts of a node.
+
+    Attributes:
+        max_frame_bytes: the largest frame that this node accepts.
+        outbox_bytes: how many bytes may wait for one peer before emitters block.
+        inbox_bytes: how many bytes from one peer may wait for their handlers before the peer has
+            to wait.
+        window: how many frames to one peer may be unacknowledged.
+        batch_bytes: small events share frames of up to this size.
+        retry_s: seconds after which an unacknowledged frame is sent again.
+        heartbeat_s: seconds between two heartbeats.
+        missed_heartbeats: how many heartbeats a peer may miss before it counts as gone.
+        forget_after_s: how many seconds accepted events are kept for a peer that is gone.
+        max_lossy: how many lossy events may wait for one peer.
+    """
+
+    max_frame_bytes: int = 256 << 20
+    outbox_bytes: int = 8 << 20
+    inbox_bytes: int = 64 << 20
+    window: int = 8
+    batch_bytes: int = 1 << 19
+    retry_s: float = 2.0
+    heartbeat_s: float = HEARTBEAT_S
+    missed_heartbeats: int = MISSED_HEARTBEATS
+    forget_after_s: float = 120.0
+    max_lossy: int = 1024

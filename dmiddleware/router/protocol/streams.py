@@ -1,0 +1,659 @@
+"""The event streams between two nodes: reliable, latest and lossy, in both directions.
+
+Reliable events arrive once, in order and whole, within bounded memory. :class:`Outbox` numbers
+frames, keeps each until it is acknowledged, and sends it again under the same number if no
+acknowledgement arrives. :class:`Inbox` accepts each number once, restores the order, and tells the
+sender to wait when it is full. An acknowledgement means *accepted into the inbox*.
+
+:class:`OutgoingStreams` and :class:`IncomingStreams` add the other two streams: of ``latest``
+events only the newest of each name is sent, and ``lossy`` events are dropped, and counted, when too
+many are waiting.
+
+One pair serves one direction between two nodes. It outlives connections and ends with the
+incarnation of either node.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, Protocol, TypeVar
+
+from dmiddleware.errors import FrameError
+from dmiddleware.router.wire.envelope import SUBSCRIPTIONS_EVENT, EncodedEvent
+
+__all__ = [
+    "RELIABLE",
+    "LATEST",
+    "LOSSY",
+    "EventBatch",
+    "IncomingStreams",
+    "Inbox",
+    "Message",
+    "Outbox",
+    "OutgoingStreams",
+    "PendingFrame",
+    "Verdict",
+]
+
+RELIABLE, LATEST, LOSSY = range(3)
+"""The stream numbers on the wire."""
+
+
+class Message(Protocol):
+    """An encoded message."""
+
+    @property
+    def size(self) -> int:
+        """Number of bytes that count against the bounds."""
+
+
+T = TypeVar("T", bound=Message)
+
+
+# Sending --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class PendingFrame(Generic[T]):
+    """A frame that has been sent and not yet acknowledged.
+
+    Attributes:
+        sequence: its number, from 1.
+        messages: its messages, in order.
+        size: total bytes of the messages.
+        attempts: how often it has been sent.
+        not_before: earliest time of the next attempt, in seconds.
+    """
+
+    sequence: int
+    messages: tuple[T, ...]
+    size: int
+    attempts: int = 0
+    not_before: float = 0.0
+
+
+@dataclass(slots=True)
+class OutboxCounters:
+    """Counters of an outbox."""
+
+    accepted: int = 0
+    acknowledged: int = 0
+    sent_frames: int = 0
+    retried_frames: int = 0
+    refused_frames: int = 0
+
+
+class Outbox(Generic[T]):
+    """The sender's side of the reliable stream.
+
+    Args:
+        max_bytes: how many bytes may wait here; beyond that :meth:`offer` refuses. An empty outbox
+            accepts one message of any size.
+        window: how many frames may be unacknowledged.
+        batch_bytes: small messages are joined into frames of up to this size.
+        hold_bytes: while a frame is unacknowledged, messages are held back until this many bytes
+            are waiting. This fills frames under load and adds little latency otherwise.
+        retry_s: seconds after which an unacknowledged frame is sent again.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_bytes: int,
+        window: int = 8,
+        batch_bytes: int = 1 << 18,
+        hold_bytes: int = 0,
+        retry_s: float = 2.0,
+    ) -> None:
+        if max_bytes < 1 or window < 1 or batch_bytes < 1:
+            raise ValueError(
+                f"max_bytes, window and batch_bytes must be at least 1, got {max_bytes}, {window} "
+                f"and {batch_bytes}"
+            )
+        self._max_bytes = max_bytes
+        self._window = window
+        self._batch_bytes = batch_bytes
+        self._hold_bytes = hold_bytes
+        self._retry_s = retry_s
+        self._waiting: deque[T] = deque()
+        self._waiting_bytes = 0
+        self._pending: OrderedDict[int, PendingFrame[T]] = OrderedDict()
+        self._next_sequence = 1
+        self._bytes = 0
+        self._credit = 2**63
+        self.counters = OutboxCounters()
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that are accepted and not yet acknowledged."""
+        return self._bytes
+
+    @property
+    def n_messages(self) -> int:
+        """Messages that are accepted and not yet acknowledged."""
+        return len(self._waiting) + sum(len(frame.messages) for frame in self._pending.values())
+
+    @property
+    def empty(self) -> bool:
+        """Whether everything accepted has been acknowledged."""
+        return not self._waiting and not self._pending
+
+    def offer(self, message: T) -> bool:
+        """Accept a message, or return False if the outbox is full; the caller then retries."""
+        if self._bytes and self._bytes + message.size > self._max_bytes:
+            return False
+        self.push(message)
+        return True
+
+    def push(self, message: T) -> None:
+        """Accept a message even if the outbox is full; for control messages that cannot wait."""
+        self._waiting.append(message)
+        self._waiting_bytes += message.size
+        self._bytes += message.size
+        self.counters.accepted += 1
+
+    def next_frame(self, now: float) -> PendingFrame[T] | None:
+        """Return a frame to send now, or None.
+
+        Frames that are due for another attempt come first, then waiting messages, joined, as far
+        as the window and the receiver's credit allow.
+        """
+        for frame in self._pending.values():
+            if frame.not_before <= now:
+                self.counters.retried_frames += 1
+                return self._sent(frame, now)
+        packed = self._pack()
+        return None if packed is None else self._sent(packed, now)
+
+    def next_time(self) -> float | None:
+        """Return when :meth:`next_frame` has something without further input; None: never."""
+        return min((frame.not_before for frame in self._pending.values()), default=None)
+
+    def on_ack(self, sequence: int, credit: int) -> None:
+        """Process an acknowledgement.
+
+        Args:
+            sequence: the frame that the receiver has accepted.
+            credit: how many more bytes it accepts.
+        """
+        self._credit = credit
+        frame = self._pending.pop(sequence, None)
+        if frame is not None:
+            self._bytes -= frame.size
+            self.counters.acknowledged += len(frame.messages)
+
+    def on_busy(self, sequence: int, delay_s: float, now: float) -> None:
+        """Note that the receiver is full; the frame is sent again after ``delay_s`` seconds."""
+        frame = self._pending.get(sequence)
+        if frame is not None:
+            frame.not_before = now + delay_s
+            self.counters.refused_frames += 1
+
+    def on_failed(self, sequence: int, now: float) -> None:
+        """Note that a send failed; the frame may be sent again at once."""
+        frame = self._pending.get(sequence)
+        if frame is not None:
+            frame.not_before = now
+
+    def on_reconnect(self, now: float) -> None:
+        """Start a new connection to the same incarnation: send all pending frames again."""
+        self._credit = 2**63
+        for frame in self._pending.values():
+            frame.not_before = now
+
+    def on_new_peer(self) -> None:
+        """Start over with a new incarnation of the peer.
+
+        Messages that the old one had not acknowledged are numbered from 1 again. Messages that it
+        had acknowledged are lost with it.
+        """
+        messages = [m for frame in self._pending.values() for m in frame.messages]
+        self._waiting.extendleft(reversed(messages))
+        self._waiting_bytes = self._bytes
+        self._pending.clear()
+        self._next_sequence = 1
+        self._credit = 2**63
+
+    def give_up(self) -> None:
+        """Drop everything that was not acknowledged.
+
+        Pending frames are emptied but keep their numbers, so that a peer that reconnects after all
+        sees no gap in the sequence.
+        """
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        for frame in self._pending.values():
+            frame.messages, frame.size = (), 0
+        self._bytes = 0
+
+    def unacknowledged(self) -> list[T]:
+        """Return, in order, the messages that would be lost if the outbox were dropped now."""
+        pending = [m for frame in self._pending.values() for m in frame.messages]
+        return pending + list(self._waiting)
+
+    def _pack(self) -> PendingFrame[T] | None:
+        if not self._waiting or not self._window_open():
+            return None
+        if self._pending and self._waiting_bytes < self._hold_bytes:
+            return None
+        if self._pending and self._credit < self._waiting[0].size:
+            # With nothing pending, a frame is sent regardless: its BUSY or ACK brings new credit.
+            return None
+        messages = [self._waiting.popleft()]
+        size = messages[0].size
+        limit = min(self._batch_bytes, self._credit)
+        while self._waiting and size + self._waiting[0].size <= limit:
+            message = self._waiting.popleft()
+            messages.append(message)
+            size += message.size
+        self._waiting_bytes -= size
+        frame = PendingFrame(self._next_sequence, tuple(messages), size)
+        self._next_sequence += 1
+        self._credit -= size
+        self._pending[frame.sequence] = frame
+        return frame
+
+    def _window_open(self) -> bool:
+        # The window starts at the oldest unacknowledged frame, as the receiver counts it.
+        oldest = next(iter(self._pending), self._next_sequence)
+        return self._next_sequence < oldest + self._window
+
+    def _sent(self, frame: PendingFrame[T], now: float) -> PendingFrame[T]:
+        frame.attempts += 1
+        frame.not_before = now + self._retry_s
+        self.counters.sent_frames += 1
+        return frame
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """Events that are sent as one frame.
+
+    Attributes:
+        stream: ``RELIABLE``, ``LATEST`` or ``LOSSY``.
+        sequence: the frame's number in its stream.
+        events: the events, in order.
+        is_retry: whether it has been sent before.
+    """
+
+    stream: int
+    sequence: int
+    events: tuple[EncodedEvent, ...]
+    is_retry: bool = False
+
+
+@dataclass(slots=True)
+class OutgoingCounters:
+    """Events that were left out on purpose."""
+
+    dropped: int = 0
+    superseded: int = 0
+
+
+class OutgoingStreams:
+    """The three streams to one peer.
+
+    Args:
+        max_bytes: bound of the reliable stream.
+        window: how many reliable frames may be unacknowledged.
+        batch_bytes: small events are joined into frames of up to this size.
+        hold_bytes: see :class:`Outbox`.
+        retry_s: seconds after which an unacknowledged frame is sent again.
+        max_lossy: how many lossy events may wait; beyond that the oldest are dropped and counted.
+
+    Attributes:
+        outbox: the reliable stream.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_bytes: int,
+        window: int,
+        batch_bytes: int = 1 << 18,
+        hold_bytes: int = 0,
+        retry_s: float = 2.0,
+        max_lossy: int = 1024,
+    ) -> None:
+        self.outbox: Outbox[EncodedEvent] = Outbox(
+            max_bytes=max_bytes,
+            window=window,
+            batch_bytes=batch_bytes,
+            hold_bytes=hold_bytes,
+            retry_s=retry_s,
+        )
+        self.counters = OutgoingCounters()
+        self._retry_s = retry_s
+        self._latest: dict[str, EncodedEvent] = {}
+        self._lossy: deque[EncodedEvent] = deque()
+        self._max_lossy = max_lossy
+        self._batch_bytes = batch_bytes
+        self._sequences = {LATEST: 0, LOSSY: 0}
+        self._pending_latest: EventBatch | None = None
+        self._latest_retry_at = 0.0
+
+    @property
+    def empty(self) -> bool:
+        """Whether no reliable or latest event is waiting or unacknowledged."""
+        return self.outbox.empty and not self._latest and self._pending_latest is None
+
+    @property
+    def undelivered(self) -> int:
+        """How many accepted reliable events have not been acknowledged."""
+        # The nodes' own control events are not counted as losses.
+        return sum(event.event != SUBSCRIPTIONS_EVENT for event in self.outbox.unacknowledged())
+
+    def give_up(self) -> int:
+        """Drop all waiting events; return how many accepted reliable events are lost."""
+        self._latest.clear()
+        self._pending_latest = None
+        self._lossy.clear()
+        lost = self.undelivered
+        self.outbox.give_up()
+        return lost
+
+    def put_latest(self, event: EncodedEvent) -> None:
+        """Queue an event that supersedes all earlier ones of its name."""
+        if event.event in self._latest:
+            self.counters.superseded += 1
+        self._latest[event.event] = event
+        pending = self._pending_latest
+        if pending is not None:
+            # The old version will not be sent again, so a slow reader must not keep it in memory.
+            kept = tuple(old for old in pending.events if old.event != event.event)
+            self._pending_latest = replace(pending, events=kept)
+
+    def put_lossy(self, event: EncodedEvent) -> None:
+        """Queue an event that may be dropped."""
+        if len(self._lossy) >= self._max_lossy:
+            self._lossy.popleft()
+            self.counters.dropped += 1
+        self._lossy.append(event)
+
+    def next_batch(self, now: float) -> EventBatch | None:
+        """Return what to send now: latest events first, then reliable, then lossy ones."""
+        return self._next_latest(now) or self._next_reliable(now) or self._next_lossy()
+
+    def next_time(self) -> float | None:
+        """Return when :meth:`next_batch` has something without further input; None: never."""
+        times = [self.outbox.next_time()]
+        if self._pending_latest is not None:
+            times.append(self._latest_retry_at)
+        return min((time for time in times if time is not None), default=None)
+
+    def on_ack(self, stream: int, sequence: int, credit: int) -> None:
+        """Process the acknowledgement of a frame."""
+        if stream == RELIABLE:
+            self.outbox.on_ack(sequence, credit)
+        elif stream == LATEST:
+            pending = self._pending_latest
+            if pending is not None and sequence >= pending.sequence:
+                self._pending_latest = None
+
+    def on_busy(self, stream: int, sequence: int, delay_s: float, now: float) -> None:
+        """Note that the peer is full."""
+        if stream == RELIABLE:
+            self.outbox.on_busy(sequence, delay_s, now)
+
+    def on_failed(self, batch: EventBatch, now: float) -> None:
+        """Note that a send failed; its lossy events count as dropped."""
+        if batch.stream == RELIABLE:
+            self.outbox.on_failed(batch.sequence, now)
+        elif batch.stream == LATEST:
+            self._latest_retry_at = min(self._latest_retry_at, now)
+        else:
+            self.counters.dropped += len(batch.events)
+
+    def on_reconnect(self, now: float) -> None:
+        """Start a new connection to the same process."""
+        self.outbox.on_reconnect(now)
+        self._latest_retry_at = now
+
+    def on_new_peer(self) -> None:
+        """Start over with another process under the same node id."""
+        self.outbox.on_new_peer()
+        if self._pending_latest is not None:
+            for event in self._pending_latest.events:
+                self._latest.setdefault(event.event, event)
+        self._pending_latest = None
+        self._sequences = {LATEST: 0, LOSSY: 0}
+
+    def _next_latest(self, now: float) -> EventBatch | None:
+        pending = self._pending_latest
+        if pending is not None:
+            if self._latest_retry_at > now:
+                return None
+            # No acknowledgement arrived: send again, with newer versions where there are any.
+            newest = {event.event: event for event in pending.events} | self._latest
+            is_retry = True
+        else:
+            newest, is_retry = self._latest, False
+        if not newest:
+            return None
+        events = self._fitting(newest)
+        self._latest = {name: newest[name] for name in list(newest)[len(events) :]}
+        self._sequences[LATEST] += 1
+        batch = EventBatch(LATEST, self._sequences[LATEST], events, is_retry)
+        self._pending_latest = batch
+        self._latest_retry_at = now + self._retry_s
+        return batch
+
+    def _fitting(self, newest: dict[str, EncodedEvent]) -> tuple[EncodedEvent, ...]:
+        """Return the first event and those after it that fit into the same frame."""
+        size, count = 0, 0
+        for event in newest.values():
+            size += event.size
+            if count and size > self._batch_bytes:
+                break
+            count += 1
+        return tuple(newest.values())[:count]
+
+    def _next_reliable(self, now: float) -> EventBatch | None:
+        frame = self.outbox.next_frame(now)
+        if frame is None:
+            return None
+        return EventBatch(RELIABLE, frame.sequence, frame.messages, is_retry=frame.attempts > 1)
+
+    def _next_lossy(self) -> EventBatch | None:
+        if not self._lossy:
+            return None
+        events = [self._lossy.popleft()]
+        size = events[0].size
+        while self._lossy and size + self._lossy[0].size <= self._batch_bytes:
+            events.append(self._lossy.popleft())
+            size += events[-1].size
+        self._sequences[LOSSY] += 1
+        return EventBatch(LOSSY, self._sequences[LOSSY], tuple(events))
+
+
+# Receiving ------------------------------------------------------------------------------------
+
+
+class Verdict(enum.Enum):
+    """How the receiver answers a frame."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    BUSY = "busy"
+
+
+@dataclass(slots=True)
+class InboxCounters:
+    """Counters of an inbox."""
+
+    delivered: int = 0
+    duplicates: int = 0
+    refused: int = 0
+
+
+@dataclass(slots=True)
+class Inbox(Generic[T]):
+    """The receiver's side of the reliable stream.
+
+    A frame that arrives early, within the window, is kept until the gap before it is filled. The
+    frame that fills the gap is accepted even if the inbox is full, because nothing can be taken
+    before it. The inbox therefore holds at most ``max_bytes`` plus two of the largest frames.
+
+    Args:
+        max_bytes: how many bytes may wait to be taken.
+        window: how many frames the sender may have unacknowledged.
+    """
+
+    max_bytes: int
+    window: int = 8
+    counters: InboxCounters = field(default_factory=InboxCounters)
+    _highest: int = 0
+    _early: dict[int, tuple[T, ...]] = field(default_factory=dict)
+    _ready: deque[T] = field(default_factory=deque)
+    _bytes: int = 0
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that are accepted and not yet taken, early frames included."""
+        return self._bytes
+
+    @property
+    def credit(self) -> int:
+        """How many more bytes are accepted."""
+        return max(0, self.max_bytes - self._bytes)
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def on_frame(self, sequence: int, messages: Sequence[T]) -> Verdict:
+        """Process a frame.
+
+        Returns:
+            ``ACCEPTED`` and ``DUPLICATE`` are to be acknowledged with :attr:`credit`; ``BUSY``
+            frames are not.
+
+        Raises:
+            FrameError: if no sender with this window can have sent this number.
+        """
+        if not 1 <= sequence <= self._highest + self.window:
+            raise FrameError(
+                f"got frame {sequence} after frame {self._highest}, outside the window of "
+                f"{self.window}; the peer does not follow the protocol, check that all hosts have "
+                "the same version of dmiddleware"
+            )
+        if sequence <= self._highest or sequence in self._early:
+            self.counters.duplicates += 1
+            return Verdict.DUPLICATE
+        size = sum(message.size for message in messages)
+        fills_gap = sequence == self._highest + 1
+        if self._bytes + size > self.max_bytes and not self._must_accept(fills_gap):
+            self.counters.refused += 1
+            return Verdict.BUSY
+        self._bytes += size
+        self._early[sequence] = tuple(messages)
+        self._release()
+        return Verdict.ACCEPTED
+
+    def take(self, n: int | None = None, *, max_bytes: int | None = None) -> list[T]:
+        """Remove and return the next messages in order.
+
+        Args:
+            n: the largest number of messages; None: no limit.
+            max_bytes: the largest number of bytes, although one message is always returned; None:
+                no limit. Taking messages makes room for new ones, so a caller that takes more than
+                it handles at once raises the bound on memory by that much.
+        """
+        taken: list[T] = []
+        size = 0
+        while self._ready and (n is None or len(taken) < n):
+            if taken and max_bytes is not None and size + self._ready[0].size > max_bytes:
+                break
+            taken.append(self._ready.popleft())
+            size += taken[-1].size
+        self._bytes -= size
+        self.counters.delivered += len(taken)
+        return taken
+
+    def _must_accept(self, fills_gap: bool) -> bool:
+        # An empty inbox accepts a message of any size; a full one the frame that fills the gap.
+        return self._bytes == 0 or (fills_gap and not self._ready)
+
+    def _release(self) -> None:
+        while self._highest + 1 in self._early:
+            self._highest += 1
+            self._ready.extend(self._early.pop(self._highest))
+
+
+@dataclass(slots=True)
+class IncomingCounters:
+    """Events that were received and, on purpose, not delivered."""
+
+    superseded: int = 0
+    dropped: int = 0
+    duplicates: int = 0
+
+
+class IncomingStreams:
+    """The three streams from one peer.
+
+    Args:
+        max_bytes: bound of the reliable stream.
+        window: how many reliable frames the peer may have unacknowledged.
+        max_lossy: how many lossy events may wait; beyond that the oldest are dropped and counted.
+
+    Attributes:
+        inbox: the reliable stream.
+    """
+
+    def __init__(self, *, max_bytes: int, window: int, max_lossy: int = 1024) -> None:
+        self.inbox: Inbox[EncodedEvent] = Inbox(max_bytes, window)
+        self.counters = IncomingCounters()
+        self._latest: dict[str, EncodedEvent] = {}
+        self._lossy: deque[EncodedEvent] = deque()
+        self._max_lossy = max_lossy
+        self._seen = {LATEST: 0, LOSSY: 0}
+
+    @property
+    def has_events(self) -> bool:
+        """Whether :meth:`take` would return something."""
+        return bool(self._latest or self._lossy or len(self.inbox))
+
+    def on_events(self, stream: int, sequence: int, events: Sequence[EncodedEvent]) -> Verdict:
+        """Process the events of a frame.
+
+        Raises:
+            FrameError: for an unknown stream, or a number that no peer can have sent.
+        """
+        if stream == RELIABLE:
+            return self.inbox.on_frame(sequence, events)
+        if stream not in self._seen:
+            raise FrameError(
+                f"got an event on unknown stream {stream}; install the same version of dmiddleware "
+                "on all hosts"
+            )
+        if sequence <= self._seen[stream]:
+            self.counters.duplicates += 1
+            return Verdict.DUPLICATE
+        self._seen[stream] = sequence
+        if stream == LATEST:
+            for event in events:
+                self.counters.superseded += event.event in self._latest
+                self._latest[event.event] = event
+        else:
+            self._lossy.extend(events)
+            while len(self._lossy) > self._max_lossy:
+                self._lossy.popleft()
+                self.counters.dropped += 1
+        return Verdict.ACCEPTED
+
+    def take(self, n: int, *, max_bytes: int | None = None) -> list[EncodedEvent]:
+        """Remove and return up to ``n`` events: latest first, then reliable, then lossy ones.
+
+        Args:
+            n: the largest number of events.
+            max_bytes: the largest number of bytes of reliable events, see :meth:`Inbox.take`.
+        """
+        taken = list(self._latest.values())
+        self._latest = {}
+        taken += self.inbox.take(max(0, n - len(taken)), max_bytes=max_bytes)
+        while self._lossy and len(taken) < n:
+            taken.append(self._lossy.popleft())
+        return taken

@@ -1,0 +1,258 @@
+"""The engine: a node's protocol behind a lock, with the transport and the clock that drive it.
+
+A thread that has passed a frame to the node calls :meth:`Engine.update` with the lock held and then
+:meth:`Engine.deliver_and_send` without it. Frames are made under the lock and sent outside it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Final
+
+from dmiddleware.errors import DeliveryTimeout, RouterError
+from dmiddleware.pipeline import Clock, Event
+from dmiddleware.router.protocol.counters import TrafficCounters
+from dmiddleware.router.protocol.membership import MembershipChange
+from dmiddleware.router.protocol.node import NodeProtocol
+from dmiddleware.router.runtime.receiver import DecodedEvent, Receiver
+from dmiddleware.router.runtime.sender import SendAction, Sender, send_all
+from dmiddleware.router.transport import Transport
+from dmiddleware.router.wire.codec import Codec
+from dmiddleware.router.wire.envelope import EncodedEvent, encode_event
+
+__all__ = ["Engine"]
+
+_logger = logging.getLogger(__name__)
+
+TICK_S: Final = 0.25
+"""The longest time between two ticks."""
+
+
+class Engine:
+    """Drives a node: encodes and queues emitted events, sends frames, delivers what arrives.
+
+    Args:
+        node: used with :attr:`lock` held.
+        transport: moves the bytes.
+        codec: encodes and decodes events.
+        clock: times deadlines.
+
+    Attributes:
+        lock: guards the node and all attributes of the engine.
+        room: notified when emitters may find room, or would wait in vain.
+        members: notified when peers have joined, left or announced something.
+        sender: sends what is waiting for peers.
+        receiver: delivers what they have sent.
+        traffic: counts events.
+        fatal: the error that stopped this node; emitters raise it.
+        closing: whether the threads are to end.
+    """
+
+    def __init__(
+        self, node: NodeProtocol, *, transport: Transport, codec: Codec, clock: Clock
+    ) -> None:
+        self.node = node
+        self.transport = transport
+        self.clock = clock
+        self.lock = threading.RLock()
+        self.room = threading.Condition(self.lock)
+        self.members = threading.Condition(self.lock)
+        self.traffic = TrafficCounters()
+        self.sender = Sender(node)
+        self.receiver = Receiver(
+            node,
+            self.lock,
+            codec=codec,
+            traffic=self.traffic,
+            clock=clock,
+            on_subscriptions_changed=self.flush,
+        )
+        self.fatal: RouterError | None = None
+        self.closing = False
+        self._codec = codec
+        self._n_sessions = 0
+        self._next_tick = 0.0
+
+    # Emitting ---------------------------------------------------------------------------------
+
+    def emit(self, event: Event, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Send an event to its subscribers; see :meth:`dmiddleware.router.Router.emit`."""
+        with self.lock:
+            if self.fatal is not None:
+                raise self.fatal
+            targets = self.node.subscriptions.subscribers(event.name)
+        if not targets and event.delivery != "latest":
+            return
+        encoded = encode_event(
+            event.name, [list(args), kwargs], self._codec, self.transport.stage_arrays
+        )
+        waiting: list[str] = []
+        with self.lock:
+            self.node.subscriptions.check_size(encoded, targets)
+            if event.delivery == "reliable":
+                waiting = self._offer(encoded, targets)
+            elif event.delivery == "latest":
+                self.node.subscriptions.put_latest(encoded)
+                self._count_sent(encoded, len(targets))
+            else:
+                for node_id in targets:
+                    if (peer := self.node.peers.get(node_id)) is not None:
+                        peer.outgoing.put_lossy(encoded)
+                self._count_sent(encoded, len(targets))
+            sends = self.sender.take_sends(self.clock.now(), targets)
+        send_all(sends)
+        if waiting:
+            self._wait_for_room(event, encoded, waiting)
+
+    def _offer(self, encoded: EncodedEvent, targets: Iterable[str]) -> list[str]:
+        """Offer an event to peers; return those whose outbox is full."""
+        refused, n_accepted = [], 0
+        for node_id in targets:
+            if self.node.offer(node_id, encoded):
+                n_accepted += 1
+            else:
+                refused.append(node_id)
+        self._count_sent(encoded, n_accepted)
+        return refused
+
+    def _wait_for_room(self, event: Event, encoded: EncodedEvent, waiting: list[str]) -> None:
+        started = self.clock.now()
+
+        def accepted() -> bool:
+            refused = self._offer(encoded, waiting)
+            taken = [node_id for node_id in waiting if node_id not in refused]
+            waiting[:] = refused
+            # Sent with the lock held: this wait may last long, on account of other peers.
+            send_all(self.sender.take_sends(self.clock.now(), taken))
+            return self.closing or self.fatal is not None or not waiting
+
+        with self.lock:
+            self.clock.wait_for(self.room, accepted, event.timeout_s)
+            self.traffic.of(event.name).blocked_s += self.clock.now() - started
+            full = ", ".join(self._describe(node_id) for node_id in waiting)
+        if not waiting:
+            return
+        if self.fatal is not None:
+            raise self.fatal
+        raise DeliveryTimeout(
+            f"could not emit {event.name!r}: within {event.timeout_s:g} s there was no room at "
+            f"{full}; emit less often, speed up the handler there, or declare the event with "
+            'delivery="latest" or "lossy"'
+        )
+
+    def _describe(self, node_id: str) -> str:
+        peer = self.node.peers.get(node_id)
+        outbox = peer.outgoing.outbox if peer is not None else None
+        state = "connected" if self.node.is_connected(node_id) else "disconnected"
+        held = f"{outbox.n_messages} events, {outbox.n_bytes} bytes" if outbox else "no events"
+        return f"node {node_id} ({state}; its outbox holds {held})"
+
+    def _count_sent(self, encoded: EncodedEvent, n_peers: int) -> None:
+        if not n_peers:
+            return
+        traffic = self.traffic.of(encoded.event)
+        traffic.sent += n_peers
+        traffic.sent_bytes += n_peers * encoded.size
+
+    # Following changes ------------------------------------------------------------------------
+
+    def update(self, node_id: str | None = None) -> list[SendAction]:
+        """Process what a frame or the time has changed; called with the lock held.
+
+        Args:
+            node_id: the affected peer; None: possibly all.
+
+        Returns:
+            What to send; pass it to :meth:`deliver_and_send`, without the lock.
+        """
+        now, node = self.clock.now(), self.node
+        if node.changes:
+            for change in node.changes:
+                self.receiver.add(_membership_event(change))
+            node.changes.clear()
+            self.members.notify_all()
+        if node.n_sessions != self._n_sessions:
+            # Polls that are parked in a session that has ended get their reply now.
+            self._n_sessions, node_id = node.n_sessions, None
+        sends = self.sender.take_sends(now, None if node_id is None else (node_id,))
+        self.room.notify_all()
+        if node_id is None or node.closing:
+            self.members.notify_all()
+        elif (due_at := node.due_at(node_id)) is not None and now < due_at < self._next_tick:
+            self._next_tick = due_at
+            self.members.notify_all()
+        return sends
+
+    def deliver_and_send(self, sends: Iterable[SendAction]) -> None:
+        """Deliver what has arrived and send what is due; called without the lock."""
+        # Others may be waiting for an event that arrived, and the peer for its reply. So one batch
+        # is delivered first, and the rest after sending.
+        self.receiver.deliver_ready(once=True)
+        send_all(sends)
+        self.receiver.deliver_ready()
+
+    def flush(self) -> None:
+        """Send whatever can be sent to any peer, and re-check all waits."""
+        with self.lock:
+            sends = self.update()
+        self.deliver_and_send(sends)
+
+    # Running and ending -----------------------------------------------------------------------
+
+    def fail(self, error: RouterError) -> None:
+        """Stop this node with an error, which emitters and waits raise."""
+        with self.lock:
+            self.fatal = error
+            self._wake_all()
+        _logger.error("%s", error)
+
+    def end(self) -> None:
+        """End all waits and threads; called with the lock held."""
+        self.closing = True
+        self.receiver.close()
+        self._wake_all()
+
+    def tick(self) -> None:
+        """Do what is due, then wait until more may be."""
+        with self.lock:
+            now = self.clock.now()
+            for node_id, undelivered in self.node.tick(now):
+                self.receiver.add(("node.forgotten", (int(node_id), undelivered), {}))
+            sends = self.sender.expire_polls(now) + self.update()
+            self._next_tick = now + TICK_S
+        self.deliver_and_send(sends)
+        with self.lock:
+            self._wait_for_tick()
+
+    def _wake_all(self) -> None:
+        self.room.notify_all()
+        self.members.notify_all()
+
+    def _wait_for_tick(self) -> None:
+        """Wait until something may be due, which a frame that arrives can bring forward."""
+        now = self.clock.now()
+        due = (self.node.due_at(node_id) for node_id in self.node.peers)
+        # What is overdue has no open way, and is sent when there is one.
+        soon = [time for time in due if time is not None and time > now]
+        self._next_tick = min([self._next_tick, *soon])
+        while not self.closing and (left_s := self._next_tick - self.clock.now()) > 0:
+            planned = self._next_tick
+            self.clock.wait_for(self.members, partial(self._is_tick_before, planned), left_s)
+
+    def _is_tick_before(self, planned: float) -> bool:
+        return self.closing or self._next_tick < planned
+
+
+def _membership_event(change: MembershipChange) -> DecodedEvent:
+    identity = change.member.identity
+    details: dict[str, Any]
+    if change.kind == "joined":
+        details = {"roles": identity.roles, "labels": identity.labels}
+    elif change.kind == "left":
+        details = {"reason": change.reason}
+    else:
+        details = {"new_incarnation": change.new_incarnation}
+    return f"node.{change.kind}", (int(identity.node_id),), details

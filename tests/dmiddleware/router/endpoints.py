@@ -1,0 +1,73 @@
+"""Where tests listen and dial, over each transport that there is."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dmiddleware.errors import TransportError
+from dmiddleware.router.transport import Channel, Listener, RequestHandler, Transport
+
+__all__ = ["DEADLINE_S", "MAX_BYTES", "NEVER_S", "Asking", "Endpoints"]
+
+MAX_BYTES = 1 << 20
+DEADLINE_S = 20.0
+
+NEVER_S = 600.0
+"""A deadline that nobody waits for: what ends before ends for another reason."""
+
+
+@dataclass
+class Endpoints:
+    """Where to listen, and what with; what with to dial."""
+
+    address: str
+    listens: Transport
+    dials: Transport
+
+    def listen(
+        self,
+        serve: RequestHandler,
+        on_disconnect: Callable[[int], None] = lambda _: None,
+        address: str = "",
+    ) -> contextlib.closing[Listener]:
+        return contextlib.closing(
+            self.listens.listen(
+                address or self.address,
+                serve,
+                on_disconnect=on_disconnect,
+                max_frame_bytes=MAX_BYTES,
+            )
+        )
+
+    def dial(self, listener: Listener, **options: float) -> contextlib.closing[Channel]:
+        times: dict[str, Any] = {
+            "connect_timeout_s": DEADLINE_S,
+            "reply_timeout_s": DEADLINE_S,
+        } | options
+        return contextlib.closing(
+            self.dials.dial(listener.address, max_frame_bytes=MAX_BYTES, **times)
+        )
+
+
+class Asking:
+    """Makes a request in a thread of its own."""
+
+    def __init__(self, channel: Channel, content: bytes) -> None:
+        self._result: bytes | TransportError | None = None
+        self._thread = threading.Thread(target=self._ask, args=(channel, content), daemon=True)
+        self._thread.start()
+
+    def _ask(self, channel: Channel, content: bytes) -> None:
+        try:
+            self._result = bytes(channel.request(content))
+        except TransportError as error:
+            self._result = error
+
+    def result(self) -> bytes | TransportError | None:
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive()
+        return self._result

@@ -1,0 +1,65 @@
+"""Two nodes without a router: their handshake, and the exchange of events between them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+from dmiddleware.router.protocol.handshake import Identity
+from dmiddleware.router.protocol.node import NodeProtocol
+from dmiddleware.router.protocol.options import NodeOptions
+from dmiddleware.router.protocol.session import ParkedPoll, PeerSession
+from dmiddleware.router.wire.codec import Codec
+from dmiddleware.router.wire.envelope import encode_event
+from dmiddleware.router.wire.frame import FrameType
+
+KEY = bytes(range(32))
+CODEC = Codec()
+OPTIONS = NodeOptions(retry_s=1.0, window=4, batch_bytes=200, outbox_bytes=2000, inbox_bytes=500)
+
+
+def make_node(
+    name: str, key: bytes | None = KEY, incarnation: int = 1, options: NodeOptions = OPTIONS
+) -> NodeProtocol:
+    numbers = itertools.count(1)
+    secrets = random.Random(f"{name}{incarnation}")
+    return NodeProtocol(
+        Identity("run", name, incarnation),
+        key,
+        options=options,
+        nonce=lambda: secrets.randbytes(32),
+        session_number=lambda: next(numbers),
+    )
+
+
+def join(dialer: NodeProtocol, listener: NodeProtocol, now: float = 0.0) -> PeerSession:
+    handshake, hello = dialer.hello()
+    auth = dialer.on_challenge(handshake, answered(listener, hello, now))
+    return dialer.on_welcome(handshake, answered(listener, auth, now), now, cover_body=True)
+
+
+def answered(listener: NodeProtocol, raw: bytes | bytearray, now: float) -> bytearray:
+    answer = listener.on_request(bytes(raw), now, cover_body=True)
+    return listener.nothing(answer) if isinstance(answer, ParkedPoll) else answer
+
+
+def emit(node: NodeProtocol, to: str, event: str, value: Any) -> bool:
+    return node.offer(to, encode_event(event, value, CODEC))
+
+
+def taken(node: NodeProtocol) -> list[tuple[str, str, Any]]:
+    return [(who, e.event, CODEC.decode(e.skeleton, e.buffers)) for who, e in node.take(100)]
+
+
+def exchange(
+    dialer: NodeProtocol, listener: NodeProtocol, peer: PeerSession, now: float = 0.0
+) -> None:
+    """SendAction everything that is waiting, both ways, over a perfect network."""
+    while (made := dialer.data_request(peer, now)) is not None:
+        batch, raw = made
+        dialer.on_reply(peer, answered(listener, raw, now), now, sent=batch)
+    kind = FrameType.DATA
+    while kind is FrameType.DATA:
+        raw = dialer.request(peer, FrameType.POLL)
+        kind = dialer.on_reply(peer, answered(listener, raw, now), now)

@@ -1,0 +1,202 @@
+"""The handshake: both sides prove that they have the key, or neither gets in."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dmiddleware.errors import AuthError, FrameError, HandshakeRefused
+from dmiddleware.router.protocol.handshake import (
+    MAX_HANDSHAKE_BYTES,
+    PENDING_LIMIT,
+    PENDING_S,
+    DialerHandshake,
+    Identity,
+    ListenerHandshake,
+    PeerLimits,
+    Refusal,
+    hkdf,
+)
+
+KEY = bytes(range(32))
+LIMITS = PeerLimits(max_frame_bytes=1 << 26, credit_bytes=1 << 28, window=8)
+
+
+def listener(
+    key: bytes | None = KEY, run_id: str = "run", refuse: Refusal | None = None
+) -> ListenerHandshake:
+    nonces = itertools.count(1)
+    sessions = itertools.count(1)
+    return ListenerHandshake(
+        Identity(run_id, "learner-0", 1, ("learner",)),
+        key,
+        limits=LIMITS,
+        nonce=lambda: next(nonces).to_bytes(32, "big"),
+        session_number=lambda: next(sessions),
+        admit=lambda identity: refuse,
+    )
+
+
+def dialer(key: bytes | None = KEY, run_id: str = "run", nonce: int = 7) -> DialerHandshake:
+    identity = Identity(run_id, "collector-0", 3, ("collector",), ("fast",))
+    return DialerHandshake(identity, key, nonce=nonce.to_bytes(32, "big"), max_frame_bytes=1 << 20)
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+def test_both_sides_agree_on_session_peer_and_key(key: bytes | None) -> None:
+    ours, theirs = dialer(key), listener(key)
+    welcome, at_listener = theirs.on_auth(
+        ours.on_challenge(theirs.on_hello(ours.hello(), 0.0)), 0.1
+    )
+    at_dialer = ours.on_welcome(welcome)
+    assert at_dialer.number == at_listener.number == 1
+    assert at_dialer.key == at_listener.key
+    assert (at_dialer.key is None) == (key is None)
+    assert at_dialer.limits == LIMITS
+    assert at_listener.identity.node_id == "collector-0"
+    assert at_listener.identity.labels == ("fast",)
+    assert at_dialer.identity.roles == ("learner",)
+    assert theirs.pending == 0
+
+
+def test_two_sessions_of_the_same_nodes_have_different_keys() -> None:
+    theirs = listener()
+    keys = set()
+    for nonce in (1, 2):
+        ours = dialer(nonce=nonce)
+        _, session = theirs.on_auth(ours.on_challenge(theirs.on_hello(ours.hello(), 0.0)), 0.0)
+        keys.add(session.key)
+    assert len(keys) == 2
+
+
+def test_a_dialer_with_another_key_is_refused_by_the_listener() -> None:
+    ours, theirs = dialer(bytes(32)), listener()
+    answer = ours.on_challenge(theirs.on_hello(ours.hello(), 0.0))
+    with pytest.raises(AuthError, match="this run's key"):
+        theirs.on_auth(answer, 0.0)
+
+
+def test_the_dialer_detects_a_listener_without_the_key() -> None:
+    ours, theirs, impostor = dialer(), listener(), listener(bytes(32))
+    answer = ours.on_challenge(theirs.on_hello(ours.hello(), 0.0))
+    welcome, _ = theirs.on_auth(answer, 0.0)
+    forged = msgspec.msgpack.decode(welcome)
+    forged["proof"] = bytes(32)
+    with pytest.raises(AuthError):
+        ours.on_welcome(msgspec.msgpack.encode(forged))
+    with pytest.raises(HandshakeRefused, match="challenge is unknown"):
+        impostor.on_auth(answer, 0.0)
+
+
+def test_a_dialers_own_proof_is_not_accepted_from_the_listener() -> None:
+    ours, theirs = dialer(), listener()
+    answer = ours.on_challenge(theirs.on_hello(ours.hello(), 0.0))
+    proof = msgspec.msgpack.decode(answer)["proof"]
+    welcome = {"session": 1, "limits": msgspec.to_builtins(LIMITS), "proof": proof}
+    with pytest.raises(AuthError):
+        ours.on_welcome(msgspec.msgpack.encode(welcome))
+
+
+def test_altered_limits_are_detected() -> None:
+    ours, theirs = dialer(), listener()
+    welcome, _ = theirs.on_auth(ours.on_challenge(theirs.on_hello(ours.hello(), 0.0)), 0.0)
+    changed = msgspec.msgpack.decode(welcome)
+    changed["limits"]["window"] = 10_000
+    with pytest.raises(AuthError):
+        ours.on_welcome(msgspec.msgpack.encode(changed))
+
+
+def test_an_auth_cannot_be_replayed() -> None:
+    ours, theirs = dialer(), listener()
+    answer = ours.on_challenge(theirs.on_hello(ours.hello(), 0.0))
+    theirs.on_auth(answer, 0.0)
+    with pytest.raises(HandshakeRefused, match="challenge is unknown"):
+        theirs.on_auth(answer, 0.0)
+
+
+def test_a_late_auth_is_refused_as_stale() -> None:
+    ours, theirs = dialer(), listener()
+    answer = ours.on_challenge(theirs.on_hello(ours.hello(), 0.0))
+    with pytest.raises(HandshakeRefused) as refused:
+        theirs.on_auth(answer, PENDING_S + 0.1)
+    assert refused.value.code == "stale"
+
+
+def test_unfinished_handshakes_use_bounded_memory() -> None:
+    theirs = listener()
+    for number in range(2 * PENDING_LIMIT):
+        theirs.on_hello(dialer(nonce=number).hello(), 0.0)
+    assert theirs.pending <= PENDING_LIMIT
+    ours = dialer(nonce=2**20)
+    theirs.on_auth(ours.on_challenge(theirs.on_hello(ours.hello(), 0.0)), 0.0)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(KEY, None), (None, KEY)])
+def test_a_key_on_one_side_only_is_explained(ours: bytes | None, theirs: bytes | None) -> None:
+    with pytest.raises(HandshakeRefused, match="same key") as caught:
+        listener(theirs).on_hello(dialer(ours).hello(), 0.0)
+    assert caught.value.code == "key"
+
+
+def test_a_node_of_another_run_is_refused() -> None:
+    with pytest.raises(HandshakeRefused, match=r"run 'run'.*'other'"):
+        listener().on_hello(dialer(run_id="other").hello(), 0.0)
+
+
+def test_another_version_is_refused_with_both_versions() -> None:
+    hello = msgspec.msgpack.decode(dialer().hello())
+    hello["version"] = 99
+    with pytest.raises(HandshakeRefused, match="versions 99 and 1"):
+        listener().on_hello(msgspec.msgpack.encode(hello), 0.0)
+
+
+def test_another_version_is_refused_even_if_its_hello_differs() -> None:
+    hello = {"version": 0, "who": "nobody yet known"}
+    with pytest.raises(HandshakeRefused, match="versions 0 and 1"):
+        listener().on_hello(msgspec.msgpack.encode(hello), 0.0)
+
+
+def test_each_side_learns_the_frame_size_limit_of_the_other() -> None:
+    ours, theirs = dialer(), listener()
+    welcome, at_listener = theirs.on_auth(
+        ours.on_challenge(theirs.on_hello(ours.hello(), 0.0)), 0.1
+    )
+    assert at_listener.limits.max_frame_bytes == 1 << 20
+    assert ours.on_welcome(welcome).limits.max_frame_bytes == LIMITS.max_frame_bytes
+
+
+def test_a_refusal_reaches_the_dialer_with_its_reason() -> None:
+    theirs = listener(refuse=Refusal("node_id_taken", "collector-0 is here already"))
+    ours = dialer()
+    with pytest.raises(HandshakeRefused) as refused:
+        theirs.on_auth(ours.on_challenge(theirs.on_hello(ours.hello(), 0.0)), 0.0)
+    told = DialerHandshake.on_refused(theirs.refusal(refused.value))
+    assert told.code == "node_id_taken"
+    assert "is here already" in str(told)
+
+
+def test_a_hello_over_the_limit_is_not_read() -> None:
+    with pytest.raises(FrameError, match="at most 4096"):
+        listener().on_hello(bytes(MAX_HANDSHAKE_BYTES + 1), 0.0)
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_refused_in_a_handshake(raw: bytes) -> None:
+    with pytest.raises(FrameError):
+        listener().on_hello(raw, 0.0)
+    with pytest.raises(FrameError):
+        listener().on_auth(raw, 0.0)
+
+
+def test_hkdf_matches_rfc_5869() -> None:
+    # Test case 1, the first 32 of its 42 bytes.
+    derived = hkdf(
+        bytes.fromhex("0b" * 22),
+        salt=bytes.fromhex("000102030405060708090a0b0c"),
+        info=bytes.fromhex("f0f1f2f3f4f5f6f7f8f9"),
+    )
+    assert derived.hex() == "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf"

@@ -1,0 +1,95 @@
+"""Membership: who is here, who left and why, who came back."""
+
+from __future__ import annotations
+
+import pytest
+
+from dmiddleware.router.protocol.handshake import Identity
+from dmiddleware.router.protocol.membership import Membership, MembershipChange
+
+
+def node(name: str, incarnation: int = 1) -> Identity:
+    return Identity("run", name, incarnation)
+
+
+@pytest.fixture
+def members() -> Membership:
+    return Membership(node("learner"), heartbeat_s=1.0, missed=3)
+
+
+def told(changes: list[MembershipChange]) -> list[tuple[str, str]]:
+    return [(change.kind, change.member.node_id) for change in changes]
+
+
+def test_a_new_node_joins_once(members: Membership) -> None:
+    assert told(members.on_session(node("a"), 1, 0.0)) == [("joined", "a")]
+    assert told(members.on_session(node("a"), 2, 0.1)) == []
+    assert [peer.node_id for peer in members] == ["a"]
+
+
+def test_a_node_that_sends_heartbeats_stays_connected(members: Membership) -> None:
+    members.on_session(node("a"), 1, 0.0)
+    for second in range(1, 20):
+        members.on_heard("a", 1, float(second))
+        assert members.tick(second + 0.9) == []
+
+
+def test_a_silent_node_leaves_after_three_missed_heartbeats(members: Membership) -> None:
+    members.on_session(node("a"), 1, 0.0)
+    assert members.tick(3.0) == []
+    (change,) = members.tick(3.1)
+    assert (change.kind, change.reason) == ("left", "no heartbeat for 3.1 s")
+    assert members.tick(9.0) == [] and len(members) == 0
+
+
+def test_a_node_that_is_heard_again_rejoins_as_the_same_process(members: Membership) -> None:
+    members.on_session(node("a"), 1, 0.0)
+    members.tick(10.0)
+    (change,) = members.on_heard("a", 1, 11.0)
+    assert (change.kind, change.new_incarnation) == ("rejoined", False)
+
+
+def test_a_newer_process_replaces_an_older_one(members: Membership) -> None:
+    members.on_session(node("a"), 1, 0.0)
+    left, back = members.on_session(node("a", 2), 2, 0.5)
+    assert (left.kind, left.reason) == ("left", "replaced by a new process")
+    assert (back.kind, back.new_incarnation, back.member.identity.incarnation) == (
+        "rejoined",
+        True,
+        2,
+    )
+
+
+def test_frames_of_a_replaced_session_are_ignored(members: Membership) -> None:
+    members.on_session(node("a"), 1, 0.0)
+    members.on_session(node("a", 2), 2, 0.5)
+    members.on_heard("a", 1, 5.0)
+    assert told(members.tick(5.1)) == [("left", "a")]
+
+
+def test_leaving_is_reported_once_with_its_reason(members: Membership) -> None:
+    members.on_session(node("a"), 1, 0.0)
+    (change,) = members.on_left("a", "finished")
+    assert change.reason == "finished"
+    assert members.on_left("a", "finished") == []
+    assert members.on_left("unknown", "finished") == []
+
+
+def test_the_listeners_own_node_id_is_refused(members: Membership) -> None:
+    refusal = members.admit(node("learner"))
+    assert refusal is not None and refusal.code == "node_id_taken"
+
+
+def test_an_older_process_of_a_node_is_refused(members: Membership) -> None:
+    members.on_session(node("a", 5), 1, 0.0)
+    refusal = members.admit(node("a", 4))
+    assert refusal is not None and refusal.code == "replaced"
+    assert members.admit(node("a", 5)) is None
+    assert members.admit(node("a", 6)) is None
+
+
+def test_late_frames_after_a_goodbye_do_not_bring_the_node_back(members: Membership) -> None:
+    members.on_session(node("a"), 1, 0.0)
+    members.on_left("a", "said goodbye", for_good=True)
+    assert members.on_heard("a", 1, 0.1) == []
+    assert told(members.on_session(node("a"), 2, 5.0)) == [("rejoined", "a")]

@@ -1,0 +1,600 @@
+"""The node: two nodes over any network, from handshake to goodbye."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmiddleware.errors import AuthError, FrameError, FrameTooLarge, HandshakeRefused
+from dmiddleware.router.protocol.node import NodeProtocol
+from dmiddleware.router.protocol.options import NodeOptions
+from dmiddleware.router.protocol.session import ParkedPoll, PeerSession
+from dmiddleware.router.wire.envelope import EncodedEvent, encode_event
+from dmiddleware.router.wire.frame import FrameType
+from tests.dmiddleware.router.node_pairs import (
+    CODEC,
+    OPTIONS,
+    answered,
+    emit,
+    exchange,
+    join,
+    make_node,
+    taken,
+)
+
+
+@pytest.fixture
+def pair() -> tuple[NodeProtocol, NodeProtocol, PeerSession]:
+    dialer, listener = make_node("collector"), make_node("learner")
+    return dialer, listener, join(dialer, listener)
+
+
+def test_peers_learn_each_others_subscriptions(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    dialer, listener, peer = pair
+    dialer.subscriptions.subscribe(["weights"])
+    listener.subscriptions.subscribe(["traj*"])
+    exchange(dialer, listener, peer)
+    assert taken(dialer) == taken(listener) == []
+    assert dialer.subscriptions.subscribers("trajectories") == ("learner",)
+    assert dialer.subscriptions.subscribers("weights") == ()
+    assert listener.subscriptions.subscribers("weights") == ("collector",)
+    assert [change.kind for change in dialer.changes + listener.changes] == ["joined", "joined"]
+    assert [identity.node_id for identity in listener.connected_peers()] == ["collector"]
+
+
+def test_invalid_announcements_are_counted_and_ignored(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    dialer, listener, peer = pair
+    dialer.subscriptions.subscribe(["weights"])
+    exchange(dialer, listener, peer)
+    assert taken(listener) == []
+    dialer.offer("learner", EncodedEvent("$wants", b"\xc1", (), 1))
+    emit(dialer, "learner", "e", 1)
+    exchange(dialer, listener, peer)
+    assert taken(listener) == [("collector", "e", 1)]
+    assert listener.n_refused == 1
+    assert listener.subscriptions.subscribers("weights") == ("collector",)
+
+
+def test_events_arrive_in_order_both_ways(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    dialer, listener, peer = pair
+    for number in range(6):
+        assert emit(dialer, "learner", "up", number)
+        assert emit(listener, "collector", "down", number)
+    exchange(dialer, listener, peer)
+    assert taken(listener) == [("collector", "up", number) for number in range(6)]
+    assert taken(dialer) == [("learner", "down", number) for number in range(6)]
+
+
+class World:
+    """A dialer and a listener over a network that loses and delays, and breaks connections."""
+
+    def __init__(self, seed: int, loss: float) -> None:
+        self.chance = random.Random(seed)
+        self.loss = loss
+        self.now = 0.0
+        self.dialer, self.listener = make_node("collector"), make_node("learner")
+        self.peer = join(self.dialer, self.listener)
+        self.wire: list[Callable[[], None]] = []
+        self.parked: list[ParkedPoll] = []
+
+    def lost(self) -> bool:
+        return self.chance.random() < self.loss
+
+    def request(self, raw: bytearray, sent: Any = None) -> None:
+        def arrive() -> None:
+            try:
+                answer = self.listener.on_request(bytes(raw), self.now, cover_body=True)
+            except AuthError:
+                return  # it came twice
+            if isinstance(answer, ParkedPoll):
+                self.parked.append(answer)
+            else:
+                self.answer(answer, sent)
+
+        for _ in range(self.chance.choice([1, 1, 1, 2])):
+            if not self.lost():
+                self.wire.append(arrive)
+
+    def answer(self, raw: bytearray, sent: Any = None) -> None:
+        peer = self.peer
+
+        def arrive() -> None:
+            with contextlib.suppress(HandshakeRefused, AuthError):  # of a session that is over
+                self.dialer.on_reply(peer, bytes(raw), self.now, sent=sent)
+
+        if not self.lost():
+            self.wire.append(arrive)
+
+    def step(self) -> None:
+        self.now += 0.3
+        if self.chance.random() < 0.02:
+            self.peer = join(self.dialer, self.listener, self.now)
+        while (made := self.dialer.data_request(self.peer, self.now)) is not None:
+            self.request(made[1], made[0])
+        self.request(self.dialer.request(self.peer, FrameType.POLL))
+        self.parked = [parked for parked in self.parked if not self.resume(parked)]
+        self.chance.shuffle(self.wire)
+        for _ in range(self.chance.randrange(len(self.wire) + 1)):
+            self.wire.pop()()
+
+    def resume(self, parked: ParkedPoll) -> bool:
+        answer = self.listener.resume(parked, self.now)
+        if answer is not None:
+            self.answer(answer)
+        return answer is not None
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    loss=st.floats(0, 0.5),
+    up=st.lists(st.integers(0, 300), max_size=30),
+    down=st.lists(st.integers(0, 300), max_size=30),
+)
+def test_any_network_delivers_all_once_in_order_both_ways(
+    seed: int, loss: float, up: list[int], down: list[int]
+) -> None:
+    world = World(seed, loss)
+    to_send = {"learner": list(enumerate(up)), "collector": list(enumerate(down))}
+    got: dict[str, list[Any]] = {"learner": [], "collector": []}
+    nodes = {"learner": world.listener, "collector": world.dialer}
+    for _ in range(20_000):
+        for target, source in (("learner", world.dialer), ("collector", world.listener)):
+            queue = to_send[target]
+            while queue and emit(source, target, "e", (queue[0][0], bytes(queue[0][1]))):
+                queue.pop(0)
+            got[target] += [value[0] for _, _, value in taken(nodes[target])]
+        if [len(got["learner"]), len(got["collector"])] == [len(up), len(down)]:
+            break
+        world.step()
+    assert got == {"learner": list(range(len(up))), "collector": list(range(len(down)))}
+
+
+def test_a_latest_event_replaces_one_that_was_not_sent(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    dialer, listener, peer = pair
+    for version in range(5):
+        listener.peers["collector"].outgoing.put_latest(encode_event("weights", version, CODEC))
+    exchange(dialer, listener, peer)
+    assert taken(dialer) == [("learner", "weights", 4)]
+    assert listener.peers["collector"].outgoing.counters.superseded == 4
+
+
+def test_an_older_version_that_arrives_late_is_not_delivered(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    dialer, listener, peer = pair
+    outgoing = dialer.peers["learner"].outgoing
+    outgoing.put_latest(encode_event("weights", 1, CODEC))
+    first = dialer.data_request(peer, 0.0)
+    outgoing.put_latest(encode_event("weights", 2, CODEC))
+    second = dialer.data_request(peer, 2.0)
+    assert first is not None and second is not None
+    answered(listener, second[1], 2.0)
+    answered(listener, first[1], 2.0)
+    assert [value for _, event, value in taken(listener) if event == "weights"] == [2]
+
+
+def test_lossy_events_over_the_bound_are_dropped_and_counted(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    outgoing = pair[0].peers["learner"].outgoing
+    for number in range(1030):
+        outgoing.put_lossy(encode_event("metric", number, CODEC))
+    assert outgoing.counters.dropped == 6
+
+
+def test_a_full_outbox_refuses_and_a_slow_reader_makes_the_sender_wait(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    dialer, listener, peer = pair
+    sent = 0
+    for _ in range(100):
+        while emit(dialer, "learner", "e", (sent, bytes(100))):
+            sent += 1
+        made = dialer.data_request(peer, 0.0)
+        if made is None:
+            break
+        dialer.on_reply(peer, answered(listener, made[1], 0.0), 0.0, sent=made[0])
+    bound = OPTIONS.outbox_bytes + OPTIONS.inbox_bytes + 2 * OPTIONS.batch_bytes
+    assert 0 < sent * 100 <= bound
+    assert dialer.peers["learner"].outgoing.outbox.counters.refused_frames > 0
+
+
+def test_a_silent_peer_leaves_and_gets_the_accepted_events_when_it_rejoins(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    dialer, listener, peer = pair
+    dialer.subscriptions.subscribe(["e"])
+    exchange(dialer, listener, peer)
+    taken(listener)
+    assert listener.tick(4.0) == []
+    assert [change.kind for change in listener.changes] == ["joined", "left"]
+    assert listener.subscriptions.subscribers("e") == ("collector",)
+    emit(listener, "collector", "e", "kept")
+    peer = join(dialer, listener, 50.0)
+    assert listener.changes[-1].kind == "rejoined"
+    exchange(dialer, listener, peer, 50.0)
+    assert ("learner", "e", "kept") in taken(dialer)
+
+
+def test_a_peer_that_is_gone_for_too_long_is_forgotten_and_may_rejoin(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    dialer, listener, peer = pair
+    dialer.subscriptions.subscribe(["e"])
+    exchange(dialer, listener, peer)
+    taken(listener)
+    emit(listener, "collector", "e", "lost one")
+    under_way = dialer.request(peer, FrameType.POLL)
+    answered(listener, under_way, 0.0)  # sent, and lost on the way
+    listener.tick(4.0)
+    assert listener.tick(200.0) == [("collector", 1)]
+    assert listener.subscriptions.subscribers("e") == ()
+    peer = join(dialer, listener, 300.0)
+    assert listener.subscriptions.subscribers("e") == ("collector",)
+    emit(listener, "collector", "e", "after")
+    exchange(dialer, listener, peer, 300.0)
+    assert taken(dialer) == [("learner", "e", "after")]
+
+
+def test_a_forgotten_peer_gets_the_latest_event_when_it_rejoins(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    dialer, listener, peer = pair
+    dialer.subscriptions.subscribe(["weights"])
+    exchange(dialer, listener, peer)
+    taken(listener)
+    listener.subscriptions.put_latest(encode_event("weights", 1, CODEC))
+    listener.tick(4.0)
+    listener.tick(200.0)
+    listener.subscriptions.put_latest(encode_event("weights", 2, CODEC))
+    peer = join(dialer, listener, 300.0)
+    exchange(dialer, listener, peer, 300.0)
+    assert taken(dialer) == [("learner", "weights", 2)]
+
+
+def test_a_forgotten_peer_gets_new_subscriptions_when_it_rejoins(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    dialer, listener, peer = pair
+    listener.tick(4.0)
+    listener.subscriptions.subscribe(["early"])
+    listener.tick(200.0)
+    waiting = listener.peers["collector"].outgoing.outbox.n_messages
+    listener.subscriptions.subscribe(["early", "late"])
+    assert listener.peers["collector"].outgoing.outbox.n_messages == waiting
+    peer = join(dialer, listener, 300.0)
+    exchange(dialer, listener, peer, 300.0)
+    assert taken(dialer) == []
+    assert (
+        dialer.subscriptions.subscribers("early")
+        == dialer.subscriptions.subscribers("late")
+        == ("learner",)
+    )
+
+
+def test_a_forgotten_peer_may_continue_in_its_old_session(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    dialer, listener, peer = pair
+    dialer.subscriptions.subscribe(["e", "weights"])
+    exchange(dialer, listener, peer)
+    taken(listener)
+    listener.subscriptions.put_latest(encode_event("weights", 1, CODEC))
+    listener.tick(4.0)
+    listener.tick(200.0)
+    assert listener.subscriptions.subscribers("e") == ()
+    # As a process does that was stopped, and whose connection outlived it.
+    answered(listener, dialer.request(peer, FrameType.HEARTBEAT), 201.0)
+    assert listener.changes[-1].kind == "rejoined"
+    assert listener.subscriptions.subscribers("e") == ("collector",)
+    emit(listener, "collector", "e", "after")
+    exchange(dialer, listener, peer, 201.0)
+    assert taken(dialer) == [("learner", "weights", 1), ("learner", "e", "after")]
+
+
+def test_emitting_to_a_forgotten_peer_does_not_block(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    _, listener, _ = pair
+    while emit(listener, "collector", "e", bytes(500)):
+        pass
+    listener.tick(4.0)
+    ((_, undelivered),) = listener.tick(200.0)
+    assert undelivered == 3
+    for _ in range(10):
+        assert emit(listener, "collector", "e", bytes(500))
+    assert listener.peers["collector"].outgoing.empty
+
+
+def test_a_restarted_peer_gets_the_events_that_waited_for_it(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    _, listener, _ = pair
+    emit(listener, "collector", "e", "waiting")
+    again = make_node("collector", incarnation=2)
+    peer = join(again, listener, 1.0)
+    exchange(again, listener, peer, 1.0)
+    assert ("learner", "e", "waiting") in taken(again)
+    assert [change.kind for change in listener.changes] == ["joined", "left", "rejoined"]
+
+
+def test_goodbye_ends_the_session(pair: tuple[NodeProtocol, NodeProtocol, PeerSession]) -> None:
+    dialer, listener, peer = pair
+    raw = dialer.request(peer, FrameType.BYE)
+    assert dialer.on_reply(peer, answered(listener, raw, 0.0), 0.0) is FrameType.BYE
+    assert listener.peers == {} and listener.changes[-1].reason == "said goodbye"
+    with pytest.raises(HandshakeRefused) as refused:
+        raw = dialer.request(peer, FrameType.POLL)
+        dialer.on_reply(peer, answered(listener, raw, 0.0), 0.0)
+    assert refused.value.code == "stale"
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_events_sent_before_a_peer_left_are_delivered(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession], returns: bool
+) -> None:
+    dialer, listener, peer = pair
+    emit(dialer, "learner", "e", "last words")
+    exchange(dialer, listener, peer)
+    if returns:
+        join(make_node("collector", incarnation=2), listener, 1.0)
+    else:
+        answered(listener, dialer.request(peer, FrameType.BYE), 0.0)
+    assert listener.has_events
+    assert taken(listener) == [("collector", "e", "last words")]
+
+
+def test_a_replayed_request_is_refused(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    dialer, listener, peer = pair
+    raw = dialer.request(peer, FrameType.HEARTBEAT)
+    answered(listener, raw, 0.0)
+    with pytest.raises(AuthError, match="replay"):
+        answered(listener, raw, 0.1)
+
+
+def test_a_heartbeat_may_be_overtaken_by_thousands_of_requests(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    dialer, listener, peer = pair
+    made_early = dialer.request(peer, FrameType.HEARTBEAT)
+    for _ in range(4000):
+        raw = dialer.request(peer, FrameType.HEARTBEAT)
+        answered(listener, raw, 0.0)
+    assert answered(listener, made_early, 0.0)
+    for old in (made_early, raw):
+        with pytest.raises(AuthError, match="replay"):
+            answered(listener, old, 0.0)
+
+
+def test_a_request_below_the_replay_window_is_refused(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    dialer, listener, peer = pair
+    made_early = dialer.request(peer, FrameType.HEARTBEAT)
+    peer.n_requests += 5000
+    answered(listener, dialer.request(peer, FrameType.HEARTBEAT), 0.0)
+    with pytest.raises(AuthError, match="replay"):
+        answered(listener, made_early, 0.0)
+
+
+def test_a_frame_cannot_be_sent_back_to_its_sender(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    dialer, _, peer = pair
+    emit(dialer, "learner", "e", 1)
+    made = dialer.data_request(peer, 0.0)
+    assert made is not None
+    with pytest.raises(AuthError):
+        dialer.on_reply(peer, bytes(made[1]), 0.0)
+
+
+def test_a_large_frame_before_authentication_is_refused(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    _, listener, _ = pair
+    with pytest.raises(FrameError, match="before authentication"):
+        listener.on_request(bytes(100_000), 0.0, cover_body=True)
+
+
+def test_if_two_nodes_dial_each_other_the_lower_ones_connection_is_kept() -> None:
+    lower, higher = make_node("1"), make_node("2")
+    join(higher, lower)
+    # The lower one may come second all the same, and the higher one no more.
+    peer = join(lower, higher)
+    with pytest.raises(HandshakeRefused, match="node 1 has already dialed node 2") as refused:
+        join(higher, lower)
+    assert refused.value.code == "dialed"
+    emit(lower, "2", "e", 1)
+    exchange(lower, higher, peer)
+    assert taken(higher) == [("1", "e", 1)]
+    # When that connection is gone, or the process, anybody's is good.
+    lower.on_connection_lost("2", "its connection broke", 1.0)
+    join(higher, lower, 1.0)
+    join(lower, higher, 2.0)
+    join(make_node("2", incarnation=2), lower, 3.0)
+
+
+def test_a_wrong_key_is_refused_and_counted() -> None:
+    listener = make_node("learner")
+    with pytest.raises(HandshakeRefused, match="key"):
+        join(make_node("collector", key=bytes(32)), listener)
+    assert listener.n_refused == 1 and listener.peers == {}
+
+
+@settings(max_examples=50)
+@given(place=st.integers(0, 10**6), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_never_accepted(place: int, bit: int) -> None:
+    dialer, listener = make_node("collector"), make_node("learner")
+    peer = join(dialer, listener)
+    emit(dialer, "learner", "e", [1, 2, 3])
+    made = dialer.data_request(peer, 0.0)
+    assert made is not None
+    raw = bytearray(bytes(made[1]))
+    raw[place % len(raw)] ^= 1 << bit
+    try:
+        answer = listener.on_request(bytes(raw), 0.0, cover_body=True)
+    except (AuthError, FrameError):
+        answer = None
+    # A changed session number is answered by a refusal, everything else by nothing.
+    assert answer is None or answer[6] == FrameType.REFUSED
+    assert taken(listener) == []
+
+
+def test_large_events_stay_in_the_inbox_until_they_are_taken() -> None:
+    dialer, listener = make_node("1"), make_node("0")
+    peer = join(dialer, listener)
+    listener.subscriptions.subscribe(["e"])
+    exchange(dialer, listener, peer)
+    taken(dialer)
+    peer.outgoing.outbox._max_bytes = listener.peers["1"].incoming.inbox.max_bytes = 10 << 20
+    for number in range(3):
+        assert emit(dialer, "0", "e", (number, bytes(700_000)))
+    exchange(dialer, listener, peer)
+    numbers = [[value[0] for _, _, value in taken(listener)] for _ in range(3)]
+    assert numbers == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("listener_is_small", [True, False])
+def test_an_event_too_large_for_its_peer_is_refused_at_the_emitter(
+    listener_is_small: bool,
+) -> None:
+    small, large = (NodeOptions(max_frame_bytes=size) for size in (100_000, 200_000))
+    listener = make_node("0", options=small if listener_is_small else large)
+    dialer = make_node("1", options=large if listener_is_small else small)
+    join(dialer, listener)
+    sender, to = (dialer, "0") if listener_is_small else (listener, "1")
+    sender.subscriptions.check_size(encode_event("e", bytes(90_000), CODEC), [to])
+    with pytest.raises(FrameTooLarge, match=rf"node {to} accepts at most 99744"):
+        sender.subscriptions.check_size(encode_event("e", bytes(150_000), CODEC), [to])
+
+
+def test_the_largest_allowed_event_fits_into_a_frame() -> None:
+    options = NodeOptions(max_frame_bytes=100_000)
+    dialer, listener = make_node("1", options=options), make_node("0", options=options)
+    peer = join(dialer, listener)
+    listener.subscriptions.subscribe(["e"])
+    exchange(dialer, listener, peer)
+    taken(dialer)
+    for value in (bytes(99_600), [np.zeros(0)] * 1_100, [np.zeros(1)] * 1_000):
+        event = encode_event("e", value, CODEC)
+        dialer.subscriptions.check_size(event, ["0"])
+        assert dialer.offer("0", event)
+        exchange(dialer, listener, peer)
+    assert [len(value) for _, _, value in taken(listener)] == [99_600, 1_100, 1_000]
+
+
+def test_more_arrays_than_fit_into_a_frame_are_refused() -> None:
+    node = make_node("0", options=NodeOptions())
+    node.subscriptions.check_size(encode_event("e", [np.zeros(1)] * 8_191, CODEC), [])
+    with pytest.raises(FrameTooLarge, match="8192 arrays, but at most 8191"):
+        node.subscriptions.check_size(encode_event("e", [np.zeros(1)] * 8_192, CODEC), [])
+
+
+def test_events_of_many_small_arrays_are_split_over_frames() -> None:
+    options = NodeOptions(batch_bytes=64 << 20)
+    dialer, listener = make_node("1", options=options), make_node("0", options=options)
+    peer = join(dialer, listener)
+    listener.subscriptions.subscribe(["e"])
+    exchange(dialer, listener, peer)
+    taken(dialer)
+    event = encode_event("e", [np.zeros(0)] * 100, CODEC)
+    for _ in range(100):
+        assert dialer.offer("0", event)
+    exchange(dialer, listener, peer)
+    assert len(taken(listener) + taken(listener)) == 100
+
+
+def test_large_latest_events_are_split_over_frames() -> None:
+    options = NodeOptions(max_frame_bytes=100_000)
+    dialer, listener = make_node("1", options=options), make_node("0", options=options)
+    peer = join(dialer, listener)
+    listener.subscriptions.subscribe(["*"])
+    exchange(dialer, listener, peer)
+    taken(dialer)
+    for name in "abc":
+        dialer.subscriptions.put_latest(encode_event(name, bytes(60_000), CODEC))
+    exchange(dialer, listener, peer)
+    assert [name for _, name, _ in taken(listener)] == ["a", "b", "c"]
+
+
+def test_a_latest_event_too_large_for_a_newcomer_is_dropped_and_counted() -> None:
+    listener = make_node("0", options=NodeOptions())
+    dialer = make_node("1", options=NodeOptions(max_frame_bytes=100_000))
+    listener.subscriptions.put_latest(encode_event("large", bytes(200_000), CODEC))
+    listener.subscriptions.put_latest(encode_event("small", 1, CODEC))
+    peer = join(dialer, listener)
+    dialer.subscriptions.subscribe(["large", "small"])
+    exchange(dialer, listener, peer)
+    taken(listener)
+    exchange(dialer, listener, peer)
+    assert [name for _, name, _ in taken(dialer)] == ["small"]
+    assert listener.peers["1"].outgoing.counters.dropped == 1
+
+
+def test_a_restarted_peer_misses_nothing_emitted_before_it_subscribes() -> None:
+    dialer, listener = make_node("1"), make_node("0")
+    model = encode_event("model", 7, CODEC)
+    listener.subscriptions.put_latest(model)
+    peer = join(dialer, listener)
+    dialer.subscriptions.subscribe(["e", "model"])
+    exchange(dialer, listener, peer)
+    taken(listener)
+    exchange(dialer, listener, peer)
+    again = make_node("1", incarnation=2)
+    peer = join(again, listener)
+    assert listener.subscriptions.subscribers("e") == ("1",)
+    assert emit(listener, "1", "e", "early")
+    again.subscriptions.subscribe(["e", "model"])
+    exchange(again, listener, peer)
+    taken(listener)
+    exchange(again, listener, peer)
+    assert sorted(event[1:] for event in taken(again)) == [("e", "early"), ("model", 7)]
+
+
+def test_a_silent_reader_keeps_no_old_version_in_memory() -> None:
+    dialer, listener = make_node("1"), make_node("0")
+    peer = join(dialer, listener)
+    dialer.subscriptions.subscribe(["weights"])
+    exchange(dialer, listener, peer)
+    taken(listener)
+
+    class Version(EncodedEvent, frozen=True, weakref=True):
+        """One that can be watched."""
+
+    def version(number: int) -> weakref.ref[Version]:
+        made = encode_event("weights", number, CODEC)
+        event = Version(made.event, made.skeleton, made.buffers, made.size)
+        listener.subscriptions.put_latest(event)
+        return weakref.ref(event)
+
+    first = version(1)
+    answered(listener, dialer.request(peer, FrameType.POLL), 0.0)  # sent, and lost on the way
+    assert first() is not None, "it may have to be sent again"
+    second = version(2)
+    gc.collect()
+    assert first() is None
+    assert second() is not None
+    later = 2 * OPTIONS.retry_s
+    peer.outgoing.on_reconnect(later)
+    dialer.on_reply(peer, answered(listener, dialer.request(peer, FrameType.POLL), later), later)
+    assert taken(dialer) == [("0", "weights", 2)]

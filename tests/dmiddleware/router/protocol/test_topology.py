@@ -1,0 +1,118 @@
+"""Topology: who listens where, who dials whom."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dmiddleware.errors import TopologyError
+from dmiddleware.router.protocol.topology import check_address, is_loopback, plan
+
+
+def test_each_pair_of_a_mesh_is_connected_by_one_dial() -> None:
+    nodes = plan("mesh", node_ids=["a", "b", "c", "d"], run_dir=Path("/tmp/run"))
+    dials = [(node.listen, target) for node in nodes for target in node.dial]
+    pairs = {frozenset(dial) for dial in dials}
+    assert len(dials) == len(pairs) == 6
+    assert pairs == {
+        frozenset(pair) for pair in itertools.combinations([n.listen for n in nodes], 2)
+    }
+
+
+def test_the_nodes_of_a_star_dial_the_first_one() -> None:
+    hub, *others = plan("star", node_ids=["a", "b", "c"], protocol="tcp", ports=[5000])
+    assert (hub.listen, hub.dial) == ("tcp://127.0.0.1:5000", ())
+    assert {(node.listen, node.dial) for node in others} == {("", ("tcp://127.0.0.1:5000",))}
+
+
+def test_nodes_of_the_alone_topology_attach_to_others() -> None:
+    (node,) = plan("alone", node_ids=["a"], attach_to=["tcp://10.0.0.1:5000"])
+    assert (node.listen, node.dial) == ("", ("tcp://10.0.0.1:5000",))
+
+
+def test_redis_addresses_end_in_the_node_id() -> None:
+    first, second = plan("mesh", node_ids=["0", "7"], protocol="redis", redis="redis://db:6379/2/r")
+    assert (first.listen, first.dial) == ("redis://db:6379/2/r/0", ())
+    assert (second.listen, second.dial) == ("redis://db:6379/2/r/7", ("redis://db:6379/2/r/0",))
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "redis://host:6379",
+        "redis://host:6379/0",
+        "redis://host:6379/0/",
+        "redis://host:0/0/a",
+        "redis://host:70000/0/a",
+        "redis://user:word@host:6379/0/a",
+        "redis://host/0/a",
+    ],
+)
+def test_an_invalid_redis_address_is_refused_with_an_example(address: str) -> None:
+    with pytest.raises(TopologyError, match=r"redis://127\.0\.0\.1:6379/0/run/0"):
+        check_address(address)
+
+
+def test_redis_on_this_host_is_reached_from_this_host_only() -> None:
+    assert is_loopback("redis://127.0.0.1:6379/0/a")
+    assert is_loopback("redis://[::1]:6379/0/a")
+    assert not is_loopback("redis://10.0.0.7:6379/0/a")
+
+
+def test_missing_ports_follow_the_last_one() -> None:
+    nodes = plan("mesh", node_ids=["a", "b", "c"], protocol="tcp", ports=[5000, 6000])
+    assert [node.listen[-4:] for node in nodes] == ["5000", "6000", "6001"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"topology": "mash", "node_ids": ["a"]}, "did you mean mesh"),
+        ({"topology": "mesh", "node_ids": ["a", "a"]}, "unique id"),
+        ({"topology": "mesh", "node_ids": []}, "unique id"),
+        ({"topology": "mesh", "node_ids": ["a"]}, "run_dir"),
+        ({"topology": "mesh", "node_ids": ["a"], "protocol": "tcp"}, "ports"),
+        ({"topology": "star", "node_ids": "ab", "protocol": "tcp", "ports": [1, 2]}, "2 ports"),
+        ({"topology": "mesh", "node_ids": "ab", "protocol": "tcp", "ports": [65535]}, "1 to 65535"),
+        (
+            {"topology": "mesh", "node_ids": "ab", "protocol": "tcp", "ports": [9, 9]},
+            "different port",
+        ),
+        (
+            {"topology": "alone", "node_ids": ["a"], "attach_to": ["10.0.0.1:5"]},
+            "not a valid address",
+        ),
+        ({"topology": "mesh", "node_ids": "a", "run_dir": Path("/tmp") / ("x" * 120)}, "shorter"),
+    ],
+)
+def test_arguments_that_do_not_fit_together_are_refused(
+    arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TopologyError, match=message):
+        plan(**arguments)
+
+
+@pytest.mark.parametrize("address", ["tcp://host", "tcp://:80", "tcp://host:0", "ftp://host:1", ""])
+def test_an_invalid_address_is_refused(address: str) -> None:
+    with pytest.raises(TopologyError):
+        check_address(address)
+
+
+@pytest.mark.parametrize(
+    ("address", "only_here"),
+    [
+        ("ipc:///tmp/a.sock", True),
+        ("tcp://127.0.0.1:5", True),
+        ("tcp://127.8.0.1:5", True),
+        ("tcp://localhost:5", True),
+        ("tcp://[::1]:5", True),
+        ("tcp://0.0.0.0:5", False),
+        ("tls+tcp://10.0.0.1:5", False),
+        ("tcp://learner.example:5", False),
+    ],
+)
+def test_loopback_addresses_are_recognized(address: str, only_here: bool) -> None:
+    assert is_loopback(address) is only_here

@@ -1,0 +1,411 @@
+"""The transport over Unix-domain sockets, with real sockets and processes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import random
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dmiddleware.errors import TransportError
+from dmiddleware.router.transport.interface import Reply
+from dmiddleware.router.transport.unix import UnixChannel, UnixListener, UnixTransport
+from dmiddleware.router.wire.byte_pieces import BytePieces
+from tests.dmiddleware.router.endpoints import NEVER_S, Asking
+from tests.dmiddleware.router.request_handlers import at_once, echo
+from tests.dmiddleware.router.unix_sockets import (
+    DEADLINE_S,
+    MB,
+    Answers,
+    Held,
+    Outcome,
+    bare_dial,
+    bare_listen,
+    comes_true,
+    dial,
+    listen,
+    threads,
+)
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+
+
+def test_concurrent_threads_get_their_own_replies(tmp_path: Path) -> None:
+    wrong: list[object] = []
+
+    def ask(channel: UnixChannel, asker: int) -> None:
+        sizes = random.Random(asker)
+        for number in range(100):
+            content = (b"%d %d " % (asker, number)) * sizes.choice([1, 10, 1000, 4000, 30_000])
+            answer = bytes(channel.request(content))
+            if answer != content:
+                wrong.append((asker, number, len(answer)))
+
+    with listen(tmp_path), dial(tmp_path) as channel:
+        at_once(ask, [(channel, asker) for asker in range(6)])
+    assert wrong == []
+
+
+def test_requests_are_served_in_order(tmp_path: Path) -> None:
+    served: list[bytes] = []
+
+    def serve(raw: memoryview, connection: int, reply: Reply) -> None:
+        served.append(bytes(raw[:4]))
+        reply(raw[:4].tobytes())
+
+    names = [b"%4d" % number for number in range(600)]
+    answers = Answers()
+    with listen(tmp_path, serve), dial(tmp_path) as channel:
+        for number, name in enumerate(names):
+            # Some are more than the socket takes at once, so that the writer goes on.
+            channel.send(BytePieces([name, bytes(MB if number % 20 == 0 else 10)]), answers)
+        assert answers.wait(len(names)) == names
+    assert served == names
+
+
+def test_a_late_reply_is_ignored(tmp_path: Path) -> None:
+    held, answers = Held(), Answers()
+    with listen(tmp_path, held), dial(tmp_path, reply_timeout_s=0.2) as channel:
+        channel.send(b"late", answers)
+        with pytest.raises(TransportError, match=r"within 0\.2 s"):
+            channel.request(b"late")
+        error = answers.wait(1)[0]
+        assert isinstance(error, TransportError)
+        assert "within 0.2 s" in str(error)
+        held.release.set()
+        for number in range(5):
+            assert channel.request(b"%d" % number) == b"%d" % number
+        assert len(answers.got) == 1
+    assert held.served[:2] == [b"late", b"late"]
+
+
+def test_a_reply_may_be_sent_later_and_counts_once(tmp_path: Path) -> None:
+    replies: list[Reply] = []
+
+    def serve(raw: memoryview, connection: int, reply: Reply) -> None:
+        replies.append(reply)
+
+    answers = Answers()
+    with listen(tmp_path, serve):
+        with dial(tmp_path) as channel:
+            for _ in range(3):
+                channel.send(b"?", answers)
+            assert comes_true(lambda: len(replies) == 3)
+            for number in (2, 0, 1, 0):
+                replies[number](b"%d" % number)
+                replies[number](None)
+            assert answers.wait(3) == [b"2", b"0", b"1"]
+            channel.send(b"?", answers)
+            assert comes_true(lambda: len(replies) == 4)
+        replies[3](b"nobody is there any more")
+
+
+def test_replying_none_closes_only_that_connection(tmp_path: Path) -> None:
+    def serve(raw: memoryview, connection: int, reply: Reply) -> None:
+        reply(None if raw == b"bad" else b"ok")
+
+    with listen(tmp_path, serve), dial(tmp_path) as good, dial(tmp_path) as bad:
+        with pytest.raises(TransportError, match="closed the connection"):
+            bad.request(b"bad")
+        assert good.request(b"good") == b"ok"
+
+
+def test_a_failing_request_handler_closes_only_its_connection(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def serve(raw: memoryview, connection: int, reply: Reply) -> None:
+        if raw == b"bad":
+            raise ConnectionResetError("a defect")
+        reply(b"ok")
+
+    with listen(tmp_path, serve), dial(tmp_path) as good, dial(tmp_path) as bad:
+        with pytest.raises(TransportError):
+            bad.request(b"bad")
+        assert good.request(b"good") == b"ok"
+    assert "could not be served; its connection" in caplog.text
+
+
+def test_a_failing_callback_does_not_affect_other_replies(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(answer: Outcome) -> None:
+        raise KeyError("a defect")
+
+    with listen(tmp_path), dial(tmp_path) as channel:
+        channel.send(b"?", fail)
+        assert channel.request(b"good") == b"good"
+    assert "a reply was dropped" in caplog.text
+
+
+def test_closing_twice_fails_pending_requests_at_once(tmp_path: Path) -> None:
+    held, answers = Held(), Answers()
+    with listen(tmp_path, held), dial(tmp_path, reply_timeout_s=60.0) as channel:
+        for _ in range(20):
+            channel.send(bytes(MB), answers)
+        assert held.began.wait(DEADLINE_S)
+        channel.close()
+        channel.close()
+        assert not any(name.startswith(("router-read", "router-write")) for name in threads())
+        assert len(answers.got) == 20
+        assert all("is closed" in str(answer) for answer in answers.got)
+        with pytest.raises(TransportError, match="is closed"):
+            channel.request(b"?")
+        held.release.set()
+
+
+def test_sending_on_a_closed_channel_fails_from_another_thread(tmp_path: Path) -> None:
+    told: list[tuple[Outcome, int]] = []
+    with listen(tmp_path), dial(tmp_path) as channel:
+        channel.close()
+        channel.send(b"?", lambda answer: told.append((answer, threading.get_ident())))
+        assert comes_true(lambda: len(told) == 1)
+    assert isinstance(told[0][0], TransportError)
+    assert told[0][1] != threading.get_ident()
+
+
+def test_a_channel_may_be_closed_by_its_own_callback(tmp_path: Path) -> None:
+    answers = Answers()
+    with listen(tmp_path), dial(tmp_path) as channel:
+
+        def close(answer: Outcome) -> None:
+            channel.close()
+            answers(answer)
+
+        channel.send(b"?", close)
+        assert answers.wait(1) == [b"?"]
+
+
+def test_a_listener_may_be_closed_by_its_own_request_handler(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    listeners: list[UnixListener] = []
+
+    def serve(raw: memoryview, connection: int, reply: Reply) -> None:
+        listeners[0].close()
+
+    with listen(tmp_path, serve) as listener, dial(tmp_path, reply_timeout_s=NEVER_S) as channel:
+        listeners.append(listener)
+        assert isinstance(Asking(channel, b"?").result(), TransportError)
+    assert caplog.text == ""
+
+
+def test_closing_the_listener_breaks_its_connections_but_loses_no_reply(tmp_path: Path) -> None:
+    gone: list[int] = []
+    answers = Answers()
+    with dial_after_listen(tmp_path, gone) as (listener, channel):
+        channel.send(b"answered", answers)
+        answers.wait(1)
+        listener.close()
+        listener.close()
+        with pytest.raises(TransportError):
+            channel.request(b"?")
+        assert gone == [1]
+    assert answers.got == [b"answered"]
+    assert gone == [1]
+
+
+@contextlib.contextmanager
+def dial_after_listen(folder: Path, gone: list[int]) -> Iterator[tuple[UnixListener, UnixChannel]]:
+    with listen(folder, on_disconnect=gone.append) as listener, dial(folder) as channel:
+        yield listener, channel
+
+
+PEER = """
+import sys, time
+from dmiddleware.router.transport.unix import UnixTransport
+address = "ipc://" + sys.argv[2] + "/s"
+if sys.argv[1] == "listen":
+    serve = lambda raw, connection, reply: None
+    UnixTransport().listen(address, serve, on_disconnect=print, max_frame_bytes=1 << 24)
+else:
+    channel = UnixTransport().dial(
+        address, connect_timeout_s=5, reply_timeout_s=60, max_frame_bytes=1 << 24
+    )
+    channel.send(b"?", print)
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+@contextlib.contextmanager
+def peer(what: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", PEER, what, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path.cwd()) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"up\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.process
+def test_a_killed_listener_fails_requests_at_once_and_can_be_replaced(
+    tmp_path: Path,
+) -> None:
+    answers = Answers()
+    with peer("listen", tmp_path) as process, dial(tmp_path, reply_timeout_s=60.0) as channel:
+        with pytest.raises(TransportError, match="somebody else"), listen(tmp_path):
+            pass
+        for _ in range(10):
+            channel.send(bytes(MB), answers)
+        process.send_signal(signal.SIGKILL)
+        assert all(isinstance(answer, TransportError) for answer in answers.wait(10))
+        with pytest.raises(TransportError):
+            channel.request(b"?")
+    assert Path(tmp_path, "s").exists()
+    with listen(tmp_path), dial(tmp_path) as channel:
+        assert channel.request(b"again") == b"again"
+
+
+@pytest.mark.process
+def test_the_disconnect_of_a_killed_dialer_is_reported_once(tmp_path: Path) -> None:
+    asked: list[int] = []
+    gone: list[int] = []
+
+    def serve(raw: memoryview, connection: int, reply: Reply) -> None:
+        asked.append(connection)
+
+    with listen(tmp_path, serve, gone.append), peer("dial", tmp_path) as process:
+        assert comes_true(lambda: len(asked) == 1)
+        process.send_signal(signal.SIGKILL)
+        assert comes_true(lambda: len(gone) == 1)
+    assert asked == gone
+
+
+def test_the_socket_file_is_private_and_removed_on_close(tmp_path: Path) -> None:
+    with listen(tmp_path) as listener:
+        assert listener.address == f"ipc://{tmp_path}/s"
+        assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600
+        with pytest.raises(TransportError, match="somebody else"), listen(tmp_path):
+            pass
+        with dial(tmp_path) as channel:
+            assert channel.request(b"still there") == b"still there"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_regular_file_at_the_address_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("precious")
+    with pytest.raises(TransportError, match="no socket"), listen(tmp_path):
+        pass
+    assert (tmp_path / "s").read_text() == "precious"
+
+
+def test_closing_keeps_the_socket_file_of_a_successor(tmp_path: Path) -> None:
+    with listen(tmp_path) as first:
+        (tmp_path / "s").rename(tmp_path / "away")
+        with listen(tmp_path):
+            first.close()
+            with dial(tmp_path) as channel:
+                assert channel.request(b"?") == b"?"
+
+
+def test_only_one_of_two_listeners_replaces_a_dead_one(tmp_path: Path) -> None:
+    with bare_listen(tmp_path):
+        pass
+    dead = (tmp_path / "s").stat().st_ino
+    got: list[contextlib.closing[UnixListener]] = []
+
+    def take() -> None:
+        with contextlib.suppress(TransportError):
+            got.append(listen(tmp_path))
+
+    takers = [threading.Thread(target=take) for _ in range(8)]
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    for taker in takers:
+        taker.start()
+    takers[0].join(0.1)
+    assert got == []
+    assert (tmp_path / "s").stat().st_ino == dead
+    os.close(descriptor)
+    for taker in takers:
+        taker.join(DEADLINE_S)
+    assert len(got) == 1
+    with got[0], dial(tmp_path) as channel:
+        assert channel.request(b"?") == b"?"
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("ipc:///tmp/" + "x" * 200, "has 205 bytes, the system allows 107"),
+        ("ipc://relative/path", "ipc:///path"),
+        ("ipc://\0abstract", "ipc:///path"),
+        ("ipc:///tmp/a\0b", "ipc:///path"),
+        ("ipc:///no/such/folder/s", "o such file"),
+        ("tcp://127.0.0.1:5000", "ipc:///path"),
+    ],
+)
+def test_addresses_that_cannot_be_used_are_refused(address: str, told: str) -> None:
+    transport = UnixTransport()
+    with pytest.raises(TransportError, match=told):
+        transport.listen(address, echo, on_disconnect=lambda _: None, max_frame_bytes=1)
+    with pytest.raises(TransportError, match=told):
+        transport.dial(address, connect_timeout_s=0.05, reply_timeout_s=1.0, max_frame_bytes=1)
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+def test_dialing_without_descriptors_or_threads_raises_a_transport_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_socket(*family: int) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with listen(tmp_path):
+        with monkeypatch.context() as patched:
+            patched.setattr("dmiddleware.router.transport.unix.socket.socket", no_socket)
+            with pytest.raises(TransportError, match="Too many open files"):
+                UnixTransport().dial(
+                    f"ipc://{tmp_path}/s",
+                    connect_timeout_s=0.1,
+                    reply_timeout_s=1.0,
+                    max_frame_bytes=1,
+                )
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", no_thread)
+            with pytest.raises(TransportError, match="can't start new thread"):
+                dial(tmp_path)
+        with dial(tmp_path) as channel:
+            assert channel.request(b"?") == b"?"
+
+
+def test_a_dialer_may_start_first(tmp_path: Path) -> None:
+    asking = threading.Event()
+    answers: list[bytes] = []
+
+    def ask() -> None:
+        asking.set()
+        with dial(tmp_path) as channel:
+            answers.append(bytes(channel.request(b"?")))
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    assert asking.wait(DEADLINE_S)
+    time.sleep(0.05)
+    with listen(tmp_path):
+        asker.join(DEADLINE_S)
+    assert answers == [b"?"]
+
+
+def test_silent_connections_do_not_block_new_ones(tmp_path: Path) -> None:
+    with listen(tmp_path), contextlib.ExitStack() as silent:
+        for _ in range(200):
+            silent.enter_context(bare_dial(tmp_path))
+        with dial(tmp_path) as channel:
+            assert channel.request(b"?") == b"?"

@@ -1,0 +1,205 @@
+"""Frames over Unix-domain sockets: torn, long, stuck, given up, and what is no frame."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from dmiddleware.errors import TransportError
+from dmiddleware.router.transport.interface import Reply
+from dmiddleware.router.transport.unix import FrameStream
+from dmiddleware.router.wire.byte_pieces import BytePieces
+from tests.dmiddleware.router.unix_sockets import (
+    DEADLINE_S,
+    HEAD,
+    MAX_BYTES,
+    MB,
+    Answers,
+    Held,
+    bare_dial,
+    bare_listen,
+    comes_true,
+    dial,
+    exactly,
+    is_hung_up_on,
+    listen,
+)
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+
+
+@pytest.mark.parametrize("n_pieces", [1, 3, 2000])
+def test_a_request_in_pieces_arrives_whole(tmp_path: Path, n_pieces: int) -> None:
+    pieces: list[bytes | memoryview] = [
+        memoryview(bytes([number % 256]) * (number % 7 * 1000)) for number in range(n_pieces)
+    ]
+    content = BytePieces(pieces)
+    with listen(tmp_path), dial(tmp_path) as channel:
+        for _ in range(2):
+            assert channel.request(content) == bytes(content)
+
+
+@pytest.mark.parametrize("step", [1, 23, 24, 25, 1000, 16_384, 16_385, 100_000])
+def test_frames_may_arrive_in_arbitrary_pieces(tmp_path: Path, step: int) -> None:
+    served: list[bytes] = []
+    sizes = [0, 1, 30, 0, 5] if step == 1 else [0, 1, 16_359, 16_360, 16_361, 0, 50_000, 3, 70_000]
+    contents = [random.Random(size).randbytes(size) for size in sizes]
+    stream = b"".join(
+        HEAD.pack(b"DMWU", 1, len(content), number) + content
+        for number, content in enumerate(contents)
+    )
+    with (
+        listen(tmp_path, lambda raw, connection, reply: served.append(bytes(raw))),
+        bare_dial(tmp_path) as made,
+    ):
+        for begin in range(0, len(stream), step):
+            made.sendall(stream[begin : begin + step])
+            if step < 1000:
+                time.sleep(0 if begin % 97 else 0.001)
+        assert comes_true(lambda: len(served) == len(contents))
+    assert served == contents
+
+
+def test_large_frames_travel_both_ways_at_once(tmp_path: Path) -> None:
+    content = random.Random(0).randbytes(8 * MB)
+    answers = Answers()
+    with listen(tmp_path), dial(tmp_path) as channel:
+        for _ in range(8):
+            channel.send(content, answers)
+        assert all(answer == content for answer in answers.wait(8))
+
+
+def test_a_slow_listener_does_not_block_the_sender(tmp_path: Path) -> None:
+    held, answers = Held(), Answers()
+    with listen(tmp_path, held), dial(tmp_path) as channel:
+        for number in range(40):
+            channel.send(BytePieces([b"%8d" % number, bytes(MB)]), answers)
+        assert held.served == answers.got == []
+        held.release.set()
+        got = answers.wait(40)
+    assert [bytes(one)[:8] for one in got if isinstance(one, bytes)] == held.served
+    assert held.served == [b"%8d" % number for number in range(40)]
+
+
+def test_a_dialer_that_does_not_read_blocks_no_replies_and_is_not_served_forever(
+    tmp_path: Path,
+) -> None:
+    served: list[int] = []
+
+    def serve(raw: memoryview, connection: int, reply: Reply) -> None:
+        served.append(len(raw))
+        reply(bytes(4 * MB))
+
+    with listen(tmp_path, serve), bare_dial(tmp_path) as made, dial(tmp_path) as other:
+        made.sendall(b"".join(HEAD.pack(b"DMWU", 1, 0, number) for number in range(40)))
+        assert comes_true(lambda: len(served) >= 5)
+        assert len(other.request(b"")) == 4 * MB
+        assert not comes_true(lambda: len(served) > 12, within_s=0.3)
+        for number in range(40):
+            head = exactly(made, HEAD.size)
+            assert HEAD.unpack(head) == (b"DMWU", 2, 4 * MB, number)
+            assert not any(exactly(made, 4 * MB))
+    assert len(served) == 41
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\nHost: nowhere\r\n\r\n",
+        random.Random(1).randbytes(100_000),
+        HEAD.pack(b"DMWX", 1, 5, 1) + b"magic",
+        HEAD.pack(b"DMWU", 2, 4, 1) + b"kind",
+        HEAD.pack(b"DMWU", 1, MAX_BYTES + 1, 1),
+        HEAD.pack(b"DMWU", 1, 2**63, 1),
+        HEAD.pack(b"DMWU", 1, 2**64 - 1, 1),
+    ],
+    ids=["text", "random", "another magic", "another kind", "too long", "2^63", "2^64"],
+)
+def test_a_connection_that_sends_garbage_is_closed(tmp_path: Path, sent: bytes) -> None:
+    served: list[int] = []
+    gone: list[int] = []
+
+    def serve(raw: memoryview, connection: int, reply: Reply) -> None:
+        served.append(connection)
+        reply(b"")
+
+    with listen(tmp_path, serve, gone.append), dial(tmp_path) as good, bare_dial(tmp_path) as bad:
+        with contextlib.suppress(ConnectionError):
+            bad.sendall(sent)
+        assert is_hung_up_on(bad)
+        assert comes_true(lambda: len(gone) == 1)
+        good.request(b"?")
+        assert served != gone
+        assert len(served) == 1
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"?" * 100, HEAD.pack(b"DMWU", 1, 0, 1), HEAD.pack(b"DMWU", 2, MAX_BYTES + 1, 1)],
+    ids=["garbage", "another kind", "too long"],
+)
+def test_a_channel_without_a_reply_breaks(tmp_path: Path, sent: bytes) -> None:
+    with bare_listen(tmp_path) as listening, dial(tmp_path) as channel:
+        accepted, _ = listening.accept()
+        with accepted:
+            answers = Answers()
+            channel.send(b"?", answers)
+            accepted.sendall(sent)
+            assert "no answer, or too long" in str(answers.wait(1)[0])
+            with pytest.raises(TransportError, match="no answer, or too long"):
+                channel.request(b"again")
+
+
+def test_deadlines_hold_while_a_reply_is_stuck_half_way(tmp_path: Path) -> None:
+    with bare_listen(tmp_path) as listening, dial(tmp_path, reply_timeout_s=0.2) as channel:
+        accepted, _ = listening.accept()
+        with accepted:
+            answers = Answers()
+            channel.send(b"?", answers)
+            channel.send(b"?", answers)
+            accepted.sendall(HEAD.pack(b"DMWU", 2, MB, 1) + bytes(100_000))
+            assert all(isinstance(answer, TransportError) for answer in answers.wait(2))
+            channel.send(b"?", answers)
+            accepted.sendall(bytes(MB - 100_000) + HEAD.pack(b"DMWU", 2, 2, 3) + b"ok")
+            assert answers.wait(3)[2:] == [b"ok"]
+
+
+def test_an_abandoned_request_is_not_sent(tmp_path: Path) -> None:
+    with bare_listen(tmp_path) as listening, dial(tmp_path, reply_timeout_s=0.2) as channel:
+        accepted, _ = listening.accept()
+        with accepted:
+            accepted.settimeout(DEADLINE_S)
+            answers = Answers()
+            for _ in range(30):
+                channel.send(bytes(MB), answers)
+            assert all(isinstance(answer, TransportError) for answer in answers.wait(30))
+            channel.send(b"last", answers)
+            numbers: list[int] = []
+            while not numbers or numbers[-1] < 31:
+                head = exactly(accepted, HEAD.size)
+                _, _, size, number = HEAD.unpack(head)
+                numbers.append(number)
+                assert exactly(accepted, size) in (bytes(MB), b"last")
+    assert numbers == [*range(1, len(numbers)), 31]
+    assert len(numbers) < 20
+
+
+def test_a_partly_sent_frame_is_sent_to_its_end() -> None:
+    here, there = socket.socketpair()
+    there.settimeout(DEADLINE_S)
+    stream = FrameStream(here, name="router-write", sends=1, takes=2, max_frame_bytes=MAX_BYTES)
+    with there:
+        with stream.lock:
+            for number in (1, 2, 3):
+                stream.write(number, bytes(8 * MB))
+            stream.forget(1)
+            stream.forget(2)
+        for number in (1, 3):
+            assert HEAD.unpack(exactly(there, HEAD.size)) == (b"DMWU", 1, 8 * MB, number)
+            assert not any(exactly(there, 8 * MB))
+    stream.release()
