@@ -198,7 +198,7 @@ def test_a_node_is_not_restarted_when_others_have_ended_the_run(
     else:
         assert code == 0, text
         assert "node 0 (collector) is no longer needed: the run is over" in text
-    assert "peers were awaited" not in text
+    assert "peers within" not in text
 
 
 def test_a_node_that_lost_its_peers_is_stopped_when_the_run_is_over(tmp_path: Path) -> None:

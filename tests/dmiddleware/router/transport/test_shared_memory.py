@@ -318,7 +318,9 @@ def test_arrays_travel_between_routers_through_shared_memory(
         for router in (learner, collector):
             router.attach(deliver)
             router.subscribe("big", active=True)
-        waits = [threading.Thread(target=router.wait_until_ready) for router in (learner, collector)]
+        waits = [
+            threading.Thread(target=router.wait_until_ready) for router in (learner, collector)
+        ]
         for wait in waits:
             wait.start()
         for wait in waits:
