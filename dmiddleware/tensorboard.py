@@ -8,48 +8,81 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from PIL import Image
 from tensorboardX import FileWriter, SummaryWriter
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
+from tensorboardX.summary import scalar
 
 __all__ = ["TensorboardWriter", "add_video"]
 
-_FLUSH_S = 10.0  # what is older than this can be seen in tensorboard, and outlasts a crash
+_FLUSH_S = 10.0  # older events are visible in TensorBoard, and survive a crash
 
 
 class TensorboardWriter(SummaryWriter):  # type: ignore[misc]
-    """A ``SummaryWriter`` that writes in the thread that logs, and raises there what goes wrong.
+    """A ``SummaryWriter`` that writes, and raises its errors, in the thread that logs.
 
-    tensorboardX writes on a thread of its own. On a full disk that thread ends, and whoever logs
-    on waits for ever for room in its queue, and so does the end of the process.
+    tensorboardX writes in a background thread. If the disk is full, that thread ends, and the
+    program hangs: in the next call that logs, because the queue stays full, or when it exits.
 
     Args:
-        folder: where the file of events goes; made if it is missing.
+        folder: the folder for event files; created if missing.
 
     Raises:
-        OSError: from each method, if the file cannot be written.
+        OSError: from every method, if a file cannot be written.
     """
 
     file_writer: Any
+    all_writers: dict[str, Any] | None
 
     def __init__(self, folder: Path) -> None:
         super().__init__(logdir=str(folder))
 
+    def add_scalar(
+        self,
+        tag: str,
+        scalar_value: Any,
+        global_step: int | None = None,
+        walltime: float | None = None,
+    ) -> None:
+        """Write a number, or an array or tensor with one element."""
+        summary = scalar(tag, _number(scalar_value))
+        self._get_file_writer().add_summary(summary, global_step, walltime)
+
+    def add_scalars(
+        self,
+        main_tag: str,
+        tag_scalar_dict: Mapping[str, Any],
+        global_step: int | None = None,
+        walltime: float | None = None,
+    ) -> None:
+        """Write numbers that share one plot; each gets a folder ``<main_tag>/<tag>``."""
+        self._get_file_writer()
+        assert self.all_writers is not None
+        for tag, value in tag_scalar_dict.items():
+            folder = Path(self.logdir, main_tag, tag)
+            writer = self.all_writers.get(str(folder))
+            if writer is None:
+                writer = self.all_writers[str(folder)] = _EventFileWriter(folder)
+            writer.add_summary(scalar(main_tag, _number(value)), global_step, walltime)
+
     def close(self) -> None:
-        """Write the rest and close the file, also if that fails; twice is fine."""
+        """Write buffered events and close all files, even if writing fails; may be called twice."""
         try:
             super().close()
         except OSError:
-            with suppress(OSError):
-                self.file_writer.close()
+            for writer in (self.all_writers or {}).values():
+                with suppress(OSError):
+                    writer.close()
             raise
 
     def _get_file_writer(self) -> Any:
@@ -74,7 +107,7 @@ class _EventFile:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._lock = threading.Lock()
-        # Microseconds: a file that was begun in the same second is not written over.
+        # Microseconds, since two writers of one folder may start in the same second.
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"
         self._file = (folder / name).open("xb")
         self._closed = False
@@ -87,7 +120,7 @@ class _EventFile:
     def add_event(self, event: Any) -> None:
         with self._lock:
             if not self._closed:
-                # All at once: an interrupt must not leave half a record, behind which none is read.
+                # In one call: readers stop at an incomplete record, as an interrupt would leave.
                 self._file.write(_record(event.SerializeToString()))
                 if time.monotonic() - self._flushed_at >= _FLUSH_S:
                     self._flush()
@@ -110,26 +143,26 @@ class _EventFile:
 
 
 def _record(data: bytes) -> bytes:
-    """Frame an event as the files of tensorboard have it (TFRecord, TensorFlow)."""
+    """Return an event as a record of an event file (TensorFlow's TFRecord format)."""
     size = struct.pack("<Q", len(data))
     sums = (struct.pack("<I", masked_crc32c(part)) for part in (size, data))
     return size + next(sums) + data + next(sums)
 
 
 def add_video(writer: Any, tag: str, video: npt.NDArray[np.uint8], step: int, *, fps: int) -> None:
-    """Write films side by side into tensorboard, as an animated picture.
+    """Write videos to TensorBoard, side by side in one animated image.
 
-    ``SummaryWriter.add_video`` does the same through moviepy, which is no dependency here.
+    ``SummaryWriter.add_video`` does the same but needs moviepy.
 
     Args:
         writer: a tensorboardX ``SummaryWriter``.
-        tag: name in tensorboard.
+        tag: the name in TensorBoard.
         video: ``[N, T, C, H, W] uint8``.
-        step: place on the axis.
-        fps: pictures a second.
+        step: the position on the horizontal axis.
+        fps: frames per second.
     """
-    n_films, n_frames, n_channels, height, width = video.shape
-    tiled = video.transpose(1, 3, 0, 4, 2).reshape(n_frames, height, n_films * width, n_channels)
+    n_videos, n_frames, n_channels, height, width = video.shape
+    tiled = video.transpose(1, 3, 0, 4, 2).reshape(n_frames, height, n_videos * width, n_channels)
     if n_channels == 1:
         tiled = tiled.repeat(3, axis=-1)
     frames = [Image.fromarray(frame) for frame in tiled]
@@ -144,8 +177,13 @@ def add_video(writer: Any, tag: str, video: npt.NDArray[np.uint8], step: int, *,
     )
     image = Summary.Image(
         height=height,
-        width=n_films * width,
+        width=n_videos * width,
         colorspace=3,
         encoded_image_string=encoded.getvalue(),
     )
     writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
+
+
+def _number(value: Any) -> float:
+    """Return a number, or the only element of an array or tensor."""
+    return float(value.item() if isinstance(value, torch.Tensor | np.ndarray) else value)

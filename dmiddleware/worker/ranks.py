@@ -1,6 +1,6 @@
-"""What workers do across the ranks of a data-parallel run; alone, all of it is free.
+"""Collective operations of workers over the ranks of a data-parallel run.
 
-Rank and world size are those of ``torch.distributed``. Waits end at the process group's timeout.
+They do nothing without a ``torch.distributed`` process group, and fail after its timeout.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -24,7 +25,7 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def sum_over_ranks(values: Sequence[float]) -> list[float]:
-    """Add each value up over all ranks; every rank must call it with as many values."""
+    """Return each value summed over all ranks; every rank must pass equally many values."""
     if rank_and_world_size()[1] == 1:
         return list(values)
     total = torch.tensor(values, dtype=torch.float64, device=_device())
@@ -34,7 +35,7 @@ def sum_over_ranks(values: Sequence[float]) -> list[float]:
 
 
 def broadcast_from_first(value: Any) -> Any:
-    """Return rank 0's value on every rank (what the others pass is ignored)."""
+    """Return rank 0's value on every rank; the values of other ranks are ignored."""
     if rank_and_world_size()[1] == 1:
         return value
     box = [value]
@@ -45,10 +46,10 @@ def broadcast_from_first(value: Any) -> Any:
 def mean_over_ranks(data: Any) -> Any:
     """Average nested data over all ranks; every rank must call it with the same structure.
 
-    All numbers travel in one message. Keys that begin with ``noreduce_`` stay as they are.
+    All numbers are sent in one message. Keys that begin with ``noreduce_`` are not averaged.
 
     Args:
-        data: a tensor, a number, or a dict or list of such data; other values stay as they are.
+        data: a tensor, a number, or a dict or list of these; other values are returned unchanged.
 
     Returns:
         The same structure; tensors keep their dtype and device, numbers become floats.
@@ -94,11 +95,11 @@ def _is_kept(key: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def _device() -> torch.device:
-    # nccl carries CUDA tensors only.
+    # nccl transfers CUDA tensors only.
     if dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

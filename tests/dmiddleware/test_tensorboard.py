@@ -1,4 +1,4 @@
-"""Tensorboard writers."""
+"""The TensorBoard writer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
@@ -18,14 +20,18 @@ from dmiddleware.tensorboard import TensorboardWriter
 DEADLINE_S = 60.0
 
 
-def test_a_full_disk_is_an_error_of_who_logs_and_never_a_hang(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["add_scalar", "add_scalars"])
+def test_a_full_disk_is_an_error_in_the_thread_that_logs_and_never_a_hang(
+    tmp_path: Path, method: str
+) -> None:
+    value: Any = 1.0 if method == "add_scalar" else {"a": 1.0, "b": 2.0}
     raised: list[OSError] = []
 
     def log() -> None:
         writer = TensorboardWriter(tmp_path)
         try:
             for step in range(1000):
-                writer.add_scalar("loss", 1.0, step)
+                getattr(writer, method)("loss", value, step)
         except OSError as error:
             raised.append(error)
         try:
@@ -46,8 +52,8 @@ def test_a_full_disk_is_an_error_of_who_logs_and_never_a_hang(tmp_path: Path) ->
 
 
 def scalars(folder: Path) -> list[float]:
-    """Read a file as tensorboard does: up to a record whose checksums are wrong."""
-    (path,) = folder.iterdir()
+    """Read a file as TensorBoard does: up to a record whose checksums are wrong."""
+    (path,) = folder.glob("events*")
     content, found = path.read_bytes(), []
     while content:
         (size,) = struct.unpack("<Q", content[:8])
@@ -57,6 +63,20 @@ def scalars(folder: Path) -> list[float]:
         found += [value.simple_value for value in Event.FromString(data).summary.value]
         content = content[end:]
     return found
+
+
+@pytest.mark.parametrize(
+    "value",
+    [2, 2.0, np.float32(2), np.int64(2), np.array([2.0]), torch.tensor(2), torch.tensor([2.0]),
+     torch.tensor(2.0, dtype=torch.bfloat16, requires_grad=True)],
+)  # fmt: skip
+def test_numbers_of_numpy_and_torch_are_written(tmp_path: Path, value: Any) -> None:
+    with TensorboardWriter(tmp_path) as writer:
+        writer.add_scalar("loss", value, 0)
+        writer.add_scalars("losses", {"actor": value, "critic": value}, 0)
+    assert scalars(tmp_path) == [2.0]
+    for name in ("actor", "critic"):
+        assert scalars(tmp_path / "losses" / name) == [2.0]
 
 
 def test_an_interrupt_leaves_no_half_record(

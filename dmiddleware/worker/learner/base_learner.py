@@ -177,7 +177,11 @@ class BaseLearner(Configurable):
                 self._log_buffer["scalars"][key.removeprefix("[scalars]")] = value
             elif key.startswith("[histogram]"):
                 self._log_buffer["histogram"][key.removeprefix("[histogram]")] = value
-            elif isinstance(value, torch.Tensor | np.generic) and math.prod(value.shape) == 1:
+            elif (
+                isinstance(value, torch.Tensor | np.generic | np.ndarray)
+                and math.prod(value.shape) == 1
+                and not isinstance(value.item(), str)
+            ):
                 scalar[key] = value.item()
 
     def start(self) -> None:

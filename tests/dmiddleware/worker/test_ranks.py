@@ -19,6 +19,7 @@ from dmiddleware.worker.ranks import (
 SCRIPT = textwrap.dedent(
     """
     import datetime, json, sys, warnings
+    import numpy as np
     import torch
     import torch.distributed as dist
     from dmiddleware.worker.learner import BaseLearner, LogReduceHook
@@ -33,7 +34,8 @@ SCRIPT = textwrap.dedent(
     learner.log_buffer["scalar"].update(
         {"loss": 1.0 + rank, "count": rank, "noreduce_rank": rank, "name": "text", "flag": True}
     )
-    learner.log_buffer["scalars"]["q"] = {"a": [rank, 2.0], "b": torch.tensor([rank, 4])}
+    group = {"a": [np.float32(rank), 2.0], "b": torch.tensor([rank, 4])}
+    learner.log_buffer["scalars"]["q"] = group
     learner.log_buffer["histogram"]["w"] = torch.tensor([1.0, 3.0]) * rank
     LogReduceHook("reduce", 1, position="after_iter")(learner)
     buffer = learner.log_buffer

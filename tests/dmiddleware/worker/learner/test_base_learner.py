@@ -153,6 +153,9 @@ def test_outputs_are_sorted_into_the_log_buffer(tmp_path):
         "total_loss": 1.5,
         "tensor": torch.tensor(2.0),
         "numpy": np.float32(3),
+        "count": np.int64(4),
+        "array": np.array([5.0]),
+        "name": np.str_("no number"),
         "text": "no number",
         "[scalars]q": {"a": 1.0, "b": 2.0},
         "[histogram]weights": np.arange(3),
@@ -163,7 +166,9 @@ def test_outputs_are_sorted_into_the_log_buffer(tmp_path):
         buffer = learner.log_buffer
         time = buffer["scalar"].pop("train_time")
         assert time > 0
-        assert buffer["scalar"] == {"total_loss": 1.5, "tensor": 2.0, "numpy": 3.0}
+        assert buffer["scalar"] == {
+            "total_loss": 1.5, "tensor": 2.0, "numpy": 3.0, "count": 4, "array": 5.0,
+        }  # fmt: skip
         assert buffer["scalars"] == {"q": {"a": 1.0, "b": 2.0}}
         assert list(buffer["histogram"]) == ["weights"]
 
