@@ -1,9 +1,12 @@
-"""Files that are either whole or not there, and tensors in them."""
+"""Atomic writing of files, and of tensors in the safetensors format."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import logging
 import os
+import re
 import secrets
 import zlib
 from collections.abc import Callable, Mapping
@@ -36,17 +39,20 @@ _DTYPE_NAMES = {
     torch.float8_e5m2: "F8_E5M2",
 }
 
-
 _LONGEST_HEADER = 100_000_000
-"""What the safetensors library accepts."""
+"""The longest header that the safetensors library accepts."""
+
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
+
+_log = logging.getLogger(__name__)
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Write a file so that, whatever happens, the old one or the new one is there, whole.
+    """Write a file so that, whatever happens, either the old or the new one exists, complete.
 
-    Writes a temporary file beside it, flushes that to the disk, and renames it over ``path``.
-    Missing folders are made. When writing fails, the temporary file is removed and the file that
-    was there before is as it was.
+    Writes a temporary file next to it, flushes that to the disk, and renames it to ``path``.
+    Missing folders are created. If writing fails, the temporary file is removed and the old file is
+    unchanged. Temporary files that a killed process left in the folder are removed.
 
     Args:
         path: the file.
@@ -56,18 +62,42 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], None]) -> None:
         OSError: if the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    _remove_leftovers(path.parent)
+    temporary, file = _open_temporary(path)
     try:
-        with temporary.open("xb") as file:
+        with file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+            temporary.replace(path)  # while it is locked
     except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
     _flush_folder(path.parent)
+
+
+def _open_temporary(path: Path) -> tuple[Path, BinaryIO]:
+    """Create a temporary file, locked: the lock shows others that its writer is alive."""
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        file = temporary.open("xb")
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(file.fileno()).st_nlink:
+            return temporary, file
+        file.close()  # removed by another writer before it was locked
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files in a folder whose writers are gone."""
+    with os.scandir(folder) as entries:
+        found = [Path(entry.path) for entry in entries if _TEMPORARY.fullmatch(entry.name)]
+    for temporary in found:
+        with suppress(OSError), temporary.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while the writer is alive
+            temporary.unlink()
+            _log.warning("removed %s, left by a process that was killed", temporary)
 
 
 def write_safetensors(
@@ -80,15 +110,15 @@ def write_safetensors(
 
     Args:
         path: the file.
-        tensors: by name; of any device and any strides.
-        metadata: strings stored beside them.
+        tensors: by name; on any device, with any strides.
+        metadata: strings stored with them.
 
     Raises:
         OSError: if the file cannot be written.
-        TypeError: for a tensor of a type that the format lacks.
+        TypeError: for a tensor of a dtype that the format does not have.
         ValueError: if there are too many tensors for the format.
     """
-    # Wide types first, as the library does: so every tensor is aligned.
+    # Wide types first, as the library does: every tensor is then aligned.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
@@ -104,8 +134,8 @@ def write_safetensors(
     text += b" " * (-len(text) % 8)
     if len(text) > _LONGEST_HEADER:
         raise ValueError(
-            f"{len(tensors)} tensors need a header of {len(text) / 1e6:.0f} MB, but readers take "
-            f"{_LONGEST_HEADER / 1e6:.0f} MB; stack small tensors into fewer large ones"
+            f"{len(tensors)} tensors need a header of {len(text) / 1e6:.0f} MB, but readers accept "
+            f"at most {_LONGEST_HEADER / 1e6:.0f} MB; stack small tensors into fewer large ones"
         )
 
     def write(file: BinaryIO) -> None:
@@ -118,9 +148,9 @@ def write_safetensors(
 
 
 def raw_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """Return the bytes of a tensor, row by row; shares memory with a contiguous one on the CPU."""
+    """Return the bytes of a tensor, row by row; a contiguous one on the CPU shares its memory."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    if not len(flat):  # one made by numpy has no strides that torch would view as bytes
+    if not len(flat):  # torch refuses to view an empty one from numpy as bytes
         return np.empty(0, np.uint8)
     array: npt.NDArray[np.uint8] = flat.view(torch.uint8).numpy()
     return array
@@ -141,13 +171,13 @@ def _dtype_name(name: str, tensor: torch.Tensor) -> str:
         return _DTYPE_NAMES[tensor.dtype]
     except KeyError:
         raise TypeError(
-            f"tensor {name!r} is of type {tensor.dtype}, which a .safetensors file cannot hold; "
+            f"tensor {name!r} has dtype {tensor.dtype}, which a .safetensors file cannot hold; "
             "convert it first"
         ) from None
 
 
 def _flush_folder(folder: Path) -> None:
-    """Make a rename outlast a power cut; where folders cannot be opened there is no such call."""
+    """Make a rename survive a power cut, on systems that can flush a folder."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -33,15 +33,16 @@ def save_checkpoint(path: str | Path, state: Any) -> None:
     Args:
         path: the file, usually ``….safetensors``; its folder is made if need be, a file that is
             there is replaced.
-        state: nested dictionaries, lists, tuples and batches of tensors, numpy arrays, numbers,
-            strings, bytes, booleans and None. Tensors may be on any device; they are detached.
-            Tensors that share memory are written once each.
+        state: nested dictionaries, lists, tuples, sets, deques and batches of tensors, numpy arrays
+            and scalars, numbers, strings, bytes, booleans and None, which all come back as the same
+            type (``OrderedDict``, ``Counter`` and ``defaultdict`` included). Tensors may be on any
+            device; they are detached. Tensors that share memory are written once each.
 
     Raises:
         CheckpointWriteError: if the file cannot be written, for example because the disk is full;
             ``errno`` tells why. The file that was there before is intact, and no part of the new
             one is left.
-        TypeError: if the state holds anything else; its place is named and nothing is written.
+        TypeError: if the state holds anything else, with its path in the state; nothing is written.
     """
     target = Path(path)
     rest, tensors = pack(state, reserved=(_REST, "__metadata__"))

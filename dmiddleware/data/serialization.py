@@ -1,13 +1,15 @@
-"""Packing: a nested state as one string of msgpack bytes, and its tensors apart.
+"""Serialization of a nested state: one msgpack string, and the tensors separately.
 
-Every container becomes a msgpack array whose first item tells its kind, so that a tuple comes back
-as a tuple and a dictionary keeps keys that are not strings. Unpacking builds only the types that
-are named here; nothing in the bytes can make it run code.
+Every container becomes a msgpack array that starts with its kind, so a tuple comes back as a tuple
+and a dictionary keeps keys that are not strings. Unpacking builds only the types named here;
+nothing in the bytes can make it run code.
 """
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,8 +20,24 @@ from dmiddleware.data.batch import Batch, as_tree
 
 __all__ = ["pack", "unpack"]
 
-_DICT, _LIST, _TUPLE, _BATCH = "dict", "list", "tuple", "batch"
-_TENSOR, _ARRAY, _INTEGER = "tensor", "array", "integer"
+_BATCH, _DEFAULTDICT, _DEQUE = "batch", "defaultdict", "deque"
+_TENSOR, _ARRAY, _INTEGER, _SCALAR = "tensor", "array", "integer", "scalar"
+_MAPPINGS: dict[type, str] = {
+    dict: "dict",
+    collections.OrderedDict: "ordereddict",
+    collections.Counter: "counter",
+}
+_SEQUENCES: dict[type, str] = {
+    list: "list",
+    tuple: "tuple",
+    set: "set",
+    frozenset: "frozenset",
+}
+_FACTORIES: dict[str, type | None] = {
+    "None": None,
+    **{kind.__name__: kind for kind in (int, float, str, bytes, bool, list, dict, set, tuple)},
+}
+"""What a defaultdict may make its missing values with."""
 
 _INT64 = range(-(2**63), 2**63)
 
@@ -28,26 +46,27 @@ def pack(state: Any, *, reserved: Collection[str] = ()) -> tuple[bytes, dict[str
     """Take a nested state apart.
 
     Args:
-        state: dictionaries (keys: str, int, float, bool, None or tuples of them), lists, tuples and
-            batches of tensors, numpy arrays, numbers, strings, bytes, booleans and None.
-            Subclasses of dict come back as plain dictionaries, numpy scalars as Python numbers.
+        state: dictionaries (keys: str, int, float, bool, None, numpy scalars or tuples of them;
+            also ``OrderedDict``, ``Counter``, and ``defaultdict`` of a built-in type), lists,
+            tuples, sets, frozensets, deques and batches of tensors, numpy arrays and scalars,
+            numbers, strings, bytes, booleans and None. All come back as the same type.
         reserved: names that no tensor may get.
 
     Returns:
-        msgpack bytes, and the tensors by a name that tells their place (arrays as tensors).
+        msgpack bytes, and the tensors by the dotted path where they were found (arrays as tensors).
 
     Raises:
-        TypeError: for any other type; the place is named.
+        TypeError: for any other type, with its path.
     """
     packer = _Packer(reserved)
     return msgspec.msgpack.encode(packer.pack(state, ())), packer.tensors
 
 
 def unpack(data: bytes, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Put together what :func:`pack` took apart.
+    """Rebuild the state that :func:`pack` took apart.
 
     Raises:
-        ValueError: if the bytes are none of :func:`pack`'s, or a tensor is missing.
+        ValueError: if the bytes do not come from :func:`pack`, or a tensor is missing.
     """
     try:
         return _unpack(msgspec.msgpack.decode(data), tensors)
@@ -61,28 +80,36 @@ class _Packer:
         self._reserved = reserved
 
     def pack(self, value: Any, path: tuple[Any, ...]) -> Any:
-        if value is None or isinstance(value, bool | float | str | bytes):
-            return _plain(value)
-        if isinstance(value, int):
-            number = int(value)
-            return number if number in _INT64 else [_INTEGER, str(number)]
+        if value is None or type(value) in (bool, float, str, bytes):
+            return value
+        if type(value) is int:
+            return value if value in _INT64 else [_INTEGER, str(value)]
         if isinstance(value, torch.Tensor):
             return [_TENSOR, self._keep(value.detach(), path)]
-        if isinstance(value, np.ndarray):
+        if type(value) in (np.ndarray, np.memmap):
             return [_ARRAY, self._keep(_array_as_tensor(value, path), path)]
         if isinstance(value, np.generic):
-            return self.pack(value.item(), path)
+            return [_SCALAR, _scalar_as_bytes(value, path)]
         return self._pack_container(value, path)
 
     def _pack_container(self, value: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(value, Batch):
             items = {str(key): _inner(item) for key, item in value.items()}
             return [_BATCH, self._pack_items(items, path)]
-        if isinstance(value, Mapping):
-            return [_DICT, self._pack_items(value, path)]
-        if type(value) is list or type(value) is tuple:
-            kind = _LIST if type(value) is list else _TUPLE
-            return [kind, [self.pack(item, (*path, i)) for i, item in enumerate(value)]]
+        if type(value) in _MAPPINGS:
+            return [_MAPPINGS[type(value)], self._pack_items(value, path)]
+        if type(value) in _SEQUENCES:
+            packed = [self.pack(item, (*path, i)) for i, item in enumerate(value)]
+            if isinstance(value, set | frozenset):  # in an order that does not depend on hashes
+                packed.sort(key=msgspec.msgpack.encode)
+            return [_SEQUENCES[type(value)], packed]
+        if type(value) is collections.deque:
+            return [_DEQUE, [value.maxlen, self.pack(list(value), path)]]
+        if type(value) is collections.defaultdict:
+            factory = getattr(value.default_factory, "__name__", "None")
+            if _FACTORIES.get(factory) is not value.default_factory:
+                raise _cannot_hold(value, path, f"a defaultdict of {value.default_factory!r}")
+            return [_DEFAULTDICT, [factory, self._pack_items(value, path)]]
         raise _cannot_hold(value, path)
 
     def _pack_items(self, items: Mapping[Any, Any], path: tuple[Any, ...]) -> list[Any]:
@@ -109,13 +136,18 @@ class _Packer:
         return name
 
 
-def _plain(value: Any) -> Any:
-    """Return a subclass's value (numpy's float64 is a float) as its plain type."""
-    for kind in (float, str, bytes):
-        if isinstance(value, kind):
-            plain: Any = kind(value)  # type: ignore[arg-type]
-            return plain
-    return value
+def _scalar_as_bytes(value: np.generic, path: tuple[Any, ...]) -> list[Any]:
+    if value.dtype.kind not in "biufcmMSU":
+        raise _cannot_hold(value, path)
+    return [value.dtype.str, value.tobytes()]
+
+
+def _unpack_scalar(content: Any) -> Any:
+    name, data = content
+    dtype = np.dtype(name)
+    if not dtype.itemsize:  # the empty string
+        return dtype.type()
+    return np.frombuffer(data, dtype)[0]
 
 
 def _array_as_tensor(array: np.ndarray[Any, Any], path: tuple[Any, ...]) -> torch.Tensor:
@@ -132,7 +164,7 @@ def _cannot_hold(value: Any, path: tuple[Any, ...], what: str | None = None) -> 
     name = what or f"of type {type(value).__module__}.{type(value).__qualname__}"
     return TypeError(
         f"state{''.join(f'[{key!r}]' for key in path)} is {name}, which a checkpoint cannot hold; "
-        "turn it into tensors, arrays, numbers, strings, or dicts, lists and tuples of them"
+        "convert it to tensors, arrays, numbers, strings, or dicts, lists, tuples and sets of them"
     )
 
 
@@ -161,12 +193,28 @@ def _unpack_list(content: Any, tensors: Mapping[str, torch.Tensor]) -> list[Any]
     return [_unpack(item, tensors) for item in content]
 
 
+def _unpack_as(
+    build: Callable[[Any], Any],
+    read: Callable[[Any, Mapping[str, torch.Tensor]], Any],
+    content: Any,
+    tensors: Mapping[str, torch.Tensor],
+) -> Any:
+    return build(read(content, tensors))
+
+
+def _unpack_defaultdict(content: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    factory, items = content
+    return collections.defaultdict(_FACTORIES[factory], _unpack_dict(items, tensors))
+
+
 _READERS: dict[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {
-    _DICT: _unpack_dict,
-    _LIST: _unpack_list,
-    _TUPLE: lambda content, tensors: tuple(_unpack_list(content, tensors)),
-    _BATCH: lambda content, tensors: as_tree(_unpack_dict(content, tensors)),
+    **{name: partial(_unpack_as, kind, _unpack_dict) for kind, name in _MAPPINGS.items()},
+    **{name: partial(_unpack_as, kind, _unpack_list) for kind, name in _SEQUENCES.items()},
+    _BATCH: partial(_unpack_as, as_tree, _unpack_dict),
+    _DEQUE: lambda content, tensors: collections.deque(_unpack(content[1], tensors), content[0]),
+    _DEFAULTDICT: _unpack_defaultdict,
     _TENSOR: lambda name, tensors: tensors[name],
     _ARRAY: lambda name, tensors: tensors[name].cpu().numpy(),
     _INTEGER: lambda text, _: int(text),
+    _SCALAR: lambda content, _: _unpack_scalar(content),
 }
