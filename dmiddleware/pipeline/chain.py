@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -43,6 +44,7 @@ __all__ = [
     "leaves",
     "Compiler",
     "Branches",
+    "branch_failure",
     "Layer",
     "Wrapped",
 ]
@@ -248,6 +250,7 @@ class Compiler:
         wrappers: applied to every middleware, the first innermost.
         lock_timeout_s: the most seconds that a middleware waits for its lock.
         on_branches: called with the :class:`Branches` of each parallel, which must be closed.
+        on_failure: called when a branch of a parallel fails.
     """
 
     def __init__(
@@ -256,10 +259,12 @@ class Compiler:
         *,
         lock_timeout_s: float,
         on_branches: Callable[[Branches], object],
+        on_failure: Callable[[], object],
     ) -> None:
         self._wrappers = tuple(wrappers)
         self._lock_timeout_s = lock_timeout_s
         self._on_branches = on_branches
+        self._on_failure = on_failure
 
     def compile(self, items: Iterable[PlanItem]) -> Chain:
         """Return the chain of the active items."""
@@ -278,7 +283,11 @@ class Compiler:
     def _call(self, item: PlanItem) -> Callable[[Any], object]:
         if item.is_parallel:
             chains = [Chain(self._members((child,))) for child in item.children]
-            branches = Branches([chain for chain in chains if chain.members], item.label)
+            branches = Branches(
+                [chain for chain in chains if chain.members],
+                item.label,
+                on_failure=self._on_failure,
+            )
             self._on_branches(branches)
             return branches.middleware
         if item.is_group:
@@ -308,26 +317,66 @@ class Compiler:
         return around(call, hold)
 
 
+class _Pass:
+    """One pass through parallel branches: the first failure among them, and the pass around it."""
+
+    __slots__ = ("_failure", "_outer")
+
+    def __init__(self, outer: _Pass | None) -> None:
+        self._failure: BaseException | None = None
+        self._outer = outer
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The first error of a branch, in this pass or in one around it."""
+        if self._failure is None and self._outer is not None:
+            return self._outer.failure
+        return self._failure
+
+    def fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+
+
+_current_pass: ContextVar[_Pass | None] = ContextVar("dmiddleware.parallel_pass", default=None)
+
+
+def branch_failure() -> Callable[[], BaseException | None]:
+    """Return a function that returns the error of a branch beside the caller's, or None."""
+    current = _current_pass.get()
+    return lambda: None if current is None else current.failure
+
+
 class Branches:
-    """Runs chains side by side on the same context.
+    """Runs chains in parallel on the same context.
 
-    A branch has its own thread for all its steps, in both directions, so that what it calls may
-    hold on to the thread (a renderer's context, say). All branches are joined before the step goes
-    on, and again on the way back, where they run side by side, too.
+    A branch has its own thread for all its steps, in both directions, so that its middleware may
+    depend on the thread (a renderer's context, for example). All branches are joined before the
+    step continues, and again on the way back, which they also run in parallel.
 
-    When branches fail, the others finish the direction they are in. A failed branch is unwound
-    with its own error, then the suspended middleware of the others with the ``ExceptionGroup`` of
-    all errors, branch after branch in reverse order, each on its own thread.
+    When branches fail, the others finish the direction they are in, and their ``task.wait_for``
+    ends at once. A failed branch is unwound with its own error, then the suspended middleware of
+    the others with the ``ExceptionGroup`` of all errors, branch after branch in reverse order, each
+    on its own thread.
 
     Args:
         chains: the branches.
         label: how messages name them together.
-        report_s: after each so many seconds of waiting, the log names who is waited for.
+        on_failure: called when a branch fails, on its thread.
+        report_s: the log names the branches that are still running every so many seconds.
     """
 
-    def __init__(self, chains: Iterable[Chain], label: str, *, report_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        chains: Iterable[Chain],
+        label: str,
+        *,
+        on_failure: Callable[[], object] = lambda: None,
+        report_s: float = 60.0,
+    ) -> None:
         self._chains = tuple(chains)
         self._label = label
+        self._on_failure = on_failure
         self._report_s = report_s
         self._threads: tuple[ThreadPoolExecutor, ...] = ()
         self._abandoned = False
@@ -340,16 +389,19 @@ class Branches:
                 for number in range(1, len(self._chains) + 1)
             )
         frames: list[Frames] = [[] for _ in self._chains]
+        this_pass = _Pass(_current_pass.get())
         with OnError(partial(self._unwind_all, frames)):
             self._run_all(
+                this_pass,
+                frames,
                 [
-                    partial(_try_forward, chain, ctx, mine)
+                    partial(forward, chain.members, ctx, mine)
                     for chain, mine in zip(self._chains, frames, strict=True)
-                ]
+                ],
             )
             if any(frames):
                 yield
-            self._run_all([partial(_try_backward, mine) for mine in frames])
+            self._run_all(this_pass, frames, [partial(backward, mine) for mine in frames])
 
     def close(self) -> None:
         """End the threads, which are idle between steps."""
@@ -357,9 +409,17 @@ class Branches:
             thread.shutdown(wait=not self._abandoned)
         self._threads = ()
 
-    def _run_all(self, halves: Sequence[Callable[[], BaseException | None]]) -> None:
-        futures = [thread.submit(half) for thread, half in zip(self._threads, halves, strict=True)]
-        interrupt = self._join(futures)
+    def _run_all(
+        self,
+        this_pass: _Pass,
+        frames: Sequence[Frames],
+        halves: Sequence[Callable[[], object]],
+    ) -> None:
+        futures = [
+            thread.submit(self._run_half, this_pass, mine, half)
+            for thread, mine, half in zip(self._threads, frames, halves, strict=True)
+        ]
+        interrupt = self._join(this_pass, futures)
         if interrupt is not None and self._abandoned:
             raise interrupt
         errors = [error for future in futures if (error := future.result()) is not None]
@@ -374,8 +434,25 @@ class Branches:
             )
         raise merge_errors(errors[0], errors[1:])
 
-    def _join(self, futures: Sequence[Future[BaseException | None]]) -> KeyboardInterrupt | None:
-        """Wait until all are done, and return an interrupt that came; a second one is obeyed."""
+    def _run_half(
+        self, this_pass: _Pass, frames: Frames, half: Callable[[], object]
+    ) -> BaseException | None:
+        _current_pass.set(this_pass)
+        try:
+            half()
+        except BaseException as error:  # noqa: BLE001 (raised by the thread that runs the step)
+            this_pass.fail(error)
+            self._on_failure()
+            _current_pass.set(None)  # cleaning up may wait
+            return unwind(frames, error)
+        finally:
+            _current_pass.set(None)
+        return None
+
+    def _join(
+        self, this_pass: _Pass, futures: Sequence[Future[BaseException | None]]
+    ) -> KeyboardInterrupt | None:
+        """Wait for all branches; return a first interrupt at the end, and a second one at once."""
         interrupt: KeyboardInterrupt | None = None
         pending = set(futures)
         while pending:
@@ -383,7 +460,7 @@ class Branches:
                 _, pending = wait(pending, timeout=self._report_s)
                 if pending:
                     _logger.warning(
-                        "%s still waits for its branches %s",
+                        "%s is still waiting for its branches %s",
                         self._label,
                         _unfinished_branches(futures),
                     )
@@ -392,9 +469,11 @@ class Branches:
                     self._abandoned = True
                     return interrupt
                 interrupt = raised
+                this_pass.fail(raised)
+                self._on_failure()
                 _logger.warning(
-                    "%s is interrupted; it waits for its branches %s to finish. "
-                    "A second interrupt leaves them alone.",
+                    "%s was interrupted and is waiting for its branches %s to finish. "
+                    "Interrupt it again to leave them running.",
                     self._label,
                     _unfinished_branches(futures),
                 )
@@ -408,22 +487,6 @@ class Branches:
             if mine:
                 error = thread.submit(throw_all, mine, error, further).result()
         return merge_errors(error, further)
-
-
-def _try_forward(chain: Chain, ctx: Context, frames: Frames) -> BaseException | None:
-    try:
-        forward(chain.members, ctx, frames)
-    except BaseException as error:  # noqa: BLE001 (raised by the thread that runs the step)
-        return unwind(frames, error)
-    return None
-
-
-def _try_backward(frames: Frames) -> BaseException | None:
-    try:
-        backward(frames)
-    except BaseException as error:  # noqa: BLE001 (raised by the thread that runs the step)
-        return unwind(frames, error)
-    return None
 
 
 def _unfinished_branches(futures: Sequence[Future[BaseException | None]]) -> str:

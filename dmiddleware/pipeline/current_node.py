@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from dmiddleware.pipeline.clock import Clock, SystemClock
 from dmiddleware.pipeline.event_bus import EventRouter
+from dmiddleware.pipeline.lifecycle import StopRequest
 
 __all__ = ["Progress", "CurrentNode", "running_as", "current_node"]
 
@@ -22,7 +23,9 @@ __all__ = ["Progress", "CurrentNode", "running_as", "current_node"]
 class _StoppableTask(Protocol):
     ctx: Any
 
-    def stop(self, reason: str, *, ok: bool = True, only_local: bool = False) -> None: ...
+    def stop(
+        self, reason: str, *, ok: bool = True, only_local: bool = False, final: bool = True
+    ) -> None: ...
 
     @property
     def stop_reason(self) -> str | None: ...
@@ -84,7 +87,7 @@ class CurrentNode:
         # A signal's handler may stop the node while this very thread registers a task.
         self._lock = threading.RLock()
         self._tasks: list[_StoppableTask] = []
-        self._stop: tuple[str, bool, bool] | None = None
+        self._stop = StopRequest()
 
     @property
     def node_id(self) -> int:
@@ -113,9 +116,9 @@ class CurrentNode:
         """Take note of a task of this process; if the process was told to end, stop it at once."""
         with self._lock:
             self._tasks.append(task)
-            stop = self._stop
-        if stop is not None:
-            task.stop(stop[0], ok=stop[1], only_local=stop[2])
+        stop = self._stop
+        if stop.reason is not None:
+            task.stop(stop.reason, ok=stop.ok, only_local=stop.only_local, final=False)
 
     def stop(self, reason: str, *, ok: bool = True, only_local: bool = False) -> None:
         """Stop every task of this process, and those that it begins later.
@@ -126,11 +129,10 @@ class CurrentNode:
             only_local: leave the peers alone, which go on without this process.
         """
         with self._lock:
-            if self._stop is None:
-                self._stop = (reason, ok, only_local)
+            self._stop.make(reason, ok=ok, only_local=only_local)
             tasks = list(self._tasks)
         for task in tasks:
-            task.stop(reason, ok=ok, only_local=only_local)
+            task.stop(reason, ok=ok, only_local=only_local, final=False)
 
     @property
     def stop_reason(self) -> str | None:

@@ -184,15 +184,28 @@ class EventBus:
         if not only_remote:
             self._accept(declared, Emission(args, kwargs))
 
-    def wait_for(self, event: str | Event, *, timeout_s: float) -> Emission:
+    def wait_for(
+        self,
+        event: str | Event,
+        *,
+        timeout_s: float,
+        interruption: Callable[[], BaseException | None] = lambda: None,
+    ) -> Emission:
         """Wait for the next emission of the event, until its handlers have run.
 
+        Args:
+            event: the event.
+            timeout_s: the most seconds to wait.
+            interruption: returns the exception with which to end the wait, or None; called again
+                after each :meth:`wake`.
+
         Returns:
-            What it was emitted with.
+            The arguments of the emission.
 
         Raises:
-            WaitTimeout: when it does not come in time.
+            WaitTimeout: when the event was not emitted in time.
             EventError: within a handler, which would wait for itself; or when the bus is closed.
+            BaseException: the interruption.
         """
         name = self._resolve(event).name
         self._refuse_in_handler(f"wait_for({name!r})")
@@ -206,7 +219,11 @@ class EventBus:
             with self._changed:
                 self._clock.wait_for(
                     self._changed,
-                    lambda: self._closing or (bool(arrived) and not self._is_running(handler)),
+                    lambda: (
+                        self._closing
+                        or (bool(arrived) and not self._is_running(handler))
+                        or interruption() is not None
+                    ),
                     timeout_s,
                 )
         finally:
@@ -217,10 +234,18 @@ class EventBus:
             return arrived[0]
         if self._closing:
             raise EventError(f"the task was closed while it waited for the event {name!r}")
+        interrupted = interruption()
+        if interrupted is not None:
+            raise interrupted
         raise WaitTimeout(
-            f"the event {name!r} did not come within {timeout_s:g} s; is there someone who emits "
-            "it, and was it emitted before the wait began?"
+            f"the event {name!r} was not emitted within {timeout_s:g} s; check that it is emitted, "
+            "and not before the wait starts"
         )
+
+    def wake(self) -> None:
+        """Let every :meth:`wait_for` check for an interruption; signal handlers may call it."""
+        with self._changed:
+            self._changed.notify_all()
 
     def drain(self, *, timeout_s: float) -> None:
         """Wait until every event that was accepted has been handled.

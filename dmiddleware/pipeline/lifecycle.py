@@ -1,18 +1,121 @@
-"""The life of middleware beyond single steps: set-up, state, and closing in reverse order."""
+"""What lasts longer than a step: set-up, state and closing of middleware, and the end of a run."""
 
 from __future__ import annotations
 
+import logging
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 from dmiddleware.errors import CheckpointMismatch
 from dmiddleware.pipeline.onion import SkipRest
 
-__all__ = ["Lifecycle"]
+__all__ = ["Lifecycle", "StopOnSignal", "StopRequest"]
 
+
+@dataclass(slots=True)
+class StopRequest:
+    """Whether a run was asked to stop, and how; the first request counts.
+
+    Attributes:
+        reason: why, in the words of the node that decided it; None if it was not.
+        ok: False if something has failed, even after the first request.
+        only_local: whether the peers continue without this process.
+        final: whether the run is finished, and not only interrupted.
+        origin: the node that decided it, or None for this one.
+    """
+
+    reason: str | None = None
+    ok: bool = True
+    only_local: bool = False
+    final: bool = False
+    origin: int | None = None
+
+    @property
+    def text(self) -> str | None:
+        """The reason, with the node that decided it."""
+        if self.reason is None or self.origin is None:
+            return self.reason
+        return f"node {self.origin}: {self.reason}"
+
+    def make(
+        self,
+        reason: str,
+        *,
+        ok: bool = True,
+        only_local: bool = False,
+        final: bool = True,
+        origin: int | None = None,
+    ) -> None:
+        """Make the request, unless there is one already; a failure is noted in any case."""
+        if not ok:
+            self.ok = self.final = False
+        if self.reason is None:
+            self.only_local = only_local
+            self.final = final and self.ok and not only_local
+            self.origin = origin
+            # Last: another thread may run the chain, which ends when it sees the reason.
+            self.reason = reason
+
+
+class StopOnSignal:
+    """Turns the first SIGINT or SIGTERM into an orderly stop, and then exits as the signal demands.
+
+    A second signal has its usual effect at once. Only Python's default handlers are replaced, and
+    only in the main thread, where alone that is possible.
+
+    Args:
+        stop: called with the reason.
+    """
+
+    def __init__(self, stop: Callable[[str], object]) -> None:
+        self._stop = stop
+        self._previous: dict[signal.Signals, Any] = {}
+        self._received: signal.Signals | None = None
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        defaults = {
+            signal.SIGINT: signal.default_int_handler,
+            signal.SIGTERM: signal.SIG_DFL,
+        }
+        for number, default in defaults.items():
+            if signal.getsignal(number) == default:
+                self._previous[number] = signal.signal(number, self._on_signal)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._restore()
+        if error is not None:
+            return
+        if self._received is signal.SIGINT:
+            raise KeyboardInterrupt
+        if self._received is not None:
+            raise SystemExit(128 + self._received)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._restore()
+        self._received = signal.Signals(number)
+        name = self._received.name + (" (Ctrl-C)" if number == signal.SIGINT else "")
+        self._stop(f"received {name}")
+        _logger.warning("received %s: stopping after this step; send it again to stop now", name)
+
+    def _restore(self) -> None:
+        while self._previous:
+            number, handler = self._previous.popitem()
+            signal.signal(number, handler)
+
+
+_logger = logging.getLogger(__name__)
 
 _METHODS = ("setup", "close", "state_dict", "pending_steps")
 

@@ -11,7 +11,7 @@ every suspended one, in reverse order, so that ``finally`` blocks run, and then 
 - Any other error raised meanwhile does not replace the first: both leave, as an ``ExceptionGroup``
   with the first in front. An interrupt (``KeyboardInterrupt``, ``SystemExit``) is never wrapped.
 
-A middleware that raises :class:`SkipRest` leaves out the rest of the way forward; that is no error.
+A middleware that raises :class:`SkipRest` skips the rest of the way forward; that is not an error.
 
 An error that leaves carries a note that names the middleware in which it arose.
 """
@@ -53,10 +53,11 @@ _logger = logging.getLogger(__name__)
 
 
 class SkipRest(Exception):
-    """Raised by a middleware to leave out the rest of the way forward.
+    """Raised by a middleware to skip the rest of the way forward; this is not an error.
 
-    No error: the way back runs as ever, for those that are suspended. Within a parallel branch, or
-    a middleware that another calls by hand, it is the rest of that one that is left out.
+    The way back runs as usual for the middleware that are suspended. Within a parallel branch, or
+    a middleware that another one calls by hand, only the rest of that one is skipped. On the way
+    back, it ends the middleware that raises it, and nothing else.
     """
 
 
@@ -160,9 +161,13 @@ def backward(frames: Frames) -> None:
     member = None
     try:
         while frames:
-            member, generator = pop()
-            if next(generator, _DONE) is not _DONE:
-                raise _second_yield(member.label, generator)
+            try:
+                while frames:
+                    member, generator = pop()
+                    if next(generator, _DONE) is not _DONE:
+                        raise _second_yield(member.label, generator)
+            except SkipRest:
+                continue
     except BaseException as error:
         _note(error, member, " on the way back")
         raise
@@ -350,7 +355,7 @@ def _throw(
     """Return what came out: the error itself, another one, or None if the generator returned."""
     try:
         generator.throw(error)
-    except StopIteration:
+    except (StopIteration, SkipRest):
         return None
     except BaseException as raised:  # noqa: BLE001 (the caller raises it)
         return raised

@@ -7,10 +7,11 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast, overload
 
-from dmiddleware.errors import DMiddlewareError, TaskStateError
+from dmiddleware.errors import DMiddlewareError, EventError, TaskStateError
 from dmiddleware.pipeline.chain import (
     Branches,
     Compiler,
@@ -20,6 +21,7 @@ from dmiddleware.pipeline.chain import (
     Lock,
     PlanItem,
     Wrapped,
+    branch_failure,
     leaves,
     make_entry,
     make_plan,
@@ -30,7 +32,7 @@ from dmiddleware.pipeline.current_node import current_node
 from dmiddleware.pipeline.describe import ChainTable, describe_chain
 from dmiddleware.pipeline.event import Emission, Event
 from dmiddleware.pipeline.event_bus import EventBus, EventRouter
-from dmiddleware.pipeline.lifecycle import Lifecycle
+from dmiddleware.pipeline.lifecycle import Lifecycle, StopOnSignal, StopRequest
 from dmiddleware.pipeline.middleware import (
     Middleware,
     Wrapper,
@@ -38,7 +40,7 @@ from dmiddleware.pipeline.middleware import (
     middleware_object,
     string_tuple,
 )
-from dmiddleware.pipeline.onion import Chain, OnError, merge_errors
+from dmiddleware.pipeline.onion import Chain, OnError, SkipRest, merge_errors
 from dmiddleware.pipeline.preflight import check_chain
 from dmiddleware.seeding import derive_seed
 
@@ -149,10 +151,7 @@ class Task(Generic[C]):
         self._layers: list[Layer] = []
         self._layers_lock = threading.Lock()
         self._at_step_end: list[Callable[[], object]] = []
-        self._stop_reason: str | None = None
-        self._stopped_ok = True
-        self._stopped_only_here = False
-        self._stop_origin: tuple[int, str] | None = None
+        self._stop = StopRequest()
         self._in_last_step = False
         self._is_running = False
         self._is_set_up = False
@@ -176,7 +175,7 @@ class Task(Generic[C]):
         if error is None:
             self.close()
             return
-        self._stopped_ok = False
+        self._stop.ok = False
         closing = OnError(lambda error: merge_errors(error, self._close_all(), what="the task"))
         closing.__exit__(kind, error, traceback)
 
@@ -197,13 +196,13 @@ class Task(Generic[C]):
 
     @property
     def finish(self) -> bool:
-        """Whether the task was told to stop; setting it to True stops it."""
-        return self._stop_reason is not None
+        """Whether the task was asked to stop; setting it to True stops it."""
+        return self._stop.reason is not None
 
     @finish.setter
     def finish(self, value: bool) -> None:
         if not value:
-            raise TaskStateError("a task that was stopped stays so; build a new one")
+            raise TaskStateError("a stopped task cannot be restarted; build a new one")
         self.stop("task.finish was set")
 
     @property
@@ -213,18 +212,18 @@ class Task(Generic[C]):
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the task was told to stop, or None."""
-        return self._stop_reason
+        """Why the task was asked to stop, or None."""
+        return self._stop.text
 
     @property
     def stopped_ok(self) -> bool:
         """Whether nothing has failed: False after ``stop(reason, ok=False)`` here or at a peer."""
-        return self._stopped_ok
+        return self._stop.ok
 
     @property
     def ends_run(self) -> bool:
-        """Whether the task was told to stop, and those of the peers with it."""
-        return self._stop_reason is not None and not self._stopped_only_here
+        """Whether the task was asked to stop, and the tasks of the peers with it."""
+        return self._stop.reason is not None and not self._stop.only_local
 
     def add_role(self, role: str) -> None:
         """Let this process play a further role, from the next :meth:`run` on.
@@ -388,12 +387,30 @@ class Task(Generic[C]):
         """Wait for the next emission of the event.
 
         Returns:
-            What it was emitted with, as ``(args, kwargs)``.
+            The arguments of the emission, as ``(args, kwargs)``.
 
         Raises:
-            WaitTimeout: when it does not come in time.
+            WaitTimeout: when the event was not emitted in time.
+            SkipRest: when the running task is stopped; the step then ends in order.
+            EventError: when another branch of the same parallel fails; that error is the cause.
         """
-        return self.events.wait_for(event, timeout_s=timeout_s)
+        failure_beside = branch_failure()
+
+        def interruption() -> BaseException | None:
+            name = event.name if isinstance(event, Event) else event
+            failure = failure_beside()
+            if failure is not None:
+                error = EventError(
+                    f"stopped waiting for the event {name!r}: another branch of the parallel "
+                    f"failed with {type(failure).__name__}"
+                )
+                error.__cause__ = failure
+                return error
+            if self._is_running and self._stop.reason is not None:
+                return SkipRest(f"the task was stopped while it waited for the event {name!r}")
+            return None
+
+        return self.events.wait_for(event, timeout_s=timeout_s, interruption=interruption)
 
     def renew(self) -> Self:
         """Put the context of the next step in place of this one's; :meth:`run` does it itself."""
@@ -453,45 +470,35 @@ class Task(Generic[C]):
         if max_step is not None and max_step < 0:
             raise ValueError(f"max_step must not be negative, got {max_step}")
         self._change("run", keep_chain=True)
-        self._is_running = True
-        try:
-            chain = self._prepare()
-            if self.router is not None:
-                self.router.wait_until_ready(stopped=lambda: self.finish)
-            left = max_step
-            while self._stop_reason is None and left != 0:
-                if self._step_done:
-                    self.renew()
-                self._run_step(chain)
-                if left is not None:
-                    left -= 1
-            if self._stop_reason is not None:
-                self._run_last_steps()
-                self._tell_peers(self._stop_reason)
-            self.sync()
-        except BaseException:
-            # Whether the peers go on without this one is for the launcher to decide.
-            self._stopped_ok = False
-            raise
-        finally:
-            self._is_running = False
+        with StopOnSignal(partial(self.stop, final=False)):
+            self._is_running = True
+            try:
+                self._run(max_step)
+            except BaseException:
+                # Whether the peers continue without this one is for the launcher to decide.
+                self._stop.ok = False
+                raise
+            finally:
+                self._is_running = False
 
-    def stop(self, reason: str, *, ok: bool = True, only_local: bool = False) -> None:
+    def stop(
+        self, reason: str, *, ok: bool = True, only_local: bool = False, final: bool = True
+    ) -> None:
         """End the run when the current step is done, its way back included.
 
-        With a router, the tasks of all peers are stopped too.
+        A :meth:`wait_for` in this step ends at once. With a router, the tasks of all peers are
+        stopped too.
 
         Args:
             reason: why, for the log and for :attr:`stop_reason`; the first reason stays.
-            ok: False says that the run has failed, also if it was stopped for another reason.
-            only_local: leave the peers alone, which go on without this task.
+            ok: False if the run has failed, also if it was stopped for another reason before.
+            only_local: True if the peers continue without this task.
+            final: whether the run is finished: when it is resumed from a snapshot, it runs no
+                further step. False for an interruption, and for a limit that the caller also checks
+                in its ``setup``, so that the run continues if the limit was raised.
         """
-        if not ok:
-            self._stopped_ok = False
-        if self._stop_reason is None:
-            self._stopped_only_here = only_local
-            # Last: another thread may run the chain, and ends it when it sees the reason.
-            self._stop_reason = reason
+        self._stop.make(reason, ok=ok, only_local=only_local, final=final)
+        self.events.wake()
 
     def at_step_end(self, function: Callable[[], object]) -> None:
         """Call a function once, between the end of the current step and the next one."""
@@ -506,20 +513,35 @@ class Task(Generic[C]):
         return {
             "context": self.ctx.state_dict(),
             "step_done": self._step_done,
+            "finished": self._stop.text if self._stop.final else None,
             "middleware": self._lifecycle.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned, after setting up the middleware.
+        """Restore what :meth:`state_dict` returned.
+
+        The middleware are set up in between, when the context is restored. If the run was finished
+        when its state was saved, :meth:`run` will run no further step.
 
         Raises:
-            CheckpointMismatch: if the chain is another one than the one that was saved.
+            CheckpointMismatch: if the state was saved from another chain.
         """
         self._change("load_state_dict", keep_chain=True)
-        self._prepare()
-        self._lifecycle.load_state_dict(state["middleware"])
+        before = self.ctx.state_dict()
         self.ctx.load_state_dict(state["context"])
+        try:
+            self._prepare()
+            self._lifecycle.load_state_dict(state["middleware"])
+        except BaseException:
+            self.ctx.load_state_dict(before)
+            raise
         self._step_done = state["step_done"]
+        if state["finished"] is not None:
+            _logger.warning(
+                "the run that is resumed was finished already: %s; it runs no further step",
+                state["finished"],
+            )
+            self.stop(state["finished"])
 
     def close(self) -> None:
         """Close the middleware in reverse order, then the event bus; twice is fine.
@@ -531,25 +553,52 @@ class Task(Generic[C]):
         if errors:
             raise merge_errors(errors[0], errors[1:], what="closing the task")
 
-    def _tell_peers(self, reason: str) -> None:
+    def _run(self, max_step: int | None) -> None:
+        chain = self._prepare()
+        if self.router is not None:
+            self.router.wait_until_ready(stopped=lambda: self.finish)
+        n_steps = 0
+        while self._stop.reason is None and n_steps != max_step:
+            if self._step_done:
+                self.renew()
+            self._run_step(chain)
+            n_steps += 1
+        if self._stop.reason is not None:
+            if n_steps:
+                # A signal may have stopped the task since the step ended.
+                self._end_step()
+            self._run_last_steps()
+            self._stop_peers()
+        self.sync()
+
+    def _stop_peers(self) -> None:
         """Stop the peers' tasks; also if a peer stopped this one, which may not reach them all."""
-        if self.router is None or self._stopped_only_here:
+        if self.router is None or self._stop.only_local:
             return
         here = self.router.node_id
-        origin, reason = self._stop_origin or (here, reason)
         try:
-            self.emit(_STOPPED, origin, reason, self._stopped_ok, told_by=here, only_remote=True)
+            self.emit(
+                _STOPPED,
+                here if self._stop.origin is None else self._stop.origin,
+                self._stop.reason,
+                self._stop.ok,
+                final=self._stop.final,
+                sender=here,
+                only_remote=True,
+            )
         except DMiddlewareError as error:
-            _logger.warning("the peers could not be told that this task stopped: %s", error)
+            _logger.warning("failed to stop the tasks of the peers: %s", error)
 
-    def _on_peer_stopped(self, node_id: int, reason: str, ok: bool, *, told_by: int) -> None:
+    def _on_peer_stopped(
+        self, node_id: int, reason: str, ok: bool, *, final: bool, sender: int
+    ) -> None:
         assert self.router is not None
-        if told_by != node_id and node_id in self.router.peer_ids():
-            # Its own word comes too, and before that whatever else it had to tell.
+        if sender != node_id and node_id in self.router.peer_ids():
+            # Its own message arrives too, after everything else that it has sent.
             return
-        if self._stop_reason is None:
-            self._stop_origin = node_id, reason
-            self.stop(f"node {node_id}: {reason}", ok=ok)
+        if self._stop.reason is None:
+            self._stop.make(reason, ok=ok, final=final, origin=node_id)
+            self.events.wake()
 
     def _entry(
         self, mw: Any, *, roles: Iterable[str] | None = None, lock: bool | Lock | None = None
@@ -600,6 +649,7 @@ class Task(Generic[C]):
             self._wrappers,
             lock_timeout_s=self._lock_timeout_s,
             on_branches=self._branches.add,
+            on_failure=self.events.wake,
         )
 
     def _plan(self) -> tuple[PlanItem, ...]:

@@ -56,7 +56,9 @@ def test_a_signal_may_stop_the_node_while_it_takes_note_of_a_task() -> None:
 
         ctx, stop_reason, stopped_ok, ends_run = Context(), None, True, False
 
-        def stop(self, reason: str, *, ok: bool = True, only_local: bool = False) -> None: ...
+        def stop(
+            self, reason: str, *, ok: bool = True, only_local: bool = False, final: bool = True
+        ) -> None: ...
 
     tasks: list[Any] = []
 

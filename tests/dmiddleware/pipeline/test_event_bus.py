@@ -388,7 +388,7 @@ def test_a_wait_that_times_out_names_the_event_and_leaves_no_listener():
     clock.wait_until_waiting()
     clock.advance(5.0)
     waiter.join(DEADLINE_S)
-    assert "the event 'reply' did not come within 5 s" in next(iter(errors))
+    assert "the event 'reply' was not emitted within 5 s" in next(iter(errors))
     assert bus.off("reply") == 0
 
 

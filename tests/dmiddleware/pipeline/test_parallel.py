@@ -8,7 +8,7 @@ import threading
 import pytest
 
 import dmiddleware.pipeline.chain as chain_module
-from dmiddleware import ChainError, Context, Task, WaitTimeout
+from dmiddleware import ChainError, Context, EventError, Task, WaitTimeout
 from dmiddleware.pipeline.chain import Branches
 from dmiddleware.pipeline.onion import Chain, CompiledMiddleware
 from dmiddleware.testing import Tape
@@ -166,7 +166,7 @@ def test_an_interrupt_from_the_keyboard_waits_for_the_branches(monkeypatch, capl
     with pytest.raises(KeyboardInterrupt) as caught, Task(Context()) as task:
         task.use(task.parallel(tape.generator("a"), tape.generator("b"), fail)).run()
     assert sorted(tape) == ["!a", "!b", "a", "b"]
-    assert "is interrupted; it waits for its branches" in caplog.text
+    assert "was interrupted and is waiting for its branches" in caplog.text
     assert "there was also: Boom()" in caught.value.__notes__
 
 
@@ -206,7 +206,7 @@ def test_a_long_wait_names_the_branches_in_the_log(caplog):
     finally:
         logger.removeHandler(handler)
         branches.close()
-    assert "middleware 7 (parallel) still waits for its branches 2" in caplog.text
+    assert "middleware 7 (parallel) is still waiting for its branches 2" in caplog.text
 
 
 def test_silent_members_are_left_out():
@@ -309,3 +309,46 @@ def test_waiting_too_long_for_a_lock_is_an_error_that_names_the_waiter():
 def test_a_parallel_that_locks_out_its_own_members_is_refused():
     with Task(Context()) as task, pytest.raises(ChainError, match="wait forever for a lock"):
         task.use(task.parallel(task.wrap(fail, lock=True)), lock=True).run()
+
+
+def test_a_failed_branch_ends_the_wait_of_another_with_its_error_as_the_cause():
+    tape = Tape()
+
+    def wait(ctx):
+        try:
+            yield from tape.generator("waits")(ctx)
+        finally:
+            tape("cleaned up")
+
+    def wait_for_nothing(ctx):
+        ctx.task.wait_for("never", 100.0)
+
+    with pytest.raises(ExceptionGroup) as caught, Task(Context()) as task:
+        task.use(task.parallel(task.serial(wait, wait_for_nothing), fail)).run()
+    waiting, failed = caught.value.exceptions
+    assert isinstance(waiting, EventError)
+    assert waiting.__cause__ is failed
+    assert isinstance(failed, Boom)
+    assert "cleaned up" in tape
+
+
+def test_a_failed_branch_ends_a_wait_in_a_parallel_within_another_branch():
+    with pytest.raises(ExceptionGroup) as caught, Task(Context()) as task:
+        inner = task.parallel(lambda ctx: ctx.task.wait_for("never", 100.0), lambda ctx: None)
+        task.use(task.parallel(inner, fail)).run()
+    assert caught.value.split(Boom)[0] is not None
+
+
+def test_a_branch_may_wait_while_it_cleans_up_after_a_failure():
+    arrived = []
+
+    def careful(ctx):
+        try:
+            yield
+        finally:
+            threading.Timer(0.05, ctx.task.emit, ("reply",)).start()
+            arrived.append(ctx.task.wait_for("reply", 100.0))
+
+    with pytest.raises(ExceptionGroup), Task(Context()) as task:
+        task.use(task.parallel(task.serial(careful, fail), careful)).run()
+    assert len(arrived) == 2

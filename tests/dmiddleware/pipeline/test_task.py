@@ -105,7 +105,7 @@ def test_a_stopped_task_runs_no_further_step():
         task.finish = True
         task.run()
         assert task.stop_reason == "task.finish was set"
-        with pytest.raises(TaskStateError, match="stays so"):
+        with pytest.raises(TaskStateError, match="cannot be restarted"):
             task.finish = False
     assert tape == []
 
@@ -655,3 +655,129 @@ def test_a_middleware_called_by_hand_is_set_up_before_its_first_call_and_once():
         assert tape == ["setup part"]
         assert part.count == 3
     assert tape == ["setup part", "close part"]
+
+
+def wait_for_nothing(ctx):
+    ctx.task.wait_for("never", 100.0)
+
+
+def stop_from_a_thread(ctx):
+    thread = threading.Timer(0.05, ctx.task.stop, ("enough",))
+    thread.start()
+
+
+def test_stopping_the_task_ends_a_wait_in_another_branch_as_a_stop():
+    tape = Tape()
+    with Task(Context()) as task:
+        task.use(tape.generator("before"))
+        task.use(
+            task.parallel(
+                lambda ctx: ctx.task.stop("enough"),
+                task.serial(wait_for_nothing, tape.function("never")),
+            )
+        )
+        task.run()
+        assert (task.stop_reason, task.stopped_ok) == ("enough", True)
+    assert tape == ["before", "/before"]
+
+
+def test_stopping_the_task_ends_a_wait_that_has_begun():
+    tape = Tape()
+    with Task(Context()) as task:
+        task.use(tape.generator("before")).use(stop_from_a_thread)
+        task.use(wait_for_nothing).use(tape.function("never")).run()
+        assert task.stop_reason == "enough"
+    assert tape == ["before", "/before"]
+
+
+def test_a_wait_on_the_way_back_is_ended_and_the_others_are_resumed():
+    tape = Tape()
+
+    def wait_on_the_way_back(ctx):
+        yield
+        wait_for_nothing(ctx)
+        tape("never")
+
+    with Task(Context()) as task:
+        task.use(tape.generator("before")).use(wait_on_the_way_back)
+        task.use(lambda ctx: ctx.task.stop("enough")).run()
+        assert task.stopped_ok
+    assert tape == ["before", "/before"]
+
+
+def test_an_event_that_has_arrived_is_returned_though_the_task_is_stopped():
+    def wait(ctx):
+        ctx.task.on("reply", lambda: ctx.task.stop("enough"))
+        threading.Timer(0.05, ctx.task.emit, ("reply",)).start()
+        ctx.task.wait_for("reply", 100.0)
+        ctx.keep("replied")
+        ctx.replied = True
+
+    with Task(Context()) as task:
+        task.use(wait).run()
+        assert task.ctx.replied
+
+
+def test_a_wait_outside_a_run_is_not_ended_by_a_stop():
+    with Task(Context()) as task:
+        task.stop("enough")
+        threading.Timer(0.05, task.emit, ("reply", 3)).start()
+        assert task.wait_for("reply", 100.0).args == (3,)
+
+
+def stop_at_two(ctx):
+    if ctx.total_step == 2:
+        ctx.task.stop("enough")
+
+
+def resumed(state, stopper):
+    with Task(Context()) as task:
+        task.use(stopper)
+        task.load_state_dict(state)
+        task.run(max_step=10)
+        return task.ctx.total_step, task.stop_reason
+
+
+def test_a_finished_run_that_is_resumed_runs_no_further_step():
+    with Task(Context()) as task:
+        task.use(stop_at_two).run()
+        state = task.state_dict()
+    assert resumed(state, lambda ctx: None) == (2, "enough")
+
+
+@pytest.mark.parametrize(
+    "how", [{"final": False}, {"ok": False}, {"only_local": True}, {"final": True, "ok": False}]
+)
+def test_an_interrupted_run_that_is_resumed_continues(how):
+    with Task(Context()) as task:
+        task.use(lambda ctx: ctx.task.stop("interrupted", **how)).run()
+        state = task.state_dict()
+    assert resumed(state, lambda ctx: None) == (10, None)
+
+
+def test_a_run_that_fails_after_it_was_stopped_can_be_resumed():
+    with Task(Context()) as task:
+        task.stop("enough")
+        task.stop("the loss is NaN", ok=False)
+        assert task.state_dict()["finished"] is None
+
+
+def test_the_context_is_restored_before_the_middleware_are_set_up():
+    class Part:
+        def __init__(self):
+            self.steps = []
+
+        def setup(self, task):
+            self.steps.append(task.ctx.total_step)
+
+        def __call__(self, ctx):
+            pass
+
+    part = Part()
+    with Task(Context()) as task:
+        task.use(lambda ctx: None).run(max_step=3)
+        state = task.state_dict()
+    with Task(Context()) as task:
+        task.use(part)
+        task.load_state_dict(state)
+    assert part.steps == [2]
