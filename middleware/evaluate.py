@@ -47,6 +47,7 @@ class _InteractionEvaluator:
     def setup(self, task: Task[Any]) -> None:
         check = self._mode.get_attribute("check_spaces")
         check(self._envs.observation_space, self._envs.action_space)
+        self._check_stop(task)  # a run that is resumed may have reached the value
         if self._envs.closed:
             self._envs.launch()
             self._launched_here = True
@@ -77,8 +78,15 @@ class _InteractionEvaluator:
         }
         if films:
             ctx.eval_output["video"] = monitor.get_video()
+        self._check_stop(ctx.task)
+
+    def _check_stop(self, task: Task[Any]) -> None:
+        mean, ctx = task.ctx.last_eval_value, task.ctx
         if self._stop_value is not None and mean >= self._stop_value and ctx.train_iter > 0:
-            ctx.task.stop(f"the mean return {mean:g} has reached stop_value {self._stop_value:g}")
+            task.stop(
+                f"the mean return {mean:g} has reached stop_value {self._stop_value:g}",
+                final=False,
+            )
 
     def close(self) -> None:
         if self._launched_here:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from dmiddleware.pipeline import Context, Middleware, Role, middleware
+from dmiddleware.pipeline import Context, Middleware, Role, Task, middleware
 
 __all__ = ["termination_checker"]
 
@@ -45,16 +46,22 @@ def termination_checker(
             raise ValueError(f"max_{name} must be positive, got {limit}")
     begin: float | None = None
 
-    @middleware(roles=(Role.LEARNER,), reads=tuple(counted))
+    def check_counters(task: Task[Any]) -> None:
+        # At the set-up too: a run that is resumed may have reached its limit, or a higher one now.
+        for name, limit in counted.items():
+            value = getattr(task.ctx, name)
+            if value >= limit:
+                task.stop(f"{name} reached {value:,} (max_{name} is {limit:,})", final=False)
+
+    @middleware(roles=(Role.LEARNER,), reads=tuple(counted), setup=check_counters)
     def termination_checker(ctx: Context) -> None:
         nonlocal begin
         now = ctx.task.clock.now()
         begin = now if begin is None else begin
-        for name, limit in counted.items():
-            value = getattr(ctx, name)
-            if value >= limit:
-                ctx.task.stop(f"{name} reached {value:,} (max_{name} is {limit:,})")
+        check_counters(ctx.task)
         if now - begin >= max_time_s:
-            ctx.task.stop(f"{now - begin:.1f} s have passed (max_time_s is {max_time_s:g})")
+            ctx.task.stop(
+                f"{now - begin:.1f} s have passed (max_time_s is {max_time_s:g})", final=False
+            )
 
     return termination_checker

@@ -7,10 +7,13 @@ import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from dmiddleware.errors import MiddlewareError
 from dmiddleware.pipeline.context import Context
+
+if TYPE_CHECKING:
+    from dmiddleware.pipeline.task import Task
 
 __all__ = [
     "Middleware",
@@ -54,6 +57,7 @@ def middleware(
     fills: Iterable[object] = (),
     draws_from: Iterable[object] = (),
     last_step: bool = False,
+    setup: Callable[[Task[Any]], object] | None = None,
     factory: bool = False,
 ) -> Callable[[F], F]:
     """Declare what a middleware is for, what it reads and what it writes.
@@ -72,6 +76,8 @@ def middleware(
         draws_from: stores from which it takes data, and which some middleware must fill.
         last_step: True if it only observes, as a logger does. It then also runs in the steps after
             a stop, in which an exchange delivers what peers had sent before.
+        setup: called with the task before its first step; for functions, since an object has a
+            ``setup`` method instead.
         factory: True if the decorated function returns the middleware; each one that it returns
             gets the declarations.
 
@@ -90,6 +96,8 @@ def middleware(
         "draws_from": tuple(draws_from),
         "last_step": last_step,
     }
+    if setup is not None:
+        values["setup"] = setup
 
     def decorate(subject: F) -> F:
         if not factory:
