@@ -104,8 +104,9 @@ class _NodeProcess:
             return 0 if self._node.stopped_ok else 1
         except BaseException as error:  # noqa: BLE001 (the launcher reports any kind of failure)
             self._phase = "failed"
-            self._error = traceback.format_exception_only(error)[0].strip()
-            traceback.print_exc()
+            self._error = _summarize(error)
+            if not isinstance(error, LaunchError):
+                _print_traceback(error)
             return 1
         finally:
             self._done.set()
@@ -150,6 +151,22 @@ class _NodeProcess:
         )
         with contextlib.suppress(OSError):
             self._status.write(msgspec.json.encode(status) + b"\n")
+
+
+def _summarize(error: BaseException) -> str:
+    """Return the error's type and the first line of its message."""
+    first, *others = str(error).splitlines() or [""]
+    if first.endswith(":") and others:
+        first = f"{first} {others[0].strip()}"
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _print_traceback(error: BaseException) -> None:
+    """Print the traceback from the user's function on."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    traceback.print_exception(error.with_traceback(frames))
 
 
 def _read_line(descriptor: int) -> bytes:

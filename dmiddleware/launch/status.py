@@ -21,7 +21,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
         peers: number of connected peers.
         reason: why its task stopped; empty while it runs.
         run_is_over: whether its task stopped together with the whole run.
-        error: the last line of the traceback that ended it.
+        error: the error that ended it, on one line.
     """
 
     phase: str

@@ -145,12 +145,17 @@ class _Check:
 
     def _check_roles(self) -> None:
         parts = set(_declared_roles((*self._items, *self._by_hand)))
-        # A chain without any roles runs as a whole in every process.
-        for role in sorted(self._roles - parts) if parts else ():
+        unused = self._roles - parts
+        if not parts or (self._run_roles is not None and unused != self._roles):
+            # A chain without roles runs as a whole in every process. A launched process has
+            # "collector" and "evaluator" where there are only two.
+            unused = frozenset()
+        for role in sorted(unused):
             self._problems.append(
                 f"the task has the role {str(role)!r}, but the chain has middleware only for "
                 f"{', '.join(sorted(parts))}; declare roles=({str(role)!r},) for the middleware "
-                "of this role, or start no process with it"
+                "of this role, or start no process with it, as in ditask --roles "
+                + ",".join(f"{part}=1" for part in sorted(parts))
             )
         if self._run_roles is not None and Role.LEARNER not in self._run_roles:
             learns = [item for item in self._all if set(item.entry.roles) == {Role.LEARNER}]

@@ -292,6 +292,15 @@ def test_a_chain_without_roles_runs_in_every_role():
     assert problems_of(part(), roles=(Role.LEARNER,)) == []
 
 
+def test_a_launched_process_may_have_a_further_role_that_the_chain_lacks():
+    collect = part("collect", roles=(Role.COLLECTOR,))
+    for roles, n_problems in ((("collector", "evaluator"), 0), (("evaluator",), 1)):
+        with running_as(CurrentNode(roles=roles, run_roles=("learner", *roles))):
+            problems = problems_of(collect)
+        assert len(problems) == n_problems
+        assert all("--roles collector=1" in problem for problem in problems)
+
+
 def test_a_chain_with_a_learner_part_needs_a_learner_in_the_run():
     chain = (part("act", roles=(Role.COLLECTOR,)), part("learn", roles=(Role.LEARNER,)))
     for run_roles, n_problems in ((("collector",), 1), (("collector", "learner"), 0), (None, 0)):
