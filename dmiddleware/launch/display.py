@@ -196,5 +196,5 @@ def _status_line(child: Child, rates: tuple[float, float]) -> str:
     return (
         f"{child.name}: {_phase(child)}, step {status.step}, {status.env_step} env steps "
         f"({env_rate:.0f}/s), {status.train_iter} updates ({update_rate:.0f}/s), blocked "
-        f"{status.blocked_s:.1f} s, {status.peers} peers"
+        f"{status.blocked_s:.1f} s, peers: {status.peers}"
     )

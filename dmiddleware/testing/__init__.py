@@ -1,9 +1,8 @@
-"""What tests of chains need, this project's own and its users': clocks, a tape, a cluster."""
+"""Tools for testing chains: a fake clock, a tape, simulated threads and simulated clusters."""
 
 from dmiddleware.testing.cluster import Cluster, ClusterNode, Delivered
 from dmiddleware.testing.fake_clock import FakeClock
-from dmiddleware.testing.simulated_threads import SimulationError
-from dmiddleware.testing.simulation import Simulation
+from dmiddleware.testing.simulation import Simulation, SimulationError
 from dmiddleware.testing.tape import Tape
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""A cluster: one program as several nodes, in one process and in simulated time."""
+"""A simulated cluster: one program runs as several nodes in one process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from dmiddleware.router.protocol.topology import TopologyName
 from dmiddleware.router.transport.memory import MemoryNetwork
 from dmiddleware.router.wire.frame import type_of
 from dmiddleware.seeding import derive_seed, seed_libraries
-from dmiddleware.testing.simulated_threads import Killed, SimulatedThread, SimulationError
-from dmiddleware.testing.simulation import Simulation
+from dmiddleware.testing.simulation import Killed, SimulatedThread, Simulation, SimulationError
 from dmiddleware.testing.tape import Tape
 
 __all__ = ["Cluster", "ClusterNode", "Delivered"]
@@ -29,14 +28,14 @@ _KEY_BYTES: Final = 32
 
 
 class Delivered(NamedTuple):
-    """A message that arrived.
+    """A frame that arrived.
 
     Attributes:
-        at_s: when, in simulated seconds.
+        at_s: when it arrived, in simulated seconds.
         source: the node that sent it.
-        target: the node that got it.
-        kind: what it was for: ``"DATA"``, ``"POLL"``, ``"ACK"``, ``"HEARTBEAT"``, …
-        size: its bytes.
+        target: the node that received it.
+        kind: the frame's type: ``"DATA"``, ``"POLL"``, ``"ACK"``, ``"HEARTBEAT"``, …
+        size: its size in bytes.
     """
 
     at_s: float
@@ -48,16 +47,16 @@ class Delivered(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class ClusterNode:
-    """One node of a cluster, through all its lives.
+    """One node of a cluster; it can be killed and started again.
 
     Attributes:
-        plan: what it is to do.
-        incarnation: how many lives it has begun.
-        router: that of its present or last life.
-        current_node: what its program runs as, in its present or last life.
-        result: what the program has returned; None before.
-        error: what the program has raised; None if nothing.
-        running: whether the program is at work.
+        plan: its part in the run.
+        incarnation: how often it was started.
+        router: the router of its latest start.
+        current_node: the :class:`~dmiddleware.pipeline.CurrentNode` of its latest start.
+        result: the program's return value; None before it has returned.
+        error: the program's error; None if it raised none.
+        running: whether the program runs.
     """
 
     plan: NodePlan
@@ -75,42 +74,40 @@ class ClusterNode:
         return self.plan.node_id
 
     def __str__(self) -> str:
-        roles = ", ".join(self.plan.roles) or "all roles"
-        return f"node {self.node_id} ({roles})"
+        return str(self.plan)
 
 
 class Cluster:
-    """Runs one program as several nodes, as ``ditask`` does, in one process and simulated time.
+    """Runs one program as several nodes, as ``ditask`` does, but in one process and simulated time.
 
-    Every node has threads and a router of its own, and the program runs in it as it would in a
-    process of its own: ``Task(ctx)`` joins the network. All of it is one
-    :class:`~dmiddleware.testing.Simulation`: one thread runs at a time, waiting takes no real
-    time, and the same seed gives the same run, message by message. So failures of many nodes can be
-    tested in seconds, and one that was seen once can be seen again.
+    Every node has its own threads and router, and the program runs in it as in a separate process:
+    ``Task(ctx)`` connects to the other nodes. The whole cluster is one
+    :class:`~dmiddleware.testing.Simulation`: one thread runs at a time, waiting takes no real time,
+    and the same seed gives the same run, message by message. Failures of many nodes can be tested
+    in seconds, and every failing run can be repeated.
 
-    The nodes share the process's memory, and the libraries' global random generators, which are
-    seeded at the start. What waits by other means than its task's clock (a process pool, real
-    sockets) holds up the simulation, but not its clock.
+    The nodes share memory and the libraries' global random generators, which are seeded at the
+    start. Code that waits without its task's clock (a process pool, real sockets) blocks the
+    simulation, but does not advance its clock.
 
     Args:
         main: the program; called without arguments in each node.
-        roles: how many nodes play each role, as for ``ditask --roles``.
-        n: how many nodes there are, if ``roles`` does not say it; these have no roles, so each
-            runs all of its chain.
-        topology: who dials whom: ``mesh`` or ``star``.
-        seed: decides the order of the threads, the delays, and what is random in the routers.
-        delay_s: the least and the most seconds that a message takes; each takes another time.
-        options: bounds and times of the routers.
-        stamp: what all nodes take the run for, and no other run; see
-            :class:`~dmiddleware.pipeline.CurrentNode`. Empty: a word that is never given twice.
+        roles: number of nodes per role, as in ``ditask --roles``.
+        n: number of nodes without roles, instead of ``roles``; each of them runs the whole chain.
+        topology: ``mesh``: every node connects to every other; ``star``: all connect to the first.
+        seed: determines the order of the threads, the delays, and the routers' random values.
+        delay_s: minimum and maximum delay of a message; each message's delay is drawn uniformly.
+        options: limits and timeouts of the routers.
+        stamp: identifies the run to its nodes; see :class:`~dmiddleware.pipeline.CurrentNode`.
+            Empty: a random one.
         start_timeout_s: how long a task waits for its peers before its first step.
         patience_s: real seconds after which a thread that computes counts as stuck.
         find_missed: look for threads that should have been notified; see
             :class:`~dmiddleware.testing.Simulation`.
 
     Raises:
-        LaunchError: if roles and number do not go together.
-        SimulationError: from whatever lets the nodes run; see
+        LaunchError: if ``roles`` and ``n`` contradict each other, or there are several learners.
+        SimulationError: from every method that lets the nodes run; see
             :class:`~dmiddleware.testing.Simulation`.
 
     Example:
@@ -171,26 +168,24 @@ class Cluster:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Kill the nodes that still run."""
+        """Kill the nodes that are still running."""
         self.simulation.__exit__(kind, error, traceback)
 
-    # Nodes ------------------------------------------------------------------------------------
-
     def run(self, *, timeout_s: float = 86_400.0) -> dict[int, Any]:
-        """Start all nodes, wait until their programs are done, and return their results.
+        """Start all nodes, wait for their programs, and return the results by node id.
 
         Raises:
-            SimulationError: if a program raises; or if one is not done after so many simulated
-                seconds, with where each thread waits.
+            SimulationError: if a program raises, or is still running after ``timeout_s`` simulated
+                seconds; the message lists where each thread waits.
         """
         self.start()
         return self.join(timeout_s=timeout_s)
 
     def start(self, *node_ids: int) -> None:
-        """Start nodes, or start them again in a new life; without arguments, all."""
+        """Start or restart nodes; without arguments, all."""
         for node in self._named(node_ids):
             if node.running:
-                raise SimulationError(f"{node} runs already; kill it before starting it again")
+                raise SimulationError(f"{node} is already running; kill it before restarting it")
             node.incarnation += 1
             node.running = True
             node.result = node.error = None
@@ -199,11 +194,11 @@ class Cluster:
             )
 
     def join(self, *node_ids: int, timeout_s: float = 86_400.0) -> dict[int, Any]:
-        """Wait until programs are done, and return their results; without arguments, all.
+        """Wait for programs to end, and return their results; without arguments, all.
 
         Raises:
-            SimulationError: if one of them raises; or if one is not done after so many simulated
-                seconds, with where each thread waits.
+            SimulationError: if a program raises, or is still running after ``timeout_s`` simulated
+                seconds; the message lists where each thread waits.
         """
         nodes = self._named(node_ids)
         done = self.wait_until(
@@ -216,15 +211,15 @@ class Cluster:
         if not done:
             running = ", ".join(str(node) for node in nodes if node.running)
             raise SimulationError(
-                f"after {timeout_s:g} simulated seconds {running} had not ended:\n"
+                f"still running after {timeout_s:g} simulated seconds: {running}\n"
                 f"{self.simulation.describe()}"
             )
         return {node.node_id: node.result for node in nodes}
 
     def kill(self, *node_ids: int) -> None:
-        """End nodes as ``kill -9`` would: no goodbye, nothing more is sent, connections break.
+        """End nodes like ``kill -9``: they send nothing more, and their connections break.
 
-        Their ``finally`` blocks do run, but can wait for nothing and reach no one.
+        Their ``finally`` blocks do run, but can neither wait nor reach other nodes.
         """
         for node in self._named(node_ids):
             self.network.remove(_group(node.node_id))
@@ -232,52 +227,46 @@ class Cluster:
             node.running = False
 
     def freeze(self, *node_ids: int) -> None:
-        """Let nodes stand still, as SIGSTOP would; their peers are not told."""
+        """Suspend nodes like SIGSTOP; their peers get no notice."""
         for node in self._named(node_ids):
             self.simulation.freeze(_group(node.node_id))
 
     def thaw(self, *node_ids: int) -> None:
-        """Let nodes go on."""
+        """Resume frozen nodes."""
         for node in self._named(node_ids):
             self.simulation.thaw(_group(node.node_id))
 
-    # Links ------------------------------------------------------------------------------------
-
     def cut(self, one: int, *others: int) -> None:
-        """Let nothing through between a node and others; without others, between it and all."""
+        """Drop all messages between a node and others; without others, between it and all."""
         for other in self._others(one, others):
             self.network.cut(_group(one), _group(other))
 
     def heal(self, one: int, *others: int) -> None:
-        """Let messages through again between a node and others; without others, and all."""
+        """Undo :meth:`cut` between a node and others; without others, between it and all."""
         for other in self._others(one, others):
             self.network.heal(_group(one), _group(other))
 
     def disconnect(self, one: int, *others: int) -> None:
-        """Break a node's connections to others, or to all; they may connect anew at once."""
+        """Break a node's connections to others, or to all; they may reconnect at once."""
         for other in self._others(one, others):
             self.network.disconnect(_group(one), _group(other))
-
-    # Time -------------------------------------------------------------------------------------
 
     def now(self) -> float:
         """Return the simulated seconds since the start."""
         return self.simulation.now()
 
     def run_for(self, seconds: float) -> None:
-        """Let the nodes run for so many simulated seconds."""
+        """Let the nodes run for a number of simulated seconds."""
         self.simulation.run_for(seconds)
 
     def wait_until(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
-        """Let the nodes run until something holds, and tell whether it does.
+        """Let the nodes run until the predicate holds, and return whether it does.
 
         Args:
-            predicate: called whenever a thread has run.
-            timeout_s: the most simulated seconds.
+            predicate: evaluated after each run of a thread.
+            timeout_s: the maximum number of simulated seconds.
         """
         return self.simulation.wait_until(predicate, timeout_s)
-
-    # Within -----------------------------------------------------------------------------------
 
     def _live(self, node: ClusterNode) -> None:
         plan = node.plan
@@ -308,14 +297,14 @@ class Cluster:
             stamp=self._stamp,
             run_roles=plan.run_roles,
         )
-        life = node.incarnation
+        incarnation = node.incarnation
         try:
             with router, running_as(node.current_node):
                 result = self._main()
         except Killed:
             raise
-        except BaseException as error:  # noqa: BLE001 (raised by who joins the node)
-            if node.incarnation == life and node.running:
+        except BaseException as error:  # noqa: BLE001 (raised by join)
+            if node.incarnation == incarnation and node.running:
                 node.error, node.running = error, False
         else:
             node.result, node.running = result, False
@@ -334,7 +323,7 @@ class Cluster:
     def _named(self, node_ids: tuple[int, ...]) -> list[ClusterNode]:
         unknown = [node_id for node_id in node_ids if node_id not in self.nodes]
         if unknown:
-            raise SimulationError(f"the cluster has the nodes {list(self.nodes)}, not {unknown}")
+            raise SimulationError(f"the cluster has no nodes {unknown}; it has {list(self.nodes)}")
         return [self.nodes[node_id] for node_id in node_ids or self.nodes]
 
     def _others(self, one: int, others: tuple[int, ...]) -> list[int]:
@@ -361,5 +350,5 @@ def _group(node_id: int) -> str:
 
 
 def _in_memory(address: str) -> str:
-    """Return the address in memory that stands for one of ipc."""
+    """Return the in-memory address that replaces an ipc address."""
     return address.replace("ipc://", "memory://")

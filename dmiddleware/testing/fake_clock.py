@@ -1,4 +1,4 @@
-"""A clock that a test holds in its hand."""
+"""A clock that a test advances by hand."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["FakeClock"]
 
 
 class FakeClock:
-    """A clock that stands still until a test advances it.
+    """A clock that only moves when a test advances it.
 
-    Waits under it end when their predicate holds or when the clock was advanced past their
-    deadline. A wait with a deadline that neither happens to within ``patience_s`` of real time
-    fails, so that a test cannot hang. Threads are those of the machine, and run as they like.
+    A wait ends when its predicate holds or when the clock is advanced past its deadline. A wait
+    with a deadline fails if neither happens within ``patience_s`` of real time, so a test cannot
+    hang. Threads are real threads; their order is not controlled.
 
     Args:
-        start_s: the first reading.
-        epoch_s: what the calendar's time, :meth:`wall`, is ahead of it.
+        start_s: the initial time.
+        epoch_s: offset between :meth:`wall` and :meth:`now`.
         patience_s: real seconds after which a wait fails.
 
     Example:
@@ -40,12 +40,12 @@ class FakeClock:
         self._waiting: list[threading.Condition] = []
 
     def now(self) -> float:
-        """Return the seconds to which the clock was advanced."""
+        """Return the current time of the clock, in seconds."""
         with self._lock:
             return self._now
 
     def wall(self) -> float:
-        """Return the calendar's seconds, which go along."""
+        """Return the fake calendar time, in seconds since the epoch."""
         return self._epoch_s + self.now()
 
     def wait_for(
@@ -54,10 +54,10 @@ class FakeClock:
         predicate: Callable[[], bool],
         timeout_s: float | None,
     ) -> bool:
-        """Wait until the predicate holds or the clock was advanced by so many seconds.
+        """Wait until the predicate holds or the clock was advanced by ``timeout_s``.
 
         Raises:
-            AssertionError: when neither happens within the clock's patience.
+            AssertionError: if neither happens within ``patience_s`` of real time.
         """
         if timeout_s is None:
             return condition.wait_for(predicate)
@@ -71,8 +71,9 @@ class FakeClock:
                 left = give_up - time.monotonic()
                 if left <= 0 or not condition.wait(left):
                     raise AssertionError(
-                        f"a wait of {timeout_s:g} s under a fake clock neither came true nor was "
-                        f"the clock advanced, within {self._patience_s:g} s of real time"
+                        f"a wait of {timeout_s:g} s on a fake clock did not end within "
+                        f"{self._patience_s:g} s of real time: its predicate stayed false and the "
+                        "clock was not advanced far enough"
                     )
             return holds
         finally:
@@ -84,13 +85,13 @@ class FakeClock:
         return SystemClock().spawn(function, name=name)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, and wake whoever waits.
+        """Advance the clock and wake all waiting threads.
 
         Raises:
-            ValueError: for a negative number.
+            ValueError: if ``seconds`` is negative.
         """
         if seconds < 0:
-            raise ValueError(f"time does not go back, got {seconds}")
+            raise ValueError(f"seconds must not be negative, got {seconds}")
         with self._lock:
             self._now += seconds
             waiting = list(self._waiting)
@@ -99,15 +100,15 @@ class FakeClock:
                 condition.notify_all()
 
     def wait_until_waiting(self, count: int = 1) -> None:
-        """Block until so many waits are under way, to advance the clock only then.
+        """Block until ``count`` threads wait on the clock, so that advancing it reaches them all.
 
         Raises:
-            AssertionError: when there are fewer within the clock's patience.
+            AssertionError: if there are fewer after ``patience_s`` of real time.
         """
         with self._lock:
             arrived = self._lock.wait_for(lambda: len(self._waiting) >= count, self._patience_s)
         if not arrived:
             raise AssertionError(
-                f"{len(self._waiting)} waits are under way, not {count}, within "
-                f"{self._patience_s:g} s of real time"
+                f"expected {count} waiting threads within {self._patience_s:g} s of real time, "
+                f"found {len(self._waiting)}"
             )

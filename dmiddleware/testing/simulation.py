@@ -1,59 +1,61 @@
-"""A simulation: threads that run one at a time, in an order that a seed decides."""
+"""Deterministic simulation: threads run one at a time, in an order that a seed determines."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import random
+import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType, TracebackType
 from typing import Final, Self
 
-from dmiddleware.testing.simulated_threads import (
-    Killed,
-    SimulatedThread,
-    SimulationError,
-    Wait,
-    describe,
-    frame_of,
-    released,
-)
-
-__all__ = ["Simulation"]
+__all__ = ["Killed", "SimulatedThread", "Simulation", "SimulationError"]
 
 _MOST_ENDINGS: Final = 1000
 _TOLERATED_S: Final = 0.01
+_INTERNAL_FILES: Final = frozenset({__file__, threading.__file__})
+"""Files whose frames do not show why a thread waits."""
+
+
+class SimulationError(AssertionError):
+    """A simulated program is stuck, or did something that a simulation cannot control."""
+
+
+class Killed(BaseException):
+    """Raised in the waits of a killed thread, to end it."""
 
 
 class Simulation:
-    """Runs threads one at a time, by a clock of its own, in an order that a seed decides.
+    """Runs threads one at a time, on a simulated clock, in an order that a seed determines.
 
-    It is a :class:`~dmiddleware.pipeline.Clock`: whoever waits through it and starts threads
-    through it is simulated. The thread that enters the ``with`` takes part, as the first one. A
-    thread runs until it waits for something that does not hold yet; then one of those that can go
-    on is chosen at random, from the seed: one that was notified and whose predicate holds, or whose
-    deadline is here. When none can, the clock goes forward to the next deadline: no real time
-    passes in waiting, and computing takes no simulated time. So the same program with the same
-    seed does the same things in the same order, each time.
+    It is a :class:`~dmiddleware.pipeline.Clock`: code that waits and starts threads through it is
+    simulated. The thread that enters the ``with`` block is part of the simulation, as its first
+    thread. A thread runs until it waits for a condition that does not hold yet. Then one of the
+    threads that can run is chosen at random, from the seed: one whose deadline has passed, or one
+    that was notified and whose predicate holds. If none can run, the clock advances to the next
+    deadline. Waiting takes no real time, and computing takes no simulated time, so the same program
+    with the same seed does the same things in the same order every time.
 
-    What threads share needs its locks still, and no thread may wait while it holds a lock other
-    than its condition's.
+    Threads still need locks for the data that they share. No thread may wait while it holds a lock
+    other than its condition's.
 
     Args:
-        seed: decides the order.
-        epoch_s: what the calendar's time, :meth:`wall`, is ahead of the clock.
-        patience_s: real seconds that one thread may run without waiting; after that it counts as
-            stuck.
-        find_missed: look, whenever the clock is to go forward, whether a thread waits for what
-            holds already, so that a ``notify`` is missing, or its deadline is too late.
+        seed: determines the order.
+        epoch_s: offset between :meth:`wall` and :meth:`now`.
+        patience_s: real seconds that one thread may run without waiting before it counts as stuck.
+        find_missed: before the clock advances, look for threads whose predicate already holds:
+            either a ``notify`` is missing, or the deadline should be earlier.
 
     Raises:
-        SimulationError: in the first thread: when all threads wait without a deadline, with where
-            each of them waits; when a thread is stuck; when one raises; with ``find_missed``, when
-            one should have been notified.
+        SimulationError: in the first thread: if all threads wait without a deadline (the message
+            lists where), if a thread is stuck or raises, or, with ``find_missed``, if a thread
+            should have been notified.
 
     Example:
         >>> condition = threading.Condition()
@@ -81,8 +83,8 @@ class Simulation:
         self._first: SimulatedThread | None = None
         self._running: SimulatedThread | None = None
         self._version = 0
-        self._lines = itertools.count()
-        self._heard: weakref.WeakSet[threading.Condition] = weakref.WeakSet()
+        self._queue_positions = itertools.count()
+        self._observed: weakref.WeakSet[threading.Condition] = weakref.WeakSet()
         self._n_switches = 0
         self._history = hashlib.sha256()
         self._frozen: set[str] = set()
@@ -91,7 +93,7 @@ class Simulation:
 
     def __enter__(self) -> Self:
         if self._first is not None:
-            raise SimulationError("a simulation is entered once; make a new one")
+            raise SimulationError("a simulation can be entered only once; make a new one")
         self._first = self._running = SimulatedThread(self, "the first thread", "", None)
         self._threads.append(self._first)
         return self
@@ -102,7 +104,7 @@ class Simulation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End all threads that still run."""
+        """End all threads that are still running."""
         if self._has_broken():
             return
         self._frozen.clear()
@@ -117,20 +119,18 @@ class Simulation:
                 late = late or failure
                 if self._has_broken():
                     break
-        # What made the simulation end matters more than what threads raised on the way out.
+        # An error that ended the simulation matters more than errors while its threads ended.
         if late is not None and error is None:
             raise late
         for thread in others:
             thread.thread.join(self._patience_s)
-
-    # The clock --------------------------------------------------------------------------------
 
     def now(self) -> float:
         """Return the simulated seconds since the start."""
         return self._now
 
     def wall(self) -> float:
-        """Return the calendar's seconds, which go along."""
+        """Return the simulated calendar time, in seconds since the epoch."""
         return self._epoch_s + self._now
 
     def wait_for(
@@ -139,9 +139,9 @@ class Simulation:
         predicate: Callable[[], bool],
         timeout_s: float | None,
     ) -> bool:
-        """Wait until the predicate holds or so many simulated seconds have passed.
+        """Wait until the predicate holds or ``timeout_s`` simulated seconds have passed.
 
-        Meanwhile the others run. The predicate is looked at when the condition was notified, from
+        Other threads run meanwhile. The predicate is evaluated after a notification, on
         any of the threads, with the condition held.
 
         Raises:
@@ -150,46 +150,44 @@ class Simulation:
         self._check_caller()
         if predicate():
             return True
-        self._hear(condition)
-        with released(condition):
+        self._observe(condition)
+        with _released(condition):
             wait = self._wait(condition, predicate, timeout_s)
         return wait.result()
 
     def spawn(
         self, function: Callable[[], None], *, name: str, group: str | None = None
     ) -> SimulatedThread:
-        """Start a thread; it runs when the others wait.
+        """Start a thread, which runs when the others wait.
 
         Args:
-            function: what it runs.
-            name: what messages call it.
-            group: the threads that :meth:`kill` ends together; None: the caller's.
+            function: the function to run.
+            name: its name in messages.
+            group: the group of threads that :meth:`kill` ends together; None: the caller's group.
         """
         caller = self._check_caller()
         thread = SimulatedThread(self, name, caller.group if group is None else group, function)
         self._threads.append(thread)
         return thread
 
-    # For who holds the simulation -------------------------------------------------------------
-
     def run_for(self, seconds: float) -> None:
-        """Let the others run for so many simulated seconds."""
+        """Let the other threads run for a number of simulated seconds."""
         self.wait_until(lambda: False, seconds)
 
     def wait_until(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
-        """Let the others run until something holds, and tell whether it does.
+        """Let the other threads run until the predicate holds, and return whether it does.
 
         Args:
-            predicate: called whenever another thread has run.
-            timeout_s: the most simulated seconds.
+            predicate: evaluated after each run of another thread.
+            timeout_s: the maximum number of simulated seconds.
         """
         self._check_caller()
         return predicate() or self._wait(None, predicate, timeout_s).result()
 
     def kill(self, group: str) -> None:
-        """End the threads of a group, each at the wait that it is in, and wait until all have.
+        """End the threads of a group at their current waits, and wait until all have ended.
 
-        Their ``finally`` blocks run, but can wait for nothing.
+        Their ``finally`` blocks run, but cannot wait.
         """
         caller = self._check_caller()
         if caller.group == group:
@@ -201,43 +199,41 @@ class Simulation:
         self._wait(None, lambda: all(thread.has_ended for thread in killed), None)
 
     def freeze(self, group: str) -> None:
-        """Let the threads of a group stand still, as those of a stopped process do."""
+        """Suspend the threads of a group, like those of a process after SIGSTOP."""
         if self._check_caller().group == group:
             raise SimulationError(f"a thread of {group!r} cannot freeze its own group")
         self._frozen.add(group)
 
     def thaw(self, group: str) -> None:
-        """Let the threads of a group go on; their deadlines have gone on, too."""
+        """Resume the threads of a group; their deadlines kept running."""
         self._check_caller()
         self._frozen.discard(group)
 
     @property
     def history(self) -> str:
-        """A digest of which thread ran when, up to now: equal if two simulations went equally."""
+        """A digest of which thread ran when; equal for two simulations that ran the same way."""
         return self._history.hexdigest()
 
     def describe(self) -> str:
-        """Return a line for each thread: where it waits, and until when."""
-        return "\n".join(f"  {describe(thread)}" for thread in self._threads)
-
-    # Switching --------------------------------------------------------------------------------
+        """Return one line per thread: where it waits, and until when."""
+        return "\n".join(f"  {_describe(thread)}" for thread in self._threads)
 
     def wait_for_end(self, thread: SimulatedThread, timeout_s: float) -> bool:
-        """Wait until a thread has ended, and tell whether it has; with no lock held."""
+        """Wait until a thread has ended, and return whether it has; the caller holds no lock."""
         if self._running is not None and self._running.is_killed:
-            # What it waits for ends as well, and it has nothing to complain about.
+            # The other thread ends as well; a killed thread reports no errors.
             return True
         self._check_caller()
         return self._wait(None, lambda: thread.has_ended, timeout_s).holds
 
     def leave(self, thread: SimulatedThread, error: BaseException | None) -> None:
-        """Take note that a thread has ended, and let the next one run."""
+        """Record that a thread has ended, and run the next one."""
         thread.has_ended = True
         self._threads.remove(thread)
         if error is not None and self._failure is None:
             self._failure = thread, error
         if not self._is_broken:
-            self._hand_over(self._next())
+            self._pass_baton(self._next())
 
     def _has_broken(self) -> bool:
         return self._is_broken
@@ -246,14 +242,16 @@ class Simulation:
         running = self._running
         if running is None or not running.is_current():
             raise SimulationError(
-                f"the thread {threading.current_thread().name!r} goes by the clock of a simulation "
-                "that did not start it; start threads with the clock's spawn(), within the with"
+                f"the thread {threading.current_thread().name!r} uses the clock of a simulation "
+                "that did not start it; start threads with its spawn() inside the with block"
             )
         if running.is_killed:
             running.n_killed += 1
             if running.n_killed > _MOST_ENDINGS:
                 self._is_broken = True
-                raise SimulationError(f"the thread {running.name!r} catches its own end")
+                raise SimulationError(
+                    f"the thread {running.name!r} was killed but keeps running; let Killed pass"
+                )
             raise Killed
         return running
 
@@ -262,15 +260,15 @@ class Simulation:
         condition: threading.Condition | None,
         predicate: Callable[[], bool],
         timeout_s: float | None,
-    ) -> Wait:
-        """Let others run until the predicate holds or the time is up."""
+    ) -> _Wait:
+        """Let other threads run until the predicate holds or the time is up."""
         me = self._running
         assert me is not None
         deadline = None if timeout_s is None else self._now + timeout_s
-        wait = me.wait = Wait(condition, predicate, deadline, next(self._lines))
+        wait = me.wait = _Wait(condition, predicate, deadline, next(self._queue_positions))
         chosen = self._next()
         if chosen is not me:
-            self._hand_over(chosen)
+            self._pass_baton(chosen)
             self._await_baton(me)
         else:
             self._note_run(me)
@@ -281,7 +279,7 @@ class Simulation:
             raise Killed
         return wait
 
-    def _hand_over(self, thread: SimulatedThread) -> None:
+    def _pass_baton(self, thread: SimulatedThread) -> None:
         self._note_run(thread)
         thread.baton.release()
 
@@ -305,30 +303,30 @@ class Simulation:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             (thread, error), self._failure = self._failure, None
-            if isinstance(error, _Told):
+            if isinstance(error, _Stuck):
                 raise error
             raise SimulationError(f"the thread {thread.name!r} failed: {error!r}") from error
 
-    def _hear(self, condition: threading.Condition) -> None:
-        """Have a condition tell the simulation when it is notified."""
-        if condition in self._heard:
+    def _observe(self, condition: threading.Condition) -> None:
+        """Wrap a condition so that its notifications reach the simulation."""
+        if condition in self._observed:
             return
-        self._heard.add(condition)
+        self._observed.add(condition)
         notify, notify_all = condition.notify, condition.notify_all
 
-        def heard(n: int = 1) -> None:
+        def observed(n: int = 1) -> None:
             notify(n)
             self._notify(condition, n)
 
-        def heard_all() -> None:
+        def observed_all() -> None:
             notify_all()
             self._notify(condition, None)
 
-        condition.notify = heard  # type: ignore[method-assign]
-        condition.notify_all = heard_all  # type: ignore[method-assign]
+        condition.notify = observed  # type: ignore[method-assign]
+        condition.notify_all = observed_all  # type: ignore[method-assign]
 
     def _notify(self, condition: threading.Condition, n: int | None) -> None:
-        """Let those look again who have waited longest; ``n`` of them, or all."""
+        """Wake the ``n`` threads that have waited longest for the condition, or all."""
         waits = [
             wait
             for thread in self._threads
@@ -337,13 +335,13 @@ class Simulation:
             and not wait.notified
         ]
         if n is not None and n < len(waits):
-            waits.sort(key=lambda wait: wait.place_in_line)
+            waits.sort(key=lambda wait: wait.queue_position)
             waits = waits[:n]
         for wait in waits:
             wait.notified = True
 
     def _next(self) -> SimulatedThread:
-        """Choose who runs next; the clock goes forward if no one can."""
+        """Choose the next thread to run; advance the clock if none can."""
         first = self._first
         assert first is not None
         while True:
@@ -359,15 +357,15 @@ class Simulation:
                 if other.wait is not None and other.wait.deadline is not None
             ]
             if missed is not None:
-                self._failure = first, _Told(missed)
+                self._failure = first, _Stuck(missed)
             elif not deadlines:
-                self._failure = first, _Told(self._deadlock())
+                self._failure = first, _Stuck(self._deadlock())
             else:
                 self._now = max(self._now, min(deadlines))
                 self._version += 1
 
     def _find_ready(self) -> SimulatedThread | None:
-        """Return one of the threads that can go on, at random."""
+        """Return one of the threads that can run, at random."""
         left = [thread for thread in self._awake() if self._may_be_ready(thread)]
         while left:
             at = int(self._random.random() * len(left))
@@ -381,23 +379,23 @@ class Simulation:
         wait = thread.wait
         if wait is None or thread.is_killed or wait.notified:
             return True
-        if wait.condition is None and wait.looked_at != self._version:
+        if wait.condition is None and wait.checked_at_version != self._version:
             return True
         return wait.deadline is not None and wait.deadline <= self._now
 
     def _missed(self) -> str | None:
-        """Look for a thread that waits for what holds already."""
+        """Look for a thread whose predicate already holds."""
         for thread in self._awake():
             wait = thread.wait
             if wait is None or wait.condition is None:
                 continue
             if wait.deadline is not None and wait.deadline - self._now < _TOLERATED_S:
                 continue
-            if self._look(thread, wait):
+            if self._evaluate(thread, wait):
                 return (
-                    f"after {self._now:g} simulated seconds a thread waits for what holds already; "
-                    "its condition should have been notified, or its deadline be earlier:\n"
-                    f"  {describe(thread)}"
+                    f"after {self._now:g} simulated seconds a thread waits although its predicate "
+                    "already holds; notify its condition, or give it an earlier deadline:\n"
+                    f"  {_describe(thread)}"
                 )
         return None
 
@@ -410,48 +408,155 @@ class Simulation:
         wait = thread.wait
         if wait is None or thread.is_killed:
             return True
-        wait.looked_at = self._version
+        wait.checked_at_version = self._version
         wait.notified = False
-        wait.place_in_line = next(self._lines)
+        wait.queue_position = next(self._queue_positions)
         try:
-            wait.holds = self._look(thread, wait)
+            wait.holds = self._evaluate(thread, wait)
         except BaseException as error:  # noqa: BLE001 (raised by the thread that waits)
             wait.error = error
             return True
         return wait.holds or (wait.deadline is not None and wait.deadline <= self._now)
 
-    def _look(self, thread: SimulatedThread, wait: Wait) -> bool:
+    def _evaluate(self, thread: SimulatedThread, wait: _Wait) -> bool:
         if wait.condition is None:
             return wait.predicate()
         if not wait.condition.acquire(blocking=False):
             raise SimulationError(
-                f"the lock of the condition that {thread.name!r} waits for is held by a thread "
-                f"that waits for something else; release it before waiting:\n{self.describe()}"
+                f"a thread that waits for something else holds the lock of the condition that "
+                f"{thread.name!r} waits for; release it before waiting:\n{self.describe()}"
             )
         try:
             return wait.predicate()
         finally:
             wait.condition.release()
 
-    # Words ------------------------------------------------------------------------------------
-
     def _deadlock(self) -> str:
         return (
-            f"after {self._now:g} simulated seconds every thread waits, and none of them has a "
+            f"deadlock: after {self._now:g} simulated seconds every thread waits, and none has a "
             f"deadline:\n{self.describe()}"
         )
 
     def _stuck(self) -> str:
         running = self._running
         assert running is not None
-        frame = frame_of(running)
+        frame = _frame_of(running)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else "  (no stack)\n"
         return (
             f"the thread {running.name!r} has run for {self._patience_s:g} real seconds without "
-            "waiting through the simulation; it computes for too long, waits for a lock that a "
-            f"waiting thread holds, or waits by other means:\n{stack}"
+            "waiting through the simulation's clock; it computes for too long, waits for a lock "
+            f"that a waiting thread holds, or waits by other means:\n{stack}"
         )
 
 
-class _Told(SimulationError):
-    """What is told as it is, since no thread has raised it."""
+@dataclass(slots=True)
+class _Wait:
+    """The condition, predicate and deadline of one waiting thread."""
+
+    condition: threading.Condition | None
+    predicate: Callable[[], bool]
+    deadline: float | None
+    queue_position: int
+    notified: bool = False
+    checked_at_version: int = -1
+    holds: bool = False
+    error: BaseException | None = None
+
+    def result(self) -> bool:
+        """Return the predicate's last result, or raise its error."""
+        if self.error is not None:
+            raise self.error
+        return self.holds
+
+
+class SimulatedThread:
+    """A thread of a simulation, which runs only while it holds the baton."""
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        name: str,
+        group: str,
+        function: Callable[[], None] | None,
+    ) -> None:
+        self.name = name
+        self.group = group
+        self.baton = threading.Semaphore(0)
+        self.wait: _Wait | None = None
+        self.has_ended = False
+        self.is_killed = False
+        self.n_killed = 0
+        self._simulation = simulation
+        if function is None:
+            self.thread = threading.current_thread()
+        else:
+            self.thread = threading.Thread(
+                target=self._run, args=(function,), name=name, daemon=True
+            )
+            self.thread.start()
+
+    def is_current(self) -> bool:
+        """Return whether the caller runs on this thread."""
+        return threading.current_thread() is self.thread
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until it has ended, and return whether it has."""
+        return self._simulation.wait_for_end(self, timeout_s)
+
+    def _run(self, function: Callable[[], None]) -> None:
+        self.baton.acquire()
+        error: BaseException | None = None
+        try:
+            if not self.is_killed:
+                function()
+        except Killed:
+            pass
+        except BaseException as raised:  # noqa: BLE001 (raised in the first thread)
+            # Errors of a killed thread do not matter.
+            error = None if self.is_killed else raised
+        self._simulation.leave(self, error)
+
+
+@contextlib.contextmanager
+def _released(condition: threading.Condition) -> Iterator[None]:
+    """Release a condition as often as it is held, and acquire it as often again."""
+    depth = 0
+    with contextlib.suppress(RuntimeError):
+        while True:
+            condition.release()
+            depth += 1
+    if depth == 0:
+        raise RuntimeError("cannot wait for a condition whose lock is not held")
+    try:
+        yield
+    finally:
+        for _ in range(depth):
+            condition.acquire()
+
+
+class _Stuck(SimulationError):
+    """Found by the simulation itself, so it is raised as it is."""
+
+
+def _describe(thread: SimulatedThread) -> str:
+    """Describe on one line where a thread waits, and until when."""
+    wait = thread.wait
+    group = f" of {thread.group}" if thread.group else ""
+    if wait is None:
+        return f"{thread.name}{group}: can run"
+    until = "without a deadline" if wait.deadline is None else f"until {wait.deadline:g} s"
+    return f"{thread.name}{group}: waits {until} at {_place(thread)}"
+
+
+def _place(thread: SimulatedThread) -> str:
+    frame = _frame_of(thread)
+    while frame is not None and frame.f_code.co_filename in _INTERNAL_FILES:
+        frame = frame.f_back
+    if frame is None:
+        return "an unknown line"
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_qualname}"
+
+
+def _frame_of(thread: SimulatedThread) -> FrameType | None:
+    """Return the frame that a thread executes, or None if it has ended."""
+    return sys._current_frames().get(thread.thread.ident or 0)

@@ -1,4 +1,4 @@
-"""A tape: what happened, in order, for tests to compare."""
+"""A tape: a record of events in order, for tests to compare."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Tape"]
 
 
 class Tape:
-    """Records what happened, in order; from any thread.
+    """Records marks in order, from any thread.
 
     Example:
         >>> tape = Tape()
@@ -25,7 +25,7 @@ class Tape:
         self._changed = threading.Condition()
 
     def __call__(self, *marks: Any) -> None:
-        """Record a mark: what was given, or a tuple if there is more than one."""
+        """Record a mark: the argument, or a tuple of several arguments."""
         with self._changed:
             self._marks.append(marks[0] if len(marks) == 1 else marks)
             self._changed.notify_all()
@@ -49,15 +49,15 @@ class Tape:
         return f"Tape({list(self)!r})"
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all marks."""
         with self._changed:
             self._marks.clear()
 
     def wait_for(self, count: int, *, timeout_s: float = 30.0) -> None:
-        """Block until there are so many marks.
+        """Block until there are ``count`` marks.
 
         Raises:
-            AssertionError: when there are fewer after so many (real) seconds.
+            AssertionError: if there are fewer after ``timeout_s`` of real time.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._marks) >= count, timeout_s):
@@ -73,9 +73,9 @@ class Tape:
         return record
 
     def generator(self, name: str) -> Callable[[Any], Generator[None, None, None]]:
-        """Return a middleware that records its name, on the way back as ``"/name"``.
+        """Return a middleware that records its name, and ``"/name"`` on the way back.
 
-        When an error passes through, it records ``"!name"``.
+        If an error passes through, it records ``"!name"`` instead.
         """
 
         def record(ctx: Any) -> Generator[None, None, None]:

@@ -69,7 +69,7 @@ def test_the_status_of_all_nodes_is_printed_every_ten_seconds(time: Time) -> Non
     first, second = out.getvalue().splitlines()
     assert first == (
         "[ditask] node 0 (learner): running, step 3, 100 env steps (0/s), 50 updates (0/s), "
-        "blocked 1.5 s, 2 peers"
+        "blocked 1.5 s, peers: 2"
     )
     assert "200 env steps (10/s), 80 updates (3/s)" in second
 

@@ -1,4 +1,4 @@
-"""A program that sends numbers to all its peers, and ledgers of what was sent and taken."""
+"""A program in which all nodes send numbers to each other, and a record of what arrived."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ NUMBER = Event("number", timeout_s=600.0)
 
 
 class NumberExchange:
-    """What each node has sent, and what each has taken from whom, in order."""
+    """Numbers that nodes sent and received, in order.
+
+    Each node sends ``1000 * start + n``, where ``start`` counts the starts of the node.
+    """
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, int]] = []
         self.taken: dict[int, list[tuple[int, int]]] = {}
-        self.lives: dict[int, int] = {}
-        self.news = Tape()
+        self.starts: dict[int, int] = {}
+        self.membership = Tape()
 
     def program(self) -> None:
-        """Send numbers to all; take those of the others until the task is stopped."""
+        """Send numbers to all nodes, and receive theirs until the task is stopped."""
         with Task(Context()) as task:
             assert task.router is not None
             me = task.router.node_id
-            life = self.lives[me] = self.lives.get(me, 0) + 1
+            start = self.starts[me] = self.starts.get(me, 0) + 1
             taken = self.taken.setdefault(me, [])
             task.on(NUMBER, lambda source, number: taken.append((source, number)))
             for name in ("node.joined", "node.left", "node.rejoined"):
@@ -39,7 +42,7 @@ class NumberExchange:
                 with changed:
                     task.clock.wait_for(changed, lambda: task.finish, 0.01 if is_sending else 1.0)
                 if is_sending:
-                    number = 1000 * life + ctx.total_step
+                    number = 1000 * start + ctx.total_step
                     task.emit(NUMBER, me, number, only_remote=True)
                     self.sent.append((me, number))
 
@@ -47,17 +50,19 @@ class NumberExchange:
 
     def _note(self, me: int, name: str, task: Task[Any]) -> Callable[..., None]:
         def note(node_id: int, **details: Any) -> None:
-            self.news(me, name, node_id, round(task.clock.now(), 3))
+            self.membership(me, name, node_id, round(task.clock.now(), 3))
 
         return note
 
     def all_taken(self, n_nodes: int) -> bool:
         return sum(map(len, self.taken.values())) >= (n_nodes - 1) * N_EVENTS * n_nodes
 
-    def check(self, n_nodes: int, *, life: int = 1) -> None:
-        """Find each number at each node once, in order."""
-        wanted = [1000 * life + number for number in range(N_EVENTS)]
+    def check(self, n_nodes: int, *, start: int = 1) -> None:
+        """Check that each number arrived at each node once, in order."""
+        wanted = [1000 * start + number for number in range(N_EVENTS)]
         for me in range(n_nodes):
             for source in range(n_nodes):
                 if source != me:
-                    assert [number for who, number in self.taken[me] if who == source] == wanted
+                    assert [
+                        number for sender, number in self.taken[me] if sender == source
+                    ] == wanted

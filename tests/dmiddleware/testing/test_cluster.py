@@ -1,4 +1,4 @@
-"""The cluster: several nodes in simulated time, and what can befall them."""
+"""Simulated clusters: delivery between nodes under delays, cuts, freezes and kills."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_messages_overtake_each_other() -> None:
     assert {(one.source, one.target) for one in data} == {(0, 1), (1, 0)}
 
 
-def test_one_seed_gives_one_run_and_another_seed_another() -> None:
+def test_the_same_seed_repeats_a_run_and_another_seed_does_not() -> None:
     runs = []
     for seed in (1, 1, 2):
         exchange = NumberExchange()
@@ -45,24 +45,24 @@ def test_one_seed_gives_one_run_and_another_seed_another() -> None:
             cluster.kill(2)
             cluster.start(2)
             cluster.run_for(1.0)
-        runs.append((list(cluster.tape), exchange.taken, list(exchange.news)))
+        runs.append((list(cluster.tape), exchange.taken, list(exchange.membership)))
     assert runs[0] == runs[1]
     assert runs[0][0] != runs[2][0]
     assert len(runs[0][0]) > 100
 
 
-def test_a_link_that_is_cut_for_a_while_loses_and_doubles_nothing() -> None:
+def test_a_link_that_is_cut_for_a_while_loses_and_duplicates_nothing() -> None:
     exchange = NumberExchange()
     with Cluster(exchange.program, n=3, seed=5, find_missed=True) as cluster:
         cluster.start()
         cluster.run_for(0.5)
         cluster.cut(0, 1)
         cluster.run_for(40.0)
-        assert {mark[:3] for mark in exchange.news if mark[1] == "node.left"} == {
+        assert {mark[:3] for mark in exchange.membership if mark[1] == "node.left"} == {
             (0, "node.left", 1),
             (1, "node.left", 0),
         }
-        assert max(mark[3] for mark in exchange.news) <= 0.5 + 4.0
+        assert max(mark[3] for mark in exchange.membership) <= 0.5 + 4.0
         taken = sum(map(len, exchange.taken.values()))
         cluster.heal(0, 1)
         assert cluster.wait_until(lambda: exchange.all_taken(3), 5.0)
@@ -71,7 +71,7 @@ def test_a_link_that_is_cut_for_a_while_loses_and_doubles_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_connections_that_keep_breaking_lose_and_double_nothing(seed: int) -> None:
+def test_connections_that_keep_breaking_lose_and_duplicate_nothing(seed: int) -> None:
     exchange = NumberExchange()
     with Cluster(
         exchange.program, n=3, seed=seed, delay_s=(0.0, 0.05), find_missed=True
@@ -84,7 +84,7 @@ def test_connections_that_keep_breaking_lose_and_double_nothing(seed: int) -> No
         exchange.check(3)
 
 
-def test_a_frozen_node_is_noticed_and_misses_nothing_when_it_goes_on() -> None:
+def test_a_frozen_node_is_noticed_and_misses_nothing_after_it_resumes() -> None:
     exchange = NumberExchange()
     with Cluster(exchange.program, n=3, seed=2, find_missed=True) as cluster:
         cluster.start()
@@ -93,7 +93,7 @@ def test_a_frozen_node_is_noticed_and_misses_nothing_when_it_goes_on() -> None:
         taken = len(exchange.taken[1])
         cluster.run_for(10.0)
         assert len(exchange.taken[1]) == taken
-        assert {mark[:3] for mark in exchange.news if mark[1] == "node.left"} == {
+        assert {mark[:3] for mark in exchange.membership if mark[1] == "node.left"} == {
             (0, "node.left", 1),
             (2, "node.left", 1),
         }
@@ -102,7 +102,7 @@ def test_a_frozen_node_is_noticed_and_misses_nothing_when_it_goes_on() -> None:
         exchange.check(3)
 
 
-def test_a_killed_node_is_noticed_at_once_and_comes_back_as_a_new_one() -> None:
+def test_a_killed_node_is_noticed_at_once_and_returns_as_a_new_one() -> None:
     exchange = NumberExchange()
     with Cluster(exchange.program, n=2, seed=3, find_missed=True) as cluster:
         cluster.start()
@@ -110,21 +110,21 @@ def test_a_killed_node_is_noticed_at_once_and_comes_back_as_a_new_one() -> None:
         cluster.kill(1)
         assert not cluster.nodes[1].running
         cluster.run_for(1.0)
-        assert [mark[:3] for mark in exchange.news if mark[1] == "node.left"] == [
+        assert [mark[:3] for mark in exchange.membership if mark[1] == "node.left"] == [
             (0, "node.left", 1)
         ]
         cluster.start(1)
         assert cluster.nodes[1].incarnation == 2
         assert cluster.wait_until(lambda: (1, 2000 + N_EVENTS - 1) in exchange.taken[0], 10.0)
     of_first, of_second = (
-        [number for _, number in exchange.taken[0] if number // 1000 == life] for life in (1, 2)
+        [number for _, number in exchange.taken[0] if number // 1000 == start] for start in (1, 2)
     )
     assert of_first == list(range(1000, 1000 + len(of_first)))
     assert 0 < len(of_first) < N_EVENTS
     assert of_second == list(range(2000, 2000 + N_EVENTS))
 
 
-def test_a_program_that_returns_gives_its_result() -> None:
+def test_a_run_returns_the_results_of_all_nodes() -> None:
     def program() -> tuple[int, tuple[str, ...]]:
         node = current_node()
         assert node is not None
@@ -139,7 +139,7 @@ def test_a_program_that_returns_gives_its_result() -> None:
         }
 
 
-def test_what_a_program_raises_names_its_node() -> None:
+def test_an_error_of_a_program_names_its_node() -> None:
     def program() -> None:
         node = current_node()
         if node is not None and node.roles == ("evaluator",):
@@ -156,7 +156,7 @@ def test_what_a_program_raises_names_its_node() -> None:
     assert isinstance(cluster.nodes[1].error, ValueError)
 
 
-def test_a_run_that_does_not_end_tells_where_each_node_waits() -> None:
+def test_a_run_that_does_not_end_reports_where_each_node_waits() -> None:
     def program() -> None:
         with Task(Context()) as task:
             task.wait_for("never", timeout_s=1e6)
@@ -164,7 +164,7 @@ def test_a_run_that_does_not_end_tells_where_each_node_waits() -> None:
     with (
         pytest.raises(
             SimulationError,
-            match=r"after 50 simulated seconds node 0 .*, node 1 .* had not ended:\n(.*\n)*"
+            match=r"after 50 simulated seconds: node 0 .*, node 1 .*\n(.*\n)*"
             r".*main of 0: waits until \S+ s at .*event_bus\.py",
         ),
         Cluster(program, n=2) as cluster,
@@ -172,13 +172,13 @@ def test_a_run_that_does_not_end_tells_where_each_node_waits() -> None:
         cluster.run(timeout_s=50.0)
 
 
-def test_a_wait_for_what_does_not_come_ends_at_its_simulated_deadline() -> None:
+def test_a_wait_without_its_event_ends_at_its_simulated_deadline() -> None:
     def program() -> float:
         with Task(Context()) as task:
-            began = task.clock.now()
+            started_at = task.clock.now()
             with pytest.raises(WaitTimeout):
                 task.wait_for("never", timeout_s=3600.0)
-            return task.clock.now() - began
+            return task.clock.now() - started_at
 
     with Cluster(program, n=1) as cluster:
         assert cluster.run() == {0: 3600.0}
@@ -200,16 +200,16 @@ def test_an_emitter_whose_peer_is_cut_off_waits_until_its_deadline() -> None:
         assert isinstance(cluster.nodes[0].error, DeliveryTimeout)
 
 
-def test_starting_a_node_that_runs_is_refused() -> None:
+def test_starting_a_running_node_is_refused() -> None:
     def program() -> None:
         with Task(Context()) as task:
             task.wait_for("never", timeout_s=1e6)
 
     with Cluster(program, n=2) as cluster:
         cluster.start()
-        with pytest.raises(SimulationError, match=r"node 1 \(all roles\) runs already"):
+        with pytest.raises(SimulationError, match=r"node 1 \(all roles\) is already running"):
             cluster.start(1)
-        with pytest.raises(SimulationError, match=r"has the nodes \[0, 1\], not \[2\]"):
+        with pytest.raises(SimulationError, match=r"no nodes \[2\]; it has \[0, 1\]"):
             cluster.kill(2)
 
 
@@ -223,7 +223,7 @@ def test_leaving_the_cluster_leaves_no_thread_behind() -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_a_task_goes_by_the_clock_of_its_node() -> None:
+def test_a_task_uses_the_clock_of_its_node() -> None:
     def program() -> tuple[bool, bool]:
         with Task(Context()) as task, Task(Context(), clock=SystemClock()) as other:
             return task.clock is cluster.simulation, isinstance(other.clock, SystemClock)
@@ -232,7 +232,7 @@ def test_a_task_goes_by_the_clock_of_its_node() -> None:
         assert cluster.run() == {0: (True, True)}
 
 
-def test_a_dialer_that_was_full_gets_more_when_it_said_and_not_later() -> None:
+def test_a_dialer_whose_inbox_was_full_gets_more_as_soon_as_it_has_room() -> None:
     taken: list[int] = []
 
     def program() -> None:
@@ -285,7 +285,7 @@ def test_a_task_that_is_stopped_before_its_peers_are_ready_does_not_wait_for_the
     assert steps == []
 
 
-def test_nobody_waits_on_for_a_peer_that_said_goodbye() -> None:
+def test_no_node_waits_for_a_peer_that_said_goodbye() -> None:
     def program() -> None:
         changed = threading.Condition()
         with Task(Context()) as task, changed:

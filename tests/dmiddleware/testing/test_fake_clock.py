@@ -1,4 +1,4 @@
-"""The fake clock: it stands still until it is advanced."""
+"""The fake clock moves only when it is advanced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from dmiddleware.testing import FakeClock, Tape
 
 
-def test_it_stands_still_until_it_is_advanced():
+def test_it_moves_only_when_it_is_advanced():
     clock = FakeClock(start_s=5.0)
     assert clock.now() == clock.wall() == 5.0
     clock.advance(2.5)
@@ -17,8 +17,8 @@ def test_it_stands_still_until_it_is_advanced():
     assert FakeClock(start_s=1.0, epoch_s=10.0).wall() == 11.0
 
 
-def test_time_does_not_go_back():
-    with pytest.raises(ValueError, match="time does not go back"):
+def test_it_refuses_to_go_back():
+    with pytest.raises(ValueError, match="negative"):
         FakeClock().advance(-1.0)
 
 
@@ -32,7 +32,7 @@ def wait_in_thread(clock, condition, predicate, timeout_s, results):
     return thread
 
 
-def test_a_wait_ends_when_the_clock_passes_its_deadline_and_not_before():
+def test_a_wait_ends_at_its_deadline_and_not_before():
     clock, condition, results = FakeClock(), threading.Condition(), Tape()
     thread = wait_in_thread(clock, condition, lambda: False, 10.0, results)
     clock.wait_until_waiting()
@@ -54,16 +54,16 @@ def test_a_wait_ends_when_its_predicate_holds():
     assert results == [True]
 
 
-def test_a_predicate_that_holds_already_needs_no_wait_and_is_asked_once():
-    clock, condition, asked = FakeClock(), threading.Condition(), Tape()
+def test_a_predicate_that_already_holds_is_evaluated_once():
+    clock, condition, evaluated = FakeClock(), threading.Condition(), Tape()
     with condition:
-        assert clock.wait_for(condition, lambda: not asked(1), 10.0)
-    assert asked == [1]
+        assert clock.wait_for(condition, lambda: not evaluated(1), 10.0)
+    assert evaluated == [1]
 
 
-def test_a_wait_that_nothing_ends_fails_instead_of_hanging():
+def test_a_wait_that_never_ends_fails_instead_of_hanging():
     clock, condition = FakeClock(patience_s=0.01), threading.Condition()
-    with condition, pytest.raises(AssertionError, match="neither came true nor"):
+    with condition, pytest.raises(AssertionError, match="not advanced far enough"):
         clock.wait_for(condition, lambda: False, 10.0)
-    with pytest.raises(AssertionError, match="0 waits are under way, not 1"):
+    with pytest.raises(AssertionError, match="expected 1 waiting threads"):
         clock.wait_until_waiting()

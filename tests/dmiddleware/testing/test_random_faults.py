@@ -1,7 +1,7 @@
-"""Faults at random, from seeds: whatever comes in whatever order, nothing is lost or doubled.
+"""Random faults in a random order, from seeds: nothing may be lost or duplicated.
 
-Seeds 2 and 55 of the second test find a dialer that takes a handshake which lasted too long for a
-wrong key, and gives up for good.
+Seeds 2 and 55 of the second test once found a dialer that mistook a slow handshake for a wrong key,
+and gave up for good.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SEEDS = [
 ]
 
 
-def hold_up(cluster: Cluster, chance: random.Random) -> None:
-    """Do something to nodes and links that they get over."""
+def disturb(cluster: Cluster, chance: random.Random) -> None:
+    """Disturb nodes and links in a way that loses nothing."""
     one, other = chance.sample(range(3), 2)
     pause_s = chance.choice([*PAUSES_S, 15.0])
     match chance.choice(["disconnect", "cut", "isolate", "freeze"]):
@@ -45,7 +45,7 @@ def hold_up(cluster: Cluster, chance: random.Random) -> None:
 
 
 def kill(cluster: Cluster, chance: random.Random) -> None:
-    """Kill a node, in one of many situations, and start it again."""
+    """Kill a node in a random situation, and restart it."""
     victim, pause_s = chance.choice([1, 2]), chance.choice(PAUSES_S)
     match chance.choice(["kill", "kill cut off", "kill frozen"]):
         case "kill":
@@ -67,7 +67,7 @@ def kill(cluster: Cluster, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_nodes_get_over_loses_and_doubles_nothing(seed: int) -> None:
+def test_faults_without_a_killed_node_lose_and_duplicate_nothing(seed: int) -> None:
     exchange, chance = NumberExchange(), random.Random(seed)
     with Cluster(
         exchange.program,
@@ -80,13 +80,13 @@ def test_what_nodes_get_over_loses_and_doubles_nothing(seed: int) -> None:
         cluster.start()
         for _ in range(N_FAULTS):
             cluster.run_for(chance.uniform(0.0, 0.3))
-            hold_up(cluster, chance)
+            disturb(cluster, chance)
         assert cluster.wait_until(lambda: exchange.all_taken(3), 60.0)
         exchange.check(3)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_killed_nodes_sent_arrives_from_its_beginning_without_a_gap(seed: int) -> None:
+def test_the_events_of_a_killed_node_arrive_from_the_first_on_without_a_gap(seed: int) -> None:
     exchange, chance = NumberExchange(), random.Random(seed)
     with Cluster(
         exchange.program, n=3, seed=seed, delay_s=(0.0, 0.05), find_missed=True
@@ -94,11 +94,11 @@ def test_what_killed_nodes_sent_arrives_from_its_beginning_without_a_gap(seed: i
         cluster.start()
         for _ in range(N_FAULTS):
             cluster.run_for(chance.uniform(0.0, 0.4))
-            chance.choice([hold_up, kill, kill])(cluster, chance)
+            chance.choice([disturb, kill, kill])(cluster, chance)
         last = {(node, 1000 * cluster.nodes[node].incarnation + N_EVENTS - 1) for node in (1, 2)}
         assert cluster.wait_until(lambda: last <= set(exchange.taken[0]), 60.0)
     for node in (1, 2):
-        for life in range(1, exchange.lives[node] + 1):
-            taken = [n for who, n in exchange.taken[0] if who == node and n // 1000 == life]
-            assert taken == list(range(1000 * life, 1000 * life + len(taken)))
+        for start in range(1, exchange.starts[node] + 1):
+            taken = [n for source, n in exchange.taken[0] if source == node and n // 1000 == start]
+            assert taken == list(range(1000 * start, 1000 * start + len(taken)))
         assert len(taken) == N_EVENTS

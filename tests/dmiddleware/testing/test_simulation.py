@@ -1,4 +1,4 @@
-"""The simulation: one thread at a time, in the seed's order, by a clock of its own."""
+"""The simulation runs one thread at a time, in the seed's order, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dmiddleware.testing import Simulation, SimulationError, Tape
 
 
 def take_turns(simulation: Simulation, *, n_threads: int = 4, n_turns: int = 5) -> Tape:
-    """Let threads wait for each other's marks; return these in order."""
+    """Let threads wait for each other's marks; return the marks in order."""
     tape, condition = Tape(), threading.Condition()
 
     def work(number: int) -> None:
@@ -31,11 +31,11 @@ def take_turns(simulation: Simulation, *, n_threads: int = 4, n_turns: int = 5) 
 
 @pytest.fixture
 def simulation() -> Iterator[Simulation]:
-    with Simulation() as made:
-        yield made
+    with Simulation() as simulation:
+        yield simulation
 
 
-def test_one_seed_gives_one_order_and_another_seed_another() -> None:
+def test_the_same_seed_repeats_the_order_and_another_seed_does_not() -> None:
     runs = []
     for seed in (1, 1, 2):
         with Simulation(seed=seed) as simulation:
@@ -48,15 +48,15 @@ def test_one_seed_gives_one_order_and_another_seed_another() -> None:
 
 def test_waiting_takes_no_real_time_and_computing_no_simulated(simulation: Simulation) -> None:
     condition = threading.Condition()
-    began = simulation.wall()
+    started_at = simulation.wall()
     with condition:
         assert not simulation.wait_for(condition, lambda: False, 3600.0)
     sum(range(10_000))
     assert simulation.now() == 3600.0
-    assert simulation.wall() - began == 3600.0
+    assert simulation.wall() - started_at == 3600.0
 
 
-def test_the_clock_goes_to_the_earliest_deadline_first(simulation: Simulation) -> None:
+def test_the_clock_advances_to_the_earliest_deadline_first(simulation: Simulation) -> None:
     tape = Tape()
 
     def sleep(seconds: float) -> None:
@@ -84,7 +84,7 @@ def test_a_wait_without_a_deadline_ends_when_another_thread_makes_it_true(
         assert simulation.wait_for(condition, lambda: bool(there), None)
 
 
-def test_who_is_not_notified_waits_until_its_deadline_as_real_threads_do(
+def test_a_thread_that_is_not_notified_waits_until_its_deadline(
     simulation: Simulation,
 ) -> None:
     condition, there = threading.Condition(), []
@@ -94,7 +94,7 @@ def test_who_is_not_notified_waits_until_its_deadline_as_real_threads_do(
     assert simulation.now() == 5.0
 
 
-def test_a_missing_notify_is_found_with_the_place_of_who_waits() -> None:
+def test_a_missing_notify_is_found_with_the_line_that_waits() -> None:
     condition, there = threading.Condition(), []
 
     def wait() -> None:
@@ -102,9 +102,7 @@ def test_a_missing_notify_is_found_with_the_place_of_who_waits() -> None:
             simulation.wait_for(condition, lambda: bool(there), 5.0)
 
     with (
-        pytest.raises(
-            SimulationError, match=r"waits for what holds already(.|\n)*taker.*in .*wait"
-        ),
+        pytest.raises(SimulationError, match=r"its predicate already holds(.|\n)*taker.*in .*wait"),
         Simulation(find_missed=True) as simulation,
     ):
         simulation.spawn(wait, name="taker")
@@ -113,7 +111,7 @@ def test_a_missing_notify_is_found_with_the_place_of_who_waits() -> None:
         simulation.run_for(1.0)
 
 
-def test_a_notify_wakes_who_has_waited_longest(simulation: Simulation) -> None:
+def test_notify_wakes_the_thread_that_has_waited_longest(simulation: Simulation) -> None:
     condition, tickets, tape = threading.Condition(), [], Tape()
 
     def wait(number: int) -> None:
@@ -133,7 +131,7 @@ def test_a_notify_wakes_who_has_waited_longest(simulation: Simulation) -> None:
     assert tape == [0, 1, 2]
 
 
-def test_when_all_wait_for_ever_each_is_named_with_its_place() -> None:
+def test_a_deadlock_lists_where_each_thread_waits() -> None:
     condition = threading.Condition()
 
     def wait_for_the_other() -> None:
@@ -141,7 +139,7 @@ def test_when_all_wait_for_ever_each_is_named_with_its_place() -> None:
             simulation.wait_for(condition, lambda: False, None)
 
     with (
-        pytest.raises(SimulationError, match="none of them has a deadline") as raised,
+        pytest.raises(SimulationError, match="none has a deadline") as raised,
         Simulation() as simulation,
     ):
         simulation.spawn(wait_for_the_other, name="left", group="a node")
@@ -158,7 +156,7 @@ def test_when_all_wait_for_ever_each_is_named_with_its_place() -> None:
     assert "wait_for_the_other" in lines[2]
 
 
-def test_what_a_thread_raises_is_raised_in_the_first(simulation: Simulation) -> None:
+def test_an_error_of_a_thread_is_raised_in_the_first_one(simulation: Simulation) -> None:
     def fail() -> None:
         raise ValueError("no such thing")
 
@@ -168,7 +166,7 @@ def test_what_a_thread_raises_is_raised_in_the_first(simulation: Simulation) -> 
     assert isinstance(raised.value.__cause__, ValueError)
 
 
-def test_killing_a_group_ends_its_threads_where_they_wait_and_no_others(
+def test_killing_a_group_ends_its_threads_at_their_waits_and_no_others(
     simulation: Simulation,
 ) -> None:
     tape = Tape()
@@ -176,7 +174,7 @@ def test_killing_a_group_ends_its_threads_where_they_wait_and_no_others(
     def work(name: str) -> None:
         try:
             simulation.wait_until(lambda: False, 5.0)
-            tape("went on", name)
+            tape("resumed", name)
         finally:
             tape("ended", name, simulation.now())
             simulation.wait_until(lambda: False, 1.0)
@@ -189,27 +187,29 @@ def test_killing_a_group_ends_its_threads_where_they_wait_and_no_others(
     simulation.run_for(9.0)
     assert tape == [
         ("ended", "one", 1.0),
-        ("went on", "other"),
+        ("resumed", "other"),
         ("ended", "other", 5.0),
         ("cleaned up", "other"),
     ]
 
 
-def test_a_killed_groups_name_can_be_used_again(simulation: Simulation) -> None:
+def test_the_name_of_a_killed_group_can_be_used_again(simulation: Simulation) -> None:
     done = Tape()
-    simulation.spawn(lambda: simulation.run_for(5.0), name="first life", group="a")
+    simulation.spawn(lambda: simulation.run_for(5.0), name="first start", group="a")
     simulation.run_for(1.0)
     simulation.kill("a")
-    assert simulation.spawn(lambda: done("second"), name="second life", group="a").join(1.0)
+    assert simulation.spawn(lambda: done("second"), name="second start", group="a").join(1.0)
     assert done == ["second"]
 
 
-def test_threads_belong_to_the_group_of_who_started_them(simulation: Simulation) -> None:
+def test_a_thread_belongs_to_the_group_of_its_parent(
+    simulation: Simulation,
+) -> None:
     tape = Tape()
 
     def child() -> None:
         simulation.run_for(5.0)
-        tape("went on")
+        tape("resumed")
 
     def parent() -> None:
         simulation.spawn(child, name="child")
@@ -231,7 +231,7 @@ def test_leaving_ends_every_thread() -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_a_join_waits_as_long_as_it_is_told(simulation: Simulation) -> None:
+def test_a_join_waits_up_to_its_timeout(simulation: Simulation) -> None:
     thread = simulation.spawn(lambda: simulation.run_for(5.0), name="sleeper")
     assert not thread.join(2.0)
     assert simulation.now() == 2.0
@@ -249,7 +249,7 @@ def test_a_condition_that_is_held_twice_is_held_twice_after_the_wait(
         condition.release()
 
 
-def test_what_a_predicate_raises_is_raised_where_it_is_waited_for(simulation: Simulation) -> None:
+def test_an_error_of_a_predicate_is_raised_where_it_is_waited_for(simulation: Simulation) -> None:
     condition = threading.Condition()
     simulation.spawn(lambda: simulation.run_for(1.0), name="other")
 
@@ -262,7 +262,7 @@ def test_what_a_predicate_raises_is_raised_where_it_is_waited_for(simulation: Si
         simulation.wait_for(condition, check, 5.0)
 
 
-def test_a_thread_of_the_machine_cannot_wait_in_a_simulation(simulation: Simulation) -> None:
+def test_a_real_thread_cannot_wait_in_a_simulation(simulation: Simulation) -> None:
     raised = []
 
     def work() -> None:
@@ -278,7 +278,7 @@ def test_a_thread_of_the_machine_cannot_wait_in_a_simulation(simulation: Simulat
     assert "'stranger'" in raised[0]
 
 
-def test_waiting_for_a_lock_that_a_waiting_thread_holds_is_told_with_the_stack() -> None:
+def test_waiting_for_a_lock_that_a_waiting_thread_holds_is_reported_with_the_stack() -> None:
     lock = threading.Lock()
 
     def hold() -> None:

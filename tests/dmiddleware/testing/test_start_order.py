@@ -1,4 +1,4 @@
-"""Eight nodes, started in any order and with any pauses, find each other."""
+"""Eight nodes find each other in any start order, with any pauses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_order_in_which_nodes_start_does_not_matter(seed: int) -> None:
             task.use(lambda ctx: None).run(max_step=1)
             assert task.router is not None
             formed_at, n_peers = task.clock.now(), len(task.router.peer_ids())
-            # Until the others have counted this node too.
+            # Stay until the others have counted this node, too.
             task.clock.wait_for(changed, lambda: False, 5.0)
             return formed_at, n_peers
 

@@ -1,4 +1,4 @@
-"""The tape: it records what happened, in order."""
+"""The tape records marks in order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_its_middleware_record_the_order_of_a_chain():
     assert tape.function("x").__name__ == tape.generator("x").__name__ == "x"
 
 
-def test_its_generators_record_and_pass_on_errors():
+def test_its_generators_record_errors_and_reraise_them():
     tape = Tape()
 
     def fail(ctx):
@@ -51,7 +51,7 @@ def test_its_generators_record_and_pass_on_errors():
     assert tape == ["outer", "!outer"]
 
 
-def test_marks_of_other_threads_can_be_waited_for():
+def test_a_test_can_wait_for_marks_of_other_threads():
     tape = Tape()
     thread = threading.Thread(target=lambda: [tape(n) for n in range(3)])
     thread.start()

@@ -1,4 +1,4 @@
-"""The first example as four nodes in simulated time: replayed, cut apart, killed, solved."""
+"""The first example as four nodes in simulated time: repeated, cut off, killed and solved."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ ROOT = Path(__file__).parents[3]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What two runs are compared by.
+    """The values by which two runs are compared.
 
     Attributes:
-        messages: a hash of all that was delivered, when, from where to where.
+        messages: a hash of all delivered frames with their times, sources and targets.
         order: a hash of which thread ran when.
-        parameters: a hash of what was learned.
-        env_step: as each node counts them.
-        train_iter: as each node counts them.
-        n_sent: batches that the last lives of the collectors sent.
+        parameters: a hash of everything learned.
+        env_step: environment steps by node id.
+        train_iter: updates by node id.
+        n_sent: batches that the collectors sent since their last start.
         n_received: batches that the learner received.
     """
 
@@ -52,7 +52,7 @@ class Outcome:
 def train(
     seed: int, *, disturb: Callable[[Cluster], None] | None = None, env_steps: int = ENV_STEPS
 ) -> Outcome:
-    """Train in the present folder."""
+    """Train in the current folder."""
     program = functools.partial(cartpole_dqn.main, seed=seed, max_env_step=env_steps)
     with Cluster(program, roles=ROLES, seed=seed, delay_s=(0.01, 0.04)) as cluster:
         cluster.start()
@@ -73,10 +73,10 @@ def train(
 
 
 def traffic_of(cluster: Cluster, node_id: int) -> EventTraffic:
-    """Return what became of the collected batches at a node."""
+    """Return a node's counters for collected batches."""
     router = cluster.nodes[node_id].router
-    known = router.traffic() if router is not None else {}
-    return known.get("exchange.collected", EventTraffic())
+    counters = router.traffic() if router is not None else {}
+    return counters.get("exchange.collected", EventTraffic())
 
 
 def digest(ckpt: Path) -> str:
@@ -105,7 +105,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_one_seed_gives_one_training_and_another_seed_another() -> None:
+def test_the_same_seed_repeats_a_training_and_another_seed_does_not() -> None:
     first, again, other = train(1), train(1), train(2)
     assert again == first
     assert other.messages != first.messages
@@ -114,7 +114,7 @@ def test_one_seed_gives_one_training_and_another_seed_another() -> None:
     assert first.train_iter["0"] >= 64
 
 
-def test_a_seed_means_the_same_in_a_process_with_other_hashes(tmp_path: Path) -> None:
+def test_a_seed_gives_the_same_training_in_a_process_with_other_hashes(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.dmiddleware.testing.test_training_in_a_cluster", "1"]
     done = subprocess.run(
@@ -138,11 +138,11 @@ def test_a_link_that_is_cut_in_training_costs_time_and_no_data() -> None:
 
     outcome = train(3, disturb=disturb)
     assert outcome.env_step["0"] >= ENV_STEPS
-    # Batches that are under way when the learner stops are dropped: two a collector at most.
+    # Batches in transit when the learner stops are dropped: at most two per collector.
     assert outcome.n_sent - 4 <= outcome.n_received <= outcome.n_sent
 
 
-def test_a_collector_that_is_killed_and_comes_back_goes_on_collecting() -> None:
+def test_a_killed_collector_that_returns_continues_to_collect() -> None:
     def disturb(cluster: Cluster) -> None:
         assert cluster.wait_until(lambda: traffic_of(cluster, 1).sent >= 1, 10.0)
         cluster.kill(1)
