@@ -29,6 +29,7 @@ def make_policy(seed: int = 0) -> DQNPolicy:
     return DQNPolicy(
         {
             "seed": seed,
+            "nstep": 3,
             "model": {"obs_shape": 6, "action_shape": 3, "encoder_hidden_sizes": [128, 128]},
             "learn": {"learning_rate": 1e-3, "target_update_freq": 64},
         }

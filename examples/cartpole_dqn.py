@@ -33,6 +33,7 @@ def make_policy(seed: int = 0) -> DQNPolicy:
     return DQNPolicy(
         {
             "seed": seed,
+            "nstep": 3,
             "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [128, 128]},
             "learn": {"learning_rate": 2e-3, "target_update_freq": 64},
         }

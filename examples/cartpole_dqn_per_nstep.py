@@ -34,6 +34,7 @@ def make_policy(seed: int = 0) -> DQNPolicy:
     return DQNPolicy(
         {
             "seed": seed,
+            "nstep": 5,
             "discount_factor": DISCOUNT,
             "model": model,
             "learn": {"learning_rate": 2e-3, "target_update_freq": 64},

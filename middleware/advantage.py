@@ -55,7 +55,7 @@ def gae_estimator(
         successors = map_nested(lambda leaf: leaf[cut], rows["next_obs"])
         next_value[cut] = value_fn(_as_obs(successors)).to(value.dtype)
         adv, ret = gae(
-            rows["reward"],
+            mode.get_attribute("scale_rewards")(rows),
             value,
             next_value,
             rows["terminated"],

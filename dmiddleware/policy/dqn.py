@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dmiddleware.config import Option, Range, count, fraction, one_of, optional, positive, switch
+from dmiddleware.errors import ConfigError
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.batched_policy import BatchedPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
@@ -147,6 +148,7 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
 
     def _init_learn(self) -> None:
         learn = self._cfg.learn
+        self._discount_checked = False
         self._target: nn.Module = copy.deepcopy(self._model).requires_grad_(False).eval()
         self._online_parameters: list[torch.Tensor] = list(self._model.parameters())
         self._target_parameters: list[torch.Tensor] = list(self._target.parameters())
@@ -183,6 +185,8 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
 
     @torch.no_grad()
     def _td_target(self, batch: Any) -> torch.Tensor:
+        if not self._discount_checked and "discount" in batch:
+            self._check_discount(batch["discount"])
         next_obs = batch["next_obs"]
         next_q_online = None
         if self._cfg.learn.double:
@@ -195,6 +199,23 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
             discount=batch.get("discount", self._cfg.discount_factor),
             next_q_online=next_q_online,
         )
+
+    def _check_discount(self, column: torch.Tensor) -> None:
+        """Refuse a column ``discount`` that is not made of powers of this policy's γ.
+
+        Only the first batch is checked, since reading the column back from a GPU takes time.
+        """
+        gamma, nstep = self._cfg.discount_factor, int(self._cfg.nstep)
+        known = torch.tensor([0.0, *(gamma**k for k in range(nstep + 1))])
+        found = torch.unique(column.detach().cpu())
+        wrong = found[(found.unsqueeze(1) - known).abs().amin(1) > 1e-5].tolist()
+        if wrong:
+            raise ConfigError(
+                f"the batch's column discount contains {wrong[0]:.6g}, which is not a power of "
+                f"this policy's discount_factor {gamma} up to nstep={nstep}; set both in the "
+                "policy, and build the buffer with the policy's values"
+            )
+        self._discount_checked = True
 
     def _update_target(self) -> None:
         tau = self._cfg.learn.target_tau

@@ -21,7 +21,7 @@ from dmiddleware.config import (
     positive,
     switch,
 )
-from dmiddleware.data.batch import as_tree
+from dmiddleware.data.batch import Batch
 from dmiddleware.errors import CheckpointMismatch, ConfigError
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
@@ -88,9 +88,9 @@ class PPOPolicy(ActorPolicy):
     - ``obs_norm``: statistics grow while collecting; observations are stored as they are and
       normalised inside every forward, with statistics that do not change between the collecting of
       a batch and the learning from it. Evaluation changes none.
-    - ``reward_norm``: ``get_train_sample`` divides the rewards of a collected batch by the running
-      standard deviation of the discounted return, each environment's return being followed through
-      its episodes from batch to batch.
+    - ``reward_norm``: rewards are divided by the running standard deviation of the discounted
+      return. ``gae_estimator`` asks for it in the learner's process (:meth:`scale_rewards`), so all
+      collectors share the statistics and the learner's checkpoint holds them.
     - ``target_kl``: an answer with ``kl_stop=True`` says that the policy has moved further than
       this from the one that collected (Spinning Up; estimator ``approx_kl``). That minibatch made
       no step, and the learner should leave its remaining epochs.
@@ -235,15 +235,26 @@ class PPOPolicy(ActorPolicy):
             **output,
         }
 
-    def _get_train_batch(self, batch: Any) -> Any:
-        """Scale the rewards, if ``reward_norm``; ``[T, E, …]``, or an episode ``[T, …]``."""
+    def scale_rewards(self, batch: Batch) -> torch.Tensor:
+        """Take the rewards of a collected batch into ``reward_norm`` and return them scaled.
+
+        Called once per collected batch, in the learner's process, before advantages are estimated;
+        without ``reward_norm`` the rewards are returned unchanged.
+
+        Args:
+            batch: ``[T, E, …]``, or one lane ``[T, …]``, with the columns ``reward``, ``done`` and
+                ``episode_id``.
+
+        Returns:
+            The rewards, float32, in the shape of ``reward``.
+        """
+        reward = batch["reward"]
         if self._reward_normaliser is None:
-            return batch
-        reward, done = batch["reward"], batch["done"]
-        lanes = reward.shape if reward.dim() == 2 else (-1, 1)
-        self._reward_normaliser.update(reward.reshape(lanes), done.reshape(lanes))
-        columns = {str(key): batch[key] for key in batch}
-        return as_tree({**columns, "reward": self._reward_normaliser.normalise(reward)})
+            return reward
+        lanes = (len(reward), -1)
+        columns = (reward, batch["done"], batch["episode_id"])
+        self._reward_normaliser.update(*(column.reshape(lanes) for column in columns))
+        return self._reward_normaliser.normalise(reward)
 
     def _forward_learn(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
         learn = self._cfg.learn

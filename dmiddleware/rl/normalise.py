@@ -137,9 +137,10 @@ class RunningMeanStd:
 class RewardNormaliser:
     """Scale rewards by the running standard deviation of the discounted return.
 
-    The return of each environment is followed forwards in time, ``R = discount * R + reward``, and
-    starts from zero in every episode; rewards are divided by its standard deviation and not shifted
-    (Engstrom et al., "Implementation Matters in Deep Policy Gradients", 2020, appendix A.2).
+    The return of each episode is followed forwards in time, ``R = discount * R + reward``, from
+    batch to batch; rewards are divided by its standard deviation and not shifted (Engstrom et al.,
+    "Implementation Matters in Deep Policy Gradients", 2020, appendix A.2). Batches of any number of
+    environments and collectors may come in any order, as long as those of one episode are in order.
 
     Args:
         discount: gamma, in ``[0, 1]``.
@@ -147,6 +148,9 @@ class RewardNormaliser:
         eps: added to the variance before its root is taken.
         device: where rewards come from.
     """
+
+    # Episodes cut by an env failure never finish; the oldest beyond this number are dropped.
+    _MAX_UNFINISHED = 65_536
 
     def __init__(
         self,
@@ -160,7 +164,8 @@ class RewardNormaliser:
         self._discount = discount
         self._clip = clip
         self._return_stats = RunningMeanStd((), eps=eps, device=device)
-        self._running = torch.zeros(0, dtype=torch.float64, device=device)
+        # The return so far of each unfinished episode, by episode id.
+        self._unfinished: dict[int, float] = {}
 
     @property
     def std(self) -> float:
@@ -168,31 +173,42 @@ class RewardNormaliser:
         return float(self._return_stats.std)
 
     @torch.no_grad()
-    def update(self, reward: torch.Tensor, done: torch.Tensor) -> None:
+    def update(self, reward: torch.Tensor, done: torch.Tensor, episode_id: torch.Tensor) -> None:
         """Follow the returns over new rewards.
 
         Args:
-            reward: ``[E]`` of one time step or ``[T, E]`` of several, not yet scaled; ``E`` stays
-                the same from call to call, each column being one environment.
-            done: bool like ``reward``, True where an episode ended.
+            reward: ``[T, E]``, not yet scaled; each column is one environment in order of time.
+            done: bool ``[T, E]``, True where an episode ended.
+            episode_id: int64 ``[T, E]``; a new id starts a new return, also where an environment
+                failed before its episode was done.
 
         Raises:
-            StructureError: if the shapes differ, or ``E`` is not the one of the calls before.
+            StructureError: if the shapes differ.
         """
-        self._check(reward, done)
+        if not reward.shape == done.shape == episode_id.shape or reward.dim() != 2:
+            raise StructureError(
+                f"reward {tuple(reward.shape)}, done {tuple(done.shape)} and episode_id "
+                f"{tuple(episode_id.shape)} must all be [T, E]"
+            )
         if reward.numel() == 0:
             return
-        rewards = reward.to(torch.float64).reshape(-1, reward.shape[-1])
-        ended = done.reshape(rewards.shape)
-        # Forwards in time is backwards over the flipped rows; the factor of a row says whether the
-        # row before it in time is of the same episode.
+        rewards = reward.to(torch.float64)
+        starts = torch.ones_like(done)
+        starts[1:] = episode_id[1:] != episode_id[:-1]
+        # Forwards in time is backwards over the flipped rows; the factor of a row is 0 where the
+        # row before it in time belongs to another episode.
         factor = torch.full_like(rewards, self._discount)
-        factor[1:].masked_fill_(ended[:-1], 0.0)
-        first = rewards[0] + self._discount * self._running
-        start = torch.cat((first.unsqueeze(0), rewards[1:]))
+        factor[starts] = 0.0
+        factor[1:][done[:-1]] = 0.0
+        start = rewards.clone()
+        so_far = [self._unfinished.pop(one, 0.0) for one in episode_id[starts].tolist()]
+        start[starts] += self._discount * rewards.new_tensor(so_far)
         returns = discounted_scan(start.flip(0), factor.flip(0)).flip(0)
         self._return_stats.update(returns)
-        self._running = returns[-1].masked_fill(ended[-1], 0.0)
+        cut = starts.roll(-1, 0) & ~done  # the last known rows of unfinished episodes
+        self._unfinished.update(zip(episode_id[cut].tolist(), returns[cut].tolist(), strict=True))
+        while len(self._unfinished) > self._MAX_UNFINISHED:
+            del self._unfinished[next(iter(self._unfinished))]
 
     @torch.no_grad()
     def normalise(self, reward: torch.Tensor) -> torch.Tensor:
@@ -201,28 +217,15 @@ class RewardNormaliser:
         return scaled if self._clip is None else scaled.clamp_(-self._clip, self._clip)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the statistics and the running returns of unfinished episodes."""
+        """Return the statistics and the returns of unfinished episodes."""
         return {
             "return_stats": self._return_stats.state_dict(),
-            "running": self._running.cpu().clone(),
+            "episode_id": torch.tensor(list(self._unfinished), dtype=torch.int64),
+            "running": torch.tensor(list(self._unfinished.values()), dtype=torch.float64),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self._return_stats.load_state_dict(state["return_stats"])
-        self._running = state["running"].to(self._running.device, torch.float64, copy=True)
-
-    def _check(self, reward: torch.Tensor, done: torch.Tensor) -> None:
-        if reward.shape != done.shape or reward.dim() not in (1, 2):
-            raise StructureError(
-                f"reward {tuple(reward.shape)} and done {tuple(done.shape)} must both be [E] or "
-                "both [T, E]"
-            )
-        n_envs = reward.shape[-1]
-        if self._running.numel() == 0:
-            self._running = self._running.new_zeros(n_envs)
-        if self._running.numel() != n_envs:
-            raise StructureError(
-                f"rewards of {n_envs} environment(s) came after rewards of "
-                f"{self._running.numel()}; use one normaliser for each set of environments"
-            )
+        ids, returns = state["episode_id"].tolist(), state["running"].tolist()
+        self._unfinished = dict(zip(ids, returns, strict=True))

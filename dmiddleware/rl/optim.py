@@ -1,4 +1,4 @@
-"""Adam without the cost around it."""
+"""Optimisers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["FusedAdam"]
 
 
 class _Lists(NamedTuple):
-    """What the kernel wants, in one order."""
+    """The arguments of the kernel, all in the order of the parameters."""
 
     parameters: list[torch.Tensor]
     first_moments: list[torch.Tensor]
     second_moments: list[torch.Tensor]
     steps: list[torch.Tensor]
     counter: torch.Tensor
-    """One tensor whose items the steps are, so that one addition counts them all."""
+    """The tensor that the steps are items of, which counts them all in one addition."""
 
     @classmethod
     def of(cls, optimizer: torch.optim.Adam) -> _Lists | None:
-        """Collect them; None where one call of the kernel cannot make the whole step."""
+        """Collect the lists; None if a step takes more than one call of the kernel."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         states = [optimizer.state.get(parameter, {}) for parameter in parameters]
         group = optimizer.param_groups[0]
@@ -47,11 +47,12 @@ class _Lists(NamedTuple):
 
 
 class FusedAdam(torch.optim.Adam):
-    """``torch.optim.Adam(fused=True)`` whose step is little more than the fused kernel.
+    """``torch.optim.Adam(fused=True)`` with less overhead per step.
 
-    With small networks, half of the time of the ordinary step goes into profiler hooks, compiler
-    guards and collecting the same lists of tensors again. This one collects them once. It gives the
-    same numbers and keeps the same state, but runs no step hooks.
+    With small networks, half of an ordinary step is spent on profiler hooks, compiler guards and
+    collecting the same lists of tensors again. This class collects them once. Numbers and state
+    are those of ``torch.optim.Adam``, and ``torch.amp.GradScaler`` works with it; step hooks are
+    not run.
 
     Args:
         parameters: floating-point parameters of one device.
@@ -60,7 +61,7 @@ class FusedAdam(torch.optim.Adam):
         eps: added to the denominator.
     """
 
-    # The lists of the last step; None: to be collected anew. Not part of a copy or a pickle.
+    # The lists of the last step; None if they must be collected. Not copied or pickled.
     _lists: _Lists | None = None
 
     def __init__(
@@ -94,6 +95,9 @@ class FusedAdam(torch.optim.Adam):
             self._lists = None
             return super().step()
         group = self.param_groups[0]
+        # A GradScaler sets these on the optimiser for the length of one step.
+        grad_scale: torch.Tensor | None = getattr(self, "grad_scale", None)
+        found_inf: torch.Tensor | None = getattr(self, "found_inf", None)
         with torch.no_grad():
             lists.counter.add_(1)
             torch._fused_adam_(
@@ -110,10 +114,14 @@ class FusedAdam(torch.optim.Adam):
                 eps=group["eps"],
                 amsgrad=False,
                 maximize=False,
+                grad_scale=grad_scale,
+                found_inf=found_inf,
             )
+            if found_inf is not None:
+                lists.counter.sub_(found_inf)
         return None
 
-    # Tells torch not to wrap the step in its profiler and hooks; without effect, it is but slower.
+    # Keeps torch from wrapping the step in its profiler and hooks, which would only be slower.
     step.hooked = True  # type: ignore[attr-defined]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -122,6 +130,6 @@ class FusedAdam(torch.optim.Adam):
         self._lists = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters with options of their own; from then on steps are ordinary ones."""
+        """Add parameters with separate options; from then on, steps are those of Adam."""
         super().add_param_group(param_group)
         self._lists = None

@@ -121,7 +121,9 @@ def test_gae_of_nested_observations_asks_for_values_of_trees(run_steps: Any) -> 
         return obs["a"].sum(-1)
 
     ppo = PPOPolicy({"model": {"obs_shape": 4, "action_shape": 2}})
-    mode = ppo.learn_mode._replace(get_attribute=lambda name: value_fn)
+    mode = ppo.learn_mode._replace(
+        get_attribute={"value_fn": value_fn, "scale_rewards": ppo.scale_rewards}.get
+    )
     ctx = run_steps(give, gae_estimator(mode, discount=1.0, gae_lambda=1.0))
     assert asked == [((3, 3), (3,))]
     assert ctx.train_data["adv"].tolist() == [[3.0, 3.0]] * 4
@@ -177,3 +179,16 @@ def test_fractions_out_of_range_are_refused(ppo: PPOPolicy) -> None:
         montecarlo_return_estimator(discount=2.0)
     with pytest.raises(ValueError, match="discount"):
         nstep_reward_enhancer(n_step=3, discount=2.0)
+
+
+def test_rewards_are_normalised_where_advantages_are_estimated(run_steps: Any) -> None:
+    cfg = {"reward_norm": True, "seed": 0, "model": {"obs_shape": 4, "action_shape": 2}}
+    collector, learner = PPOPolicy(cfg), PPOPolicy(cfg)
+    envs = make_env_manager("CartPole-v1", env_num=2, seed=0)
+    ctx = run_steps(
+        StepCollector(collector.collect_mode, envs, n_sample=100), gae_estimator(learner.learn_mode)
+    )
+    assert ctx.trajectories["reward"].unique().tolist() == [1.0]
+    saved = [p.learn_mode.state_dict()["reward_normaliser"] for p in (collector, learner)]
+    assert [one["return_stats"]["count"] for one in saved] == [0, 100]
+    assert ctx.train_data["ret"].max() < 10

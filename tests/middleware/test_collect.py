@@ -4,6 +4,7 @@ import gymnasium as gym
 import pytest
 import torch
 
+from dmiddleware.data import as_tree
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, SpaceError
 from dmiddleware.pipeline import OnlineRLContext, Role, Task
@@ -120,13 +121,13 @@ def test_step_without_a_finished_episode_logs_no_return(
     assert run_steps(StepCollector(dqn.collect_mode, envs, n_sample=4)).logged == {}
 
 
-def test_policy_makes_its_training_samples(run_steps: Any) -> None:
-    policy = PPOPolicy(
-        {"reward_norm": True, "model": {"obs_shape": 4, "action_shape": 2}, "seed": 0}
-    )
-    envs = make_env_manager("CartPole-v1", env_num=2, seed=0)
-    ctx = run_steps(StepCollector(policy.collect_mode, envs, n_sample=100))
-    assert ctx.trajectories["reward"].max() < 1.0
+def test_policy_makes_its_training_samples(run_steps: Any, dqn: DQNPolicy, envs: Any) -> None:
+    def halved(batch: Any) -> Any:
+        return as_tree({**dict(batch.items()), "reward": batch["reward"] / 2})
+
+    mode = dqn.collect_mode._replace(get_train_sample=halved)
+    ctx = run_steps(StepCollector(mode, envs, n_sample=100))
+    assert ctx.trajectories["reward"].max() == 0.5
 
 
 def test_envs_are_closed_by_whom_they_were_launched(

@@ -57,6 +57,7 @@ class DQNRun:
             {
                 "seed": 0,
                 "priority": True,
+                "nstep": 3,
                 "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [16]},
                 "learn": {"target_update_freq": 7},
             }

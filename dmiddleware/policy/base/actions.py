@@ -51,6 +51,7 @@ class ActionBounds:
         mode: str = "rescale",
     ) -> None:
         self._mode = mode
+        self._unbounded = False
         self._low: torch.Tensor | None = None
         self._high: torch.Tensor | None = None
         if (low is None) != (high is None):
@@ -61,14 +62,10 @@ class ActionBounds:
         if low is not None and high is not None:
             self._set(torch.as_tensor(low), torch.as_tensor(high))
 
-    @property
-    def known(self) -> bool:
-        """Whether there are bounds."""
-        return self._low is not None
-
     def to_env(self, raw: torch.Tensor) -> torch.Tensor:
         """Return the env actions ``[…, A]`` of raw actions, which are on the CPU."""
         if self._low is None:
+            self._unbounded = True
             return raw
         if self._mode == "rescale":
             raw = self._center + raw * self._half
@@ -76,6 +73,8 @@ class ActionBounds:
 
     def to_raw(self, action: torch.Tensor) -> torch.Tensor:
         """Return raw actions that :meth:`to_env` maps to these env actions."""
+        if self._low is None:
+            self._unbounded = True
         if self._low is None or self._mode == "clip":
             return action
         device = action.device
@@ -100,19 +99,21 @@ class ActionBounds:
             )
 
     def adopt(self, space: gym.spaces.Box) -> None:
-        """Take over a space's bounds."""
-        self._set(*_bounds_of(space))
+        """Take a space's bounds, unless there are bounds or actions were used without them."""
+        if self._low is None and not self._unbounded:
+            self._set(*_bounds_of(space))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the bounds; nothing if there are none."""
+        """Return the bounds, or whether actions were used without bounds."""
         if self._low is None or self._high is None:
-            return {}
+            return {"unbounded": self._unbounded}
         return {"low": self._low.clone(), "high": self._high.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the bounds."""
-        if state:
+        """Restore the bounds; a state without any leaves the present ones in use."""
+        if "low" in state:
             self._set(state["low"], state["high"])
+        self._unbounded = bool(state.get("unbounded", False))
 
     def _set(self, low: torch.Tensor, high: torch.Tensor) -> None:
         low, high = low.to("cpu", torch.float32), high.to("cpu", torch.float32)
@@ -192,7 +193,7 @@ class ActorPolicy(BatchedPolicy):
         super()._check_spaces(observation_space, action_space)
         if isinstance(action_space, gym.spaces.Discrete):
             return
-        if not self._bounds.known and self._train_iter == 0:
+        if isinstance(action_space, gym.spaces.Box):
             self._bounds.adopt(action_space)
         self._bounds.check(action_space)
 

@@ -15,7 +15,7 @@ from easydict import EasyDict
 from torch import nn
 
 from dmiddleware.config import Configurable, Option, Range, at_least, optional, switch
-from dmiddleware.data.batch import as_tree, from_numpy, leaves, map_nested, to_device
+from dmiddleware.data.batch import Batch, as_tree, from_numpy, leaves, map_nested, to_device
 from dmiddleware.errors import (
     ConfigError,
     NonFiniteLoss,
@@ -512,6 +512,14 @@ class Policy(Configurable):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(device={self._device}, model={self._model})"
+
+    def scale_rewards(self, batch: Batch) -> torch.Tensor:
+        """Return the rewards that returns and advantages of a collected batch are computed from.
+
+        Called once per batch, in the learner's process; by default returns ``batch["reward"]``.
+        """
+        reward: torch.Tensor = batch["reward"]
+        return reward
 
     def sync_gradients(self, model: nn.Module) -> None:
         """Average the model's gradients over all ranks, between backward and the step.

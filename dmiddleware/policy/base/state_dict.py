@@ -21,9 +21,12 @@ __all__ = [
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
-    """Return a copy of the model's parameters and buffers, which later updates do not change."""
+    """Return a copy of the model's parameters and buffers, which later updates do not change.
+
+    The names are those of the plain model, whether or not it is compiled.
+    """
     return {
-        name: value.detach().clone() if isinstance(value, torch.Tensor) else value
+        _plain(name): value.detach().clone() if isinstance(value, torch.Tensor) else value
         for name, value in model.state_dict().items()
     }
 
@@ -48,7 +51,8 @@ def check_model_state(model: nn.Module, state: Mapping[str, Any], what: str = "m
     Raises:
         CheckpointMismatch: naming the first parameter that differs, and both shapes.
     """
-    own = model.state_dict()
+    own = {_plain(name): value for name, value in model.state_dict().items()}
+    state = {_plain(name): value for name, value in state.items()}
     for name, value in own.items():
         if name not in state:
             raise CheckpointMismatch(
@@ -75,7 +79,8 @@ def load_model_state(model: nn.Module, state: Mapping[str, Any], what: str = "mo
         CheckpointMismatch: naming the first parameter that differs, and both shapes.
     """
     check_model_state(model, state, what)
-    model.load_state_dict(state, strict=True)
+    names = {_plain(name): name for name in model.state_dict()}
+    model.load_state_dict({names[_plain(name)]: value for name, value in state.items()})
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -103,6 +108,11 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
         raise CheckpointMismatch(
             f"the checkpoint's optimiser does not fit this policy's: {error}; check cfg.learn"
         ) from error
+
+
+def _plain(name: str) -> str:
+    """Return the name that a parameter has without ``torch.compile``."""
+    return name.replace("_orig_mod.", "")
 
 
 def _shape(value: Any) -> tuple[int, ...] | str:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from dmiddleware.data.batch import as_tree
-from dmiddleware.errors import NonFiniteLoss, SpaceError
+from dmiddleware.errors import ConfigError, NonFiniteLoss, SpaceError
 from dmiddleware.policy import BatchedPolicy, DQNPolicy
 
 
@@ -61,9 +61,10 @@ def by_hand_signed(model, target, batch, double):
 
 
 def test_discount_and_weight_columns_are_honoured(small, transitions):
-    weight, discount = torch.rand(32), torch.rand(32)
+    weight = torch.rand(32)
+    discount = 0.99 ** torch.randint(4, (32,)).float()
     batch = transitions(32, weight=weight, discount=discount)
-    policy = DQNPolicy({"model": small})
+    policy = DQNPolicy({"model": small, "nstep": 3})
     model, target = policy.get_attribute("model"), policy.get_attribute("target")
     wanted, errors = by_hand(
         model, target, batch, double=True, loss="huber", discount=discount, weight=weight
@@ -329,3 +330,19 @@ def test_the_target_is_computed_in_eval_mode(transitions, double):
     assert model.seen == [(False, next_obs)] * double + [(True, obs)]
     assert model.training
     assert not model.frozen.training, "a module that stays in eval mode is left there"
+
+
+@pytest.mark.parametrize(
+    ("column", "fits"),
+    [([0.9, 0.81, 1.0], True), ([0.99**3], False), ([0.9, 0.729], False), ([0.81, 0.5], False)],
+)
+def test_a_column_discount_must_be_made_of_the_policys_own_discount(
+    small, transitions, column, fits
+):
+    policy = DQNPolicy({"model": small, "discount_factor": 0.9, "nstep": 2})
+    batch = transitions(n=len(column), discount=torch.tensor(column))
+    if fits:
+        policy.learn_mode.forward(batch)
+        return
+    with pytest.raises(ConfigError, match=r"discount_factor 0\.9 up to nstep=2"):
+        policy.learn_mode.forward(batch)

@@ -216,33 +216,38 @@ def test_statistics_stay_put_between_collecting_a_batch_and_learning_from_it(sma
 
 def test_rewards_are_scaled_by_the_running_return(small):
     policy = PPOPolicy({"model": small, "reward_norm": True, "discount_factor": 0.9})
-    mode = policy.collect_mode
+    scale_rewards = policy.learn_mode.get_attribute("scale_rewards")
     generator = torch.Generator().manual_seed(0)
+    ids = torch.arange(2)
     running, returns = torch.zeros(2, dtype=torch.float64), []
     for _ in range(4):
         reward = torch.randn(6, 2, generator=generator) * 5
         done = torch.rand(6, 2, generator=generator) < 0.3
+        column = []
         for t in range(6):
             running = 0.9 * running + reward[t]
             returns.append(running.clone())
             running = running.masked_fill(done[t], 0)
+            column.append(ids)
+            ids = ids + 2 * done[t]
         scale = torch.stack(returns).var(unbiased=False).add(1e-8).sqrt()
-        batch = as_tree({"reward": reward, "done": done, "obs": torch.zeros(6, 2, 4)})
-        got = mode.get_train_sample(batch)
-        torch.testing.assert_close(got["reward"], (reward / scale).float())
+        batch = as_tree({"reward": reward, "done": done, "episode_id": torch.stack(column)})
+        assert policy.collect_mode.get_train_sample(batch) is batch, "collectors scale nothing"
+        got = scale_rewards(batch)
+        torch.testing.assert_close(got, (reward / scale).float())
         assert torch.equal(batch["reward"], reward), "the batch given stays as it was"
-        assert got["reward"].dtype == torch.float32
+        assert got.dtype == torch.float32
 
 
 def test_rewards_of_whole_episodes_are_scaled_too(small):
     lanes, episodes = (PPOPolicy({"model": small, "reward_norm": True}) for _ in range(2))
-    reward = torch.randn(5)
-    done = torch.tensor([False] * 4 + [True])
-    column = lanes.collect_mode.get_train_sample(
-        as_tree({"reward": reward[:, None], "done": done[:, None]})
-    )
-    episode = episodes.collect_mode.get_train_sample(as_tree({"reward": reward, "done": done}))
-    assert torch.equal(episode["reward"], column["reward"][:, 0])
+    rows = {
+        "reward": torch.randn(5),
+        "done": torch.tensor([False] * 4 + [True]),
+        "episode_id": torch.full((5,), 7),
+    }
+    column = lanes.scale_rewards(as_tree({key: leaf[:, None] for key, leaf in rows.items()}))
+    assert torch.equal(episodes.scale_rewards(as_tree(rows)), column[:, 0])
 
 
 def test_bounds_come_from_the_first_spaces(continuous, pendulum_spaces):
@@ -318,3 +323,23 @@ def test_checking_spaces_adds_nothing_to_the_observation_statistics(cartpole_spa
 
 def test_value_clipping_is_off_by_default():
     assert PPOPolicy.default_config().learn.value_clip is None
+
+
+def test_a_learner_that_never_saw_an_env_leaves_the_bounds_open(pendulum_spaces, ppo_batch):
+    model = {"obs_shape": 3, "action_shape": 1, "action_space": "continuous"}
+    actor, learner, evaluator = (PPOPolicy({"model": model}) for _ in range(3))
+    actor.get_attribute("check_spaces")(*pendulum_spaces)
+    learner.learn_mode.forward(ppo_batch(actor, obs_size=3))
+    evaluator.learn_mode.load_state_dict(learner.learn_mode.state_dict())
+    evaluator.get_attribute("check_spaces")(*pendulum_spaces)
+    bounds = evaluator.collect_mode.state_dict()["action_bounds"]
+    assert (bounds["low"].tolist(), bounds["high"].tolist()) == ([-2.0], [2.0])
+
+
+def test_a_policy_that_acted_without_bounds_stays_without(pendulum_spaces):
+    model = {"obs_shape": 3, "action_shape": 1, "action_space": "continuous"}
+    actor, evaluator = (PPOPolicy({"model": model}) for _ in range(2))
+    actor.collect_mode.forward(torch.randn(2, 3))
+    evaluator.learn_mode.load_state_dict(actor.learn_mode.state_dict())
+    evaluator.get_attribute("check_spaces")(*pendulum_spaces)
+    assert "low" not in evaluator.collect_mode.state_dict()["action_bounds"]

@@ -157,6 +157,13 @@ def literal_returns(reward: torch.Tensor, done: torch.Tensor, discount: float) -
 
 
 @settings(deadline=None, max_examples=40)
+def episode_ids(done):
+    """Number the episodes of all lanes."""
+    ids = torch.zeros(done.shape, dtype=torch.int64)
+    ids[1:] = done[:-1].cumsum(0)
+    return ids * done.shape[1] + torch.arange(done.shape[1])
+
+
 @given(
     n_steps=st.integers(1, 20),
     n_envs=st.sampled_from([1, 3, 300]),
@@ -172,18 +179,21 @@ def test_rewards_are_scaled_by_the_deviation_of_returns_however_they_arrive(
     done = torch.rand(n_steps, n_envs, generator=generator) < 0.2
     expected = np.std(literal_returns(reward, done, discount))
 
+    ids = episode_ids(done)
     by_step, by_block = (RewardNormaliser(discount=discount) for _ in range(2))
     for t in range(n_steps):
-        by_step.update(reward[t], done[t])
-    by_block.update(reward[:cut], done[:cut])
-    by_block.update(reward[cut:], done[cut:])
+        by_step.update(reward[t : t + 1], done[t : t + 1], ids[t : t + 1])
+    by_block.update(reward[:cut], done[:cut], ids[:cut])
+    by_block.update(reward[cut:], done[cut:], ids[cut:])
     for normaliser in (by_step, by_block):
         assert normaliser.std == pytest.approx(expected, rel=1e-6, abs=2e-4)
 
 
 def test_scaled_rewards_keep_their_sign_and_are_clipped():
     normaliser = RewardNormaliser(discount=0.0, clip=3.0)
-    normaliser.update(torch.tensor([-1.0, 1.0]), torch.tensor([False, False]))
+    normaliser.update(
+        torch.tensor([[-1.0, 1.0]]), torch.tensor([[False, False]]), torch.tensor([[1, 2]])
+    )
     reward = torch.tensor([[2.0, -50.0]])
     scaled = normaliser.normalise(reward)
     torch.testing.assert_close(scaled, torch.tensor([[2.0, -3.0]]))
@@ -191,30 +201,50 @@ def test_scaled_rewards_keep_their_sign_and_are_clipped():
     assert reward.tolist() == [[2.0, -50.0]]
 
 
-def test_another_number_of_environments_is_refused():
-    normaliser = RewardNormaliser(discount=0.9)
-    normaliser.update(torch.zeros(3), torch.zeros(3, dtype=torch.bool))
-    with pytest.raises(
-        StructureError, match=r"rewards of 2 environment\(s\) came after rewards of 3"
+def test_batches_of_several_collectors_may_come_in_any_order():
+    reward, done = torch.randn(6, 5), torch.rand(6, 5) < 0.3
+    ids = episode_ids(done)
+    together, mixed, joined = (RewardNormaliser(discount=0.9) for _ in range(3))
+    together.update(reward, done, ids)
+    for rows, lanes in (
+        (slice(3), slice(2)),
+        (slice(3), slice(2, 5)),
+        (slice(3, 6), slice(2, 5)),
+        (slice(3, 6), slice(2)),
     ):
-        normaliser.update(torch.zeros(2), torch.zeros(2, dtype=torch.bool))
+        mixed.update(reward[rows, lanes], done[rows, lanes], ids[rows, lanes])
+    assert mixed.std == pytest.approx(together.std)
+    flat = [column.T.reshape(-1, 1) for column in (reward, done, ids)]
+    joined.update(*flat)
+    assert joined.std == pytest.approx(together.std), "lanes joined one after the other"
 
 
-@pytest.mark.parametrize("shapes", [((3,), (4,)), ((), ()), ((2, 2, 2), (2, 2, 2))])
-def test_rewards_that_are_no_rows_of_environments_are_refused(shapes):
+def test_an_episode_that_a_failing_env_cut_starts_a_new_return():
+    reward = torch.ones(4, 1)
+    done = torch.zeros(4, 1, dtype=torch.bool)
+    cut, whole = (RewardNormaliser(discount=1.0) for _ in range(2))
+    cut.update(reward, done, torch.tensor([[1], [1], [2], [2]]))
+    whole.update(reward, done, torch.tensor([[1], [1], [1], [1]]))
+    assert cut.std == pytest.approx(np.std([1, 2, 1, 2]))
+    assert whole.std == pytest.approx(np.std([1, 2, 3, 4]))
+
+
+@pytest.mark.parametrize("shapes", [((3,), (3,)), ((2, 3), (2, 4)), ((2, 2, 2), (2, 2, 2))])
+def test_rewards_that_are_not_time_by_environment_are_refused(shapes):
     reward, done = torch.zeros(shapes[0]), torch.zeros(shapes[1], dtype=torch.bool)
-    with pytest.raises(StructureError, match=r"must both be \[E\] or both \[T, E\]"):
-        RewardNormaliser(discount=0.9).update(reward, done)
+    with pytest.raises(StructureError, match=r"must all be \[T, E\]"):
+        RewardNormaliser(discount=0.9).update(reward, done, done.long())
 
 
-def test_a_restored_reward_normaliser_goes_on_within_unfinished_episodes():
+def test_a_restored_reward_normaliser_continues_unfinished_episodes():
     reward, done = torch.randn(6, 2), torch.zeros(6, 2, dtype=torch.bool)
+    ids = torch.tensor([[4, 5]]).expand(6, 2)
     whole, cut = (RewardNormaliser(discount=0.9) for _ in range(2))
-    whole.update(reward, done)
-    cut.update(reward[:3], done[:3])
+    whole.update(reward, done, ids)
+    cut.update(reward[:3], done[:3], ids[:3])
     resumed = RewardNormaliser(discount=0.9)
     resumed.load_state_dict(cut.state_dict())
-    resumed.update(reward[3:], done[3:])
+    resumed.update(reward[3:], done[3:], ids[3:])
     assert resumed.std == pytest.approx(whole.std)
 
 

@@ -124,3 +124,23 @@ def test_a_copy_has_a_state_of_its_own(pair):
     train(theirs, plain, 3)
     assert_same(ours, theirs)
     assert_same(twin, theirs)
+
+
+@pytest.mark.parametrize("first_steps", [0, 3])
+def test_a_grad_scaler_unscales_gradients_and_skips_infinite_ones(pair, first_steps):
+    ours, fast, theirs, plain = pair
+    for model, optimizer in ((ours, fast), (theirs, plain)):
+        train(model, optimizer, first_steps)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        for step in range(6):
+            optimizer.zero_grad()
+            loss = model(torch.full((5, 3), float(step))).square().mean()
+            if step in (2, 3):
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    assert_same(ours, theirs)
+    steps = [int(state["step"]) for state in fast.state_dict()["state"].values()]
+    assert set(steps) == {first_steps + 4}, "a skipped step is not counted"

@@ -58,10 +58,10 @@ def test_a_dimension_without_bounds_is_left_as_it_is():
 def test_without_bounds_nothing_changes():
     bounds = ActionBounds()
     raw = torch.randn(3, 2)
-    assert bounds.known is False
     assert bounds.to_env(raw) is raw
     assert bounds.to_raw(raw) is raw
-    assert bounds.state_dict() == {}
+    assert bounds.state_dict() == {"unbounded": True}
+    assert ActionBounds().state_dict() == {"unbounded": False}
 
 
 def test_one_bound_alone_is_refused():

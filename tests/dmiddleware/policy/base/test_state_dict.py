@@ -45,9 +45,10 @@ class PPO:
             {
                 "reward": torch.randn(5, 2, generator=generator),
                 "done": torch.rand(5, 2, generator=generator) < 0.3,
+                "episode_id": torch.arange(2).expand(5, 2),
             }
         )
-        reward = policy.collect_mode.get_train_sample(rows)["reward"]
+        reward = policy.learn_mode.get_attribute("scale_rewards")(rows)
         batch = ppo_batch(policy, seed=seed)
         return policy.learn_mode.forward(batch), reward.tolist(), batch["action"].tolist()
 
@@ -211,3 +212,24 @@ def test_a_policy_per_env_saves_model_and_generator_too(per_env):
     state = per_env.learn_mode.state_dict()
     assert set(state) == {"model", "generator", "train_iter"}
     per_env.learn_mode.load_state_dict(state)
+
+
+@pytest.mark.parametrize("compiled", [(True, False), (False, True), (True, True)])
+def test_checkpoints_of_compiled_models_have_plain_names(small, transitions, compiled):
+    source, twin = (DQNPolicy({"model": small, "seed": seed}) for seed in (1, 2))
+    source, twin = (
+        DQNPolicy({}, model=torch.compile(p.get_attribute("model"), backend="eager"))
+        if compiles
+        else p
+        for p, compiles in zip((source, twin), compiled, strict=True)
+    )
+    source.learn_mode.forward(transitions())
+    saved = source.learn_mode.state_dict()
+    assert not [name for name in (*saved["model"], *saved["target"]) if "_orig_mod" in name]
+    twin.learn_mode.load_state_dict(saved)
+    obs = torch.randn(5, 4)
+    assert torch.equal(
+        twin.collect_mode.forward(obs)["logit"], source.collect_mode.forward(obs)["logit"]
+    )
+    prefixed = {f"_orig_mod.{name}": value for name, value in saved["model"].items()}
+    twin.eval_mode.load_state_dict({**saved, "model": prefixed})
