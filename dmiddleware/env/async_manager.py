@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from dmiddleware.env.batching import NestedArrays, copy_arrays, make_write, replace_rows, take_rows
 from dmiddleware.env.contract import as_frame
-from dmiddleware.env.manager import BaseEnvManager
+from dmiddleware.env.manager import BaseEnvManager, check_env_fns, is_int
 from dmiddleware.env.restart_limit import FailureBudget
 from dmiddleware.env.subprocess.pool import EnvPool, ProcessFailure
 from dmiddleware.env.subprocess.worker import StepInfos
@@ -60,16 +60,19 @@ class AsyncEnvManager(BaseEnvManager):
         close_timeout_s: float = 5.0,
         envs_per_process: int = 1,
     ) -> None:
-        super().__init__(len(env_fns), seed=seed)
+        self._env_fns = check_env_fns(env_fns)
+        super().__init__(len(self._env_fns), seed=seed)
         for name, value in (
             ("step_timeout_s", step_timeout_s),
             ("reset_timeout_s", reset_timeout_s),
             ("close_timeout_s", close_timeout_s),
-            ("envs_per_process", envs_per_process),
         ):
-            if not value > 0:
-                raise ConfigError(f"{name} is positive, got {value!r}")
-        self._env_fns = list(env_fns)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise ConfigError(f"{name} must be a positive number of seconds, got {value!r}")
+        if not is_int(envs_per_process) or envs_per_process < 1:
+            raise ConfigError(
+                f"envs_per_process must be a positive integer, got {envs_per_process!r}"
+            )
         self._max_retry = max_retry
         self._step_timeout_s = step_timeout_s
         self._reset_timeout_s = reset_timeout_s

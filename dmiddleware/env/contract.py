@@ -18,6 +18,7 @@ __all__ = [
     "check_same_spaces",
     "check_result",
     "check_first",
+    "check_flag",
     "bad_obs",
     "as_frame",
     "close_quietly",
@@ -93,10 +94,25 @@ def check_result(result: Any, env_id: int) -> None:
         raise EnvProtocolError(
             f"env {env_id} returned the reward {_short(result[1])}; it must be one number"
         )
+    for name, flag in (("terminated", result[2]), ("truncated", result[3])):
+        check_flag(flag, name, env_id)
     if not isinstance(result[4], Mapping):
         raise EnvProtocolError(
             f"env {env_id} returned the info {_short(result[4])}; it must be a dictionary"
         )
+
+
+def check_flag(flag: Any, name: str, env_id: int) -> None:
+    """Refuse a ``terminated`` or ``truncated`` that is not one boolean (or number).
+
+    Raises:
+        EnvProtocolError: with what was returned.
+    """
+    if type(flag) is bool or type(flag) is np.bool_:
+        return
+    array = np.asarray(flag)
+    if array.shape or array.dtype.kind not in "biuf":
+        raise EnvProtocolError(f"env {env_id} returned {name}={_short(flag)}; it must be one bool")
 
 
 def check_first(result: Any, env_id: int) -> tuple[Any, Any]:

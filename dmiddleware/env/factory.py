@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import gymnasium as gym
-import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from dmiddleware.env.async_manager import AsyncEnvManager
-from dmiddleware.env.manager import BaseEnvManager
+from dmiddleware.env.manager import BaseEnvManager, is_int
 from dmiddleware.env.sync_manager import EnvFn, SyncEnvManager
 from dmiddleware.env.vector_manager import VectorEnvManager
 from dmiddleware.errors import ConfigError, RegistryError
@@ -61,7 +60,16 @@ def make_env_manager(
         RegistryError: if no env is registered under the id; the nearest ones are named.
     """
     if mode not in ("sync", "async", "vector"):
-        raise ConfigError(f"mode is 'sync', 'async' or 'vector', got {mode!r}")
+        raise ConfigError(f"mode must be 'sync', 'async' or 'vector', got {mode!r}")
+    if env_kwargs is not None and not isinstance(env_kwargs, Mapping):
+        raise ConfigError(f"env_kwargs must be a dictionary of arguments, got {env_kwargs!r}")
+    if not isinstance(wrappers, list | tuple):
+        raise ConfigError(f"wrappers must be a list of wrappers, got {wrappers!r}")
+    for index, wrapper in enumerate(wrappers):
+        if not callable(wrapper):
+            raise ConfigError(
+                f"wrappers[{index}] must take an env and return one, got {wrapper!r:.100}"
+            )
     maker, kwargs, layers = _checked_env(env), dict(env_kwargs or {}), tuple(wrappers)
     if mode == "vector":
         return VectorEnvManager(
@@ -84,8 +92,8 @@ def make_env_manager(
 
 
 def _repeat(env_fn: EnvFn, env_num: int) -> list[EnvFn]:
-    if isinstance(env_num, bool) or not isinstance(env_num, int | np.integer) or env_num < 1:
-        raise ConfigError(f"env_num is a positive integer, got {env_num!r}")
+    if not is_int(env_num) or env_num < 1:
+        raise ConfigError(f"env_num must be a positive integer, got {env_num!r}")
     return [env_fn] * int(env_num)
 
 
@@ -121,7 +129,9 @@ def _checked_env(env: str | EnvFn) -> Maker:
     """Return the factory, or what Gymnasium knows of the id: another process may not know it."""
     if not isinstance(env, str):
         if not callable(env):
-            raise ConfigError(f"env is an env's id or a factory of envs, got {env!r}")
+            raise ConfigError(
+                f"env must be the id of an env or a function that makes one, got {env!r:.100}"
+            )
         return env
     module, colon, name = env.rpartition(":")
     try:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
+import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
@@ -33,7 +34,7 @@ from dmiddleware.env.timestep import BatchedTimestep, BoolArray, IdArray, StepIn
 from dmiddleware.errors import CheckpointMismatch, ConfigError, EnvStateError, StructureError
 from dmiddleware.seeding import derive_seed
 
-__all__ = ["BaseEnvManager", "EpisodeTotals", "check_env_manager"]
+__all__ = ["BaseEnvManager", "EpisodeTotals", "check_env_fns", "check_env_manager", "is_int"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +60,8 @@ class BaseEnvManager(ABC):
     _totals: EpisodeTotals
 
     def __init__(self, env_num: int, *, seed: int | Sequence[int] | None = None) -> None:
-        if isinstance(env_num, bool) or not isinstance(env_num, int | np.integer) or env_num < 1:
-            raise ConfigError(f"env_num is a positive integer, got {env_num!r}")
+        if not is_int(env_num) or env_num < 1:
+            raise ConfigError(f"env_num must be a positive integer, got {env_num!r}")
         self._env_num = int(env_num)
         self._open = False
         self._revision = 0
@@ -165,12 +166,17 @@ class BaseEnvManager(ABC):
         Raises:
             ConfigError: if a list of another length is given.
         """
-        if isinstance(seed, int | np.integer):
+        if is_int(seed):
             seeds = [derive_seed(int(seed), index) for index in range(self._env_num)]
-        else:
+        elif isinstance(seed, Sequence | np.ndarray) and all(map(is_int, seed)):
             seeds = [int(one) for one in seed]
+        else:
+            raise ConfigError(f"seed must be an integer, or one integer per env, got {seed!r}")
         if len(seeds) != self._env_num:
-            raise ConfigError(f"{len(seeds)} seeds were given for {self._env_num} envs")
+            raise ConfigError(
+                f"{len(seeds)} seeds were given for {self._env_num} envs; give one per env, or a "
+                "single integer"
+            )
         self._seeds = seeds
         self._seed_envs(seeds)
         if self._action_space is not None:
@@ -507,6 +513,30 @@ class BaseEnvManager(ABC):
 
     def _id_array(self, ids: list[int] | None) -> IdArray:
         return self._all_ids if ids is None else np.array(ids, dtype=np.int64)
+
+
+def check_env_fns(env_fns: object) -> list[Callable[[], gym.Env[Any, Any]]]:
+    """Return the factories as a list, or refuse them.
+
+    Raises:
+        ConfigError: if this is not a sequence of at least one function.
+    """
+    if not isinstance(env_fns, Sequence) or isinstance(env_fns, str) or not env_fns:
+        raise ConfigError(
+            f"env_fns must be a list of functions that make one env each, got {env_fns!r:.100}; "
+            "make_env_manager takes the id of an env"
+        )
+    for index, env_fn in enumerate(env_fns):
+        if not callable(env_fn):
+            raise ConfigError(
+                f"env_fns[{index}] must be a function that makes an env, got {env_fn!r:.100}"
+            )
+    return list(env_fns)
+
+
+def is_int(value: object) -> TypeGuard[int]:
+    """Return whether a value is an integer; booleans are not."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def check_env_manager(value: object, *, user: str) -> None:

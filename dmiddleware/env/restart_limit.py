@@ -28,8 +28,9 @@ class FailureBudget:
     """
 
     def __init__(self, env_num: int, *, max_retry: int, kind: str = "env") -> None:
-        if max_retry < 0:
-            raise ConfigError(f"max_retry is not negative, got {max_retry!r}")
+        is_int = isinstance(max_retry, int) and not isinstance(max_retry, bool)
+        if not is_int or max_retry < 0:
+            raise ConfigError(f"max_retry must be an integer of at least 0, got {max_retry!r}")
         self._kind = kind
         self._max_retry = max_retry
         self._in_a_row = [0] * env_num

@@ -19,12 +19,13 @@ from dmiddleware.env.contract import (
     bad_obs,
     check_env,
     check_first,
+    check_flag,
     check_result,
     check_same_spaces,
     close_quietly,
 )
 from dmiddleware.env.env_state import get_state, set_state
-from dmiddleware.env.manager import BaseEnvManager
+from dmiddleware.env.manager import BaseEnvManager, check_env_fns
 from dmiddleware.env.restart_limit import FailureBudget
 from dmiddleware.env.timestep import BatchedTimestep, StepInfo
 from dmiddleware.errors import EnvCrashed, EnvError, EnvProtocolError, StructureError
@@ -60,12 +61,13 @@ class SyncEnvManager(BaseEnvManager):
         seed: int | Sequence[int] | None = None,
         max_retry: int = 3,
     ) -> None:
-        super().__init__(len(env_fns), seed=seed)
-        self._env_fns = list(env_fns)
+        self._env_fns = check_env_fns(env_fns)
+        super().__init__(len(self._env_fns), seed=seed)
         self._max_retry = max_retry
         self._failures = FailureBudget(self._env_num, max_retry=max_retry)
         self._envs: list[gym.Env[Any, Any]] = []
         self._steps: list[Callable[[Any], Any]] = []
+        self._unchecked: set[int] = set()
 
     @property
     def envs(self) -> tuple[gym.Env[Any, Any], ...]:
@@ -91,6 +93,7 @@ class SyncEnvManager(BaseEnvManager):
             )
             self._set_spaces(self._envs[0].observation_space, self._envs[0].action_space)
             self._steps = [env.step for env in self._envs]
+            self._unchecked = set(range(self._env_num))
             firsts = [
                 _first(index, "reset", functools.partial(self._reset_once, index))
                 for index in range(self._env_num)
@@ -129,12 +132,16 @@ class SyncEnvManager(BaseEnvManager):
         results: list[Any] = []
         append = results.append
         failed: list[int] | None = None
+        failure: Exception | None = None
         try:
             try:
                 for step, action in zip(steps, rows, strict=True):
                     append(step(action))
             except Exception as error:  # noqa: BLE001 - an env may raise anything
-                failed = self._finish_after_failure(ids, rows, results, error)
+                failure = error
+            if failure is not None:
+                # Not in the except clause: every later error would show this one as its context.
+                failed = self._finish_after_failure(ids, rows, results, failure)
             return self._assemble(ids, results, failed)
         except BaseException:
             # Ctrl-C, too: some envs have stepped, and ready_obs does not tell which.
@@ -154,11 +161,14 @@ class SyncEnvManager(BaseEnvManager):
     ) -> BatchedTimestep:
         n_rows = len(results)
         try:
+            if self._unchecked:
+                self._check_results(ids, results)
             obs_rows, rewards, terminated_rows, truncated_rows, infos = zip(*results, strict=False)
             next_obs = self._collate(obs_rows)
             reward = _as_rewards(rewards)
-        except (TypeError, ValueError, KeyError) as error:
-            self._blame_env(ids, results)
+            some_ended = any(terminated_rows) or any(truncated_rows)
+        except (TypeError, ValueError, KeyError, RuntimeError) as error:
+            self._check_results(ids, results)
             raise EnvProtocolError(
                 f"the envs' observations do not fit together: {error}"
             ) from error
@@ -171,11 +181,15 @@ class SyncEnvManager(BaseEnvManager):
         terminated = np.zeros(n_rows, np.bool_)
         truncated = np.zeros(n_rows, np.bool_)
         obs = next_obs
-        if True in terminated_rows or True in truncated_rows:
+        if some_ended:
             ended = [row for row in range(n_rows) if terminated_rows[row] or truncated_rows[row]]
             for row in ended:
+                env_id = row if ids is None else ids[row]
+                check_flag(terminated_rows[row], "terminated", env_id)
+                check_flag(truncated_rows[row], "truncated", env_id)
                 done[row] = True
-                terminated[row], truncated[row] = terminated_rows[row], truncated_rows[row]
+                terminated[row] = bool(terminated_rows[row])
+                truncated[row] = bool(truncated_rows[row])
             infos, obs = self._reset_ended(ids, ended, infos, next_obs)
         return self._finish(
             ids, obs, next_obs, reward, done, terminated, truncated, StepInfo(infos), failed
@@ -247,6 +261,7 @@ class SyncEnvManager(BaseEnvManager):
             try:
                 env = self._env_fns[env_id]()
                 self._envs[env_id], self._steps[env_id] = env, env.step
+                self._unchecked.add(env_id)
                 check_env(env, env_id)
                 known = self.observation_space, self.action_space
                 check_same_spaces([known, (env.observation_space, env.action_space)])
@@ -262,7 +277,8 @@ class SyncEnvManager(BaseEnvManager):
         except EnvProtocolError:
             raise
         except Exception as error:  # noqa: BLE001 - an env may raise anything
-            return self._restart(env_id, "reset", error)
+            failure = error
+        return self._restart(env_id, "reset", failure)
 
     def _reset_once(self, env_id: int) -> tuple[Any, Any]:
         seed = self._pending_seeds.pop(env_id, None)
@@ -286,8 +302,12 @@ class SyncEnvManager(BaseEnvManager):
         except (TypeError, ValueError, KeyError) as error:
             raise bad_obs(env_id, obs, self.observation_space, error) from error
 
-    def _blame_env(self, ids: list[int] | None, results: list[Any]) -> None:
-        """Raise for the first env whose step returned something that cannot be used."""
+    def _check_results(self, ids: list[int] | None, results: list[Any]) -> None:
+        """Raise for the first env whose step returned something that cannot be used.
+
+        The first step of every env is checked, and steps in which something does not fit.
+        """
+        self._unchecked.difference_update(self._id_array(ids).tolist())
         for env_id, result in zip(self._id_array(ids).tolist(), results, strict=True):
             check_result(result, env_id)
             self._write_obs(allocate(self.observation_space, 1), 0, result[0], env_id)
@@ -336,8 +356,8 @@ def _first(index: int, what: str, function: Callable[[], Any]) -> Any:
         return function()
     except EnvError:
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - an env may raise anything
         raise EnvCrashed(
             f"env {index} could not be {what}: {type(error).__name__}: {error}\n"
             f"{traceback.format_exc()}"
-        ) from error
+        ) from None  # its traceback is in the message

@@ -78,6 +78,11 @@ class VectorEnvManager(BaseEnvManager):
         seed: int | Sequence[int] | None = None,
         max_retry: int = 3,
     ) -> None:
+        if not callable(vector_fn):
+            raise ConfigError(
+                f"vector_fn must be a function that makes a gymnasium.vector.VectorEnv, "
+                f"got {vector_fn!r}"
+            )
         super().__init__(env_num, seed=seed)
         self._vector_fn = vector_fn
         self._max_retry = max_retry
@@ -142,8 +147,10 @@ class VectorEnvManager(BaseEnvManager):
             except EnvProtocolError:
                 raise
             except Exception as error:  # noqa: BLE001 - an env may raise anything
-                self._refuse_bad_actions(batch, error)
-                return self._recover(error)
+                failure = error
+            # Not in the except clause: every later error would show this one as its context.
+            self._refuse_bad_actions(batch, failure)
+            return self._recover(failure)
         except BaseException:
             self.close()
             raise
@@ -404,11 +411,11 @@ class VectorEnvManager(BaseEnvManager):
         except DMiddlewareError:
             self.close()
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - an env may raise anything
             self.close()
             raise EnvCrashed(
                 f"the vector env raised {type(error).__name__}: {error}\n{traceback.format_exc()}"
-            ) from error
+            ) from None  # its traceback is in the message
         except BaseException:
             self.close()
             raise

@@ -187,7 +187,7 @@ class RolloutCollector:
         Raises:
             ValueError: if ``n_sample`` is not positive.
             ConfigError: if ``random`` and the policy is on-policy.
-            PolicyError: if the policy does not return one row per env, with ``action``.
+            PolicyOutputError: if the policy does not return one row per env, with ``action``.
             SpaceError: at the first call, if the policy's model does not fit the envs.
             EnvCrashed: if an env keeps failing.
         """
@@ -231,7 +231,7 @@ class RolloutCollector:
 
         Raises:
             ConfigError: as in :meth:`collect`; so are the following.
-            PolicyError: if the policy returns something else than it must.
+            PolicyOutputError: if the policy returns something else than it must.
             SpaceError: at the first call, if the policy's model does not fit the envs.
             EnvCrashed: if an env keeps failing.
         """
@@ -276,7 +276,7 @@ class RolloutCollector:
         Raises:
             ValueError: if ``n_episode`` is not positive.
             ConfigError: as in :meth:`collect`; so are the following.
-            PolicyError: if the policy returns something else than it must.
+            PolicyOutputError: if the policy returns something else than it must.
             SpaceError: at the first call, if the policy's model does not fit the envs.
             EnvCrashed: if an env keeps failing.
         """

@@ -175,7 +175,7 @@ def evaluate_episodes(
 
     Raises:
         ConfigError: if there are fewer episodes than envs, or an argument has the wrong type.
-        PolicyError: if the policy does not return one row per env, with ``action``.
+        PolicyOutputError: if the policy does not return one row per env, with ``action``.
         SpaceError: if the policy's model does not fit the envs' spaces.
         EnvCrashed: if an env keeps failing.
     """

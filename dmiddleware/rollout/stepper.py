@@ -15,7 +15,7 @@ from dmiddleware.data.batch import Value
 from dmiddleware.env import BaseEnvManager, BatchedTimestep, check_env_manager
 from dmiddleware.env.batching import NestedArrays
 from dmiddleware.env.timestep import IdArray
-from dmiddleware.errors import ConfigError, PolicyError
+from dmiddleware.errors import ConfigError, PolicyOutputError
 from dmiddleware.policy import CollectMode, EvalMode
 
 __all__ = ["Stepper", "VectorStep", "check_random_actions"]
@@ -189,7 +189,7 @@ class Stepper:
 
         Raises:
             ConfigError: if ``random`` and the policy is on-policy.
-            PolicyError: if the policy does not return one row per env, with ``action``.
+            PolicyOutputError: if the policy does not return one row per env, with ``action``.
         """
         episode_id = self.episode_id
         manager = self._manager
@@ -202,7 +202,7 @@ class Stepper:
         is_array = type(ready_obs) is np.ndarray
         obs = torch.from_numpy(ready_obs) if is_array else from_numpy(ready_obs)
         output = self._mode.forward(obs, env_id=env_id, **policy_kwargs)
-        if not self._output_is_checked or type(output) is not dict or "action" not in output:
+        if not self._output_is_checked:
             _check_output(output, len(env_id))
             self._output_is_checked = True
         if random:
@@ -356,30 +356,21 @@ def _draw_first_id() -> int:
     return secrets.randbits(_SOURCE_BITS) << _COUNTER_BITS
 
 
-def _check_output(output: object, n_envs: int) -> None:
-    """Refuse what a policy returned if it is not tensors with one row per env, with an action.
+def _check_output(output: Mapping[str, object], n_envs: int) -> None:
+    """Refuse what a policy returned if it is not tensors with one row per env.
 
     Raises:
-        PolicyError: with what was returned.
+        PolicyOutputError: with what was returned.
     """
-    wanted = f"a dictionary of tensors [{n_envs}, …], one row per env, with the key 'action'"
-    if not isinstance(output, dict):
-        raise PolicyError(
-            f"the policy's forward returned {_short(output)}; it must return {wanted}"
-        )
-    if "action" not in output:
-        raise PolicyError(
-            f"the policy's forward returned the keys {', '.join(map(repr, output)) or '(none)'}; "
-            f"it must return {wanted}"
-        )
+    wanted = f"a dictionary of tensors [{n_envs}, …], one row per env"
     for name, column in output.items():
         if not isinstance(column, torch.Tensor | Batch):
-            raise PolicyError(
+            raise PolicyOutputError(
                 f"the policy's forward returned {name}={_short(column)}; it must return {wanted}"
             )
         for path, leaf in leaves(column, name):
             if leaf.dim() == 0 or leaf.shape[0] != n_envs:
-                raise PolicyError(
+                raise PolicyOutputError(
                     f"the policy's forward returned {path} of shape {tuple(leaf.shape)} for "
                     f"{n_envs} envs; it must return {wanted}"
                 )

@@ -25,6 +25,7 @@ def test_the_public_names_are_these():
         "BatchedTimestep",
         "EnvTimestep",
         "StepInfo",
+        "check_env_manager",
     ]
 
 
@@ -123,18 +124,20 @@ def test_what_this_program_registered_is_known_in_other_processes(monkeypatch):
 @pytest.mark.parametrize("env_num", [0, -1, 1.5, "2", True])
 @pytest.mark.parametrize("mode", ["sync", "async", "vector"])
 def test_the_number_of_envs_is_a_positive_integer(env_num, mode):
-    with pytest.raises(ConfigError, match="env_num is a positive integer, got"):
+    with pytest.raises(ConfigError, match="env_num must be a positive integer, got"):
         make_env_manager("CartPole-v1", env_num=env_num, mode=mode)
 
 
 def test_other_mistakes_are_told():
-    with pytest.raises(ConfigError, match="mode is 'sync', 'async' or 'vector', got 'threads'"):
+    with pytest.raises(
+        ConfigError, match="mode must be 'sync', 'async' or 'vector', got 'threads'"
+    ):
         make_env_manager("CartPole-v1", env_num=1, mode="threads")
-    with pytest.raises(ConfigError, match="an env's id or a factory of envs, got 5"):
+    with pytest.raises(ConfigError, match=r"env must be the id of an env.*got 5"):
         make_env_manager(5, env_num=1)
     with pytest.raises(ConfigError, match="Acrobot-v1 has no vectorised implementation"):
         make_env_manager("Acrobot-v1", env_num=1, mode="vector")
-    with pytest.raises(ConfigError, match="max_retry is not negative, got -1"):
+    with pytest.raises(ConfigError, match="max_retry must be an integer of at least 0, got -1"):
         make_env_manager("CartPole-v1", env_num=1, max_retry=-1)
 
 

@@ -285,7 +285,7 @@ def test_flags_of_numpy_are_understood():
 
 
 def test_no_env_at_all_is_refused():
-    with pytest.raises(ConfigError, match="env_num is a positive integer, got 0"):
+    with pytest.raises(ConfigError, match="env_fns must be a list of functions"):
         SyncEnvManager([])
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dmiddleware.env import make_env_manager
-from dmiddleware.errors import ConfigError, PolicyError
+from dmiddleware.errors import ConfigError, PolicyOutputError
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
 from tests.dmiddleware.counting_envs import CountingPolicy
@@ -114,9 +114,9 @@ def test_random_actions_keep_the_values_of_all_actions(envs):
 )
 def test_a_policy_that_returns_something_wrong_is_told_what_is_wanted(envs, answer, message):
     policy = make_policy(answer)
-    with pytest.raises(PolicyError, match=message):
+    with pytest.raises(PolicyOutputError, match=message):
         RolloutCollector(policy, envs).collect(3)
-    with pytest.raises(PolicyError, match=message):
+    with pytest.raises(PolicyOutputError, match=message):
         evaluate_episodes(policy, envs, 3)
 
 
@@ -124,5 +124,5 @@ def test_a_policy_that_returns_nothing_later_on_is_told_what_is_wanted(envs):
     answers = iter([{"action": torch.zeros(3, dtype=torch.int64)}, None])
     collector = RolloutCollector(make_policy(lambda n: next(answers)), envs)
     collector.collect(3)
-    with pytest.raises(PolicyError, match="returned None"):
+    with pytest.raises(PolicyOutputError, match="returned None"):
         collector.collect(3)

@@ -1,0 +1,91 @@
+"""What envs may return as terminated and truncated, and what is refused."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from strange_envs import Walk
+
+from dmiddleware.env import AsyncEnvManager, SyncEnvManager
+from dmiddleware.errors import EnvProtocolError
+
+TRUTHY = [
+    True,
+    1,
+    2,
+    1.0,
+    np.True_,
+    np.int64(3),
+    np.array(True),
+    np.array(7),
+    torch.tensor(True),
+    torch.tensor(2),
+]
+NOT_SCALAR = [np.array([True]), np.array([False]), np.array([True, False]), [True], [], "yes", None]
+
+
+class Flagged(Walk):
+    """Returns ``terminated`` or ``truncated`` as it was told, in the third step."""
+
+    def __init__(self, name, value, at=3):
+        super().__init__()
+        self.name, self.value, self.at = name, value, at
+
+    def step(self, action):
+        obs, reward, *_, info = super().step(action)
+        flags = {"terminated": False, "truncated": False}
+        if self.t == self.at:
+            flags[self.name] = self.value
+        return obs, reward, flags["terminated"], flags["truncated"], info
+
+
+@pytest.mark.parametrize("name", ["terminated", "truncated"])
+@pytest.mark.parametrize("value", TRUTHY, ids=repr)
+def test_whatever_is_true_ends_the_episode(name, value):
+    with SyncEnvManager([functools.partial(Flagged, name, value)] * 2) as manager:
+        for _ in range(3):
+            batch = manager.step(np.zeros(2, int))
+        assert getattr(batch, name).tolist() == [True, True]
+        assert batch.done.tolist() == [True, True]
+        assert getattr(batch, name).dtype == np.bool_
+        assert not manager.step(np.zeros(2, int)).done.any()
+
+
+@pytest.mark.parametrize("value", [0, 0.0, np.False_, np.array(False), torch.tensor(False)])
+def test_whatever_is_false_ends_nothing(value):
+    with SyncEnvManager([functools.partial(Flagged, "terminated", value, at=1)]) as manager:
+        for _ in range(3):
+            assert not manager.step(np.zeros(1, int)).done.any()
+
+
+@pytest.mark.parametrize("name", ["terminated", "truncated"])
+@pytest.mark.parametrize("value", NOT_SCALAR, ids=repr)
+@pytest.mark.parametrize("at", [1, 3])
+def test_flags_that_are_not_scalar_are_refused(name, value, at):
+    if at == 3 and not np.any(value):
+        pytest.skip("only the first step is checked in full")
+    with (
+        SyncEnvManager([Walk, functools.partial(Flagged, name, value, at=at)]) as manager,
+        pytest.raises(EnvProtocolError, match=f"env 1 returned {name}.*bool"),
+    ):
+        for _ in range(3):
+            manager.step(np.zeros(2, int))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("value", [2, np.array(True), torch.tensor(True)], ids=repr)
+def test_whatever_is_true_ends_the_episode_in_another_process(value):
+    with AsyncEnvManager([functools.partial(Flagged, "terminated", value)]) as manager:
+        done = [manager.step(np.zeros(1, int)).done.tolist() for _ in range(3)]
+    assert done == [[False], [False], [True]]
+
+
+@pytest.mark.process
+def test_flags_that_are_not_scalar_are_refused_in_another_process():
+    with (
+        AsyncEnvManager([functools.partial(Flagged, "truncated", np.array([True]))]) as manager,
+        pytest.raises(EnvProtocolError, match=r"env 0 returned truncated.*bool"),
+    ):
+        for _ in range(3):
+            manager.step(np.zeros(1, int))
