@@ -604,7 +604,13 @@ class Policy(Configurable):
     def _public_transition(self, obs: Any, policy_output: Any, timestep: Any) -> Any:
         """Make one transition, or, of batched data, the columns of one step of all envs."""
         if not isinstance(timestep.env_id, np.ndarray):
-            return self._process_transition(obs, policy_output, timestep)
+            transition = self._process_transition(obs, policy_output, timestep)
+            if not isinstance(transition, Mapping):
+                raise PolicyOutputError(
+                    f"{type(self).__name__}._process_transition returned {transition!r:.100}; it "
+                    'must return a dictionary with the keys "obs", "action", "reward", "done"'
+                )
+            return transition
         if self.batched:
             return as_tree(self._process_transition(obs, policy_output, timestep))
         outputs = split_outputs(policy_output, list(range(len(timestep.env_id))))
@@ -617,9 +623,15 @@ class Policy(Configurable):
 
     def _public_train_sample(self, data: Any) -> Any:
         """Turn a list of transitions, or a batch, into training samples of the same kind."""
-        return (
-            self._get_train_sample(data) if isinstance(data, list) else self._get_train_batch(data)
-        )
+        if not isinstance(data, list):
+            return self._get_train_batch(data)
+        samples = self._get_train_sample(data)
+        if not isinstance(samples, list) or not all(isinstance(one, Mapping) for one in samples):
+            raise PolicyOutputError(
+                f"{type(self).__name__}._get_train_sample returned {samples!r:.100}; it must "
+                "return a list of dictionaries, one per training sample"
+            )
+        return samples
 
     def _public_load_collect(self, state_dict: dict[str, Any]) -> None:
         self._load_state_dict_collect(state_dict)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dmiddleware.data import load_checkpoint, save_checkpoint
-from dmiddleware.errors import ConfigError, RegistryError
+from dmiddleware.errors import ConfigError, PolicyOutputError, RegistryError
 from dmiddleware.worker.collector import (
     EpisodeSerialCollector,
     ISerialCollector,
@@ -418,6 +418,20 @@ def test_an_argument_of_the_wrong_type_is_refused(batched_policy, sampler):
         sampler.reset_env("CartPole-v1")
     with pytest.raises(ConfigError, match="collect_mode"):
         sampler.reset_policy("dqn")
+
+
+@pytest.mark.parametrize("answer", [None, [1.0], torch.zeros(3)])
+@pytest.mark.parametrize("method", ["_process_transition", "_get_train_sample"])
+def test_a_policy_that_makes_no_transitions_is_refused(
+    counting_envs, per_env_policy, tmp_path, monkeypatch, method, answer
+):
+    policy = per_env_policy
+    monkeypatch.setattr(type(policy), method, lambda *arguments: answer)
+    with (
+        SampleSerialCollector({}, counting_envs(LENGTHS), policy, exp_name=str(tmp_path)) as one,
+        pytest.raises(PolicyOutputError, match=method),
+    ):
+        one.collect(3)
 
 
 def test_collectors_are_created_by_name():
