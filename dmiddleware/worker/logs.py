@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.tensorboard import TensorboardWriter
 
-__all__ = ["LazyWriter", "table"]
+__all__ = ["LazyWriter", "output_folder", "table"]
 
 _COLUMNS = 6
 
@@ -56,6 +57,17 @@ class LazyWriter:
             created: TensorboardWriter = self._writer
             self._writer, self._is_created = None, False
             created.close()
+
+
+def output_folder(exp_name: str | PathLike[str]) -> Path:
+    """Return a worker's output folder.
+
+    Raises:
+        ConfigError: if ``exp_name`` is not a path.
+    """
+    if not isinstance(exp_name, str | PathLike):
+        raise ConfigError(f"exp_name must be the path of a folder, got {exp_name!r:.100}")
+    return Path(exp_name)
 
 
 def table(values: Mapping[str, float | int | str]) -> str:

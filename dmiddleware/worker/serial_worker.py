@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -14,7 +13,7 @@ from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import CollectMode, EvalMode, HasModes
 from dmiddleware.registry import Registry, import_modules
-from dmiddleware.worker.logs import LazyWriter, table
+from dmiddleware.worker.logs import LazyWriter, output_folder, table
 from dmiddleware.worker.ranks import rank_and_world_size
 
 __all__ = ["SerialWorker", "get_worker_cls"]
@@ -55,7 +54,7 @@ class SerialWorker(Configurable, ABC, Generic[M]):
         self._instance_name = instance_name
         self._rank, self._world_size = rank_and_world_size()
         self._logger = logging.getLogger(f"{type(self).__module__}.{instance_name}")
-        self._writer = LazyWriter(tb_logger, Path(exp_name) / "log" / instance_name)
+        self._writer = LazyWriter(tb_logger, output_folder(exp_name) / "log" / instance_name)
 
     @property
     def env(self) -> BaseEnvManager:

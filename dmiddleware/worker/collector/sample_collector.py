@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from dmiddleware.data import as_tree, to_dict
@@ -78,9 +79,10 @@ class SampleSerialCollector(ISerialCollector):
         """
         target = self._target(n_sample, "n_sample")
         core = self._core()
-        if level_seeds is not None and len(level_seeds) != core.env_num:
+        if level_seeds is not None and np.shape(level_seeds) != (core.env_num,):
             raise ConfigError(
-                f"level_seeds has {len(level_seeds)} seeds for {core.env_num} envs; give one each"
+                f"level_seeds must be a list of {core.env_num} seeds, one per env, "
+                f"got {level_seeds!r:.100}"
             )
         began, before = time.perf_counter(), (core.env_step, core.env_episode)
         traj_len = self._traj_len(target, core.env_num)

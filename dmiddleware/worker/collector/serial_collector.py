@@ -182,11 +182,11 @@ class ISerialCollector(SerialWorker[CollectMode]):
         value = self.policy.get_attribute(name) if given is None else given
         if value is None:
             raise ConfigError(
-                f"{self} was not told how much to collect; give collect({name}=…), or set "
-                f"policy.collect.{name} in the config"
+                f"{self} does not know how much to collect; pass collect({name}=...), or set "
+                f"collect.{name} in the policy's config"
             )
-        if value <= 0:
-            raise ConfigError(f"{name} must be positive, got {value}")
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value <= 0:
+            raise ConfigError(f"{name} must be a positive whole number, got {value!r}")
         return int(value)
 
     # Statistics -----------------------------------------------------------------------------------

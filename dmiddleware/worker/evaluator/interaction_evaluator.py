@@ -120,6 +120,11 @@ class InteractionSerialEvaluator(ISerialEvaluator):
             EnvCrashed: if an env keeps failing.
             DMiddlewareError: on the other ranks, if rank 0 failed.
         """
+        if save_ckpt_fn is not None and not callable(save_ckpt_fn):
+            raise ConfigError(
+                f"save_ckpt_fn must be a function of the file name, got {save_ckpt_fn!r:.100}; "
+                "pass learner.save_checkpoint"
+            )
         outcome: tuple[str, Any] = ("", None)
         if self._rank == 0:
             try:
@@ -178,8 +183,8 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         value = self._cfg.n_episode if given is None else given
         if value is None:
             raise ConfigError(
-                f"{self} was not told how many episodes to play; give eval(n_episode=…), or set "
-                "n_episode in the config"
+                f"{self} does not know how many episodes to play; pass eval(n_episode=...), or "
+                "set n_episode in the config"
             )
         return int(value)
 

@@ -46,7 +46,7 @@ from dmiddleware.worker.learner.hooks import (
 )
 from dmiddleware.worker.learner.prefetch import PrefetchLoader
 from dmiddleware.worker.learner.statistics import CountVar, MovingAverages
-from dmiddleware.worker.logs import LazyWriter
+from dmiddleware.worker.logs import LazyWriter, output_folder
 from dmiddleware.worker.ranks import rank_and_world_size
 from dmiddleware.worker.serial_worker import get_worker_cls
 
@@ -111,7 +111,7 @@ class BaseLearner(Configurable):
         self._instance_name = instance_name
         self._rank, self._world_size = _checked_ranks(dist_info or rank_and_world_size())
         self._logger = logging.getLogger(f"{__name__}.{instance_name}")
-        self._writer = LazyWriter(tb_logger, Path(exp_name) / "log" / instance_name)
+        self._writer = LazyWriter(tb_logger, output_folder(exp_name) / "log" / instance_name)
         self._last_iter = CountVar()
         self._collector_envstep = -1
         self._done = False
@@ -155,6 +155,8 @@ class BaseLearner(Configurable):
         if envstep >= 0:
             self._collector_envstep = envstep
         policy = self.policy
+        if data is None:
+            raise ConfigError(f"{self} got None instead of a batch; pass train(batch)")
         self.call_hook("before_iter")
         began = time.perf_counter()
         answer: Any = policy.forward(data, **(policy_kwargs or {}))
@@ -256,12 +258,22 @@ class BaseLearner(Configurable):
 
     @get_data.setter
     def get_data(self, function: Callable[[int], list[Callable[[], Any]]]) -> None:
+        if not callable(function):
+            raise ConfigError(f"get_data must be a function of the batch size, got {function!r}")
         self._get_data = function
 
     # Hooks ----------------------------------------------------------------------------------------
 
     def call_hook(self, position: str) -> None:
-        """Call the hooks of one position, in order of priority."""
+        """Call the hooks of one position, in order of priority.
+
+        Raises:
+            ConfigError: for an unknown position.
+        """
+        if position not in self._hooks:
+            raise ConfigError(
+                f"the position must be one of {', '.join(self._hooks)}, got {position!r}"
+            )
         for hook in self._hooks[position]:
             hook(self)
 

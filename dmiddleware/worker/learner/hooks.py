@@ -6,6 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from bisect import insort_right
 from collections.abc import Callable, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -51,8 +52,10 @@ class Hook(ABC):
     """
 
     def __init__(self, name: str, priority: float) -> None:
-        if priority < 0:
-            raise ConfigError(f"the priority of hook {name!r} must be at least 0, got {priority}")
+        if isinstance(priority, bool) or not isinstance(priority, int | float) or priority < 0:
+            raise ConfigError(
+                f"the priority of hook {name!r} must be a number of at least 0, got {priority!r}"
+            )
         self._name = name
         self._priority = priority
 
@@ -85,10 +88,7 @@ class LearnerHook(Hook):
     def __init__(self, *args: Any, position: str) -> None:
         super().__init__(*args)
         if position not in POSITIONS:
-            raise ConfigError(
-                f"the position of hook {self.name!r} must be one of {', '.join(POSITIONS)}, "
-                f"got {position!r}"
-            )
+            raise _unknown_position(f"the position of hook {self.name!r}", position)
         self._position = position
 
     @property
@@ -97,15 +97,14 @@ class LearnerHook(Hook):
         return self._position
 
     def _option(self, ext_args: Mapping[str, Any] | None, key: str, default: Any) -> Any:
-        """Return one of ``ext_args``; no others may be there."""
-        given = dict(ext_args or {})
-        value = given.pop(key, default)
-        if given:
+        """Return the option of ``ext_args`` that the hook has; no other key is allowed."""
+        given = {} if ext_args is None else ext_args
+        if not isinstance(given, Mapping) or set(given) - {key}:
             raise ConfigError(
-                f"hook {self.name!r}: unknown ext_args {', '.join(sorted(given))}; "
-                f"{type(self).__name__} knows {key}"
+                f"the only key of ext_args for hook {self.name!r} ({type(self).__name__}) is "
+                f"{key!r}, got {given!r:.100}"
             )
-        return value
+        return given.get(key, default)
 
 
 class _PeriodicHook(LearnerHook):
@@ -139,7 +138,10 @@ class LoadCkptHook(LearnerHook):
         self, *args: Any, position: str, ext_args: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(*args, position=position)
-        self._load_path = str(self._option(ext_args, "load_path", ""))
+        path = self._option(ext_args, "load_path", "")
+        if not isinstance(path, str | PathLike):
+            raise ConfigError(f"hook {self.name!r}: load_path must be a path or '', got {path!r}")
+        self._load_path = str(path)
 
     def __call__(self, engine: BaseLearner) -> None:
         """Load the checkpoint into the learner's policy.
@@ -253,6 +255,12 @@ class LogReduceHook(LearnerHook):
             engine.log_buffer[name] = mean_over_ranks(part)
 
 
+def _unknown_position(what: str, position: object) -> ConfigError:
+    near = nearest(str(position), POSITIONS, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return ConfigError(f"{what} must be one of {', '.join(POSITIONS)}, got {position!r}{hint}")
+
+
 def finished_iterations(engine: BaseLearner, position: str) -> int:
     """Return how many iterations are finished; ``after_iter`` runs before the last is counted."""
     return engine.train_iter + (position == "after_iter")
@@ -293,7 +301,7 @@ def register_learner_hook(name: str, hook_type: type[LearnerHook]) -> None:
         RegistryError: if the name stands for another type already.
     """
     if not (isinstance(hook_type, type) and issubclass(hook_type, LearnerHook)):
-        raise TypeError(f"a learner hook is a subclass of LearnerHook, got {hook_type!r}")
+        raise TypeError(f"a hook type must be a subclass of LearnerHook, got {hook_type!r}")
     _HOOK_TYPES.register(name)(hook_type)
 
 
@@ -334,7 +342,7 @@ def build_learner_hook_by_cfg(cfg: Mapping[str, Any]) -> Hooks:
 def _from_short(key: str, value: Any) -> LearnerHook | None:
     if key not in _SHORT_FORMS:
         near = nearest(key, _SHORT_FORMS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(_SHORT_FORMS)}"
+        hint = f"did you mean {near[0]}?" if near else f"known hooks: {', '.join(_SHORT_FORMS)}"
         raise ConfigError(f"unknown learner hook {key!r}; {hint}")
     kind, priority, position, option = _SHORT_FORMS[key]
     if value is None or value is False:
@@ -347,13 +355,13 @@ def _from_short(key: str, value: Any) -> LearnerHook | None:
 
 def _from_long(key: str, value: Mapping[str, Any]) -> LearnerHook:
     given = {"name": key, "priority": 20, "ext_args": {}, **value}
+    for field in sorted(set(given) - set(_LONG_FORM)):
+        near = nearest(field, _LONG_FORM, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(_LONG_FORM)}"
+        raise ConfigError(f"unknown key hook.{key}.{field}; {hint}")
     missing = [field for field in _LONG_FORM if field not in given]
-    odd = sorted(set(given) - set(_LONG_FORM))
-    if missing or odd:
-        raise ConfigError(
-            f"hook.{key}: a hook has the keys {', '.join(_LONG_FORM)}; "
-            f"missing: {', '.join(missing) or 'none'}, unknown: {', '.join(odd) or 'none'}"
-        )
+    if missing:
+        raise ConfigError(f"hook.{key} lacks {', '.join(missing)}; add {missing[0]}: ...")
     hook_type = _HOOK_TYPES.get(given["type"])
     return hook_type(
         given["name"], given["priority"], position=given["position"], ext_args=given["ext_args"]
@@ -367,7 +375,7 @@ def add_learner_hook(hooks: Hooks, hook: LearnerHook) -> None:
         TypeError: if it is no :class:`LearnerHook`.
     """
     if not isinstance(hook, LearnerHook):
-        raise TypeError(f"a learner's hooks are LearnerHooks, got {hook!r}")
+        raise TypeError(f"a learner's hook must be a LearnerHook, got {hook!r}")
     insort_right(hooks.setdefault(hook.position, []), hook, key=lambda known: known.priority)
 
 
@@ -379,7 +387,9 @@ def merge_hooks(hooks1: Hooks, hooks2: Hooks) -> Hooks:
     """
     if set(hooks1) != set(hooks2):
         odd = ", ".join(sorted(set(hooks1) ^ set(hooks2)))
-        raise ConfigError(f"only hooks of the same positions can be merged; they differ in: {odd}")
+        raise ConfigError(
+            f"only hooks with the same positions can be merged; only one side has: {odd}"
+        )
     return {
         position: sorted([*hooks1[position], *hooks2[position]], key=lambda hook: hook.priority)
         for position in hooks1

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-from dmiddleware.errors import NotEnoughData
+from dmiddleware.errors import ConfigError, NotEnoughData
 
 __all__ = ["PrefetchLoader"]
 
@@ -137,9 +137,15 @@ class PrefetchLoader:
         loads = self._get_data(self._batch_size)
         if not loads:
             raise NotEnoughData(
-                f"get_data({self._batch_size}) gave {loads!r}; it must wait until there is data"
+                f"get_data({self._batch_size}) returned {loads!r}; it must wait until data arrives"
             )
-        return list(itertools.islice(loads, self._batch_size))
+        batch = list(itertools.islice(loads, self._batch_size))
+        if not all(map(callable, batch)):
+            raise ConfigError(
+                f"get_data({self._batch_size}) must return callables that each load one sample, "
+                f"got {batch!r:.100}"
+            )
+        return batch
 
     def _feed(self, executor: Executor) -> None:
         while not self._stop.is_set():

@@ -181,8 +181,10 @@ def test_transitions_are_tensors_with_stamps(sampler):
 
 
 def test_level_seeds_are_one_per_env(sampler):
-    with pytest.raises(ConfigError, match="2 seeds for 3 envs"):
+    with pytest.raises(ConfigError, match="list of 3 seeds"):
         sampler.collect(6, level_seeds=[1, 2])
+    with pytest.raises(ConfigError, match="list of 3 seeds"):
+        sampler.collect(6, level_seeds=7)
 
 
 @pytest.mark.parametrize("deepcopy_obs", [False, True])
@@ -326,8 +328,9 @@ def test_a_missing_target_is_named(counting_envs, batched_policy, tmp_path, cls,
     ) as collector:
         with pytest.raises(ConfigError, match=rf"collect\({name}="):
             collector.collect()
-        with pytest.raises(ConfigError, match=f"{name} must be positive, got 0"):
-            collector.collect(0)
+        for target in (0, 2.5, "2", True):
+            with pytest.raises(ConfigError, match=f"{name} must be a positive whole number"):
+                collector.collect(target)
 
 
 def test_the_policys_own_target_is_the_default(counting_envs, batched_policy, tmp_path):

@@ -281,6 +281,8 @@ def test_an_argument_of_the_wrong_type_is_refused(evaluator, batched_policy):
         evaluator.reset_env(batched_policy)
     with pytest.raises(ConfigError, match="eval_mode"):
         evaluator.reset(batched_policy.collect_mode)
+    with pytest.raises(ConfigError, match="save_ckpt_fn"):
+        evaluator.eval("best")
 
 
 def test_evaluators_are_created_by_name():

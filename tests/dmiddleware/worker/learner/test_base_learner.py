@@ -439,6 +439,22 @@ def test_a_signal_ends_a_learner_that_waits_for_data(tmp_path, number):
     assert (tmp_path / "ckpt_learner" / "iteration_0.safetensors").is_file()
 
 
+def test_a_wrong_argument_of_a_method_is_refused(learner):
+    with pytest.raises(ConfigError, match="batch"):
+        learner.train(None)
+    with pytest.raises(ConfigError, match="after_iter"):
+        learner.call_hook("after_itr")
+    with pytest.raises(ConfigError, match="get_data"):
+        learner.get_data = [1, 2]
+
+
+def test_samples_must_be_callables_that_load_them(learner):
+    learner.get_data = lambda batch_size: [sample()] * batch_size
+    learner.setup_dataloader()
+    with pytest.raises(ConfigError, match="callables"):
+        learner.start()
+
+
 def test_what_is_missing_is_named(tmp_path):
     with BaseLearner({}, exp_name=str(tmp_path)) as learner:
         with pytest.raises(ConfigError, match="no policy"):
@@ -485,13 +501,14 @@ def test_a_policy_is_taken_as_its_learn_mode(dqn_policy, tmp_path):
     [
         ({"policy": "dqn"}, "policy"),
         ({"tb_logger": "runs/x"}, "SummaryWriter"),
+        ({"exp_name": None}, "exp_name"),
         ({"dist_info": 1}, "world_size"),
         ({"dist_info": (2, 2)}, "world_size"),
     ],
 )
 def test_an_argument_of_the_wrong_type_is_refused(tmp_path, arguments, word):
     with pytest.raises(ConfigError, match=word):
-        BaseLearner({}, exp_name=str(tmp_path), **arguments)
+        BaseLearner({}, **{"exp_name": str(tmp_path), **arguments})
 
 
 def test_the_collect_mode_is_not_a_learn_mode(dqn_policy, tmp_path):

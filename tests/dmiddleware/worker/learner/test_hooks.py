@@ -94,11 +94,11 @@ def test_long_forms_build_registered_types():
         ({"log_show_after_iter": 0}, ConfigError, "at least 1"),
         ({"log_show_after_iter": 1.5}, ConfigError, "whole number"),
         ({"log_show_after_iter": True}, ConfigError, "whole number"),
-        ({"x": {"type": "log_show", "priority": 1}}, ConfigError, "missing: position"),
+        ({"x": {"type": "log_show", "priority": 1}}, ConfigError, "lacks position"),
         (
-            {"x": {"type": "log_show", "position": "after_iter", "when": 1}},
+            {"x": {"type": "log_show", "positions": "after_iter"}},
             ConfigError,
-            "unknown: when",
+            "did you mean position",
         ),
         ({"x": {"type": "log_sow", "position": "after_iter"}}, RegistryError, "log_show"),
         (
@@ -106,7 +106,22 @@ def test_long_forms_build_registered_types():
             ConfigError,
             "frq",
         ),
-        ({"x": {"type": "log_show", "position": "afterwards"}}, ConfigError, "one of before_run"),
+        (
+            {"x": {"type": "log_show", "position": "after_itr"}},
+            ConfigError,
+            "did you mean after_iter",
+        ),
+        ({"load_ckpt_before_run": 5}, ConfigError, "load_path"),
+        (
+            {"x": {"type": "log_show", "position": "after_iter", "ext_args": 3}},
+            ConfigError,
+            "ext_args",
+        ),
+        (
+            {"x": {"type": "log_show", "position": "after_iter", "priority": "high"}},
+            ConfigError,
+            "priority",
+        ),
         (
             {"x": {"type": "log_show", "position": "after_iter", "priority": -1}},
             ConfigError,

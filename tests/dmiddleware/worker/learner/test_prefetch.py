@@ -68,7 +68,7 @@ def test_an_error_reaches_who_takes_the_batch(num_workers, what, error):
 def test_a_source_that_gives_nothing_is_an_error(num_workers):
     with (
         PrefetchLoader(lambda n: None, 2, num_workers=num_workers, timeout_s=20) as loader,
-        pytest.raises(NotEnoughData, match=r"get_data\(2\) gave None"),
+        pytest.raises(NotEnoughData, match=r"get_data\(2\) returned None"),
     ):
         next(loader)
 
