@@ -1,9 +1,9 @@
 """Reinforcement-learning training programs as a chain of middleware.
 
-The names here are the pipeline: contexts, middleware, tasks and events, and the error tree. What
-learns is in the packages ``env``, ``data``, ``model``, ``rl``, ``policy`` and ``worker``, and the
-stock middleware that joins both is in the package ``middleware``. Importing this package does not
-import torch.
+This module has the names of the pipeline: contexts, middleware, tasks, events and errors. The
+learning components are in the packages ``env``, ``data``, ``model``, ``rl``, ``policy``,
+``rollout`` and ``worker``, and the stock middleware is in the package ``middleware``. Importing
+this package does not import torch.
 """
 
 from importlib.metadata import version as _version

@@ -1,19 +1,19 @@
 """The error tree.
 
-Every error that this project raises on purpose is a :class:`DMiddlewareError`, and also the
-built-in error that a Python reader would expect, so that either can be caught::
+Every error that this project raises is a :class:`DMiddlewareError`, and also the built-in error
+that fits it best, so that either can be caught::
 
     DMiddlewareError
     ├── ConfigError (ValueError)            a configuration that cannot be used
-    ├── RegistryError (KeyError)            a name that no one registered
+    ├── RegistryError (KeyError)            a name that is not registered
     ├── PipelineError
     │   ├── ChainError (ValueError)         a chain that cannot run, found before the first step
     │   ├── MiddlewareError (TypeError)     a middleware that breaks the protocol
-    │   ├── ContextError (AttributeError)   a context's field that no one has set
-    │   └── TaskStateError (RuntimeError)   a task used outside its life
+    │   ├── ContextError (AttributeError)   a field of a context that was never set
+    │   └── TaskStateError (RuntimeError)   a call that the task's state does not allow
     ├── EventError
-    │   ├── WaitTimeout (TimeoutError)      an event that did not come in time
-    │   └── EventQueueFull (TimeoutError)   a bounded queue that stayed full past the deadline
+    │   ├── WaitTimeout (TimeoutError)      an event that did not arrive in time
+    │   └── EventQueueFull (TimeoutError)   a queue that was still full at the deadline
     ├── DataError
     │   ├── StructureError (ValueError)     a batch that differs from what was stored before
     │   ├── NotEnoughData (ValueError)      a buffer asked for more than it holds
@@ -33,18 +33,18 @@ built-in error that a Python reader would expect, so that either can be caught::
     │   └── CheckpointMismatch (ValueError) a checkpoint of another model
     ├── RouterError
     │   ├── EncodeError (TypeError)         a value that cannot travel
-    │   ├── DecodeError (ValueError)        bytes that are no encoded value
-    │   ├── FrameError (ValueError)         bytes that are no frame
+    │   ├── DecodeError (ValueError)        bytes that are not an encoded value
+    │   ├── FrameError (ValueError)         bytes that are not a valid frame
     │   ├── FrameTooLarge (ValueError)      a frame larger than its receiver accepts
     │   ├── AuthError (PermissionError)     a peer or frame without the right key
-    │   ├── HandshakeRefused (ConnectionError)  a listener that does not let a node in
-    │   ├── TopologyError (ValueError)      a network that cannot be laid out
+    │   ├── HandshakeRefused (ConnectionError)  a listener that refuses a node
+    │   ├── TopologyError (ValueError)      an invalid topology
     │   ├── TransportError (ConnectionError)    an address that cannot be reached or listened on
-    │   ├── DeliveryTimeout (TimeoutError)  a peer that took nothing until the deadline
+    │   ├── DeliveryTimeout (TimeoutError)  a peer that did not accept an event in time
     │   └── RouterStateError (RuntimeError) a router used before start, after close or after fork
     └── LaunchError (ValueError)            a run that cannot be started as asked
 
-A message says what happened, with which value, and what to do about it.
+A message says what happened, with which value, and what to do.
 """
 
 __all__ = [
@@ -92,7 +92,7 @@ __all__ = [
 
 
 class DMiddlewareError(Exception):
-    """The root of every error that this project raises on purpose."""
+    """The base class of every error of this project."""
 
 
 class ConfigError(DMiddlewareError, ValueError):
@@ -100,7 +100,7 @@ class ConfigError(DMiddlewareError, ValueError):
 
 
 class RegistryError(DMiddlewareError, KeyError):
-    """A name was looked up that no one registered, or registered twice."""
+    """A name is not registered, or is registered twice."""
 
     def __str__(self) -> str:
         # KeyError would show the message quoted, as if it were the key.
@@ -108,7 +108,7 @@ class RegistryError(DMiddlewareError, KeyError):
 
 
 class PipelineError(DMiddlewareError):
-    """A mistake in how a chain is built or run."""
+    """A mistake in the way a chain is built or run."""
 
 
 class ChainError(PipelineError, ValueError):
@@ -120,11 +120,11 @@ class MiddlewareError(PipelineError, TypeError):
 
 
 class ContextError(PipelineError, AttributeError):
-    """A field of the context was read that no one has set."""
+    """A field of the context was read before it was set."""
 
 
 class TaskStateError(PipelineError, RuntimeError):
-    """A task was used outside its life, or changed while it runs."""
+    """A task was used after it was closed, or changed while it runs."""
 
 
 class EventError(DMiddlewareError):
@@ -132,19 +132,19 @@ class EventError(DMiddlewareError):
 
 
 class WaitTimeout(EventError, TimeoutError):
-    """An awaited event did not come before the deadline."""
+    """An awaited event did not arrive before the deadline."""
 
 
 class EventQueueFull(EventError, TimeoutError):
-    """A bounded event queue stayed full past the emitter's deadline."""
+    """A bounded event queue was still full at the emitter's deadline."""
 
 
 class DataError(DMiddlewareError):
-    """Data that cannot be stored or given."""
+    """Data cannot be stored or returned."""
 
 
 class StructureError(DataError, ValueError):
-    """A batch differs in keys, shapes or dtypes from what was agreed before."""
+    """A batch differs in keys, shapes or dtypes from the ones before."""
 
 
 class NotEnoughData(DataError, ValueError):
@@ -176,7 +176,7 @@ class EnvStateError(EnvError, RuntimeError):
 
 
 class PolicyError(DMiddlewareError):
-    """A policy cannot do what was asked of it."""
+    """A policy cannot do what it was asked to do."""
 
 
 class SpaceError(PolicyError, ValueError):
@@ -200,7 +200,7 @@ class CheckpointWriteError(CheckpointError, OSError):
 
 
 class CheckpointDamaged(CheckpointError, ValueError):
-    """A file is not a whole checkpoint."""
+    """A file is not a complete checkpoint."""
 
 
 class CheckpointMismatch(CheckpointError, ValueError):
@@ -208,19 +208,19 @@ class CheckpointMismatch(CheckpointError, ValueError):
 
 
 class RouterError(DMiddlewareError):
-    """Events could not travel between processes."""
+    """Events could not be exchanged between processes."""
 
 
 class EncodeError(RouterError, TypeError):
-    """A value is of a type that cannot travel."""
+    """A value has a type that cannot be sent."""
 
 
 class DecodeError(RouterError, ValueError):
-    """Bytes that arrived are no encoded value."""
+    """Received bytes are not an encoded value."""
 
 
 class FrameError(RouterError, ValueError):
-    """Bytes that arrived are no whole frame of this version."""
+    """Received bytes are not a valid frame of this version."""
 
 
 class FrameTooLarge(RouterError, ValueError):
@@ -232,7 +232,7 @@ class AuthError(RouterError, PermissionError):
 
 
 class HandshakeRefused(RouterError, ConnectionError):
-    """A listener does not let a node in.
+    """A listener refuses a node.
 
     Attributes:
         code: the kind of reason: ``version``, ``run``, ``key``, ``node_id_taken``, ``stale`` or
@@ -245,15 +245,15 @@ class HandshakeRefused(RouterError, ConnectionError):
 
 
 class TopologyError(RouterError, ValueError):
-    """A network cannot be laid out from these arguments."""
+    """These arguments do not define a valid topology."""
 
 
 class TransportError(RouterError, ConnectionError):
-    """An address cannot be reached, or not be listened on, or did not answer in time."""
+    """An address cannot be reached or listened on, or did not answer in time."""
 
 
 class DeliveryTimeout(RouterError, TimeoutError):
-    """A peer did not take an event before the emitter's deadline; it was not accepted."""
+    """A peer did not accept an event before the emitter's deadline; the event was not sent."""
 
 
 class RouterStateError(RouterError, RuntimeError):
@@ -261,4 +261,4 @@ class RouterStateError(RouterError, RuntimeError):
 
 
 class LaunchError(DMiddlewareError, ValueError):
-    """A run cannot be started as asked: options or the environment do not fit together."""
+    """A run cannot be started: options contradict each other or the environment."""

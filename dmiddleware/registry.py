@@ -1,4 +1,4 @@
-"""Registries: names for classes and functions, so that a config can ask for one by name."""
+"""Registries: names for classes and functions, by which a config selects them."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def import_modules(names: Iterable[str]) -> None:
 
 
 class Registry(Generic[T]):
-    """Names for one kind of thing.
+    """A registry of classes or functions of one kind, by name.
 
     Args:
-        kind: what the names stand for, used in messages ("policy", "buffer").
+        kind: the kind, used in messages ("policy", "buffer").
 
     Example:
         >>> POLICIES = Registry[type]("policy")
@@ -68,14 +68,14 @@ class Registry(Generic[T]):
         """Return a decorator that registers its subject under ``name``.
 
         Raises:
-            RegistryError: if the name stands for something else already.
+            RegistryError: if the name is already registered for something else.
         """
 
         def decorate(entry: V) -> V:
             known = self._entries.get(name)
             if known is not None and known is not entry and not _same_definition(known, entry):
                 raise RegistryError(
-                    f"the {self._kind} name {name!r} already stands for {known!r}; "
+                    f"the {self._kind} name {name!r} is already registered for {known!r}; "
                     f"choose another name for {entry!r}"
                 )
             self._entries[name] = entry  # type: ignore[assignment]
@@ -84,10 +84,10 @@ class Registry(Generic[T]):
         return decorate
 
     def get(self, name: str) -> T:
-        """Return what ``name`` stands for.
+        """Return the entry that is registered as ``name``.
 
         Raises:
-            RegistryError: if no one registered it; the nearest known names are listed.
+            RegistryError: if there is none; the message suggests similar names.
         """
         try:
             return self._entries[name]
@@ -96,11 +96,11 @@ class Registry(Generic[T]):
             hint = (
                 f"did you mean {', '.join(near)}?"
                 if near
-                else f"known are: {', '.join(sorted(self._entries)) or '(none)'}"
+                else f"the known names are: {', '.join(sorted(self._entries)) or '(none)'}."
             )
             raise RegistryError(
                 f"no {self._kind} is registered as {name!r}; {hint} "
-                "If it is your own, name its module in the config's import_names."
+                "To register a custom one, add its module to the config's import_names."
             ) from None
 
     def __contains__(self, name: object) -> bool:
@@ -114,7 +114,7 @@ class Registry(Generic[T]):
 
 
 def _same_definition(a: object, b: object) -> bool:
-    """Tell whether ``a`` and ``b`` are one definition, imported twice (a module run by name)."""
+    """Return whether both are one definition, imported twice (as a program and as a module)."""
     return getattr(a, "__qualname__", a) == getattr(b, "__qualname__", b) and (
         getattr(getattr(a, "__init__", a), "__code__", None)
         == getattr(getattr(b, "__init__", b), "__code__", None)

@@ -1,4 +1,4 @@
-"""Seeds: one run seed, from which every random generator's own seed derives."""
+"""Seeds: the seed of every random generator is derived from one seed of the run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["derive_seed", "seed_libraries"]
 
 
 def derive_seed(run_seed: int, *scope: str | int) -> int:
-    """Derive a seed for one generator from the run's seed and the generator's place.
+    """Derive the seed of one random generator from the seed of the run.
 
-    Two places never share a seed by accident, and the same place always has the same one: in every
+    Different scopes get different seeds, and the same scope always gets the same one: in every
     process, on every machine, in every Python version.
 
     Args:
         run_seed: the seed of the whole run.
-        scope: the place, from the outside in, for example ``("collector", 0, 3)``: role, node id,
-            env index.
+        scope: identifies the generator, from the outside in, for example ``("collector", 0, 3)``:
+            role, node id, env index.
 
     Returns:
         An integer in ``[0, 2**31)``, which every library accepts.
@@ -37,7 +37,7 @@ def derive_seed(run_seed: int, *scope: str | int) -> int:
 
 
 def _tagged(part: str | int) -> str:
-    """Tell 1 from "1", but not a role from its name, nor numpy's integers from Python's."""
+    """Distinguish 1 from "1", but not a role from its name, or numpy integers from Python's."""
     if isinstance(part, int | np.integer):
         return f"int:{int(part)}"
     return f"str:{str.__str__(part)}"
@@ -46,8 +46,8 @@ def _tagged(part: str | int) -> str:
 def seed_libraries(seed: int) -> None:
     """Seed the global generators of ``random``, numpy and, if it is loaded, torch.
 
-    Components of this project have generators of their own; this is for code that draws from the
-    libraries' global ones, such as the initialisation of a network.
+    The components of this project use separate generators; this is for code that uses the global
+    ones, such as the initialization of a network.
     """
     random.seed(seed)
     np.random.seed(seed % 2**32)

@@ -58,11 +58,11 @@ class Lock(Protocol):
     """A lock of ``threading`` or ``multiprocessing``."""
 
     def acquire(self, *, timeout: float) -> bool:
-        """Take the lock, or return False after so many seconds."""
+        """Acquire the lock, or return False after the timeout."""
         ...
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         ...
 
 
@@ -71,7 +71,7 @@ class Entry:
     """One use of a middleware.
 
     Attributes:
-        middleware: what is used.
+        middleware: the middleware.
         roles: the roles in which it is active; none means all.
         lock: held while its code runs, in either direction.
     """
@@ -86,8 +86,8 @@ class Group:
 
     Args:
         entries: the members.
-        parallel: whether each member runs on a thread of its own.
-        compile_group: makes a middleware of the group, for calling it by hand.
+        parallel: whether each member runs on its own thread.
+        compile_group: compiles the group into a middleware, to call it by hand.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Group:
         self._compiled: Callable[[Any], object] | None = None
 
     def __call__(self, ctx: Context) -> Generator[None, None, None] | None:
-        """Run the members, as one middleware."""
+        """Run the members as one middleware."""
         if self._compiled is None:
             self._compiled = self._compile(self)
         return self._compiled(ctx)  # type: ignore[return-value]
@@ -116,11 +116,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class PlanItem:
-    """A middleware at its place in a chain.
+    """A middleware at its position in a chain.
 
     Attributes:
-        entry: its use.
-        path: its number in the chain, from 1, with the numbers within groups: ``"3.1"``.
+        entry: the entry that uses it.
+        path: its number in the chain, from 1, with the numbers within groups (``"3.1"``); empty if
+            it is called by hand.
         active: whether it runs in the task's roles.
         children: the members, if it is a group.
     """
@@ -137,7 +138,7 @@ class PlanItem:
 
     @property
     def label(self) -> str:
-        """How messages name it."""
+        """Its name in messages."""
         return f"middleware {self.path} ({self.name})" if self.path else f"middleware {self.name}"
 
     @property
@@ -147,27 +148,27 @@ class PlanItem:
 
     @property
     def is_group(self) -> bool:
-        """Whether it is a serial or a parallel."""
+        """Whether it is a group, serial or parallel."""
         return isinstance(self.entry.middleware, Group)
 
     @property
     def is_parallel(self) -> bool:
-        """Whether it is a parallel."""
+        """Whether it is a parallel group."""
         return isinstance(self.entry.middleware, Group) and self.entry.middleware.parallel
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The fields that it declares to read."""
+        """The fields that it declares it reads."""
         return string_tuple(self._declared("reads"))
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The fields that it declares to write."""
+        """The fields that it declares it writes."""
         return string_tuple(self._declared("writes"))
 
     @property
     def receives(self) -> tuple[str, ...]:
-        """The fields that it declares to set when there are other processes."""
+        """The fields that it declares it writes if there are other processes."""
         return string_tuple(self._declared("receives"))
 
     @property
@@ -182,12 +183,12 @@ class PlanItem:
 
     @property
     def fills(self) -> tuple[object, ...]:
-        """The stores to which it declares to add data."""
+        """The stores to which it declares that it adds data."""
         return tuple(self._declared("fills"))
 
     @property
     def draws_from(self) -> tuple[object, ...]:
-        """The stores from which it declares to take data."""
+        """The stores from which it declares that it takes data."""
         return tuple(self._declared("draws_from"))
 
     @property
@@ -200,11 +201,11 @@ class PlanItem:
 
 
 def make_entry(mw: Any, *, roles: Iterable[str] | None = None, lock: Lock | None = None) -> Entry:
-    """Check a middleware and make an entry of it.
+    """Check a middleware and return an entry for it.
 
     Args:
-        mw: the middleware; one that ``task.wrap`` made stands for what it wraps.
-        roles: replaces the roles that it declares.
+        mw: the middleware; one that ``task.wrap`` returned is used as the one that it wraps.
+        roles: overrides the roles that it declares.
         lock: held while its code runs.
 
     Raises:
@@ -361,9 +362,9 @@ class Branches:
 
     Args:
         chains: the branches.
-        label: how messages name them together.
+        label: the name of the parallel in messages.
         on_failure: called when a branch fails, on its thread.
-        report_s: the log names the branches that are still running every so many seconds.
+        report_s: the interval in seconds at which the log names the branches still running.
     """
 
     def __init__(
@@ -382,7 +383,7 @@ class Branches:
         self._abandoned = False
 
     def middleware(self, ctx: Context) -> Generator[None, None, None]:
-        """Be one middleware of an outer chain."""
+        """Run as one middleware of an outer chain."""
         if not self._threads:
             self._threads = tuple(
                 ThreadPoolExecutor(1, thread_name_prefix=f"{self._label} branch {number}")
@@ -404,7 +405,7 @@ class Branches:
             self._run_all(this_pass, frames, [partial(backward, mine) for mine in frames])
 
     def close(self) -> None:
-        """End the threads, which are idle between steps."""
+        """End the threads, which are idle between steps; may be called twice."""
         for thread in self._threads:
             thread.shutdown(wait=not self._abandoned)
         self._threads = ()
@@ -494,13 +495,13 @@ def _unfinished_branches(futures: Sequence[Future[BaseException | None]]) -> str
 
 
 class Layer:
-    """A middleware whose way forward has run, and whose way back is still to come.
+    """A middleware called by hand, whose way forward has run and whose way back has not.
 
-    Take it back with :meth:`back`, or use it in a ``with``, which also unwinds it when the block
-    raises. A layer that no one takes back is taken back by the task at the end of the step.
+    Run the way back with :meth:`back`, or use the layer in a ``with``, which also throws an error
+    of its block into it. Otherwise the task runs the way back at the end of the step.
 
     Args:
-        chain: the compiled middleware; its way forward runs here.
+        chain: the compiled middleware; its way forward runs now.
         ctx: the context.
     """
 
@@ -511,31 +512,31 @@ class Layer:
 
     @property
     def is_open(self) -> bool:
-        """Whether something is still suspended."""
+        """Whether its way back has not run yet."""
         return bool(self._frames)
 
     def back(self) -> None:
-        """Run the way back; twice is fine."""
+        """Run the way back; may be called twice."""
         with OnError(partial(unwind, self._frames)):
             backward(self._frames)
 
     def unwind(self, error: BaseException) -> BaseException:
-        """Throw an error into what is suspended, and return what is to be raised."""
+        """Throw an error into the suspended middleware, and return the error to raise."""
         return unwind(self._frames, error)
 
     def close(self) -> None:
-        """Run the ``finally`` blocks of what is suspended, and nothing else of it; twice is fine.
+        """Run only the ``finally`` blocks of the suspended middleware; may be called twice.
 
         Raises:
-            BaseException: what they raise; all of them have run then.
+            BaseException: their errors, when all of them have run.
         """
         errors: list[BaseException] = []
         while self._frames:
-            step, generator = self._frames.pop()
+            member, generator = self._frames.pop()
             try:
                 generator.close()
             except BaseException as error:  # noqa: BLE001 (raised below)
-                error.add_note(f"in {step.label} while it was closed")
+                error.add_note(f"in {member.label} while it was being closed")
                 errors.append(error)
         if errors:
             raise merge_errors(errors[0], errors[1:], what="closing a layer")
@@ -558,20 +559,20 @@ class Layer:
 class Wrapped(Generic[C]):
     """A middleware that can be called from within another; made by ``task.wrap``.
 
-    Used in a chain, it is the middleware itself, with its lock.
+    In a chain, it is the same as the middleware itself, with its lock.
 
     Args:
         entry: the middleware.
-        begin: runs its way forward.
+        start: runs its way forward.
     """
 
-    def __init__(self, entry: Entry, begin: Callable[[C], Layer]) -> None:
+    def __init__(self, entry: Entry, start: Callable[[C], Layer]) -> None:
         self.entry = entry
-        self._begin = begin
+        self._start = start
 
     def __call__(self, ctx: C) -> Layer:
-        """Run the way forward, and return the layer, which is to be taken back."""
-        return self._begin(ctx)
+        """Run the way forward, and return the layer that runs the way back."""
+        return self._start(ctx)
 
 
 def _make_item(entry: Entry, path: str, roles: frozenset[str], *, within_active: bool) -> PlanItem:

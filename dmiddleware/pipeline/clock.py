@@ -1,4 +1,4 @@
-"""Clocks: time, and the threads that wait in it, come in from outside, so tests can hold them."""
+"""Clocks: time and waiting threads, behind an interface that tests can replace."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ class Running(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The thread's name in messages."""
         ...
 
     def is_current(self) -> bool:
-        """Tell whether the caller runs on this thread."""
+        """Return whether the caller runs on this thread."""
         ...
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until it has ended, and tell whether it has; with no lock held."""
+        """Wait until it has ended, without holding a lock, and return whether it has."""
         ...
 
 
 class Clock(Protocol):
-    """What the pipeline needs of time, and of threads.
+    """What the pipeline needs from time and threads.
 
-    Who goes by a clock blocks in :meth:`wait_for` and :meth:`Running.join` only, and starts threads
-    with :meth:`spawn` only. Then a test can run all of it by a clock of its own.
+    Code that uses a clock blocks only in :meth:`wait_for` and :meth:`Running.join`, and starts
+    threads only with :meth:`spawn`, so that tests can run it under a fake clock.
     """
 
     def now(self) -> float:
-        """Return seconds that only ever go up, from an arbitrary start."""
+        """Return monotonic seconds since an arbitrary start."""
         ...
 
     def wall(self) -> float:
-        """Return seconds since 1970, which processes on one host agree on."""
+        """Return seconds since 1970, the same in all processes of a host."""
         ...
 
     def wait_for(
@@ -53,8 +53,8 @@ class Clock(Protocol):
         Args:
             condition: held by the caller, notified whenever the predicate may have changed.
             predicate: called with the condition held, and not again once it was true.
-            timeout_s: the most seconds to wait; None: any time, for threads that are idle until
-                someone has work for them or ends them.
+            timeout_s: the most seconds to wait; None means no limit, for threads that are idle
+                until they get work or are ended.
 
         Returns:
             The predicate's last value.
@@ -65,8 +65,8 @@ class Clock(Protocol):
         """Start a thread, which does not keep the process alive.
 
         Args:
-            function: what it runs.
-            name: what messages call it.
+            function: runs on the thread.
+            name: the thread's name in messages.
         """
         ...
 
@@ -88,7 +88,7 @@ class SystemClock:
         predicate: Callable[[], bool],
         timeout_s: float | None,
     ) -> bool:
-        """Wait until the predicate holds or so many real seconds have passed."""
+        """Wait until the predicate holds or the time is up."""
         return condition.wait_for(predicate, timeout_s)
 
     def spawn(self, function: Callable[[], None], *, name: str) -> Running:

@@ -1,4 +1,4 @@
-"""The context: what the middleware of one step share."""
+"""The context: the data that the middleware of one step share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KIND = "dmiddleware.kind"
 
 
 class FieldKind(StrEnum):
-    """What becomes of a context's field when the next step begins."""
+    """What happens to a field of a context when the next step starts."""
 
     KEPT = "kept"
     RENEWED = "renewed"
@@ -46,7 +46,7 @@ def kept(default: Any = dataclasses.MISSING, *, default_factory: Any = dataclass
 
     Args:
         default: the value in the first step; must be immutable.
-        default_factory: makes the value of the first step, for mutable ones.
+        default_factory: returns the value in the first step, for mutable values.
 
     Example:
         >>> @dataclass
@@ -63,13 +63,13 @@ def renewed(*, default_factory: Callable[[], T]) -> T: ...
 def renewed(
     default: Any = dataclasses.MISSING, *, default_factory: Any = dataclasses.MISSING
 ) -> Any:
-    """Declare a field of a context that returns to its default in every step, on purpose.
+    """Declare a field of a context that is reset to a meaningful default in every step.
 
-    Since the default means something, a middleware may read the field without anyone writing it.
+    A middleware may read such a field even if no other middleware writes it.
 
     Args:
-        default: the value at the begin of every step; must be immutable.
-        default_factory: makes that value anew for every step, for mutable ones.
+        default: the value at the start of every step; must be immutable.
+        default_factory: returns that value for every step, for mutable values.
     """
     return field(
         default=default, default_factory=default_factory, metadata={_KIND: FieldKind.RENEWED}
@@ -79,25 +79,26 @@ def renewed(
 def produced() -> Any:
     """Declare a field of a context that is None in every step until a middleware writes it.
 
-    A chain in which a middleware reads the field before anyone writes it is refused before the
-    first step.
+    A chain in which a middleware reads the field before another one writes it is refused before
+    the first step.
     """
     return field(default=None, metadata={_KIND: FieldKind.PRODUCED})
 
 
 @dataclass
 class Context:
-    """What the middleware of one step share: it lives for one step and is renewed for the next.
+    """The data that the middleware of one step share; it is renewed for every step.
 
-    Fields declared with :func:`kept`, or named to :meth:`keep`, carry over for good; all others
-    return to their defaults. Own fields are added by subclassing (decorated with ``@dataclass``;
-    type checkers then know them), or by assignment, which lasts for the step unless kept.
+    Fields that are declared with :func:`kept`, or passed to :meth:`keep`, carry over to all later
+    steps; all others are reset to their defaults. Add custom fields in a subclass (decorated with
+    ``@dataclass``, so that type checkers know them), or by assignment, which lasts for one step
+    unless the field is kept.
 
-    Reading a field that no one set is a :class:`~dmiddleware.errors.ContextError` (an
-    ``AttributeError``) that names the nearest ones.
+    Reading a field that was never set raises a :class:`~dmiddleware.errors.ContextError` (an
+    ``AttributeError``) that suggests similar names.
 
     Attributes:
-        total_step: steps that were finished before this one.
+        total_step: the number of steps before this one.
         logged: metrics of this step by name; written with :meth:`log`.
         task: the task that runs the chain.
     """
@@ -117,16 +118,16 @@ class Context:
         """Carry the fields over to all following steps.
 
         Args:
-            names: fields, which need not have a value yet.
+            names: the fields; they may be set later.
         """
         self.__dict__["_also_kept"] = self.__dict__.get("_also_kept", frozenset()).union(names)
 
     def log(self, name: str, value: SupportsFloat) -> None:
-        """Log a metric of this step; loggers later in the chain, or on its way back, write it.
+        """Log a metric of this step, for loggers that come later in the chain or on its way back.
 
         Args:
-            name: the metric, in groups parted by slashes (``"collect/return_mean"``).
-            value: any scalar; a second value under one name in one step replaces the first.
+            name: the metric, with groups separated by slashes (``"collect/return_mean"``).
+            value: any scalar; a second value of the same metric in a step replaces the first.
         """
         self.logged[name] = float(value)
 
@@ -152,21 +153,21 @@ class Context:
 
     @classmethod
     def field_kinds(cls) -> dict[str, FieldKind]:
-        """Return the declared fields and what becomes of each when the next step begins."""
+        """Return the kind of each declared field."""
         return {f.name: _kind_of(f) for f in dataclasses.fields(cls)}
 
     def is_kept(self, name: str) -> bool:
-        """Tell whether the field carries over, by declaration or by :meth:`keep`."""
+        """Return whether the field carries over, by declaration or by :meth:`keep`."""
         if name in self.__dict__.get("_also_kept", ()):
             return True
         return self.field_kinds().get(name) is FieldKind.KEPT
 
     def has_value(self, name: str) -> bool:
-        """Tell whether the field is there now and is not None."""
+        """Return whether the field is set and is not None."""
         return self.__dict__.get(name) is not None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the values of all fields that carry over (not copied)."""
+        """Return the values of all fields that carry over, without copying them."""
         names = [name for name, kind in self.field_kinds().items() if kind is FieldKind.KEPT]
         names += sorted(self.__dict__.get("_also_kept", ()))
         values = self.__dict__
@@ -181,7 +182,7 @@ class Context:
         self.keep(*state["also_kept"])
 
     def __getstate__(self) -> dict[str, Any]:
-        # A task holds threads and does not travel to another process; the fields do.
+        # A task has threads and cannot be pickled; the fields can.
         return {name: value for name, value in self.__dict__.items() if name != "task"}
 
     if not TYPE_CHECKING:  # for a type checker, an undeclared field stays an error
@@ -203,14 +204,14 @@ class OnlineRLContext(Context):
         collect_kwargs: keyword arguments for the collecting policy's forward, such as ``eps``.
         obs: observations to act on.
         action: actions to take.
-        inference_output: what the policy's forward returned.
+        inference_output: the output of the policy's forward.
         trajectories: newly collected transitions, a batch ``[T, E, …]`` or a list of transitions.
         trajectory_end_idx: indices of the transitions in ``trajectories`` that end an episode.
         episodes: newly collected whole episodes, a list of batches ``[T_i, …]``.
-        train_data: what the learner learns from in this step.
-        train_output: what the learner reported, a dictionary or a list of them.
+        train_data: the data that the learner learns from in this step.
+        train_output: the learner's metrics, a dictionary or a list of them.
         eval_value: the mean return of an evaluation in this step.
-        eval_output: what the evaluation gave besides.
+        eval_output: further results of that evaluation.
     """
 
     env_step: int = kept(0)
@@ -236,16 +237,16 @@ class OfflineRLContext(Context):
     """The context of learning from a data set.
 
     Attributes:
-        train_epoch: passes over the data set that were finished.
+        train_epoch: finished passes over the data set.
         train_iter: updates of the policy.
-        trained_env_step: transitions that were learned from, counted each time.
+        trained_env_step: transitions learned from, counted each time they are used.
         last_eval_iter: the ``train_iter`` of the last evaluation, -1 before the first.
         last_eval_value: the mean return of the last evaluation, ``-inf`` before the first.
         trajectories: transitions, a batch ``[N, …]``.
-        train_data: what the learner learns from in this step.
-        train_output: what the learner reported, a dictionary or a list of them.
+        train_data: the data that the learner learns from in this step.
+        train_output: the learner's metrics, a dictionary or a list of them.
         eval_value: the mean return of an evaluation in this step.
-        eval_output: what the evaluation gave besides.
+        eval_output: further results of that evaluation.
     """
 
     train_epoch: int = kept(0)
@@ -261,7 +262,7 @@ class OfflineRLContext(Context):
 
 
 class _Renewal(NamedTuple):
-    """How contexts of one class are renewed, found out once."""
+    """How contexts of one class are renewed, computed once."""
 
     constants: dict[str, Any]
     factories: tuple[tuple[str, Callable[[], Any]], ...]
@@ -302,17 +303,22 @@ def _check_decorated(cls: type[Context]) -> None:
         own = vars(base)
         if own.get("__annotations__") and "__dataclass_fields__" not in own:
             raise TypeError(
-                f"{base.__name__} declares context fields but is not a dataclass; "
-                f"put @dataclass above it"
+                f"{base.__name__} declares context fields but is not a dataclass; decorate it with "
+                "@dataclass"
+            )
+        if own.get("__slots__"):
+            raise TypeError(
+                f"{base.__name__} has __slots__, which a context cannot renew; decorate it with "
+                "@dataclass, without slots=True"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class _NoSuchField:
-    """What is said of a missing field.
+    """The message about a missing field.
 
-    The near misses are looked for only when someone reads the message, not when ``hasattr`` or
-    ``getattr`` with a default ask in every step.
+    Similar names are only looked up when the message is shown, since ``hasattr`` and ``getattr``
+    with a default may be called in every step.
     """
 
     owner: str
@@ -321,16 +327,13 @@ class _NoSuchField:
 
     def __str__(self) -> str:
         if self.name == "task":
-            return (
-                f"this {self.owner} belongs to no task yet; ctx.task is there once it was given to "
-                "Task(ctx)"
-            )
+            return f"this {self.owner} does not belong to a task yet; ctx.task is set by Task(ctx)"
         near = nearest(self.name, dict.fromkeys(name for name in self.known if name[0] != "_"))
         hint = f"did you mean {', '.join(near)}? " if near else ""
         return (
-            f"no one has set ctx.{self.name}, and {self.owner} declares no such field; {hint}"
-            f"A field of your own is declared in a subclass of {self.owner} or assigned before it "
-            "is read."
+            f"ctx.{self.name} was never set, and {self.owner} does not declare it; {hint}"
+            f"To add a custom field, declare it in a subclass of {self.owner} or assign it before "
+            "it is read."
         )
 
 

@@ -1,7 +1,7 @@
-"""The process as a node of a run: what a task joins when its program says nothing else.
+"""The node that this process is in a run of several processes.
 
-A program that builds ``Task(ctx)`` runs alone. Within :func:`running_as`, which the launcher wraps
-around it, the very same program gets the node's router, roles and labels.
+A program that builds ``Task()`` runs alone. Within :func:`running_as`, which the launcher wraps
+around it, the same program gets the node's router, roles and labels.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class _StoppableTask(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a node's tasks are.
+    """The progress of a node's tasks.
 
     Attributes:
         step: steps of the chain.
         env_step: environment steps.
         train_iter: updates.
-        blocked_s: seconds that exchanges waited for other processes.
+        blocked_s: seconds that exchanges spent waiting for other processes.
     """
 
     step: int = 0
@@ -59,11 +59,11 @@ class CurrentNode:
 
     Args:
         router: carries events to and from the others.
-        roles: the parts that this process plays; none: all.
-        labels: names to find it by.
-        clock: times what its tasks wait for; None: the clock of the machine.
-        stamp: the same for all processes of the run, and for no other run; empty: none.
-        run_roles: the roles that the processes of the run have; None: unknown.
+        roles: the roles of this process; none means all.
+        labels: names by which the process can be selected.
+        clock: measures time for its tasks; None: the clock of the machine.
+        stamp: identifies the run: all its processes have the same one; empty: none.
+        run_roles: the roles of all processes of the run; None: unknown.
     """
 
     def __init__(
@@ -95,25 +95,25 @@ class CurrentNode:
         return 0 if self.router is None else self.router.node_id
 
     def has_role(self, role: str) -> bool:
-        """Tell whether this process plays the role; without any roles, it plays them all."""
+        """Return whether this process has the role; without any roles, it has them all."""
         return not self.roles or role in self.roles
 
     def next_stamp(self) -> str:
-        """Return a word for one thing that the run has once, such as its folder; empty: none.
+        """Return a name for something that the run has once, such as its folder; empty: none.
 
-        The first call gives all processes of the run the same word, and so does the second.
+        The n-th call returns the same name in all processes of the run.
         """
         with self._lock:
             self._n_stamps += 1
             return f"{self._stamp}/{self._n_stamps}" if self._stamp else ""
 
     def note_blocked(self, seconds: float) -> None:
-        """Take note that a middleware waited for another process."""
+        """Add the seconds that a middleware waited for another process."""
         with self._lock:
             self._blocked_s += seconds
 
     def register(self, task: _StoppableTask) -> None:
-        """Take note of a task of this process; if the process was told to end, stop it at once."""
+        """Add a task of this process; if the process was already asked to stop, stop the task."""
         with self._lock:
             self._tasks.append(task)
         stop = self._stop
@@ -121,12 +121,12 @@ class CurrentNode:
             task.stop(stop.reason, ok=stop.ok, only_local=stop.only_local, final=False)
 
     def stop(self, reason: str, *, ok: bool = True, only_local: bool = False) -> None:
-        """Stop every task of this process, and those that it begins later.
+        """Stop every task of this process, and those that it starts later.
 
         Args:
             reason: why.
-            ok: False says that the run has failed.
-            only_local: leave the peers alone, which go on without this process.
+            ok: False if the run has failed.
+            only_local: True if the peers continue without this process.
         """
         with self._lock:
             self._stop.make(reason, ok=ok, only_local=only_local)
@@ -146,11 +146,11 @@ class CurrentNode:
 
     @property
     def ends_run(self) -> bool:
-        """Whether a task was told to stop, and those of the peers with it."""
+        """Whether a task was asked to stop, and the tasks of the peers with it."""
         return any(task.ends_run for task in list(self._tasks))
 
     def progress(self) -> Progress:
-        """Return how far the tasks are; each counter is that of the task that is farthest."""
+        """Return the progress of the tasks; each counter is the highest among them."""
         contexts = [task.ctx for task in list(self._tasks)]
         return Progress(
             step=max((ctx.total_step for ctx in contexts), default=0),
@@ -170,7 +170,7 @@ def current_node() -> CurrentNode | None:
 
 @contextlib.contextmanager
 def running_as(node: CurrentNode) -> Iterator[CurrentNode]:
-    """Let tasks that are built within join the network as ``node``."""
+    """Make tasks that are built in this block join the run as ``node``."""
     token = _current.set(node)
     try:
         yield node

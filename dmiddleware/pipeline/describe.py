@@ -1,4 +1,4 @@
-"""The description of a chain: a table of what stands where, for people to read."""
+"""The description of a chain: a table of its middleware."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEADINGS = ("#", "middleware", "roles", "reads", "writes", "here", "defined in"
 
 @dataclass(frozen=True, slots=True)
 class ChainRow:
-    """One line of the description.
+    """One row of the table.
 
     Attributes:
         path: the middleware's number.
@@ -41,7 +41,7 @@ class ChainRow:
     location: str
 
     def cells(self) -> tuple[str, ...]:
-        """Return the texts of the line's cells."""
+        """Return the texts of the row's cells."""
         indent = "  " * self.path.count(".")
         return (
             self.path,
@@ -56,12 +56,12 @@ class ChainRow:
 
 @dataclass(frozen=True)
 class ChainTable:
-    """What stands where in a chain.
+    """The middleware of a chain as a table.
 
-    ``str()`` gives it as plain text; printed by rich, it is a table.
+    ``str()`` returns plain text; rich prints it as a table.
 
     Attributes:
-        title: what the table is about.
+        title: the title of the table.
         rows: one for each middleware, in order; the members of a group follow it.
     """
 
@@ -78,7 +78,7 @@ class ChainTable:
         return "\n".join([self.title, *table])
 
     def __rich__(self) -> Table:
-        # rich takes longer to import than all of the pipeline, and few runs print this table.
+        # rich takes longer to import than the whole pipeline, and few runs print this table.
         from rich.table import Table
 
         table = Table(title=self.title)
@@ -90,26 +90,26 @@ class ChainTable:
         return table
 
 
-def describe_chain(title: str, nodes: Iterable[PlanItem]) -> ChainTable:
+def describe_chain(title: str, items: Iterable[PlanItem]) -> ChainTable:
     """Describe a chain.
 
     Args:
-        title: what the table is about.
-        nodes: the plan.
+        title: the title of the table.
+        items: the plan.
     """
-    return ChainTable(title, tuple(_rows(nodes)))
+    return ChainTable(title, tuple(_rows(items)))
 
 
-def _rows(nodes: Iterable[PlanItem]) -> Iterator[ChainRow]:
-    for node in nodes:
+def _rows(items: Iterable[PlanItem]) -> Iterator[ChainRow]:
+    for item in items:
         yield ChainRow(
-            node.path,
-            node.name,
-            node.entry.roles,
-            node.reads,
-            node.writes,
-            node.active,
-            node.entry.lock is not None,
-            node.location,
+            item.path,
+            item.name,
+            item.entry.roles,
+            item.reads,
+            item.writes,
+            item.active,
+            item.entry.lock is not None,
+            item.location,
         )
-        yield from _rows(node.children)
+        yield from _rows(item.children)

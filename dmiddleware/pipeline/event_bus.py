@@ -1,4 +1,4 @@
-"""The event bus: handlers run one at a time, in order of emission, on the bus's own thread."""
+"""The event bus: it runs handlers one at a time, in order of emission, on its own thread."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 
 
 class EventRouter(Protocol):
-    """What a task needs of a router, which carries events between processes."""
+    """What a task needs from a router, which carries events between processes."""
 
     @property
     def node_id(self) -> int:
@@ -43,17 +43,17 @@ class EventRouter(Protocol):
         deliver: Callable[[str, tuple[Any, ...], dict[str, Any]], None],
         offer: Callable[[str, tuple[Any, ...], dict[str, Any]], bool] | None = None,
     ) -> None:
-        """Take the functions to call, with name and arguments, for each event that arrives.
+        """Set the functions to call, with name and arguments, for each event that arrives.
 
         Args:
-            deliver: takes an event; it may wait for room.
-            offer: takes an event if there is room for it now, and tells whether it did. None: there
-                is no such function.
+            deliver: accepts an event; it may wait for room.
+            offer: accepts an event if there is room for it now, and returns whether it did; None if
+                there is no such function.
         """
         ...
 
     def subscribe(self, name: str, *, active: bool) -> None:
-        """Begin, or end, to receive the event from the peers."""
+        """Start, or stop, receiving the event from the peers."""
         ...
 
     def emit(self, event: Event, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -61,11 +61,11 @@ class EventRouter(Protocol):
         ...
 
     def peer_ids(self) -> Collection[int]:
-        """Return the numbers of the other processes that are here."""
+        """Return the node ids of the connected peers."""
         ...
 
     def counters(self) -> Mapping[str, float]:
-        """Return what was sent and received so far, by event and by peer, to be logged."""
+        """Return counters of sent and received data, by event and by peer, for logging."""
         ...
 
     def wait_until_ready(self, *, stopped: Callable[[], bool]) -> None:
@@ -79,12 +79,12 @@ class EventRouter(Protocol):
 class EventBus:
     """Carries events to handlers, and, with a router, to other processes.
 
-    A handler gets the emissions between its registration and its removal, each once, in order. The
-    thread starts with the first emission that someone listens to.
+    A handler gets every emission between its registration and its removal once, in order. The
+    thread starts with the first emission that has a handler.
 
     Args:
         name: names the thread.
-        clock: times the deadlines, and starts the thread.
+        clock: measures deadlines and starts the thread.
         router: carries events from and to other processes.
     """
 
@@ -112,14 +112,14 @@ class EventBus:
 
     @property
     def has_errors(self) -> bool:
-        """Whether handlers have raised errors that no one has taken yet."""
+        """Whether there are errors of handlers that :meth:`take_errors` has not returned yet."""
         return bool(self._errors)
 
     def on(self, event: str | Event, function: Callable[..., object]) -> None:
         """Call the function for every emission of the event from now on.
 
         Raises:
-            EventError: if the event was declared with another contract, or has an impossible name.
+            EventError: if the event was declared with another contract, or has an invalid name.
         """
         self._add(event, function, once=False)
 
@@ -128,11 +128,11 @@ class EventBus:
         self._add(event, function, once=True)
 
     def off(self, event: str | Event, function: Callable[..., object] | None = None) -> int:
-        """Call functions no more, not even for emissions that are in the queue.
+        """Remove handlers, also for emissions that are still in the queue.
 
         Args:
             event: the event, or a glob pattern of names (``"node.*"``).
-            function: which one; None means all.
+            function: the handler to remove; None means all.
 
         Returns:
             How many registrations were removed.
@@ -148,7 +148,7 @@ class EventBus:
             for name, handler in chosen:
                 self._remove(name, handler)
         for name in {name for name, _ in chosen}:
-            self._tell_router(name)
+            self._update_subscription(name)
         return len(chosen)
 
     def emit(
@@ -159,21 +159,21 @@ class EventBus:
         only_remote: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Tell all who listen to the event, here and, with a router, in other processes.
+        """Emit an event to its handlers in this process and, with a router, in other processes.
 
-        Returns when the event is accepted, before the handlers have run. At a full queue of a
-        reliable event it waits until the event's deadline; within a handler it never waits, but may
+        Returns when the event is accepted, before the handlers have run. If the queue of a reliable
+        event is full, it waits until the event's deadline. Within a handler it never waits, but can
         use a reserve as large as the queue.
 
         Args:
             event: the event.
-            args: what the handlers get.
-            only_local: not to other processes.
-            only_remote: not to handlers here.
-            kwargs: what the handlers get by name.
+            args: positional arguments for the handlers.
+            only_local: do not send the event to other processes.
+            only_remote: do not call handlers in this process.
+            kwargs: keyword arguments for the handlers.
 
         Raises:
-            EventQueueFull: when the queue stayed full past the deadline.
+            EventQueueFull: when the queue is still full at the deadline.
             EventError: when the bus is closed.
         """
         if only_local and only_remote:
@@ -229,7 +229,7 @@ class EventBus:
         finally:
             with self._changed:
                 self._remove(name, handler)
-            self._tell_router(name)
+            self._update_subscription(name)
         if arrived:
             return arrived[0]
         if self._closing:
@@ -251,7 +251,7 @@ class EventBus:
         """Wait until every event that was accepted has been handled.
 
         Raises:
-            WaitTimeout: when they are not in time; it names what is left.
+            WaitTimeout: when that takes longer; it names the events that are left.
             EventError: within a handler, which would wait for itself.
         """
         if self._thread is None:
@@ -262,13 +262,13 @@ class EventBus:
                 raise WaitTimeout(f"after {timeout_s:g} s, {self._unfinished()}")
 
     def take_errors(self) -> list[BaseException]:
-        """Return, and forget, what handlers have raised; notes name the events."""
+        """Return, and clear, the errors of handlers; notes name the events."""
         with self._changed:
             errors, self._errors = self._errors, []
         return errors
 
     def counters(self) -> dict[str, EventCounters]:
-        """Return a copy of the counters of every event that someone listened to."""
+        """Return a copy of the counters of every event that has had a handler."""
         with self._changed:
             return {
                 name: dataclasses.replace(counters)
@@ -276,10 +276,10 @@ class EventBus:
             }
 
     def close(self, *, timeout_s: float = 10.0) -> None:
-        """Accept nothing more, handle what was accepted, and end the thread; twice is fine.
+        """Handle what was accepted, accept nothing more, and end the thread; may be called twice.
 
         Raises:
-            WaitTimeout: when that takes longer; it names what is left.
+            WaitTimeout: when that takes longer; it names the events that are left.
             EventError: within a handler, which would wait for itself.
         """
         self._refuse_in_handler("close()")
@@ -287,7 +287,7 @@ class EventBus:
             self._closing = True
             self._changed.notify_all()
         for name in list(self._handlers):
-            self._tell_router(name)
+            self._update_subscription(name)
         thread = self._thread
         if thread is None:
             return
@@ -298,26 +298,26 @@ class EventBus:
 
     def _add(self, event: str | Event, function: Callable[..., object], *, once: bool) -> Handler:
         if not callable(function):
-            raise EventError(f"a handler is a function, got {function!r}")
+            raise EventError(f"a handler must be callable, got {function!r}")
         name = self._resolve(event).name
         handler = Handler(function, once=once)
         with self._changed:
             known = self._handlers.get(name, ())
             self._handlers[name] = (*known, handler)
         if not known:
-            self._tell_router(name)
+            self._update_subscription(name)
         return handler
 
     def _remove(self, name: str, handler: Handler) -> None:
-        """Remove a registration, with the condition held."""
+        """Remove a registration; the caller holds the condition."""
         handler.active = False
         known = self._handlers.get(name, ())
         self._handlers[name] = tuple(other for other in known if other is not handler)
 
-    def _tell_router(self, name: str) -> None:
-        """Tell the router whether anyone listens.
+    def _update_subscription(self, name: str) -> None:
+        """Subscribe to the event at the router, or unsubscribe, depending on its handlers.
 
-        Not with the condition held: the router may be waiting for it, to deliver an event.
+        The caller must not hold the condition: the router may be waiting for it.
         """
         if self._router is not None:
             with self._routing:
@@ -330,7 +330,7 @@ class EventBus:
             known = self._events.setdefault(event.name, event)
             if known != event:
                 raise EventError(
-                    f"the event {event.name!r} was declared as {known}, and now as {event}; "
+                    f"the event {event.name!r} was declared before as {known}, and now as {event}; "
                     "declare it once and use that object everywhere"
                 )
             return event
@@ -338,29 +338,29 @@ class EventBus:
         return known_event if known_event is not None else Event(event)
 
     def _deliver(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take an event that came from another process.
+        """Accept an event from another process.
 
         Raises:
-            EventQueueFull: when the queue stays full past the deadline; to be delivered again.
+            EventQueueFull: when the queue is still full at the deadline; to be delivered again.
         """
-        self._accept_from_afar(name, Emission(args, kwargs), waits=True)
+        self._accept_remote(name, Emission(args, kwargs), waits=True)
 
     def _offer(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Take an event that came from another process, if there is room for it now."""
+        """Accept an event from another process if there is room for it now."""
         try:
-            self._accept_from_afar(name, Emission(args, kwargs), waits=False)
+            self._accept_remote(name, Emission(args, kwargs), waits=False)
         except EventQueueFull:
             return False
         return True
 
-    def _accept_from_afar(self, name: str, emission: Emission, *, waits: bool) -> None:
+    def _accept_remote(self, name: str, emission: Emission, *, waits: bool) -> None:
         try:
             self._accept(self._resolve(name), emission, waits=waits)
         except EventQueueFull:
             raise
         except EventError:
-            # It crossed with the news that this end is closed.
-            _logger.debug("the event %r came from another process after the task was closed", name)
+            # The sender did not know yet that this task is closed.
+            _logger.debug("event %r arrived from another process after the task was closed", name)
 
     def _accept(self, event: Event, emission: Emission, *, waits: bool = True) -> None:
         in_handler = self._is_in_handler()
@@ -422,7 +422,7 @@ class EventBus:
             if handler.once:
                 self._remove(name, handler)
         if handler.once:
-            self._tell_router(name)
+            self._update_subscription(name)
         try:
             handler.function(*item.emission.args, **item.emission.kwargs)
         except BaseException as error:
@@ -438,8 +438,8 @@ class EventBus:
     def _refuse_in_handler(self, what: str) -> None:
         if self._is_in_handler():
             raise EventError(
-                f"{what} within an event handler would wait for the handler itself; do it in the "
-                "chain, or register another handler"
+                f"{what} within an event handler would wait for the handler itself; call it in a "
+                "middleware, or register another handler"
             )
 
     def _is_idle(self) -> bool:
@@ -455,18 +455,18 @@ class EventBus:
 
     def _full(self, event: Event, *, in_handler: bool) -> str:
         limit = 2 * event.capacity if in_handler else event.capacity
-        waited = "" if in_handler else f" and stayed so for {event.timeout_s:g} s"
+        waited = "" if in_handler else f", and still was after {event.timeout_s:g} s"
         busy = f"; {self._doing()}" if self._running else ""
         return (
             f"the queue of the event {event.name!r} is full with {limit} emissions{waited}{busy}. "
             "Emit less often, make the handlers faster, or declare the event with a larger "
-            "capacity or a lossy delivery"
+            'capacity or delivery="lossy"'
         )
 
     def _unfinished(self) -> str:
         parts = [self._doing()] if self._running is not None else []
-        parts += [f"{count} of {name!r} wait" for name, count in self._queue.waiting().items()]
-        return "events are not handled yet: " + "; ".join(parts)
+        parts += [f"{n} of {name!r} are queued" for name, n in self._queue.waiting().items()]
+        return "some events are still not handled: " + "; ".join(parts)
 
 
 def _closed(event: Event) -> EventError:

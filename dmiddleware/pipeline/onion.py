@@ -1,19 +1,18 @@
 """The onion: one step through a chain, and back.
 
-Forward, every middleware runs in order; one that yields is suspended there. On the way back the
-suspended ones are resumed in reverse order. When a middleware raises, the error is thrown into
-every suspended one, in reverse order, so that ``finally`` blocks run, and then it leaves the chain:
+On the way forward, every middleware runs in order; one that yields is suspended there. On the way
+back, the suspended ones are resumed in reverse order. When a middleware raises, the error is thrown
+into every suspended one, in reverse order, so that ``finally`` blocks run, and then leaves the
+chain:
 
-- A middleware may catch the error that is thrown into it, to clean up, but cannot swallow it: the
-  error goes on outwards all the same.
-- A middleware may translate it: an error that it raises ``from`` the one thrown in goes on in its
-  place.
-- Any other error raised meanwhile does not replace the first: both leave, as an ``ExceptionGroup``
-  with the first in front. An interrupt (``KeyboardInterrupt``, ``SystemExit``) is never wrapped.
+- A middleware may catch the error that is thrown into it, to clean up, but cannot swallow it.
+- A middleware may translate it: an error that it raises ``from`` the one thrown in replaces it.
+- Any other error raised meanwhile does not replace the first: both leave in an ``ExceptionGroup``,
+  the first one in front. An interrupt (``KeyboardInterrupt``, ``SystemExit``) is never wrapped.
 
 A middleware that raises :class:`SkipRest` skips the rest of the way forward; that is not an error.
 
-An error that leaves carries a note that names the middleware in which it arose.
+An error that leaves has a note that names the middleware that raised it.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ Suspended: TypeAlias = Generator[Any, Any, Any]
 
 _DONE: Any = object()
 
-# What an inner chain yields when one of its middleware has raised SkipRest behind a suspended one.
+# An inner chain yields this when a middleware raises SkipRest after another one was suspended.
 _SKIP: Any = object()
 
 
@@ -75,7 +74,7 @@ class CompiledMiddleware:
 
     Attributes:
         call: the middleware; it returns None or a generator.
-        label: how messages name it, such as ``middleware 3 (StepCollector)``.
+        label: its name in messages, such as ``middleware 3 (StepCollector)``.
     """
 
     call: Callable[[Any], object]
@@ -98,7 +97,7 @@ class Chain:
         self.members = tuple(members)
 
     def run(self, ctx: Context) -> None:
-        """Go through the chain once, and back.
+        """Run the chain once, forward and back.
 
         Raises:
             MiddlewareError: when a middleware yields a second time, or returns a function.
@@ -109,7 +108,7 @@ class Chain:
             backward(frames)
 
     def middleware(self, ctx: Context) -> Generator[Any, None, None]:
-        """Be one middleware of an outer chain: the way back is the outer chain's."""
+        """Run as one middleware of an outer chain, which runs the way back."""
         frames: Frames = []
         with OnError(partial(unwind, frames)):
             completed = forward(self.members, ctx, frames)
@@ -124,13 +123,13 @@ def forward(members: Sequence[CompiledMiddleware], ctx: Context, frames: Frames)
     """Run the way forward; suspended middleware are appended to ``frames``.
 
     Returns:
-        Whether it went to the end; False when a middleware raised :class:`SkipRest`.
+        Whether all of them ran; False when a middleware raised :class:`SkipRest`.
     """
     push = frames.append
     member = None
     try:
         for member in members:
-            call = member.call  # by itself: the interpreter is faster so than with member.call(ctx)
+            call = member.call  # a local variable is faster to call than an attribute
             result = call(ctx)
             if result is None:
                 continue
@@ -145,7 +144,7 @@ def forward(members: Sequence[CompiledMiddleware], ctx: Context, frames: Frames)
     except SkipRest:
         return False
     except StopIteration as stop:
-        # It must not pass for the end of a generator further out.
+        # A generator further out would take it for its own end.
         error = RuntimeError("a middleware raised StopIteration")
         _note(error, member, "")
         raise error from stop
@@ -156,7 +155,7 @@ def forward(members: Sequence[CompiledMiddleware], ctx: Context, frames: Frames)
 
 
 def backward(frames: Frames) -> None:
-    """Run the way back, the last suspended first; each is taken off ``frames`` before it runs."""
+    """Run the way back, the last suspended first; each is removed from ``frames`` before."""
     pop = frames.pop
     member = None
     try:
@@ -177,7 +176,7 @@ def unwind(frames: Frames, error: BaseException) -> BaseException:
     """Throw the error into every suspended middleware, the last first.
 
     Returns:
-        What is to leave the chain: the error itself, unless others arose meanwhile.
+        The error to raise: the same one, unless there were others meanwhile.
     """
     further: list[BaseException] = []
     return merge_errors(throw_all(frames, error, further), further)
@@ -189,7 +188,7 @@ def throw_all(frames: Frames, error: BaseException, further: list[BaseException]
     Args:
         frames: the suspended middleware; empty afterwards.
         error: what to throw.
-        further: other errors that arise are appended.
+        further: other errors are appended here.
 
     Returns:
         The error, or the one into which a middleware translated it.
@@ -200,7 +199,7 @@ def throw_all(frames: Frames, error: BaseException, further: list[BaseException]
         raised = _throw(member, generator, error)
         if raised is None:
             error.add_note(
-                f"{member.label} caught it; what is thrown into a middleware cannot be swallowed"
+                f"{member.label} caught it, but a middleware cannot swallow an error of another"
             )
         elif raised is not error:
             _note(raised, member, " while an error passed through it")
@@ -215,10 +214,10 @@ def throw_all(frames: Frames, error: BaseException, further: list[BaseException]
 def _part(
     raised: BaseException, thrown: BaseException
 ) -> tuple[BaseException, Sequence[BaseException]]:
-    """Part what came out of a middleware into what the error became, and what is new.
+    """Split what left a middleware into the error thrown in, or its translation, and others.
 
-    An inner chain, like anyone who unwinds several things, raises a group of the error thrown into
-    it and of those that it met besides.
+    An inner chain, like other code that unwinds several things, raises a group of the error that
+    was thrown into it and of further ones.
     """
     if _comes_from(raised, thrown):
         return raised, ()
@@ -230,7 +229,7 @@ def _part(
 
 
 def _comes_from(error: BaseException, source: BaseException) -> bool:
-    """Tell whether the error is the source, or was raised from it, by one or more translations."""
+    """Return whether the error is the source, or was raised from it, directly or not."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -271,16 +270,16 @@ class OnError:
 def merge_errors(
     first: BaseException, further: Sequence[BaseException], *, what: str = "a step"
 ) -> BaseException:
-    """Make one error of several, losing none.
+    """Merge errors into one, without losing any.
 
     Args:
-        first: the one that was there first.
-        further: those that arose while it was dealt with.
-        what: what failed, for the group's message.
+        first: the first error.
+        further: errors raised while the first one was handled.
+        what: the subject of the group's message.
 
     Returns:
-        ``first`` if it is alone; the first interrupt among them, with the others in notes and in
-        the log; otherwise an ``ExceptionGroup`` of all.
+        ``first`` if there are no others; otherwise the first interrupt among them, with the others
+        in its notes and in the log; otherwise an ``ExceptionGroup`` of all.
     """
     errors = [first, *further]
     if not further:
@@ -288,14 +287,14 @@ def merge_errors(
     interrupt = next((e for e in errors if not isinstance(e, Exception)), None)
     if interrupt is None:
         return ExceptionGroup(
-            f"{what} failed with {type(first).__name__}, and {len(further)} more error(s) arose "
-            "on the way out",
+            f"{what} failed with {type(first).__name__}, and with {len(further)} further error(s) "
+            "while it was handled",
             [e for e in errors if isinstance(e, Exception)],
         )
     for other in errors:
         if other is not interrupt:
-            interrupt.add_note(f"there was also: {other!r}")
-            _logger.error("an error beside %r", interrupt, exc_info=other)
+            interrupt.add_note(f"another error: {other!r}")
+            _logger.error("an error in addition to %r", interrupt, exc_info=other)
     return interrupt
 
 
@@ -303,15 +302,15 @@ def around(
     call: Callable[[Any], object],
     guard: Callable[[Any, str], AbstractContextManager[object]],
 ) -> Callable[[Any], Generator[Any, None, None]]:
-    """Return a middleware that runs ``call``, each of its two halves within a guard.
+    """Return a middleware that runs each of the two halves of ``call`` in a context manager.
 
-    This is what wrappers (timers, traces, locks) are made of.
+    Wrappers such as timers, traces and locks are built with it.
 
     Args:
         call: the middleware to wrap.
         guard: called with the context and ``"forward"`` or ``"back"``; returns the context manager
-            in which that half runs, which must not swallow errors. An error that passes through
-            the suspended middleware does so on its way back.
+            for that half, which must not swallow errors. An error that is thrown into the suspended
+            middleware counts as its way back.
     """
     name = middleware_name(call)
     member = CompiledMiddleware(call, name)
@@ -329,7 +328,7 @@ def around(
                 if raised is error:
                     raise
                 if raised is not None:
-                    raise raised  # noqa: B904 (its context is the error already)
+                    raise raised  # noqa: B904 (its context is already the error)
             return
         with guard(ctx, "back"):
             if next(generator, _DONE) is not _DONE:
@@ -352,7 +351,7 @@ def _start(member: CompiledMiddleware, ctx: Any) -> tuple[Suspended | None, obje
 def _throw(
     member: CompiledMiddleware, generator: Suspended, error: BaseException
 ) -> BaseException | None:
-    """Return what came out: the error itself, another one, or None if the generator returned."""
+    """Return the error that leaves: the same one, another one, or None if it was caught."""
     try:
         generator.throw(error)
     except (StopIteration, SkipRest):
@@ -389,18 +388,18 @@ def _second_yield(label: str, generator: Suspended) -> MiddlewareError:
         else ""
     )
     error = MiddlewareError(
-        f"{label} yielded a second time{place} but a middleware yields at most once: what "
-        "stands before the yield runs on the way forward, what follows it on the way back"
+        f"{label} yielded a second time{place} but a middleware yields at most once: the code "
+        "before the yield runs on the way forward, the code after it on the way back"
     )
     try:
         generator.close()
-    except BaseException as raised:  # noqa: BLE001 (it is told with the error that leaves)
+    except BaseException as raised:  # noqa: BLE001 (noted on the error that is raised)
         error.add_note(f"closing it raised {raised!r}")
     return error
 
 
 def _note(error: BaseException, member: CompiledMiddleware | None, where: str) -> None:
     note = f"in {member.label}{where}" if member is not None else "before the first middleware"
-    # A wrapped middleware is one step within another of the same label.
+    # A wrapped middleware is compiled twice, with the same label.
     if note not in getattr(error, "__notes__", ()):
         error.add_note(note)

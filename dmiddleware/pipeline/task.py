@@ -1,4 +1,4 @@
-"""The task: it runs the chain, step after step."""
+"""The task: it runs a chain of middleware, step after step."""
 
 from __future__ import annotations
 
@@ -58,18 +58,18 @@ class Task(Generic[C]):
     """Runs a chain of middleware on a context, step after step.
 
     Use it in a ``with``: at the end, the middleware are closed in reverse order, also after an
-    error. A task without roles runs all of the chain; one with roles leaves out the middleware that
-    are for other roles only.
+    error. A task without roles runs the whole chain; one with roles skips the middleware that are
+    for other roles only.
 
     Args:
         ctx: the context of the first step; an :class:`OnlineRLContext` by default.
-        router: carries events between processes; None: that of the node that this program runs as
-            (see :func:`~dmiddleware.pipeline.running_as`), if any.
-        roles: the parts that this process plays in the run; none: those of that node, if any.
+        router: carries events between processes; None: the router of the current node (see
+            :func:`~dmiddleware.pipeline.running_as`), if there is one.
+        roles: the roles of this process in the run; none: those of the current node.
         seed: the seed of the run, from which :meth:`seed_for` derives all others.
-        labels: names to find this process by, besides those that the router gives.
-        name: names the task in messages.
-        clock: times deadlines; None: that of the node that this program runs as, or the machine's.
+        labels: names by which this process can be selected, in addition to the router's.
+        name: the task's name in messages.
+        clock: measures deadlines; None: the clock of the current node, or of the machine.
         lock_timeout_s: the most seconds that a middleware waits for its lock.
 
     Example:
@@ -145,7 +145,7 @@ class Task(Generic[C]):
         self._by_hand: list[Entry] = []
         self._wrappers: list[Wrapper[C]] = []
         self._lifecycle = Lifecycle()
-        # Those of a chain that was made for one call are closed when it is garbage-collected.
+        # Branches compiled for one call by hand end their threads when they are garbage-collected.
         self._branches: weakref.WeakSet[Branches] = weakref.WeakSet()
         self._chain: Chain | None = None
         self._layers: list[Layer] = []
@@ -181,17 +181,17 @@ class Task(Generic[C]):
 
     @property
     def roles(self) -> frozenset[str]:
-        """The parts that this process plays; none means all."""
+        """The roles of this process; none means all."""
         return self._roles
 
     @property
     def labels(self) -> frozenset[str]:
-        """Names to find this process by."""
+        """Names by which this process can be selected."""
         return self._labels
 
     @property
     def running(self) -> bool:
-        """Whether :meth:`run` is at work."""
+        """Whether :meth:`run` is running."""
         return self._is_running
 
     @property
@@ -207,7 +207,7 @@ class Task(Generic[C]):
 
     @property
     def in_last_step(self) -> bool:
-        """Whether this is a step after the stop, of those middleware that declare ``last_step``."""
+        """Whether this is a step after the stop, for middleware that declare ``last_step``."""
         return self._in_last_step
 
     @property
@@ -226,7 +226,7 @@ class Task(Generic[C]):
         return self._stop.reason is not None and not self._stop.only_local
 
     def add_role(self, role: str) -> None:
-        """Let this process play a further role, from the next :meth:`run` on.
+        """Add a role of this process, from the next :meth:`run` on.
 
         Raises:
             TaskStateError: while the task runs, or when it is closed.
@@ -235,21 +235,21 @@ class Task(Generic[C]):
         self._roles |= {role}
 
     def has_role(self, role: str) -> bool:
-        """Tell whether this process plays the role; without any roles, it plays them all."""
+        """Return whether this process has the role; without any roles, it has them all."""
         return not self._roles or role in self._roles
 
     def match_labels(self, patterns: str | Iterable[str]) -> bool:
-        """Tell whether any label matches any of the glob patterns (``"node.*"``)."""
+        """Return whether any label matches any of the glob patterns (``"node.*"``)."""
         wanted = string_tuple(patterns)
         return any(fnmatchcase(label, pattern) for label in self._labels for pattern in wanted)
 
     def seed_for(self, *scope: str | int) -> int:
         """Derive the seed of one random generator from the run's seed.
 
-        In a run of several processes each gets seeds of its own, by its node id.
+        In a run of several processes, the seeds of each process depend on its node id.
 
         Args:
-            scope: the generator's place in this process, from the outside in:
+            scope: identifies the generator in this process, from the outside in:
                 ``("collector", 3)`` for role and env.
 
         Returns:
@@ -269,9 +269,9 @@ class Task(Generic[C]):
 
         Args:
             mw: the middleware.
-            roles: the roles in which it is active, in place of those that it declares.
-            lock: a lock to hold while its code runs, in either direction, or True for the task's
-                own. Middleware that share a lock exclude each other.
+            roles: the roles in which it is active, instead of those that it declares.
+            lock: a lock to hold while its code runs, in either direction, or True for the lock of
+                the task. Middleware that share a lock never run at the same time.
 
         Raises:
             MiddlewareError: if it cannot be a middleware.
@@ -285,8 +285,8 @@ class Task(Generic[C]):
         """Apply a wrapper to every middleware of the chain, those in groups included.
 
         Args:
-            wrapper: takes a middleware and returns one that does something around it; several are
-                applied in order, the first innermost. It may have ``setup`` and ``close``, too.
+            wrapper: takes a middleware and returns one that adds something around it; several are
+                applied in order, the first innermost. It may also have ``setup`` and ``close``.
 
         Raises:
             TaskStateError: while the task runs, or when it is closed.
@@ -300,21 +300,20 @@ class Task(Generic[C]):
         return self._group(mws, parallel=False)
 
     def parallel(self, *mws: Middleware[C] | Wrapped[C]) -> Group:
-        """Return one middleware that runs several side by side, each on a thread of its own.
+        """Return one middleware that runs several in parallel, each on its own thread.
 
-        They share the context. The step goes on when all are done; errors come together as an
-        ``ExceptionGroup``. On the way back they run side by side again, each on its own thread, and
-        are all done before the middleware before them is resumed. A :meth:`serial` makes several
-        middleware one branch.
+        They share the context. The step continues when all of them are done; their errors are
+        raised together as an ``ExceptionGroup``. On the way back they run in parallel again, each
+        on its own thread, and all of them are done before the middleware before them is resumed.
+        Use :meth:`serial` to run several middleware in one branch.
         """
         return self._group(mws, parallel=True)
 
     def wrap(self, mw: Middleware[C], *, lock: bool | Lock | None = None) -> Wrapped[C]:
         """Return a middleware in a form that another middleware can call.
 
-        ``layer = wrapped(ctx)`` runs the way forward, ``layer.back()`` the way back; ``with
-        wrapped(ctx): ...`` does both. A layer that is not taken back is taken back at the end of
-        the step.
+        ``layer = wrapped(ctx)`` runs the way forward and ``layer.back()`` the way back; ``with
+        wrapped(ctx): ...`` does both. Otherwise the way back runs at the end of the step.
 
         Raises:
             MiddlewareError: if it cannot be a middleware.
@@ -333,16 +332,16 @@ class Task(Generic[C]):
             ctx: the context, the task's by default.
 
         Returns:
-            The layer; :meth:`backward` takes back all that are open.
+            The layer; :meth:`backward` runs the way back of all open layers.
         """
         self._refuse_closed("forward")
         return self._wrap(self._entry(mw))(ctx if ctx is not None else self.ctx)
 
     def backward(self) -> None:
-        """Take back all layers that were begun by hand, the last first.
+        """Run the way back of all layers that were called by hand, the last first.
 
         Raises:
-            BaseException: what one of them raises, after it was thrown into the others.
+            BaseException: the error of one of them, after it was thrown into the others.
         """
         with OnError(self._unwind_layers):
             while self._layers:
@@ -351,8 +350,8 @@ class Task(Generic[C]):
     def on(self, event: str | Event, function: Callable[..., object]) -> None:
         """Call the function for every emission of the event from now on.
 
-        Handlers run one at a time, in the order of the emissions, on a thread of their own. What
-        one raises is raised by :meth:`run` at the end of the step.
+        Handlers run one at a time, in the order of the emissions, on the thread of the event bus.
+        :meth:`run` raises their errors at the end of the step.
         """
         self.events.on(event, function)
 
@@ -361,7 +360,7 @@ class Task(Generic[C]):
         self.events.once(event, function)
 
     def off(self, event: str | Event, function: Callable[..., object] | None = None) -> int:
-        """Call functions no more; see :meth:`EventBus.off`. Glob patterns are allowed.
+        """Remove handlers; see :meth:`EventBus.off`. Glob patterns are allowed.
 
         Returns:
             How many registrations were removed.
@@ -376,10 +375,10 @@ class Task(Generic[C]):
         only_remote: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Tell all who listen to the event; see :meth:`EventBus.emit`.
+        """Emit an event; see :meth:`EventBus.emit`.
 
         Raises:
-            EventQueueFull: when the queue stayed full past the event's deadline.
+            EventQueueFull: when the queue is still full at the event's deadline.
         """
         self.events.emit(event, *args, only_local=only_local, only_remote=only_remote, **kwargs)
 
@@ -413,7 +412,7 @@ class Task(Generic[C]):
         return self.events.wait_for(event, timeout_s=timeout_s, interruption=interruption)
 
     def renew(self) -> Self:
-        """Put the context of the next step in place of this one's; :meth:`run` does it itself."""
+        """Replace the context by that of the next step; :meth:`run` does so itself."""
         self.ctx = self.ctx.renew()
         self._step_done = False
         return self
@@ -422,8 +421,8 @@ class Task(Generic[C]):
         """Wait until all events that were emitted so far have been handled.
 
         Raises:
-            WaitTimeout: when they are not in time.
-            Exception: what handlers have raised.
+            WaitTimeout: when that takes longer.
+            Exception: the errors of handlers.
         """
         self.events.drain(timeout_s=timeout_s)
         self._raise_event_errors()
@@ -449,22 +448,28 @@ class Task(Generic[C]):
         return describe_chain(f"{self.name}: {roles}", self._plan())
 
     def run(self, max_step: int | None = None) -> None:
-        """Run the chain until someone calls :meth:`stop`.
+        """Run the chain until it is stopped with :meth:`stop`.
 
-        The chain is checked and compiled, and the middleware are set up, when they were not before.
-        Further runs go on where the last one ended. At the end, the events that were emitted are
-        all handled. With a router, the first step waits until all expected peers are ready; when
-        the task was stopped, what peers had sent before is still handed out, in further steps of
-        those middleware only that declare ``last_step``; and the peers' tasks stop as well, with
-        the same reason.
+        First the chain is checked and compiled, and the middleware are set up, unless they were
+        before. A further run continues where the last one ended. At the end, all emitted events are
+        handled. With a router, the first step waits until all expected peers are ready. When the
+        task is stopped, the data that peers had sent before is still delivered, in further steps of
+        only those middleware that declare ``last_step``, and the tasks of the peers are stopped
+        with the same reason.
+
+        In the main thread, a first SIGINT (Ctrl-C) or SIGTERM stops the task in order, so that the
+        step ends and the middleware save what they save at the end. A second one interrupts it at
+        once. Handlers of these signals that the program has installed are left alone.
 
         Args:
             max_step: the most steps to run now; None means no limit.
 
         Raises:
             ChainError: before the first step, if the chain cannot run.
-            TaskStateError: if the task runs already, or is closed.
-            BaseException: what a middleware or an event handler raises; notes name the middleware,
+            TaskStateError: if the task is running or closed.
+            KeyboardInterrupt: after a SIGINT, when the run has ended in order.
+            SystemExit: after a SIGTERM, with exit code 143.
+            BaseException: the error of a middleware or an event handler; notes name the middleware,
                 or the event, and the step.
         """
         if max_step is not None and max_step < 0:
@@ -501,14 +506,14 @@ class Task(Generic[C]):
         self.events.wake()
 
     def at_step_end(self, function: Callable[[], object]) -> None:
-        """Call a function once, between the end of the current step and the next one."""
+        """Call a function once, between the current step and the next one."""
         self._at_step_end.append(function)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the context and of every middleware that has one.
 
-        Between steps it is complete; within a step, have it taken by :meth:`at_step_end`. Values
-        are not copied.
+        It is complete only between steps; within a step, use :meth:`at_step_end`. Values are not
+        copied.
         """
         return {
             "context": self.ctx.state_dict(),
@@ -538,16 +543,16 @@ class Task(Generic[C]):
         self._step_done = state["step_done"]
         if state["finished"] is not None:
             _logger.warning(
-                "the run that is resumed was finished already: %s; it runs no further step",
+                "the resumed run had already finished: %s; it runs no further step",
                 state["finished"],
             )
             self.stop(state["finished"])
 
     def close(self) -> None:
-        """Close the middleware in reverse order, then the event bus; twice is fine.
+        """Close the middleware in reverse order, then the event bus; may be called twice.
 
         Raises:
-            BaseException: what they raise; all of them are closed then.
+            BaseException: their errors, when all of them are closed.
         """
         errors = self._close_all()
         if errors:
@@ -622,7 +627,7 @@ class Task(Generic[C]):
         if self._is_set_up:
             self._lifecycle.set_up(self)
 
-        def begin(ctx: C) -> Layer:
+        def start(ctx: C) -> Layer:
             nonlocal chain
             if chain is None:
                 self._lifecycle.set_up(self)
@@ -632,10 +637,10 @@ class Task(Generic[C]):
                 self._remember(layer)
             return layer
 
-        return Wrapped(entry, begin)
+        return Wrapped(entry, start)
 
     def _remember(self, layer: Layer) -> None:
-        """Take the layer back at the end of the step, if no one does so before."""
+        """Run the layer's way back at the end of the step, unless it runs before."""
         with self._layers_lock:
             while self._layers and not self._layers[-1].is_open:
                 self._layers.pop()
@@ -672,7 +677,7 @@ class Task(Generic[C]):
         self._register((*self._by_hand, *self._entries))
 
     def _register(self, entries: Sequence[Entry]) -> None:
-        """Enter the members of the entries into the lifecycle, in the order of their set-up."""
+        """Add the members of the entries to the lifecycle, in the order of their set-up."""
         for item in leaves(make_plan(entries, self._roles)):
             subject = middleware_object(item.entry.middleware)
             is_method = subject is not item.entry.middleware
@@ -680,7 +685,7 @@ class Task(Generic[C]):
             self._lifecycle.add(name, subject, active=item.active)
 
     def _run_last_steps(self) -> None:
-        """Hand out what came before the stop, to those who only look at it."""
+        """Deliver the data that peers sent before the stop to the middleware that only observe."""
         left = self._lifecycle.pending_steps()
         if left == 0:
             return
@@ -731,7 +736,7 @@ class Task(Generic[C]):
             return []
         if self._is_running:
             raise TaskStateError(
-                "a task cannot be closed while it runs; call task.stop(reason), and close it after"
+                "a task cannot be closed while it runs; call task.stop(reason), and close it then"
             )
         self._register_all()
         self._closed = True
@@ -744,13 +749,13 @@ class Task(Generic[C]):
     def _change(self, what: str, *, keep_chain: bool = False) -> None:
         self._refuse_closed(what)
         if self._is_running:
-            raise TaskStateError(f"{what}() is not possible while the task runs")
+            raise TaskStateError(f"{what}() cannot be called while the task runs")
         if not keep_chain:
             self._chain = None
 
     def _refuse_closed(self, what: str) -> None:
         if self._closed:
-            raise TaskStateError(f"{what}() is not possible: the task {self.name!r} is closed")
+            raise TaskStateError(f"{what}() cannot be called: the task {self.name!r} is closed")
 
 
 def _call_all(functions: Iterable[Callable[[], object]]) -> list[BaseException]:

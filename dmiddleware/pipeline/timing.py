@@ -1,4 +1,4 @@
-"""Timing: how long each middleware takes, and traces that Perfetto and chrome://tracing open."""
+"""Timing: the time that each middleware takes, and traces for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["StepTimer", "Timing", "TraceFile", "merge_traces"]
 
 @dataclass(slots=True)
 class Timing:
-    """What one middleware has taken so far.
+    """The time that one middleware has taken so far.
 
     Attributes:
         name: the middleware.
-        calls: how often it ran.
-        forward_s: seconds on the way forward, summed.
-        back_s: seconds on the way back, summed.
+        calls: how many times it ran.
+        forward_s: total seconds on the way forward.
+        back_s: total seconds on the way back.
     """
 
     name: str
@@ -46,20 +46,19 @@ class Timing:
 
     @property
     def mean_s(self) -> float:
-        """Seconds of one call, in both directions."""
+        """Mean seconds of a call, in both directions."""
         return self.total_s / self.calls if self.calls else 0.0
 
 
 class StepTimer:
-    """Measures how long each middleware takes; a wrapper for ``task.use_wrapper``.
+    """Measures the time that each middleware takes; a wrapper for ``task.use_wrapper``.
 
-    Without it, nothing is measured and nothing is paid for. In a ``parallel``, the seconds of
-    branches that run side by side add up.
+    Without it, there is no overhead. In a ``parallel``, the seconds of all branches add up.
 
     Args:
-        log: also write the seconds of each middleware to ``ctx.log`` as ``time_s/<name>``, where
-            loggers later in the chain see them.
-        clock: measures.
+        log: also log the seconds of each middleware as the metric ``time_s/<name>``, for loggers
+            that come later in the chain.
+        clock: measures the time.
 
     Example:
         >>> timer = StepTimer()
@@ -75,7 +74,7 @@ class StepTimer:
         self._lock = threading.Lock()
 
     def __call__(self, mw: Middleware[Any]) -> Middleware[Any]:
-        """Return a middleware that does the same, measured."""
+        """Return the middleware with its time measured."""
         timing = self._timing_of(mw)
 
         @contextmanager
@@ -85,7 +84,7 @@ class StepTimer:
                 yield
             finally:
                 seconds = self._clock.now() - begin
-                with self._lock:  # the same middleware may stand in two branches
+                with self._lock:  # the same middleware may be in two branches
                     if direction == "forward":
                         timing.calls += 1
                         timing.forward_s += seconds
@@ -99,11 +98,11 @@ class StepTimer:
 
     @property
     def timings(self) -> tuple[Timing, ...]:
-        """The figures, in the order of the chain."""
+        """The times of all middleware, in the order of the chain."""
         return tuple(timing for _, timing in self._timings.values())
 
     def reset(self) -> None:
-        """Begin anew, at the end of a warm-up, say."""
+        """Set all times to zero, for example after a warm-up."""
         for timing in self.timings:
             timing.calls, timing.forward_s, timing.back_s = 0, 0.0, 0.0
 
@@ -119,7 +118,7 @@ class StepTimer:
         )
 
     def __rich__(self) -> Table:
-        # rich takes longer to import than all of the pipeline, and few runs print this table.
+        # rich takes longer to import than the whole pipeline, and few runs print this table.
         from rich.table import Table
 
         table = Table(title="time in each middleware")
@@ -148,7 +147,7 @@ class StepTimer:
         if known is None:
             name = middleware_name(mw)
             same = sum(1 for timing in self.timings if timing.name.split("#")[0] == name)
-            # The middleware itself is kept, since its id is only its own while it lives.
+            # The middleware is stored too, since its id is only unique while it is alive.
             known = (mw, Timing(name if not same else f"{name}#{same + 1}"))
             self._timings[id(mw)] = known
         return known[1]
@@ -158,19 +157,19 @@ _HEADINGS = ("middleware", "calls", "mean ms", "forward s", "back s", "share")
 
 
 class TraceFile:
-    """Writes when each middleware ran, in the trace-event format; for ``task.use_wrapper``.
+    """Writes a trace of when each middleware ran; a wrapper for ``task.use_wrapper``.
 
-    The file is whole JSON after each flush, also when the run ends in an error. Open it at
-    https://ui.perfetto.dev or chrome://tracing. Times are those of the machine's calendar clock, so
-    that the traces of several processes fit together (:func:`merge_traces`).
+    The file is complete JSON after each flush, also when the run ends with an error. Open it at
+    https://ui.perfetto.dev or chrome://tracing. Times are wall-clock times, and the traces of
+    several processes can be merged (:func:`merge_traces`).
 
     Format: "Trace Event Format", the Chromium project; JSON array form.
 
     Args:
         path: the file; its directory must exist.
-        process_name: names this process in the trace.
-        flush_every: spans to gather before they are written.
-        clock: measures.
+        process_name: the name of this process in the trace.
+        flush_every: how many spans are buffered before they are written.
+        clock: measures the time.
 
     Raises:
         OSError: if the file cannot be written.
@@ -205,7 +204,7 @@ class TraceFile:
         self.close()
 
     def __call__(self, mw: Middleware[Any]) -> Middleware[Any]:
-        """Return a middleware that does the same, traced."""
+        """Return the middleware with its calls traced."""
         name = middleware_name(mw)
 
         @contextmanager
@@ -218,11 +217,11 @@ class TraceFile:
 
     @contextmanager
     def span(self, name: str, **details: object) -> Iterator[None]:
-        """Trace a stretch of code.
+        """Trace the code of a ``with`` block.
 
         Args:
-            name: how the trace names it.
-            details: shown with it; values that JSON has.
+            name: its name in the trace.
+            details: shown with it; values that JSON can represent.
         """
         begin = self._clock.now()
         try:
@@ -231,7 +230,7 @@ class TraceFile:
             self._add(name, begin, self._clock.now(), details)
 
     def flush(self) -> None:
-        """Write what was gathered; the file is whole JSON afterwards.
+        """Write the buffered spans; the file is complete JSON afterwards.
 
         Raises:
             OSError: if the file cannot be written.
@@ -240,7 +239,7 @@ class TraceFile:
             self._write()
 
     def close(self) -> None:
-        """Write the rest and close the file; twice is fine."""
+        """Write the rest and close the file; may be called twice."""
         with self._lock:
             if self._file is not None:
                 try:
@@ -273,7 +272,7 @@ class TraceFile:
         return {"name": what, "ph": "M", "pid": self._pid, "tid": tid, "args": {"name": name}}
 
     def _write(self) -> None:
-        """Put the events in front of the closing bracket, with the lock held."""
+        """Insert the events before the closing bracket; the caller holds the lock."""
         if self._file is None or not self._events:
             return
         text = ",\n".join(json.dumps(event) for event in self._events)
@@ -285,16 +284,16 @@ class TraceFile:
 
 
 def merge_traces(paths: Sequence[str | Path], target: str | Path) -> None:
-    """Put the traces of several processes into one file, on one time line.
+    """Merge the traces of several processes into one file, on one time line.
 
     Raises:
-        OSError: if a file cannot be read, or the target not be written.
-        ValueError: if a file is no trace.
+        OSError: if a file cannot be read, or the target cannot be written.
+        ValueError: if a file is not a trace.
     """
     events: list[Any] = []
     for path in paths:
         part = json.loads(Path(path).read_text())
         if not isinstance(part, list):
-            raise ValueError(f"{path} is no trace: it holds a {type(part).__name__}, not a list")
+            raise ValueError(f"{path} is not a trace: it has a {type(part).__name__}, not a list")
         events += part
     Path(target).write_text(json.dumps(events))

@@ -43,9 +43,9 @@ def test_an_unknown_name_lists_near_ones_and_how_to_import_an_own(registry):
 
 
 def test_an_unknown_name_without_near_ones_lists_all(registry):
-    with pytest.raises(RegistryError, match="known are: dqn, ppo"):
+    with pytest.raises(RegistryError, match="known names are: dqn, ppo"):
         registry.get("zzzzzz")
-    with pytest.raises(RegistryError, match=r"known are: \(none\)"):
+    with pytest.raises(RegistryError, match=r"known names are: \(none\)"):
         Registry("buffer").get("x")
 
 
@@ -56,7 +56,7 @@ def test_names_of_other_types_are_unknown(registry, name):
 
 
 def test_a_name_stands_for_one_thing_only(registry):
-    with pytest.raises(RegistryError, match="the policy name 'dqn' already stands for"):
+    with pytest.raises(RegistryError, match="'dqn' is already registered"):
         registry.register("dqn")(object())
 
 

@@ -277,7 +277,7 @@ def test_an_interrupt_is_never_wrapped(caplog):
     with caplog.at_level(logging.ERROR), pytest.raises(KeyboardInterrupt) as caught:
         run(careless, raising(interrupt))
     assert caught.value is interrupt
-    assert "there was also: Boom('careless')" in notes_of(interrupt)
+    assert "another error: Boom('careless')" in notes_of(interrupt)
     assert "Boom: careless" in caplog.text
 
 
@@ -291,7 +291,7 @@ def test_an_interrupt_while_unwinding_leaves_in_place_of_the_error(caplog):
     with pytest.raises(SystemExit) as caught:
         run(careless, raising(Boom("first")))
     assert caught.value.code == 3
-    assert "there was also: Boom('first')" in notes_of(caught.value)
+    assert "another error: Boom('first')" in notes_of(caught.value)
 
 
 def test_stop_iteration_from_a_function_does_not_pass_for_the_end_of_a_generator():

@@ -148,7 +148,7 @@ def test_an_interrupt_raised_in_a_branch_is_not_wrapped():
     with pytest.raises(SystemExit) as caught, Task(Context()) as task:
         task.use(task.parallel(fail, interrupt)).run()
     assert caught.value.code == 4
-    assert "there was also: Boom()" in caught.value.__notes__
+    assert "another error: Boom()" in caught.value.__notes__
 
 
 def test_an_interrupt_from_the_keyboard_waits_for_the_branches(monkeypatch, caplog):
@@ -167,7 +167,7 @@ def test_an_interrupt_from_the_keyboard_waits_for_the_branches(monkeypatch, capl
         task.use(task.parallel(tape.generator("a"), tape.generator("b"), fail)).run()
     assert sorted(tape) == ["!a", "!b", "a", "b"]
     assert "was interrupted and is waiting for its branches" in caplog.text
-    assert "there was also: Boom()" in caught.value.__notes__
+    assert "another error: Boom()" in caught.value.__notes__
 
 
 def test_a_second_interrupt_leaves_the_branches_alone(monkeypatch):

@@ -499,7 +499,7 @@ def test_closing_runs_the_finally_blocks_of_what_is_open_by_hand():
         task.forward(careful)
         task.forward(careless)
     assert tape == ["finally"]
-    assert caught.value.__notes__ == ["in middleware careless while it was closed"]
+    assert caught.value.__notes__ == ["in middleware careless while it was being closed"]
 
 
 def test_functions_run_between_steps_once_and_in_order():

@@ -204,7 +204,7 @@ def test_traces_of_several_processes_are_merged(clock, tmp_path):
     merge_traces(paths, target)
     assert len(spans_of(target)) == 2
     paths[0].write_text("{}")
-    with pytest.raises(ValueError, match="is no trace: it holds a dict"):
+    with pytest.raises(ValueError, match="is not a trace: it has a dict"):
         merge_traces(paths, target)
 
 
