@@ -1,7 +1,7 @@
-"""Inject the faults with their full figures: ``python -m tests.faults`` for all, or names of some.
+"""Inject faults at full size: ``python -m tests.faults`` for all, or with names for some.
 
-A run of all writes docs/faults.md; one of some does so with ``--write``, and keeps what the page
-says of the others. The exit code is 1 when a demand is missed.
+A run of all faults writes docs/faults.md. A run of some does so with ``--write``, and keeps the
+other sections of the page. The exit code is 1 if a requirement is not met.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ REPORT = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
 
 
 def inject(fault: Fault) -> list[FaultResult]:
-    """Inject one fault in all its ways; what breaks the test itself is a demand that is missed."""
+    """Inject one fault in all its variants; an error of the test counts as a failed requirement."""
     results = []
     for injection in fault.injections:
-        began = time.monotonic()
+        started_at = time.monotonic()
         try:
             result = injection()
         except (RuntimeError, OSError, AssertionError) as error:
             over = [*getattr(injection, "args", ()), "-"][0]
             result = FaultResult(fault.what, over)
-            result.check("the nodes get through it", f"{type(error).__name__}: {error}", False)
+            result.check("the test completes", f"{type(error).__name__}: {error}", False)
         results.append(result)
-        print(f"{result}\n  ({time.monotonic() - began:.0f} s)\n", flush=True)
+        print(f"{result}\n  ({time.monotonic() - started_at:.0f} s)\n", flush=True)
     return results
 
 
@@ -37,11 +37,13 @@ def main() -> int:
     names = [fault.name for fault in FAULTS]
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("names", nargs="*", help=f"which of: {', '.join(names)}")
-    parser.add_argument("--write", action="store_true", help="write the page, even of some only")
+    parser.add_argument(
+        "--write", action="store_true", help="write the page after a run of some faults, too"
+    )
     arguments = parser.parse_args()
     unknown = sorted(set(arguments.names) - set(names))
     if unknown:
-        parser.error(f"no fault is called {', '.join(unknown)}; known: {', '.join(names)}")
+        parser.error(f"unknown faults: {', '.join(unknown)}; choose from {', '.join(names)}")
     chosen = set(arguments.names or names)
     page = REPORT.read_text(encoding="utf-8") if REPORT.exists() else ""
     before, sections = sections_of(page), {}
@@ -58,7 +60,7 @@ def main() -> int:
         REPORT.write_text(render_markdown(sections), encoding="utf-8")
         print(f"{REPORT} written")
     missed = [result for result in results if not result.holds]
-    print(f"{len(results) - len(missed)} of {len(results)} results hold")
+    print(f"{len(results) - len(missed)} of {len(results)} injections meet their requirements")
     return 1 if missed else 0
 
 

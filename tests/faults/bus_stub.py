@@ -1,8 +1,8 @@
-"""A transport that loses, to show that the judge sees it.
+"""A transport that loses messages, to show that the judge notices.
 
-Frames with events go over a Bus0 socket, whose queues drop without a word, and nobody waits for an
-answer: the sender is told at once that all was well. Everything else (handshake, heartbeats) takes
-the real way. It works without a key only, since it signs nothing.
+Frames with events go over a Bus0 socket, whose queues drop messages silently, and the sender gets
+an acknowledgement at once. Everything else (handshake, heartbeats) uses the real transport. It
+signs nothing, so it works only without a key.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _bus_address(address: str) -> str:
 
 
 class BusTransport:
-    """Bus0 where acknowledged requests belong."""
+    """Sends events over Bus0 instead of acknowledged requests."""
 
     def __init__(self) -> None:
         self._real = NngTransport()
@@ -128,12 +128,12 @@ class _BusChannel:
         self._real.close()
 
     def _work(self) -> None:
-        while (told := self._answers.get()) is not None:
-            answer, on_reply = told
+        while (item := self._answers.get()) is not None:
+            answer, on_reply = item
             on_reply(answer)
 
     def _drop(self, raw: WireBytes) -> memoryview | None:
-        """Send a frame with events to whoever happens to take it; None for any other frame."""
+        """Send a frame with events and return its acknowledgement; None for any other frame."""
         joined = bytes(raw)
         frame = decode_frame(joined)
         if frame.type is not FrameType.DATA:

@@ -1,4 +1,4 @@
-"""Bursts, slow consumers and slow readers: nothing is lost, and memory stays in bounds."""
+"""Bursts, slow consumers and slow readers: nothing is lost, and memory use stays bounded."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["burst", "slow_consumer", "slow_weight_reader", "Peak"]
 
 KB, MB = 1 << 10, 1 << 20
 FRAMES_IN_HAND = 12
-# So that what is counted is what is held: glibc otherwise keeps some freed frames for later.
+# Return freed frames to the system, so that only memory in use is measured.
 GIVE_BACK = ("env", "MALLOC_MMAP_THRESHOLD_=131072")
 
 
 class Peak:
-    """Reads, again and again, how much memory a process holds.
+    """Samples the memory use of a process.
 
     Args:
-        process: which.
-        every_s: how often.
+        process: the process.
+        every_s: seconds between samples.
     """
 
     def __init__(self, process: Process, *, every_s: float = 0.02) -> None:
@@ -53,7 +53,7 @@ class Peak:
 
     @property
     def growth(self) -> int:
-        """Bytes by which it grew at most."""
+        """The largest growth, in bytes."""
         return self.highest - self.before
 
     def _resident(self) -> int:
@@ -74,16 +74,16 @@ def burst(
     batch: int = 256 * KB,
     quiet_s: float = 3.0,
 ) -> FaultResult:
-    """Send as fast as it goes; what was accepted must arrive.
+    """Send as fast as possible; every accepted message must arrive.
 
     Args:
         transport: ``ipc`` or ``tcp``.
-        count: how many messages.
-        size: bytes of each.
-        from_listener: whether the listener sends, not the dialer.
-        carrier: ``nng``, or ``bus``: the stub that loses.
+        count: number of messages.
+        size: bytes per message.
+        from_listener: whether the listener sends instead of the dialer.
+        carrier: ``nng``, or ``bus`` for the stub that loses messages.
         batch: bytes up to which messages share a frame.
-        quiet_s: when nothing came for so long, what is missing counts as lost.
+        quiet_s: after this many seconds without a message, missing ones count as lost.
     """
     way = "listener to dialer" if from_listener else "dialer to listener"
     result = FaultResult(f"burst of {count:,} x {size // KB:,} KB, {way}", transport)
@@ -100,7 +100,7 @@ def burst(
         first, second = nodes.listener(**listens), nodes.dialer(1, **dials)
         sender, receiver = (first, second) if from_listener else (second, first)
         sender.await_line("ready")
-        sender.tell("send")
+        sender.send_command("send")
         sender.await_line("sent all", deadline_s=300.0)
         _settle(receiver, count, quiet_s)
         second.stop()
@@ -113,14 +113,14 @@ def burst(
 def slow_consumer(
     transport: str, *, count: int, size: int, slow_s: float, bound: int
 ) -> FaultResult:
-    """Send ten times as fast as the other side handles.
+    """Send ten times as fast as the other side handles messages.
 
     Args:
         transport: ``ipc`` or ``tcp``.
-        count: how many messages.
-        size: bytes of each.
-        slow_s: how long the consumer takes for each.
-        bound: bytes that may wait at the sender, and as many at the receiver.
+        count: number of messages.
+        size: bytes per message.
+        slow_s: seconds that the consumer takes per message.
+        bound: limit in bytes of the sender's queue, and of the receiver's.
     """
     result = FaultResult(f"consumer 10 x too slow, {count:,} x {size // KB:,} KB", transport)
     options = {"outbox_bytes": bound, "inbox_bytes": bound, "batch_bytes": 256 * KB}
@@ -130,7 +130,7 @@ def slow_consumer(
         sender = nodes.dialer(1, sends=sends, expected=1, options=options, prefix=GIVE_BACK)
         sender.await_line("ready")
         with Peak(sender) as at_sender, Peak(receiver) as at_receiver:
-            sender.tell("send")
+            sender.send_command("send")
             sender.await_line("sent all", deadline_s=600.0)
             _settle(receiver, count, max(3.0, 20 * slow_s))
         blocked_s = sender.status()["traffic"]["e"]["blocked_s"]
@@ -138,12 +138,12 @@ def slow_consumer(
         receiver.stop()
         verdict = _judged(sender, receiver)
     result.check("0 lost", verdict, verdict.clean and verdict.accepted == count)
-    # Beside the queue: frames being copied out by each sender, or in by each serving context.
-    stated = bound + FRAMES_IN_HAND * max(size, 256 * KB)
+    # In addition to the queue: frames that senders copy out, or that serving contexts copy in.
+    allowed = bound + FRAMES_IN_HAND * max(size, 256 * KB)
     for name, peak in (("sender", at_sender), ("receiver", at_receiver)):
-        growth, most = peak.growth / MB, 1.1 * stated / MB
-        result.at_most(f"growth of the {name}", growth, round(most, 1), "MB")
-    result.check("the producer's wait is visible", f"{blocked_s:.1f} s", blocked_s > 0)
+        growth, most = peak.growth / MB, 1.1 * allowed / MB
+        result.at_most(f"memory growth of the {name}", growth, round(most, 1), "MB")
+    result.check("the producer's waiting time is reported", f"{blocked_s:.1f} s", blocked_s > 0)
     return result
 
 
@@ -152,9 +152,9 @@ def slow_weight_reader(transport: str, *, count: int, size: int, slow_s: float) 
 
     Args:
         transport: ``ipc`` or ``tcp``.
-        count: how many versions.
-        size: bytes of each.
-        slow_s: how long the slow reader takes for one; the other takes no time.
+        count: number of versions.
+        size: bytes per version.
+        slow_s: seconds that the slow reader takes per version; the other takes none.
     """
     result = FaultResult(f"slow weight reader, {count:,} versions of {size // KB:,} KB", transport)
     sends = Sends(event="weights", delivery="latest", count=count, size=size, pace_s=slow_s / 10)
@@ -163,7 +163,7 @@ def slow_weight_reader(transport: str, *, count: int, size: int, slow_s: float) 
         slow = nodes.dialer(1, receives=("weights",), slow_s=slow_s)
         fast = nodes.dialer(2, receives=("weights",))
         learner.await_line("ready")
-        learner.tell("send")
+        learner.send_command("send")
         copies = 0
         while not learner.ledger.lines("sent all"):
             copies = max(copies, learner.status()["copies"])
@@ -181,11 +181,13 @@ def slow_weight_reader(transport: str, *, count: int, size: int, slow_s: float) 
         skipped = count - len(slow.ledger.got(0, start, "weights"))
         for process in (slow, fast, learner):
             process.stop()
-    result.check("versions only rise", f"{rises}", rises and whole)
-    result.check("ends at the newest", f"{newest}, {skipped} skipped by the slow one", newest)
+    result.check("versions only increase", f"{rises}", rises and whole)
+    result.check(
+        "ends with the newest version", f"{newest}, {skipped} skipped by the slow reader", newest
+    )
     result.check("encoded copies at the learner ≤ 2", f"{copies}", 1 <= copies <= 2)
-    # Were it held back, it would wait as long as the slow one takes.
-    result.at_most("the writer is not held back: median emit", usual_s, slow_s / 2)
+    # A writer that waits for the slow reader would take as long as the reader.
+    result.at_most("the writer is not slowed down: median emit", usual_s, slow_s / 2)
     return result
 
 
@@ -194,7 +196,7 @@ def _newest_at(reader: Process, start: int, number: int) -> Callable[[], bool]:
 
 
 def _settle(receiver: Process, count: int, quiet_s: float) -> None:
-    """Wait until all has come, or nothing more comes for ``quiet_s``."""
+    """Wait until all messages have arrived, or none arrives for ``quiet_s``."""
     have = -1
     while have < len(receiver.ledger.lines("got")) < count:
         have = len(receiver.ledger.lines("got"))

@@ -1,4 +1,4 @@
-"""All faults with their full figures, as ``make faults`` injects them."""
+"""All faults at full size, as ``make faults`` injects them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.faults.process_faults import (
     start_order,
     stopped,
 )
-from tests.faults.shared_memory_faults import full, killed_in_hand_over, why_not_full
+from tests.faults.shared_memory_faults import full, killed_in_transfer, why_not_full
 from tests.faults.soak import soak
 from tests.faults.training_faults import killed_collectors, killed_learner
 
@@ -32,10 +32,10 @@ class Fault:
     """A fault that can be injected.
 
     Attributes:
-        name: for the command line.
-        what: in words.
-        injections: run it, one for each transport and way.
-        why_not: why it cannot be injected here; empty: it can.
+        name: its name on the command line.
+        what: its heading on the page.
+        injections: functions that inject it, one per transport and variant.
+        why_not: returns why it cannot be injected here; empty: it can.
     """
 
     name: str
@@ -63,7 +63,7 @@ FAULTS = (
     ),
     Fault(
         "slow-consumer",
-        "a consumer 10 x too slow",
+        "a consumer that is 10 times too slow",
         _over_both(slow_consumer, count=720, size=256 * KB, slow_s=0.01, bound=64 * MB),
     ),
     Fault(
@@ -77,17 +77,17 @@ FAULTS = (
         _over_both(noise, n_bytes=1_000_000, connections=100, frames=100_000, slower_at_most=2.0),
     ),
     Fault("lengths", "claimed lengths of 2^33 and 2^63", _over_both(false_lengths)),
-    Fault("oversize", "real oversize messages", _over_both(oversize)),
+    Fault("oversize", "oversize messages", _over_both(oversize)),
     Fault("refusals", "wrong key, no key, replay, flipped bit, old version", _over_both(refusals)),
     Fault("pickles", "a pickle, by default and with one end opted in", _over_both(pickles)),
-    Fault("silence", "200 connections that say nothing", _over_both(silence)),
-    Fault("fork", "a fork after use, a close inside a callback", _over_both(fork_and_close)),
+    Fault("silence", "200 silent connections", _over_both(silence)),
+    Fault("fork", "a fork after use, and a close inside a callback", _over_both(fork_and_close)),
     Fault(
         "start-order", "8 nodes in random start order, 50 times", _over_both(start_order, times=50)
     ),
     Fault(
         "stop",
-        "SIGSTOP for 10 s, each side",
+        "SIGSTOP for 10 s, on each side",
         tuple(
             partial(stopped, transport, hang_s=10.0, listener=listener)
             for transport in BOTH
@@ -105,8 +105,8 @@ FAULTS = (
     ),
     Fault(
         "shared-kill",
-        "kill -9 in hand-overs through shared memory, 20 times each side",
-        (partial(killed_in_hand_over, kills=20),),
+        "kill -9 during transfers through shared memory, 20 times on each side",
+        (partial(killed_in_transfer, kills=20),),
     ),
     Fault("shared-full", "full shared memory", (partial(full, count=100),), why_not_full),
     Fault(

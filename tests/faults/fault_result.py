@@ -1,4 +1,4 @@
-"""What one injected fault came to: the demands on it, and what was measured."""
+"""The result of one injected fault: its requirements, and what was measured."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ __all__ = ["Check", "FaultResult"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One demand.
+    """One requirement.
 
     Attributes:
-        demanded: in words.
-        measured: in words and figures.
-        holds: whether the one satisfies the other; None: it could not be measured.
+        requirement: what has to hold, in words.
+        measured: what was measured, in words and figures.
+        holds: whether the requirement is met; None: it could not be measured.
     """
 
-    demanded: str
+    requirement: str
     measured: str
     holds: bool | None
 
 
 @dataclass(slots=True)
 class FaultResult:
-    """A fault and what became of it.
+    """An injected fault and its checks.
 
     Attributes:
         injected: the fault, with its figures.
-        transport: over what.
-        checks: one by one.
+        transport: ``ipc`` or ``tcp``.
+        checks: the requirements and measurements.
     """
 
     injected: str
@@ -38,20 +38,22 @@ class FaultResult:
 
     @property
     def holds(self) -> bool:
-        """Whether all demands that could be measured hold."""
+        """Whether all requirements that could be measured are met."""
         return all(check.holds is not False for check in self.checks)
 
-    def check(self, demanded: str, measured: object, holds: bool | None) -> None:
-        """Add a demand and its figure."""
-        self.checks.append(Check(demanded, str(measured), holds))
+    def check(self, requirement: str, measured: object, holds: bool | None) -> None:
+        """Add a requirement and its measurement."""
+        self.checks.append(Check(requirement, str(measured), holds))
 
     def at_most(self, what: str, value: float, bound: float, unit: str = "s") -> None:
-        """Demand that a figure is at most a bound."""
-        self.check(f"{what} ≤ {bound:g} {unit}", f"{value:.3g} {unit}", value <= bound)
+        """Require that a value is at most ``bound``."""
+        self.check(
+            f"{what} ≤ {bound:g} {unit}".strip(), f"{value:.3g} {unit}".strip(), value <= bound
+        )
 
     def __str__(self) -> str:
         lines = [f"{self.injected} ({self.transport}):"]
         for check in self.checks:
             mark = {True: "holds", False: "MISSED", None: "not measured"}[check.holds]
-            lines.append(f"  {check.demanded}: {check.measured}: {mark}")
+            lines.append(f"  {check.requirement}: {check.measured}: {mark}")
         return "\n".join(lines)

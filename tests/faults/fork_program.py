@@ -1,6 +1,6 @@
 """Forks, or closes a router inside a callback: ``python -m tests.faults.fork_program what where``.
 
-It prints what happened, and exits with 0 if that was an error that says what to do, or none.
+It prints what happened, and exits with 0 unless there was an unexpected error.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ DEADLINE_S = 10.0
 
 def fork(address: str) -> str:
     """Use a router in a forked process, and then in the parent."""
-    came = threading.Event()
+    arrived = threading.Event()
     with (
         Router(node_id=0, listen=address) as receiver,
         Router(node_id=1, dial=[address]) as sender,
     ):
-        receiver.attach(lambda name, args, kwargs: came.set() if name == "e" else None)
+        receiver.attach(lambda name, args, kwargs: arrived.set() if name == "e" else None)
         receiver.subscribe("e", active=True)
         while not sender.node.subscriptions.subscribers("e"):
             time.sleep(0.01)
         sender.emit(Event("e"), (1,), {})
-        assert came.wait(DEADLINE_S)
+        assert arrived.wait(DEADLINE_S)
         child = os.fork()
         if child == 0:
             os._exit(_use_in_child(sender))
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0, f"the child ended with {status}"
-        came.clear()
+        arrived.clear()
         sender.emit(Event("e"), (2,), {})
-        assert came.wait(DEADLINE_S)
-    return "RouterStateError in the child, the parent goes on"
+        assert arrived.wait(DEADLINE_S)
+    return "RouterStateError in the child, the parent still works"
 
 
 def _use_in_child(router: Router) -> int:
@@ -56,15 +56,15 @@ def _use_in_child(router: Router) -> int:
 
 def close(address: str) -> str:
     """Close each side's router inside its own callback."""
-    said = []
+    outcomes = []
     for node_id in (0, 1):
         with (
             Router(node_id=0, listen=address) as listener,
             Router(node_id=1, dial=[address]) as dialer,
         ):
             closing = (listener, dialer)[node_id]
-            said.append(_close_inside(closing))
-    return f"the callback got: {', '.join(said)}"
+            outcomes.append(_close_inside(closing))
+    return f"the callback got: {', '.join(outcomes)}"
 
 
 def _close_inside(router: Router) -> str:

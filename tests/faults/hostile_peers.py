@@ -1,4 +1,4 @@
-"""Strangers: random bytes, broken frames, false lengths, wrong keys, pickles, silence."""
+"""Hostile peers: random bytes, broken frames, false lengths, wrong keys, pickles, silence."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ def noise(
 
     Args:
         transport: ``ipc`` or ``tcp``.
-        n_bytes: random bytes in all.
-        connections: on how many connections.
-        frames: how many mutated frames.
-        slower_at_most: by what factor the others' round trip may grow; None: it is not judged.
+        n_bytes: total number of random bytes.
+        connections: number of connections.
+        frames: number of mutated frames.
+        slower_at_most: factor by which the round trip of other peers may grow; None: not judged.
     """
     result = FaultResult(
         f"{n_bytes:,} random bytes on {connections} connections, {frames:,} mutated frames",
         transport,
     )
-    randomly = random.Random(_SEED)
+    rng = random.Random(_SEED)
     with cluster(transport) as nodes:
         learner = nodes.listener(echo=True)
         pings = Sends(event="ping", size=64, pace_s=0.002)
         friend = nodes.dialer(1, echo=True, sends=pings, expected=1)
         friend.await_line("ready")
-        friend.tell("send")
+        friend.send_command("send")
         friend.await_line("round trip", count=400)
         attack_at = time.monotonic()
         with Peak(learner) as peak:
-            _random_bytes(nodes.address, randomly, n_bytes, connections)
-            _mutated_frames(nodes.address, randomly, frames)
+            _random_bytes(nodes.address, rng, n_bytes, connections)
+            _mutated_frames(nodes.address, rng, frames)
             friend.await_line("round trip", since=time.monotonic(), count=50)
         refused = learner.status()["refused"]
         trips = [(line[1], line[2]) for line in friend.ledger.lines("round trip")]
@@ -66,19 +66,19 @@ def noise(
         alive = learner.alive and not friend.ledger.lines("no answer")
         friend.stop()
         learner.stop()
-    result.check("no crash", f"{refused:,} refused, the others served", alive and refused > 0)
-    result.at_most("growth", peak.growth / MB, 50, "MB")
+    result.check("no crash", f"{refused:,} refused, other peers served", alive and refused > 0)
+    result.at_most("memory growth", peak.growth / MB, 50, "MB")
     if slower_at_most is not None:
-        result.at_most("others' round trip, p99", under_attack / quiet, slower_at_most, "x")
+        result.at_most("round trip of other peers, p99", under_attack / quiet, slower_at_most, "x")
     return result
 
 
 def false_lengths(transport: str, *, lengths: tuple[int, ...] = (1 << 33, 1 << 63)) -> FaultResult:
-    """Claim impossible lengths, to nng and in a frame.
+    """Claim impossible lengths, in the transport's header and in a frame.
 
     Args:
         transport: ``ipc`` or ``tcp``.
-        lengths: what to claim.
+        lengths: the lengths to claim.
     """
     result = FaultResult(
         f"claimed lengths of {' and '.join(f'2^{x.bit_length() - 1}' for x in lengths)}", transport
@@ -95,38 +95,40 @@ def false_lengths(transport: str, *, lengths: tuple[int, ...] = (1 << 33, 1 << 6
         learner.stop()
     slowest = max((3.0 if one is None else one) for one in took)
     result.at_most("connection closed", slowest, 1.0)
-    result.at_most("nothing allocated: growth", peak.growth / MB, 1.0, "MB")
+    result.at_most("nothing allocated: memory growth", peak.growth / MB, 1.0, "MB")
     return result
 
 
 def oversize(transport: str, *, bound: int = MB) -> FaultResult:
-    """Emit what is larger than the sender, or the receiver, takes.
+    """Emit a message that is larger than the sender's or the receiver's limit.
 
     Args:
         transport: ``ipc`` or ``tcp``.
-        bound: of the smaller side's frames, in bytes.
+        bound: the smaller side's limit for frames, in bytes.
     """
     result = FaultResult(
-        f"a message of {2 * bound // KB:,} KB where {bound // KB:,} KB are accepted", transport
+        f"a message of {2 * bound // KB:,} KB where the limit is {bound // KB:,} KB", transport
     )
     small, large = NodeOptions(max_frame_bytes=bound), NodeOptions()
     ways = {
-        "sender's own bound, dialer sends": (large, small, True),
-        "receiver's bound, dialer sends": (small, large, True),
-        "receiver's bound, listener sends": (large, small, False),
+        "sender's limit, dialer sends": (large, small, True),
+        "receiver's limit, dialer sends": (small, large, True),
+        "receiver's limit, listener sends": (large, small, False),
     }
     for way, (of_listener, of_dialer, dialer_sends) in ways.items():
         with cluster(transport) as nodes:
-            error, reconnects, after = _emit_too_much(
+            error, reconnects, works = _emit_too_much(
                 nodes, of_listener, of_dialer, dialer_sends=dialer_sends, size=2 * bound
             )
         result.check(f"typed error at the sender ({way})", error, error == FrameTooLarge.__name__)
-        result.check(f"≤ 1 reconnect, goes on ({way})", f"{reconnects}", after and reconnects <= 1)
+        result.check(
+            f"≤ 1 reconnect, then works again ({way})", f"{reconnects}", works and reconnects <= 1
+        )
     return result
 
 
 def refusals(transport: str) -> FaultResult:
-    """Come with a wrong key, no key, a replayed frame, a flipped bit, an old version."""
+    """Connect with a wrong key, no key, a replayed frame, a flipped bit, or an old version."""
     result = FaultResult("wrong key, no key, replayed frame, flipped bit, old version", transport)
     with cluster(transport) as nodes:
         learner = nodes.listener(receives=("e",))
@@ -141,23 +143,23 @@ def refusals(transport: str) -> FaultResult:
             "flipped bit": lambda address: _misuse(address, 13, _flip),
             "old version": _old_version,
         }
-        for name, come in ways.items():
+        for name, connect in ways.items():
             refused = learner.status()["refused"]
-            began = time.monotonic()
-            come(nodes.address)
-            took = time.monotonic() - began
+            started_at = time.monotonic()
+            connect(nodes.address)
+            took = time.monotonic() - started_at
             counted = learner.status()["refused"] - refused
             result.at_most(f"{name}: refused", took, 1.0)
-            result.check(f"{name}: counted", counted, counted >= 1)
+            result.check(f"{name}: counted as refused", counted, counted >= 1)
         traffic = learner.status()["traffic"].get("e", {"received": 0, "undecodable": 0})
-    # Both replayed frames were good, once each.
+    # Both replayed frames were valid the first time.
     seen = traffic["received"] + traffic["undecodable"]
-    result.check("payloads decoded beyond the 2 good frames", seen - 2, seen == 2)
+    result.check("decoded payloads beyond the 2 valid frames", seen - 2, seen == 2)
     return result
 
 
 def pickles(transport: str) -> FaultResult:
-    """Send an object whose unpickling does something."""
+    """Send an object whose unpickling has a side effect."""
     result = FaultResult("pickle payload, by default and with one end opted in", transport)
     both = (pickle.dumps, pickle.loads)
     for name, sends, takes, expected in (
@@ -177,13 +179,13 @@ def pickles(transport: str) -> FaultResult:
 
 
 def silence(transport: str, *, connections: int = 200) -> FaultResult:
-    """Connect and say nothing, or half a word.
+    """Connect and send nothing, or only a part of a message.
 
     Args:
         transport: ``ipc`` or ``tcp``.
-        connections: how many.
+        connections: number of connections.
     """
-    result = FaultResult(f"{connections} connections that say nothing", transport)
+    result = FaultResult(f"{connections} silent connections", transport)
     with cluster(transport) as nodes, contextlib.ExitStack() as stack:
         learner = nodes.listener()
         learner.await_line("listening")
@@ -191,61 +193,55 @@ def silence(transport: str, *, connections: int = 200) -> FaultResult:
             peer = stack.enter_context(RawPeer(nodes.address, greet=number % 2 == 0))
             if number % 4 == 0:
                 peer.write(peer.head(1000) + bytes(10))
-        began = time.monotonic()
+        started_at = time.monotonic()
         router = Router(node_id=1, dial=[nodes.address], key=KEY_BYTES)
         stack.enter_context(router)
         router.wait_for_peers(1, timeout_s=20.0)
-        result.at_most("a new peer joins", time.monotonic() - began, 2.0)
+        result.at_most("a new peer joins", time.monotonic() - started_at, 2.0)
     return result
 
 
-# Noise
-
-
-def _random_bytes(address: str, randomly: random.Random, n_bytes: int, connections: int) -> None:
+def _random_bytes(address: str, rng: random.Random, n_bytes: int, connections: int) -> None:
     share = max(1, n_bytes // connections)
     for number in range(connections):
         with RawPeer(address, greet=number % 2 == 0) as peer:
-            raw = randomly.randbytes(share)
+            raw = rng.randbytes(share)
             peer.write(peer.head(share) + raw if number % 4 == 0 else raw)
 
 
-def _mutated_frames(address: str, randomly: random.Random, frames: int) -> None:
+def _mutated_frames(address: str, rng: random.Random, frames: int) -> None:
     good = valid_frames()
     left = frames
     while left:
         with RawPeer(address, timeout_s=0.2) as peer:
-            # A connection is closed at its first bad frame, so what follows may be in vain.
+            # A connection is closed at its first bad frame, so the rest may never be read.
             for _ in range(min(left, 4)):
                 left -= 1
-                if not peer.send(_mutated(randomly, randomly.choice(good))):
+                if not peer.send(_mutated(rng, rng.choice(good))):
                     break
             peer.closed_after()
 
 
-def _mutated(randomly: random.Random, frame: bytes) -> bytes:
+def _mutated(rng: random.Random, frame: bytes) -> bytes:
     raw = bytearray(frame)
-    for _ in range(randomly.randint(1, 4)):
-        way = randomly.randrange(4)
-        place = randomly.randrange(len(raw))
+    for _ in range(rng.randint(1, 4)):
+        way = rng.randrange(4)
+        place = rng.randrange(len(raw))
         if way == 0:
-            raw[place] ^= 1 << randomly.randrange(8)
+            raw[place] ^= 1 << rng.randrange(8)
         elif way == 1:
             del raw[place:]
             raw += b"\0"
         elif way == 2:
-            raw[place:place] = randomly.randbytes(randomly.randint(1, 16))
+            raw[place:place] = rng.randbytes(rng.randint(1, 16))
         else:
             end = min(len(raw), place + 8)
-            raw[place:end] = randomly.choice([bytes(8), b"\xff" * 8])[: end - place]
+            raw[place:end] = rng.choice([bytes(8), b"\xff" * 8])[: end - place]
     return bytes(raw)
 
 
 def _p99(times: list[float]) -> float:
     return statistics.quantiles(times, n=100)[98]
-
-
-# Lengths
 
 
 def _claim(address: str, length: int) -> float | None:
@@ -273,15 +269,15 @@ def _emit_too_much(
     dialer_sends: bool,
     size: int,
 ) -> tuple[str, int, bool]:
-    """Return the sender's error, how often the nodes met anew, and whether they go on."""
+    """Return the sender's error, the number of reconnects, and whether delivery still works."""
     address = address_for(nodes.transport, nodes.folder, "large")
     event: list[str] = []
-    came: list[int] = []
+    arrived: list[int] = []
 
     def take(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         event.append(name)
         if name == "e":
-            came.append(len(args[0]))
+            arrived.append(len(args[0]))
 
     with (
         Router(node_id=0, listen=address, key=KEY_BYTES, options=of_listener) as listener,
@@ -298,18 +294,15 @@ def _emit_too_much(
             error = type(raised).__name__
         sender.emit(Event("e"), (bytes(10),), {})
         with contextlib.suppress(TimeoutError):
-            wait_until(lambda: 10 in came, "the next message", deadline_s=4.0)
+            wait_until(lambda: 10 in arrived, "the next message", deadline_s=4.0)
         meetings = event.count("node.joined") + event.count("node.rejoined")
         sessions = {peer.session.number for peer in listener.node.peers.values()}
-        return error, max(0, meetings - 1), 10 in came and len(sessions) == 1
+        return error, max(0, meetings - 1), 10 in arrived and len(sessions) == 1
 
 
 def _is_wanted(router: Router) -> bool:
     with router.lock:
         return bool(router.node.subscriptions.subscribers("e"))
-
-
-# Refusals
 
 
 def _knock(address: str, key: bytes | None) -> None:
@@ -318,7 +311,7 @@ def _knock(address: str, key: bytes | None) -> None:
             stranger.wait_for_peers(1, timeout_s=5.0)
         except HandshakeRefused:
             return
-    raise AssertionError("a stranger was let in")
+    raise AssertionError("a stranger without the key was accepted")
 
 
 def _misuse(address: str, node_id: int, how: Callable[[Stranger, str, RawPeer, str], None]) -> None:
@@ -369,11 +362,8 @@ def _old_version(address: str) -> None:
         assert peer.answer() is None
 
 
-# Pickles
-
-
 class Trap:
-    """Makes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -386,19 +376,19 @@ Pickle = tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
 
 
 def _send_pickle(nodes: Cluster, sends: Pickle | None, takes: Pickle | None) -> tuple[bool, int]:
-    """Return whether the trap was sprung, and how many events could not be decoded."""
+    """Return whether the side effect happened, and the number of undecodable events."""
     address = address_for(nodes.transport, nodes.folder, "pickle")
     trap = nodes.folder / "sprung"
-    came: list[object] = []
+    arrived: list[object] = []
     with (
         Router(node_id=0, listen=address, key=KEY_BYTES, pickle=takes) as receiver,
         Router(node_id=1, dial=[address], key=KEY_BYTES, pickle=sends) as sender,
     ):
-        receiver.attach(lambda name, args, kwargs: came.append(name))
+        receiver.attach(lambda name, args, kwargs: arrived.append(name))
         receiver.subscribe("e", active=True)
         wait_until(lambda: _is_wanted(sender), "the subscription")
         with contextlib.suppress(EncodeError):
             sender.emit(Event("e"), (Trap(trap),), {})
         sender.emit(Event("e"), (1,), {})
-        wait_until(lambda: "e" in came, "the event after the pickle")
+        wait_until(lambda: "e" in arrived, "the event after the pickle")
         return trap.exists(), receiver.traffic()["e"].undecodable

@@ -1,8 +1,8 @@
-"""What nodes write down, and the judge who compares what was sent with what came.
+"""Ledgers of what nodes sent and received, and the judge that compares them.
 
-Every node appends to a file of its own, one JSON list a line, by one write each: what a process has
-written stays in the file when it is killed. ``CLOCK_MONOTONIC`` is one clock for all processes of a
-host, so times of different ledgers compare.
+Every node appends lines to its own file, one JSON list each, in a single write: the lines stay in
+the file when the process is killed. ``CLOCK_MONOTONIC`` is the same clock for all processes of a
+host, so times in different ledgers can be compared.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Writer:
     """Appends lines to a ledger.
 
     Args:
-        path: the file; made if it is missing.
+        path: the file; created if it is missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,31 +49,31 @@ class Ledger:
     """Reads a ledger that may still grow.
 
     Args:
-        path: the file; it may come later.
+        path: the file, which need not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._place = 0
+        self._offset = 0
         self._lines: list[list[Any]] = []
 
     def lines(self, what: str = "", *, since: float = 0.0) -> list[list[Any]]:
-        """Return the whole lines so far: ``[what, time, *details]``."""
+        """Return the complete lines so far: ``[what, time, *details]``."""
         if self._path.exists():
             with self._path.open("rb") as file:
-                file.seek(self._place)
+                file.seek(self._offset)
                 raw = file.read()
             whole = raw[: raw.rfind(b"\n") + 1]
-            self._place += len(whole)
+            self._offset += len(whole)
             self._lines += [json.loads(line) for line in whole.splitlines()]
         return [line for line in self._lines if line[0] == (what or line[0]) and line[1] >= since]
 
     def sent(self, event: str = "e") -> int:
-        """Return how many emissions were accepted, by all starts of the node together."""
+        """Return the number of accepted messages, over all starts of the node."""
         return sum(line[2] == event for line in self.lines("sent"))
 
     def got(self, sender: int, start: int, event: str = "e") -> list[tuple[int, bool]]:
-        """Return ``(number, whole)`` of what came from one start of a sender, in order."""
+        """Return ``(number, whole)`` of the messages from one start of a sender, in order."""
         return [
             (number, whole)
             for _, _, name, node, begun, number, whole in self.lines("got")
@@ -83,16 +83,16 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What became of accepted messages.
+    """How many messages arrived as they should.
 
     Attributes:
-        accepted: how many had to arrive.
-        arrived: how many different ones did.
-        lost: accepted and never arrived.
-        duplicated: arrivals beyond the first of their message.
+        accepted: messages that had to arrive.
+        arrived: distinct messages that arrived.
+        lost: messages that were accepted but never arrived.
+        duplicated: repeated arrivals of the same message.
         reordered: arrivals of a message after a later one.
-        damaged: arrived, but not as they were sent.
-        invented: arrived and never sent.
+        damaged: messages that arrived with other content.
+        invented: messages that arrived but were never sent.
     """
 
     accepted: int = 0
@@ -116,12 +116,12 @@ class Judgement:
 
 
 def judge(accepted: int, got: Sequence[tuple[int, bool]], *, emitted: int = 0) -> Judgement:
-    """Compare what a sender's ledger says with what a receiver's does.
+    """Compare the ledgers of a sender and a receiver.
 
     Args:
         accepted: messages 0 to ``accepted - 1`` had to arrive.
         got: ``(number, whole)`` of each arrival, in order.
-        emitted: how many may have arrived; 0: as many as had to.
+        emitted: number of messages that may have arrived; 0: as many as had to.
     """
     seen: set[int] = set()
     duplicated = reordered = 0
@@ -143,13 +143,13 @@ def judge(accepted: int, got: Sequence[tuple[int, bool]], *, emitted: int = 0) -
 
 
 def judge_prefix(sent: Iterable[Sequence[Any]], got: Sequence[tuple[int, bool]]) -> Judgement:
-    """Judge a sender that was killed: what was acknowledged to it had to arrive, with no gap.
+    """Judge a killed sender: the messages acknowledged to it had to arrive without a gap.
 
-    What it had accepted and not delivered died with it; whatever came of that counts too, and may
-    leave no gap.
+    Messages that it had accepted but not delivered died with it. Some of them may still have
+    arrived, but without a gap.
 
     Args:
-        sent: its lines ``["sent", time, event, began, number, waiting]``.
+        sent: its lines ``["sent", time, event, started_at, number, waiting]``.
         got: as in :func:`judge`.
     """
     lines = list(sent)
@@ -160,6 +160,6 @@ def judge_prefix(sent: Iterable[Sequence[Any]], got: Sequence[tuple[int, bool]])
 
 
 def join(judgements: Iterable[Judgement]) -> Judgement:
-    """Add judgements up."""
+    """Add up judgements."""
     all_of = list(judgements)
     return Judgement(*(sum(getattr(one, name) for one in all_of) for name in Judgement.__slots__))

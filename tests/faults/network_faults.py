@@ -1,4 +1,4 @@
-"""Networks and connections that break and come back, or that are slow and lose packets."""
+"""Networks and connections that break and recover, or that are slow and lose packets."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _SEED = 0
 
 
 def cut_connections(transport: str, *, times: int, size: int = 4096) -> FaultResult:
-    """Cut connections while both sides send over them: one, or all, also while others are made.
+    """Cut one or all connections while both sides send, even while they reconnect.
 
     Args:
         transport: ``ipc`` or ``tcp``.
-        times: how often.
-        size: bytes of each message.
+        times: number of cuts.
+        size: bytes per message.
     """
     result = FaultResult(f"{times} cuts of one or all connections", transport)
     sends = Sends(size=size, pace_s=0.002)
     settings = {"receives": ("e",), "sends": sends, "expected": 1, "at_once": True}
-    randomly = random.Random(_SEED)
+    rng = random.Random(_SEED)
     flows = []
     with cluster(transport) as nodes:
         learner = nodes.listener(**settings)
@@ -44,31 +44,31 @@ def cut_connections(transport: str, *, times: int, size: int = 4096) -> FaultRes
                 process.await_line("got", count=20)
             left = times
             while left:
-                for _ in range(min(left, randomly.choice((1, 1, 3, 10)))):
-                    relay.cut(randomly.choice((1, None)))
+                for _ in range(min(left, rng.choice((1, 1, 3, 10)))):
+                    relay.cut(rng.choice((1, None)))
                     left -= 1
-                    time.sleep(randomly.choice((0.0, 0.01, 0.05, 0.2)))
+                    time.sleep(rng.choice((0.0, 0.01, 0.05, 0.2)))
                 at = time.monotonic()
                 flows += [
                     process.await_line("got", since=at)[1] - at for process in (learner, collector)
                 ]
             for process in (learner, collector):
-                process.tell("enough")
+                process.send_command("enough")
             verdict = join((all_of(learner, collector), all_of(collector, learner)))
             collector.stop()
             learner.stop()
     result.at_most("data flows both ways after a cut", max(flows), 5.0)
-    result.check("connections made anew", f"{relay.passed}", relay.passed > 2)
+    result.check("reconnections", f"{relay.passed}", relay.passed > 2)
     result.check("0 lost, 0 duplicated", verdict, verdict.clean)
     return result
 
 
 def partition(*, cut_s: float, size: int = 4096) -> FaultResult:
-    """Cut the cable between two hosts while both send, and mend it.
+    """Cut the cable between two hosts while both send, and repair it.
 
     Args:
-        cut_s: for how long; more than the seconds after which a peer counts as gone.
-        size: bytes of each message.
+        cut_s: duration of the cut, longer than the time after which a peer counts as lost.
+        size: bytes per message.
     """
     result = FaultResult(f"partition of {cut_s:g} s between network namespaces", "tcp")
     sends = Sends(size=size, pace_s=0.002)
@@ -83,18 +83,18 @@ def partition(*, cut_s: float, size: int = 4096) -> FaultResult:
         at = link.cut()
         left = [left_at(learner, 1, since=at) - at, left_at(collector, 0, since=at) - at]
         wait_until(lambda: time.monotonic() > at + cut_s, "the cut", deadline_s=cut_s + 9)
-        mended = link.mend()
+        repaired_at = link.repair()
         back = [
-            process.await_line("node.rejoined", since=mended)[1] - mended
+            process.await_line("node.rejoined", since=repaired_at)[1] - repaired_at
             for process in (learner, collector)
         ]
         for process in (learner, collector):
             process.await_line("got", since=time.monotonic(), count=20)
         for process in (learner, collector):
-            process.tell("enough")
+            process.send_command("enough")
         verdict = join((all_of(learner, collector), all_of(collector, learner)))
-    result.at_most("left, on both sides", max(left), 5.0)
-    result.at_most("back, on both sides", max(back), 3.0)
+    result.at_most("node.left on both sides", max(left), 5.0)
+    result.at_most("node.rejoined on both sides", max(back), 3.0)
     result.check("0 lost, 0 duplicated", verdict, verdict.clean)
     return result
 
@@ -105,10 +105,10 @@ def slow_network(
     """Send both ways over a network that is slow and loses packets.
 
     Args:
-        count: how many messages each way.
-        delay_s: of the packets of one side, so that a round trip takes as long.
-        loss: the share of the packets that is lost, both ways.
-        size: bytes of each message.
+        count: number of messages in each direction.
+        delay_s: delay of one side's packets, and so of a round trip.
+        loss: the share of packets that is lost, in both directions.
+        size: bytes per message.
     """
     result = FaultResult(
         f"{1000 * delay_s:.0f} ms delay with {loss:.0%} loss, {count:,} messages", "tcp"
@@ -126,18 +126,18 @@ def slow_network(
                 all_of(collector, learner, quiet_s=20.0),
             )
         )
-        gone = sum(len(one.ledger.lines("node.left")) for one in (learner, collector))
+        n_left = sum(len(one.ledger.lines("node.left")) for one in (learner, collector))
     result.check("0 lost, 0 duplicated", verdict, verdict.clean)
     result.check(
-        "packets lost on the way", f"{link.lost} of {link.lost + link.carried}", link.lost > 0
+        "packets lost in transit", f"{link.lost} of {link.lost + link.carried}", link.lost > 0
     )
-    result.check("nobody counts as gone", f"{gone} left", gone == 0)
+    result.check("no peer counts as lost", f"{n_left} node.left", n_left == 0)
     return result
 
 
 @contextlib.contextmanager
 def _both(nodes: Cluster, here: str, there: str, sends: Sends) -> Iterator[tuple[Process, Process]]:
-    """A listener and a dialer, each in a namespace, that send to each other at once."""
+    """Start a listener and a dialer in two namespaces, which send to each other."""
     nodes.address = f"tcp://{ADDRESSES[0]}:5557"
     settings = {"receives": ("e",), "sends": sends, "expected": 1, "at_once": True}
     learner = nodes.listener(prefix=(*_EXEC, here), **settings)

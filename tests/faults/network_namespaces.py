@@ -1,7 +1,7 @@
-"""Two network namespaces, joined by a cable that can be cut, or by one that is slow and loses.
+"""Two network namespaces, connected by a cable that can be cut, or by a slow and lossy one.
 
-The first is a veth pair. The second is a pair of tun devices and a thread that carries packets from
-one to the other, late, and not all: it needs no kernel module. Both need root.
+The first is a veth pair. The second is a pair of tun devices and a thread that carries packets
+between them, which delays packets and drops some; it needs no kernel module. Both need root.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ ADDRESSES = ("10.203.0.1", "10.203.0.2")
 
 
 def why_not() -> str:
-    """Return why namespaces cannot be made here; empty: they can."""
+    """Return why namespaces cannot be created here; empty: they can."""
     name = f"dmw{os.getpid()}-try"
     try:
         _ip("netns", "add", name)
         _ip("netns", "del", name)
     except FileNotFoundError:
-        return "there is no command `ip`; install iproute2"
+        return "the command `ip` is missing; install iproute2"
     except RuntimeError as error:
-        return f"network namespaces cannot be made: {error}"
+        return f"network namespaces cannot be created: {error}"
     return ""
 
 
 @contextlib.contextmanager
 def namespaces() -> Iterator[tuple[str, str]]:
-    """Two namespaces, gone at the end with all that is in them."""
+    """Create two namespaces, and delete them at the end."""
     number = next(_NAMES)
     names = (f"dmw{os.getpid()}-{number}a", f"dmw{os.getpid()}-{number}b")
     with contextlib.ExitStack() as stack:
@@ -64,28 +64,28 @@ class Cable:
     """A veth pair.
 
     Attributes:
-        namespace: of its first end.
-        device: its first end.
+        namespace: the namespace of its first end.
+        device: the device at its first end.
     """
 
     namespace: str
     device: str
 
     def cut(self) -> float:
-        """Let nothing through; return when."""
+        """Cut the cable, and return the time."""
         at = time.monotonic()
         _in(self.namespace, "link", "set", self.device, "down")
         return at
 
-    def mend(self) -> float:
-        """Let everything through again; return when."""
+    def repair(self) -> float:
+        """Repair the cable, and return the time."""
         _in(self.namespace, "link", "set", self.device, "up")
         return time.monotonic()
 
 
 @contextlib.contextmanager
 def cable(first: str, second: str) -> Iterator[Cable]:
-    """Join two namespaces by a veth pair."""
+    """Connect two namespaces by a veth pair."""
     devices = (f"v{os.getpid()}a", f"v{os.getpid()}b")
     _ip("link", "add", devices[0], "type", "veth", "peer", "name", devices[1])
     for namespace, device, address in zip((first, second), devices, ADDRESSES, strict=True):
@@ -94,11 +94,11 @@ def cable(first: str, second: str) -> Iterator[Cable]:
 
 
 class SlowCable:
-    """Carries packets between two tun devices, late, and not all.
+    """Carries packets between two tun devices, with delay and loss.
 
     Args:
-        delay_s: how late those of the first are, by number of the device that they come from.
-        loss: what share is lost, both ways.
+        delay_s: delay of the packets from the first and from the second device.
+        loss: the share of packets that is lost, in both directions.
     """
 
     def __init__(self, *, delay_s: tuple[float, float], loss: float) -> None:
@@ -128,7 +128,7 @@ class SlowCable:
             os.close(file)
 
     def plug_in(self, namespace: str, address: str) -> None:
-        """Make the next end, in a namespace."""
+        """Create the next end in a namespace."""
         device = f"t{os.getpid()}{'ab'[len(self._files)]}"
         file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
         self._files.append(file)
@@ -164,7 +164,7 @@ class SlowCable:
 def slow_cable(
     first: str, second: str, *, delay_s: tuple[float, float], loss: float
 ) -> Iterator[SlowCable]:
-    """Join two namespaces by a cable that delays and loses."""
+    """Connect two namespaces by a cable with delay and loss."""
     slow = SlowCable(delay_s=delay_s, loss=loss)
     for namespace, address in zip((first, second), ADDRESSES, strict=True):
         slow.plug_in(namespace, address)

@@ -1,8 +1,8 @@
 """A node of a fault test: ``python -m tests.faults.node_program '<NodeSpec as JSON>'``.
 
-It sends and receives as its spec says, and writes all that happens into its ledger. On stdin it
-takes ``send`` (begin), ``enough`` (send no more), ``status`` and ``stop``; when stdin ends it stops
-too, so that none outlives its test.
+It sends and receives as its spec says, and records everything in its ledger. It reads commands
+from stdin: ``send`` (start), ``enough`` (send no more), ``status`` and ``stop``. When stdin ends it
+stops as well, so no node outlives its test.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ LONGEST_LIFE_S = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Sends:
-    """What a node emits once it is told to.
+    """The messages that a node sends.
 
     Attributes:
-        event: its name.
-        delivery: its contract.
-        count: how many; 0: until it is stopped.
-        size: bytes of each.
-        pace_s: pause between two.
-        timeout_s: how long it waits for room; it then tries the same message again.
+        event: the event's name.
+        delivery: its delivery contract.
+        count: number of messages; 0: until the node is stopped.
+        size: bytes per message.
+        pace_s: pause between messages.
+        timeout_s: how long a message waits for room before it is sent again.
     """
 
     event: str = "e"
@@ -59,25 +59,25 @@ class Sends:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSpec:
-    """What a node is and does.
+    """The settings of a node.
 
     Attributes:
         node_id: its number.
-        ledger: where it writes.
-        listen: the address that it listens on.
-        dial: those that it dials.
+        ledger: the file of its ledger.
+        listen: the address to listen on.
+        dial: the addresses to dial.
         key: the run's key in hex; empty: none.
-        roles: told to peers.
-        receives: the events that it takes.
-        slow_s: how long it takes for each event.
-        echo: whether it sends each ``ping`` back as ``pong``.
-        sends: what it emits.
-        at_once: whether it begins without being told.
-        expected: how many peers must be ready before it sends.
-        transport: ``nng``, or ``bus``: the stub that loses.
-        shared: a folder for shared memory, through which large messages go; empty: none.
-        shared_bytes: how much of it this node may take.
-        options: of :class:`NodeOptions`.
+        roles: its roles.
+        receives: the events that it subscribes to.
+        slow_s: seconds that it takes per event.
+        echo: whether it answers each ``ping`` with a ``pong``.
+        sends: the messages that it sends; None: none.
+        at_once: whether it starts sending without the command.
+        expected: number of peers that must be ready before it sends.
+        transport: ``nng``, or ``bus`` for the stub that loses messages.
+        shared: folder for large messages in shared memory; empty: none.
+        shared_bytes: how much shared memory this node may use.
+        options: arguments of :class:`NodeOptions`.
     """
 
     node_id: int
@@ -105,7 +105,7 @@ class _Node:
         self._spec = spec
         self._write = write
         self._start = os.getpid()
-        self._told = threading.Event()
+        self._may_send = threading.Event()
         self._stopped = threading.Event()
         self._pong = threading.Condition()
         self._pongs = 0
@@ -125,25 +125,25 @@ class _Node:
             self._router.subscribe(name, active=True)
 
     def run(self) -> None:
-        """Live until stdin says stop or ends."""
+        """Run until stdin says stop, or ends."""
         sender = threading.Thread(target=self._send, name="sender", daemon=True)
         with self._router:
             self._write("listening", self._router.address)
             sender.start()
             if self._spec.at_once:
-                self._told.set()
+                self._may_send.set()
             for line in sys.stdin:
                 command = line.strip()
                 if command == "stop":
                     break
                 if command == "send":
-                    self._told.set()
+                    self._may_send.set()
                 elif command == "enough":
                     self._stopped.set()
                 elif command == "status":
                     self._status()
             self._stopped.set()
-            self._told.set()
+            self._may_send.set()
             sender.join(10.0)
             undelivered = self._router.close(deadline_s=10.0)
         self._write("closed", undelivered)
@@ -168,7 +168,7 @@ class _Node:
         try:
             self._router.wait_until_ready()
             self._write("ready", self._start)
-            self._told.wait(LONGEST_LIFE_S)
+            self._may_send.wait(LONGEST_LIFE_S)
             sends = self._spec.sends
             if sends is not None and not self._stopped.is_set():
                 self._send_all(sends)
@@ -193,24 +193,24 @@ class _Node:
         self._write("sent all", number)
 
     def _emit(self, event: Event, args: tuple[Any, ...]) -> bool:
-        began = time.monotonic()
+        started_at = time.monotonic()
         try:
             self._router.emit(event, args, {})
         except DeliveryTimeout as error:
             self._write("refused", str(error))
             return False
         if event.delivery == "latest":
-            self._write("published", time.monotonic() - began)
+            self._write("published", time.monotonic() - started_at)
         waiting = sum(peer.waiting for peer in self._router.peer_traffic().values())
-        self._write("sent", event.name, began, args[2], waiting)
+        self._write("sent", event.name, started_at, args[2], waiting)
         return True
 
     def _ping(self, event: Event, args: tuple[Any, ...]) -> None:
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         with self._pong:
             self._router.emit(event, args, {})
             if self._pong.wait_for(lambda: self._pongs == args[2], 10.0):
-                self._write("round trip", time.perf_counter() - began)
+                self._write("round trip", time.perf_counter() - started_at)
             else:
                 self._write("no answer", args[2])
 

@@ -1,4 +1,4 @@
-"""Starts node programs, stops, hangs and kills them, and waits for what their ledgers say."""
+"""Start node programs, stop, suspend and kill them, and wait for lines in their ledgers."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ __all__ = ["KEY", "Cluster", "Process", "address_for", "cluster", "wait_until"]
 KEY = bytes(range(32)).hex()
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 30.0
-_LOOK_S = 0.01
+_POLL_S = 0.01
 _PORTS = (10_000, 30_000)
 _given: set[int] = set()
 
 
 def wait_until(found: Callable[[], bool], what: str, *, deadline_s: float = DEADLINE_S) -> float:
-    """Look until something is so; return the seconds that it took.
+    """Poll until ``found`` holds, and return the seconds that it took.
 
     Raises:
-        TimeoutError: if it is not so by the deadline; it names what was awaited.
+        TimeoutError: if it does not hold by the deadline; the message contains ``what``.
     """
-    began = time.monotonic()
+    started_at = time.monotonic()
     while not found():
-        if time.monotonic() - began > deadline_s:
-            raise TimeoutError(f"{what} was awaited for {deadline_s:g} s")
-        time.sleep(_LOOK_S)
-    return time.monotonic() - began
+        if time.monotonic() - started_at > deadline_s:
+            raise TimeoutError(f"waited {deadline_s:g} s for {what}")
+        time.sleep(_POLL_S)
+    return time.monotonic() - started_at
 
 
 def address_for(transport: str, folder: Path, name: str = "node") -> str:
-    """Return an address that nobody listens on; others can dial it before its node is there."""
+    """Return an unused address, which others can dial before its node listens."""
     if transport == "ipc":
         return f"ipc://{folder}/{name}.sock"
-    # Not one that the system may give to whoever dials: a dialer could meet itself there.
+    # Not from the range of outgoing connections, where a dialer could connect to itself.
     while True:
         port = random.randrange(*_PORTS)
         if port in _given:
@@ -67,11 +67,11 @@ class Process:
     """One start of a node.
 
     Args:
-        spec: what it is and does.
+        spec: the node's settings.
         prefix: a command to run it with, such as ``ip netns exec name``.
 
     Attributes:
-        dead_at: when it was seen dead, after :meth:`kill`; infinite before.
+        dead_at: when it was found dead after :meth:`kill`; infinite before.
     """
 
     def __init__(self, spec: NodeSpec, *, prefix: Sequence[str] = ()) -> None:
@@ -92,7 +92,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """The operating system's number of it."""
+        """The process id."""
         return self._process.pid
 
     @property
@@ -102,11 +102,11 @@ class Process:
 
     @property
     def view(self) -> psutil.Process:
-        """What the operating system knows of it."""
+        """The process as psutil sees it."""
         return psutil.Process(self.pid)
 
-    def tell(self, command: str) -> None:
-        """Give a command; a process that is gone does not hear it."""
+    def send_command(self, command: str) -> None:
+        """Write a command to its standard input, unless it has ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(command.encode() + b"\n")
@@ -115,7 +115,7 @@ class Process:
     def await_line(
         self, what: str, *, since: float = 0.0, deadline_s: float = DEADLINE_S, count: int = 1
     ) -> list[Any]:
-        """Wait until the ledger has ``count`` such lines; return the last of these."""
+        """Wait until the ledger has ``count`` lines of this kind, and return the last of them."""
         wait_until(
             lambda: len(self.ledger.lines(what, since=since)) >= count or not self.alive,
             f"{count} lines {what!r} of node {self.spec.node_id}",
@@ -127,33 +127,33 @@ class Process:
         return lines[count - 1]
 
     def status(self) -> dict[str, Any]:
-        """Ask how it is."""
+        """Ask for its status."""
         since = time.monotonic()
-        self.tell("status")
+        self.send_command("status")
         status: dict[str, Any] = self.await_line("status", since=since)[2]
         return status
 
     def signal(self, number: signal.Signals) -> float:
-        """Send a signal; return the time right before it."""
+        """Send a signal, and return the time just before."""
         at = time.monotonic()
         self._process.send_signal(number)
         return at
 
     def kill(self) -> float:
-        """End it without a word; return when the signal was sent."""
+        """Kill it, and return when the signal was sent."""
         at = self.signal(signal.SIGKILL)
         self._process.wait(DEADLINE_S)
-        # The system may take a millisecond to stop all of its threads.
+        # The system may need a millisecond to stop all of its threads.
         self.dead_at = time.monotonic()
         return at
 
     def stop(self) -> None:
-        """Let it end by itself; a hanging one is killed, and that is an error.
+        """Ask it to stop; if it hangs, kill it and raise.
 
         Raises:
             TimeoutError: if it had to be killed.
         """
-        self.tell("stop")
+        self.send_command("stop")
         try:
             self._process.wait(DEADLINE_S)
         except subprocess.TimeoutExpired:
@@ -163,11 +163,11 @@ class Process:
             ) from None
 
     def errors(self) -> str:
-        """What it wrote on its standard error."""
+        """Return the end of its standard error."""
         return Path(self._stderr.name).read_text()[-2000:]
 
     def close(self) -> None:
-        """Make sure that it is gone."""
+        """Kill it if it still runs."""
         if self.alive:
             self._process.kill()
             self._process.wait(DEADLINE_S)
@@ -178,11 +178,11 @@ class Process:
 
 
 class Cluster:
-    """The nodes of one test, all gone at its end.
+    """The nodes of one test, which are killed at its end.
 
     Args:
         transport: ``ipc`` or ``tcp``.
-        folder: for ledgers and sockets.
+        folder: folder for ledgers and sockets.
     """
 
     def __init__(self, transport: str, folder: Path) -> None:
@@ -205,7 +205,7 @@ class Cluster:
             process.close()
 
     def spec(self, node_id: int, **settings: Any) -> NodeSpec:
-        """Describe a node with a new ledger; it has the run's key unless told otherwise."""
+        """Return the spec of a node with a new ledger, and with the run's key by default."""
         self._names += 1
         ledger = str(self.folder / f"{node_id}-{self._names}.ledger")
         return NodeSpec(node_id=node_id, ledger=ledger, **{"key": KEY, **settings})
@@ -218,8 +218,8 @@ class Cluster:
         """Start a node that dials the cluster's address."""
         return self.start(self.spec(node_id, dial=(self.address,), **settings), prefix=prefix)
 
-    def again(self, process: Process) -> Process:
-        """Start a node anew, with a ledger of its own."""
+    def restart(self, process: Process) -> Process:
+        """Restart a node, with a new ledger."""
         self._names += 1
         ledger = str(self.folder / f"{process.spec.node_id}-{self._names}.ledger")
         return self.start(replace(process.spec, ledger=ledger))
@@ -233,7 +233,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(transport: str) -> Iterator[Cluster]:
-    """A cluster in a folder of its own, whose name is short enough for a socket."""
+    """Create a cluster in a new folder, whose name is short enough for a socket."""
     with (
         tempfile.TemporaryDirectory(prefix="faults-") as folder,
         Cluster(transport, Path(folder)) as nodes,

@@ -1,4 +1,4 @@
-"""Processes that die, hang, fork, start in any order, or close where they should not."""
+"""Processes that die, hang, fork, start in any order, or close a router inside a callback."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _SEED = 11
 def killed_dialers(
     transport: str, *, kills: int, dialers: int = 3, size: int = 4096, **settings: Any
 ) -> FaultResult:
-    """Kill a random sender, and start another in its place, again and again.
+    """Kill and replace a random sender, repeatedly.
 
     Args:
         transport: ``ipc`` or ``tcp``.
-        kills: how often.
-        dialers: how many send.
-        size: bytes of each message.
-        settings: of all nodes.
+        kills: number of kills.
+        dialers: number of senders.
+        size: bytes per message.
+        settings: settings of all nodes.
     """
-    result = FaultResult(f"kill -9 of a random one of {dialers} senders, {kills} times", transport)
-    randomly = random.Random(_SEED)
+    result = FaultResult(f"kill -9 of one of {dialers} senders at random, {kills} times", transport)
+    rng = random.Random(_SEED)
     sends = Sends(size=size, pace_s=0.001)
     with cluster(transport) as nodes:
         learner = nodes.listener(receives=("e",), **settings)
@@ -57,20 +57,20 @@ def killed_dialers(
         for process in alive:
             process.await_line("sent", count=20)
         for _ in range(kills):
-            place = randomly.randrange(dialers)
-            victim = alive[place]
+            position = rng.randrange(dialers)
+            victim = alive[position]
             at = victim.kill()
             left.append(left_at(learner, victim.spec.node_id, since=at) - at)
-            alive[place] = nodes.again(victim)
-            starts.append(alive[place])
-            first.append(_first_after_imports(learner, alive[place]))
+            alive[position] = nodes.restart(victim)
+            starts.append(alive[position])
+            first.append(_first_after_imports(learner, alive[position]))
         lives = learner.alive
         for process in alive:
             process.stop()
         learner.stop()
         verdict = join(_verdict(learner, process, alive) for process in starts)
-    result.check("the receiver lives on", f"{lives}", lives)
-    result.check("0 accepted lost, duplicated, damaged", verdict, verdict.clean)
+    result.check("the receiver survives", f"{lives}", lives)
+    result.check("no accepted message lost, duplicated or damaged", verdict, verdict.clean)
     result.at_most("node.left", max(left), 1.0)
     result.at_most("the replacement's first message after its imports", max(first), 3.0)
     return result
@@ -79,13 +79,13 @@ def killed_dialers(
 def killed_listener(
     transport: str, *, kills: int, size: int = 4096, **settings: Any
 ) -> FaultResult:
-    """Kill the receiver, and start another in its place; the senders keep their processes.
+    """Kill and replace the receiver, while the senders keep running.
 
     Args:
         transport: ``ipc`` or ``tcp``.
-        kills: how often.
-        size: bytes of each message.
-        settings: of all nodes.
+        kills: number of kills.
+        size: bytes per message.
+        settings: settings of all nodes.
     """
     result = FaultResult(f"kill -9 of the receiver, {kills} times", transport)
     sends = Sends(size=size, pace_s=0.001)
@@ -100,7 +100,7 @@ def killed_listener(
             at = learner.kill()
             dead_at.append(learner.dead_at)
             left += [left_at(sender, 0, since=at) - at for sender in senders]
-            learner = nodes.again(learner)
+            learner = nodes.restart(learner)
             learners.append(learner)
             listens = learner.await_line("listening")[1]
             flows += [_first_of(learner, sender)[1] - listens for sender in senders]
@@ -109,21 +109,23 @@ def killed_listener(
             sender.stop()
         learner.stop()
         verdict = join(_across(learners, dead_at, sender) for sender in senders)
-    result.check("the senders keep their processes", f"{same}", same)
+    result.check("the senders keep running", f"{same}", same)
     result.at_most("node.left", max(left), 1.0)
     result.at_most("data flows after it listens again", max(flows), 5.0)
-    result.check("per start of the receiver: 0 lost, duplicated, damaged", verdict, verdict.clean)
+    result.check(
+        "per start of the receiver: none lost, duplicated or damaged", verdict, verdict.clean
+    )
     return result
 
 
 def stopped(transport: str, *, hang_s: float, listener: bool, size: int = 4096) -> FaultResult:
-    """Stop a process (SIGSTOP), and let it go on.
+    """Suspend a process with SIGSTOP, and resume it.
 
     Args:
         transport: ``ipc`` or ``tcp``.
-        hang_s: for how long; more than the 3 s after which it counts as gone.
-        listener: whether the listener hangs, not the dialer.
-        size: bytes of each message.
+        hang_s: duration, longer than the 3 s after which it counts as lost.
+        listener: whether the listener hangs instead of the dialer.
+        size: bytes per message.
     """
     who = "listener" if listener else "dialer"
     result = FaultResult(f"SIGSTOP of the {who} for {hang_s:g} s", transport)
@@ -139,22 +141,22 @@ def stopped(transport: str, *, hang_s: float, listener: bool, size: int = 4096) 
         wait_until(
             lambda: time.monotonic() > stopped_at + hang_s, "the pause", deadline_s=hang_s + 9
         )
-        goes_on_at = hanging.signal(signal.SIGCONT)
-        back = other.await_line("node.rejoined", since=goes_on_at)[1] - goes_on_at
+        resumed_at = hanging.signal(signal.SIGCONT)
+        back = other.await_line("node.rejoined", since=resumed_at)[1] - resumed_at
         flows = max(
-            one.await_line("got", since=goes_on_at)[1] - goes_on_at for one in (learner, collector)
+            one.await_line("got", since=resumed_at)[1] - resumed_at for one in (learner, collector)
         )
         for process in (learner, collector):
             process.await_line("got", since=time.monotonic(), count=20)
         for process in (learner, collector):
-            process.tell("enough")
+            process.send_command("enough")
         verdict = join(
             (all_of(learner, collector), all_of(collector, learner)),
         )
         collector.stop()
         learner.stop()
-    result.at_most("left", left_s, 4.0)
-    result.at_most("back after SIGCONT", back, 3.0)
+    result.at_most("node.left", left_s, 4.0)
+    result.at_most("node.rejoined after SIGCONT", back, 3.0)
     result.at_most("data flows both ways after SIGCONT", flows, 3.0)
     result.check("0 lost, 0 duplicated", verdict, verdict.clean)
     return result
@@ -165,28 +167,31 @@ def start_order(transport: str, *, times: int, nodes_each: int = 8) -> FaultResu
 
     Args:
         transport: ``ipc`` or ``tcp``.
-        times: how often.
-        nodes_each: how many nodes.
+        times: number of repetitions.
+        nodes_each: number of nodes.
     """
     result = FaultResult(f"{nodes_each} nodes in random start order, {times} times", transport)
-    randomly = random.Random(_SEED)
+    rng = random.Random(_SEED)
     formed = []
     for _ in range(times):
         with cluster(transport) as nodes:
-            formed.append(_form(nodes, randomly, nodes_each))
+            formed.append(_form(nodes, rng, nodes_each))
     in_time = sum(took <= 5.0 for took in formed)
-    result.check(f"all form ≤ 5 s after the last has its imports, {times} of {times}",
-              f"{in_time} of {times}, slowest {max(formed):.2f} s", in_time == times)  # fmt: skip
+    result.check(
+        f"all connected ≤ 5 s after the last one has finished its imports, {times} of {times}",
+        f"{in_time} of {times}, slowest {max(formed):.2f} s",
+        in_time == times,
+    )
     return result
 
 
 def fork_and_close(transport: str) -> FaultResult:
     """Fork after use, and close a router inside a callback."""
-    result = FaultResult("fork after use; close inside a callback", transport)
+    result = FaultResult("fork after use, and close inside a callback", transport)
     with cluster(transport) as nodes:
         for what in ("fork", "close"):
             address = address_for(transport, nodes.folder, what)
-            began = time.monotonic()
+            started_at = time.monotonic()
             try:
                 done = subprocess.run(
                     [sys.executable, "-m", "tests.faults.fork_program", what, address],
@@ -200,19 +205,19 @@ def fork_and_close(transport: str) -> FaultResult:
                 fine = done.returncode == 0
             except subprocess.TimeoutExpired:
                 said, fine = "hangs", False
-            took = time.monotonic() - began
-            result.check(f"{what}: clear, and no hang", f"{said} ({took:.1f} s)", fine)
+            took = time.monotonic() - started_at
+            result.check(f"{what}: clear outcome, no hang", f"{said} ({took:.1f} s)", fine)
     return result
 
 
 def left_at(observer: Process, node_id: int, *, since: float) -> float:
-    """Return when a node was seen to leave."""
+    """Return when ``observer`` noticed that a node had left."""
 
     def found() -> list[list[Any]]:
         lines = observer.ledger.lines("node.left", since=since)
         return [line for line in lines if line[2] == node_id]
 
-    wait_until(lambda: bool(found()), f"that node {node_id} leaves")
+    wait_until(lambda: bool(found()), f"node {node_id} to leave")
     return float(found()[0][1])
 
 
@@ -233,12 +238,12 @@ def _first_after_imports(receiver: Process, sender: Process) -> float:
 
 
 def all_of(sender: Process, receiver: Process, *, quiet_s: float = 10.0) -> Judgement:
-    """Wait until a sender has ended and all has come, and judge it; what stays away is lost.
+    """Wait until a sender is done and its messages have arrived, and judge them.
 
     Args:
-        sender: one that sends no more, or so many.
-        receiver: who had to get all.
-        quiet_s: how long to wait for the rest.
+        sender: a sender that sends no more, or a fixed number of messages.
+        receiver: the node that had to receive all of them.
+        quiet_s: how long to wait for messages that are still missing; after that they are lost.
     """
     sender.await_line("sent all")
     start = sender.ledger.lines("started")[0][2]
@@ -253,7 +258,7 @@ def all_of(sender: Process, receiver: Process, *, quiet_s: float = 10.0) -> Judg
 
 
 def _verdict(receiver: Process, sender: Process, ended: Sequence[Process]) -> Judgement:
-    """Judge a sender: all that it accepted if it ended by itself, else what was acknowledged."""
+    """Judge a sender: by all accepted messages if it ended normally, else by acknowledged ones."""
     start = sender.ledger.lines("started")[0][2]
     got = receiver.ledger.got(sender.spec.node_id, start)
     if sender in ended:
@@ -264,33 +269,35 @@ def _verdict(receiver: Process, sender: Process, ended: Sequence[Process]) -> Ju
 def _across(receivers: Sequence[Process], dead_at: Sequence[float], sender: Process) -> Judgement:
     """Judge one sender's messages over several starts of the receiver.
 
-    A receiver that is killed takes along what it had acknowledged and not handled. So a message
-    may be missing if its emission had begun when one was dead, and it lay beyond what that one had
-    handled; all others must be there. Each start is judged by itself for duplicates, order and
-    damage.
+    A killed receiver loses the messages that it had acknowledged but not handled. So a message may
+    be missing if it was emitted before a receiver died and comes after the last one that this
+    receiver handled; all others must have arrived. Duplicates, order and damage are judged per
+    start.
     """
     start = sender.ledger.lines("started")[0][2]
-    came = [receiver.ledger.got(sender.spec.node_id, start) for receiver in receivers]
-    seen = {number for got in came for number, _ in got}
-    sent = [(began, number) for *_, began, number, _ in sender.ledger.lines("sent")]
-    handled = list(itertools.accumulate((max(dict(got), default=-1) for got in came), max))
-    missing = [(began, number) for began, number in sent if number not in seen]
+    arrived = [receiver.ledger.got(sender.spec.node_id, start) for receiver in receivers]
+    seen = {number for got in arrived for number, _ in got}
+    sent = [(started_at, number) for *_, started_at, number, _ in sender.ledger.lines("sent")]
+    handled = list(itertools.accumulate((max(dict(got), default=-1) for got in arrived), max))
+    missing = [(started_at, number) for started_at, number in sent if number not in seen]
     lost = sum(
-        not any(began <= end and number > last for end, last in zip(dead_at, handled, strict=False))
-        for began, number in missing
+        not any(
+            started_at <= end and number > last for end, last in zip(dead_at, handled, strict=False)
+        )
+        for started_at, number in missing
     )
-    each = join(judge(0, got, emitted=len(sent)) for got in came)
+    each = join(judge(0, got, emitted=len(sent)) for got in arrived)
     return replace(each, accepted=len(sent), lost=lost)
 
 
-def _form(nodes: Cluster, randomly: random.Random, count: int) -> float:
-    """Start a mesh; return seconds from the last start to the last node that knows all others."""
+def _form(nodes: Cluster, rng: random.Random, count: int) -> float:
+    """Start a mesh, and return the seconds from the last start until all nodes are connected."""
     addresses = [address_for(nodes.transport, nodes.folder, str(n)) for n in range(count)]
     specs = [
         nodes.spec(n, listen=addresses[n], dial=tuple(addresses[:n]), expected=count - 1)
         for n in range(count)
     ]
-    randomly.shuffle(specs)
+    rng.shuffle(specs)
     processes = [nodes.start(spec) for spec in specs]
     started = max(process.await_line("started")[1] for process in processes)
     with contextlib.suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""A peer that speaks the transports' own protocols by hand, so that it can speak them wrongly."""
+"""A peer that writes the transports' bytes by hand, and so can break their protocols."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _UNIX_HEAD = struct.Struct("<4sB3xQQ")
 
 
 class RawPeer:
-    """A connection to a listener: over ipc to one of plain sockets, over tcp to one of nng's.
+    """A raw connection to a listener: a Unix socket over ipc, or nng's protocol over tcp.
 
     Args:
-        address: of the listener, ipc or tcp.
-        greet: whether it begins as it must; on plain sockets there is no greeting.
-        timeout_s: how long each call waits.
+        address: the listener's address, ipc or tcp.
+        greet: whether to send nng's greeting; Unix sockets have none.
+        timeout_s: timeout of each call.
     """
 
     def __init__(self, address: str, *, greet: bool = True, timeout_s: float = 2.0) -> None:
@@ -66,7 +66,7 @@ class RawPeer:
         self._socket.close()
 
     def write(self, raw: bytes) -> bool:
-        """Write bytes as they are; tell whether the connection took them."""
+        """Write raw bytes, and return whether the connection accepted them."""
         try:
             self._socket.sendall(raw)
         except OSError:
@@ -74,7 +74,7 @@ class RawPeer:
         return True
 
     def head(self, length: int) -> bytes:
-        """Return what comes before a message that claims to be so long."""
+        """Return the header of a message that claims this length."""
         if self._ipc:
             return _UNIX_HEAD.pack(b"DMWU", 1, length, self._requests)
         return struct.pack(">Q", length)
@@ -100,8 +100,8 @@ class RawPeer:
         return body if body is None or self._ipc else body[4:]
 
     def closed_after(self) -> float | None:
-        """Wait until the other side closes; return the seconds that took, None: it did not."""
-        began = time.monotonic()
+        """Wait until the other side closes, and return the seconds; None: it did not close."""
+        started_at = time.monotonic()
         try:
             while self._socket.recv(4096):
                 pass
@@ -109,7 +109,7 @@ class RawPeer:
             return None
         except OSError:
             pass
-        return time.monotonic() - began
+        return time.monotonic() - started_at
 
     def _read(self, size: int) -> bytes | None:
         parts = b""
@@ -125,11 +125,11 @@ class RawPeer:
 
 
 class Stranger:
-    """A node without threads, to make frames of any kind with.
+    """A node without threads, which makes frames of any kind.
 
     Args:
-        node_id: who it claims to be.
-        key: of the run.
+        node_id: the node id that it claims.
+        key: the run's key.
     """
 
     def __init__(self, node_id: int, key: bytes | None) -> None:
@@ -152,7 +152,7 @@ class Stranger:
         return peer.node_id
 
     def data(self, to: str, event: str, value: object) -> bytes:
-        """Make a signed frame that carries an event."""
+        """Return a signed frame with an event."""
         self.node.offer(to, encode_event(event, [[value], {}], Codec()))
         made = self.node.data_request(self.node.peers[to], 0.0)
         assert made is not None
@@ -165,7 +165,7 @@ def _whole(answer: bytes | None) -> bytes:
 
 
 def valid_frames() -> list[bytes]:
-    """One good frame of each kind that a dialer sends, of a session of its own."""
+    """Return one valid frame of each kind that a dialer sends, of an unknown session."""
     identity = Identity("run", "7", 1)
     session = 12345
     listener = ListenerHandshake(

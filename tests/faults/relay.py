@@ -1,4 +1,4 @@
-"""A relay between a dialer and a listener, whose connections can be cut."""
+"""A relay between a dialer and a listener, which can cut their connections."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _JOIN_S = 10.0
 
 
 class Relay:
-    """Takes connections at one address, and passes all bytes on to another one.
+    """Accepts connections at one address, and forwards all bytes to another one.
 
     Args:
-        front: where it listens, ``ipc`` or ``tcp``.
-        back: the listener's address; whoever connects while nobody is there is hung up on.
+        front: the address to listen on, ``ipc`` or ``tcp``.
+        back: the listener's address; if it does not listen, connections are closed.
 
     Attributes:
-        passed: how many connections were passed on so far.
+        passed: number of connections forwarded so far.
     """
 
     def __init__(self, front: str, back: str) -> None:
@@ -33,7 +33,7 @@ class Relay:
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._threads: list[threading.Thread] = []
         self._socket = _socket_for(front)
-        self._socket.bind(_place(front))
+        self._socket.bind(_socket_address(front))
         self._socket.listen(64)
         self._spawn(self._accept)
 
@@ -43,7 +43,7 @@ class Relay:
     def __exit__(self, *exc_info: object) -> None:
         with self._lock:
             self._closed = True
-        _hang_up(self._socket)
+        _shut_down(self._socket)
         self.cut()
         for thread in self._threads:
             thread.join(_JOIN_S)
@@ -55,7 +55,7 @@ class Relay:
             del self._pairs[:n]
         for pair in pairs:
             for end in pair:
-                _hang_up(end)
+                _shut_down(end)
 
     def _accept(self) -> None:
         with self._socket:
@@ -68,15 +68,15 @@ class Relay:
 
     def _serve(self, near: socket.socket) -> None:
         with near, _socket_for(self._back) as far, contextlib.suppress(OSError):
-            far.connect(_place(self._back))
+            far.connect(_socket_address(self._back))
             with self._lock:
                 if self._closed:
                     return
                 self._pairs.append((near, far))
                 self.passed += 1
-            backwards = threading.Thread(target=_pass_on, args=(far, near), daemon=True)
+            backwards = threading.Thread(target=_forward, args=(far, near), daemon=True)
             backwards.start()
-            _pass_on(near, far)
+            _forward(near, far)
             backwards.join(_JOIN_S)
             with self._lock, contextlib.suppress(ValueError):
                 self._pairs.remove((near, far))
@@ -87,26 +87,26 @@ class Relay:
         self._threads.append(thread)
 
 
-def _pass_on(source: socket.socket, target: socket.socket) -> None:
+def _forward(source: socket.socket, target: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while content := source.recv(_TAKE):
             target.sendall(content)
     for end in (source, target):
-        _hang_up(end)
+        _shut_down(end)
 
 
 def _socket_for(address: str) -> socket.socket:
     return socket.socket(socket.AF_UNIX if address.startswith("ipc://") else socket.AF_INET)
 
 
-def _place(address: str) -> str | tuple[str, int]:
+def _socket_address(address: str) -> str | tuple[str, int]:
     if address.startswith("ipc://"):
         return address.removeprefix("ipc://")
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     return host, int(port)
 
 
-def _hang_up(end: socket.socket) -> None:
-    # Closed by its own thread: before, its number could be given to another socket.
+def _shut_down(end: socket.socket) -> None:
+    # Its own thread closes it; closing it here could reuse the descriptor for another socket.
     with contextlib.suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)

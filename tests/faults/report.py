@@ -1,4 +1,4 @@
-"""The table of faults, as text and as docs/faults.md."""
+"""Write docs/faults.md from the results."""
 
 from __future__ import annotations
 
@@ -15,59 +15,62 @@ __all__ = ["machine", "render_markdown", "verdict", "section", "sections_of"]
 _HEAD = """\
 # Faults
 
-What the router promises when processes die, hang or lie, and when networks break; measured by
-`make faults`, which writes this page. The nodes are processes of their own, over ipc and tcp. Each
-writes down what it sends and what it gets, and only these ledgers are judged.
+What the router guarantees when processes die, hang or send garbage, and when networks break. `make
+faults` injects every fault and writes this page. All nodes are separate processes, connected over
+ipc or tcp. Each node records what it sends and receives in a ledger, and only the ledgers count.
 
-What the figures say and what they do not:
+How to read the figures:
 
-- A message is *accepted* when `emit` has returned. Between peers that live, or come back as the
-  same process, all accepted messages arrive, once and in order.
-- A sender that is killed takes along what it had accepted and not delivered; what was acknowledged
-  to it must be there, with no gap.
-- A receiver that is killed takes along what it had acknowledged and not handled. What it had not
-  acknowledged goes to the process that takes its place.
-- Memory counts what is held. glibc keeps some freed memory on top (about 10 MB at bounds of 64 MB),
-  so the row of the slow consumer runs with `MALLOC_MMAP_THRESHOLD_=131072`.
+- A message is *accepted* when `emit` has returned. Between peers that stay alive, or reconnect as
+  the same process, every accepted message arrives once and in order.
+- When a sender is killed, the messages that it had accepted but not delivered are lost. Those that
+  were acknowledged to it must have arrived, without a gap.
+- When a receiver is killed, the messages that it had acknowledged but not handled are lost. Those
+  that it had not acknowledged go to the process that replaces it.
+- Memory figures count memory in use. glibc keeps some freed memory in addition (about 10 MB with
+  limits of 64 MB), so the slow consumer runs with `MALLOC_MMAP_THRESHOLD_=131072`.
 """
 
 
 def verdict(holds: bool | None) -> str:
-    """Say whether a demand holds."""
+    """Return whether a requirement is met, in words."""
     return {True: "yes", False: "**no**", None: "not measured"}[holds]
 
 
 def machine() -> str:
-    """Describe where it was measured."""
+    """Describe the machine."""
     python = ".".join(map(str, sys.version_info[:3]))
     return f"{os.cpu_count()} cores, {platform.system()}, Python {python}"
 
 
 def section(results: Sequence[FaultResult], *, why_not: str = "") -> str:
-    """Write what one fault came to.
+    """Return one fault's section.
 
     Args:
-        results: what was measured.
-        why_not: why nothing was.
+        results: the results of its injections.
+        why_not: why it was not measured; empty: it was.
     """
     if why_not:
         return f"Not measured: {why_not}."
-    lines = ["| injected | over | demanded | measured | holds |", "| --- | --- | --- | --- | --- |"]
+    lines = [
+        "| fault | transport | requirement | measured | met |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for result in results:
         for check in result.checks:
-            cells = (result.injected, result.transport, check.demanded, check.measured)
+            cells = (result.injected, result.transport, check.requirement, check.measured)
             lines.append(f"| {' | '.join(map(_cell, cells))} | {verdict(check.holds)} |")
     return "\n".join(lines)
 
 
 def sections_of(page: str) -> dict[str, str]:
-    """Return the sections of a page by their headings, so that a run of some keeps the others."""
+    """Return the sections of a page by heading; a run of some faults keeps the others."""
     parts = re.split(r"^## (.+)$", page, flags=re.MULTILINE)[1:]
     return {head: body.strip() for head, body in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def render_markdown(sections: Mapping[str, str]) -> str:
-    """Write the page: a section for each fault, by its heading."""
+    """Return the page with the given sections."""
     body = [f"## {head}\n\n{text}\n" for head, text in sections.items()]
     return "\n".join([_HEAD, f"Measured on {machine()}.\n", *body])
 

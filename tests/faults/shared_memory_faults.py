@@ -1,4 +1,4 @@
-"""Shared memory whose users are killed, or which is full."""
+"""Shared memory that is full, or whose users are killed."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tests.faults.node_program import Sends
 from tests.faults.process_cluster import cluster
 from tests.faults.process_faults import all_of, killed_dialers, killed_listener
 
-__all__ = ["full", "killed_in_hand_over", "why_not_full"]
+__all__ = ["full", "killed_in_transfer", "why_not_full"]
 
 _IN_MEMORY = "/dev/shm"
 
 
-def killed_in_hand_over(*, kills: int, size: int = 2 * MB) -> FaultResult:
+def killed_in_transfer(*, kills: int, size: int = 2 * MB) -> FaultResult:
     """Kill senders, and then receivers, while large messages go through shared memory.
 
     Args:
-        kills: how often on each side; each hits some other phase of a hand-over.
-        size: bytes of each message.
+        kills: number of kills per side; each hits another phase of a transfer.
+        size: bytes per message.
     """
     with tempfile.TemporaryDirectory(prefix="faults-", dir=_IN_MEMORY) as name:
         folder = Path(name)
         result = FaultResult(
-            f"kill -9 in hand-overs of {size // KB:,} KB, {kills} times each side", "ipc"
+            f"kill -9 during transfers of {size // KB:,} KB, {kills} times on each side", "ipc"
         )
         with _slabs_in(folder, size) as slabs:
             for part in (
@@ -41,39 +41,39 @@ def killed_in_hand_over(*, kills: int, size: int = 2 * MB) -> FaultResult:
                 result.checks += part.checks
         sweep(folder)
         left = [path.name for path in folder.iterdir()]
-    result.check("they did use it", f"{len(slabs)} slabs seen", len(slabs) > 0)
-    result.check("nothing left after the sweep", f"{len(left)} files", not left)
+    result.check("shared memory was used", f"{len(slabs)} slabs seen", len(slabs) > 0)
+    result.check("no files left after the sweep", f"{len(left)} files", not left)
     return result
 
 
 @contextlib.contextmanager
 def _slabs_in(folder: Path, size: int) -> Iterator[set[str]]:
-    """Gather the names of all files that were ever large enough for a message."""
+    """Collect the names of all files that were ever large enough for a message."""
     seen: set[str] = set()
     done = threading.Event()
 
-    def look() -> None:
+    def watch() -> None:
         while not done.wait(0.02):
             for path in folder.iterdir():
                 with contextlib.suppress(FileNotFoundError):
                     if path.stat().st_size >= size:
                         seen.add(path.name)
 
-    looking = threading.Thread(target=look, name="slabs", daemon=True)
-    looking.start()
+    watcher = threading.Thread(target=watch, name="slabs", daemon=True)
+    watcher.start()
     try:
         yield seen
     finally:
         done.set()
-        looking.join(5.0)
+        watcher.join(5.0)
 
 
 def full(*, count: int, size: int = 2 * MB) -> FaultResult:
-    """Send large messages where shared memory has room for one or two of them, and then for none.
+    """Send large messages while shared memory has less room than one message needs.
 
     Args:
-        count: how many messages.
-        size: bytes of each.
+        count: number of messages.
+        size: bytes per message.
     """
     result = FaultResult(f"full shared memory, {count:,} x {size // KB:,} KB", "ipc")
     with _file_system(2 * size) as folder, cluster("ipc") as nodes:
@@ -82,27 +82,29 @@ def full(*, count: int, size: int = 2 * MB) -> FaultResult:
         sender = nodes.dialer(1, sends=sends, expected=1, shared=str(folder))
         sender.await_line("ready")
         used = _fill(folder)
-        sender.tell("send")
+        sender.send_command("send")
         verdict = all_of(sender, receiver)
         alive = sender.alive and receiver.alive
         sender.stop()
         receiver.stop()
-    result.check("falls back: 0 lost", verdict, verdict.clean and verdict.accepted == count)
-    result.check("nobody dies", f"{alive}, {used // KB:,} KB were left to use", alive)
+    result.check(
+        "falls back to sockets: 0 lost", verdict, verdict.clean and verdict.accepted == count
+    )
+    result.check("both processes survive", f"{alive}, {used // KB:,} KB free", alive)
     return result
 
 
 def why_not_full() -> str:
-    """Return why no small file system can be made here; empty: it can."""
+    """Return why a small file system cannot be mounted here; empty: it can."""
     try:
         with _file_system(MB):
             return ""
     except (OSError, RuntimeError) as error:
-        return f"a file system in memory cannot be mounted: {error}"
+        return f"cannot mount a tmpfs: {error}"
 
 
 def _fill(folder: Path) -> int:
-    """Leave room for a fraction of a message only; return how much."""
+    """Fill the file system, leave room for a fraction of a message, and return how much."""
     room = 256 * KB
     with (folder / "filler").open("wb") as file, contextlib.suppress(OSError):
         while True:

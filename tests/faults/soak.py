@@ -1,4 +1,4 @@
-"""A long run with a fault every few seconds: nothing grows."""
+"""A long run with a fault every few seconds: threads, descriptors and memory stay constant."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ def soak(
     judge_slope: bool,
     hang_s: float = 3.6,
 ) -> FaultResult:
-    """Send for a long time while something fails again and again.
+    """Send for a long time while faults are injected periodically.
 
     Args:
         transport: ``ipc`` or ``tcp``.
-        lasts_s: how long.
-        fault_every_s: a sender is killed and replaced, one hangs, or strangers make noise so often.
-        judge_slope: whether the run is long enough to judge how memory grows.
-        hang_s: how long one hangs; after 3 s it counts as gone.
+        lasts_s: duration.
+        fault_every_s: seconds between faults: a sender is killed and replaced, a sender hangs, or
+            strangers send random bytes.
+        judge_slope: whether the run is long enough to judge the growth of memory.
+        hang_s: how long a sender hangs; after 3 s it counts as lost.
     """
     result = FaultResult(f"soak of {lasts_s:g} s, a fault every {fault_every_s:g} s", transport)
-    randomly = random.Random(_SEED)
+    rng = random.Random(_SEED)
     sends = Sends(size=16 * 1024, pace_s=0.005)
     with cluster(transport) as nodes:
         learner = nodes.listener(receives=("e",))
@@ -49,50 +50,56 @@ def soak(
         starts = list(alive)
         for process in alive:
             process.await_line("sent", count=20)
-        # The first of each kind of fault makes what stays: threads, buffers, caches.
+        # The first fault of each kind creates threads, buffers and caches that stay.
         for kind in _KINDS:
-            _inject(kind, nodes, randomly, alive, starts, hang_s)
-        before, began = _settled(learner), time.monotonic()
+            _inject(kind, nodes, rng, alive, starts, hang_s)
+        before, started_at = _settled(learner), time.monotonic()
         samples = []
         faults = 0
-        while (now := time.monotonic()) - began < lasts_s:
-            _inject(_KINDS[faults % len(_KINDS)], nodes, randomly, alive, starts, hang_s)
+        while (now := time.monotonic()) - started_at < lasts_s:
+            _inject(_KINDS[faults % len(_KINDS)], nodes, rng, alive, starts, hang_s)
             faults += 1
             due = now + fault_every_s
             while time.monotonic() < due:
-                samples.append((time.monotonic() - began, _resident(learner)))
+                samples.append((time.monotonic() - started_at, _resident(learner)))
                 wait_until(_at(min(due, time.monotonic() + 0.5)), "the next sample")
         after = _settled(learner)
         for process in alive:
             process.stop()
         verdict = join(_judged(learner, process) for process in starts)
         lives = learner.alive
-    result.check("lives on", f"{lives}, {faults} faults", lives)
-    result.check("0 acknowledged lost, 0 duplicated", verdict, verdict.clean)
-    result.check("threads flat", f"{before[0]} before, {after[0]} after", after[0] <= before[0])
-    result.check("descriptors flat", f"{before[1]} before, {after[1]} after", after[1] <= before[1])
+    result.check("the receiver survives", f"{lives}, {faults} faults", lives)
+    result.check("no acknowledged message lost, none duplicated", verdict, verdict.clean)
+    result.check(
+        "number of threads constant", f"{before[0]} before, {after[0]} after", after[0] <= before[0]
+    )
+    result.check(
+        "number of file descriptors constant",
+        f"{before[1]} before, {after[1]} after",
+        after[1] <= before[1],
+    )
     if judge_slope:
         seconds, resident = np.array(samples).T
         slope = float(np.polyfit(seconds / 60, resident / MB, 1)[0])
-        result.at_most("memory slope", slope, 1.0, "MB/min")
+        result.at_most("memory growth", slope, 1.0, "MB/min")
     return result
 
 
 def _inject(
     kind: str,
     nodes: Cluster,
-    randomly: random.Random,
+    rng: random.Random,
     alive: list[Process],
     starts: list[Process],
     hang_s: float,
 ) -> None:
-    place = randomly.randrange(len(alive))
-    victim = alive[place]
+    position = rng.randrange(len(alive))
+    victim = alive[position]
     if kind == "kill":
         victim.kill()
-        alive[place] = nodes.again(victim)
-        starts.append(alive[place])
-        alive[place].await_line("sent")
+        alive[position] = nodes.restart(victim)
+        starts.append(alive[position])
+        alive[position].await_line("sent")
     elif kind == "hang":
         at = victim.signal(signal.SIGSTOP)
         wait_until(_at(at + hang_s), "the pause", deadline_s=2 * hang_s)
@@ -100,7 +107,7 @@ def _inject(
     else:
         for number in range(10):
             with RawPeer(nodes.address, greet=number % 2 == 0) as peer:
-                peer.write(peer.head(500) + randomly.randbytes(500))
+                peer.write(peer.head(500) + rng.randbytes(500))
 
 
 def _at(when: float) -> Callable[[], bool]:
@@ -108,7 +115,7 @@ def _at(when: float) -> Callable[[], bool]:
 
 
 def _settled(learner: Process) -> tuple[int, int]:
-    """Threads and descriptors, once all three senders are here and strangers are gone."""
+    """Return the numbers of threads and descriptors once they are steady."""
     wait_until(lambda: learner.status()["peers"] == [1, 2, 3], "all senders")
     counts: list[tuple[int, int]] = []
 

@@ -1,4 +1,4 @@
-"""Bursts, slow consumers and slow readers, with small figures."""
+"""Bursts, slow consumers and slow readers, at small size."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ def test_a_burst_of_small_messages_arrives(transport: str) -> None:
 
 
 @both
-def test_a_burst_of_large_messages_arrives_from_a_listener_too(transport: str) -> None:
+def test_a_burst_of_large_messages_from_a_listener_arrives(transport: str) -> None:
     result = burst(transport, count=40, size=MB, from_listener=True)
     assert result.holds, result
 
 
-def test_the_judge_sees_what_a_bus_without_acknowledgement_loses() -> None:
+def test_the_judge_notices_messages_that_an_unacknowledged_bus_loses() -> None:
     assert burst("ipc", count=500, size=KB, batch=KB).holds
     result = burst("ipc", count=500, size=KB, batch=KB, carrier="bus", quiet_s=0.5)
     assert not result.holds
     assert " 0 lost" not in result.checks[0].measured
 
 
-def test_a_slow_consumer_makes_the_producer_wait_within_bounds() -> None:
+def test_a_slow_consumer_makes_the_producer_wait_and_memory_stays_bounded() -> None:
     result = slow_consumer("ipc", count=240, size=256 * KB, slow_s=0.01, bound=12 * MB)
     assert result.holds, result
 
 
-def test_a_slow_reader_of_weights_holds_nobody_back() -> None:
+def test_a_slow_reader_of_weights_slows_nobody_down() -> None:
     result = slow_weight_reader("tcp", count=20, size=256 * KB, slow_s=0.4)
     assert result.holds, result

@@ -1,4 +1,4 @@
-"""The judge, and the ledgers that it reads."""
+"""Ledgers, and the judge that compares them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def whole(*numbers: int) -> list[tuple[int, bool]]:
     return [(number, True) for number in numbers]
 
 
-def test_all_once_and_in_order_is_clean() -> None:
+def test_messages_that_arrive_once_and_in_order_are_clean() -> None:
     assert judge(3, whole(0, 1, 2)).clean
 
 
@@ -27,18 +27,18 @@ def test_all_once_and_in_order_is_clean() -> None:
         (whole(0, 1, 2, 3), "invented"),
     ],
 )
-def test_each_fault_is_told_from_the_others(got: list[tuple[int, bool]], fault: str) -> None:
+def test_each_kind_of_fault_is_distinguished(got: list[tuple[int, bool]], fault: str) -> None:
     verdict = judge(3, got)
     assert not verdict.clean
     faults = ("lost", "duplicated", "reordered", "damaged", "invented")
     assert [name for name in faults if getattr(verdict, name)] == [fault]
 
 
-def test_nothing_accepted_is_not_called_clean() -> None:
+def test_a_sender_that_accepted_nothing_is_not_clean() -> None:
     assert not judge(0, []).clean
 
 
-def test_of_a_killed_sender_what_was_acknowledged_must_be_there() -> None:
+def test_acknowledged_messages_of_a_killed_sender_must_have_arrived() -> None:
     sent = [["sent", 0.0, "e", 0, 1], ["sent", 0.0, "e", 1, 1], ["sent", 0.0, "e", 2, 1]]
     assert judge_prefix(sent, whole(0, 1)).clean
     assert judge_prefix(sent, whole(0)).lost == 1
@@ -52,7 +52,7 @@ def test_judgements_add_up() -> None:
     assert total == Judgement(accepted=3, arrived=2, lost=1, duplicated=1)
 
 
-def test_a_ledger_is_read_while_it_grows_and_half_a_line_is_left_for_later(tmp_path: Path) -> None:
+def test_a_ledger_can_be_read_while_it_grows(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     ledger = Ledger(path)
     assert ledger.lines() == []

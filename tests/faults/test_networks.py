@@ -18,23 +18,23 @@ def namespaces_allowed() -> None:
 
 
 @pytest.mark.usefixtures("namespaces_allowed")
-def test_both_sides_see_a_partition_and_lose_nothing_by_it() -> None:
+def test_both_sides_notice_a_partition_and_lose_nothing() -> None:
     result = partition(cut_s=4.0)
     assert result.holds, result
 
 
 @pytest.mark.usefixtures("namespaces_allowed")
-def test_nothing_is_lost_over_a_network_that_loses() -> None:
+def test_nothing_is_lost_over_a_lossy_network() -> None:
     result = slow_network(count=200, delay_s=0.05)
     assert result.holds, result
 
 
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
-def test_nothing_is_lost_when_connections_are_cut_again_and_again(transport: str) -> None:
+def test_nothing_is_lost_when_connections_are_cut_repeatedly(transport: str) -> None:
     result = cut_connections(transport, times=30)
     assert result.holds, result
 
 
-def test_nothing_is_left_behind_by_faults_that_come_again_and_again() -> None:
+def test_repeated_faults_leave_nothing_behind() -> None:
     result = soak("ipc", lasts_s=1.5, fault_every_s=0.5, judge_slope=False, hang_s=1.0)
     assert result.holds, result

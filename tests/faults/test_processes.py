@@ -1,4 +1,4 @@
-"""Processes that die, hang, fork, start in any order or close where they should not: briefly."""
+"""Processes that die, hang, fork, start in any order or close in a callback, at small size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ both = pytest.mark.parametrize("transport", ["ipc", "tcp"])
 
 
 @both
-def test_killed_senders_are_missed_at_once_and_what_was_acknowledged_is_there(
+def test_killed_senders_are_noticed_and_their_acknowledged_messages_arrive(
     transport: str,
 ) -> None:
     result = killed_dialers(transport, kills=1, dialers=2)
@@ -25,13 +25,13 @@ def test_killed_senders_are_missed_at_once_and_what_was_acknowledged_is_there(
 
 
 @both
-def test_a_killed_receiver_is_replaced_and_the_senders_go_on(transport: str) -> None:
+def test_a_killed_receiver_is_replaced_and_the_senders_continue(transport: str) -> None:
     result = killed_listener(transport, kills=1)
     assert result.holds, result
 
 
 @pytest.mark.parametrize(("transport", "listener"), [("ipc", True), ("tcp", False)])
-def test_a_process_that_hangs_counts_as_gone_and_comes_back(transport: str, listener: bool) -> None:
+def test_a_process_that_hangs_counts_as_lost_and_rejoins(transport: str, listener: bool) -> None:
     result = stopped(transport, hang_s=3.4, listener=listener)
     assert result.holds, result
 
@@ -41,6 +41,6 @@ def test_nodes_find_each_other_in_any_start_order() -> None:
     assert result.holds, result
 
 
-def test_a_fork_is_told_and_a_close_inside_a_callback_does_not_hang() -> None:
+def test_a_fork_is_reported_and_a_close_inside_a_callback_does_not_hang() -> None:
     result = fork_and_close("ipc")
     assert result.holds, result

@@ -1,4 +1,4 @@
-"""Training whose processes are killed: the chain of the first example, launched by ditask."""
+"""Trainings whose processes are killed: the first example's chain, launched by ditask."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Training:
     """A run under ditask.
 
     Args:
-        folder: for ledgers and files.
+        folder: folder for ledgers and files.
         transport: ``ipc`` or ``tcp``.
-        seed: of the run.
-        env_steps: after how many it ends by itself.
+        seed: the run's seed.
+        env_steps: environment steps after which it ends.
     """
 
     def __init__(self, folder: Path, transport: str, *, seed: int, env_steps: int) -> None:
@@ -66,7 +66,7 @@ class Training:
 
     @property
     def alive(self) -> bool:
-        """Whether the run goes on."""
+        """Whether the run is still going."""
         return self.process.poll() is None
 
     def starts(self, node_id: int) -> list[Ledger]:
@@ -79,7 +79,7 @@ class Training:
         )
 
     def await_lines(self, node_id: int, start: int, what: str, count: int) -> list[Any]:
-        """Wait for so many lines of a start of a node; return the last of them."""
+        """Wait for ``count`` lines of one start of a node, and return the last of them."""
 
         def found() -> bool:
             if not self.alive:
@@ -93,7 +93,7 @@ class Training:
         return self.starts(node_id)[start].lines(what)[count - 1]
 
     def kill(self, node_id: int) -> float:
-        """Kill a node's newest start; return the time right before."""
+        """Kill a node's current process, and return the time just before."""
         pid = self.starts(node_id)[-1].lines("started")[0][2]
         at = time.monotonic()
         os.kill(pid, signal.SIGKILL)
@@ -109,7 +109,7 @@ class Training:
         wait_until(is_saving, "a snapshot that is being written", deadline_s=_RESTART_S)
 
     def log(self) -> str:
-        """What the launcher wrote last."""
+        """Return the end of the launcher's output."""
         return (self.folder / "ditask.log").read_text()[-3000:]
 
     def end(self, *, by_itself: bool) -> int:
@@ -119,7 +119,7 @@ class Training:
         return self.process.wait(_WHOLE_RUN_S if by_itself else _RESTART_S)
 
     def close(self) -> None:
-        """Make sure that it is gone; its children go with it."""
+        """Kill it if it still runs; its children end with it."""
         if self.alive:
             self.process.kill()
             self.process.wait(_RESTART_S)
@@ -128,7 +128,7 @@ class Training:
 
 @contextlib.contextmanager
 def training(transport: str, *, seed: int, env_steps: int) -> Iterator[Training]:
-    """A run in a folder of its own."""
+    """Start a run in a new folder."""
     with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as folder:
         run = Training(Path(folder), transport, seed=seed, env_steps=env_steps)
         try:
@@ -140,19 +140,19 @@ def training(transport: str, *, seed: int, env_steps: int) -> Iterator[Training]
 def killed_collectors(
     transport: str, *, kills: int, seeds: Sequence[int] = (), env_steps: int = 60_000
 ) -> FaultResult:
-    """Kill a random collector of a training, again and again.
+    """Kill random collectors of a training.
 
     Args:
         transport: ``ipc`` or ``tcp``.
-        kills: how often in each training.
-        seeds: of trainings to the end, with and without faults, whose returns are compared; none:
-            one training, stopped after the last kill.
-        env_steps: of each training.
+        kills: number of kills per training.
+        seeds: seeds of complete trainings with and without faults, whose returns are compared;
+            none: one training, stopped after the last kill.
+        env_steps: environment steps per training.
     """
     result = FaultResult(
         f"kill -9 of a random collector in training, {kills * max(1, len(seeds))} times", transport
     )
-    randomly = random.Random(_SEED)
+    rng = random.Random(_SEED)
     left: list[float] = []
     first: list[float] = []
     verdicts, codes, returns = [], [], []
@@ -160,15 +160,15 @@ def killed_collectors(
         with training(transport, seed=seed, env_steps=env_steps) as run:
             run.await_lines(LEARNER, 0, "batch", 10)
             for _ in range(kills):
-                _kill_collector(run, randomly.choice(COLLECTORS), left, first)
+                _kill_collector(run, rng.choice(COLLECTORS), left, first)
             codes.append(run.end(by_itself=bool(seeds)))
             verdicts += _judged(run)
             returns += [x[2] for x in run.starts(LEARNER)[-1].lines("returned")]
             one_learner = len(run.starts(LEARNER)) == 1
     verdict = join(verdicts)
     fine = codes == [0] * len(codes) and one_learner
-    result.check("the learner lives on, the run ends well", f"exit codes {codes}", fine)
-    result.check("0 accepted batches lost, duplicated, damaged", verdict, verdict.clean)
+    result.check("the learner survives, the run succeeds", f"exit codes {codes}", fine)
+    result.check("no accepted batch lost, duplicated or damaged", verdict, verdict.clean)
     result.at_most("node.left", max(left), 1.0)
     result.at_most("the replacement's first trajectory after its imports", max(first), 3.0)
     if seeds:
@@ -176,16 +176,16 @@ def killed_collectors(
         measured = f"{_figures(returns)} with faults, {_figures(calm)} without"
         spread = max(calm) - min(calm)
         inside = len(returns) == len(seeds) and min(returns) >= min(calm) - max(spread, 50.0)
-        result.check("the return lies in the band of runs without faults", measured, inside)
+        result.check("the return is within the range of runs without faults", measured, inside)
     return result
 
 
 def killed_learner(transport: str, *, kills: int) -> FaultResult:
-    """Kill the learner of a training, again and again, the last time while it saves a snapshot.
+    """Kill the learner of a training repeatedly, the last time while it saves a snapshot.
 
     Args:
         transport: ``ipc`` or ``tcp``.
-        kills: how often.
+        kills: number of kills.
     """
     result = FaultResult(f"kill -9 of the learner in training, {kills} times", transport)
     flows, resumed_at, learned = [], [], []
@@ -197,24 +197,26 @@ def killed_learner(transport: str, *, kills: int) -> FaultResult:
                 line = run.starts(LEARNER)[-1].lines("batch")[-1]
             learned.append(line[3])
             run.kill(LEARNER)
-            began = run.await_lines(LEARNER, number + 1, "started", 1)[1]
+            started_at = run.await_lines(LEARNER, number + 1, "started", 1)[1]
             batch = run.await_lines(LEARNER, number + 1, "batch", 1)
-            flows.append(batch[1] - began)
+            flows.append(batch[1] - started_at)
             resumed_at.append(batch[3])
         same = all(len(run.starts(node_id)) == 1 for node_id in COLLECTORS)
         code = run.end(by_itself=False)
-    result.check("collectors keep their processes", f"{same}", same)
+    result.check("the collectors keep running", f"{same}", same)
     result.at_most("data flows after it listens again", max(flows), 5.0)
-    result.check("the run ends well", f"exit code {code}", code == 0)
-    measured = f"killed at update {learned}, went on from {resumed_at}"
-    result.check("newest whole snapshot resumed", measured, all(at > 0 for at in resumed_at))
+    result.check("the run succeeds", f"exit code {code}", code == 0)
+    measured = f"killed at update {learned}, resumed from {resumed_at}"
+    result.check(
+        "resumes from the newest complete snapshot", measured, all(at > 0 for at in resumed_at)
+    )
     lost = max(at - again for at, again in zip(learned, resumed_at, strict=True))
-    result.at_most("updates lost, of the interval and a step", lost, SNAPSHOT_EVERY + 64, unit="")
+    result.at_most("lost updates (one interval and one step)", lost, SNAPSHOT_EVERY + 64, unit="")
     return result
 
 
 def _kill_collector(run: Training, node_id: int, left: list[float], first: list[float]) -> None:
-    """Kill a collector, and note how soon it is missed and how soon its replacement is heard."""
+    """Kill a collector; record when it was missed and when its replacement sent a batch."""
     starts = len(run.starts(node_id))
     run.await_lines(node_id, starts - 1, "batch", 2)
     learner = run.starts(LEARNER)[-1]
@@ -223,31 +225,31 @@ def _kill_collector(run: Training, node_id: int, left: list[float], first: list[
     def lines() -> list[list[Any]]:
         return [line for line in learner.lines("node.left", since=at) if line[2] == node_id]
 
-    wait_until(lambda: bool(lines()), f"that node {node_id} leaves")
+    wait_until(lambda: bool(lines()), f"node {node_id} to leave")
     left.append(lines()[0][1] - at)
     started = run.await_lines(node_id, starts, "started", 1)[1]
     batch = run.await_lines(node_id, starts, "batch", 1)[2]
 
-    def came() -> list[float]:
+    def arrived() -> list[float]:
         return [line[1] for line in learner.lines("batch", since=started) if line[2] == batch]
 
-    wait_until(lambda: bool(came()), "the replacement's first batch")
-    first.append(came()[0] - started)
+    wait_until(lambda: bool(arrived()), "the replacement's first batch")
+    first.append(arrived()[0] - started)
 
 
 def _judged(run: Training) -> list[Judgement]:
-    """Judge each start of each collector: the learner has its batches, up to some point, all."""
-    came = [line[2] for learner in run.starts(LEARNER) for line in learner.lines("batch")]
+    """Judge each start of each collector: the learner received its first batches without a gap."""
+    arrived = [line[2] for learner in run.starts(LEARNER) for line in learner.lines("batch")]
     verdicts = []
     known: set[int] = set()
     for node_id in COLLECTORS:
         for start in run.starts(node_id):
             batches = {line[2]: number for number, line in enumerate(start.lines("batch"))}
             known |= set(batches)
-            got = [(batches[batch], True) for batch in came if batch in batches]
+            got = [(batches[batch], True) for batch in arrived if batch in batches]
             if got:
                 verdicts.append(judge(max(got)[0] + 1, got))
-    damaged = sum(batch not in known for batch in came)
+    damaged = sum(batch not in known for batch in arrived)
     return [*verdicts, Judgement(damaged=damaged)]
 
 

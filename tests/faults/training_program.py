@@ -1,7 +1,7 @@
-"""The first example's training, whose processes write down each batch: for ``ditask --main``.
+"""The first example's training, with ledgers of all batches; started by ``ditask --main``.
 
-It differs from :mod:`examples.cartpole_dqn` in its ledgers, and in its end: a file ``enough`` in
-the ledgers' folder stops it.
+It differs from :mod:`examples.cartpole_dqn` in its ledgers, and in that a file ``enough`` in their
+folder stops it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from tests.faults.ledger import Writer
 from tests.faults.training_faults import ENV_STEPS, FOLDER, SEED, SNAPSHOT_EVERY
 
 
-def written_down(write: Writer) -> Middleware[OnlineRLContext]:
-    """Write down each batch where it is collected, and where it is learned from."""
+def batch_recorder(write: Writer) -> Middleware[OnlineRLContext]:
+    """Record each batch where it is collected and where it is learned from."""
 
     @middleware(reads=("trajectories",))
     def write_batch(ctx: Any) -> None:
@@ -49,19 +49,19 @@ def written_down(write: Writer) -> Middleware[OnlineRLContext]:
     return write_batch
 
 
-def stop_when_told(folder: Path) -> Middleware[OnlineRLContext]:
-    """Stop the run when its test has seen enough."""
+def stop_on_request(folder: Path) -> Middleware[OnlineRLContext]:
+    """Stop the run when the test asks for it."""
 
     @middleware(roles=[Role.LEARNER])
     def look(ctx: Any) -> None:
         if (folder / "enough").exists():
-            ctx.task.stop("the test has seen enough")
+            ctx.task.stop("the test asked for it")
 
     return look
 
 
 def main() -> None:
-    """Train, as the node that this process is."""
+    """Train as one node of the run."""
     folder, seed = Path(os.environ[FOLDER]), int(os.environ[SEED])
     node = current_node()
     assert node is not None, "this program is started by ditask"
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def train(write: Writer, folder: Path, seed: int, env_steps: int) -> None:
-    """Run the chain of the example, with ledgers."""
+    """Run the example's chain with ledgers."""
     policy = make_policy(seed)
     with (
         start("training", policy.cfg, seed=seed) as run,
@@ -88,7 +88,7 @@ def train(write: Writer, folder: Path, seed: int, env_steps: int) -> None:
         task.use(ContextExchanger()).use(ModelExchanger(policy))
         task.use(eps_greedy_handler(start=1.0, end=0.04, decay_steps=5000))
         task.use(StepCollector(policy.collect_mode, collect_env, n_sample=128, random_steps=1000))
-        task.use(written_down(write))
+        task.use(batch_recorder(write))
         task.use(data_pusher(buffer))
         task.use(OffPolicyLearner(learner, buffer, batch_size=64, updates_per_collect=64))
         task.use(
@@ -101,7 +101,7 @@ def train(write: Writer, folder: Path, seed: int, env_steps: int) -> None:
             run, {"learner": learner, "buffer": buffer}, every_train_iter=SNAPSHOT_EVERY
         )
         task.use(snapshots)
-        task.use(stop_when_told(folder)).use(termination_checker(max_env_step=env_steps))
+        task.use(stop_on_request(folder)).use(termination_checker(max_env_step=env_steps))
         snapshots.resume(task)
         task.run()
     if not (folder / "enough").exists():
