@@ -181,9 +181,10 @@ class Configurable:
             ConfigError: for an unknown keyword, with the nearest known one.
         """
         paths = {}
-        for path, option in cls.options().items():
-            if option.keyword is not None:
-                paths[option.keyword or path.rpartition(".")[2]] = path
+        for path, entry in _flat(cls._merged_entries()):
+            keyword = entry.keyword if isinstance(entry, Option) else ""
+            if keyword is not None:
+                paths[keyword or path.rpartition(".")[2]] = path
         nested: dict[str, Any] = {}
         for keyword, value in keywords.items():
             if keyword not in paths:

@@ -261,9 +261,10 @@ def _check_image(shape: tuple[int, ...]) -> None:
     channels, height, width = shape
     if channels > 16 and width <= 4:
         raise SpaceError(
-            f"the image shape {shape} looks like channels last; networks take channels first, "
-            f"({width}, {channels}, {height}): wrap the env in "
-            "gymnasium.wrappers.TransformObservation with lambda obs: obs.transpose(2, 0, 1)"
+            f"the image shape {shape} looks like channels last; networks take channels first: wrap "
+            "the env in gymnasium.wrappers.TransformObservation(env, lambda obs: "
+            "obs.transpose(2, 0, 1), gymnasium.spaces.Box(0, 255, "
+            f"({width}, {channels}, {height}), 'uint8'))"
         )
     if min(height, width) < _MIN_IMAGE_SIDE:
         raise SpaceError(

@@ -68,14 +68,14 @@ class Network(nn.Module):
         obs_shape = as_obs_shape(obs_shape_of(observation_space))
         if obs_shape != self.obs_shape:
             raise SpaceError(
-                f"{name} was built for observations of shape {self.obs_shape}, the environment "
-                f"gives {observation_space}, of shape {obs_shape}; set the model's obs_shape to "
-                "that, or leave it out where it can be taken from the environment"
+                f"{name} was built for observations of shape {self.obs_shape}, but the environment "
+                f"gives {observation_space}; build the policy with for_env(env), or set the "
+                f"model's obs_shape to {obs_shape!r}"
             )
         kind, size = action_kind_of(action_space), action_shape_of(action_space)
         if (kind, size) != (self.action_space, self.action_shape):
             raise SpaceError(
                 f"{name} was built for {self.action_space} actions of size {self.action_shape}, "
-                f"the environment takes {action_space}, {kind} of size {size}; set the model's "
-                "action_shape and action_space to that"
+                f"but the environment takes {action_space}; build the policy with for_env(env), or "
+                f"set the model's action_space to {kind!r} and its action_shape to {size}"
             )

@@ -75,12 +75,21 @@ class QNetwork(Network):
         Raises:
             SpaceError: if a space is not supported.
         """
-        if action_kind_of(action_space) != "discrete":
-            raise SpaceError(
-                f"QNetwork compares discrete actions, the environment takes {action_space}; learn "
-                "with a policy for continuous actions (PPO), or wrap the env to take a Discrete one"
-            )
+        _require_discrete(action_space)
         return cls(obs_shape_of(observation_space), action_shape_of(action_space), **options)
+
+    def check_spaces(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+        """Refuse an environment whose spaces this network was not built for.
+
+        Args:
+            observation_space: that of one environment.
+            action_space: that of one environment.
+
+        Raises:
+            SpaceError: saying what to use instead.
+        """
+        _require_discrete(action_space)
+        super().check_spaces(observation_space, action_space)
 
     def forward(self, obs: Any) -> dict[str, torch.Tensor]:
         """Return ``{"logit": [… , A]}``, the actions' values.
@@ -93,3 +102,11 @@ class QNetwork(Network):
         if self.value_head is not None:
             q = call(self.value_head, features) + q - q.mean(-1, keepdim=True)
         return {"logit": q}
+
+
+def _require_discrete(action_space: gym.Space[Any]) -> None:
+    if action_kind_of(action_space) != "discrete":
+        raise SpaceError(
+            f"DQN and its QNetwork need a Discrete action space, but the environment takes "
+            f"{action_space}; use PPO, or wrap the environment so that it takes discrete actions"
+        )

@@ -1,3 +1,4 @@
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -214,7 +215,9 @@ def test_episodes_are_trajectories_too(run_steps: Any, dqn: DQNPolicy, envs: Any
 def test_continuous_actions_are_collected(run_steps: Any) -> None:
     envs = make_env_manager("Pendulum-v1", env_num=2, seed=0)
     space = gym.spaces.Box(-2.0, 2.0, (1,))
-    policy = PPOPolicy.from_spaces(envs.observation_space, space, {"seed": 0})
+    policy = PPOPolicy.for_env(
+        SimpleNamespace(observation_space=envs.observation_space, action_space=space), seed=0
+    )
     ctx = run_steps(StepCollector(policy, envs, n_sample=8))
     assert ctx.trajectories["action"].shape == (4, 2, 1)
     assert ctx.trajectories["action"].dtype == torch.float32

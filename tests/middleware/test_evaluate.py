@@ -1,3 +1,4 @@
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -161,7 +162,9 @@ def test_resumed_run_evaluates_when_it_would_have(run_steps: Any, dqn: DQNPolicy
 def test_continuous_policies_are_evaluated(run_steps: Any) -> None:
     envs = make_env_manager("Pendulum-v1", env_num=2, seed=0, env_kwargs={"max_episode_steps": 5})
     space = gym.spaces.Box(-2.0, 2.0, (1,))
-    policy = PPOPolicy.from_spaces(envs.observation_space, space, {"seed": 0})
+    policy = PPOPolicy.for_env(
+        SimpleNamespace(observation_space=envs.observation_space, action_space=space), seed=0
+    )
     assert run_steps(interaction_evaluator(policy.eval_mode, envs, n_episode=2)).eval_value < 0
 
 

@@ -141,7 +141,7 @@ class ActorPolicy(BatchedPolicy):
 
     The bounds of continuous actions come from ``action_low`` and ``action_high``; where these are
     None, a policy that has not learned yet takes them from the first environment that it is checked
-    against (:meth:`from_spaces` and collectors do that). Without bounds, actions are not clipped.
+    against (:meth:`for_env` and collectors do that). Without bounds, actions are not clipped.
     See :class:`ActionBounds` for ``action_bounding``.
     """
 

@@ -27,13 +27,17 @@ M = TypeVar("M")
 class LearnMode(NamedTuple):
     """What a learner may do.
 
-    ``forward(batch) -> dict`` makes one update (or several) from a treetensor ``[B, …]`` or a list
-    of samples and returns native scalars, and maybe ``priority``, float32 ``[B]``. A forward that
-    makes several updates returns a list, one output per update; an output with ``kl_stop=True``
-    does not count as an update. See :func:`priorities_of_rows` for priorities of parts of a batch.
+    ``forward(batch)`` makes one or several updates from a treetensor ``[B, …]`` or a list of
+    samples. It returns a dictionary of Python numbers, or a list of dictionaries, one per update.
+    An output with ``kl_stop=True`` is not an update: its minibatch made no step.
+
+    An output may have ``priority``, float32 ``[b]``, the new priorities of the ``b`` rows of its
+    own minibatch, and ``priority_index``, int64 ``[b]``, which says which rows of the batch these
+    are. Without it they are all rows of the batch, or, in a list of outputs, the rows that follow
+    those of the output before. See :func:`priorities_of_rows`.
     """
 
-    forward: Callable[..., dict[str, Any]]
+    forward: Callable[..., dict[str, Any] | list[dict[str, Any]]]
     reset: Callable[..., None]
     info: Callable[[], str]
     monitor_vars: Callable[[], list[str]]

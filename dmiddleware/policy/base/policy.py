@@ -177,32 +177,6 @@ class Policy(Configurable):
                 getattr(self, f"_init_{field}")()
 
     @classmethod
-    def from_spaces(
-        cls,
-        observation_space: gym.Space[Any],
-        action_space: gym.Space[Any],
-        cfg: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """Build the policy with the model's shapes taken from an environment.
-
-        Args:
-            observation_space: that of one environment.
-            action_space: that of one environment.
-            cfg: what else differs from ``default_config()``; a shape that it gives stays.
-            **kwargs: given to the constructor.
-
-        Raises:
-            SpaceError: if a space is not supported.
-        """
-        given = dict(cfg or {})
-        shapes = cls._model_options_of(observation_space, action_space)
-        given["model"] = {**shapes, **given.get("model", {})}
-        policy = cls(given, **kwargs)
-        policy._check_spaces(observation_space, action_space)
-        return policy
-
-    @classmethod
     def for_env(
         cls,
         env: HasSpaces,

@@ -1,3 +1,4 @@
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -14,6 +15,7 @@ from dmiddleware.model import (
     make_encoder,
     obs_shape_of,
 )
+from dmiddleware.policy import DQNPolicy
 
 LEADS = [(), (5,), (2, 5)]
 
@@ -95,8 +97,8 @@ def test_images_of_every_allowed_size_fit(side):
     [
         ((3, 35, 84), r"at least 36 by 36, got 35 by 84.*ResizeObservation.*FlattenObservation"),
         ((3, 84, 20), r"at least 36 by 36, got 84 by 20"),
-        ((84, 84, 3), r"channels last; networks take channels first, \(3, 84, 84\).*transpose"),
-        ((96, 80, 1), r"channels last; networks take channels first, \(1, 96, 80\)"),
+        ((84, 84, 3), r"channels last; networks take channels first.*\(3, 84, 84\)"),
+        ((96, 80, 1), r"channels last; networks take channels first.*\(1, 96, 80\)"),
         ((84, 84), r"images \(C, H, W\), got shape \(84, 84\).*FrameStackObservation"),
     ],
 )
@@ -191,3 +193,21 @@ def test_hidden_sizes_set_the_width_of_every_encoder(shape):
 def test_no_hidden_layer_at_all_is_refused():
     with pytest.raises(ValueError, match="hidden_sizes needs at least one layer"):
         make_encoder(4, ())
+
+
+def test_the_remedy_for_channels_last_works():
+    class Camera(gym.Env):
+        observation_space = gym.spaces.Box(0, 255, (48, 40, 3), np.uint8)
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return self.observation_space.low, {}
+
+    with pytest.raises(SpaceError) as caught:
+        DQNPolicy.for_env(Camera())
+    remedy = str(caught.value).partition("wrap the env in ")[2]
+    env = eval(remedy, {"gymnasium": gym, "env": Camera()})
+    policy = DQNPolicy.for_env(env)
+    obs, _ = env.reset()
+    assert obs.shape == env.observation_space.shape == (3, 48, 40)
+    policy.eval_mode.forward({0: obs})

@@ -1,5 +1,7 @@
 """Batches and policies that several tests use."""
 
+from typing import NamedTuple
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -57,15 +59,22 @@ def ppo_batch():
     return make
 
 
+class Spaces(NamedTuple):
+    """The spaces of an env, in place of the env."""
+
+    observation_space: gym.Space
+    action_space: gym.Space
+
+
 @pytest.fixture
 def cartpole_spaces():
     box = gym.spaces.Box(-np.inf, np.inf, (OBS,), np.float32)
-    return box, gym.spaces.Discrete(ACTIONS)
+    return Spaces(box, gym.spaces.Discrete(ACTIONS))
 
 
 @pytest.fixture
 def pendulum_spaces():
-    return (
+    return Spaces(
         gym.spaces.Box(-8.0, 8.0, (3,), np.float32),
         gym.spaces.Box(np.float32([-2.0]), np.float32([2.0]), dtype=np.float32),
     )

@@ -28,7 +28,7 @@ def test_weights_of_samples_count(small, transitions):
 
 
 def test_continuous_actions_are_cloned_between_their_bounds(pendulum_spaces):
-    policy = BCPolicy.from_spaces(*pendulum_spaces)
+    policy = BCPolicy.for_env(pendulum_spaces)
     obs, action = torch.randn(8, 3), 4 * torch.rand(8, 1) - 2
     mu = policy.get_attribute("model")(obs)["mu"]
     answer = policy.learn_mode.forward(as_tree({"obs": obs, "action": action}))
@@ -55,7 +55,7 @@ def test_discrete_actions_of_another_kind_are_refused(small, transitions):
 
 
 def test_continuous_actions_without_their_dimension_are_refused(pendulum_spaces):
-    learn = BCPolicy.from_spaces(*pendulum_spaces).learn_mode.forward
+    learn = BCPolicy.for_env(pendulum_spaces).learn_mode.forward
     obs = torch.randn(8, 3)
     with pytest.raises(StructureError, match=r"action has shape \(8,\).* asks for \(8, 1\)"):
         learn(as_tree({"obs": obs, "action": torch.zeros(8)}))
@@ -75,7 +75,7 @@ def tilt(obs):
     ],
 )
 def test_an_expert_is_imitated(spaces, expert, request):
-    policy = BCPolicy.from_spaces(*request.getfixturevalue(spaces), {"seed": 0})
+    policy = BCPolicy.for_env(request.getfixturevalue(spaces), seed=0)
     size = policy.cfg.model.obs_shape
     generator = torch.Generator().manual_seed(0)
     for _ in range(300):

@@ -214,7 +214,7 @@ def test_images_and_nested_observations_are_learned_from(transitions):
 
 
 def test_shapes_are_taken_from_spaces(cartpole_spaces):
-    policy = DQNPolicy.from_spaces(*cartpole_spaces, {"model": {"encoder_hidden_sizes": [8]}})
+    policy = DQNPolicy.for_env(cartpole_spaces, model={"encoder_hidden_sizes": [8]})
     assert policy.cfg.model.obs_shape == 4
     assert policy.cfg.model.action_shape == 2
     policy.collect_mode.get_attribute("check_spaces")(*cartpole_spaces)
@@ -225,27 +225,27 @@ def test_spaces_that_do_not_fit_are_refused(small, cartpole_spaces, pendulum_spa
     check(*cartpole_spaces)
     with pytest.raises(SpaceError, match=r"\(4,\).*\(3,\)"):
         check(pendulum_spaces[0], cartpole_spaces[1])
-    with pytest.raises(SpaceError, match=r"size 2.*size 5"):
+    with pytest.raises(SpaceError, match=r"size 2.*action_shape to 5"):
         check(cartpole_spaces[0], gym.spaces.Discrete(5))
-    with pytest.raises(SpaceError, match="continuous"):
-        DQNPolicy.from_spaces(*pendulum_spaces)
+    with pytest.raises(SpaceError, match=r"need a Discrete action space.*Box.*use PPO"):
+        DQNPolicy.for_env(pendulum_spaces)
 
 
 def test_a_model_without_shapes_is_tried_with_an_observation(linear, cartpole_spaces):
     policy = DQNPolicy({"seed": 0}, model=linear())
     before = policy.get_attribute("generator").get_state()
-    policy._check_spaces(*cartpole_spaces)
+    policy.get_attribute("check_spaces")(*cartpole_spaces)
     with pytest.raises(SpaceError, match="cannot take observations of Box"):
-        policy._check_spaces(gym.spaces.Box(0, 1, (7,)), cartpole_spaces[1])
+        policy.get_attribute("check_spaces")(gym.spaces.Box(0, 1, (7,)), cartpole_spaces[1])
     with pytest.raises(SpaceError, match=r"action of shape \(\).*Box"):
-        policy._check_spaces(cartpole_spaces[0], gym.spaces.Box(0, 1, (1,)))
+        policy.get_attribute("check_spaces")(cartpole_spaces[0], gym.spaces.Box(0, 1, (1,)))
     assert torch.equal(policy.get_attribute("generator").get_state(), before)
 
 
 def test_trying_a_model_draws_nothing_from_the_generator(linear, cartpole_spaces):
     policy = DQNPolicy({}, model=linear(), enable_field=["collect"])
     before = policy.get_attribute("generator").get_state()
-    policy._check_spaces(*cartpole_spaces)
+    policy.get_attribute("check_spaces")(*cartpole_spaces)
     assert torch.equal(policy.get_attribute("generator").get_state(), before)
     policy.collect_mode.forward(torch.zeros(1, 4))
     assert not torch.equal(policy.get_attribute("generator").get_state(), before)
@@ -271,13 +271,15 @@ def test_trying_a_model_leaves_no_hidden_state(linear, cartpole_spaces, field):
         _reset_eval = _reset_collect
 
     policy = Counting({}, model=linear(), enable_field=[field])
-    policy._check_spaces(*cartpole_spaces)
+    policy.get_attribute("check_spaces")(*cartpole_spaces)
     mode = getattr(policy, f"{field}_mode")
     assert mode.forward(torch.zeros(3, 4))["hidden"].tolist() == [1, 1, 1]
 
 
 def test_a_learner_alone_has_no_action_to_judge(linear, cartpole_spaces):
-    DQNPolicy({}, model=linear(), enable_field=["learn"])._check_spaces(*cartpole_spaces)
+    DQNPolicy({}, model=linear(), enable_field=["learn"]).get_attribute("check_spaces")(
+        *cartpole_spaces
+    )
 
 
 def test_one_update_lowers_the_loss_on_its_batch(small, transitions):

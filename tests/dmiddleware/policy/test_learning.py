@@ -56,12 +56,12 @@ def mean_return(policy, env, n_steps=500, seed=100):
 
 def train_ppo(env, cfg, *, n_envs, n_steps, iterations, epochs, size, gae_lambda=0.95):
     with make_env_manager(env, env_num=n_envs, seed=0) as envs:
-        policy = PPOPolicy.from_spaces(envs.observation_space, envs.action_space, cfg)
+        policy = PPOPolicy.for_env(envs, **cfg)
         collector = RolloutCollector(policy.collect_mode, envs)
         value_fn = policy.learn_mode.get_attribute("value_fn")
         order = torch.Generator().manual_seed(0)
         for _ in range(iterations):
-            rows = policy.collect_mode.get_train_sample(collector.collect(n_envs * n_steps))
+            rows = collector.collect(n_envs * n_steps)
             adv, ret = gae(
                 rows["reward"],
                 rows["value"],
@@ -79,14 +79,14 @@ def train_ppo(env, cfg, *, n_envs, n_steps, iterations, epochs, size, gae_lambda
 
 
 def test_ppo_balances_the_pole():
-    cfg = {"seed": 0, "learn": {"learning_rate": 1e-3}}
+    cfg = {"seed": 0, "learning_rate": 1e-3}
     policy = train_ppo("CartPole-v1", cfg, n_envs=8, n_steps=128, iterations=15, epochs=8, size=256)
     assert mean_return(policy, "CartPole-v1") > 150
 
 
 def test_bc_clones_a_rule_that_balances_the_pole():
     with make_env_manager("CartPole-v1", env_num=8, seed=0) as envs:
-        policy = BCPolicy.from_spaces(envs.observation_space, envs.action_space, {"seed": 0})
+        policy = BCPolicy.for_env(envs, seed=0)
     obs = torch.randn(4096, 4, generator=torch.Generator().manual_seed(0)) * 0.5
     action = (obs[:, 2] + 0.5 * obs[:, 3] > 0).long()
     for _ in range(20):

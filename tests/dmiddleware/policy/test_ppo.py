@@ -251,7 +251,7 @@ def test_rewards_of_whole_episodes_are_scaled_too(small):
 
 
 def test_bounds_come_from_the_first_spaces(continuous, pendulum_spaces):
-    policy = PPOPolicy.from_spaces(*pendulum_spaces, {"model": {"encoder_hidden_sizes": [8]}})
+    policy = PPOPolicy.for_env(pendulum_spaces, model={"encoder_hidden_sizes": [8]})
     assert policy.cfg.model.action_space == "continuous"
     output = policy.collect_mode.forward(torch.randn(300, 3))
     assert output["action"].abs().max().item() == 2.0
@@ -277,7 +277,7 @@ def test_bounds_are_not_adopted_once_the_policy_has_learned(pendulum_spaces, ppo
 
 def test_bounds_travel_with_the_checkpoint(pendulum_spaces):
     model = {"obs_shape": 3, "action_shape": 1, "action_space": "continuous"}
-    trained, fresh = PPOPolicy.from_spaces(*pendulum_spaces), PPOPolicy({"model": model})
+    trained, fresh = PPOPolicy.for_env(pendulum_spaces), PPOPolicy({"model": model})
     fresh.eval_mode.load_state_dict(trained.learn_mode.state_dict())
     obs = 100 * torch.randn(40, 3)
     assert torch.equal(
