@@ -1,4 +1,4 @@
-"""Data: batches, buffers, data sets and checkpoints."""
+"""Batches, replay buffers, offline datasets and checkpoints."""
 
 from dmiddleware.data.batch import (
     Batch,

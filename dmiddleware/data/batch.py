@@ -4,8 +4,8 @@ A batch is a ``treetensor.torch.Tensor``. Its leaves are torch tensors; nested o
 and Tuple spaces) are nested trees. ``[N, …]`` is a batch of ``N`` independent rows, ``[T, E, …]``
 one of ``T`` time steps of ``E`` environments.
 
-Building a treetensor from a dictionary the ordinary way formats every leaf as text (treevalue 1.5),
-which costs 0.3 ms a leaf; :func:`as_tree` goes around that and costs microseconds.
+``treetensor.torch.Tensor({...})`` formats every leaf as text (treevalue 1.5), which takes 0.3 ms
+per leaf; :func:`as_tree` avoids that and takes microseconds.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 from dmiddleware.errors import StructureError
 
 with warnings.catch_warnings():
-    # treevalue 1.5 registers its types with torch under the old name, and DI-treetensor 0.5 imports
-    # numpy's internals under theirs: nothing that a user could do anything about.
+    # treevalue 1.5 registers its types with torch under a deprecated name, and DI-treetensor 0.5
+    # imports numpy's internals under another. Users cannot do anything about either.
     for _text, _category in (
         ("`torch.utils._pytree._register_pytree_node` is deprecated", FutureWarning),
         ("numpy.core._multiarray_umath is deprecated", DeprecationWarning),
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
         def __init__(self, data: object) -> None: ...
 
-        # Observations may be nested; so may other columns, and code that meets these asks `items`.
+        # Other columns may be nested too; code that handles these uses `items`.
         @overload
         def __getitem__(  # type: ignore[overload-overlap]
             self, key: Literal["obs", "next_obs"]
@@ -92,7 +92,7 @@ else:
     Batch = TreeTensor
 
 Value: TypeAlias = torch.Tensor | Batch
-"""A column of a batch: a tensor, or a batch if it is nested."""
+"""A column of a batch: a tensor, or a batch if the column is nested."""
 
 _ValueT = TypeVar("_ValueT", torch.Tensor, Batch)
 
@@ -142,7 +142,7 @@ def to_numpy(tree: Any) -> Any:
 
 
 def to_dict(tree: Any) -> Any:
-    """Return a tree as nested dictionaries, with the very same leaves; a leaf as it is."""
+    """Return a tree as nested dictionaries with the same leaf objects; a leaf is returned as is."""
     if isinstance(tree, Batch):
         return {str(key): to_dict(value) for key, value in tree.items()}
     if isinstance(tree, Mapping):
@@ -155,7 +155,7 @@ def leaves(tree: Value, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 @overload
 def leaves(tree: Nested, prefix: str = "") -> Iterator[tuple[str, Any]]: ...
 def leaves(tree: Nested, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield ``(dotted path, leaf)`` of a tree, keys sorted; a lone leaf has the path ``""``."""
+    """Yield ``(dotted path, leaf)`` of a tree in sorted order; a bare leaf has the path ``""``."""
     if isinstance(tree, Batch | Mapping):
         for key in sorted(map(str, tree.keys())):
             yield from leaves(tree[key], f"{prefix}.{key}" if prefix else key)
@@ -164,7 +164,7 @@ def leaves(tree: Nested, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def nest(flat: Mapping[str, Any]) -> Batch:
-    """Build a batch from its leaves (tensors or arrays) by dotted path; undoes :func:`leaves`."""
+    """Build a batch from leaves by dotted path: the inverse of :func:`leaves`."""
     if "." not in "".join(flat):
         return as_tree(flat)
     root: dict[str, Any] = {}
@@ -178,7 +178,7 @@ def nest(flat: Mapping[str, Any]) -> Batch:
 
 
 def map_leaves(function: Callable[..., Any], tree: Batch, *others: Batch) -> Batch:
-    """Apply ``function`` to every leaf (and the leaves of the others at the same place)."""
+    """Apply ``function`` to every leaf, together with the leaves of the others at the same path."""
     columns: dict[str, Any] = {}
     for key, value in tree.items():
         # Where the tree has a batch, so have the others.
@@ -194,8 +194,8 @@ def map_nested(function: Callable[[Any], Any], nested: Nested) -> Any:
     """Apply ``function`` to every leaf of a nested dict, tuple or treetensor.
 
     Returns:
-        Nested dictionaries (treetensors become dictionaries) and tuples, or, for a lone leaf,
-        ``function(leaf)``.
+        Nested dictionaries (treetensors become dictionaries) and tuples, or ``function(leaf)`` for
+        a bare leaf.
     """
     if isinstance(nested, Batch | Mapping):
         return {str(key): map_nested(function, value) for key, value in nested.items()}
@@ -208,7 +208,7 @@ def lead_shape(tree: Batch, n_dims: int = 1) -> tuple[int, ...]:
     """Return the first ``n_dims`` dimensions, which all leaves must share.
 
     Raises:
-        StructureError: if a leaf has other leading dimensions; it is named.
+        StructureError: if a leaf has different leading dimensions, with its path.
     """
     shape: tuple[int, ...] | None = None
     first = ""
@@ -216,13 +216,18 @@ def lead_shape(tree: Batch, n_dims: int = 1) -> tuple[int, ...]:
         own = tuple(leaf.shape[:n_dims])
         if shape is None:
             shape, first = own, path
-        if own != shape or len(own) < n_dims:
+        if len(own) < n_dims:
             raise StructureError(
-                f"the leaves of a batch share their first {n_dims} dimension(s), but {path!r} has "
-                f"shape {tuple(leaf.shape)} and {first!r} leads with {shape}"
+                f"the leaf {path!r} has shape {list(leaf.shape)}, but needs {n_dims} leading "
+                "dimensions"
+            )
+        if own != shape:
+            raise StructureError(
+                f"all leaves of a batch must share their first {n_dims} dimension(s), but {path!r} "
+                f"has shape {list(leaf.shape)} and {first!r} starts with {list(shape)}"
             )
     if shape is None:
-        raise StructureError("a batch has at least one leaf, this tree is empty")
+        raise StructureError("a batch must have at least one leaf, but this tree is empty")
     return shape
 
 
@@ -240,7 +245,7 @@ def cat(trees: Sequence[Batch], dim: int = 0) -> Batch:
     """Concatenate batches of one structure along a dimension.
 
     Raises:
-        StructureError: if there is nothing to concatenate, or the structures differ.
+        StructureError: if the list is empty, or the structures differ.
     """
     return _join(torch.cat, trees, dim)
 
@@ -249,13 +254,13 @@ def stack(trees: Sequence[Batch], dim: int = 0) -> Batch:
     """Stack batches of one structure along a new dimension.
 
     Raises:
-        StructureError: if there is nothing to stack, or the structures differ.
+        StructureError: if the list is empty, or the structures differ.
     """
     return _join(torch.stack, trees, dim)
 
 
 def to_device(tree: _ValueT, device: torch.device | str) -> _ValueT:
-    """Move a tensor or a batch to a device; what is there already is not copied."""
+    """Move a tensor or a batch to a device; tensors already there are not copied."""
     if isinstance(tree, Batch):
         return map_leaves(lambda leaf: leaf.to(device, non_blocking=True), tree)
     return tree.to(device, non_blocking=True)
@@ -263,15 +268,15 @@ def to_device(tree: _ValueT, device: torch.device | str) -> _ValueT:
 
 def _join(function: Callable[..., torch.Tensor], trees: Sequence[Batch], dim: int) -> Batch:
     if not trees:
-        raise StructureError("there is no batch to join; give at least one")
+        raise StructureError("cannot join an empty list of batches")
     first = [path for path, _ in leaves(trees[0])]
     for number, tree in enumerate(trees[1:], start=1):
         paths = [path for path, _ in leaves(tree)]
         if paths != first:
             odd = sorted(set(paths) ^ set(first))
             raise StructureError(
-                f"batch {number} differs from batch 0 in the keys {', '.join(odd)}; "
-                "only batches of one structure can be joined"
+                f"batch {number} and batch 0 differ in the keys {', '.join(odd)}; only batches "
+                "with the same structure can be joined"
             )
     return map_leaves(lambda *parts: function(parts, dim=dim), *trees)
 

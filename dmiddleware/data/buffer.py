@@ -1,4 +1,4 @@
-"""What both kinds of buffer share: middleware around their actions, and a lock."""
+"""The base class of the buffers: buffer middleware around their actions, and a lock."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ ACTIONS = ("push", "sample", "update", "delete", "clear")
 """The actions that buffer middleware wraps."""
 
 BufferMiddleware: TypeAlias = Callable[..., Any]
-"""``middleware(action, chain, *args, **kwargs)``; calls ``chain(*args, **kwargs)`` to go on."""
+"""``middleware(action, chain, *args, **kwargs)``; calls ``chain(*args, **kwargs)`` to continue."""
 
 
 class Buffer:
-    """Base of the buffers: holds middleware and a lock.
+    """Base class of the buffers.
 
-    A middleware is called as ``middleware(action, chain, *args, **kwargs)`` with the action's name
-    (one of :data:`ACTIONS`) and its arguments. It calls ``chain(*args, **kwargs)``, which runs the
-    rest of the chain and at last the action itself, and returns the result; it may change
-    arguments and result, call the chain several times, or not at all. The first one used is the
+    A buffer middleware is called as ``middleware(action, chain, *args, **kwargs)`` with the
+    action's name (one of :data:`ACTIONS`) and its arguments. It calls ``chain(*args, **kwargs)``,
+    which runs the rest of the chain and finally the action, and returns the result. It may change
+    arguments and result, call the chain several times, or not at all. The first one added is the
     outermost.
 
-    A middleware object may also offer ``attach(buffer)``, called by :meth:`use`, and
-    ``state_dict()`` and ``load_state_dict(state)``, which then are part of the buffer's state.
+    A buffer middleware may also have ``attach(buffer)``, called by :meth:`use`, and
+    ``state_dict()`` and ``load_state_dict(state)``, which become part of the buffer's state.
 
-    Methods exclude one another, so several threads may share a buffer.
+    Methods hold a lock, so several threads may share a buffer.
 
     Args:
         size: capacity in items.
-        seed: seed of the buffer's own random generator; None takes one from the system.
+        seed: seed of the buffer's random generator; None takes one from the system.
     """
 
     def __init__(self, size: int, seed: int | None) -> None:
@@ -58,7 +58,7 @@ class Buffer:
 
     @property
     def generator(self) -> np.random.Generator:
-        """The buffer's own random generator; middleware draws from it too."""
+        """The buffer's random generator, which buffer middleware uses too."""
         return self._generator
 
     def __len__(self) -> int:
@@ -69,13 +69,13 @@ class Buffer:
         return len(self)
 
     def use(self, middleware: BufferMiddleware) -> Self:
-        """Add a middleware, inside of those added before.
+        """Add a buffer middleware, inside those added before.
 
         Returns:
             The buffer itself, so that calls can be chained.
 
         Raises:
-            TypeError: if it is not callable, or not meant for this kind of buffer.
+            TypeError: if it is not callable, or does not work on this kind of buffer.
         """
         if isinstance(middleware, type):
             raise TypeError(
@@ -93,7 +93,7 @@ class Buffer:
         return self
 
     def close(self) -> None:
-        """Give back what the buffer holds; calling it twice does no harm."""
+        """Free what the buffer holds; may be called twice."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy the buffer with everything it holds, its generator and its middleware objects.
@@ -145,8 +145,8 @@ class Buffer:
     def _load_common_state(self, state: Mapping[str, Any]) -> None:
         if len(state["middleware"]) != len(self._middleware):
             raise CheckpointMismatch(
-                f"the state is that of a buffer with {len(state['middleware'])} middleware, this "
-                f"one has {len(self._middleware)}; use the same ones before loading"
+                f"the state comes from a buffer with {len(state['middleware'])} buffer middleware, "
+                f"but this one has {len(self._middleware)}; add the same ones before loading"
             )
         self._generator = _generator_from_text(state["generator"])
         for middleware, own in zip(self._middleware, state["middleware"], strict=True):

@@ -1,8 +1,8 @@
 """Checkpoints: a nested state in one .safetensors file.
 
-The tensors are ordinary entries of the file, so that any safetensors reader shows them. The rest
+The tensors are ordinary entries of the file, which any safetensors reader shows. The rest
 (counters, strings, the nesting itself) is msgpack in the entry ``__rest__``. A CRC-32 over
-everything finds damage. Loading executes no code from the file, whoever wrote it.
+everything detects damage. Loading never executes code from the file.
 """
 
 from __future__ import annotations
@@ -28,20 +28,19 @@ _REST = "__rest__"
 
 
 def save_checkpoint(path: str | Path, state: Any) -> None:
-    """Write a state to a file, whole or not at all.
+    """Write a state to a file atomically.
 
     Args:
-        path: the file, usually ``….safetensors``; its folder is made if need be, a file that is
-            there is replaced.
+        path: the file, usually ``….safetensors``; its folder is created if needed, and an existing
+            file is replaced.
         state: nested dictionaries, lists, tuples, sets, deques and batches of tensors, numpy arrays
             and scalars, numbers, strings, bytes, booleans and None, which all come back as the same
             type (``OrderedDict``, ``Counter`` and ``defaultdict`` included). Tensors may be on any
             device; they are detached. Tensors that share memory are written once each.
 
     Raises:
-        CheckpointWriteError: if the file cannot be written, for example because the disk is full;
-            ``errno`` tells why. The file that was there before is intact, and no part of the new
-            one is left.
+        CheckpointWriteError: if the file cannot be written, for example because the disk is full
+            (see ``errno``). An existing file is unchanged, and no part of the new one remains.
         TypeError: if the state holds anything else, with its path in the state; nothing is written.
     """
     target = Path(path)
@@ -53,8 +52,8 @@ def save_checkpoint(path: str | Path, state: Any) -> None:
     except OSError as error:
         told = CheckpointWriteError(
             error.errno or errno.EIO,
-            f"the checkpoint could not be written ({error.strerror or error}); what was there "
-            "before is intact. Make room or choose another folder, then save again",
+            f"the checkpoint could not be written ({error.strerror or error}); an existing file is "
+            "unchanged. Free disk space or choose another folder, then save again",
             str(target),
         )
         raise told from error
@@ -68,20 +67,20 @@ def load_checkpoint(path: str | Path, map_location: torch.device | str = "cpu") 
         map_location: device for the tensors; numpy arrays come back as arrays.
 
     Returns:
-        The state; its tensors do not depend on the file any more.
+        The state; its tensors are independent of the file.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        CheckpointDamaged: if the file is not a checkpoint, not whole, or changed since.
+        FileNotFoundError: if the file does not exist.
+        CheckpointDamaged: if the file is not a checkpoint, is incomplete, or has changed.
     """
     source = Path(path)
     if not source.is_file():
-        raise FileNotFoundError(errno.ENOENT, "there is no checkpoint", str(source))
+        raise FileNotFoundError(errno.ENOENT, "checkpoint not found", str(source))
     try:
         tensors, metadata = _read(source)
         _check_metadata(source, metadata)
         if metadata["crc32"] != f"{checksum(tensors):08x}":
-            raise _damaged(source, "its checksum does not match its content")
+            raise _damaged(source, "the checksum does not match the content")
         rest = tensors.pop(_REST)
         moved = {name: tensor.to(map_location) for name, tensor in tensors.items()}
         return unpack(raw_bytes(rest).tobytes(), moved)
@@ -93,7 +92,7 @@ def load_checkpoint(path: str | Path, map_location: torch.device | str = "cpu") 
 
 def _read(path: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, str]]:
     with safe_open(str(path), framework="pt", device="cpu") as file:
-        # A clone, because the file's pages would change with the file.
+        # Cloned, because the tensors are mapped and would change with the file.
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         return tensors, file.metadata() or {}
 
@@ -103,11 +102,12 @@ def _check_metadata(path: Path, metadata: Mapping[str, str]) -> None:
         raise _damaged(path, "it is a .safetensors file, but not a checkpoint of this project")
     if metadata.get("version") != _VERSION:
         raise _damaged(
-            path, f"it has format version {metadata.get('version')}, this code reads {_VERSION}"
+            path,
+            f"it has format version {metadata.get('version')}, but this version reads {_VERSION}",
         )
 
 
 def _damaged(path: Path, why: str) -> CheckpointDamaged:
     return CheckpointDamaged(
-        f"{path} is not a whole checkpoint: {why}; use an earlier one or write it again"
+        f"{path} is not a complete checkpoint: {why}; use an earlier one or write it again"
     )

@@ -1,4 +1,4 @@
-"""DequeBuffer: a buffer of any Python objects, each with notes of its own."""
+"""DequeBuffer: a buffer of any Python objects, each with metadata."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class BufferedData:
-    """One item of a :class:`DequeBuffer`, as sampling gives it.
+    """One item of a :class:`DequeBuffer`, as sampling returns it.
 
     Attributes:
         data: the object that was pushed, not a copy.
-        index: its running number since the buffer began; None for padding.
-        meta: a copy of its notes.
+        index: its running number since the buffer was created; None for padding.
+        meta: a copy of its metadata.
     """
 
     data: Any
@@ -39,14 +39,14 @@ class BufferedData:
 
 
 class DequeBuffer(Buffer):
-    """A buffer of any Python objects, that drops its oldest items when it is full.
+    """A buffer of any Python objects that drops its oldest items when it is full.
 
-    It handles each item by itself, so it suits whole episodes and odd objects; for transitions of
-    one structure, :class:`~dmiddleware.data.TensorBuffer` is many times faster.
+    It handles items one by one, which suits whole episodes and irregular objects. For transitions
+    of one structure, :class:`~dmiddleware.data.TensorBuffer` is many times faster.
 
     Args:
         size: capacity in items.
-        seed: seed of the buffer's own random generator; None takes one from the system.
+        seed: seed of the buffer's random generator; None takes one from the system.
     """
 
     def __init__(self, size: int, *, seed: int | None = None) -> None:
@@ -64,24 +64,24 @@ class DequeBuffer(Buffer):
         return isinstance(index, int | np.integer) and self._find(int(index)) is not None
 
     def __iter__(self) -> Iterator[BufferedData]:
-        """Iterate over copies of the items as they are now, oldest first."""
+        """Iterate over a snapshot of the items, oldest first."""
         with self._lock:
             items = [self._copy(int(i)) for i in self.drawable().every_index()]
         return iter(items)
 
     def push(self, data: Any, meta: Mapping[str, Any] | None = None) -> int:
-        """Append an item; the oldest one goes when there is no room.
+        """Append an item; a full buffer drops its oldest one.
 
         Args:
             data: any object; it is not copied (see ``clone_object``).
-            meta: notes on it, by name.
+            meta: metadata by name.
 
         Returns:
-            Its index, which it keeps.
+            Its index, which never changes.
 
         Raises:
-            TypeError: if samples are grouped by a key whose value in ``meta`` cannot be hashed; the
-                buffer is as it was.
+            TypeError: if ``meta`` is not a dictionary, or samples are grouped by a key whose value
+                in it cannot be hashed; the buffer is unchanged.
         """
         index: int = self._through("push", self._push, data, meta=meta)
         return index
@@ -98,29 +98,30 @@ class DequeBuffer(Buffer):
         unroll_len: int | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Draw items, or fetch named ones.
+        """Draw items, or fetch items by index.
 
         Args:
             size: number of items, or of groups.
-            indices: fetch these items, in this order, instead of drawing.
-            replace: whether one item (or group) may be drawn twice.
+            indices: fetch these items, in this order.
+            replace: whether an item (or group) may be drawn twice.
             sample_range: draw only from this part of the items by age: ``slice(-10, None)`` is the
                 ten newest.
-            ignore_insufficient: if there are too few, give what there is (and log a warning)
-                instead of raising.
-            groupby: draw groups: the items that have the same value of this key of their meta,
-                oldest first. Items without the key belong to no group.
-            unroll_len: of each group, give a stretch of so many consecutive items that begins at
-                random; shorter groups are not drawn. Needs ``groupby``.
-            kwargs: for buffer middleware; without it there are none.
+            ignore_insufficient: if there are too few, return those and log a warning instead of
+                raising.
+            groupby: draw groups: all items with the same value of this key of ``meta``, oldest
+                first. Items without the key belong to no group.
+            unroll_len: return this many consecutive items of each group, from a random start;
+                shorter groups are not drawn. Requires ``groupby``.
+            kwargs: for buffer middleware.
 
         Returns:
             ``list[BufferedData]``, or, with ``groupby``, ``list[list[BufferedData]]``.
 
         Raises:
             NotEnoughData: if there are fewer than ``size`` items (or groups) to draw from, or an
-                item of ``indices`` is not held any more.
-            ValueError: if the options contradict one another.
+                item of ``indices`` is no longer held.
+            TypeError: if ``size`` is not an integer.
+            ValueError: if the options contradict each other.
         """
         return self._through(
             "sample",
@@ -139,48 +140,50 @@ class DequeBuffer(Buffer):
         """Return one item by its index.
 
         Raises:
-            IndexError: if it is not held (any more).
+            IndexError: if it is not held.
         """
         with self._lock:
             if index not in self:
-                raise IndexError(f"item {index} is not held (any more)")
+                raise IndexError(
+                    f"the buffer does not hold item {index}; it was never pushed, or dropped"
+                )
             return self._copy(index)
 
     def update(self, index: int, data: Any = None, meta: Mapping[str, Any] | None = None) -> bool:
         """Change an item.
 
         Args:
-            index: which one.
-            data: its new object; None leaves it.
-            meta: notes to set; others stay.
+            index: its index.
+            data: its new object; None keeps the old one.
+            meta: metadata to set; other keys stay.
 
         Returns:
             Whether the item was held.
 
         Raises:
-            TypeError: as :meth:`push`.
+            TypeError: if ``index`` is not an integer, or as in :meth:`push`.
         """
         updated: bool = self._through("update", self._update, index, data=data, meta=meta)
         return updated
 
     def delete(self, indices: int | Iterable[int]) -> int:
-        """Take items out.
+        """Remove items.
 
         Args:
-            indices: one or several; those not held are left out.
+            indices: one or several; those not held are skipped.
 
         Returns:
-            The number of items taken out.
+            The number of items removed.
         """
         n_deleted: int = self._through("delete", self._delete, indices)
         return n_deleted
 
     def clear(self) -> None:
-        """Forget all items; indices go on from where they were."""
+        """Remove all items; indices continue to count."""
         self._through("clear", self._clear)
 
     def drawable(self, sample_range: slice | None = None) -> Eligible:
-        """Return which items may be drawn, all or a part of them by age."""
+        """Return the items that can be drawn: all of them, or a part by age."""
         first, total, count = self._first, self._total, len(self)
         index = self._deleted.present(first, total) if len(self._deleted) else None
         if sample_range is None:
@@ -202,8 +205,8 @@ class DequeBuffer(Buffer):
     def state_dict(self) -> dict[str, Any]:
         """Return items, order and generator.
 
-        ``save_checkpoint`` can write it if it can write the items; :meth:`save_data` says what to
-        do about others.
+        ``save_checkpoint`` can write it if it can write the items; for others, see
+        :meth:`save_data`.
         """
         with self._lock:
             return {
@@ -217,28 +220,28 @@ class DequeBuffer(Buffer):
         """Restore what :meth:`state_dict` returned.
 
         Raises:
-            CheckpointMismatch: if the buffer has another size, or other middleware.
+            CheckpointMismatch: if the buffer has a different size or other buffer middleware.
         """
         with self._lock:
             check_state("DequeBuffer", state, ("size", "total", "items", "generator"))
             if state["size"] != self._size:
                 raise CheckpointMismatch(
-                    f"the state is that of a buffer with size={state['size']}, this one has "
-                    f"{self._size}; build it with the same size"
+                    f"the state comes from a buffer with size={state['size']}, but this one has "
+                    f"size={self._size}; build it with the same size"
                 )
             self._restore(state["items"], state["total"])
             self._load_common_state(state)
 
     def save_data(self, path: str | Path, *, allow_pickle: bool = False) -> None:
-        """Write the items to a file, whole or not at all.
+        """Write the items to a file atomically.
 
         Args:
-            path: the file; its folder is made if need be.
+            path: the file; its folder is created if needed.
             allow_pickle: whether to pickle objects that a checkpoint cannot hold (see
-                ``save_checkpoint`` for what it can). To load them runs code from the file.
+                ``save_checkpoint`` for those it can). Loading them runs code from the file.
 
         Raises:
-            TypeError: if there is such an object and ``allow_pickle`` is False; its place is named.
+            TypeError: if there is such an object and ``allow_pickle`` is False, with its path.
             CheckpointWriteError: if the file cannot be written.
         """
         with self._lock:
@@ -251,26 +254,26 @@ class DequeBuffer(Buffer):
             save_checkpoint(path, {"pickled": pickle.dumps(state)})
 
     def load_data(self, path: str | Path, *, allow_pickle: bool = False) -> None:
-        """Replace the items by those that :meth:`save_data` wrote, the newest if not all fit.
+        """Replace the items with those that :meth:`save_data` wrote; only the newest that fit.
 
-        They are pushed one by one, through the middleware, and get new indices.
+        They are pushed one by one, through the buffer middleware, and get new indices.
 
         Args:
             path: the file.
-            allow_pickle: whether pickled objects may be loaded. That can run any code: allow it
-                only for files that you trust.
+            allow_pickle: whether to load pickled objects, which can run any code. Use it only for
+                files that you trust.
 
         Raises:
             ValueError: if the file holds pickled objects and ``allow_pickle`` is False.
-            FileNotFoundError: if there is no such file.
-            CheckpointDamaged: if the file is not whole.
+            FileNotFoundError: if the file does not exist.
+            CheckpointDamaged: if the file is incomplete.
         """
         state = load_checkpoint(path)
         if "pickled" in state:
             if not allow_pickle:
                 raise ValueError(
-                    f"{path} holds pickled objects, and loading these can run any code; pass "
-                    "allow_pickle=True if you trust whoever wrote it"
+                    f"{path} holds pickled objects, and loading them can run any code; pass "
+                    "allow_pickle=True if you trust the file"
                 )
             state = pickle.loads(state["pickled"])
         with self._lock:
@@ -292,7 +295,7 @@ class DequeBuffer(Buffer):
         self._groups.add(index, item.meta)
         self._slots[slot] = item
         self._total += 1
-        self._deleted.fill(index, 1)
+        self._deleted.write(index, 1)
         return index
 
     def _sample(
@@ -321,13 +324,13 @@ class DequeBuffer(Buffer):
             index = rows.first + chosen if rows.index is None else rows.index[chosen]
             result = [self._copy(int(i)) for i in index]
         if len(result) < size:
-            told = (
-                f"asked for {size} {'groups' if groupby else 'items'}, but there are "
-                f"{len(result)}; push more before sampling, or sample fewer"
+            message = (
+                f"asked for {size} {'groups' if groupby else 'items'}, but only {len(result)} can "
+                "be drawn; push more before sampling, or sample fewer"
             )
             if not ignore_insufficient:
-                raise NotEnoughData(told)
-            _log.warning(told)
+                raise NotEnoughData(message)
+            _log.warning(message)
         return result
 
     def _sample_groups(
@@ -383,10 +386,10 @@ class DequeBuffer(Buffer):
             self._groups.remove(index, self._item(index).meta)
             self._slots[index % self._size] = None
         if gone:
-            self._deleted.dig(np.array(gone))
+            self._deleted.delete(np.array(gone))
             present = self._deleted.present(self._first, self._total)
             oldest = int(present[0]) if len(present) else self._total
-            self._deleted.leave(self._first, oldest)
+            self._deleted.drop(self._first, oldest)
             self._first = oldest
         return len(gone)
 
@@ -400,7 +403,9 @@ class DequeBuffer(Buffer):
         self._clear()
         self._first = items[0][0] if items else total
         self._total = total
-        self._deleted.dig(np.setdiff1d(np.arange(self._first, total), [item[0] for item in items]))
+        self._deleted.delete(
+            np.setdiff1d(np.arange(self._first, total), [item[0] for item in items])
+        )
         for index, data, meta in items:
             self._slots[index % self._size] = BufferedData(data, index, dict(meta))
 
@@ -420,17 +425,17 @@ class DequeBuffer(Buffer):
 
 
 class _Groups:
-    """Keeps the groups of those keys that have been asked for, up to date with the items."""
+    """The groups of every key that samples were grouped by, kept up to date with the items."""
 
     def __init__(self) -> None:
-        # By key, then by value: the indices, ascending (the dictionaries serve as ordered sets).
+        # By key, then by value: the indices, ascending (dictionaries used as ordered sets).
         self._by_key: dict[str, dict[Hashable, dict[int, None]]] = {}
 
     def watch(self, key: str, items: Iterable[BufferedData]) -> None:
-        """Begin to keep the groups of a key, from the items that there are; once per key.
+        """Start to keep the groups of a key, from the present items; has no effect the second time.
 
         Raises:
-            TypeError: if an item cannot be grouped; the key is not watched then.
+            TypeError: if an item cannot be grouped; the key is then not watched.
         """
         if key in self._by_key:
             return
@@ -442,30 +447,30 @@ class _Groups:
             self._add(key, index, meta)
 
     def check(self, index: int, meta: Mapping[str, Any]) -> None:
-        """Refuse an item before anything is changed for it.
+        """Check an item before anything is changed for it.
 
         Raises:
-            TypeError: if a value of a key that is watched cannot be hashed.
+            TypeError: if the value of a watched key cannot be hashed.
         """
         for key in self._by_key:
             _check_hashable(key, index, meta)
 
     def of(self, key: str) -> list[dict[int, None]]:
-        """Return the groups of a key that is watched, each as its indices, ascending.
+        """Return the groups of a watched key, each as its indices, ascending.
 
-        The group of the oldest item comes first, whatever happened on the way.
+        The group of the oldest item comes first.
         """
         return sorted(self._by_key[key].values(), key=lambda group: next(iter(group)))
 
     def add(self, index: int, meta: Mapping[str, Any], *, in_between: bool = False) -> None:
-        """Note an item: the newest one, or one in between."""
+        """Add an item: the newest one, or one in between."""
         for key, groups in self._by_key.items():
             self._add(key, index, meta)
             if in_between and key in meta:
                 groups[meta[key]] = dict.fromkeys(sorted(groups[meta[key]]))
 
     def remove(self, index: int | None, meta: Mapping[str, Any]) -> None:
-        """Forget an item."""
+        """Remove an item."""
         for key, groups in self._by_key.items():
             if key in meta and index is not None:
                 group = groups[meta[key]]
@@ -474,7 +479,7 @@ class _Groups:
                     del groups[meta[key]]
 
     def clear(self) -> None:
-        """Forget all items, and which keys are watched."""
+        """Remove all items, and watch no key."""
         self._by_key.clear()
 
     def _add(self, key: str, index: int, meta: Mapping[str, Any]) -> None:
@@ -487,9 +492,9 @@ def _check_hashable(key: str, index: int, meta: Mapping[str, Any]) -> None:
         hash(meta.get(key))
     except TypeError:
         raise TypeError(
-            f"items are grouped by equal values of meta[{key!r}], but that of item {index} "
-            f"cannot be hashed: it is a {type(meta[key]).__name__}; use a number, a string or "
-            "a tuple of them"
+            f"samples are grouped by meta[{key!r}], but its value for item {index} is a "
+            f"{type(meta[key]).__name__}, which cannot be hashed; use a number, a string or a "
+            "tuple of them"
         ) from None
 
 
@@ -501,11 +506,13 @@ def _checked_size(
     if unroll_len is not None:
         check_count("unroll_len", unroll_len)
     if size is None and indices is None:
-        raise ValueError("sample needs a size, or the indices of items")
+        raise ValueError("sample needs a size or the indices of items")
     if size is not None and indices is not None and size != len(indices):
-        raise ValueError(f"size is {size}, but there are {len(indices)} indices; give one of them")
+        raise ValueError(
+            f"size is {size}, but there are {len(indices)} indices; pass only one of them"
+        )
     if indices is not None and groupby is not None:
-        raise ValueError("indices name items and groupby draws groups; give one of them")
+        raise ValueError("indices selects items and groupby draws groups; pass only one of them")
     if unroll_len is not None and groupby is None:
         raise ValueError("unroll_len needs groupby: it cuts a sequence out of each group")
     if size is not None:

@@ -1,4 +1,4 @@
-"""Walks along episodes: n-step returns and sequences, for many rows at once."""
+"""Following episodes: n-step returns and sequences, for many rows at once."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from dmiddleware.data.samplers import Ints
 
-__all__ = ["NStep", "Sequences", "Step", "n_step_returns", "unroll", "reaches"]
+__all__ = ["NStep", "Sequences", "Successor", "n_step_returns", "unroll", "reaches"]
 
-Step: TypeAlias = Callable[[Ints], Ints]
-"""Gives for each row (by index, any shape) the row that follows, -1 where there is none."""
+Successor: TypeAlias = Callable[[Ints], Ints]
+"""Returns the row that follows each row (indices of any shape), -1 where there is none."""
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
@@ -33,10 +33,10 @@ class NStep(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """Stretches of episodes.
+    """Consecutive rows of episodes.
 
     Attributes:
-        rows: int64 ``[n, L]``; where the episode has ended, its last row is repeated.
+        rows: int64 ``[n, L]``; after the end of an episode, its last row is repeated.
         mask: bool ``[n, L]``, True for real rows.
     """
 
@@ -46,7 +46,7 @@ class Sequences(NamedTuple):
 
 def n_step_returns(
     index: Ints,
-    step: Step,
+    successor: Successor,
     reward_of: Callable[[Ints], npt.NDArray[Any]],
     *,
     n_step: int,
@@ -61,7 +61,7 @@ def n_step_returns(
 
     Args:
         index: the first rows, int64 of any shape.
-        step: the successor of a row.
+        successor: returns the row after each row.
         reward_of: the rewards of rows, ``[*index.shape, …]``.
         n_step: the longest window.
         discount: γ.
@@ -70,21 +70,21 @@ def n_step_returns(
     reward = reward_of(index)
     ret = reward.astype(np.float64)
     length = np.ones(index.shape, np.int64)
-    goes_on = np.ones(index.shape, np.bool_)
+    continues = np.ones(index.shape, np.bool_)
     for distance in range(1, n_step):
-        following = step(last)
-        goes_on &= following >= 0
-        if not goes_on.any():
+        following = successor(last)
+        continues &= following >= 0
+        if not continues.any():
             break
-        last = np.where(goes_on, following, last)
-        length += goes_on
-        counted = goes_on.reshape(goes_on.shape + (1,) * (reward.ndim - index.ndim))
+        last = np.where(continues, following, last)
+        length += continues
+        counted = continues.reshape(continues.shape + (1,) * (reward.ndim - index.ndim))
         ret += np.where(counted, discount**distance * reward_of(last).astype(np.float64), 0.0)
     dtype = reward.dtype if np.issubdtype(reward.dtype, np.floating) else np.dtype(np.float32)
     return NStep(last, ret.astype(dtype), np.power(discount, length).astype(np.float32))
 
 
-def unroll(start: Ints, step: Step, *, length: int) -> Sequences:
+def unroll(start: Ints, successor: Successor, *, length: int) -> Sequences:
     """Follow episodes from ``start`` (int64 ``[n]``) for ``length`` rows."""
     index = np.empty((len(start), length), np.int64)
     mask = np.zeros((len(start), length), np.bool_)
@@ -92,18 +92,18 @@ def unroll(start: Ints, step: Step, *, length: int) -> Sequences:
     mask[:, 0] = True
     for position in range(1, length):
         before = index[:, position - 1]
-        following = step(before)
+        following = successor(before)
         mask[:, position] = mask[:, position - 1] & (following >= 0)
         index[:, position] = np.where(mask[:, position], following, before)
     return Sequences(index, mask)
 
 
-def reaches(start: Ints, step: Step, *, length: int) -> Bools:
-    """Tell for rows (int64, any shape) whether ``length`` rows, themselves counted, follow on."""
+def reaches(start: Ints, successor: Successor, *, length: int) -> Bools:
+    """Return whether a sequence of ``length`` rows starts at each row (int64, any shape)."""
     row = start
-    goes_on = np.ones(start.shape, np.bool_)
+    continues = np.ones(start.shape, np.bool_)
     for _ in range(1, length):
-        following = step(row)
-        goes_on &= following >= 0
-        row = np.where(goes_on, following, row)
-    return goes_on
+        following = successor(row)
+        continues &= following >= 0
+        row = np.where(continues, following, row)
+    return continues

@@ -1,4 +1,4 @@
-"""Offline data sets: rows of experience in one .safetensors file, read as they are needed."""
+"""Offline datasets: rows of experience in one .safetensors file, read when needed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from dmiddleware.data.arguments import check_count, check_flag
 from dmiddleware.data.atomic_file import checksum, write_safetensors
 from dmiddleware.data.batch import Batch, nest
 from dmiddleware.data.samplers import Ints
@@ -31,21 +32,21 @@ def save_dataset(
     *,
     metadata: Mapping[str, str] | None = None,
 ) -> int:
-    """Write collected experience to a file, whole or not at all.
+    """Write collected experience to a file atomically.
 
     Args:
-        path: the file, usually ``….safetensors``; its folder is made if need be, a file that is
-            there is replaced.
-        batches: one batch or several of one structure: ``[N, …]``, or ``[T, E, …]`` if ``done`` has
-            two dimensions. The rows of one env stay together, in the order of time.
-        metadata: notes to keep with it: the env's name, the policy that collected it.
+        path: the file, usually ``….safetensors``; its folder is created if needed, and an existing
+            file is replaced.
+        batches: one or several batches of one structure: ``[N, …]``, or ``[T, E, …]`` if ``done``
+            has two dimensions. The rows of one env stay together, in temporal order.
+        metadata: strings to store with it, such as the env's name or the collecting policy.
 
     Returns:
         The number of rows.
 
     Raises:
-        StructureError: if the batches differ in structure (the leaf is named), or there is no row.
-        OSError: if the file cannot be written; one that was there before is intact.
+        StructureError: if the batches differ in structure, or have no rows.
+        OSError: if the file cannot be written; an existing file is unchanged.
     """
     parts = list(batches) if isinstance(batches, Sequence) else [batches]
     schema: Schema | None = None
@@ -56,7 +57,7 @@ def save_dataset(
         rows.append(_by_env(schema.arrays(part, lead), lead))
     n_rows = sum(len(next(iter(part.values()))) for part in rows)
     if not n_rows:
-        raise StructureError("a data set has at least one row, but there is none in the batches")
+        raise StructureError("a dataset must have at least one row, but the batches are empty")
     columns = {
         leaf: torch.from_numpy(np.concatenate([part[leaf] for part in rows])) for leaf in rows[0]
     }
@@ -71,17 +72,17 @@ def save_dataset(
 
 
 class OfflineDataset:
-    """A data set on disk, mapped into memory: only rows that are asked for are read.
+    """A dataset on disk, mapped into memory: rows are read only when needed.
 
     Args:
         path: the file that :func:`save_dataset` wrote.
 
     Raises:
-        DatasetError: if there is no such file, or it is no whole data set.
+        DatasetError: if the file does not exist or is not a complete dataset.
 
     Attributes:
         path: the file.
-        metadata: the notes kept with it.
+        metadata: the strings stored with it.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -113,16 +114,16 @@ class OfflineDataset:
             index: int64 ``[n]``, in ``[0, len)``, or a slice.
 
         Raises:
-            IndexError: if an index is outside, or is no integer.
+            IndexError: if an index is out of range, or is not an integer.
         """
         if self._closed:
-            raise ValueError(f"the data set {self.path} is closed; open it again")
+            raise ValueError(f"the dataset {self.path} is closed; open it again")
         if isinstance(index, slice):
             index = np.arange(*index.indices(len(self)))
         wanted = as_index(index)
         if len(wanted) and (wanted.min() < 0 or wanted.max() >= len(self)):
             raise IndexError(
-                f"rows have the numbers 0 … {len(self) - 1}, got {wanted.min()} … {wanted.max()}"
+                f"the dataset has rows 0 … {len(self) - 1}, got {wanted.min()} … {wanted.max()}"
             )
         taken = {name: column.take(wanted, axis=0) for name, column in self._columns.items()}
         return nest({name: torch.from_numpy(array) for name, array in taken.items()})
@@ -136,14 +137,14 @@ class OfflineDataset:
         drop_last: bool = False,
         seed: int = 0,
     ) -> Minibatches:
-        """Go through all rows in minibatches, in a new order each epoch.
+        """Iterate over all rows in minibatches, in a new order each epoch.
 
         Args:
             batch_size: rows in a minibatch.
-            epochs: how often to go through all rows; None goes on for ever.
-            shuffle: whether to go in random order.
-            drop_last: whether to leave out a last minibatch that is not full.
-            seed: the orders are the same for the same seed.
+            epochs: number of passes over all rows; None for no limit.
+            shuffle: whether to use a random order.
+            drop_last: whether to leave out a final minibatch that is not full.
+            seed: seed of the orders.
 
         Raises:
             NotEnoughData: if, with ``drop_last``, not even one minibatch is full.
@@ -153,7 +154,7 @@ class OfflineDataset:
         )
 
     def verify(self) -> None:
-        """Read everything and compare it with the checksum.
+        """Read the whole file and compare it with its checksum.
 
         Raises:
             DatasetError: if the file has changed since it was written.
@@ -161,11 +162,11 @@ class OfflineDataset:
         found = checksum({name: torch.tensor(column) for name, column in self._columns.items()})
         if f"{found:08x}" != self._crc32:
             raise DatasetError(
-                f"{self.path} is damaged: its checksum does not match its content; write it again"
+                f"{self.path} is damaged: the checksum does not match the content; write it again"
             )
 
     def close(self) -> None:
-        """Unmap the file; calling it twice does no harm."""
+        """Unmap the file; may be called twice."""
         self._closed = True
         self._columns.clear()
         self._map.close()
@@ -183,10 +184,10 @@ class OfflineDataset:
 
 
 class Minibatches(Iterator[Batch]):
-    """The minibatches of one or more epochs over a data set; made by ``dataset.batches``.
+    """The minibatches of one or more epochs over a dataset, from ``dataset.batches``.
 
-    The order of an epoch follows from seed and epoch alone, so its state is small: a run that is
-    resumed gets the very minibatches that it would have got.
+    The order of an epoch depends only on the seed and the epoch, so the state is small, and a
+    resumed run continues with the same minibatches.
     """
 
     def __init__(
@@ -199,15 +200,16 @@ class Minibatches(Iterator[Batch]):
         drop_last: bool,
         seed: int,
     ) -> None:
-        if batch_size < 1 or (epochs is not None and epochs < 0):
-            raise ValueError(
-                "batch_size is at least 1 and epochs not negative, got "
-                f"batch_size={batch_size}, epochs={epochs}"
-            )
+        check_count("batch_size", batch_size)
+        if epochs is not None:
+            check_count("epochs", epochs, at_least=0)
+        check_flag("shuffle", shuffle)
+        check_flag("drop_last", drop_last)
+        check_count("seed", seed, at_least=0)
         if drop_last and batch_size > len(dataset):
             raise NotEnoughData(
-                f"the data set has {len(dataset)} rows, so no minibatch of {batch_size} is full; "
-                "take smaller ones, or drop_last=False"
+                f"the dataset has {len(dataset)} rows, so no minibatch of {batch_size} is full; "
+                "use a smaller batch_size, or drop_last=False"
             )
         self._dataset = dataset
         self._batch_size = batch_size
@@ -241,11 +243,11 @@ class Minibatches(Iterator[Batch]):
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place that has been reached."""
+        """Return the position reached."""
         return {"seed": self._seed, "epoch": self._epoch, "position": self._position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the place that :meth:`state_dict` returned."""
+        """Continue from the position that :meth:`state_dict` returned."""
         self._seed, self._epoch = state["seed"], state["epoch"]
         self._position, self._order = state["position"], None
 
@@ -266,17 +268,17 @@ def _by_env(rows: dict[str, Array], lead: tuple[int, ...]) -> dict[str, Array]:
 
 
 def _check_file(path: Path) -> tuple[str, dict[str, str]]:
-    """Return checksum and notes of a file that is a whole .safetensors file of ours."""
+    """Return checksum and metadata of a file, after checking that it is a dataset."""
     if not path.is_file():
-        raise DatasetError(f"there is no data set {path}; write one with save_dataset")
+        raise DatasetError(f"{path} does not exist; write a dataset with save_dataset")
     try:
         with safe_open(str(path), framework="np") as file:
             metadata = file.metadata() or {}
     except SafetensorError as error:
-        raise DatasetError(f"{path} is not a whole data set ({error}); write it again") from error
+        raise DatasetError(f"{path} is not a complete dataset ({error}); write it again") from error
     if metadata.get("format") != _FORMAT or metadata.get("version") != _VERSION:
         raise DatasetError(
-            f"{path} is no data set of format version {_VERSION}: its metadata says "
+            f"{path} is not a dataset of format version {_VERSION}: its metadata has "
             f"format={metadata.get('format')!r}, version={metadata.get('version')!r}"
         )
     return metadata["crc32"], json.loads(metadata["notes"])
@@ -300,7 +302,7 @@ _DTYPES = {
 
 
 def _columns_of(mapped: mmap.mmap) -> dict[str, Array]:
-    """Return arrays over the mapped file, whose header the library has found to be sound."""
+    """Return arrays over the mapped file, whose header the library has checked."""
     header_size = int.from_bytes(mapped[:8], "little")
     header = json.loads(mapped[8 : 8 + header_size])
     header.pop("__metadata__", None)

@@ -1,4 +1,4 @@
-"""Samplers: which rows of a buffer the next batch is made of."""
+"""Samplers: draw the rows of a TensorBuffer's next batch."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _BITS_OF_INFINITY = np.float64(np.inf).view(np.uint64)
 
 @dataclass(slots=True)
 class Eligible:
-    """The rows that may be drawn, by index (a row's running number since the buffer began).
+    """The rows that can be drawn, by index (the number of rows pushed before a row).
 
     Attributes:
         first: index of the oldest of them.
         count: their number.
-        total: number of rows pushed since the buffer began; the newest has index ``total - 1``.
-        size: capacity of the buffer; row ``i`` lies in slot ``i % size``.
+        total: number of rows ever pushed; the newest has index ``total - 1``.
+        size: capacity of the buffer; row ``i`` is in slot ``i % size``.
         is_all: whether these are all rows that the buffer holds.
         index: the rows one by one (int64 ``[count]``, ascending); None if they are
             ``first … first + count - 1``.
-        accept: a further condition: tells for indices of any shape which of them may be drawn
+        accept: a further condition: returns for indices of any shape which of them can be drawn
             (bool, same shape).
     """
 
@@ -55,7 +55,7 @@ class Eligible:
         return np.arange(self.first, self.first + self.count)
 
     def index_of(self, slots: Ints) -> Ints:
-        """Return the indices of the rows that lie in these slots; int64 ``[n]``."""
+        """Return the indices of the rows in these slots, int64 ``[n]``."""
         if self.total <= self.size:
             return slots
         newest_slot_0 = self.total - self.total % self.size
@@ -64,7 +64,7 @@ class Eligible:
         )
 
     def only_accepted(self) -> Eligible:
-        """Return the same rows, with ``accept`` carried out; takes time for every row.
+        """Return the rows that ``accept`` allows; evaluates it for every row.
 
         Raises:
             NotEnoughData: if none is left.
@@ -75,15 +75,15 @@ class Eligible:
         index = index[self.accept(index)]
         if not len(index):
             raise NotEnoughData(
-                f"none of the {self.count} rows begins a whole sequence; push longer stretches of "
-                "episodes, ask for a shorter unroll_len, or use unroll_pad=True"
+                f"none of the {self.count} rows starts a complete sequence; push longer parts of "
+                "episodes, use a shorter unroll_len, or unroll_pad=True"
             )
         return replace(self, count=len(index), is_all=False, index=index, accept=None)
 
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Draws rows, and is told what happens to them.
+    """Draws rows; the buffer notifies it of changes.
 
     Attributes:
         adds: keys that the buffer adds to a sample because of this sampler.
@@ -92,7 +92,7 @@ class Sampler(Protocol):
     adds: tuple[str, ...]
 
     def attach(self, size: int) -> None:
-        """Prepare for a buffer of ``size`` rows; called once."""
+        """Prepare for a buffer of ``size`` rows; called once per buffer."""
 
     def draw(
         self, n: int, rows: Eligible, generator: np.random.Generator
@@ -100,19 +100,19 @@ class Sampler(Protocol):
         """Draw ``n`` of the rows: their index, and their importance weights if there are any."""
 
     def pushed(self, first: int, n: int) -> None:
-        """Rows ``first … first + n - 1`` were written; those in their slots are gone."""
+        """Handle that rows ``first … first + n - 1`` were written, in place of old ones."""
 
     def deleted(self, index: Ints) -> None:
-        """These rows, all held until now, were taken out."""
+        """Handle that these rows, all held until now, were removed."""
 
     def cleared(self) -> None:
-        """All rows were taken out."""
+        """Handle that all rows were removed."""
 
     def update_priority(self, index: Ints, priority: Floats) -> None:
         """Set the priorities of rows that are held."""
 
     def state_dict(self, index: Ints) -> dict[str, Any]:
-        """Return what later draws depend on; for each row of ``index`` where it is per row."""
+        """Return everything that later draws depend on, for the rows of ``index``."""
 
     def load_state_dict(self, state: Mapping[str, Any], index: Ints) -> None:
         """Restore what :meth:`state_dict` returned for the rows of ``index``."""
@@ -122,8 +122,7 @@ class UniformSampler:
     """Draws every row with the same probability.
 
     Args:
-        replace: whether one row may appear twice in a batch. Without replacement a draw takes
-            somewhat longer.
+        replace: whether a row may appear twice in a batch. Draws without replacement are slower.
     """
 
     adds: tuple[str, ...] = ()
@@ -132,7 +131,7 @@ class UniformSampler:
         self.replace = check_flag("replace", replace)
 
     def attach(self, size: int) -> None:
-        """Do nothing: a uniform draw keeps no notes on rows, so several buffers may share one."""
+        """Do nothing: it has no state, so several buffers may share one."""
 
     def draw(
         self, n: int, rows: Eligible, generator: np.random.Generator
@@ -140,13 +139,13 @@ class UniformSampler:
         """Draw ``n`` rows.
 
         Returns:
-            Their index, int64 ``[n]``, and None: uniform draws need no weights.
+            Their index, int64 ``[n]``, and None instead of weights.
 
         Raises:
             NotEnoughData: if, without replacement, there are fewer than ``n``.
         """
         if rows.accept is not None:
-            return _draw_accepted(self._draw, n, rows, generator, try_luck=self.replace), None
+            return _draw_accepted(self._draw, n, rows, generator, retry=self.replace), None
         return self._draw(n, rows, generator), None
 
     def pushed(self, first: int, n: int) -> None:
@@ -159,13 +158,13 @@ class UniformSampler:
         """Do nothing."""
 
     def update_priority(self, index: Ints, priority: Floats) -> None:
-        """Refuse: there are no priorities.
+        """Raise an error: uniform draws do not use priorities.
 
         Raises:
             TypeError: always.
         """
         raise TypeError(
-            "this buffer draws uniformly and keeps no priorities; build it with "
+            "this buffer draws uniformly, without priorities; build it with "
             "sampler=PrioritySampler() to use them"
         )
 
@@ -179,7 +178,7 @@ class UniformSampler:
     def _draw(self, n: int, rows: Eligible, generator: np.random.Generator) -> Ints:
         index: Ints
         if self.replace:
-            # Half the time of generator.integers; no row's probability is off by more than 2**-53.
+            # Twice as fast as generator.integers; probabilities are exact to 2**-53.
             index = (generator.random(n) * rows.count).astype(np.int64)
         elif n <= rows.count:
             index = generator.choice(rows.count, n, replace=False)
@@ -199,21 +198,21 @@ class PrioritySampler:
     """Draws rows in proportion to their priorities (proportional prioritized replay).
 
     Row ``i`` is drawn with probability ``p_i**alpha / sum(p**alpha)``, where ``p_i`` is the
-    priority that :meth:`update_priority` gave it plus ``eps``. A row without a priority yet has the
-    highest one given so far (at least 1), so that it is soon drawn. Draws are stratified: the total
-    mass is cut into ``n`` equal parts, and one row comes from each.
+    priority from :meth:`update_priority` plus ``eps``. New rows have the highest priority so far
+    (at least 1), so they are soon drawn. Draws are stratified: the total mass is split into ``n``
+    equal parts, and one row is drawn from each.
 
-    The weights correct the bias: ``(count * P(i))**-beta``, divided by the largest of the batch, so
-    that they only scale updates down. (Dividing by the largest of the whole buffer, as some do,
-    lets a single row of low priority shrink every update.)
+    The weights correct the bias: ``(count * P(i))**-beta``, divided by the largest weight of the
+    batch, so they only scale updates down. (Dividing by the largest weight of the whole buffer, as
+    some implementations do, lets a single row of low priority shrink every update.)
 
     Source: Schaul et al., "Prioritized Experience Replay", ICLR 2016, sections 3.3 and 3.4.
 
     Args:
-        alpha: how much priorities count; 0 draws uniformly.
+        alpha: how strongly priorities count; 0 draws uniformly.
         beta: how much of the bias the weights correct at first; 1 corrects all of it.
         beta_anneal_steps: number of draws over which ``beta`` rises linearly to 1; None keeps it.
-        eps: added to every priority, so that each row can be drawn; positive.
+        eps: added to every priority, so every row can be drawn; positive.
     """
 
     adds: tuple[str, ...] = ("weight",)
@@ -250,17 +249,17 @@ class PrioritySampler:
 
     @property
     def highest(self) -> float:
-        """The highest priority given so far, at least 1; new rows have it."""
+        """The highest priority so far, at least 1, which new rows get."""
         return self._highest
 
     def attach(self, size: int) -> None:
         """Prepare for a buffer of ``size`` rows.
 
         Raises:
-            ValueError: if it already serves another buffer.
+            ValueError: if it belongs to another buffer.
         """
         if self._attached is not None:
-            raise ValueError("a PrioritySampler serves one buffer; make another one for this")
+            raise ValueError("this PrioritySampler belongs to another buffer; create one for each")
         self._attached = SumTree(size)
 
     def draw(
@@ -268,7 +267,7 @@ class PrioritySampler:
     ) -> tuple[Ints, Weights | None]:
         """Draw ``n`` rows.
 
-        Takes time in proportion to ``n`` if all rows are eligible, else to the number of these.
+        Takes time in proportion to ``n`` if all rows are eligible, otherwise to their number.
 
         Returns:
             Their index, int64 ``[n]``, and weights, float32 ``[n]``, in (0, 1].
@@ -277,7 +276,7 @@ class PrioritySampler:
             slots, mass, lowest = self._tree.find(self._strata(n, generator), parts=n)
             index = rows.index_of(slots)
         else:
-            index = _draw_accepted(self._draw, n, rows, generator, try_luck=True)
+            index = _draw_accepted(self._draw, n, rows, generator, retry=True)
             mass = self._tree.values.take(index % rows.size)
             lowest = mass.min()
         mass /= lowest
@@ -286,7 +285,7 @@ class PrioritySampler:
         return index, mass.astype(np.float32)
 
     def pushed(self, first: int, n: int) -> None:
-        """Give new rows the highest priority given so far."""
+        """Give new rows the highest priority so far."""
         tree = self._tree
         mass = self._mass(self._highest)
         self._total = first + n
@@ -297,15 +296,15 @@ class PrioritySampler:
             tree.fill(0, n - until_end, mass)
 
     def deleted(self, index: Ints) -> None:
-        """Let these rows never be drawn again."""
+        """Never draw these rows again."""
         self._tree.set(index % self._tree.size, 0.0)
 
     def cleared(self) -> None:
-        """Forget all rows; the highest priority given so far stays."""
+        """Forget all rows; the highest priority stays."""
         self._tree.fill(0, self._tree.size, 0.0)
 
     def update_priority(self, index: Ints, priority: Floats) -> None:
-        """Set priorities; where an index appears twice, its last one holds.
+        """Set priorities; if an index appears twice, its last one counts.
 
         Args:
             index: int64 ``[n]``, rows that are held.
@@ -316,18 +315,18 @@ class PrioritySampler:
         """
         if not len(priority):
             return
-        # The bits of doubles that are not negative, as integers, are ordered like the doubles, and
-        # those of negative ones, infinity and NaN are beyond: one maximum tells it all.
+        # Read as integers, the bits of non-negative doubles are ordered like the doubles, and those
+        # of negative numbers, infinity and NaN are greater: one maximum is enough.
         highest = np.maximum.reduce(priority.view(np.uint64))
         if highest >= _BITS_OF_INFINITY:
             odd = priority[~((priority >= 0.0) & (priority < np.inf))]
             if len(odd):
                 raise ValueError(
-                    f"priorities are finite and not negative, but {len(odd)} of {len(priority)} "
-                    f"are not, the first is {odd[0]}; give absolute TD errors, and look for NaN in "
-                    "the loss"
+                    f"priorities must be finite and not negative, but {len(odd)} of "
+                    f"{len(priority)} are not; the first is {odd[0]}. Pass absolute TD errors, "
+                    "and look for NaN in the loss"
                 )
-            priority = np.abs(priority)  # there is a negative zero
+            priority = np.abs(priority)  # it has a negative zero
             highest = np.maximum.reduce(priority.view(np.uint64))
         self._highest = max(self._highest, float(highest.view(np.float64)))
         slots = index if self._total <= self._tree.size else index % self._tree.size
@@ -353,7 +352,7 @@ class PrioritySampler:
     @property
     def _tree(self) -> SumTree:
         if self._attached is None:
-            raise ValueError("this PrioritySampler serves no buffer yet; give it to a TensorBuffer")
+            raise ValueError("this PrioritySampler has no buffer yet; pass it to a TensorBuffer")
         return self._attached
 
     def _mass(self, priority: Any) -> Any:
@@ -383,10 +382,10 @@ def _draw_accepted(
     rows: Eligible,
     generator: np.random.Generator,
     *,
-    try_luck: bool,
+    retry: bool,
 ) -> Ints:
-    """Draw rows until all are accepted; looking at every row comes last, since it takes long."""
-    if not try_luck or rows.accept is None:
+    """Draw rows until all are accepted; as a last resort, look at every row."""
+    if not retry or rows.accept is None:
         return draw(n, rows.only_accepted(), generator)
     index = draw(n, rows, generator)
     for _ in range(_ROUNDS):

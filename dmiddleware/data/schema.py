@@ -1,4 +1,4 @@
-"""The structure of batches: which leaves a row has, of which shapes and dtypes."""
+"""The structure of batches: the leaves of a row, with their shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["Array", "Leaf", "Rows", "Schema", "as_batch", "as_index", "lead_of",
 Array: TypeAlias = npt.NDArray[Any]
 
 Rows: TypeAlias = Batch | Mapping[str, Any] | Sequence[Batch | Mapping[str, Any]]
-"""What can be pushed: a batch, a dictionary of columns, or a list of transitions."""
+"""Data to push: a batch, a dictionary of columns, or a list of transitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """What one leaf of every row looks like.
+    """One leaf of every row.
 
     Attributes:
         path: keys from the root of the batch, joined by dots.
-        shape: shape of one row.
+        shape: shape in one row.
         dtype: numpy data type.
     """
 
@@ -57,27 +57,27 @@ class Schema:
         """Read the structure of a batch whose leaves share ``n_lead`` leading dimensions.
 
         Raises:
-            StructureError: if a leaf lacks these dimensions, or a key contains a dot.
+            StructureError: if a leaf does not have these dimensions, or a key contains a dot.
         """
         found = []
         for path, leaf in leaves(batch):
             _check_keys(batch, path)
             if leaf.ndim < n_lead:
                 raise StructureError(
-                    f"leaf {path!r} has shape {tuple(leaf.shape)}, but the leaves of this batch "
-                    f"lead with {n_lead} dimension(s) (time and env if `done` has two)"
+                    f"leaf {path!r} has shape {list(leaf.shape)}, but the leaves of this batch "
+                    f"start with {n_lead} dimension(s) (time and env if `done` has two)"
                 )
             found.append(Leaf(path, tuple(leaf.shape[n_lead:]), to_array(leaf).dtype))
         if not found:
-            raise StructureError("a batch has at least one leaf, this one is empty")
+            raise StructureError("a batch must have at least one leaf, but this one is empty")
         return cls(found)
 
     def below(self, root: str) -> list[Leaf]:
-        """Return the leaf called ``root``, or the leaves of the tree of that name."""
+        """Return the leaf called ``root``, or the leaves of the nested column of that name."""
         return [leaf for leaf in self.leaves.values() if leaf.path.partition(".")[0] == root]
 
     def without(self, root: str) -> Schema:
-        """Return the structure without the leaf or tree called ``root``."""
+        """Return the structure without the column called ``root``."""
         left_out = self.below(root)
         return Schema([leaf for leaf in self.leaves.values() if leaf not in left_out])
 
@@ -92,7 +92,7 @@ class Schema:
             partly: whether leaves may be missing.
 
         Raises:
-            StructureError: if a leaf is missing, additional, or of another shape or dtype.
+            StructureError: if a leaf is missing, unexpected, or has a different shape or dtype.
         """
         if self._is_flat and not partly:
             quickly = self._arrays_of_flat(batch, lead)
@@ -108,7 +108,7 @@ class Schema:
         return found
 
     def _arrays_of_flat(self, batch: Batch, lead: tuple[int, ...]) -> dict[str, Array] | None:
-        """Do the same for the usual batch, faster; None if there is anything unusual about it."""
+        """Do the same faster for flat batches of CPU tensors; return None for all others."""
         if lead != self._plan_lead:
             self._plan = [(x.path, (*lead, *x.shape), x.dtype) for x in self.leaves.values()]
             self._plan_lead = lead
@@ -134,38 +134,38 @@ class Schema:
         found = dict(leaves(as_batch(batch)))
         expected = self.leaves.keys() & found.keys() if partly else self.leaves.keys()
         if found.keys() != expected:
-            raise StructureError(_odd_keys(set(found), set(expected)))
+            raise StructureError(_key_difference(set(found), set(expected)))
         return list(found.items())
 
 
 def to_array(leaf: Any) -> Array:
-    """Return a tensor (on any device) or an array as a numpy array; shares memory if it can."""
+    """Return a tensor (on any device) or an array as a numpy array, sharing memory if possible."""
     if isinstance(leaf, torch.Tensor):
         try:
             return leaf.numpy()
         except (RuntimeError, TypeError):
             if leaf.dtype is torch.bfloat16:
                 raise StructureError(
-                    "a buffer stores what numpy can hold, and that is not bfloat16; "
-                    "convert the leaf, e.g. `leaf.float()`"
+                    "a buffer stores numpy arrays, which cannot be bfloat16; convert the leaf, "
+                    "e.g. `leaf.float()`"
                 ) from None
             return leaf.detach().cpu().numpy()
     return np.asarray(leaf)
 
 
 def as_index(index: Any) -> npt.NDArray[np.int64]:
-    """Return what names rows as an array, int64 ``[n]``.
+    """Return the index of rows as an array, int64 ``[n]``.
 
     Raises:
-        IndexError: if it is not of integers: a mask would name the rows 0 and 1.
+        IndexError: if it does not consist of integers; a mask would select rows 0 and 1.
     """
     array = to_array(index)
     if array.ndim == 1 and array.dtype == np.int64:
         return array
     if array.size and array.dtype.kind not in "iu":
         raise IndexError(
-            f"rows are named by integers, int64 [n], got {array.dtype}{list(array.shape)}; "
-            "of a mask, give the places where it is True"
+            f"index must be int64 [n], got {array.dtype}{list(array.shape)}; convert a mask with "
+            "mask.nonzero()"
         )
     return array.astype(np.int64).reshape(-1)
 
@@ -230,19 +230,19 @@ def _check_keys(batch: Batch, path: str) -> None:
     for key in path.split("."):
         if not isinstance(node, Batch) or key not in node:
             raise StructureError(
-                f"the path {path!r} is ambiguous, since a key of the batch has a dot in it; "
-                "rename the key"
+                f"the path {path!r} is ambiguous because a key of the batch contains a dot; rename "
+                "the key"
             )
         node = node[key]
 
 
-def _odd_keys(found: set[str], expected: set[str]) -> str:
+def _key_difference(found: set[str], expected: set[str]) -> str:
     missing, extra = sorted(expected - found), sorted(found - expected)
-    said = [f"it lacks {', '.join(missing)}"] if missing else []
-    said += [f"it has {', '.join(extra)} on top"] if extra else []
+    parts = [f"{', '.join(missing)} missing"] if missing else []
+    parts += [f"{', '.join(extra)} unexpected"] if extra else []
     return (
-        f"the batch differs in its keys from the first one: {' and '.join(said)}; the first batch "
-        "fixed the structure"
+        f"the keys of the batch differ from those of the first one: {' and '.join(parts)}; the "
+        "first batch fixed the structure"
     )
 
 

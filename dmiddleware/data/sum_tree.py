@@ -1,4 +1,4 @@
-"""A sum tree: draws an index in proportion to its value, for many indices at once."""
+"""A sum tree: draws indices in proportion to their values, many at once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _WIDEST_TOP = 8192
 
 
 class SumTree:
-    """Values and their sums over blocks, sums of those sums, and so on.
+    """Values, their sums over blocks, the sums of those, and so on.
 
     Every node has ``fan_out`` children, so that one numpy operation handles one level for a whole
-    batch; the top level is as wide as a cumulative sum over it is cheap. Sums are always added up
-    anew from the children, never adjusted by differences, so rounding errors do not pile up.
+    batch; the top level is as wide as a cumulative sum is cheap. Sums are always recomputed from
+    the children, never adjusted by differences, so rounding errors do not accumulate.
 
     Args:
         size: number of values, all zero at first.
@@ -28,11 +28,11 @@ class SumTree:
     def __init__(self, size: int, *, fan_out: int = 16) -> None:
         if size < 1 or fan_out < 2:
             raise ValueError(
-                f"a sum tree has at least 1 value and fan-out 2, got {size} and {fan_out}"
+                f"size must be at least 1 and fan_out at least 2, got {size} and {fan_out}"
             )
         self.size = size
         self.fan_out = fan_out
-        # From the values up. Every level but the top is padded to whole blocks, with zeros.
+        # From the values up. Every level but the top is padded with zeros to whole blocks.
         self._levels: list[npt.NDArray[np.float64]] = []
         width = size
         while width > _WIDEST_TOP or not self._levels:
@@ -40,16 +40,16 @@ class SumTree:
             self._levels.append(np.zeros(n_blocks * fan_out))
             width = n_blocks
         self._levels.append(np.zeros(width))
-        # Torch adds up several times as fast as numpy, so it works on the same memory.
+        # torch's cumulative sum is several times faster than numpy's, so it shares the memory.
         self._top = torch.from_numpy(self._levels[-1])
         self._ends = np.zeros(width + 1)
         self._ends_of_top = torch.from_numpy(self._ends)[1:]
         self._inner_ends = self._ends[1:-1]
         self._blocks = [level.reshape(-1, fan_out) for level in self._levels[:-1]]
-        # A product of matrices adds up small blocks in half the time of reduce or cumsum.
+        # A matrix product sums small blocks in half the time of reduce or cumsum.
         self._add_up = np.ones(fan_out)
         self._add_to_each = np.triu(np.ones((fan_out, fan_out)))
-        # The last end is beyond any rest, however that was rounded: it is twice what it was.
+        # The last end is doubled, so it exceeds any remainder in spite of rounding.
         self._add_to_each[:, -1] = 2.0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SumTree:
@@ -71,7 +71,7 @@ class SumTree:
         return float(np.add.reduce(self._levels[-1]))
 
     def set(self, index: npt.NDArray[np.int64], value: Any) -> None:
-        """Set values; where an index appears twice, its last value holds.
+        """Set values; if an index appears twice, its last value counts.
 
         Args:
             index: int64 ``[n]``, in ``[0, size)``.
@@ -79,8 +79,8 @@ class SumTree:
         """
         self._levels[0][index] = value
         for blocks, sums in zip(self._blocks, self._levels[1:], strict=True):
-            # A block that several indices share is added up several times, to the same sum: that
-            # is faster than finding the distinct ones.
+            # A block with several indices is summed several times, which is faster than finding
+            # the distinct blocks.
             index = index // self.fan_out
             sums[index] = blocks.take(index, axis=0).dot(self._add_up)
 
@@ -94,11 +94,11 @@ class SumTree:
     def find(
         self, part: npt.NDArray[np.float64], *, parts: int = 1
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], float]:
-        """Find the indices below which the values add up to a part of their total.
+        """Find the indices at which the cumulative sum reaches given parts of the total.
 
         Args:
             part: float64 ``[n]``, in ``[0, parts)``; at least one.
-            parts: into how many parts the total is cut.
+            parts: number of parts that the total is split into.
 
         Returns:
             For each ``m = part * total / parts`` the index ``i`` with ``sum(values[:i]) <= m`` and
@@ -123,7 +123,7 @@ class SumTree:
         value = self._levels[0].take(found)
         lowest = np.minimum.reduce(value)
         if not lowest > 0.0:
-            # Sums that were rounded differently have led beside the value that was meant.
+            # Differently rounded sums led to a neighbour of the value.
             astray = np.flatnonzero(value <= 0.0)
             found[astray] = self._find_by_adding_all(mass[astray])
             value[astray] = self._levels[0].take(found[astray])
@@ -133,10 +133,10 @@ class SumTree:
     def _find_by_adding_all(self, mass: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         ends = self._levels[0].cumsum()
         if not ends[-1] > 0.0:
-            raise ValueError("all values of the sum tree are zero, there is nothing to find")
+            raise ValueError("all values of the sum tree are zero, so none can be drawn")
         found = ends.searchsorted(mass, side="right")
-        # The first end beyond the mass, and the first that equals the last, belong to values above
-        # zero.
+        # Both the first end above the mass and the first that equals the last belong to positive
+        # values.
         last = np.int64(ends.searchsorted(ends[-1]))
         result: npt.NDArray[np.int64] = np.minimum(found, last)
         return result

@@ -1,4 +1,4 @@
-"""TensorBuffer: a replay buffer of columns, with n-step returns and sequences at sampling."""
+"""TensorBuffer: a columnar replay buffer that samples n-step returns and sequences."""
 
 from __future__ import annotations
 
@@ -29,29 +29,30 @@ _OF_THE_LAST_ROW = ("next_obs", "done", "terminated", "truncated")
 class TensorBuffer(Buffer):
     """A replay buffer that keeps the newest ``size`` rows, one preallocated array per leaf.
 
-    The first push fixes the structure. A row has an index for life: its running number since the
-    buffer began. With ``n_step``, ``unroll_len`` or ``store_next_obs=False`` the buffer follows
-    episodes: two rows of one env with one ``episode_id`` are consecutive steps, also across pushes.
+    The first push fixes the structure. Each row has a permanent index: the number of rows pushed
+    before it. With ``n_step``, ``unroll_len`` or ``store_next_obs=False`` the buffer follows
+    episodes: rows of one env with the same ``episode_id`` are consecutive steps, also across
+    pushes, where ``next_obs`` of a row must equal ``obs`` of the following one.
 
     Args:
         size: capacity in rows.
-        sampler: how rows are drawn; ``UniformSampler()`` by default.
-        n_step: if above 1, ``reward`` is the discounted sum over up to so many steps of the
-            episode; ``next_obs``, ``done``, ``terminated`` and ``truncated`` are those of the last
-            of them; ``discount`` is γ^k for k steps, to multiply the bootstrap value with.
+        sampler: draws the rows of a sample; ``UniformSampler()`` by default.
+        n_step: if above 1, ``reward`` is the discounted sum over up to ``n_step`` steps of the
+            episode; ``next_obs``, ``done``, ``terminated`` and ``truncated`` come from the last of
+            these steps; ``discount`` is γ^k for k steps, the factor of the bootstrap value.
         discount: γ of the n-step sum. None takes the policy's: the learner middleware gives it by
             :meth:`bind`, and without middleware you call that yourself.
         unroll_len: if given, samples are sequences ``[n, unroll_len, …]`` within one episode, with
             ``mask`` bool ``[n, unroll_len]``.
-        unroll_pad: whether a sequence may be cut short by the end of what is known of its episode:
-            its last row is repeated then, and ``mask`` is False there. If not, only rows that begin
-            a whole sequence are drawn.
+        unroll_pad: pad sequences that reach the end of the known part of their episode: the last
+            row is repeated, with ``mask`` False. If False, draw only rows that start a complete
+            sequence.
         store_next_obs: if False, ``next_obs`` takes no memory where it equals the next row's
-            ``obs``; samples have it all the same.
+            ``obs``; samples have it in any case.
         storage: ``"ram"``, ``"shared"`` (memory that other processes can attach to, see
             :attr:`shared_handle`) or the path of a folder for memory-mapped files. The files are
             scratch space, removed by :meth:`close`.
-        seed: seed of the buffer's own random generator; None takes one from the system.
+        seed: seed of the buffer's random generator; None takes one from the system.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class TensorBuffer(Buffer):
 
     @property
     def sampler(self) -> Sampler:
-        """What draws rows."""
+        """The sampler."""
         return self._sampler
 
     @property
@@ -139,25 +140,25 @@ class TensorBuffer(Buffer):
 
     @property
     def nbytes(self) -> int:
-        """Memory of the rows and what belongs to them, in bytes; zero before the first push."""
+        """Memory of the rows and their index structures, in bytes; zero before the first push."""
         return self._rows.nbytes
 
     @property
     def shared_handle(self) -> SharedHandle:
-        """What another process attaches to the columns with; can be pickled.
+        """The handle with which another process attaches to the columns; it can be pickled.
 
         Raises:
             ValueError: if the storage is not ``"shared"``, or nothing has been pushed.
         """
         if not isinstance(self._storage, SharedStorage) or not self._rows.paths:
             raise ValueError(
-                "only a buffer with storage='shared' can be attached to, after its first push"
+                "only a buffer with storage='shared' has a handle, and only after its first push"
             )
         return self._storage.handle()
 
     @property
     def index(self) -> Ints:
-        """The indices of all rows held, oldest first: int64 ``[len(buffer)]``."""
+        """The index of every row held, oldest first: int64 ``[len(buffer)]``."""
         with self._lock:
             return self._deleted.present(self._rows.first, self._rows.total).copy()
 
@@ -172,12 +173,12 @@ class TensorBuffer(Buffer):
                 transitions, each a batch or dictionary without leading dimensions.
 
         Returns:
-            The indices of the rows stored, ascending: row ``(t, e)`` comes as the ``t * E + e``-th.
-            Of a batch larger than the buffer only the newest rows are stored.
+            The indices of the rows stored, ascending; row ``(t, e)`` is number ``t * E + e``.
+            If the batch is larger than the buffer, only its newest rows are stored.
 
         Raises:
-            StructureError: if the batch differs from the first one (the leaf is named), or lacks
-                what the buffer's options need; the buffer is as it was.
+            StructureError: if the structure of the batch differs from the first one, or the batch
+                does not have a column that the buffer's options need; the buffer is unchanged.
         """
         if self._middleware:
             pushed: range = self._through("push", self._push, batch)
@@ -185,17 +186,17 @@ class TensorBuffer(Buffer):
         return self._push(batch)
 
     def sample(self, n: int, *, sample_range: slice | None = None, **kwargs: Any) -> Batch:
-        """Draw rows as a batch of fresh tensors, which the caller owns.
+        """Draw rows, as a batch of new tensors that the caller owns.
 
         Args:
             n: number of rows, or of sequences.
-            sample_range: draws only from this part of the rows by age; ``slice(-100, None)`` is the
+            sample_range: draw only from this part of the rows by age; ``slice(-100, None)`` is the
                 hundred newest.
-            kwargs: for buffer middleware; without it there are none.
+            kwargs: for buffer middleware.
 
         Returns:
             ``[n, …]`` (``[n, unroll_len, …]``): the stored leaves; ``index`` int64 ``[n]``, the
-            index of the (first) row; ``weight`` float32 ``[n]`` if the sampler gives weights;
+            index of the (first) row; ``weight`` float32 ``[n]`` if the sampler returns weights;
             ``discount`` float32 if ``n_step`` is above 1; ``mask`` with ``unroll_len``.
 
         Raises:
@@ -209,7 +210,7 @@ class TensorBuffer(Buffer):
         return self._sample(n, sample_range=sample_range, **kwargs)
 
     def get(self, index: Any, leaves: Collection[str] | None = None) -> Batch:
-        """Copy rows by their index, as they were pushed.
+        """Copy rows by index, as they were pushed.
 
         Args:
             index: int64 ``[n]``.
@@ -219,35 +220,35 @@ class TensorBuffer(Buffer):
             ``[n, …]``
 
         Raises:
-            IndexError: if a row is not held, or ``index`` is not of integers.
-            KeyError: if there is no such leaf.
+            IndexError: if a row is not held, or ``index`` does not consist of integers.
+            KeyError: if a leaf does not exist.
         """
         with self._lock:
             wanted = as_index(index)
             gone = wanted[~self._is_held(wanted)]
             if len(gone):
                 raise IndexError(
-                    f"row {gone[0]} is not held any more (the oldest one is {self._rows.first})"
+                    f"row {gone[0]} is no longer held; the oldest row is {self._rows.first}"
                 )
             for path in leaves or ():
                 if path not in self._rows.paths:
-                    raise KeyError(f"the rows have no leaf {path!r}, only {self._rows.paths}")
+                    raise KeyError(f"unknown leaf {path!r}; the leaves are {self._rows.paths}")
             return _as_batch(self._rows.take(wanted, leaves))
 
     def update(self, index: Any, batch: Batch | Mapping[str, Any]) -> int:
         """Replace some leaves of rows.
 
         Args:
-            index: int64 ``[n]``, from ``push`` or a sample. Rows no longer held are left out.
-            batch: ``[n, …]``: the leaves to replace.
+            index: int64 ``[n]``, from ``push`` or a sample. Rows no longer held are skipped.
+            batch: ``[n, …]``, the leaves to replace.
 
         Returns:
             The number of rows replaced.
 
         Raises:
-            StructureError: if a leaf is unknown, has another shape or dtype, or is one that links
-                between rows are made from.
-            IndexError: if an index was never given out, or is no integer.
+            StructureError: if a leaf is unknown, has a different shape or dtype, or determines the
+                links between rows.
+            IndexError: if an index was never assigned, or is not an integer.
         """
         n_updated: int = self._through("update", self._update, index, batch)
         return n_updated
@@ -256,8 +257,8 @@ class TensorBuffer(Buffer):
         """Set priorities, for a :class:`~dmiddleware.data.PrioritySampler`.
 
         Args:
-            index: int64 ``[n]``, from a sample. Rows no longer held are left out; of an index that
-                appears twice, the last priority holds.
+            index: int64 ``[n]``, from a sample. Rows no longer held are skipped; if an index
+                appears twice, its last priority counts.
             priority: ``[n]``, not negative, finite; usually the absolute TD errors.
 
         Returns:
@@ -265,15 +266,15 @@ class TensorBuffer(Buffer):
 
         Raises:
             ValueError: if a priority is negative, infinite or NaN; nothing has changed.
-            IndexError: if an index was never given out, or is no integer.
-            TypeError: if the sampler has no priorities.
+            IndexError: if an index was never assigned, or is not an integer.
+            TypeError: if the sampler does not use priorities.
         """
         with self._lock:
             rows, values = as_index(index), _as_floats(priority)
             if rows.shape != values.shape:
                 raise ValueError(
-                    f"index and priority have one number per row, got the shapes {rows.shape} and "
-                    f"{values.shape}"
+                    f"index and priority need one number per row, got {len(rows)} indices and "
+                    f"{len(values)} priorities"
                 )
             if not self._are_all_held(rows):
                 held = self._is_held(rows)
@@ -282,26 +283,26 @@ class TensorBuffer(Buffer):
             return len(rows)
 
     def delete(self, index: Any) -> int:
-        """Take rows out; they are not sampled any more, also not as part of a sequence.
+        """Remove rows; they are never sampled again, not even as part of a sequence.
 
         Args:
-            index: int64 ``[n]``. Rows no longer held are left out.
+            index: int64 ``[n]``. Rows no longer held are skipped.
 
         Returns:
-            The number of rows taken out.
+            The number of rows removed.
 
         Raises:
-            IndexError: if an index was never given out, or is no integer.
+            IndexError: if an index was never assigned, or is not an integer.
         """
         n_deleted: int = self._through("delete", self._delete, index)
         return n_deleted
 
     def clear(self) -> None:
-        """Forget all rows; the structure, the memory and the running number stay."""
+        """Remove all rows; structure and memory stay, and indices continue to count."""
         self._through("clear", self._clear)
 
     def close(self) -> None:
-        """Free the memory, and remove what the storage made; calling it twice does no harm."""
+        """Free the memory and remove the files of the storage; may be called twice."""
         with self._lock:
             self._closed = True
             self._deleted.clear()
@@ -310,7 +311,7 @@ class TensorBuffer(Buffer):
     def state_dict(self) -> dict[str, Any]:
         """Return everything that later samples depend on: rows, links, priorities, generator.
 
-        It holds numpy arrays, numbers and strings, all copied, fit for ``save_checkpoint``.
+        It consists of copied arrays, numbers and strings, which ``save_checkpoint`` can write.
         """
         with self._lock:
             self._check_open()
@@ -318,17 +319,17 @@ class TensorBuffer(Buffer):
             present = self._deleted.present(*held)
             return {
                 "rows": self._rows.state_dict(),
-                "holes": self._deleted.state_dict(np.arange(*held)),
+                "deleted": self._deleted.state_dict(np.arange(*held)),
                 "sampler": self._sampler.state_dict(present),
                 "sampler_type": type(self._sampler).__name__,
                 **self._common_state(),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned; samples go on as the original's would.
+        """Restore what :meth:`state_dict` returned; later samples equal the original's.
 
         Raises:
-            CheckpointMismatch: if this buffer has other options or rows of another structure.
+            CheckpointMismatch: if this buffer has different options or a different structure.
         """
         with self._lock:
             self._check_open()
@@ -336,11 +337,11 @@ class TensorBuffer(Buffer):
             own = type(self._sampler).__name__
             if state["sampler_type"] != own:
                 raise CheckpointMismatch(
-                    f"the state is that of a buffer with another sampler, {state['sampler_type']}; "
-                    f"this one has {own}; build it with the same options"
+                    f"the state comes from a buffer with a {state['sampler_type']}, but this one "
+                    f"has a {own}; build it with the same options"
                 )
             self._rows.load_state_dict(state["rows"])
-            self._deleted.load_state_dict(state["holes"])
+            self._deleted.load_state_dict(state["deleted"])
             present = self._deleted.present(self._rows.first, self._rows.total)
             self._sampler.load_state_dict(state["sampler"], present)
             self._load_common_state(state)
@@ -349,7 +350,7 @@ class TensorBuffer(Buffer):
         with self._lock:
             self._check_open()
             first, n = self._rows.push(batch)
-            self._deleted.fill(first, n)
+            self._deleted.write(first, n)
             self._sampler.pushed(first, n)
             return range(first, first + n)
 
@@ -395,7 +396,7 @@ class TensorBuffer(Buffer):
     def _gather(self, index: Ints) -> dict[str, Array]:
         extra: dict[str, Array] = {}
         if self._unroll_len is not None:
-            sequences = unroll(index, self._step, length=self._unroll_len)
+            sequences = unroll(index, self._successor, length=self._unroll_len)
             index, extra["mask"] = sequences
         if self._n_step == 1:
             return self._rows.take(index) | extra
@@ -406,7 +407,7 @@ class TensorBuffer(Buffer):
             )
         window = n_step_returns(
             index,
-            self._step,
+            self._successor,
             lambda rows: self._rows.take(rows, ("reward",))["reward"],
             n_step=self._n_step,
             discount=self._discount,
@@ -416,14 +417,14 @@ class TensorBuffer(Buffer):
         own = set(self._rows.paths) - ends - {"reward"}
         return self._rows.take(index, own) | self._rows.take(window.last, ends) | extra
 
-    def _step(self, index: Ints) -> Ints:
+    def _successor(self, index: Ints) -> Ints:
         following = self._rows.successor(index)
         if len(self._deleted):
             following[self._deleted.at(following)] = -1
         return following
 
     def _begins_sequence(self, index: Ints) -> npt.NDArray[np.bool_]:
-        return reaches(index, self._step, length=self._unroll_len or 1)
+        return reaches(index, self._successor, length=self._unroll_len or 1)
 
     def _update(self, index: Any, batch: Batch | Mapping[str, Any]) -> int:
         with self._lock:
@@ -441,15 +442,15 @@ class TensorBuffer(Buffer):
             rows = rows[self._is_held(rows)]
             if len(rows):
                 self._sampler.deleted(rows)
-                self._deleted.dig(rows)
-                self._leave_holes_at_the_old_end()
+                self._deleted.delete(rows)
+                self._drop_deleted_at_the_old_end()
             return len(rows)
 
-    def _leave_holes_at_the_old_end(self) -> None:
+    def _drop_deleted_at_the_old_end(self) -> None:
         present = self._deleted.present(self._rows.first, self._rows.total)
         oldest = int(present[0]) if len(present) else self._rows.total
         if oldest > self._rows.first:
-            self._deleted.leave(self._rows.first, oldest)
+            self._deleted.drop(self._rows.first, oldest)
             self._rows.first = oldest
 
     def _clear(self) -> None:
@@ -466,18 +467,18 @@ class TensorBuffer(Buffer):
             )
 
     def _are_all_held(self, index: Ints) -> bool:
-        """Tell, fast, whether these rows (at least one) are certainly all held."""
+        """Return quickly whether all of these rows (at least one) are certainly held."""
         if not len(index) or len(self._deleted):
             return False
-        # As unsigned numbers, those before the first one are beyond the last one.
+        # As unsigned numbers, indices before the first one are greater than the last one.
         age = (index - self._rows.first).view(np.uint64)
         return bool(np.maximum.reduce(age) < self._rows.total - self._rows.first)
 
     def _is_held(self, index: Ints) -> npt.NDArray[np.bool_]:
         if len(index) and (index.min() < 0 or index.max() >= self._rows.total):
             raise IndexError(
-                f"indices lie in 0 … {self._rows.total - 1} (the rows pushed so far), got "
-                f"{index.min()} … {index.max()}"
+                f"{self._rows.total} rows have been pushed, so indices are 0 … "
+                f"{self._rows.total - 1}, but got {index.min()} … {index.max()}"
             )
         held = index >= self._rows.first
         if len(self._deleted):
@@ -486,7 +487,7 @@ class TensorBuffer(Buffer):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ValueError("this TensorBuffer is closed; build another one")
+            raise ValueError("this TensorBuffer is closed; create another one")
 
 
 def _check_sampler(sampler: object) -> None:
@@ -505,14 +506,14 @@ def _as_batch(arrays: Mapping[str, Array]) -> Batch:
 
 def _as_floats(values: Any) -> npt.NDArray[np.float64]:
     if isinstance(values, torch.Tensor) and values.dtype is torch.bfloat16:
-        values = values.float()  # of an autocast loss; numpy has no such type
+        values = values.float()  # from an autocast loss; numpy does not have this dtype
     array = to_array(values).astype(np.float64)
     return array if array.ndim == 1 else array.reshape(-1)
 
 
 def _not_enough(n: int, count: int, held: int) -> Exception:
     if n < 1:
-        return ValueError(f"a sample has at least one row, got n={n}")
+        return ValueError(f"n must be at least 1, got {n}")
     where = f"the buffer holds {held}"
     if count != held:
         where += f", of which {count} are in sample_range"

@@ -1,4 +1,4 @@
-"""How tensors travel between processes: the router finds these adapters when it meets a tensor."""
+"""Wire adapters: how the router sends tensors and batches between processes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["WireAdapter", "ADAPTERS", "TREE_ADAPTERS"]
 
 
 class WireAdapter(NamedTuple):
-    """How instances of a type become plain values, and come back.
+    """Converts instances of a type to plain values and back.
 
     Attributes:
         name: the type's name on the wire.
         type: the class.
-        to_plain: from an instance to dictionaries, lists and numpy arrays.
-        from_plain: back.
+        to_plain: converts an instance to dictionaries, lists and numpy arrays.
+        from_plain: the inverse.
     """
 
     name: str
@@ -30,7 +30,7 @@ class WireAdapter(NamedTuple):
 
 
 def _tensor_to_plain(tensor: torch.Tensor) -> list[Any]:
-    """Give a tensor's numbers, and the dtype's name where numpy has none; gradients stay behind."""
+    """Return a tensor as an array, with the dtype's name where numpy does not have it."""
     local = tensor.detach().cpu()
     if local.dtype is torch.bfloat16:
         return [local.contiguous().view(torch.int16).numpy(), "bfloat16"]

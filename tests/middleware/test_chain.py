@@ -205,7 +205,7 @@ def test_batch_of_another_structure_leaves_the_buffer_as_it_was(dqn: DQNPolicy) 
     with Task(OnlineRLContext()) as task:
         task.use(StepCollector(dqn.collect_mode, envs(), n_sample=2)).use(forget_a_column)
         task.use(data_pusher(buffer))
-        with pytest.raises(StructureError, match="it lacks logit") as raised:
+        with pytest.raises(StructureError, match="logit missing") as raised:
             task.run(max_step=3)
     assert buffer.count() == 2
     notes = "".join(raised.value.__notes__)

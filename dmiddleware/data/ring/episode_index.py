@@ -1,4 +1,4 @@
-"""What a ring notes about its rows: which follows which, which are deleted, which have more."""
+"""Index structures of a row ring: episode links, deleted rows, and rows kept in a side table."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Pushed(NamedTuple):
 class EpisodeLinks:
     """The successor of every row: the next step of the same episode.
 
-    Rows are known by their index, which only grows; row ``i`` is stored in slot ``i % size``.
+    Rows are identified by their index, which only grows; row ``i`` is stored in slot ``i % size``.
     Within a push of ``[T, E]`` rows, ``(t + 1, e)`` follows ``(t, e)`` if both have the same
-    episode id and ``(t, e)`` does not end its episode. A row whose successor has not come yet is an
-    open tail: the first row of its episode in a later push follows it, if it continues it. A
-    successor is always younger than its row and is overwritten later, so a link from a row that is
-    held leads to a row that is held.
+    episode id and ``(t, e)`` does not end its episode. A row whose successor has not arrived yet is
+    an open tail; the first row of its episode in a later push becomes its successor, if it
+    continues the episode. A successor is always younger than its row and is overwritten later, so
+    a link from a row that is held leads to a row that is held.
 
     Args:
         size: capacity of the ring.
@@ -84,16 +84,16 @@ class EpisodeLinks:
         """
         n_steps, width = episode_id.shape
         index = np.arange(first, first + n_steps * width).reshape(n_steps, width)
-        goes_on = (episode_id[1:] == episode_id[:-1]) & ~done[:-1]
+        is_linked = (episode_id[1:] == episode_id[:-1]) & ~done[:-1]
         successor = np.full((n_steps, width), NONE)
-        np.copyto(successor[:-1], index[1:], where=goes_on)
+        np.copyto(successor[:-1], index[1:], where=is_linked)
         self._drop_overwritten(oldest)
-        if self._is_simple(episode_id, goes_on):
+        if self._is_simple(episode_id, is_linked):
             entered = _only(continues(self._tail, index[0]), self._tail, index[0])
             is_open = ~done[-1]
             self._tail_id, self._tail = episode_id[-1][is_open], index[-1][is_open]
         else:
-            entered = self._match(first, episode_id, done, index, goes_on, successor, continues)
+            entered = self._match(first, episode_id, done, index, is_linked, successor, continues)
         kept = index.reshape(-1)
         self._write(kept[kept >= oldest], successor.reshape(-1)[kept >= oldest])
         self._drop_overwritten(oldest)
@@ -101,7 +101,7 @@ class EpisodeLinks:
         return entered
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Remove all links."""
         self._tail_id = self._tail_id[:0]
         self._tail = self._tail[:0]
 
@@ -114,9 +114,9 @@ class EpisodeLinks:
         self._write(index, np.asarray(state["successor"]))
         self._tail_id, self._tail = np.asarray(state["tail_id"]), np.asarray(state["tail"])
 
-    def _is_simple(self, episode_id: Ints, goes_on: Bools) -> bool:
+    def _is_simple(self, episode_id: Ints, is_linked: Bools) -> bool:
         """Return whether every env stays in the episode that it was in, all through the push."""
-        return np.array_equal(self._tail_id, episode_id[0]) and bool(goes_on.all())
+        return np.array_equal(self._tail_id, episode_id[0]) and bool(is_linked.all())
 
     def _match(
         self,
@@ -124,15 +124,15 @@ class EpisodeLinks:
         episode_id: Ints,
         done: Bools,
         index: Ints,
-        goes_on: Bools,
+        is_linked: Bools,
         successor: Ints,
         continues: Callable[[Ints, Ints], Bools],
     ) -> Pushed:
         """Join stretches of one episode, in order of time; fills in ``successor``."""
         is_head = np.ones(done.shape, np.bool_)
-        is_head[1:] = ~goes_on
+        is_head[1:] = ~is_linked
         is_tail = ~done
-        is_tail[:-1] &= ~goes_on
+        is_tail[:-1] &= ~is_linked
         heads, tails = index[is_head], np.concatenate([self._tail, index[is_tail]])
         tail_id = np.concatenate([self._tail_id, episode_id[is_tail]])
         ids = np.concatenate([tail_id, episode_id[is_head]])
@@ -171,7 +171,7 @@ def _only(mask: Bools, tail: Ints, head: Ints) -> Pushed:
 
 
 class DeletedRows:
-    """Notes which slots of a ring hold a row that was deleted.
+    """The slots of a ring whose row was deleted before it was overwritten.
 
     Args:
         size: number of slots.
@@ -179,7 +179,7 @@ class DeletedRows:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._is_hole = np.zeros(size, np.bool_)
+        self._is_deleted = np.zeros(size, np.bool_)
         self._count = 0
         self._present: Ints | None = None
 
@@ -187,29 +187,29 @@ class DeletedRows:
         return self._count
 
     def at(self, index: Ints) -> npt.NDArray[np.bool_]:
-        """Tell which of these rows (any shape) were deleted."""
-        return self._is_hole.take(index % self._size)
+        """Return which of these rows (any shape) were deleted."""
+        return self._is_deleted.take(index % self._size)
 
-    def dig(self, index: Ints) -> None:
-        """Delete rows, each of them held until now."""
-        self._is_hole[index % self._size] = True
+    def delete(self, index: Ints) -> None:
+        """Mark rows as deleted; all of them are held."""
+        self._is_deleted[index % self._size] = True
         self._recount()
 
-    def fill(self, first: int, n: int) -> None:
-        """Note that rows ``first … first + n - 1`` were written."""
+    def write(self, first: int, n: int) -> None:
+        """Mark rows ``first … first + n - 1`` as written."""
         self._present = None
         if self._count:
-            self._is_hole[np.arange(first, first + n) % self._size] = False
+            self._is_deleted[np.arange(first, first + n) % self._size] = False
             self._recount()
 
-    def leave(self, first: int, last: int) -> None:
-        """Note that rows ``first … last - 1``, all deleted, are no longer part of the ring."""
-        self._is_hole[np.arange(first, last) % self._size] = False
+    def drop(self, first: int, last: int) -> None:
+        """Remove the marks of rows ``first … last - 1``, which have left the ring."""
+        self._is_deleted[np.arange(first, last) % self._size] = False
         self._recount()
 
     def clear(self) -> None:
-        """Forget all holes."""
-        self._is_hole[:] = False
+        """Remove all marks."""
+        self._is_deleted[:] = False
         self._recount()
 
     def present(self, first: int, total: int) -> Ints:
@@ -226,24 +226,24 @@ class DeletedRows:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.clear()
-        self.dig(np.asarray(state["deleted"]))
+        self.delete(np.asarray(state["deleted"]))
 
     def _recount(self) -> None:
         self._present = None
-        self._count = int(self._is_hole.sum())
+        self._count = int(self._is_deleted.sum())
 
 
 class SideTable:
-    """Keeps leaves for the few slots that need them; grows when it is full, reuses what is free.
+    """Leaves of the few slots that need them, in a table that grows as needed.
 
     Args:
         size: number of slots.
-        kept: the leaves that it keeps.
+        kept: the leaves to keep.
     """
 
     def __init__(self, size: int, kept: Sequence[Leaf]) -> None:
         self.paths = [leaf.path for leaf in kept]
-        self._place = np.full(size, NONE)
+        self._position = np.full(size, NONE)
         self._arrays: dict[str, Array] = {
             leaf.path: np.zeros((0, *leaf.shape), leaf.dtype) for leaf in kept
         }
@@ -252,53 +252,53 @@ class SideTable:
     @property
     def nbytes(self) -> int:
         """Memory, in bytes."""
-        arrays = (self._place, self._free, *self._arrays.values())
+        arrays = (self._position, self._free, *self._arrays.values())
         return sum(array.nbytes for array in arrays)
 
     def __len__(self) -> int:
         return self._capacity - len(self._free)
 
     def put(self, slots: Ints, rows: Mapping[str, Array]) -> None:
-        """Keep rows for slots that have none yet."""
+        """Add rows for slots that have none yet."""
         if len(slots) > len(self._free):
             self._grow(len(slots) - len(self._free))
-        place, self._free = self._free[: len(slots)], self._free[len(slots) :]
-        self._place[slots] = place
+        position, self._free = self._free[: len(slots)], self._free[len(slots) :]
+        self._position[slots] = position
         for path, array in self._arrays.items():
-            array[place] = rows[path]
+            array[position] = rows[path]
 
     def get(self, path: str, slots: Ints) -> Array:
-        """Copy what is kept for slots that have something."""
-        kept: Array = self._arrays[path][self._place[slots]]
+        """Copy the rows of slots, all of which have one."""
+        kept: Array = self._arrays[path][self._position[slots]]
         return kept
 
     def free(self, slots: Ints) -> None:
-        """Forget what is kept for slots; some of them may have nothing."""
-        place = self._place[slots]
-        place = place[place != NONE]
-        if len(place):
-            self._place[slots] = NONE
-            self._free = np.concatenate([place, self._free])
+        """Remove the rows of slots, some of which may have none."""
+        position = self._position[slots]
+        position = position[position != NONE]
+        if len(position):
+            self._position[slots] = NONE
+            self._free = np.concatenate([position, self._free])
 
     def overlay(self, path: str, slots: Ints, rows: Array) -> None:
-        """Write what is kept over ``rows`` ``[*slots.shape, …]``, for slots that have something."""
-        place = self._place[slots]
-        has = place != NONE
-        rows[has] = self._arrays[path][place[has]]
+        """Overwrite ``rows`` ``[*slots.shape, …]`` where slots have a row here."""
+        position = self._position[slots]
+        has = position != NONE
+        rows[has] = self._arrays[path][position[has]]
 
     def clear(self) -> None:
-        """Forget everything; the memory stays."""
-        self._place[:] = NONE
+        """Remove all rows; the memory stays allocated."""
+        self._position[:] = NONE
         self._free = np.arange(self._capacity)
 
     def state_dict(self, slots: Ints) -> dict[str, Any]:
-        """Return what is kept for these slots: positions in ``slots``, and rows."""
-        position = np.flatnonzero(self._place[slots] != NONE)
+        """Return the rows of these slots, with their positions in ``slots``."""
+        position = np.flatnonzero(self._position[slots] != NONE)
         rows = {path: self.get(path, slots[position]) for path in self.paths}
         return {"position": position, "rows": rows}
 
     def load_state_dict(self, state: Mapping[str, Any], slots: Ints) -> None:
-        """Restore what :meth:`state_dict` returned for these slots; nothing else is kept."""
+        """Replace all rows with those that :meth:`state_dict` returned for these slots."""
         self.clear()
         rows = {path: np.asarray(array) for path, array in state["rows"].items()}
         self.put(slots[np.asarray(state["position"])], rows)

@@ -1,4 +1,4 @@
-"""The rows of a TensorBuffer: a ring of preallocated columns, without any notion of sampling."""
+"""The rows of a TensorBuffer, in a ring of preallocated columns."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _log = logging.getLogger(__name__)
 
 
 class RowRing:
-    """A ring of rows, of which the newest ``size`` are held.
+    """A ring that holds the newest ``size`` rows.
 
-    A row is known by its index: its running number since the buffer began.
+    A row is identified by its index: the number of rows pushed before it.
 
     Args:
         size: capacity in rows.
-        storage: gives memory for the columns.
-        linked: whether to note which row follows which in its episode, by the columns
-            ``episode_id`` and ``done``.
-        store_next_obs: whether ``next_obs`` is a column of its own. If not, it is read from the
-            following row's ``obs``; where that is not the same, bit for bit, or there is no
-            following row (yet), it is kept in a side table. Needs ``linked``.
+        storage: allocates memory for the columns.
+        linked: whether to link consecutive rows of an episode, by the columns ``episode_id`` and
+            ``done``.
+        store_next_obs: whether ``next_obs`` is stored in full. If not, it is read from the
+            following row's ``obs``; rows that have no following row yet, or a different ``obs``
+            there, keep theirs in a side table. Requires ``linked``.
         needed: leaves that a pushed batch must have.
         reserved: keys that no pushed batch may have.
     """
@@ -87,8 +87,8 @@ class RowRing:
             The index of the first of its rows that is held now, and their number.
 
         Raises:
-            StructureError: if the batch has not the structure of the first one, or lacks a column
-                that the buffer's options need; nothing has changed.
+            StructureError: if the batch differs in structure from the first one, or does not have a
+                column that the buffer's options need; nothing has changed.
         """
         batch = as_batch(batch)
         lead = lead_of(batch)
@@ -123,7 +123,7 @@ class RowRing:
             paths: the leaves to copy; None copies all.
 
         Returns:
-            Fresh arrays ``[*index.shape, …]`` by path.
+            New arrays ``[*index.shape, …]`` by path.
         """
         assert self._columns is not None  # what is held has been pushed
         slots = index if self.total <= self.size else index % self.size
@@ -140,11 +140,11 @@ class RowRing:
             batch: ``[n, …]``, some of the leaves.
 
         Raises:
-            StructureError: if a leaf is unknown, or of another shape or dtype, or cannot be
-                replaced because others are derived from it; nothing has changed.
+            StructureError: if a leaf is unknown, has a different shape or dtype, or determines the
+                links between rows; nothing has changed.
         """
         if self._schema is None or self._columns is None:
-            raise StructureError("the buffer has no columns before the first push")
+            raise StructureError("the buffer is empty; push a batch before you update rows")
         rows = self._schema.arrays(as_batch(batch), (len(index),), partly=True)
         fixed = {"episode_id", "done"} if self._linked else set()
         if self._side is not None:
@@ -152,8 +152,8 @@ class RowRing:
         refused = sorted({path for path in rows if _root(path) in fixed})
         if refused:
             raise StructureError(
-                f"{', '.join(refused)} cannot be updated in this buffer: links between rows are "
-                "made from it; push new rows instead"
+                f"{', '.join(refused)} cannot be updated in this buffer, because it determines the "
+                "links between rows; push new rows instead"
             )
         self._columns.put(index % self.size, rows)
 
@@ -163,7 +163,7 @@ class RowRing:
         return self._links.of(index)
 
     def clear(self) -> None:
-        """Forget all rows; structure and memory stay, and the running number goes on."""
+        """Remove all rows; structure and memory stay, and indices continue to count."""
         self.first = self.total
         if self._links is not None:
             self._links.clear()
@@ -171,7 +171,7 @@ class RowRing:
             self._side.clear()
 
     def close(self) -> None:
-        """Give back the memory; calling it twice does no harm."""
+        """Free the memory; may be called twice."""
         self.first = self.total
         if self._columns is not None:
             self._columns.arrays.clear()
@@ -196,20 +196,20 @@ class RowRing:
         """Restore what :meth:`state_dict` returned.
 
         Raises:
-            CheckpointMismatch: if the buffer has other options or another structure.
+            CheckpointMismatch: if the buffer has different options or a different structure.
         """
         for option, own in self._options().items():
             if state[option] != own:
                 raise CheckpointMismatch(
-                    f"the state is that of a buffer with {option}={state[option]}, this one has "
-                    f"{own}; build it with the same options"
+                    f"the state comes from a buffer with {option}={state[option]}, but this one "
+                    f"has {own}; build it with the same options"
                 )
         if state["leaves"]:
             self._load_structure(state)
         self.clear()
         self.first, self.total = state["first"], state["total"]
         if self._columns is None or not state["leaves"]:
-            return  # the state is that of a buffer before its first push
+            return  # the state of a buffer before its first push
         index = np.arange(self.first, self.total)
         self._columns.put(index % self.size, _as_arrays(state["columns"]))
         if self._links is not None:
@@ -238,28 +238,28 @@ class RowRing:
             self._set_up(schema)
         elif schema.leaves != self._schema.leaves:
             raise CheckpointMismatch(
-                "the state is that of a buffer whose rows have other leaves than this one's; "
-                "load it into a new buffer"
+                "the rows of the state have other leaves than this buffer's rows; load it into a "
+                "new buffer"
             )
 
     def _check(self, schema: Schema) -> None:
         taken = sorted({_root(path) for path in schema.leaves} & set(self._reserved))
         if taken:
             raise StructureError(
-                f"the batch has a column {', '.join(taken)}, but the buffer adds one of that name "
-                "to its samples; rename or remove it"
+                f"the batch has a column {', '.join(taken)}, but the buffer adds a column of that "
+                "name to its samples; rename or remove it"
             )
         for name in self._needed:
             if name not in schema.leaves:
                 raise StructureError(
-                    f"n_step, unroll_len and store_next_obs=False follow episodes by the columns "
-                    f"{', '.join(self._needed)}, but the batch has no {name}; add it, or do "
-                    "without these options"
+                    "n_step, unroll_len and store_next_obs=False need the columns "
+                    f"{', '.join(self._needed)}, but the batch has no {name}; add it, or leave out "
+                    "these options"
                 )
         for name in ("episode_id", "done") if self._linked else ():
             if schema.leaves[name].shape:
                 raise StructureError(
-                    f"{name} is one number per row, but a row of it is {schema.leaves[name]}"
+                    f"{name} must be one number per row, but is {schema.leaves[name]}"
                 )
         reward = schema.leaves.get("reward")
         if reward is not None and reward.shape == (1,):
@@ -360,7 +360,7 @@ class RowRing:
         side.put(kept % self.size, {path: rows[path][kept - first] for path in side.paths})
 
     def _release(self, side: SideTable, entered: Pushed) -> None:
-        """Free what was kept for open tails, now that their successor is there."""
+        """Remove the side-table rows of open tails whose successor has arrived."""
         assert self._columns is not None  # set up by push
         slots = entered.tail % self.size
         obs = self._columns.take(entered.head % self.size, [_obs_path(p) for p in side.paths])
@@ -380,7 +380,7 @@ class RowRing:
         wanted = [path for path in side.paths if paths is None or path in paths]
         if not wanted:
             return
-        # Where there is no successor the slot is arbitrary, and the side table has the row.
+        # Without a successor the slot is arbitrary, and the side table has the row.
         successor = self._links.of(index) % self.size
         obs = self._columns.take(successor, [_obs_path(path) for path in wanted])
         for path in wanted:
@@ -394,7 +394,7 @@ class Columns:
     Args:
         size: number of rows.
         schema: the structure of a row.
-        allocate: gives an array for ``(name, shape, dtype)``, filled with zeros.
+        allocate: returns an array of zeros for ``(name, shape, dtype)``.
     """
 
     def __init__(self, size: int, schema: Schema, allocate: Allocate) -> None:
@@ -411,7 +411,7 @@ class Columns:
         return sum(array.nbytes for array in self.arrays.values())
 
     def write(self, start: int, rows: Mapping[str, Array], n_rows: int) -> None:
-        """Write ``n_rows <= size`` rows from slot ``start`` on, around the end of the ring."""
+        """Write ``n_rows <= size`` rows from slot ``start`` on, wrapping around the end."""
         until_end = self.size - start
         if n_rows <= until_end:
             for path, array in rows.items():
@@ -430,7 +430,7 @@ class Columns:
     def take(
         self, slots: npt.NDArray[np.int64], paths: Collection[str] | None = None
     ) -> dict[str, Array]:
-        """Copy rows: fresh arrays ``[*slots.shape, …]`` by leaf path; None takes all paths."""
+        """Copy rows to new arrays ``[*slots.shape, …]`` by leaf path; None takes all paths."""
         return {
             path: array.take(slots, axis=0)
             for path, array in self.arrays.items()
@@ -444,13 +444,13 @@ def _check_next_obs(schema: Schema) -> None:
     there = {leaf.path.removeprefix(_NEXT): str(leaf) for leaf in following}
     if not here or here != there:
         raise StructureError(
-            f"store_next_obs=False reads next_obs from obs, so both have the same leaves, but obs "
-            f"has {here} and next_obs has {there}"
+            "store_next_obs=False reads next_obs from obs, so both must have the same leaves, but "
+            f"obs has {here} and next_obs has {there}"
         )
 
 
 def _same_rows(a: Array, b: Array) -> npt.NDArray[np.bool_]:
-    """Tell row by row whether two arrays have the same bits (so NaN equals NaN)."""
+    """Return for each row whether two arrays have the same bits (NaN equals NaN)."""
     bits = np.dtype(f"V{a.dtype.itemsize}") if a.dtype.itemsize > 8 else f"u{a.dtype.itemsize}"
     equal = a.view(bits) == b.view(bits)
     same: npt.NDArray[np.bool_] = equal.all(axis=tuple(range(1, equal.ndim)))

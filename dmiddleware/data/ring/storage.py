@@ -1,4 +1,4 @@
-"""Storage: where the columns of a buffer lie."""
+"""Storage: where the memory of a buffer's columns comes from."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ _attaching = threading.Lock()
 
 
 class Storage(Protocol):
-    """Gives memory for columns and takes it back."""
+    """Allocates memory for columns and frees it."""
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return an array of zeros, whose memory is certain to be there."""
+        """Return an array of zeros whose memory is reserved."""
 
     def close(self) -> None:
-        """Free all memory given out; arrays over it must not be used any more."""
+        """Free all memory; the arrays must not be used afterwards."""
 
 
 def make_storage(where: str | Path) -> Storage:
-    """Return the storage that an option names: ``"ram"``, ``"shared"`` or the path of a folder."""
+    """Return the storage for an option: ``"ram"``, ``"shared"`` or the path of a folder."""
     if isinstance(where, Path):
         return FileStorage(where)
     if where == "ram":
@@ -54,31 +54,31 @@ def make_storage(where: str | Path) -> Storage:
     if where == "shared":
         return SharedStorage()
     raise ValueError(
-        f"storage is 'ram', 'shared' or a pathlib.Path (a folder for memory-mapped files), "
-        f"got {where!r}; for a folder of that name write Path({where!r})"
+        "storage must be 'ram', 'shared' or a pathlib.Path (a folder for memory-mapped files), got "
+        f"{where!r}; for a folder, write Path({str(where)!r})"
     )
 
 
 class RamStorage:
-    """Ordinary memory, taken from the system as rows are first written."""
+    """Ordinary memory, which the system provides when rows are first written."""
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return an array of zeros."""
         return np.zeros(shape, dtype)
 
     def close(self) -> None:
-        """Do nothing: the memory goes with the arrays."""
+        """Do nothing: the memory is freed with the arrays."""
 
 
 class FileStorage:
     """Memory-mapped files, one per column: rows beyond the machine's memory.
 
-    The files are scratch space of one buffer. They are removed by :meth:`close`; leftovers of a
-    program that was killed are replaced, never read. To keep rows, save the buffer's
-    ``state_dict`` or write a data set.
+    The files are scratch space of one buffer and are removed by :meth:`close`. Files that a killed
+    program left are replaced, never read. To keep rows, save the buffer's ``state_dict`` or write a
+    dataset.
 
     Args:
-        folder: made if need be.
+        folder: created if needed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -86,16 +86,16 @@ class FileStorage:
         self._files: list[Path] = []
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return an array of zeros that lies in a new file.
+        """Return an array of zeros in a new file.
 
         Raises:
-            OSError: if the disk has no room for it.
+            OSError: if the disk is too full.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{_file_name(name)}.column"
         if path.exists():
-            _log.warning("replacing %s, left over from an earlier buffer", path)
-            path.unlink()  # whoever still maps the old file keeps it
+            _log.warning("replacing %s, left by an earlier buffer", path)
+            path.unlink()  # a process that still maps the old file keeps it
         n_bytes = _n_bytes(shape, dtype)
         self._files.append(path)
         with path.open("xb") as file:
@@ -103,44 +103,44 @@ class FileStorage:
         return np.memmap(path, dtype=dtype, mode="r+", shape=shape).view(np.ndarray)
 
     def close(self) -> None:
-        """Remove the files; calling it twice does no harm."""
+        """Remove the files; may be called twice."""
         for path in self._files:
             path.unlink(missing_ok=True)
         self._files.clear()
-        with suppress(OSError):  # not empty: it holds other things too
+        with suppress(OSError):  # it holds other files too
             self._folder.rmdir()
 
 
 class SharedStorage:
-    """Shared memory, one segment per column, which other processes attach to by a handle."""
+    """Shared memory, one segment per column; other processes attach to it with a handle."""
 
     def __init__(self) -> None:
         self._segments: list[shared_memory.SharedMemory] = []
         self._columns: list[_SharedColumn] = []
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return an array of zeros that lies in a new segment.
+        """Return an array of zeros in a new segment.
 
         Raises:
-            OSError: if the system has not that much shared memory.
+            OSError: if there is not enough shared memory.
         """
         n_bytes = _n_bytes(shape, dtype)
         segment = shared_memory.SharedMemory(create=True, size=n_bytes)
         self._segments.append(segment)
         backing = Path("/dev/shm") / segment.name
         if backing.exists():
-            # Linux hands out more shared memory than there is, and kills whoever touches it.
+            # Linux grants more shared memory than it has, and kills processes that touch it.
             with backing.open("r+b") as file:
                 _reserve(file.fileno(), n_bytes, f"column {name!r} in shared memory")
         self._columns.append(_SharedColumn(name, segment.name, shape, dtype.str))
         return np.ndarray(shape, dtype, buffer=segment.buf)
 
     def handle(self) -> SharedHandle:
-        """Return what another process needs to see the columns; it can be pickled."""
+        """Return the handle that another process attaches with; it can be pickled."""
         return SharedHandle(tuple(self._columns))
 
     def close(self) -> None:
-        """Remove the segments; calling it twice does no harm."""
+        """Remove the segments; may be called twice."""
         for segment in self._segments:
             segment.close()
             segment.unlink()
@@ -158,7 +158,7 @@ class _SharedColumn:
 
 @dataclass(frozen=True, slots=True)
 class SharedHandle:
-    """Names the shared columns of a buffer; send it to another process and attach there.
+    """Identifies the shared columns of a buffer; send it to another process and attach there.
 
     Attributes:
         columns: one entry per column.
@@ -172,7 +172,7 @@ class SharedHandle:
 
         Raises:
             FileNotFoundError: if the owner has closed its buffer.
-            BufferError: at the end of the block, if tensors over the columns are still referred to.
+            BufferError: at the end of the block, if tensors over the columns still exist.
         """
         segments: list[shared_memory.SharedMemory] = []
         shared = SharedColumns()
@@ -193,8 +193,8 @@ class SharedHandle:
 class SharedColumns:
     """The columns of another process's buffer: all slots of its ring, ``[size, …]``, not copied.
 
-    What the owner pushes appears in them at once. Nothing tells a row that is just being written
-    from a whole one, so agree on turns.
+    Rows that the owner pushes appear in them at once. A row that is being written cannot be
+    distinguished from a complete one, so the processes must take turns.
 
     Attributes:
         arrays: by dotted path.
@@ -223,7 +223,7 @@ def _attach(name: str) -> shared_memory.SharedMemory:
     Python 3.11 and 3.12 have every process that opens a segment remove it at its end
     (https://github.com/python/cpython/issues/82300); 3.13 has ``track=False``.
     """
-    with _attaching:  # two at once would restore each other's stand-in, for good
+    with _attaching:  # two threads at once would restore each other's replacement
         register = resource_tracker.register
         resource_tracker.register = _register_nothing  # type: ignore[assignment]
         try:
@@ -237,7 +237,7 @@ def _register_nothing(name: str, rtype: str) -> None:
 
 
 def _reserve(descriptor: int, n_bytes: int, what: str) -> None:
-    """Take the room now: writing to a mapped page that finds the disk full kills the process."""
+    """Reserve the space now: writing to a mapped page on a full disk kills the process."""
     fallocate: Callable[[int, int, int], None] | None = getattr(os, "posix_fallocate", None)
     try:
         if fallocate is None:
@@ -245,12 +245,11 @@ def _reserve(descriptor: int, n_bytes: int, what: str) -> None:
         else:
             fallocate(descriptor, 0, n_bytes)
     except OSError as error:
-        told = OSError(
+        raise OSError(
             error.errno,
-            f"there is no room for {what}: it needs {n_bytes / 2**20:,.1f} MiB "
-            f"({error.strerror}); make room, or give the buffer fewer rows or another storage",
-        )
-        raise told from error
+            f"not enough space for {what}, which needs {n_bytes / 2**20:,.1f} MiB "
+            f"({error.strerror}); free space, or use fewer rows or another storage",
+        ) from error
 
 
 def _n_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
@@ -258,5 +257,5 @@ def _n_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 
 def _file_name(name: str) -> str:
-    """Return a leaf's path as a file name; what is unsafe there becomes its character code."""
+    """Return a leaf's path as a file name; unsafe characters become their code."""
     return re.sub(r"[^A-Za-z0-9_.-]", lambda match: f"%{ord(match[0]):x}", name)

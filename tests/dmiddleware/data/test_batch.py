@@ -109,9 +109,9 @@ def test_leading_dimensions_are_checked_merged_and_indexed():
     assert flat.y.shape == (6, 4)
     assert index_rows(flat, torch.tensor([5, 0])).x.tolist() == [5, 0]
     assert index_rows(flat, slice(2)).x.tolist() == [0, 1]
-    with pytest.raises(StructureError, match=r"'y' has shape \(3,\) and 'x' leads with \(2,\)"):
+    with pytest.raises(StructureError, match=r"'y' has shape \[3\] and 'x' starts with \[2\]"):
         lead_shape(as_tree({"x": torch.zeros(2), "y": torch.zeros(3)}))
-    with pytest.raises(StructureError, match=r"'x' has shape \(2,\)"):
+    with pytest.raises(StructureError, match=r"'x' has shape \[2\]"):
         lead_shape(as_tree({"x": torch.zeros(2)}), 2)
     with pytest.raises(StructureError, match="this tree is empty"):
         lead_shape(as_tree({}))
@@ -123,9 +123,9 @@ def test_batches_are_joined_along_old_and_new_dimensions():
     assert cat([batch(2), batch(2)], dim=-1).obs.b.shape == (2, 4)
     assert stack([batch(2), batch(2)]).obs.b.shape == (2, 2, 2)
     assert stack([batch(2), batch(2)], dim=1).obs.a.tolist() == [[0, 0], [1, 1]]
-    with pytest.raises(StructureError, match="no batch to join"):
+    with pytest.raises(StructureError, match="empty list"):
         cat([])
-    with pytest.raises(StructureError, match="batch 1 differs from batch 0 in the keys done, odd"):
+    with pytest.raises(StructureError, match="differ in the keys done, odd"):
         stack([batch(), as_tree({"obs": batch().obs, "odd": torch.zeros(6)})])
 
 

@@ -21,7 +21,7 @@ def filled(size=10, n=8, seed=0):
     return buffer
 
 
-def test_items_come_out_as_they_went_in():
+def test_items_are_returned_as_they_were_pushed():
     buffer = DequeBuffer(3)
     assert [buffer.push(c, {"c": c}) for c in "abcd"] == [0, 1, 2, 3]
     assert len(buffer) == buffer.count() == 3
@@ -29,7 +29,7 @@ def test_items_come_out_as_they_went_in():
     assert [item.data for item in buffer] == ["b", "c", "d"]
     assert 0 not in buffer
     assert 1 in buffer
-    with pytest.raises(IndexError, match="item 0 is not held"):
+    with pytest.raises(IndexError, match="does not hold item 0"):
         buffer.get(0)
 
 
@@ -47,7 +47,7 @@ def test_sampling_with_replacement_gives_more_than_there_are():
 def test_indices_fetch_items_in_their_order():
     buffer = filled()
     assert [item.index for item in buffer.sample(indices=[5, 2, 5])] == [5, 2, 5]
-    with pytest.raises(NotEnoughData, match="asked for 2 items, but there are 1"):
+    with pytest.raises(NotEnoughData, match="asked for 2 items, but only 1"):
         buffer.sample(indices=[1, 99])
     assert [i.index for i in buffer.sample(indices=[1, 99], ignore_insufficient=True)] == [1]
     assert buffer.sample(
@@ -73,14 +73,14 @@ def test_groups_are_items_with_one_value_of_a_key():
     ]
     buffer.push("alone")  # belongs to no group
     assert len(buffer.sample(3, groupby="episode")) == 3
-    with pytest.raises(NotEnoughData, match="asked for 4 groups, but there are 3"):
+    with pytest.raises(NotEnoughData, match="asked for 4 groups, but only 3"):
         buffer.sample(4, groupby="episode")
     assert len(buffer.sample(4, groupby="episode", replace=True)) == 4
     part = buffer.sample(1, groupby="episode", sample_range=slice(1, 3))
     assert [item.index for item in part[0]] == [1, 2]
 
 
-def test_stretches_of_groups_are_consecutive():
+def test_sequences_of_groups_are_consecutive():
     buffer = filled()
     seen = set()
     for _ in range(60):
@@ -88,7 +88,7 @@ def test_stretches_of_groups_are_consecutive():
             indices = [item.index for item in group]
             seen.add(tuple(indices))
     assert seen == {(0, 1), (1, 2), (3, 4), (4, 5), (6, 7)}
-    with pytest.raises(NotEnoughData, match="asked for 3 groups, but there are 2"):
+    with pytest.raises(NotEnoughData, match="asked for 3 groups, but only 2"):
         buffer.sample(3, groupby="episode", unroll_len=3)
 
 
@@ -113,9 +113,9 @@ def test_changing_a_sample_does_not_change_the_notes_in_the_buffer():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "needs a size, or the indices"),
+        ({}, "needs a size or the indices"),
         ({"size": 2, "indices": [1]}, "size is 2, but there are 1 indices"),
-        ({"indices": [1], "groupby": "episode"}, "give one of them"),
+        ({"indices": [1], "groupby": "episode"}, "only one of them"),
         ({"size": 1, "unroll_len": 2}, "needs groupby"),
         ({"size": 1, "unroll_len": 0, "groupby": "episode"}, "at least 1"),
         ({"size": -1}, "at least 0"),
@@ -130,9 +130,7 @@ def test_values_that_cannot_be_grouped_are_refused():
     buffer = DequeBuffer(2)
     buffer.push("a", {"episode": [1]})
     for _ in range(2):
-        with pytest.raises(
-            TypeError, match=r"meta\['episode'\], but that of item 0 cannot be hashed"
-        ):
+        with pytest.raises(TypeError, match=r"meta\['episode'\].* item 0 .* cannot be hashed"):
             buffer.sample(1, groupby="episode")
 
 
@@ -142,9 +140,9 @@ def test_an_item_that_cannot_be_grouped_is_refused_and_the_others_stay(odd):
     for number in range(3):
         buffer.push(number, {"episode": number})
     buffer.sample(1, groupby="episode")
-    with pytest.raises(TypeError, match="item 3 cannot be hashed"):
+    with pytest.raises(TypeError, match=r"item 3 .* cannot be hashed"):
         buffer.push(3, {"episode": odd})
-    with pytest.raises(TypeError, match="item 1 cannot be hashed"):
+    with pytest.raises(TypeError, match=r"item 1 .* cannot be hashed"):
         buffer.update(1, "new", {"episode": odd})
     assert [item.data for item in buffer] == [0, 1, 2]
     assert len(buffer.sample(3, groupby="episode")) == 3
@@ -153,13 +151,13 @@ def test_an_item_that_cannot_be_grouped_is_refused_and_the_others_stay(odd):
     assert sorted([item.data for item in group] for group in groups) == [[1, 3], [2]]
 
 
-def test_too_few_items_are_a_warning_if_they_may_be(caplog):
+def test_too_few_items_can_be_a_warning(caplog):
     buffer = filled()
-    with pytest.raises(NotEnoughData, match="asked for 9 items, but there are 8; push more"):
+    with pytest.raises(NotEnoughData, match="asked for 9 items, but only 8"):
         buffer.sample(9)
     with caplog.at_level(logging.WARNING):
         assert len(buffer.sample(9, ignore_insufficient=True)) == 8
-    assert "asked for 9 items, but there are 8" in caplog.text
+    assert "asked for 9 items, but only 8" in caplog.text
     assert DequeBuffer(2).sample(3, replace=True, ignore_insufficient=True) == []
     with pytest.raises(NotEnoughData):
         DequeBuffer(2).sample(3, replace=True)
@@ -232,7 +230,7 @@ def test_it_holds_what_a_naive_model_holds(size, actions):
             assert {item.index for item in part} == set(list(model.items)[k:])
 
 
-def test_a_loaded_buffer_draws_as_the_original_does(tmp_path):
+def test_a_loaded_buffer_draws_what_the_original_draws(tmp_path):
     buffer, other = filled(size=6), DequeBuffer(6, seed=5)
     buffer.update(3, meta={"episode": 7})
     buffer.delete([4])
@@ -243,7 +241,7 @@ def test_a_loaded_buffer_draws_as_the_original_does(tmp_path):
         assert buffer.push(n, {"episode": n // 2}) == other.push(n, {"episode": n // 2})
         assert buffer.sample(4) == other.sample(4)
         assert buffer.sample(2, groupby="episode") == other.sample(2, groupby="episode")
-    with pytest.raises(CheckpointMismatch, match="size=6, this one has 7"):
+    with pytest.raises(CheckpointMismatch, match="size=6, but this one has size=7"):
         DequeBuffer(7).load_state_dict(buffer.state_dict())
 
 

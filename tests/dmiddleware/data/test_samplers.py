@@ -144,30 +144,30 @@ def test_the_last_priority_of_an_index_holds_and_rows_that_are_gone_are_left_out
 
 
 @pytest.mark.parametrize("odd", [-1.0, np.nan, np.inf])
-def test_a_priority_that_is_no_finite_positive_number_changes_nothing(odd):
+def test_a_priority_that_is_not_finite_and_positive_changes_nothing(odd):
     sampler = PrioritySampler()
     buffer = TensorBuffer(4, sampler=sampler, seed=0)
     buffer.push(rows(0, 4))
     before = sampler.state_dict(np.arange(4))["mass"]
-    with pytest.raises(ValueError, match="1 of 2 are not, the first is"):
+    with pytest.raises(ValueError, match="1 of 2 are not; the first is"):
         buffer.update_priority([0, 1], [5.0, odd])
     assert np.array_equal(sampler.state_dict(np.arange(4))["mass"], before)
 
 
-def test_mistakes_with_priorities_are_told():
+def test_mistakes_with_priorities_are_refused():
     buffer = TensorBuffer(4)
     buffer.push(rows(0, 4))
     with pytest.raises(TypeError, match=r"sampler=PrioritySampler\(\)"):
         buffer.update_priority([0], [1.0])
     prioritized = TensorBuffer(4, sampler=PrioritySampler())
     prioritized.push(rows(0, 4))
-    with pytest.raises(IndexError, match="indices lie in 0 … 3"):
+    with pytest.raises(IndexError, match="indices are 0 … 3"):
         prioritized.update_priority([4], [1.0])
     with pytest.raises(ValueError, match="one number per row"):
         prioritized.update_priority([0, 1], [1.0])
-    with pytest.raises(ValueError, match="serves one buffer"):
+    with pytest.raises(ValueError, match="another buffer"):
         TensorBuffer(4, sampler=prioritized.sampler)
-    with pytest.raises(ValueError, match="serves no buffer yet"):
+    with pytest.raises(ValueError, match="no buffer yet"):
         PrioritySampler().pushed(0, 1)
     for options in ({"alpha": -1.0}, {"beta": 1.5}, {"eps": 0.0}, {"beta_anneal_steps": 0}):
         with pytest.raises(ValueError):

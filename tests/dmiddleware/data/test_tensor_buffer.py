@@ -127,9 +127,9 @@ def damaged(**changes):
         (damaged(number=torch.zeros(2, 3)), r"'number' .* is float32\[2, 3\].* int64\[2\]"),
         (damaged(number=torch.zeros(2)), r"'number' .* is float32\[2\].* should be int64\[2\]"),
         (damaged(number=torch.arange(3)), r"'number' .* is int64\[3\].* should be int64\[2\]"),
-        (damaged(number=None), "it lacks number"),
-        (damaged(extra=torch.zeros(2)), "it has extra on top"),
-        (damaged(obs=torch.zeros(2)), r"it lacks obs\.image, obs\.speed and it has obs on top"),
+        (damaged(number=None), "number missing"),
+        (damaged(extra=torch.zeros(2)), "extra unexpected"),
+        (damaged(obs=torch.zeros(2)), r"obs\.image, obs\.speed missing and obs unexpected"),
         (damaged(done=torch.zeros(2, 1, 1)), r"`done` must be .* shape \[2, 1, 1\]"),
         (torch.zeros(2), r"got tensor\(.*dmiddleware\.data\.as_tree"),
         (as_tree({}), "this one is empty"),
@@ -148,16 +148,16 @@ def test_a_flat_batch_of_another_structure_is_refused_too():
     buffer.push(as_tree({"x": torch.zeros(3), "y": torch.zeros(3, 2)}))
     for other, message in [
         ({"x": torch.zeros(3), "y": torch.zeros(3, 1)}, r"'y' .* is float32\[3, 1\]"),
-        ({"x": torch.zeros(3), "z": torch.zeros(3)}, "it lacks y and it has z on top"),
-        ({"x": torch.zeros(3), "y": {"a": torch.zeros(3)}}, "it lacks y"),
-        ({"x": torch.zeros(3, dtype=torch.bfloat16), "y": torch.zeros(3, 2)}, "not bfloat16"),
+        ({"x": torch.zeros(3), "z": torch.zeros(3)}, "y missing and z unexpected"),
+        ({"x": torch.zeros(3), "y": {"a": torch.zeros(3)}}, "y missing"),
+        ({"x": torch.zeros(3, dtype=torch.bfloat16), "y": torch.zeros(3, 2)}, "bfloat16"),
     ]:
         with pytest.raises(StructureError, match=message):
             buffer.push(as_tree(other))
 
 
 def test_the_first_batch_is_checked_as_well():
-    with pytest.raises(StructureError, match=r"leaf 'x' has shape \(2,\).* 2 dimension"):
+    with pytest.raises(StructureError, match=r"leaf 'x' has shape \[2\].* 2 dimension"):
         TensorBuffer(4).push({"x": torch.zeros(2), "done": torch.zeros(2, 3)})
     with pytest.raises(StructureError, match=r"'x' of the batch is float32\[3\]"):
         TensorBuffer(4).push({"x": torch.zeros(3), "done": torch.zeros(2)})
@@ -179,7 +179,7 @@ def test_sampling_too_much_says_how_many_are_missing():
         buffer.sample(8)
     with pytest.raises(NotEnoughData, match="of which 2 are in sample_range"):
         buffer.sample(3, sample_range=slice(-2, None))
-    with pytest.raises(ValueError, match="at least one row, got n=0"):
+    with pytest.raises(ValueError, match="n must be at least 1, got 0"):
         buffer.sample(0)
     with pytest.raises(ValueError, match="without a step"):
         buffer.sample(1, sample_range=slice(0, 4, 2))
@@ -191,11 +191,11 @@ def test_rows_are_updated_in_place():
     n = buffer.update([1, 5, 2], {"obs": {"speed": torch.tensor([7.0, 8.0, 9.0])}})
     assert n == 2  # row 1 is gone
     assert buffer.get([2, 3, 4, 5]).obs.speed.tolist() == [9, 3, 4, 8]
-    with pytest.raises(StructureError, match="it has odd on top"):
+    with pytest.raises(StructureError, match="odd unexpected"):
         buffer.update([2], {"odd": torch.zeros(1)})
-    with pytest.raises(IndexError, match="indices lie in 0 … 5"):
+    with pytest.raises(IndexError, match="indices are 0 … 5"):
         buffer.update([6], {"number": torch.zeros(1, dtype=torch.int64)})
-    with pytest.raises(IndexError, match="row 1 is not held any more"):
+    with pytest.raises(IndexError, match="row 1 is no longer held"):
         buffer.get([2, 1])
     linked = TensorBuffer(4, n_step=2)
     linked.push(as_batch([step[0] for step in Collector(1, 0).rows(3)], (3,)))
@@ -211,12 +211,12 @@ def test_an_update_of_any_form_leaves_out_rows_that_are_gone():
     assert buffer.update([1, 3], new) == 1
     assert buffer.get([2, 3]).number.tolist() == [2, 80]
     assert buffer.get([2, 3]).obs["1"].tolist() == [0, 8]
-    with pytest.raises(StructureError, match="first one: it has odd on top"):
+    with pytest.raises(StructureError, match="odd unexpected"):
         buffer.update([3], {"odd": np.zeros(1)})
 
 
 @pytest.mark.parametrize("odd", [np.arange(6) > 3, torch.arange(6) > 3, [4.0, 5.0]])
-def test_rows_are_named_by_integers_alone(odd):
+def test_only_integers_select_rows(odd):
     buffer = TensorBuffer(6, sampler=PrioritySampler())
     buffer.push(rows(0, 6))
     for use in (
@@ -225,7 +225,7 @@ def test_rows_are_named_by_integers_alone(odd):
         lambda index: buffer.update(index, {"number": torch.zeros(len(index), dtype=torch.int64)}),
         lambda index: buffer.update_priority(index, np.ones(len(index))),
     ):
-        with pytest.raises(IndexError, match="named by integers, int64"):
+        with pytest.raises(IndexError, match="must be int64"):
             use(odd)
     assert buffer.index.tolist() == list(range(6))
     assert buffer.delete([]) == 0
@@ -286,7 +286,7 @@ def equal(a, b):
 
 @pytest.mark.parametrize("n_pushes", [0, 3, 12])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_loaded_buffer_goes_on_as_the_original_does(name, n_pushes, tmp_path):
+def test_a_loaded_buffer_continues_as_the_original(name, n_pushes, tmp_path):
     collector = Collector(3, seed=1, odd_next_obs=True)
 
     def batch():
@@ -320,15 +320,15 @@ def test_a_state_of_other_options_or_leaves_is_refused():
     buffer = TensorBuffer(10)
     buffer.push(rows(0, 4))
     state = buffer.state_dict()
-    with pytest.raises(CheckpointMismatch, match="with size=10, this one has 11"):
+    with pytest.raises(CheckpointMismatch, match="size=10, but this one has 11"):
         TensorBuffer(11).load_state_dict(state)
-    with pytest.raises(CheckpointMismatch, match="with linked=False, this one has True"):
+    with pytest.raises(CheckpointMismatch, match="linked=False, but this one has True"):
         TensorBuffer(10, n_step=2).load_state_dict(state)
     other = TensorBuffer(10)
     other.push({"x": torch.zeros(2)})
     with pytest.raises(CheckpointMismatch, match="other leaves"):
         other.load_state_dict(state)
-    with pytest.raises(CheckpointMismatch, match="another sampler"):
+    with pytest.raises(CheckpointMismatch, match="with a UniformSampler"):
         TensorBuffer(10, sampler=PrioritySampler()).load_state_dict(state)
 
 
@@ -447,7 +447,7 @@ def test_a_buffer_in_shared_memory_cannot_be_copied():
 def test_impossible_samples_are_refused(arguments, error):
     buffer = TensorBuffer(10)
     buffer.push(rows(0, 6))
-    with pytest.raises(error, match=r"n must be|at least one|sample_range|groupby"):
+    with pytest.raises(error, match=r"n must be|sample_range|groupby"):
         buffer.sample(**arguments)
 
 

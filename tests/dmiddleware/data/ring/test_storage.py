@@ -138,7 +138,7 @@ def test_threads_may_attach_at_the_same_time(monkeypatch):
 
 
 def test_only_a_shared_buffer_has_a_handle():
-    with pytest.raises(ValueError, match="storage='shared' can be attached to"):
+    with pytest.raises(ValueError, match="storage='shared'"):
         TensorBuffer(8).shared_handle  # noqa: B018
     with (
         TensorBuffer(8, storage="shared") as buffer,
@@ -153,7 +153,7 @@ def test_leftover_files_are_replaced_and_the_log_says_so(tmp_path, caplog):
     with TensorBuffer(8, storage=tmp_path) as buffer:
         buffer.push(rows(0, 8))
         assert buffer.get([3]).number.tolist() == [3]
-    assert "left over from an earlier buffer" in caplog.text
+    assert "left by an earlier buffer" in caplog.text
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
@@ -170,7 +170,7 @@ def test_a_disk_too_small_is_found_at_the_first_push_not_at_a_later_write(tmp_pa
     try:
         with (
             TensorBuffer(1 << 20, storage=tmp_path / "columns") as buffer,
-            pytest.raises(OSError, match=r"no room for column 'number' .* needs 8\.0 MiB"),
+            pytest.raises(OSError, match=r"column 'number' .* needs 8\.0 MiB"),
         ):
             buffer.push({"number": torch.arange(4)})
     finally:
@@ -179,7 +179,7 @@ def test_a_disk_too_small_is_found_at_the_first_push_not_at_a_later_write(tmp_pa
 
 
 def test_an_unknown_storage_is_refused():
-    with pytest.raises(ValueError, match=r"storage is 'ram', 'shared' or a pathlib\.Path"):
+    with pytest.raises(ValueError, match=r"'shared' or a pathlib\.Path"):
         TensorBuffer(8, storage="disk")
 
 
