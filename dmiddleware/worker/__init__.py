@@ -1,4 +1,4 @@
-"""Workers: collect, evaluate and learn, with or without a task."""
+"""The classic workers: collectors, evaluators and learners, with or without a task."""
 
 from dmiddleware.worker.collector import (
     EpisodeSerialCollector,

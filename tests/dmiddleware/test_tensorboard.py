@@ -79,7 +79,7 @@ def test_numbers_of_numpy_and_torch_are_written(tmp_path: Path, value: Any) -> N
         assert scalars(tmp_path / "losses" / name) == [2.0]
 
 
-def test_an_interrupt_leaves_no_half_record(
+def test_an_interrupt_leaves_no_incomplete_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     n_calls = 0
@@ -101,7 +101,7 @@ def test_an_interrupt_leaves_no_half_record(
     assert scalars(tmp_path) == [1.0, 3.0]
 
 
-def test_files_of_one_second_are_not_written_over(tmp_path: Path) -> None:
+def test_two_writers_in_the_same_second_use_two_files(tmp_path: Path) -> None:
     for value in (1.0, 2.0):
         writer = TensorboardWriter(tmp_path)
         writer.add_scalar("loss", value, 0)

@@ -54,7 +54,7 @@ def priorities_of_rows(
         n_rows: number of rows in the batch.
 
     Returns:
-        The rows, int64 ``[k]`` (None: all, in order), and their priorities ``[k]``; None if there
+        The rows, int64 ``[k]`` (None: all, in order), and their priorities ``[k]``; None without
         are no priorities.
 
     Raises:

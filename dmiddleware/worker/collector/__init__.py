@@ -1,4 +1,4 @@
-"""Collectors: a policy acts in envs, and what happens becomes training data."""
+"""Serial collectors: a policy acts in envs, and its transitions become training data."""
 
 from dmiddleware.worker.collector.episode_collector import EpisodeSerialCollector
 from dmiddleware.worker.collector.sample_collector import SampleSerialCollector

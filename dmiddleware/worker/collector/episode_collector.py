@@ -1,4 +1,4 @@
-"""A serial collector that hands out whole episodes."""
+"""A serial collector that returns whole episodes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["EpisodeSerialCollector"]
 
 @SERIAL_COLLECTOR_REGISTRY.register("episode")
 class EpisodeSerialCollector(ISerialCollector):
-    """Collects whole episodes, without preferring short ones.
+    """Collects whole episodes, without favouring short ones.
 
     Args:
-        cfg: see :class:`ISerialCollector`; with ``get_train_sample=True`` the policy makes training
-            samples of each episode.
+        cfg: see :class:`ISerialCollector`; with ``get_train_sample=True`` the policy turns each
+            episode into training samples.
         env: an env manager.
         policy: a policy, or its collect mode.
         tb_logger: a tensorboardX ``SummaryWriter``.
         exp_name: folder for the output.
-        instance_name: tells collectors apart in logs.
+        instance_name: distinguishes collectors in logs.
     """
 
     config: ClassVar[dict[str, Any]] = {
@@ -46,16 +46,17 @@ class EpisodeSerialCollector(ISerialCollector):
         """Collect episodes: a fixed share from every env.
 
         Args:
-            n_episode: how many; None: the policy's ``n_episode``.
-            train_iter: the policy's iteration, stamped on each transition as ``collect_iter``.
-            policy_kwargs: given to the policy's forward.
+            n_episode: number of episodes; None takes the policy's ``n_episode``.
+            train_iter: the policy's iteration, stored in each transition as ``collect_iter``.
+            policy_kwargs: passed to the policy's forward.
 
         Returns:
             Episodes, each a list of transitions; with ``get_train_sample=True`` the samples of all
             episodes in one list.
 
         Raises:
-            ConfigError: if ``n_episode`` is given nowhere or not positive.
+            ConfigError: if ``n_episode`` is not set or not positive.
+            PolicyOutputError: if the policy returns something other than its interface says.
         """
         target = self._target(n_episode, "n_episode")
         core = self._core()

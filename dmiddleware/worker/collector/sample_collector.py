@@ -1,4 +1,4 @@
-"""A serial collector that hands out a number of training samples."""
+"""A serial collector that returns a number of training samples."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = ["SampleSerialCollector"]
 class SampleSerialCollector(ISerialCollector):
     """Collects training samples.
 
-    Each env's transitions gather until its episode ends or they are as many as the policy's
+    The transitions of each env are gathered until its episode ends or they reach the policy's
     trajectory length (``unroll_len``, at least an even share of ``n_sample``; no limit with
-    ``traj_len_inf``); then ``get_train_sample`` makes samples of them. What has gathered stays from
-    call to call.
+    ``traj_len_inf``). Then ``get_train_sample`` turns them into samples. Gathered transitions are
+    kept between calls.
 
     Args:
         cfg: see :class:`ISerialCollector`.
@@ -38,7 +38,7 @@ class SampleSerialCollector(ISerialCollector):
         policy: a policy, or its collect mode.
         tb_logger: a tensorboardX ``SummaryWriter``.
         exp_name: folder for the output.
-        instance_name: tells collectors apart in logs.
+        instance_name: distinguishes collectors in logs.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -48,7 +48,7 @@ class SampleSerialCollector(ISerialCollector):
 
     @property
     def n_extra(self) -> int:
-        """Samples that the last call cut off; the next call hands them out first."""
+        """Samples that the last call cut off; the next call returns them first."""
         return len(self._extra)
 
     def collect(  # type: ignore[override]
@@ -64,18 +64,19 @@ class SampleSerialCollector(ISerialCollector):
         """Collect training samples.
 
         Args:
-            n_sample: how many; None: the policy's ``n_sample``.
-            train_iter: the policy's iteration, stamped on each transition as ``collect_iter``.
-            drop_extra: return exactly ``n_sample``; what is over is kept for the next call. False:
-                return what is over too.
+            n_sample: number of samples; None takes the policy's ``n_sample``.
+            train_iter: the policy's iteration, stored in each transition as ``collect_iter``.
+            drop_extra: return exactly ``n_sample``, and keep the rest for the next call. False
+                returns the rest too.
             random_collect: act at random.
-            record_random_collect: False: leave what was collected at random out of the logs.
-            policy_kwargs: given to the policy's forward.
-            level_seeds: the seed of each env, marked on its transitions as ``seed``.
+            record_random_collect: whether logs count what was collected at random.
+            policy_kwargs: passed to the policy's forward.
+            level_seeds: the seed of each env, stored in its transitions as ``seed``.
 
         Raises:
-            ConfigError: if ``n_sample`` is given nowhere or not positive, or if there is not one
-                of ``level_seeds`` per env.
+            ConfigError: if ``n_sample`` is not set or not positive, or if ``level_seeds`` does not
+                have one seed per env.
+            PolicyOutputError: if the policy returns something other than its interface says.
         """
         target = self._target(n_sample, "n_sample")
         core = self._core()
@@ -86,7 +87,7 @@ class SampleSerialCollector(ISerialCollector):
             )
         began, before = time.perf_counter(), (core.env_step, core.env_episode)
         traj_len = self._traj_len(target, core.env_num)
-        samples = self._extra  # which they stay part of, should a step raise
+        samples = self._extra  # extended in place: nothing is lost if a step raises
         n_kept = len(samples)
         returns: list[float] = []
         while len(samples) < target:
@@ -110,10 +111,10 @@ class SampleSerialCollector(ISerialCollector):
         return samples
 
     def _take(self, env: int, row: Transition, traj_len: float) -> list[Transition]:
-        """Add a transition to its env's trajectory; return samples if that is complete."""
+        """Add a transition to its env's trajectory; return samples if it is complete."""
         gathered = self._gathered[env]
         if gathered and gathered[-1]["episode_id"] != row["episode_id"]:
-            # The env failed: its unfinished trajectory leads nowhere.
+            # The env failed, so its trajectory stays unfinished.
             self._n_dropped += len(gathered)
             gathered.clear()
         gathered.append(row)
@@ -142,10 +143,10 @@ class SampleSerialCollector(ISerialCollector):
         return {**super().state_dict(), "extra": _plain(self._extra), "gathered": gathered}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the collector was that gave ``state``.
+        """Continue from a state that :meth:`state_dict` returned.
 
-        Where the envs' state cannot be restored, what gathered of unfinished episodes is dropped,
-        and counted.
+        If the envs' state cannot be restored, transitions of unfinished episodes are dropped, and
+        counted.
         """
         super().load_state_dict(state)
         self._extra = _samples(state["extra"])

@@ -1,4 +1,4 @@
-"""Serial collectors: what they share, and their names."""
+"""The base class and the registry of serial collectors."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ SERIAL_COLLECTOR_REGISTRY: Registry[Callable[..., ISerialCollector]] = Registry(
 
 
 class ISerialCollector(SerialWorker[CollectMode]):
-    """Collects in this process and hands transitions out as dictionaries.
+    """Collects in this process and returns transitions as dictionaries.
 
-    It is a face of :class:`RolloutCollector`, which keeps unfinished episodes between calls.
+    It wraps a :class:`RolloutCollector`, which keeps unfinished episodes between calls.
 
     Args:
-        cfg: what differs from ``default_config()``: ``deepcopy_obs`` gives each transition its own
-            memory for ``obs`` and ``next_obs`` (they share it otherwise), ``transform_obs`` makes
-            observations float32, for the policy too, ``collect_print_freq`` is how many training
-            iterations apart the logs are.
+        cfg: what differs from ``default_config()``: ``deepcopy_obs`` copies ``obs`` and
+            ``next_obs`` of each transition (otherwise consecutive transitions share memory),
+            ``transform_obs`` converts observations to float32, for the policy too,
+            ``collect_print_freq`` is the number of training iterations between logs.
         env: an env manager.
         policy: a policy, or its collect mode.
-        tb_logger: a tensorboardX ``SummaryWriter``; None makes one when it is needed.
+        tb_logger: a tensorboardX ``SummaryWriter``; None creates one on first use.
         exp_name: folder for the output.
-        instance_name: tells collectors apart in logs.
+        instance_name: distinguishes collectors in logs.
     """
 
     config: ClassVar[dict[str, Any]] = {
@@ -81,14 +81,14 @@ class ISerialCollector(SerialWorker[CollectMode]):
 
     @abstractmethod
     def collect(self, target: int | None = None, **kwargs: Any) -> list[Any]:
-        """Collect as much as ``target`` says, in the class's own unit."""
+        """Collect ``target`` samples or episodes, depending on the class."""
 
     def reset_env(self, _env: BaseEnvManager | None = None) -> None:
-        """Begin fresh episodes, in other envs if some are given (launched if they are not yet)."""
+        """Start fresh episodes, in other envs if given; envs are launched if they are not yet."""
         self.reset(_env=_env)
 
     def reset_policy(self, _policy: HasModes | CollectMode | None = None) -> None:
-        """Clear the policy's collecting state, or use another policy from now on."""
+        """Clear the policy's state of the collect mode, or use another policy from now on."""
         if _policy is None:
             self.policy.reset()
             return
@@ -125,18 +125,18 @@ class ISerialCollector(SerialWorker[CollectMode]):
 
     @property
     def dropped_steps(self) -> int:
-        """Transitions made and never handed out, because their env failed or was reset."""
+        """Transitions that were never returned, because their env failed or was reset."""
         return self._n_dropped + (0 if self._rollout is None else self._rollout.dropped_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return totals, what is kept from call to call, and the state of the envs."""
+        """Return totals, data kept between calls, and the state of the envs."""
         return {
             "rollout": None if self._rollout is None else self._rollout.state_dict(),
             "totals": {name: getattr(self, f"_{name}") for name in _TOTALS},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the collector was that gave ``state``; statistics begin anew."""
+        """Continue from a state that :meth:`state_dict` returned; statistics are cleared."""
         self._clear_stats()
         for name in _TOTALS:
             setattr(self, f"_{name}", state["totals"][name])
@@ -144,7 +144,7 @@ class ISerialCollector(SerialWorker[CollectMode]):
             self._core().load_state_dict(state["rollout"])
 
     def _drop_unfinished(self) -> None:
-        """Forget what is kept from call to call."""
+        """Drop the data kept between calls."""
 
     def _core(self) -> RolloutCollector:
         if self._rollout is None:
@@ -165,7 +165,7 @@ class ISerialCollector(SerialWorker[CollectMode]):
         return mode._replace(forward=forward)
 
     def _finished(self, transitions: list[Transition]) -> list[Transition]:
-        """Bring transitions into the form that the config asks for."""
+        """Convert and copy the observations of transitions as configured."""
         if self._cfg.transform_obs or self._cfg.deepcopy_obs:
             for transition in transitions:
                 for key in ("obs", "next_obs"):
@@ -178,7 +178,7 @@ class ISerialCollector(SerialWorker[CollectMode]):
         return changed.clone() if self._cfg.deepcopy_obs else changed
 
     def _target(self, given: int | None, name: str) -> int:
-        """Return the number to collect: as given, else the policy's."""
+        """Return the number to collect: the given one, else the policy's."""
         value = self.policy.get_attribute(name) if given is None else given
         if value is None:
             raise ConfigError(
@@ -205,7 +205,7 @@ class ISerialCollector(SerialWorker[CollectMode]):
         *,
         is_recorded: bool = True,
     ) -> None:
-        """Add up one call's work, over all ranks; into the totals alone unless it is recorded."""
+        """Count one call's work, summed over ranks; only in the totals if not ``is_recorded``."""
         core = self._core()
         steps, samples, episodes = (
             int(value)
@@ -227,7 +227,7 @@ class ISerialCollector(SerialWorker[CollectMode]):
         self._returns += returns
 
     def _log(self, train_iter: int, extra: Mapping[str, float]) -> None:
-        """Log, if ``collect_print_freq`` training iterations have passed since the last time."""
+        """Log, if ``collect_print_freq`` training iterations have passed since the last log."""
         if train_iter - self._last_print < self._cfg.collect_print_freq:
             return
         self._last_print = train_iter
@@ -277,7 +277,7 @@ def get_serial_collector_cls(cfg: Mapping[str, Any]) -> Callable[..., ISerialCol
 
     Raises:
         ConfigError: if ``cfg`` has no ``type``.
-        RegistryError: if no one registered the name; the nearest names are listed.
+        RegistryError: if the name is not registered; the nearest names are listed.
     """
     return get_worker_cls(SERIAL_COLLECTOR_REGISTRY, cfg, "a serial collector")
 
@@ -287,10 +287,10 @@ def create_serial_collector(cfg: Mapping[str, Any], **kwargs: Any) -> ISerialCol
 
     Args:
         cfg: the collector's config, with ``type``.
-        kwargs: given to the class's constructor.
+        kwargs: passed to the class's constructor.
 
     Raises:
-        ConfigError: if ``cfg`` has no ``type``, or for what the class refuses.
-        RegistryError: if no one registered the name; the nearest names are listed.
+        ConfigError: if ``cfg`` has no ``type``, or if the class rejects the config.
+        RegistryError: if the name is not registered; the nearest names are listed.
     """
     return get_serial_collector_cls(cfg)(cfg, **kwargs)

@@ -22,8 +22,8 @@ def to_tensor_transitions(
     Args:
         data: transitions, oldest first; values are numbers, arrays, tensors, or nested dicts or
             tuples of them. Other values stay as they are.
-        shallow_copy_next_obs: let each ``next_obs`` be the following transition's ``obs`` object,
-            which saves memory. The last one, and those at an episode's end, keep their own.
+        shallow_copy_next_obs: use the following transition's ``obs`` object as ``next_obs``, which
+            saves memory. The last transition, and the last of each episode, keep their own.
 
     Returns:
         New dictionaries; floats become float32, integers int64, and arrays of float64 float32.

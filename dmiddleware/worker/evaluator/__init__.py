@@ -1,4 +1,4 @@
-"""Evaluators: how good is the policy?"""
+"""Serial evaluators: measure how good a policy is."""
 
 from dmiddleware.rollout.evaluation import VectorEvalMonitor
 from dmiddleware.worker.evaluator.interaction_evaluator import InteractionSerialEvaluator

@@ -1,4 +1,4 @@
-"""An evaluator that lets the policy play."""
+"""An evaluator that plays episodes with the policy."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ SaveCkpt = Callable[[str], Any]
 
 @SERIAL_EVALUATOR_REGISTRY.register("interaction")
 class InteractionSerialEvaluator(ISerialEvaluator):
-    """Plays whole episodes greedily, a fixed share in each env, and looks at their returns.
+    """Plays whole episodes greedily, a fixed share in each env, and measures their returns.
 
-    With several ranks, rank 0 plays and tells the others what came of it.
+    With several ranks, rank 0 plays and broadcasts the results.
 
     Args:
         cfg: what differs from ``default_config()``:
@@ -40,15 +40,15 @@ class InteractionSerialEvaluator(ISerialEvaluator):
             - ``eval_freq``: training iterations between evaluations;
             - ``n_episode``: episodes per evaluation, at least one per env;
             - ``stop_value``: mean return at which to stop; None: never;
-            - ``render.render_freq``: film an evaluation that comes so many training iterations (or
-              env steps, with ``render.mode="envstep"``) after the last film; -1: never.
-              ``render.max_frames`` and ``render.fps`` are the film's;
-            - ``figure_path``: file of a picture of the returns, drawn anew by each evaluation.
-        env: an env manager; for films its envs need ``render_mode="rgb_array"``.
+            - ``render.render_freq``: training iterations (or env steps, with
+              ``render.mode="envstep"``) between videos; -1: no videos. ``render.max_frames`` and
+              ``render.fps`` are their length and speed;
+            - ``figure_path``: file for a plot of the returns, updated by each evaluation.
+        env: an env manager; for videos its envs need ``render_mode="rgb_array"``.
         policy: a policy, or its eval mode.
-        tb_logger: a tensorboardX ``SummaryWriter``; None makes one when it is needed.
+        tb_logger: a tensorboardX ``SummaryWriter``; None creates one on first use.
         exp_name: folder for the output.
-        instance_name: tells evaluators apart in logs.
+        instance_name: distinguishes evaluators in logs.
     """
 
     config: ClassVar[dict[str, Any]] = {
@@ -106,17 +106,17 @@ class InteractionSerialEvaluator(ISerialEvaluator):
             save_ckpt_fn: called with a file name when the mean return is the best so far.
             train_iter: training iterations so far; negative: unknown.
             envstep: env steps so far; negative: unknown.
-            n_episode: how many episodes; None: ``cfg.n_episode``.
-            force_render: film this evaluation.
-            policy_kwargs: given to the policy's forward.
+            n_episode: number of episodes; None takes ``cfg.n_episode``.
+            force_render: record a video of this evaluation.
+            policy_kwargs: passed to the policy's forward.
 
         Returns:
-            Whether to stop (the mean return has reached ``stop_value``, and training has begun);
-            and what was found: means of the episodes' last infos, ``return_mean``, ``return_std``,
-            ``return_max``, ``return_min``, and the list ``episode_return``.
+            Whether to stop (the mean return has reached ``stop_value``, and ``train_iter`` is
+            positive), and the results: means of the episodes' last infos, ``return_mean``,
+            ``return_std``, ``return_max``, ``return_min``, and the list ``episode_return``.
 
         Raises:
-            ConfigError: if the number of episodes is given nowhere, or is below that of the envs.
+            ConfigError: if the number of episodes is not set, or below the number of envs.
             EnvCrashed: if an env keeps failing.
             DMiddlewareError: on the other ranks, if rank 0 failed.
         """
@@ -150,20 +150,20 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         policy_kwargs: Mapping[str, Any] | None,
     ) -> tuple[bool, dict[str, Any]]:
         began = time.perf_counter()
-        films = force_render or self._should_render(train_iter, envstep)
+        has_video = force_render or self._should_render(train_iter, envstep)
         monitor = evaluate_episodes(
             self.policy,
             self.env,
             self._n_episode(n_episode),
             policy_kwargs=policy_kwargs,
-            max_frames=self._cfg.render.max_frames if films else 0,
+            max_frames=self._cfg.render.max_frames if has_video else 0,
         )
         returns = monitor.get_episode_return()
         info = {**monitor.get_episode_info(), **_summary(returns)}
         seconds = time.perf_counter() - began
         self._log(info, train_iter, envstep, seconds)
-        if films:
-            self._show_film(monitor, train_iter, envstep)
+        if has_video:
+            self._write_video(monitor, train_iter, envstep)
         self._draw(train_iter, returns)
         mean = info["return_mean"]
         if mean > self._best:
@@ -206,7 +206,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         self._last_render = now
         return True
 
-    def _show_film(self, monitor: VectorEvalMonitor, train_iter: int, envstep: int) -> None:
+    def _write_video(self, monitor: VectorEvalMonitor, train_iter: int, envstep: int) -> None:
         axis, at = (
             ("iter", train_iter) if self._cfg.render.mode == "train_iter" else ("step", envstep)
         )
@@ -221,7 +221,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         _draw_returns(self._cfg.figure_path, iterations, all_returns)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best return and when the last evaluation and film were."""
+        """Return the best return, and when the last evaluation and video were."""
         return {
             "best": self._best,
             "last_eval_iter": self._last_eval_iter,
@@ -251,14 +251,14 @@ def _summary(returns: list[float]) -> dict[str, Any]:
 def _draw_returns(
     path: str | Path, iterations: Sequence[int], returns: Sequence[Sequence[float]]
 ) -> None:
-    """Draw mean and range of the returns of all evaluations so far.
+    """Plot mean and range of the returns of all evaluations so far.
 
     Args:
-        path: the picture's file; its suffix decides on the format, its folder is made if need be.
+        path: the file; its suffix selects the format, and its folder is created if missing.
         iterations: training iterations of the evaluations.
         returns: the returns of each evaluation's episodes.
     """
-    # Loading it takes half a second, and few evaluations draw.
+    # Importing it takes half a second, and few programs plot.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")

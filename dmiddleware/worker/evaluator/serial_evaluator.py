@@ -1,4 +1,4 @@
-"""Serial evaluators: what they share, and their names."""
+"""The base class and the registry of serial evaluators."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SERIAL_EVALUATOR_REGISTRY: Registry[Callable[..., ISerialEvaluator]] = Registry(
 
 
 class ISerialEvaluator(SerialWorker[EvalMode]):
-    """Evaluates a policy from time to time, in this process.
+    """Evaluates a policy at intervals, in this process.
 
     Args:
         cfg: what differs from ``default_config()``; ``eval_freq`` is in training iterations.
         env: an env manager.
         policy: a policy, or its eval mode.
-        tb_logger: a tensorboardX ``SummaryWriter``; None makes one when it is needed.
+        tb_logger: a tensorboardX ``SummaryWriter``; None creates one on first use.
         exp_name: folder for the output.
-        instance_name: tells evaluators apart in logs.
+        instance_name: distinguishes evaluators in logs.
     """
 
     config: ClassVar[dict[str, Any]] = {
@@ -53,15 +53,15 @@ class ISerialEvaluator(SerialWorker[EvalMode]):
 
     @abstractmethod
     def eval(self, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
-        """Evaluate; return whether to stop, and what was found."""
+        """Evaluate; return whether to stop, and the results."""
 
     def _as_mode(self, policy: HasModes | EvalMode) -> EvalMode:
         return as_eval_mode(policy, user=type(self).__name__)
 
     def should_eval(self, train_iter: int) -> bool:
-        """Tell whether it is time: at iteration 0, and ``eval_freq`` iterations after the last.
+        """Return whether to evaluate: at iteration 0, then every ``eval_freq`` iterations.
 
-        An answer of True counts as an evaluation, so it is never given twice for one iteration.
+        True counts as an evaluation, so it is returned once per iteration at most.
         """
         last = self._last_eval_iter
         if train_iter == last:
@@ -102,7 +102,7 @@ def get_serial_evaluator_cls(cfg: Mapping[str, Any]) -> Callable[..., ISerialEva
 
     Raises:
         ConfigError: if ``cfg`` has no ``type``.
-        RegistryError: if no one registered the name; the nearest names are listed.
+        RegistryError: if the name is not registered; the nearest names are listed.
     """
     return get_worker_cls(SERIAL_EVALUATOR_REGISTRY, cfg, "a serial evaluator")
 
@@ -112,10 +112,10 @@ def create_serial_evaluator(cfg: Mapping[str, Any], **kwargs: Any) -> ISerialEva
 
     Args:
         cfg: the evaluator's config, with ``type``.
-        kwargs: given to the class's constructor.
+        kwargs: passed to the class's constructor.
 
     Raises:
-        ConfigError: if ``cfg`` has no ``type``, or for what the class refuses.
-        RegistryError: if no one registered the name; the nearest names are listed.
+        ConfigError: if ``cfg`` has no ``type``, or if the class rejects the config.
+        RegistryError: if the name is not registered; the nearest names are listed.
     """
     return get_serial_evaluator_cls(cfg)(cfg, **kwargs)

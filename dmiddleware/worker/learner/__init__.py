@@ -1,4 +1,4 @@
-"""Learners: train a policy, with hooks around each iteration and around the run."""
+"""Learners: train a policy, and call hooks before and after each iteration and the run."""
 
 from dmiddleware.worker.learner.base_learner import LEARNER_REGISTRY, BaseLearner, create_learner
 from dmiddleware.worker.learner.hooks import (

@@ -1,4 +1,4 @@
-"""The learner: trains a policy, with hooks around."""
+"""The learner: trains a policy and calls hooks."""
 
 from __future__ import annotations
 
@@ -60,17 +60,16 @@ _TIMES = ("train_time", "data_time")
 class BaseLearner(Configurable):
     """Trains a policy: ``before_run → (before_iter → forward → after_iter)* → after_run``.
 
-    Used in one of two ways: someone else's loop calls :meth:`train` with a batch, or :meth:`start`
-    runs a loop of its own over a data loader.
+    Either call :meth:`train` with each batch, or let :meth:`start` run the loop over a data loader.
 
     Args:
         cfg: what differs from ``default_config()``.
         policy: a policy, or its learn mode; may be set later.
-        tb_logger: a tensorboardX ``SummaryWriter``; None makes one in ``<exp_name>/log`` as soon as
-            something is logged.
-        dist_info: ``(rank, world_size)``; None asks ``torch.distributed``.
+        tb_logger: a tensorboardX ``SummaryWriter``; None creates one in ``<exp_name>/log`` on first
+            use.
+        dist_info: ``(rank, world_size)``; None takes those of ``torch.distributed``.
         exp_name: folder for the learner's output.
-        instance_name: tells learners apart in logs and folders.
+        instance_name: distinguishes learners in logs and folders.
 
     Raises:
         ConfigError: for an unusable config, or an argument of the wrong type.
@@ -136,12 +135,12 @@ class BaseLearner(Configurable):
     def train(
         self, data: Any, envstep: int = -1, policy_kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Make one call of the policy's forward, with the hooks around it.
+        """Call the policy's forward, with the hooks before and after it.
 
         Args:
-            data: a batch, as the policy's forward takes it.
-            envstep: env steps that the collectors have made; negative: as before.
-            policy_kwargs: given to the policy's forward.
+            data: a batch, in the form that the policy's forward takes.
+            envstep: env steps collected so far; negative keeps the last value.
+            policy_kwargs: passed to the policy's forward.
 
         Returns:
             What the forward returned: a dictionary, or a list of them. Each counts as one
@@ -200,7 +199,7 @@ class BaseLearner(Configurable):
         if self._loader is None:
             raise ConfigError(
                 "the learner has no data; set `learner.get_data` and call setup_dataloader() "
-                "before start(), or call train(batch) in a loop of your own"
+                "before start(), or call train(batch) in your own loop"
             )
         with HeldSignals() as signals:
             self.call_hook("before_run")
@@ -231,19 +230,19 @@ class BaseLearner(Configurable):
         try:
             self.save_checkpoint()
         except Exception as another:
-            # The first error is what the caller must see.
-            self._logger.exception("the checkpoint could not be saved either")
-            error.add_note(f"and the learner's checkpoint could not be saved: {another}")
+            # Not raised: it would hide the first error.
+            self._logger.exception("saving the checkpoint failed too")
+            error.add_note(f"the learner's checkpoint could not be saved: {another}")
 
     def setup_dataloader(self) -> None:
-        """Begin to prefetch batches from ``get_data``.
+        """Start to prefetch batches from ``get_data``.
 
         Raises:
             ConfigError: if ``get_data`` or the policy was not set.
         """
         if self._get_data is None:
             raise ConfigError(
-                "set `learner.get_data` first: a function of the batch size that returns as many "
+                "set `learner.get_data` first: a function of the batch size that returns that many "
                 "callables, each of which loads one sample"
             )
         self._close_loader()
@@ -253,7 +252,7 @@ class BaseLearner(Configurable):
 
     @property
     def get_data(self) -> Callable[[int], list[Callable[[], Any]]] | None:
-        """Where batches come from: batch size → that many callables, each loads one sample."""
+        """A function of the batch size that returns that many callables; each loads one sample."""
         return self._get_data
 
     @get_data.setter
@@ -278,7 +277,7 @@ class BaseLearner(Configurable):
             hook(self)
 
     def register_hook(self, hook: LearnerHook) -> None:
-        """Add a hook at its place."""
+        """Add a hook, ordered by priority."""
         add_learner_hook(self._hooks, hook)
 
     @property
@@ -290,10 +289,10 @@ class BaseLearner(Configurable):
         """Save a checkpoint now, with the hook ``save_ckpt_after_run``.
 
         Args:
-            ckpt_name: file name; None: :attr:`ckpt_name`, or by the iteration.
+            ckpt_name: file name; None takes :attr:`ckpt_name`, or a name with the iteration.
 
         Raises:
-            CheckpointWriteError: if the file cannot be written; what was there before is intact.
+            CheckpointWriteError: if the file cannot be written; an earlier file stays intact.
         """
         before = self._ckpt_name
         if ckpt_name is not None:
@@ -307,11 +306,11 @@ class BaseLearner(Configurable):
         for hook in self._hooks["after_run"]:
             if hook.name == "save_ckpt_after_run":
                 return hook
-        # Left out of the run's end by the config, but someone asks for a checkpoint now.
+        # The config omits the hook, but a checkpoint is requested now.
         return SaveCkptHook("save_ckpt_after_run", 20, position="after_run")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the policy's whole state, with ``last_iter`` and ``last_step``."""
+        """Return the policy's complete state, with ``last_iter`` and ``last_step``."""
         return {
             **self.policy.state_dict(),
             "last_iter": self.train_iter,
@@ -319,10 +318,10 @@ class BaseLearner(Configurable):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; one without counters, such as a policy's alone, counts from 0.
+        """Continue from a state; without counters, as in a policy's own state, count from 0.
 
         Raises:
-            CheckpointMismatch: if it belongs to another model.
+            CheckpointMismatch: if the state belongs to another model.
         """
         own = dict(state)
         last_iter, last_step = own.pop("last_iter", 0), own.pop("last_step", -1)
@@ -343,7 +342,7 @@ class BaseLearner(Configurable):
             self._logger.debug("%s", s)
 
     def close(self) -> None:
-        """Stop the data loader and close the tensorboard writer, if it is the learner's own."""
+        """Stop the data loader, and close the TensorBoard writer if the learner created it."""
         self._close_loader()
         self._writer.close()
 
@@ -370,7 +369,7 @@ class BaseLearner(Configurable):
 
     @property
     def learn_info(self) -> dict[str, Any]:
-        """What a commander needs to know."""
+        """The learner's progress, for a commander."""
         return {
             "learner_step": self.train_iter,
             "learner_done": self._done,
@@ -382,12 +381,12 @@ class BaseLearner(Configurable):
 
     @property
     def priority_info(self) -> dict[str, Any]:
-        """The last priorities, with the data's places in its buffer, as far as it tells them."""
+        """The last priorities, with the buffer positions of their rows if the data has them."""
         return self._priority_info
 
     @property
     def collector_envstep(self) -> int:
-        """Env steps that the collectors have made; -1: unknown."""
+        """Env steps collected so far; -1: unknown."""
         return self._collector_envstep
 
     @collector_envstep.setter
@@ -448,7 +447,7 @@ class BaseLearner(Configurable):
 
     @property
     def log_buffer(self) -> dict[str, dict[str, Any]]:
-        """What the last iteration reported: ``scalar``, ``scalars`` and ``histogram``."""
+        """The values of the last iteration: ``scalar``, ``scalars`` and ``histogram``."""
         return self._log_buffer
 
     @property
@@ -458,12 +457,12 @@ class BaseLearner(Configurable):
 
     @property
     def tb_logger(self) -> Any:
-        """The tensorboard writer."""
+        """The TensorBoard writer."""
         return self._writer.get()
 
     @property
     def ckpt_name(self) -> str | None:
-        """File name of the next checkpoints; None: by the iteration."""
+        """File name of the next checkpoints; None: a name with the iteration."""
         return self._ckpt_name
 
     @ckpt_name.setter
@@ -485,7 +484,7 @@ class BaseLearner(Configurable):
 
     @property
     def instance_name(self) -> str:
-        """The name that tells learners apart."""
+        """The name that distinguishes learners in logs and folders."""
         return self._instance_name
 
 
@@ -506,7 +505,7 @@ def _priority_info(outputs: list[dict[str, Any]], data: Any) -> dict[str, Any] |
     """Return the priorities with the buffer positions of their rows, as far as the data has them.
 
     Returns:
-        None if there are no priorities.
+        None without priorities.
     """
     if all(output.get("priority") is None for output in outputs):
         return None

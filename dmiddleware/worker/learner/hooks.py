@@ -38,17 +38,17 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 POSITIONS = ("before_run", "after_run", "before_iter", "after_iter")
-"""Where a learner calls its hooks."""
+"""The points at which a learner calls its hooks."""
 
 SUFFIX = ".safetensors"
 
 
 class Hook(ABC):
-    """Something that a worker calls at a certain place of its work.
+    """Something that a worker calls at a certain point of its work.
 
     Args:
-        name: tells it apart; may be anything.
-        priority: hooks with lower ones run first, equal ones in the order of registration.
+        name: identifies the hook in logs and lists.
+        priority: hooks with a lower priority run first; equal ones in order of registration.
     """
 
     def __init__(self, name: str, priority: float) -> None:
@@ -66,7 +66,7 @@ class Hook(ABC):
 
     @property
     def priority(self) -> float:
-        """The rank among the hooks of one position; lower runs first."""
+        """The order among the hooks of one position; lower runs first."""
         return self._priority
 
     @abstractmethod
@@ -108,7 +108,7 @@ class LearnerHook(Hook):
 
 
 class _PeriodicHook(LearnerHook):
-    """A hook that does its work every ``ext_args.freq`` iterations (1 if it is not given)."""
+    """A hook that runs every ``ext_args.freq`` iterations (default: 1)."""
 
     def __init__(
         self, *args: Any, position: str, ext_args: Mapping[str, Any] | None = None
@@ -148,7 +148,7 @@ class LoadCkptHook(LearnerHook):
 
         Raises:
             FileNotFoundError: if there is no such file.
-            CheckpointDamaged: if the file is not a whole checkpoint.
+            CheckpointDamaged: if the file is damaged or incomplete.
             CheckpointMismatch: if it belongs to another model.
         """
         if not self._load_path:
@@ -174,10 +174,10 @@ class SaveCkptHook(_PeriodicHook):
     """
 
     def __call__(self, engine: BaseLearner) -> None:
-        """Save, if it is time.
+        """Save, if an interval has passed.
 
         Raises:
-            CheckpointWriteError: if the file cannot be written; what was there before is intact.
+            CheckpointWriteError: if the file cannot be written; an earlier file stays intact.
         """
         n_iterations = finished_iterations(engine, self._position)
         if engine.rank != 0 or not self._is_due(n_iterations):
@@ -188,11 +188,11 @@ class SaveCkptHook(_PeriodicHook):
 
 
 class LogShowHook(_PeriodicHook):
-    """Shows averages of what the learner reports, on rank 0, and clears its log buffer.
+    """Logs averages of the learner's outputs on rank 0, and clears its log buffer.
 
-    Averages of the policy's ``monitor_vars`` and of the learner's own times go as a table into the
-    text log, and into tensorboard as ``<instance>_iter/<name>`` over iterations and
-    ``<instance>_step/<name>`` over env steps; so do histograms and groups of scalars.
+    Averages of the policy's ``monitor_vars`` and of the learner's times are written to the text log
+    as a table, and to TensorBoard as ``<instance>_iter/<name>`` over iterations and
+    ``<instance>_step/<name>`` over env steps, as are histograms and groups of scalars.
 
     Args:
         args: name and priority.
@@ -201,7 +201,7 @@ class LogShowHook(_PeriodicHook):
     """
 
     def __call__(self, engine: BaseLearner) -> None:
-        """Take in the newest values; show, if it is time."""
+        """Add the newest values to the averages; log them, if an interval has passed."""
         buffer = engine.log_buffer
         if engine.monitors:
             engine.monitor.update(buffer["scalar"])
@@ -221,7 +221,7 @@ class LogShowHook(_PeriodicHook):
         writer = engine.tb_logger
         axes = {"iter": n_iterations, "step": engine.collector_envstep}
         for axis, at in axes.items():
-            # Without a collector there are no env steps to plot over.
+            # Negative: the number of env steps is unknown.
             if at < 0:
                 continue
             prefix = f"{engine.instance_name}_{axis}"
@@ -234,10 +234,10 @@ class LogShowHook(_PeriodicHook):
 
 
 class LogReduceHook(LearnerHook):
-    """Averages the log buffer over all ranks; keys that begin with ``noreduce_`` stay.
+    """Averages the log buffer over all ranks, except keys that begin with ``noreduce_``.
 
     Args:
-        args: name and priority; it must run before the hook that shows.
+        args: name and priority; it must run before the hook that logs.
         position: ``after_iter``, usually.
         ext_args: none.
     """
@@ -262,12 +262,12 @@ def _unknown_position(what: str, position: object) -> ConfigError:
 
 
 def finished_iterations(engine: BaseLearner, position: str) -> int:
-    """Return how many iterations are finished; ``after_iter`` runs before the last is counted."""
+    """Return the finished iterations; ``after_iter`` runs before the current one is counted."""
     return engine.train_iter + (position == "after_iter")
 
 
 def checkpoint_name(name: str) -> str:
-    """Return a file name with the suffix of checkpoints, unless it has one."""
+    """Return a file name with the suffix of checkpoints, unless it already has a suffix."""
     return name if Path(name).suffix else f"{name}{SUFFIX}"
 
 
@@ -276,8 +276,8 @@ Hooks: TypeAlias = dict[str, list[LearnerHook]]
 
 _HOOK_TYPES: Registry[Callable[..., LearnerHook]] = Registry("learner hook")
 
-# Short form: type, priority, position, and the name of the ext_arg that the value is. Reducing
-# comes before showing.
+# Short form: type, priority, position, and which of ext_args the value sets. Values are averaged
+# over the ranks before they are logged.
 _SHORT_FORMS: dict[str, tuple[str, int, str, str | None]] = {
     "load_ckpt_before_run": ("load_ckpt", 20, "before_run", "load_path"),
     "log_show_after_iter": ("log_show", 20, "after_iter", "freq"),
@@ -289,7 +289,7 @@ _LONG_FORM = ("name", "type", "priority", "position", "ext_args")
 
 
 def register_learner_hook(name: str, hook_type: type[LearnerHook]) -> None:
-    """Let configs name a type of hook.
+    """Make a type of hook available to configs by name.
 
     Args:
         name: the ``type`` in a hook's config.
@@ -297,8 +297,8 @@ def register_learner_hook(name: str, hook_type: type[LearnerHook]) -> None:
             ``hook_type(name, priority, position=…, ext_args=…)``.
 
     Raises:
-        TypeError: if it is no subclass of :class:`LearnerHook`.
-        RegistryError: if the name stands for another type already.
+        TypeError: if ``hook_type`` is not a subclass of :class:`LearnerHook`.
+        RegistryError: if another type is registered under the name.
     """
     if not (isinstance(hook_type, type) and issubclass(hook_type, LearnerHook)):
         raise TypeError(f"a hook type must be a subclass of LearnerHook, got {hook_type!r}")
@@ -320,15 +320,15 @@ def build_learner_hook_by_cfg(cfg: Mapping[str, Any]) -> Hooks:
     Args:
         cfg: short forms (``log_show_after_iter: 100``, ``load_ckpt_before_run: path``,
             ``save_ckpt_after_iter: 1000``, ``save_ckpt_after_run: True``,
-            ``log_reduce_after_iter: True``; False and None leave the hook out), and long forms: any
-            key, with a dictionary of ``name``, ``type``, ``priority``, ``position``, ``ext_args``.
+            ``log_reduce_after_iter: True``; False and None omit the hook), and long forms: any key,
+            with a dictionary of ``name``, ``type``, ``priority``, ``position``, ``ext_args``.
 
     Returns:
-        Hooks by position; every position is there.
+        Hooks by position, with all positions as keys.
 
     Raises:
-        ConfigError: for an unknown short form (the nearest known one is named), or a long form that
-            lacks something.
+        ConfigError: for an unknown short form (the nearest known one is named), or an incomplete
+            long form.
         RegistryError: for an unknown ``type``.
     """
     hooks: Hooks = {position: [] for position in POSITIONS}
@@ -369,10 +369,10 @@ def _from_long(key: str, value: Mapping[str, Any]) -> LearnerHook:
 
 
 def add_learner_hook(hooks: Hooks, hook: LearnerHook) -> None:
-    """Put a hook at its place: by priority, after those of equal priority.
+    """Insert a hook by priority, after hooks of equal priority.
 
     Raises:
-        TypeError: if it is no :class:`LearnerHook`.
+        TypeError: if ``hook`` is not a :class:`LearnerHook`.
     """
     if not isinstance(hook, LearnerHook):
         raise TypeError(f"a learner's hook must be a LearnerHook, got {hook!r}")
@@ -380,7 +380,7 @@ def add_learner_hook(hooks: Hooks, hook: LearnerHook) -> None:
 
 
 def merge_hooks(hooks1: Hooks, hooks2: Hooks) -> Hooks:
-    """Merge two collections of hooks, stable by priority (those of the first come first).
+    """Merge hooks by priority; among equal ones, those of ``hooks1`` come first.
 
     Raises:
         ConfigError: if they have different positions.

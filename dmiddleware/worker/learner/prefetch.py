@@ -1,4 +1,4 @@
-"""Batches that are loaded while the learner learns."""
+"""Loading batches in the background while the learner trains."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ GetData: TypeAlias = Callable[[int], "list[Callable[[], Any]] | None"]
 class PrefetchLoader:
     """Iterates over batches whose samples are loaded by workers, in order.
 
-    With workers, one thread asks ``get_data`` for the next batches and the workers load their
-    samples, at most ``prefetch`` batches ahead. Without, everything happens when a batch is asked
-    for.
+    With workers, one thread calls ``get_data`` for the next batches and the workers load their
+    samples, at most ``prefetch`` batches ahead. Without workers, a batch is loaded when it is
+    requested.
 
     Args:
-        get_data: called with the batch size; returns as many callables, each of which loads one
-            sample. It may wait for data; that it returns nothing is an error.
+        get_data: called with the batch size; returns that many callables, each of which loads one
+            sample. It may block until there is data, but must not return nothing.
         batch_size: samples in a batch.
-        num_workers: 0, or how many workers load.
+        num_workers: number of workers; 0 loads in the calling thread.
         worker: ``"thread"``, or ``"process"`` (spawned; the callables must be picklable).
-        prefetch: how many batches are under way.
-        timeout_s: how long the next batch may take.
+        prefetch: number of batches to load ahead.
+        timeout_s: how long to wait for a batch.
 
     Raises:
         ValueError: for impossible numbers or an unknown kind of worker.
@@ -74,10 +74,10 @@ class PrefetchLoader:
         """Return the next batch, a list of samples.
 
         Raises:
-            NotEnoughData: if ``get_data`` gave nothing.
-            TimeoutError: if the batch does not come in time.
-            RuntimeError: after ``close``, also if that comes while this waits.
-            Exception: whatever ``get_data`` or a sample's loading raised.
+            NotEnoughData: if ``get_data`` returned nothing.
+            TimeoutError: if the batch is not loaded in time.
+            RuntimeError: after ``close``, also if this was already waiting.
+            Exception: any error of ``get_data`` or of loading a sample.
         """
         if self._stop.is_set():
             raise _closed()
@@ -98,13 +98,13 @@ class PrefetchLoader:
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
         if self._feeder is not None:
-            # The feeder may wait for room; once the stop is set it puts at most one more item.
+            # The feeder may be blocked by the full queue; it puts at most one more item.
             with contextlib.suppress(queue.Empty):
                 while True:
                     self._batches.get_nowait()
-            # A get_data that hangs keeps its daemon thread; that ends with the process.
+            # If get_data hangs, its daemon thread stays until the process ends.
             self._feeder.join(timeout=1.0)
-            # Another thread may wait for a batch that will not come.
+            # Wake up a thread that waits for a batch.
             with contextlib.suppress(queue.Full):
                 self._batches.put_nowait(_closed())
 
@@ -123,14 +123,14 @@ class PrefetchLoader:
         try:
             return future.result(timeout=self._timeout_s)
         except TimeoutError:
-            if future.done():  # it may be the loading's own
+            if future.done():  # loading itself raised TimeoutError
                 return future.result()
             raise self._too_late() from None
 
     def _too_late(self) -> TimeoutError:
         return TimeoutError(
-            f"the next batch did not come within {self._timeout_s} s; get_data or the loading "
-            "of a sample hangs, or dataloader.timeout_s is too short"
+            f"the next batch was not loaded within {self._timeout_s} s; get_data or loading a "
+            "sample hangs, or dataloader.timeout_s is too short"
         )
 
     def _ask(self) -> list[Callable[[], Any]]:
@@ -152,17 +152,17 @@ class PrefetchLoader:
             item: list[Future[Any]] | BaseException
             try:
                 item = [executor.submit(load) for load in self._ask()]
-            except BaseException as error:  # noqa: BLE001 - raised again where the batch is taken
+            except BaseException as error:  # noqa: BLE001 - raised by __next__
                 item = error
             if self._stop.is_set():
-                return  # while it was asked for; there may be no room, and no one to make some
+                return  # closed meanwhile: the queue may stay full
             self._batches.put(item)
             if isinstance(item, BaseException):
                 return
 
 
 def _closed() -> RuntimeError:
-    return RuntimeError("the data loader is closed; set it up again to go on")
+    return RuntimeError("the data loader is closed; call setup_dataloader() again")
 
 
 def _make_executor(worker: str, num_workers: int) -> Executor:

@@ -1,4 +1,4 @@
-"""What a learner counts and averages."""
+"""The iteration counter of a learner, and moving averages of its outputs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["CountVar", "MovingAverages"]
 
 
 class MovingAverages:
-    """Means of named values over the recent iterations.
+    """Means of named values over recent iterations.
 
     Args:
-        names: the values to follow; others are ignored.
-        window: how many recent values of each name count.
+        names: the values to average; others are ignored.
+        window: number of recent values per name.
     """
 
     def __init__(self, names: Iterable[str], *, window: int) -> None:
@@ -22,16 +22,16 @@ class MovingAverages:
         self._values: dict[str, deque[float]] = {name: deque(maxlen=window) for name in names}
 
     def follow(self, name: str, *, window: int) -> None:
-        """Follow one more value."""
+        """Average one more value."""
         self._values.setdefault(name, deque(maxlen=window))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that are followed."""
+        """The names of the averaged values."""
         return tuple(self._values)
 
     def update(self, values: Mapping[str, float]) -> None:
-        """Add one iteration's values; names that are not followed are ignored."""
+        """Add one iteration's values; unknown names are ignored."""
         for name, value in values.items():
             history = self._values.get(name)
             if history is not None:
@@ -41,36 +41,36 @@ class MovingAverages:
         """Return the mean of the recent values.
 
         Raises:
-            KeyError: if the name is not followed.
-            ValueError: if it had no value yet.
+            KeyError: for an unknown name.
+            ValueError: if it has no value yet.
         """
         history = self._values[name]
         if not history:
-            raise ValueError(f"{name!r} had no value yet, so it has no mean")
+            raise ValueError(f"{name!r} has no value yet")
         return sum(history) / len(history)
 
     def latest(self, name: str) -> float:
         """Return the newest value.
 
         Raises:
-            KeyError: if the name is not followed.
-            ValueError: if it had no value yet.
+            KeyError: for an unknown name.
+            ValueError: if it has no value yet.
         """
         history = self._values[name]
         if not history:
-            raise ValueError(f"{name!r} had no value yet")
+            raise ValueError(f"{name!r} has no value yet")
         return history[-1]
 
     def means(self) -> dict[str, float]:
-        """Return the means of all names that had a value."""
+        """Return the means of all names that have a value."""
         return {name: self.mean(name) for name, history in self._values.items() if history}
 
 
 class CountVar:
-    """An integer that counts up; who holds it sees it change.
+    """A mutable counter, which can be shared.
 
     Args:
-        init_val: where to begin.
+        init_val: the first value.
     """
 
     def __init__(self, init_val: int = 0) -> None:
@@ -82,7 +82,7 @@ class CountVar:
         return self._val
 
     def add(self, add_num: int) -> None:
-        """Count on."""
+        """Add to the count."""
         self._val += add_num
 
     def update(self, val: int) -> None:

@@ -1,4 +1,4 @@
-"""The fixtures of tests that act in envs."""
+"""Fixtures for tests that act in envs."""
 
 from tests.dmiddleware.counting_envs import (
     batched_policy,

@@ -95,7 +95,7 @@ def test_two_ranks_average_their_log_buffers(tmp_path):
         assert answer["said"] == {"by": 0}
 
 
-def test_alone_nothing_changes():
+def test_a_single_rank_changes_nothing():
     data = {"a": [1, torch.ones(2)], "noreduce_b": 3}
     assert rank_and_world_size() == (0, 1)
     assert mean_over_ranks(data) is data

@@ -43,7 +43,7 @@ def place(transition):
 
 
 def record_trajectories(collector):
-    """Return the list of the trajectories that get_train_sample is given from now on."""
+    """Record the trajectories that get_train_sample receives, in the returned list."""
     trajectories = []
 
     def get_train_sample(transitions):
@@ -54,7 +54,7 @@ def record_trajectories(collector):
     return trajectories
 
 
-def test_exactly_so_many_samples_come_and_the_rest_is_kept(sampler):
+def test_exactly_n_samples_are_returned_and_the_rest_is_kept(sampler):
     first = sampler.collect(10)
     assert len(first) == 10
     kept = sampler.n_extra
@@ -69,7 +69,7 @@ def test_exactly_so_many_samples_come_and_the_rest_is_kept(sampler):
         assert mine[0] == (0, 0)
 
 
-def test_extra_samples_are_returned_if_they_are_not_to_be_dropped(sampler):
+def test_extra_samples_are_returned_without_drop_extra(sampler):
     samples = sampler.collect(10, drop_extra=False)
     assert len(samples) == 11
     assert sampler.n_extra == 0
@@ -86,10 +86,10 @@ def test_trajectories_end_with_the_episode_or_at_the_trajectory_length(sampler):
     ]
 
 
-def test_transitions_gather_from_call_to_call(sampler):
+def test_transitions_are_gathered_across_calls(sampler):
     trajectories = record_trajectories(sampler)
     for _ in range(30):
-        sampler.collect(6)  # two each, while episodes have odd lengths
+        sampler.collect(6)  # two per env, but episodes have odd lengths
     for trajectory in trajectories:
         firsts = trajectory[0]
         assert trajectory == [(*firsts[:2], firsts[2] + i) for i in range(len(trajectory))]
@@ -105,7 +105,7 @@ def test_transitions_gather_from_call_to_call(sampler):
         assert mine == expected[: len(mine)]
 
 
-def test_samples_that_were_made_before_an_error_are_handed_out_later(
+def test_samples_collected_before_an_error_are_returned_later(
     counting_envs, batched_policy, tmp_path
 ):
     mode, envs = batched_policy.collect_mode, counting_envs([(9,), (9,)])
@@ -120,7 +120,7 @@ def test_samples_that_were_made_before_an_error_are_handed_out_later(
     assert sorted(place(sample) for sample in samples) == expected
 
 
-def test_a_policy_may_want_whole_episodes(counting_envs, batched_policy, tmp_path):
+def test_a_policy_may_require_whole_episodes(counting_envs, batched_policy, tmp_path):
     policy = type(batched_policy)({"traj_len_inf": True}, torch.nn.Linear(1, 1))
     with SampleSerialCollector(
         {}, counting_envs(LENGTHS), policy.collect_mode, exp_name=str(tmp_path)
@@ -147,7 +147,7 @@ def test_envs_in_lockstep_keep_their_trajectories_apart(lockstep_envs, batched_p
         assert [row[1:] for row in rows] == [divmod(n, length) for n in range(len(rows))]
 
 
-def test_a_failed_env_loses_what_has_gathered(counting_envs, batched_policy, tmp_path):
+def test_a_failed_env_loses_its_gathered_transitions(counting_envs, batched_policy, tmp_path):
     with SampleSerialCollector(
         {},
         counting_envs([(9,), (9,)], {0: [(0, 3)]}),
@@ -161,7 +161,7 @@ def test_a_failed_env_loses_what_has_gathered(counting_envs, batched_policy, tmp
     assert [p[1:] for p in trajectories[1]][:2] == [(100, 0), (100, 1)]
 
 
-def test_transitions_are_tensors_with_stamps(sampler):
+def test_transitions_are_tensors_with_collect_iter_and_seed(sampler):
     sample = sampler.collect(6, train_iter=7, level_seeds=[11, 12, 13])[0]
     assert sample["collect_iter"].item() == 7
     assert sample["seed"].item() == 11 + place(sample)[0]
@@ -180,7 +180,7 @@ def test_transitions_are_tensors_with_stamps(sampler):
     }
 
 
-def test_level_seeds_are_one_per_env(sampler):
+def test_level_seeds_need_one_seed_per_env(sampler):
     with pytest.raises(ConfigError, match="list of 3 seeds"):
         sampler.collect(6, level_seeds=[1, 2])
     with pytest.raises(ConfigError, match="list of 3 seeds"):
@@ -188,7 +188,7 @@ def test_level_seeds_are_one_per_env(sampler):
 
 
 @pytest.mark.parametrize("deepcopy_obs", [False, True])
-def test_consecutive_transitions_share_observations_unless_told_otherwise(
+def test_consecutive_transitions_share_observations_unless_deepcopy_obs(
     counting_envs, batched_policy, tmp_path, deepcopy_obs
 ):
     with EpisodeSerialCollector(
@@ -205,7 +205,7 @@ def test_consecutive_transitions_share_observations_unless_told_otherwise(
     assert place({"obs": episode[-1]["next_obs"]}) == (0, 0, 4)
 
 
-def test_observations_can_be_made_float32_for_policy_and_transitions(counting_envs, tmp_path):
+def test_observations_can_be_converted_to_float32(counting_envs, tmp_path):
     import gymnasium as gym
     import numpy as np
 
@@ -251,7 +251,7 @@ def test_observations_can_be_made_float32_for_policy_and_transitions(counting_en
         assert {sample[key].dtype for sample in samples for key in ("obs", "next_obs")} == {dtype}
 
 
-def test_totals_count_and_can_be_set(sampler):
+def test_the_total_env_steps_are_counted_and_can_be_set(sampler):
     sampler.collect(12, drop_extra=False)
     assert sampler.envstep == sampler._core().env_step
     sampler.envstep = 1000
@@ -259,7 +259,9 @@ def test_totals_count_and_can_be_set(sampler):
     assert sampler.envstep > 1000
 
 
-def test_logs_come_every_so_many_iterations(counting_envs, batched_policy, tmp_path, caplog):
+def test_statistics_are_logged_every_collect_print_freq_iterations(
+    counting_envs, batched_policy, tmp_path, caplog
+):
     caplog.set_level(logging.INFO)
     with SampleSerialCollector(
         {"collect_print_freq": 10},
@@ -278,7 +280,7 @@ def test_logs_come_every_so_many_iterations(counting_envs, batched_policy, tmp_p
     assert list((tmp_path / "log" / "collector").glob("events*"))
 
 
-def test_what_is_collected_at_random_can_stay_out_of_the_logs(
+def test_random_collecting_can_be_left_out_of_the_logs(
     counting_envs, batched_policy, tmp_path, caplog
 ):
     caplog.set_level(logging.INFO)
@@ -306,7 +308,7 @@ def test_whole_episodes_are_spread_over_the_envs(episoder):
     assert episoder.envstep == sum(len(episode) for episode in episodes)
 
 
-def test_episodes_can_be_made_into_samples(counting_envs, batched_policy, tmp_path):
+def test_episodes_can_be_turned_into_samples(counting_envs, batched_policy, tmp_path):
     with EpisodeSerialCollector(
         {"get_train_sample": True},
         counting_envs(LENGTHS),
@@ -333,7 +335,7 @@ def test_a_missing_target_is_named(counting_envs, batched_policy, tmp_path, cls,
                 collector.collect(target)
 
 
-def test_the_policys_own_target_is_the_default(counting_envs, batched_policy, tmp_path):
+def test_the_target_defaults_to_the_policys(counting_envs, batched_policy, tmp_path):
     mode = batched_policy.collect_mode
 
     def get_attribute(name):
@@ -360,7 +362,7 @@ def test_reset_takes_other_envs_and_launches_them(sampler, counting_envs):
     assert place(sampler.collect(1)[0]) == (0, 1, 0)
 
 
-def test_reset_policy_without_one_clears_its_state(sampler, batched_policy):
+def test_reset_policy_without_a_policy_clears_the_state(sampler, batched_policy):
     sampler.collect(3)
     batched_policy.resets.clear()
     sampler.reset_policy()
@@ -368,7 +370,7 @@ def test_reset_policy_without_one_clears_its_state(sampler, batched_policy):
 
 
 @pytest.mark.parametrize("resumable", [True, False])
-def test_collecting_samples_goes_on_from_a_saved_state(
+def test_collecting_continues_from_a_saved_state(
     counting_envs, batched_policy, tmp_path, resumable
 ):
     def make():
@@ -388,13 +390,13 @@ def test_collecting_samples_goes_on_from_a_saved_state(
         mine, theirs = (
             [place(sample) for sample in collector.collect(10)] for collector in (one, other)
         )
-        # The extra sample comes first; after it, envs that cannot be restored begin anew.
+        # After the extra sample, envs that cannot be restored start fresh episodes.
         assert mine[0] == theirs[0]
         assert (mine == theirs) == resumable
         assert (other.dropped_steps > one.dropped_steps) == (not resumable)
 
 
-def test_what_is_missing_is_named(batched_policy):
+def test_a_missing_argument_is_named(batched_policy):
     with pytest.raises(ConfigError, match="no policy"):
         SampleSerialCollector().collect(3)
     with pytest.raises(ConfigError, match="no envs"):
@@ -402,7 +404,7 @@ def test_what_is_missing_is_named(batched_policy):
 
 
 @pytest.mark.parametrize("cls", [SampleSerialCollector, EpisodeSerialCollector])
-def test_a_policy_is_taken_as_its_collect_mode(counting_envs, batched_policy, tmp_path, cls):
+def test_a_policy_is_accepted_as_its_collect_mode(counting_envs, batched_policy, tmp_path, cls):
     with cls({}, counting_envs(LENGTHS), batched_policy, exp_name=str(tmp_path)) as collector:
         assert collector.policy == batched_policy.collect_mode
         collector.reset_policy(batched_policy)
@@ -425,7 +427,7 @@ def test_an_argument_of_the_wrong_type_is_refused(batched_policy, sampler):
 
 @pytest.mark.parametrize("answer", [None, [1.0], torch.zeros(3)])
 @pytest.mark.parametrize("method", ["_process_transition", "_get_train_sample"])
-def test_a_policy_that_makes_no_transitions_is_refused(
+def test_a_policy_that_returns_no_transition_or_sample_is_refused(
     counting_envs, per_env_policy, tmp_path, monkeypatch, method, answer
 ):
     policy = per_env_policy
@@ -478,7 +480,7 @@ def test_transitions_become_tensors_and_share_their_observations():
     ]
     shared = to_tensor_transitions(data)
     assert shared[0]["next_obs"] is shared[1]["obs"]
-    assert shared[1]["next_obs"] is not shared[2]["obs"]  # an episode ended in between
+    assert shared[1]["next_obs"] is not shared[2]["obs"]  # the episode ends between them
     assert shared[2]["next_obs"].tolist() == [3.0, 3.0]
     assert shared[0]["obs"].dtype == shared[0]["reward"].dtype == torch.float32
     assert shared[0]["action"].dtype == shared[0]["level"].dtype == torch.int64

@@ -30,7 +30,7 @@ def evaluator(counting_envs, batched_policy, tmp_path):
         yield evaluator
 
 
-def test_every_env_plays_its_share_and_pauses(counting_envs, batched_policy):
+def test_every_env_plays_its_share_and_then_pauses(counting_envs, batched_policy):
     with counting_envs(LENGTHS) as envs:
         monitor = evaluate_episodes(batched_policy.eval_mode, envs, 7)
         assert monitor.get_episode_return() == [3.0, 3.0, 3.0, 15.0, 6.0, 10.0, 10.0]
@@ -71,11 +71,11 @@ def test_envs_in_lockstep_give_the_same_shares(batched_policy):
 def test_the_episode_of_a_failed_env_does_not_count(counting_envs, batched_policy):
     with counting_envs(LENGTHS, {2: [(0, 2)]}) as envs:
         monitor = evaluate_episodes(batched_policy.eval_mode, envs, 3)
-    # All envs began their second episode, since evaluating begins with a reset.
+    # All envs are in their second episode, since evaluating starts with a reset.
     assert monitor.get_episode_return() == [3.0, 15.0, 10.0]
 
 
-def test_the_policy_acts_greedily_and_is_told_which_episodes_ended(counting_envs):
+def test_the_policy_acts_greedily_and_is_reset_when_episodes_end(counting_envs):
     from torch import nn
 
     from dmiddleware.policy import Policy
@@ -111,9 +111,9 @@ def test_the_policy_acts_greedily_and_is_told_which_episodes_ended(counting_envs
     ]
 
 
-def test_what_was_found_is_returned(evaluator):
+def test_eval_returns_the_stop_flag_and_the_returns(evaluator):
     stop, info = evaluator.eval(train_iter=0)
-    assert not stop  # training has not begun
+    assert not stop  # no training yet
     # The envs were not launched before, so their first episodes count.
     assert info["episode_return"] == [3.0, 3.0, 6.0, 15.0, 10.0, 10.0]
     assert info["episode_count"] == 6
@@ -127,7 +127,7 @@ def test_what_was_found_is_returned(evaluator):
     assert stop
 
 
-def test_it_does_not_stop_below_the_stop_value(counting_envs, batched_policy, tmp_path):
+def test_training_continues_below_the_stop_value(counting_envs, batched_policy, tmp_path):
     with InteractionSerialEvaluator(
         {"n_episode": 3, "stop_value": 100.0},
         counting_envs(LENGTHS),
@@ -137,7 +137,7 @@ def test_it_does_not_stop_below_the_stop_value(counting_envs, batched_policy, tm
         assert evaluator.eval(train_iter=5)[0] is False
 
 
-def test_a_new_best_is_saved_and_nothing_else(evaluator, counting_envs):
+def test_only_a_new_best_is_saved(evaluator, counting_envs):
     saved = []
     evaluator.eval(saved.append, train_iter=1)
     evaluator.eval(saved.append, train_iter=2)  # the same returns
@@ -151,14 +151,14 @@ def test_a_new_best_is_saved_and_nothing_else(evaluator, counting_envs):
     assert len(saved) == 2
 
 
-def test_it_is_time_at_iteration_0_and_every_so_many_iterations_after(evaluator):
+def test_evaluations_are_due_at_iteration_0_and_every_eval_freq_iterations(evaluator):
     times = [i for i in range(0, 41) for _ in range(2) if evaluator.should_eval(i)]
     assert times == [0, 10, 20, 30, 40]
     evaluator.reset()
     assert [i for i in (3, 9, 12, 15, 21, 22) if evaluator.should_eval(i)] == [12, 22]
 
 
-def test_the_state_remembers_the_best_and_the_last_time(evaluator):
+def test_the_state_holds_the_best_return_and_the_last_evaluation(evaluator):
     assert evaluator.should_eval(13)
     evaluator.eval(train_iter=13)
     state = evaluator.state_dict()
@@ -179,7 +179,7 @@ def test_results_are_logged(evaluator, caplog, tmp_path):
     assert list((tmp_path / "log" / "evaluator").glob("events*"))
 
 
-def test_a_number_of_episodes_is_needed(counting_envs, batched_policy, tmp_path):
+def test_the_number_of_episodes_is_required(counting_envs, batched_policy, tmp_path):
     with InteractionSerialEvaluator(
         {}, counting_envs(LENGTHS), batched_policy.eval_mode, exp_name=str(tmp_path)
     ) as evaluator:
@@ -215,7 +215,7 @@ def images(folder):
                     yield value.tag, event.step, value.image
 
 
-def test_evaluations_are_filmed_when_it_is_time(dqn_policy, tmp_path):
+def test_videos_are_recorded_every_render_freq_iterations(dqn_policy, tmp_path):
     import io
 
     from PIL import Image, ImageSequence
@@ -237,11 +237,11 @@ def test_evaluations_are_filmed_when_it_is_time(dqn_policy, tmp_path):
     ]
     film = Image.open(io.BytesIO(found[0][2].encoded_image_string))
     assert film.size == (3 * 600, 400)
-    # Equal pictures are stored once, with a longer duration.
+    # Equal frames are stored once, with a longer duration.
     assert sum(frame.info["duration"] for frame in ImageSequence.Iterator(film)) == 4 * 50
 
 
-def test_a_picture_of_the_returns_is_drawn(counting_envs, batched_policy, tmp_path):
+def test_the_returns_are_plotted(counting_envs, batched_policy, tmp_path):
     from PIL import Image
 
     path = tmp_path / "figures" / "returns.png"
@@ -265,7 +265,7 @@ def test_reset_takes_another_policy(evaluator, per_env_policy):
     assert evaluator.eval()[1]["episode_count"] == 6
 
 
-def test_a_policy_is_taken_as_its_eval_mode(evaluator, batched_policy):
+def test_a_policy_is_accepted_as_its_eval_mode(evaluator, batched_policy):
     evaluator.reset_policy(batched_policy)
     assert evaluator.policy == batched_policy.eval_mode
     created = InteractionSerialEvaluator({}, policy=batched_policy)

@@ -55,7 +55,7 @@ class Tape(LearnerHook):
 
 
 class Stub:
-    """A learn mode whose forward answers what the test wants."""
+    """A learn mode whose forward returns the given answers in turn."""
 
     def __new__(cls, answers):
         answers = iter(answers)
@@ -74,7 +74,7 @@ def learner(dqn_policy, tmp_path):
 
 
 def scalars(folder):
-    """Read a tensorboard folder: (tag, step) → value."""
+    """Read a TensorBoard folder: (tag, step) → value."""
     from tensorboardX.proto.event_pb2 import Event
 
     found = {}
@@ -98,7 +98,7 @@ def test_training_updates_the_policy_and_counts(learner, dqn_policy):
     assert learner.train_iter == learner.last_iter.val == int(learner.last_iter) == 1
     assert learner.collector_envstep == 40
     learner.train(samples())
-    assert learner.collector_envstep == 40  # not told: as before
+    assert learner.collector_envstep == 40  # not passed: unchanged
 
 
 def test_hooks_run_around_each_iteration_in_order(learner):
@@ -129,7 +129,7 @@ def test_keyword_arguments_reach_the_forward(tmp_path):
     assert got == {"beta": 0.5}
 
 
-def test_priorities_come_with_their_places_in_the_buffer(tmp_path):
+def test_priorities_come_with_the_buffer_positions_of_their_rows(tmp_path):
     priority = torch.ones(2)
     with BaseLearner({}, Stub([{"priority": priority}] * 2), exp_name=str(tmp_path)) as learner:
         learner.train(
@@ -173,7 +173,7 @@ def test_outputs_are_sorted_into_the_log_buffer(tmp_path):
         assert list(buffer["histogram"]) == ["weights"]
 
 
-def test_averages_are_shown_and_the_log_buffer_is_cleared(tmp_path, caplog):
+def test_averages_are_logged_and_the_log_buffer_is_cleared(tmp_path, caplog):
     outputs = [
         {"total_loss": float(i), "[scalars]q": {"a": 1.0}, "[histogram]w": np.arange(4.0)}
         for i in range(5)
@@ -195,7 +195,7 @@ def test_averages_are_shown_and_the_log_buffer_is_cleared(tmp_path, caplog):
     assert "total_loss" in caplog.records[-1].message
 
 
-def test_nothing_is_plotted_over_env_steps_that_no_one_counts(tmp_path):
+def test_nothing_is_plotted_over_unknown_env_steps(tmp_path):
     cfg = {"hook": {"log_show_after_iter": 1}}
     with BaseLearner(cfg, Stub([{"total_loss": 1.0}]), exp_name=str(tmp_path)) as learner:
         learner.train(samples())
@@ -218,7 +218,7 @@ def test_only_rank_0_writes(tmp_path, caplog):
     assert not caplog.records
 
 
-def test_several_ranks_reduce_before_they_show(tmp_path):
+def test_values_are_averaged_over_ranks_before_they_are_logged(tmp_path):
     with BaseLearner({}, Stub([]), dist_info=(0, 2), exp_name=str(tmp_path)) as learner:
         names = [hook.name for hook in learner.hooks["after_iter"]]
     assert names == ["log_reduce_after_iter", "log_show_after_iter", "save_ckpt_after_iter"]
@@ -241,7 +241,7 @@ def test_checkpoints_carry_policy_iteration_and_step(learner, dqn_policy, tmp_pa
     assert learner.ckpt_name is None
 
 
-def test_checkpoints_are_saved_every_so_many_iterations(dqn_policy, tmp_path):
+def test_checkpoints_are_saved_every_n_iterations(dqn_policy, tmp_path):
     cfg = {"hook": {"save_ckpt_after_iter": 2}}
     with BaseLearner(
         cfg, dqn_policy.learn_mode, exp_name=str(tmp_path), instance_name="second"
@@ -258,7 +258,7 @@ def make_policy(width):
     return DQNPolicy({"model": model, "seed": 1})
 
 
-def test_a_loaded_checkpoint_goes_on_as_if_never_stopped(learner, dqn_policy, tmp_path):
+def test_training_from_a_checkpoint_equals_uninterrupted_training(learner, dqn_policy, tmp_path):
     batches = [samples(8 + i) for i in range(4)]
     for batch in batches[:2]:
         learner.train(batch, envstep=10)
@@ -290,7 +290,7 @@ def test_a_checkpoint_of_another_model_is_refused(learner, tmp_path):
 
 
 def source(n_batches=100, poison_at=None):
-    """Sample loaders; one sample of batch ``poison_at`` has a reward that is not finite."""
+    """Return sample loaders; the rewards of batch ``poison_at`` are NaN."""
     given = []
 
     def get_data(n):
@@ -302,7 +302,7 @@ def source(n_batches=100, poison_at=None):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_start_runs_all_iterations_with_hooks_around(dqn_policy, tmp_path, num_workers):
+def test_start_runs_all_iterations_between_the_run_hooks(dqn_policy, tmp_path, num_workers):
     cfg = {"train_iterations": 3, "dataloader": {"num_workers": num_workers}}
     with BaseLearner(cfg, dqn_policy.learn_mode, exp_name=str(tmp_path)) as learner:
         tape = []
@@ -319,7 +319,7 @@ def test_start_runs_all_iterations_with_hooks_around(dqn_policy, tmp_path, num_w
     assert (tmp_path / "ckpt_learner" / "iteration_3.safetensors").is_file()
 
 
-def test_a_loss_that_is_not_finite_saves_what_there_is_and_is_raised(dqn_policy, tmp_path):
+def test_a_checkpoint_is_saved_when_the_loss_is_not_finite(dqn_policy, tmp_path):
     cfg = {"train_iterations": 5}
     with BaseLearner(cfg, dqn_policy.learn_mode, exp_name=str(tmp_path)) as learner:
         learner.get_data = source(poison_at=2)
@@ -332,7 +332,7 @@ def test_a_loss_that_is_not_finite_saves_what_there_is_and_is_raised(dqn_policy,
     assert all(torch.isfinite(tensor).all() for tensor in state["model"].values())
 
 
-def test_a_run_that_cannot_begin_overwrites_no_checkpoint(dqn_policy, tmp_path):
+def test_a_run_that_fails_to_start_overwrites_no_checkpoint(dqn_policy, tmp_path):
     cfg = {"hook": {"load_ckpt_before_run": str(tmp_path / "missing.safetensors")}}
     with BaseLearner(cfg, dqn_policy.learn_mode, exp_name=str(tmp_path)) as learner:
         learner.last_iter.update(7)
@@ -382,13 +382,13 @@ def test_a_signal_waits_for_the_iteration_and_saves(dqn_policy, tmp_path, number
             assert learner.train_iter == 1
     finally:
         signal.signal(number, before)
-    # The previous handler gets the signal in the end.
+    # In the end the previous handler receives the signal.
     assert received == [number]
     assert (tmp_path / "ckpt_learner" / "iteration_1.safetensors").is_file()
     assert f"received {number.name}" in caplog.text
 
 
-def test_ctrl_c_saves_and_is_raised_once(dqn_policy, tmp_path):
+def test_ctrl_c_saves_and_raises_keyboard_interrupt_once(dqn_policy, tmp_path):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with BaseLearner({}, dqn_policy.learn_mode, exp_name=str(tmp_path)) as learner:
@@ -455,7 +455,7 @@ def test_samples_must_be_callables_that_load_them(learner):
         learner.start()
 
 
-def test_what_is_missing_is_named(tmp_path):
+def test_a_missing_argument_is_named(tmp_path):
     with BaseLearner({}, exp_name=str(tmp_path)) as learner:
         with pytest.raises(ConfigError, match="no policy"):
             learner.train(samples())
@@ -489,7 +489,7 @@ def test_the_policy_is_logged_when_it_is_set(dqn_policy, caplog, tmp_path):
     assert "DQNPolicy" in caplog.text
 
 
-def test_a_policy_is_taken_as_its_learn_mode(dqn_policy, tmp_path):
+def test_a_policy_is_accepted_as_its_learn_mode(dqn_policy, tmp_path):
     with BaseLearner({}, dqn_policy, exp_name=str(tmp_path)) as learner:
         assert learner.policy == dqn_policy.learn_mode
         learner.policy = dqn_policy
@@ -551,7 +551,7 @@ def test_an_output_with_kl_stop_is_not_an_iteration(tmp_path):
         assert tape == [("after_iter", 0), ("after_iter", 1)]
 
 
-def test_priorities_of_several_outputs_come_with_the_rows_that_they_are_for(tmp_path):
+def test_priorities_of_several_outputs_come_with_their_rows(tmp_path):
     outputs = [{"priority": torch.tensor([1.0, 2.0])}, {"priority": torch.tensor([3.0, 4.0])}]
     with BaseLearner({}, Stub([outputs, outputs]), exp_name=str(tmp_path)) as learner:
         learner.train([sample(i, replay_buffer_idx=10 + i) for i in range(4)])
@@ -562,7 +562,7 @@ def test_priorities_of_several_outputs_come_with_the_rows_that_they_are_for(tmp_
         assert learner.priority_info["index"].tolist() == [7, 8, 9, 6]
 
 
-def test_priorities_of_some_rows_come_with_those_rows_alone(tmp_path):
+def test_priorities_of_some_rows_come_with_those_rows_only(tmp_path):
     outputs = [{"priority": torch.tensor([5.0]), "priority_index": torch.tensor([2])}]
     with BaseLearner({}, Stub([outputs, outputs]), exp_name=str(tmp_path)) as learner:
         learner.train([sample(i, replay_unique_id=f"u{i}") for i in range(4)])
@@ -572,7 +572,7 @@ def test_priorities_of_some_rows_come_with_those_rows_alone(tmp_path):
 
 
 @pytest.mark.parametrize("answer", [None, 0.5, [None]])
-def test_a_forward_that_returns_no_dictionary_is_named(tmp_path, answer):
+def test_a_forward_that_returns_no_dictionary_is_refused(tmp_path, answer):
     with (
         BaseLearner({}, Stub([answer]), exp_name=str(tmp_path)) as learner,
         pytest.raises(PolicyOutputError, match="_forward_learn"),

@@ -20,7 +20,7 @@ POSITIONS = {"before_run", "after_run", "before_iter", "after_iter"}
 
 
 class Recorder(LearnerHook):
-    """Writes its name onto a tape."""
+    """Appends its name to a tape."""
 
     tape: list[str] = []
 
@@ -57,7 +57,7 @@ def test_short_forms_build_the_standard_hooks():
     assert hooks["before_iter"] == []
 
 
-def test_false_leaves_a_hook_out():
+def test_false_omits_a_hook():
     hooks = build_learner_hook_by_cfg(
         {"save_ckpt_after_run": False, "log_reduce_after_iter": False, "log_show_after_iter": None}
     )
@@ -141,7 +141,7 @@ def test_equal_priorities_keep_their_order():
     assert names(hooks, "after_run") == ["b", "d", "a", "c"]
 
 
-def test_merging_is_stable_by_priority_and_leaves_the_originals_alone():
+def test_merging_sorts_by_priority_and_keeps_the_originals():
     one, other = build_learner_hook_by_cfg({}), build_learner_hook_by_cfg({})
     for hooks, prefix in ((one, "1"), (other, "2")):
         for name, priority in (("a", 5), ("b", 1)):
@@ -151,19 +151,19 @@ def test_merging_is_stable_by_priority_and_leaves_the_originals_alone():
     assert names(one, "after_run") == ["1b", "1a"]
 
 
-def test_hooks_of_other_positions_are_not_merged():
+def test_hooks_with_different_positions_are_not_merged():
     with pytest.raises(ConfigError, match="after_run"):
         merge_hooks({"after_run": []}, {})
 
 
-def test_only_learner_hooks_are_taken():
+def test_only_learner_hooks_are_accepted():
     with pytest.raises(TypeError, match="LearnerHook"):
         add_learner_hook({}, lambda engine: None)
     with pytest.raises(TypeError, match="subclass of LearnerHook"):
         register_learner_hook("a_function", print)
 
 
-def test_hooks_can_be_shown():
+def test_hooks_are_described_in_text():
     hooks = build_learner_hook_by_cfg({"log_show_after_iter": 7, "log_reduce_after_iter": True})
     lines = show_hooks(hooks).splitlines()
     assert "after_iter: log_reduce_after_iter (10), log_show_after_iter (20)" in lines

@@ -13,13 +13,13 @@ from dmiddleware.worker.learner.prefetch import PrefetchLoader
 
 
 def numbers():
-    """A source of samples 0, 1, 2, …"""
+    """Return a source of samples 0, 1, 2, …"""
     counter = itertools.count()
     return lambda n: [functools.partial(operator.mul, next(counter), 10) for _ in range(n)]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
-def test_batches_come_whole_and_in_order(num_workers):
+def test_batches_are_complete_and_in_order(num_workers):
     with PrefetchLoader(numbers(), 4, num_workers=num_workers, timeout_s=20) as loader:
         batches = list(itertools.islice(loader, 5))
     assert batches == [[10 * (4 * b + i) for i in range(4)] for b in range(5)]
@@ -31,7 +31,7 @@ def test_samples_can_be_loaded_in_processes():
         assert next(loader) == [0, 10]
 
 
-def test_only_so_many_batches_are_under_way():
+def test_at_most_prefetch_batches_are_loaded_ahead():
     asked = threading.Semaphore(0)
     source, n_asked = numbers(), []
 
@@ -41,7 +41,7 @@ def test_only_so_many_batches_are_under_way():
         return source(n)
 
     with PrefetchLoader(get_data, 1, num_workers=1, prefetch=2, timeout_s=20) as loader:
-        # Two wait in the queue, and one in the hand of the thread that puts them there.
+        # Two in the queue, and one in the thread that fills it.
         for _ in range(3):
             assert asked.acquire(timeout=20)
         assert next(loader) == [0]
@@ -52,7 +52,7 @@ def test_only_so_many_batches_are_under_way():
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("what", ["get_data", "a sample"])
 @pytest.mark.parametrize("error", [OSError, TimeoutError, queue.Empty])
-def test_an_error_reaches_who_takes_the_batch(num_workers, what, error):
+def test_an_error_is_raised_where_the_batch_is_requested(num_workers, what, error):
     def broken(*_):
         raise error("a broken file")
 
@@ -65,7 +65,7 @@ def test_an_error_reaches_who_takes_the_batch(num_workers, what, error):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_source_that_gives_nothing_is_an_error(num_workers):
+def test_a_source_that_returns_nothing_is_an_error(num_workers):
     with (
         PrefetchLoader(lambda n: None, 2, num_workers=num_workers, timeout_s=20) as loader,
         pytest.raises(NotEnoughData, match=r"get_data\(2\) returned None"),
@@ -73,7 +73,7 @@ def test_a_source_that_gives_nothing_is_an_error(num_workers):
         next(loader)
 
 
-def test_a_batch_that_does_not_come_is_a_timeout():
+def test_a_batch_that_is_not_loaded_is_a_timeout():
     release = threading.Event()
     with PrefetchLoader(
         lambda n: [lambda: release.wait(20)] * n, 1, num_workers=1, timeout_s=0.01
@@ -83,7 +83,7 @@ def test_a_batch_that_does_not_come_is_a_timeout():
         release.set()
 
 
-def test_closing_twice_is_fine_and_ends_the_threads():
+def test_the_loader_can_be_closed_twice_and_ends_its_threads():
     before = set(threading.enumerate())
     loader = PrefetchLoader(numbers(), 2, num_workers=2, timeout_s=20)
     next(loader)
@@ -96,7 +96,7 @@ def test_closing_twice_is_fine_and_ends_the_threads():
         assert not thread.is_alive()
 
 
-def test_closing_wakes_who_waits_for_a_batch():
+def test_closing_wakes_a_thread_that_waits_for_a_batch():
     asked, release = threading.Event(), threading.Event()
 
     def get_data(n):
@@ -120,7 +120,7 @@ def test_closing_wakes_who_waits_for_a_batch():
     waiting.join(30)
     assert not waiting.is_alive()
     assert "closed" in str(errors[0])
-    loader.close()  # leaves a word for the next one who takes, so that there is no room
+    loader.close()  # leaves an item for a waiting thread, which fills the queue
     release.set()
     for thread in threading.enumerate():
         if thread.name == "prefetch":
