@@ -1,7 +1,7 @@
-"""Middleware of your own: exploration that falls as the policy gets better.
+"""Custom middleware: exploration that decreases as the policy gets better.
 
-Two kinds are shown. ``explore_by_return`` is a plain function of the context. ``count_solved`` has
-a ``yield``: what follows it runs on the way back, when the rest of the chain has done its work.
+``explore_by_return`` is a plain function of the context. ``count_solved`` has a ``yield``: the code
+after it runs on the way back, when the rest of the chain has done its work.
 """
 
 from collections.abc import Iterator
@@ -11,23 +11,21 @@ from dmiddleware import OnlineRLContext, Role, Task, kept, middleware
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
 from examples.cartpole_dqn import ENV, make_policy
-from examples.common import Result, command, finish, start
+from examples.common import command
 from middleware import (
-    CkptSaver,
+    Experiment,
+    ExperimentResult,
     OffPolicyLearner,
     StepCollector,
     data_pusher,
     interaction_evaluator,
-    learning_curve,
-    online_logger,
-    progress_bar,
     termination_checker,
 )
 
 
 @dataclass
 class CuriousContext(OnlineRLContext):
-    """The context, with two fields of our own that carry over from step to step."""
+    """The context, with two more fields that carry over from step to step."""
 
     recent_return: float = kept(0.0)
     solved_steps: int = kept(0)
@@ -35,14 +33,14 @@ class CuriousContext(OnlineRLContext):
 
 @middleware(roles=(Role.COLLECTOR,), reads=("recent_return",), writes=("collect_kwargs",))
 def explore_by_return(ctx: CuriousContext) -> None:
-    """Act at random less often, the longer the pole has stood lately: 1 at 0, 0.04 from 100 on."""
+    """Lower the probability of random actions from 1 at a return of 0 to 0.04 at 100."""
     ctx.collect_kwargs["eps"] = max(0.04, 1.0 - ctx.recent_return / 100)
     ctx.log("collect/eps", ctx.collect_kwargs["eps"])
 
 
 @middleware(writes=("recent_return", "solved_steps"))
 def count_solved(ctx: CuriousContext) -> Iterator[None]:
-    """Follow the returns of training episodes, and count the steps in which they were high."""
+    """Average the returns of training episodes, and count the steps in which they were high."""
     yield
     newest = ctx.logged.get("collect/return_mean", ctx.recent_return)
     ctx.recent_return += 0.1 * (newest - ctx.recent_return)
@@ -50,29 +48,31 @@ def count_solved(ctx: CuriousContext) -> Iterator[None]:
     ctx.log("custom/solved_steps", ctx.solved_steps)
 
 
-def main(seed: int = 0, exp_name: str = "custom_middleware", max_env_step: int = 60_000) -> Result:
-    """Train DQN on CartPole-v1 with middleware of our own."""
+def main(
+    seed: int = 0, exp_name: str = "custom_middleware", max_env_step: int = 60_000
+) -> ExperimentResult:
+    """Train DQN on CartPole-v1 with custom middleware."""
     policy = make_policy(seed)
-    with start(exp_name, policy.cfg, seed=seed) as run, Task(CuriousContext(), seed=seed) as task:
+    experiment = Experiment(exp_name, policy)
+    with Task(CuriousContext(), seed=seed) as task:
         collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
         eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
-        buffer = TensorBuffer(max_env_step, n_step=3, discount=0.99, seed=task.seed_for("buffer"))
+        buffer = TensorBuffer(max_env_step, n_step=policy.nstep, seed=task.seed_for("buffer"))
 
-        task.use(online_logger(run)).use(progress_bar(max_env_step=max_env_step))
+        task.use(experiment)
         task.use(count_solved)
         task.use(explore_by_return)
-        task.use(StepCollector(policy.collect_mode, collect_env, n_sample=128, random_steps=1000))
+        task.use(StepCollector(policy, collect_env, n_sample=128, random_steps=1000))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy.learn_mode, buffer, batch_size=64, updates_per_collect=64))
+        task.use(OffPolicyLearner(policy, buffer, batch_size=64, updates_per_collect=64))
         task.use(
             interaction_evaluator(
-                policy.eval_mode, eval_env, n_episode=50, every_train_iter=640, stop_value=495
+                policy, eval_env, n_episode=50, every_train_iter=640, stop_value=495
             )
         )
-        task.use(CkptSaver(policy.learn_mode, run)).use(learning_curve(run))
         task.use(termination_checker(max_env_step=max_env_step))
         task.run()
-    return finish(run, task, policy, ENV)
+    return experiment.result
 
 
 if __name__ == "__main__":

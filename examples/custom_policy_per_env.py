@@ -1,7 +1,7 @@
-"""A policy of your own, in the per-env style: observations by env id in, actions by env id out.
+"""A custom policy in the per-env style: observations by env id in, actions by env id out.
 
-It is Q-learning with a slowly following target. The base class derives the batched style, so the
-same collectors, buffers and learners work with it; a policy that is written batched is faster.
+It is Q-learning with a target network. The base class derives the batched style, so the same
+collectors, buffers and learners work with it. A policy that is written for batches is faster.
 """
 
 import copy
@@ -10,21 +10,19 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from dmiddleware import OnlineRLContext, Task
+from dmiddleware import Task
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import Policy
-from examples.common import Result, command, finish, start
+from examples.common import command
 from middleware import (
-    CkptSaver,
+    Experiment,
+    ExperimentResult,
     OffPolicyLearner,
     StepCollector,
     data_pusher,
     eps_greedy_handler,
     interaction_evaluator,
-    learning_curve,
-    online_logger,
-    progress_bar,
     termination_checker,
 )
 
@@ -32,12 +30,17 @@ ENV = "CartPole-v1"
 
 
 class PerEnvQPolicy(Policy):
-    """Q-learning, written env by env."""
+    """Q-learning, written for one env at a time."""
 
-    config: ClassVar[dict[str, Any]] = {"learning_rate": 2e-3}
+    config: ClassVar[dict[str, Any]] = {
+        "learning_rate": 2e-3,
+        "discount_factor": 0.99,
+        "nstep": 3,
+    }
+    explores: ClassVar[bool] = False
 
     def default_model(self) -> tuple[str, list[str]]:
-        """Use the Q-network of the library."""
+        """Return the name of the library's Q-network."""
         return "q_network", ["dmiddleware.model"]
 
     def _init_learn(self) -> None:
@@ -62,7 +65,7 @@ class PerEnvQPolicy(Policy):
         return {"total_loss": loss.item(), "cur_lr": self._cfg.learning_rate}
 
     def _state_dict_learn(self) -> dict[str, Any]:
-        # The base class saves the model, the optimiser, the count of updates and the generator.
+        # The base class saves the model, the optimiser, the number of updates and the generator.
         target = copy.deepcopy(self._target.state_dict())
         return {**super()._state_dict_learn(), "target": target}
 
@@ -92,28 +95,28 @@ def make_policy(seed: int = 0) -> PerEnvQPolicy:
 
 def main(
     seed: int = 0, exp_name: str = "custom_policy_per_env", max_env_step: int = 60_000
-) -> Result:
-    """Train a policy of our own on CartPole-v1."""
+) -> ExperimentResult:
+    """Train a custom policy on CartPole-v1."""
     policy = make_policy(seed)
-    with start(exp_name, policy.cfg, seed=seed) as run, Task(OnlineRLContext(), seed=seed) as task:
+    experiment = Experiment(exp_name, policy)
+    with Task(seed=seed) as task:
         collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
         eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
-        buffer = TensorBuffer(max_env_step, n_step=3, discount=0.99, seed=task.seed_for("buffer"))
+        buffer = TensorBuffer(max_env_step, n_step=policy.nstep, seed=task.seed_for("buffer"))
 
         task.use(eps_greedy_handler(start=1.0, end=0.04, decay_steps=5000))
-        task.use(StepCollector(policy.collect_mode, collect_env, n_sample=128, random_steps=1000))
+        task.use(StepCollector(policy, collect_env, n_sample=128, random_steps=1000))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy.learn_mode, buffer, batch_size=64, updates_per_collect=64))
+        task.use(OffPolicyLearner(policy, buffer, batch_size=64, updates_per_collect=64))
         task.use(
             interaction_evaluator(
-                policy.eval_mode, eval_env, n_episode=50, every_train_iter=640, stop_value=495
+                policy, eval_env, n_episode=50, every_train_iter=640, stop_value=495
             )
         )
-        task.use(CkptSaver(policy.learn_mode, run)).use(online_logger(run))
-        task.use(progress_bar(max_env_step=max_env_step)).use(learning_curve(run))
+        task.use(experiment)
         task.use(termination_checker(max_env_step=max_env_step))
         task.run()
-    return finish(run, task, policy, ENV)
+    return experiment.result
 
 
 if __name__ == "__main__":

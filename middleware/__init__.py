@@ -1,28 +1,40 @@
-"""Stock middleware: each fits one piece of the learning floor into a chain, one file a kind.
+"""Stock middleware: each fits one part of the learning floor into a chain.
 
-Observers (loggers, the progress bar, the learning curve, ``CkptSaver``) work on the way back of a
-step, so their place in the chain does not matter; the others stand in the order in which the work
-is done: exchange, explore, collect, push, learn, evaluate.
+Observers (:class:`Experiment` and its parts) work on the way back of a step, so their position in
+the chain does not matter. The others are used in the order of the work: exchange, explore, collect,
+push, learn, evaluate.
 """
 
 from middleware.advantage import gae_estimator, montecarlo_return_estimator, nstep_reward_enhancer
 from middleware.barrier import Barrier
 from middleware.checkpoint import CkptSaver
 from middleware.collect import EpisodeCollector, StepCollector
-from middleware.evaluate import interaction_evaluator
+from middleware.evaluate import InteractionEvaluator, interaction_evaluator
 from middleware.exchange import ContextExchanger, ModelExchanger, PeriodicalModelExchanger
+from middleware.experiment import Experiment, ExperimentResult, FinalCtxSaver, final_ctx_saver
 from middleware.explore import eps_greedy_handler
-from middleware.final import final_ctx_saver
-from middleware.learn import OffPolicyLearner, OnPolicyLearner, multistep_trainer, trainer
-from middleware.learning_curve import learning_curve
-from middleware.log import offline_logger, online_logger
-from middleware.offline_data import offline_data_fetcher, offline_data_saver
+from middleware.learn import (
+    MultistepTrainer,
+    OffPolicyLearner,
+    OnPolicyLearner,
+    Trainer,
+    multistep_trainer,
+    trainer,
+)
+from middleware.learning_curve import LearningCurve
+from middleware.log import OfflineLogger, OnlineLogger, offline_logger, online_logger
+from middleware.offline_data import (
+    OfflineDataFetcher,
+    OfflineDataSaver,
+    offline_data_fetcher,
+    offline_data_saver,
+)
 from middleware.profile import epoch_timer
-from middleware.progress_bar import progress_bar
+from middleware.progress_bar import ProgressBar
 from middleware.replay_buffer import data_pusher, offpolicy_data_fetcher, priority_calculator
 from middleware.run_folder import RunFolder
 from middleware.snapshot import SnapshotSaver
-from middleware.stop import termination_checker
+from middleware.stop import TerminationChecker, termination_checker
 
 __all__ = [
     "ContextExchanger",
@@ -39,20 +51,31 @@ __all__ = [
     "montecarlo_return_estimator",
     "offpolicy_data_fetcher",
     "offline_data_fetcher",
+    "OfflineDataFetcher",
     "offline_data_saver",
+    "OfflineDataSaver",
     "OffPolicyLearner",
     "OnPolicyLearner",
     "trainer",
+    "Trainer",
     "multistep_trainer",
+    "MultistepTrainer",
     "interaction_evaluator",
+    "InteractionEvaluator",
+    "Experiment",
+    "ExperimentResult",
     "CkptSaver",
     "SnapshotSaver",
     "online_logger",
+    "OnlineLogger",
     "offline_logger",
+    "OfflineLogger",
     "termination_checker",
+    "TerminationChecker",
     "epoch_timer",
-    "progress_bar",
-    "learning_curve",
+    "ProgressBar",
+    "LearningCurve",
     "final_ctx_saver",
+    "FinalCtxSaver",
     "RunFolder",
 ]

@@ -1,36 +1,31 @@
-"""Returns and advantages: from what was collected to what the learner learns."""
+"""Returns and advantages of collected data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from dmiddleware.data import Batch, as_tree, cat, map_nested
+from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import Middleware, OnlineRLContext, Role, middleware
-from dmiddleware.policy import CollectMode, LearnMode
+from dmiddleware.policy import HasModes, LearnMode, as_learn_mode
 from dmiddleware.rl import discounted_return, gae, nstep_return, take_rows
-from middleware.support.checks import check_fraction, check_positive
 
 __all__ = ["gae_estimator", "montecarlo_return_estimator", "nstep_reward_enhancer"]
 
-ValueFn = Callable[[Any], torch.Tensor]
 
-
-def gae_estimator(
-    mode: LearnMode | CollectMode, *, discount: float = 0.99, gae_lambda: float = 0.95
-) -> Middleware[OnlineRLContext]:
+def gae_estimator(policy: HasModes | LearnMode) -> Middleware[OnlineRLContext]:
     """Estimate advantages and returns of the collected transitions.
 
-    The values are those of the column ``value``, which the policy gave when it acted. Only where no
-    row follows, or the next row belongs to another episode, the policy is asked for the value of
-    the true successor, so that a time limit, and the end of the data, still bootstrap.
+    The discount and λ are the policy's. The values are those of the column ``value``, which the
+    policy returned when it acted. Only for a row that no row of its episode follows, the policy is
+    asked for the value of the true successor. Time limits and the end of the data therefore
+    bootstrap too.
 
     Args:
-        mode: of a policy with an attribute ``value_fn``: observations ``[N, …]`` to values ``[N]``.
-        discount: gamma, in ``[0, 1]``.
-        gae_lambda: lambda, in ``[0, 1]``.
+        policy: a policy (or its learn mode) with ``discount_factor``, ``gae_lambda`` and an
+            attribute ``value_fn``: observations ``[N, …]`` to values ``[N]``.
 
     Reads:
         ctx.trajectories: a batch ``[T, …]`` or ``[T, E, …]`` with the columns ``value``,
@@ -40,9 +35,11 @@ def gae_estimator(
         ctx.train_data: the same rows with the columns ``adv`` and ``ret`` float32.
 
     Raises:
-        ValueError: if ``discount`` or ``gae_lambda`` is outside ``[0, 1]``.
+        ConfigError: if ``policy`` is something else, or has no discount or λ.
     """
-    check_fraction(discount=discount, gae_lambda=gae_lambda)
+    mode = as_learn_mode(policy, user="gae_estimator")
+    discount = _setting(mode, "discount_factor", user="gae_estimator")
+    gae_lambda = _setting(mode, "gae_lambda", user="gae_estimator")
 
     @middleware(roles=(Role.LEARNER,), reads=("trajectories",), writes=("train_data",))
     def gae_estimator(ctx: OnlineRLContext) -> None:
@@ -68,11 +65,11 @@ def gae_estimator(
     return gae_estimator
 
 
-def montecarlo_return_estimator(*, discount: float = 0.99) -> Middleware[OnlineRLContext]:
+def montecarlo_return_estimator(policy: HasModes | LearnMode) -> Middleware[OnlineRLContext]:
     """Sum the discounted rewards from each row to the end of its episode.
 
     Args:
-        discount: gamma, in ``[0, 1]``.
+        policy: a policy (or its learn mode) with ``discount_factor``.
 
     Reads:
         ctx.episodes: whole episodes, a list of batches ``[T_i, …]``.
@@ -82,9 +79,10 @@ def montecarlo_return_estimator(*, discount: float = 0.99) -> Middleware[OnlineR
             float32.
 
     Raises:
-        ValueError: if ``discount`` is outside ``[0, 1]``.
+        ConfigError: if ``policy`` is something else, or has no discount.
     """
-    check_fraction(discount=discount)
+    mode = as_learn_mode(policy, user="montecarlo_return_estimator")
+    discount = _setting(mode, "discount_factor", user="montecarlo_return_estimator")
 
     @middleware(roles=(Role.LEARNER,), reads=("episodes",), writes=("train_data",))
     def montecarlo_return_estimator(ctx: OnlineRLContext) -> None:
@@ -95,30 +93,31 @@ def montecarlo_return_estimator(*, discount: float = 0.99) -> Middleware[OnlineR
     return montecarlo_return_estimator
 
 
-def nstep_reward_enhancer(*, n_step: int, discount: float = 0.99) -> Middleware[OnlineRLContext]:
+def nstep_reward_enhancer(policy: HasModes | LearnMode) -> Middleware[OnlineRLContext]:
     """Turn the collected transitions into n-step ones, for a buffer that does not do so itself.
 
-    Rows near the end of an episode, or of what was collected, sum fewer rewards; each row's
-    ``discount`` tells how many. (A :class:`~dmiddleware.data.TensorBuffer` with ``n_step`` makes
-    them when it samples, from one-step rows, and loses nothing at the end of what was collected.)
+    The length n and the discount are the policy's. Rows near the end of an episode, or of the
+    batch, sum fewer rewards; the column ``discount`` accounts for that. (A
+    :class:`~dmiddleware.data.TensorBuffer` with ``n_step`` computes n-step returns when it samples,
+    and loses nothing at the end of a batch.)
 
     Args:
-        n_step: how many rewards to sum.
-        discount: gamma, in ``[0, 1]``.
+        policy: a policy (or its learn mode) with ``nstep`` and ``discount_factor``.
 
     Reads:
         ctx.trajectories: a batch ``[T, …]`` or ``[T, E, …]``.
 
     Writes:
-        ctx.trajectories: with ``reward`` summed up, ``next_obs`` and ``terminated`` of the last
-            step of the sum, and the column ``discount`` float32, what to multiply the bootstrap
-            with.
+        ctx.trajectories: ``reward`` is the n-step sum, ``next_obs`` and ``terminated`` are those of
+            the last step of the sum, and the column ``discount`` float32 is the factor of the
+            bootstrapped value.
 
     Raises:
-        ValueError: if ``n_step`` is not positive, or ``discount`` outside ``[0, 1]``.
+        ConfigError: if ``policy`` is something else, or has no discount.
     """
-    check_positive(n_step=n_step)
-    check_fraction(discount=discount)
+    mode = as_learn_mode(policy, user="nstep_reward_enhancer")
+    discount = _setting(mode, "discount_factor", user="nstep_reward_enhancer")
+    n_step: int = mode.get_attribute("nstep")
 
     @middleware(roles=(Role.COLLECTOR,), reads=("trajectories",), writes=("trajectories",))
     def nstep_reward_enhancer(ctx: OnlineRLContext) -> None:
@@ -136,15 +135,34 @@ def nstep_reward_enhancer(*, n_step: int, discount: float = 0.99) -> Middleware[
             discount=summed.discount,
         )
 
+    nstep_reward_enhancer.computes_n_step = True  # type: ignore[attr-defined]
     return nstep_reward_enhancer
 
 
+def _setting(mode: LearnMode, name: str, *, user: str) -> float:
+    """Return a property of the policy that holds a setting of its algorithm.
+
+    Raises:
+        ConfigError: if the policy has none.
+    """
+    try:
+        value = mode.get_attribute(name)
+    except AttributeError:
+        value = None
+    if value is None:
+        raise ConfigError(
+            f"{user} reads {name} from the policy, which has none; use a policy whose config has "
+            f"the key {name}"
+        )
+    return float(value)
+
+
 def _cuts(rows: Batch) -> torch.Tensor:
-    """Return which rows are not followed by the next step of their episode, ``[T, …]`` bool."""
+    """Return the rows that the next step of their episode does not follow, ``[T, …]`` bool."""
     cut: torch.Tensor = rows["done"].clone()
     cut[-1] = True
     if "episode_id" in rows:
-        # An episode that a failing env cut short has no row that is done.
+        # An episode that a failing env cut short has no row with done.
         cut[:-1] |= rows["episode_id"][1:] != rows["episode_id"][:-1]
     return cut
 

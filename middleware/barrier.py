@@ -1,10 +1,10 @@
-"""The barrier: a place in the chain that all processes reach before any goes on."""
+"""A barrier: a point in the chain that all processes reach before any continues."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from dmiddleware.pipeline import Event, Task
+from dmiddleware.pipeline import Context, Event, Task
 from middleware.support.exchange_base import Exchange
 
 __all__ = ["Barrier"]
@@ -13,18 +13,18 @@ REACHED: Final = Event("exchange.barrier", timeout_s=120.0)
 
 
 class Barrier(Exchange):
-    """Let no process go on before all that are here have come to this place as often.
+    """Wait until all connected processes have reached this point of the chain equally often.
 
-    A process that has left is not waited for; one that came back counts from anew, so a barrier is
-    for runs whose processes live as long as the run.
+    It does not wait for a process that has left. A process that reconnects counts from zero, so a
+    barrier is for runs whose processes live as long as the run.
 
     Args:
-        name: tells several barriers of a chain apart.
+        name: the name of the barrier, if a chain has several.
         timeout_s: how long to wait.
 
     Raises:
         ValueError: if ``timeout_s`` is not positive.
-        WaitTimeout: if nodes are missing at the deadline; they are named.
+        WaitTimeout: at the deadline; the message names the missing nodes.
     """
 
     reads = ()
@@ -36,7 +36,7 @@ class Barrier(Exchange):
         self._round = 0
         self._reached: dict[int, int] = {}
 
-    def __call__(self, ctx: Any) -> None:
+    def __call__(self, ctx: Context) -> None:
         """Wait for the others."""
         task = self._task
         if task is None:

@@ -1,4 +1,4 @@
-"""Checkpoints: the policy on disk, while it learns and when it is done."""
+"""Checkpoints of the policy, during the run and at its end."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 from dmiddleware.data import load_checkpoint, save_checkpoint
 from dmiddleware.errors import CheckpointWriteError
 from dmiddleware.pipeline import Role, Task
-from dmiddleware.policy import LearnMode
-from middleware.run_folder import RunFolder
+from dmiddleware.policy import HasModes, LearnMode, as_learn_mode
+from middleware.run_folder import RunFolder, check_run_folder
+from middleware.support import RLContext
 from middleware.support.checks import check_positive
 
 __all__ = ["CkptSaver"]
@@ -22,28 +23,27 @@ _log = logging.getLogger(__name__)
 
 
 class CkptSaver:
-    """Save the policy: whenever an evaluation is the best so far, now and then, and at the end.
+    """Save the policy after its best evaluation so far, at intervals, and at the end of the run.
 
-    In the run's folder ``ckpt`` there will be
+    The folder ``ckpt`` of the run gets these files:
 
-    - ``best.safetensors``: the policy of the best evaluation. If it learned on before it could be
-      saved, or was evaluated in another process, these are its parameters as they were evaluated;
-      else its whole state, with optimiser and counters.
-    - ``iteration_<n>.safetensors``: its whole state after ``n`` updates, the newest few.
-    - ``final.safetensors``: its whole state at the end of the run, also when an error ends it (a
-      loss that is NaN, Ctrl-C), so that nothing learned is lost. The one of an earlier run in the
-      same folder stays if this one ends before it has learned anything.
+    - ``best.safetensors``: the policy of the best evaluation. This is its whole state, with
+      optimiser and counters. If the policy was evaluated in another process, or has learned since,
+      it is only the parameters that were evaluated.
+    - ``iteration_<n>.safetensors``: the whole state after ``n`` updates, for the last few ``n``.
+    - ``final.safetensors``: the whole state at the end of the run, also if it ends with an error or
+      a signal. A run that ends before its first update leaves the file of an earlier one in place.
 
-    Each file is written whole or not at all, and has, beside the policy's state, ``last_iter`` and
-    ``last_step``, as those of a learner's ``SaveCkptHook`` do; the best one has its
-    ``last_eval_value`` too, so that a learner that is started again in the same folder replaces it
-    by a better one only.
+    Each file is written completely or not at all. In addition to the policy's state it has
+    ``last_iter`` and ``last_step``, like the files of a learner's ``SaveCkptHook``. The best one
+    also has ``last_eval_value``: a learner that is restarted in the same folder replaces it only by
+    a better one.
 
-    Its place in the chain does not matter, as it works on the way back.
+    The position in the chain does not matter, because it works on the way back.
 
     Args:
-        learn_mode: the policy's learn mode.
-        run: whose folder is used.
+        policy: a policy or its learn mode.
+        run: the folder to save to.
         every_train_iter: updates from one periodic checkpoint to the next; None: none of these.
         keep: how many periodic checkpoints to keep.
 
@@ -52,6 +52,7 @@ class CkptSaver:
         ctx.eval_value, ctx.eval_output: on the way back, if there was an evaluation.
 
     Raises:
+        ConfigError: if ``policy`` or ``run`` is something else.
         ValueError: if ``every_train_iter`` or ``keep`` is not positive.
         CheckpointWriteError: if a file cannot be written; the one before it is intact.
     """
@@ -62,15 +63,16 @@ class CkptSaver:
 
     def __init__(
         self,
-        learn_mode: LearnMode,
+        policy: HasModes | LearnMode,
         run: RunFolder,
         *,
         every_train_iter: int | None = None,
         keep: int = 3,
     ) -> None:
         check_positive(every_train_iter=every_train_iter, keep=keep)
-        self._mode = learn_mode
-        self._run = run
+        self._mode = as_learn_mode(policy, user="CkptSaver")
+        self._run = check_run_folder(run, user="CkptSaver")
+        self.owns = (run.ckpt_dir,)
         self._every = every_train_iter
         self._keep = keep
         self._kept: deque[Path] = deque()
@@ -85,10 +87,10 @@ class CkptSaver:
         return self._best
 
     def setup(self, task: Task[Any]) -> None:
-        """Remember the task, whose last context is saved at the end, and the folder's best policy.
+        """Remember the task, for its last context, and the folder's best evaluation.
 
         Raises:
-            CheckpointDamaged: if there is a best policy, and its file is damaged.
+            CheckpointDamaged: if the folder has a best policy whose file is damaged.
         """
         self._task = task
         self._saved_iter = self._begin_iter = task.ctx.train_iter
@@ -96,8 +98,8 @@ class CkptSaver:
             best = load_checkpoint(self._run.best_ckpt).get("last_eval_value", -math.inf)
             self._best = max(self._best, best)
 
-    def __call__(self, ctx: Any) -> Iterator[None]:
-        """Save on the way back, if there is a new best or it is time."""
+    def __call__(self, ctx: RLContext) -> Iterator[None]:
+        """Save on the way back, after the best evaluation so far or if it is time."""
         yield
         # NaN is never the best: every comparison with it is false.
         if ctx.eval_value is not None and ctx.eval_value > self._best:
@@ -107,7 +109,7 @@ class CkptSaver:
             self._write_periodic(ctx)
 
     def close(self) -> None:
-        """Save what there is at the end of the run, also after an error."""
+        """Save the final state, also after an error."""
         if self._task is None:
             return
         task, self._task = self._task, None
@@ -119,11 +121,11 @@ class CkptSaver:
         except CheckpointWriteError as error:
             if not failed_before:
                 raise
-            # The same failure has ended the run already; one error tells enough.
-            _log.error("the final checkpoint could not be saved either: %s", error)
+            # A failure to save has ended the run already; it need not be raised twice.
+            _log.error("cannot save the final checkpoint either: %s", error)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value and which periodic checkpoints are kept."""
+        """Return the value of the best evaluation and the names of the periodic checkpoints."""
         return {
             "best": self._best,
             "saved_iter": self._saved_iter,
@@ -131,34 +133,34 @@ class CkptSaver:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned; a better policy in the folder stays best."""
+        """Restore a state, unless the folder has a policy with a better evaluation."""
         self._best = max(self._best, float(state["best"]))
         self._saved_iter = int(state["saved_iter"])
         self._kept = deque(self._run.ckpt_dir / name for name in state["kept"])
 
-    def _write_best(self, ctx: Any) -> None:
-        """Save the policy that was evaluated, though it may have learned since."""
+    def _write_best(self, ctx: RLContext) -> None:
+        """Save the policy as it was evaluated, even if it has learned since."""
         output = ctx.eval_output if isinstance(ctx.eval_output, Mapping) else {}
-        # Two processes may mean different weights by one number of updates, after a restart say.
+        # After a restart, two processes can have different weights for one number of updates.
         is_own = "node_id" not in output and ctx.last_eval_iter == ctx.train_iter
         state = self._mode.state_dict() if is_own else output.get("policy_state")
         if state is None:
             _log.warning(
-                "the best evaluation so far (%g) came without the parameters that it judged, and "
-                "the policy has learned on since: it is not saved; put the eval mode's state_dict "
+                "cannot save the policy of the best evaluation so far (%g): it has learned since, "
+                "and the evaluation came without its parameters; put the eval mode's state_dict() "
                 "into ctx.eval_output['policy_state']",
                 ctx.eval_value,
             )
             return
         self._write("best", ctx, state)
-        self._best = ctx.eval_value
+        self._best = ctx.last_eval_value
 
-    def _write_periodic(self, ctx: Any) -> None:
+    def _write_periodic(self, ctx: RLContext) -> None:
         self._kept.append(self._write(f"iteration_{ctx.train_iter}", ctx, self._mode.state_dict()))
         while len(self._kept) > self._keep:
             self._kept.popleft().unlink(missing_ok=True)
 
-    def _write(self, name: str, ctx: Any, policy_state: Mapping[str, Any]) -> Path:
+    def _write(self, name: str, ctx: RLContext, policy_state: Mapping[str, Any]) -> Path:
         path = self._path(name)
         counters: dict[str, float] = {
             "last_iter": ctx.train_iter,
@@ -166,6 +168,7 @@ class CkptSaver:
         }
         if name == "best":
             counters["last_iter"] = ctx.last_eval_iter
+            assert ctx.eval_value is not None
             counters["last_eval_value"] = ctx.eval_value
         try:
             save_checkpoint(path, {**policy_state, **counters})

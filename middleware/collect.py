@@ -1,42 +1,49 @@
-"""Collecting: the policy acts, the environments answer."""
+"""Collecting: the policy acts in environments."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 from dmiddleware.data import cat
 from dmiddleware.env import BaseEnvManager, check_env_manager
-from dmiddleware.pipeline import OnlineRLContext, Role, Task
+from dmiddleware.pipeline import ChainView, OnlineRLContext, Role, Task
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.rollout import RolloutCollector
+from middleware.support.checks import (
+    value_or_setting,
+)
 
-__all__ = ["StepCollector", "EpisodeCollector"]
+__all__ = ["EpisodeCollector", "StepCollector", "collectors_of"]
 
 
 class _Collector:
-    """What both collectors share: the worker behind them, and the counters in front.
+    """Base of both collectors: runs a :class:`RolloutCollector` and counts what it collects.
 
-    The envs are launched when the task begins, unless they are launched already; whoever launched
-    them closes them.
+    The envs are launched when the task starts, unless they are launched already. Only a collector
+    that launched its envs closes them.
     """
 
     roles = (Role.COLLECTOR,)
     reads = ("env_step", "env_episode", "train_iter", "collect_kwargs")
+    random_steps = 0
 
     def __init__(self, policy: HasModes | CollectMode, env_manager: BaseEnvManager) -> None:
-        self._mode = as_collect_mode(policy, user=type(self).__name__)
-        check_env_manager(env_manager, user=type(self).__name__)
+        name = type(self).__name__
+        self._mode = as_collect_mode(policy, user=name)
+        check_env_manager(env_manager, user=name)
         self._envs = env_manager
         self._launched_here = False
         self._worker = RolloutCollector(self._mode, env_manager)
+        self.owns = (env_manager,)
+        self.policy_settings: dict[str, Any] = {}
 
     def setup(self, task: Task[Any]) -> None:
-        """Launch the envs and refuse those that do not fit the policy, before the first step.
+        """Launch the envs, after a check that they fit the policy.
 
-        In a run of several processes, each explores in its own way.
+        In a run of several processes, each explores with a seed derived from its node id.
 
         Raises:
             SpaceError: if the policy's model does not fit the envs' spaces.
@@ -53,13 +60,29 @@ class _Collector:
             self._launched_here = False
             self._envs.close()
 
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Refuse a chain that collects for a learner that is missing."""
+        if chain.writes("train_iter") or chain.writes("train_output"):
+            return
+        all_declared = all(
+            hasattr(one, "reads") or hasattr(one, "writes") for one in chain.middleware
+        )
+        expects_learning = chain.writes("eval_value") or any(
+            getattr(one, "fills", ()) for one in chain.middleware
+        )
+        if all_declared and expects_learning and self is collectors_of(chain)[0]:
+            yield (
+                "it collects data, but nothing in the chain learns from it; "
+                "add a learner such as OffPolicyLearner(policy, buffer) or OnPolicyLearner(policy)"
+            )
+
     @property
     def worker(self) -> RolloutCollector:
-        """The worker that collects."""
+        """The object that collects."""
         return self._worker
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the worker's state: unfinished episodes, counters, generators."""
+        """Return the state of the envs, unfinished episodes, counters and generators."""
         return self.worker.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -67,7 +90,7 @@ class _Collector:
         self.worker.load_state_dict(state)
 
     def _count(self, ctx: OnlineRLContext, env_step: int, env_episode: int) -> None:
-        """Add what was collected since the worker's counters stood at these values."""
+        """Add the steps and episodes collected since the worker's counters had these values."""
         worker = self.worker
         ctx.env_step += worker.env_step - env_step
         ctx.env_episode += worker.env_episode - env_episode
@@ -76,36 +99,41 @@ class _Collector:
             ctx.log("collect/return_mean", sum(returns) / len(returns))
 
 
+def collectors_of(chain: ChainView) -> list[_Collector]:
+    """Return the stock collectors of a chain, in order."""
+    return [one for one in chain.middleware if isinstance(one, _Collector)]
+
+
 class StepCollector(_Collector):
     """Collect a number of environment steps in each step of the task.
 
-    Episodes go on from step to step; nothing is dropped at the cut.
+    Episodes continue from one step of the task to the next; no transition is dropped in between.
 
     Args:
         policy: a policy or its collect mode.
-        env_manager: the envs; launched when the task begins, and closed when it ends, unless they
-            were launched before.
-        n_sample: environment steps to collect each time; rounded up to a multiple of the number of
-            envs ``E``.
-        random_steps: environment steps to collect with random actions at the begin of the run, all
-            in its first step.
+        env_manager: the envs. They are launched when the task starts and closed when it ends,
+            unless they were launched before.
+        n_sample: environment steps per step of the task, rounded up to a multiple of the number of
+            envs ``E``; None: the policy's ``collect.n_sample``.
+        random_steps: environment steps to take with random actions at the start of the run, all in
+            its first step.
 
     Reads:
-        ctx.env_step, ctx.env_episode: counted on.
-        ctx.train_iter: stamped on the rows, as ``collect_iter``.
-        ctx.collect_kwargs: given to the policy's forward, such as ``eps``.
+        ctx.env_step, ctx.env_episode: incremented.
+        ctx.train_iter: stored with the rows, as ``collect_iter``.
+        ctx.collect_kwargs: keyword arguments of the policy's forward, such as ``eps``.
 
     Writes:
-        ctx.trajectories: a batch ``[T, E, …]`` of transitions, such as the policy's
-            ``get_train_sample`` makes them of what was collected.
+        ctx.trajectories: a batch ``[T, E, …]`` of transitions, as the policy's
+            ``get_train_sample`` returns them.
         ctx.trajectory_end_idx: int64 ``[number of ends]``: the rows that end an episode, as indices
             into the trajectories flattened to ``[T * E, …]``.
-        ctx.env_step, ctx.env_episode: with what was collected.
+        ctx.env_step, ctx.env_episode: with the steps and episodes collected.
 
     Raises:
-        ValueError: if ``n_sample`` is not positive or ``random_steps`` negative.
-        ConfigError: if an argument has the wrong type, or ``random_steps`` is given for an
-            on-policy policy, which learns from the actions of its own distribution only.
+        ConfigError: if ``policy`` or ``env_manager`` is something else, ``n_sample`` is missing, or
+            ``random_steps`` are given for an on-policy policy, which must learn from its actions.
+        ValueError: if ``n_sample`` is not positive or ``random_steps`` is negative.
     """
 
     writes = ("trajectories", "trajectory_end_idx", "env_step", "env_episode")
@@ -115,16 +143,17 @@ class StepCollector(_Collector):
         policy: HasModes | CollectMode,
         env_manager: BaseEnvManager,
         *,
-        n_sample: int,
+        n_sample: int | None = None,
         random_steps: int = 0,
     ) -> None:
-        if n_sample < 1:
-            raise ValueError(f"n_sample must be positive, got {n_sample}")
+        super().__init__(policy, env_manager)
         if random_steps < 0:
             raise ValueError(f"random_steps must not be negative, got {random_steps}")
-        super().__init__(policy, env_manager)
-        self._n_sample = n_sample
-        self._random_steps = random_steps
+        self._n_sample = value_or_setting(
+            n_sample, self._mode, "collect.n_sample", user="StepCollector", name="n_sample"
+        )
+        self.random_steps = random_steps
+        self.policy_settings["collect.n_sample"] = self._n_sample
         if random_steps:
             self._worker.check_random_actions()
 
@@ -132,7 +161,7 @@ class StepCollector(_Collector):
         """Collect."""
         worker = self.worker
         before = worker.env_step, worker.env_episode
-        still_random = self._random_steps - ctx.env_step
+        still_random = self.random_steps - ctx.env_step
         collected = worker.collect(
             max(self._n_sample, still_random),
             train_iter=ctx.train_iter,
@@ -151,27 +180,29 @@ class StepCollector(_Collector):
 class EpisodeCollector(_Collector):
     """Collect a number of whole episodes in each step of the task.
 
-    Every env contributes its fixed share, so that short episodes are not preferred.
+    Every env contributes a fixed share of the episodes, so short ones do not count more.
 
     Args:
         policy: a policy or its collect mode.
-        env_manager: the envs; launched when the task begins, and closed when it ends, unless they
-            were launched before.
-        n_episode: episodes to collect each time.
+        env_manager: the envs. They are launched when the task starts and closed when it ends,
+            unless they were launched before.
+        n_episode: episodes per step of the task; None: the policy's ``collect.n_episode``.
 
     Reads:
-        ctx.env_step, ctx.env_episode: counted on.
-        ctx.train_iter: stamped on the rows, as ``collect_iter``.
-        ctx.collect_kwargs: given to the policy's forward, such as ``eps``.
+        ctx.env_step, ctx.env_episode: incremented.
+        ctx.train_iter: stored with the rows, as ``collect_iter``.
+        ctx.collect_kwargs: keyword arguments of the policy's forward, such as ``eps``.
 
     Writes:
-        ctx.episodes: a list of batches ``[T_i, …]``, one an episode, such as the policy's
-            ``get_train_sample`` makes them of what was collected.
+        ctx.episodes: a list with a batch ``[T_i, …]`` for each episode, as the policy's
+            ``get_train_sample`` returns it.
         ctx.trajectories: the same rows as one batch ``[T_0 + T_1 + …, …]``.
         ctx.trajectory_end_idx: int64 ``[n_episode]``: each episode's last row in the trajectories.
-        ctx.env_step, ctx.env_episode: with what was collected.
+        ctx.env_step, ctx.env_episode: with the steps and episodes collected.
 
     Raises:
+        ConfigError: if ``policy`` or ``env_manager`` is something else, or
+            ``n_episode`` is missing.
         ValueError: if ``n_episode`` is not positive.
         ConfigError: if an argument has the wrong type.
     """
@@ -179,12 +210,17 @@ class EpisodeCollector(_Collector):
     writes = ("episodes", "trajectories", "trajectory_end_idx", "env_step", "env_episode")
 
     def __init__(
-        self, policy: HasModes | CollectMode, env_manager: BaseEnvManager, *, n_episode: int
+        self,
+        policy: HasModes | CollectMode,
+        env_manager: BaseEnvManager,
+        *,
+        n_episode: int | None = None,
     ) -> None:
-        if n_episode < 1:
-            raise ValueError(f"n_episode must be positive, got {n_episode}")
         super().__init__(policy, env_manager)
-        self._n_episode = n_episode
+        self._n_episode = value_or_setting(
+            n_episode, self._mode, "collect.n_episode", user="EpisodeCollector", name="n_episode"
+        )
+        self.policy_settings["collect.n_episode"] = self._n_episode
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Collect."""

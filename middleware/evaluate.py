@@ -1,41 +1,85 @@
-"""Evaluation: the policy plays, and its returns are looked at."""
+"""Evaluation: the policy plays whole episodes without exploring."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from dmiddleware.env import BaseEnvManager
-from dmiddleware.pipeline import Middleware, Role, Task
-from dmiddleware.policy import EvalMode
+from dmiddleware.env import BaseEnvManager, check_env_manager
+from dmiddleware.pipeline import Role, Task
+from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
 from dmiddleware.rollout import evaluate_episodes
+from middleware.support import RLContext
 from middleware.support.checks import check_positive
 
-__all__ = ["interaction_evaluator"]
+__all__ = ["InteractionEvaluator", "interaction_evaluator"]
 
 
-class _InteractionEvaluator:
-    """Lets the policy play now and then; see :func:`interaction_evaluator`."""
+class InteractionEvaluator:
+    """Evaluate the policy in the first step, and then at an interval of updates.
 
-    __name__ = "interaction_evaluator"
+    Every env plays a fixed share of the episodes, so short ones do not count more.
+
+    Args:
+        policy: a policy or its eval mode.
+        env_manager: the envs. They are launched when the task starts and closed when it ends,
+            unless they were launched before.
+        n_episode: episodes in an evaluation, at least one per env.
+        every_train_iter: updates from one evaluation to the next.
+        stop_value: stop the task when the mean return reaches this value after at least one update;
+            None: never.
+        film_every: film every n-th evaluation, including the first; the envs must be made with
+            ``render_mode="rgb_array"``. None: no films.
+        max_frames: frames in a film at most.
+
+    Reads:
+        ctx.train_iter, ctx.last_eval_iter: when the last evaluation was.
+
+    Writes:
+        ctx.eval_value, ctx.last_eval_value: the mean return; the first is None in other steps.
+        ctx.last_eval_iter: the update that was evaluated.
+        ctx.eval_output: a dictionary: ``return_mean``, ``return_std``, ``return_min``,
+            ``return_max``, the list ``episode_return``, the means ``episode_info`` of what the envs
+            report at the end of an episode, ``policy_state`` (the state of the eval mode, to save
+            the policy that was evaluated even if it has learned since), and, if it was filmed,
+            ``video`` uint8 ``[N, T, C, H, W]``.
+
+    Raises:
+        ConfigError: if ``policy`` or ``env_manager`` is something else.
+        ValueError: if a number is not positive, or there are fewer episodes than envs.
+    """
+
     roles = (Role.EVALUATOR,)
     reads = ("train_iter", "last_eval_iter")
     writes = ("eval_value", "eval_output", "last_eval_iter", "last_eval_value")
 
     def __init__(
         self,
-        eval_mode: EvalMode,
+        policy: HasModes | EvalMode,
         env_manager: BaseEnvManager,
         *,
         n_episode: int,
-        every_train_iter: int,
-        stop_value: float | None,
-        film_every: int | None,
-        max_frames: int,
+        every_train_iter: int = 1000,
+        stop_value: float | None = None,
+        film_every: int | None = None,
+        max_frames: int = 500,
     ) -> None:
-        self._mode = eval_mode
+        self._mode = as_eval_mode(policy, user="interaction_evaluator")
+        check_env_manager(env_manager, user="interaction_evaluator")
         self._envs = env_manager
+        check_positive(
+            n_episode=n_episode,
+            every_train_iter=every_train_iter,
+            film_every=film_every,
+            max_frames=max_frames,
+        )
+        if n_episode < env_manager.env_num:
+            raise ValueError(
+                f"n_episode must be at least one per env, got {n_episode} for "
+                f"{env_manager.env_num} envs; play more episodes, or in fewer envs"
+            )
         self._n_episode = n_episode
         self._every = every_train_iter
         self._stop_value = stop_value
@@ -43,16 +87,25 @@ class _InteractionEvaluator:
         self._max_frames = max_frames
         self._n_evaluations = 0
         self._launched_here = False
+        self.owns = (env_manager,)
+        self.snapshot_parts = {"env_manager": env_manager}
 
     def setup(self, task: Task[Any]) -> None:
+        """Launch the envs, after a check that they fit the policy; stop a run that was finished.
+
+        Raises:
+            SpaceError: if the policy's model does not fit the envs' spaces.
+        """
         check = self._mode.get_attribute("check_spaces")
         check(self._envs.observation_space, self._envs.action_space)
-        self._check_stop(task)  # a run that is resumed may have reached the value
         if self._envs.closed:
             self._envs.launch()
             self._launched_here = True
+        if task.ctx.last_eval_iter >= 0:
+            self._stop_if_reached(task.ctx, task.ctx.last_eval_value)
 
-    def __call__(self, ctx: Any) -> None:
+    def __call__(self, ctx: RLContext) -> None:
+        """Evaluate, if it is time."""
         if ctx.last_eval_iter >= 0 and ctx.train_iter - ctx.last_eval_iter < self._every:
             return
         films = self._film_every is not None and self._n_evaluations % self._film_every == 0
@@ -78,86 +131,54 @@ class _InteractionEvaluator:
         }
         if films:
             ctx.eval_output["video"] = monitor.get_video()
-        self._check_stop(ctx.task)
+        self._stop_if_reached(ctx, mean)
 
-    def _check_stop(self, task: Task[Any]) -> None:
-        mean, ctx = task.ctx.last_eval_value, task.ctx
-        if self._stop_value is not None and mean >= self._stop_value and ctx.train_iter > 0:
-            task.stop(
-                f"the mean return {mean:g} has reached stop_value {self._stop_value:g}",
-                final=False,
-            )
+    def evaluate_fresh(
+        self, policy_state: Mapping[str, Any], *, n_episode: int, seed: int
+    ) -> list[float]:
+        """Return the returns of a saved policy in episodes with new seeds, after a run.
+
+        Args:
+            policy_state: the policy's state; the present one is restored afterwards.
+            n_episode: number of episodes, at least one per env.
+            seed: the seed of the envs.
+        """
+        before = self._mode.state_dict()
+        was_closed = self._envs.closed
+        self._envs.seed(seed)
+        if was_closed:
+            self._envs.launch()
+        else:
+            self._envs.reset()
+        try:
+            self._mode.load_state_dict(dict(policy_state))
+            n_episode = max(n_episode, self._envs.env_num)
+            return evaluate_episodes(self._mode, self._envs, n_episode).get_episode_return()
+        finally:
+            self._mode.load_state_dict(before)
+            if was_closed:
+                self._envs.close()
 
     def close(self) -> None:
+        """Close the envs, if this middleware launched them."""
         if self._launched_here:
             self._launched_here = False
             self._envs.close()
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the number of evaluations so far."""
         return {"n_evaluations": self._n_evaluations}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
         self._n_evaluations = state["n_evaluations"]
 
+    def _stop_if_reached(self, ctx: RLContext, mean: float) -> None:
+        if self._stop_value is not None and mean >= self._stop_value and ctx.train_iter > 0:
+            ctx.task.stop(
+                f"the mean return {mean:g} has reached stop_value {self._stop_value:g}", final=False
+            )
 
-def interaction_evaluator(
-    eval_mode: EvalMode,
-    env_manager: BaseEnvManager,
-    *,
-    n_episode: int,
-    every_train_iter: int = 1000,
-    stop_value: float | None = None,
-    film_every: int | None = None,
-    max_frames: int = 500,
-) -> Middleware[Any]:
-    """Let the policy play whole episodes in the first step, and then every so many updates.
 
-    Every env plays its fixed share of the episodes, so that short ones do not count more.
-
-    Args:
-        eval_mode: the policy's eval mode.
-        env_manager: the envs; launched when the task begins, and closed when it ends, unless they
-            were launched before.
-        n_episode: episodes in an evaluation, at least one per env.
-        every_train_iter: updates from one evaluation to the next.
-        stop_value: the mean return at which to stop the task, once there was an update; None:
-            never.
-        film_every: film each so-manieth evaluation, the first one included; the envs must be made
-            with ``render_mode="rgb_array"``. None: no films.
-        max_frames: pictures in a film at most.
-
-    Reads:
-        ctx.train_iter, ctx.last_eval_iter: when the last evaluation was.
-
-    Writes:
-        ctx.eval_value, ctx.last_eval_value: the mean return; the first is None in other steps.
-        ctx.last_eval_iter: the update that was evaluated.
-        ctx.eval_output: a dictionary: ``return_mean``, ``return_std``, ``return_min``,
-            ``return_max``, the list ``episode_return``, the means ``episode_info`` of what envs
-            told at the episodes' ends, ``policy_state`` (that of the eval mode, so that the policy
-            which was evaluated can be saved though it learns on), and, of a filmed one, ``video``
-            uint8 ``[N, T, C, H, W]``.
-
-    Raises:
-        ValueError: if a number is not positive, or there are fewer episodes than envs.
-    """
-    check_positive(
-        n_episode=n_episode,
-        every_train_iter=every_train_iter,
-        film_every=film_every,
-        max_frames=max_frames,
-    )
-    if n_episode < env_manager.env_num:
-        raise ValueError(
-            f"n_episode must be at least one per env, got {n_episode} for {env_manager.env_num} "
-            "envs; play more episodes, or in fewer envs"
-        )
-    return _InteractionEvaluator(
-        eval_mode,
-        env_manager,
-        n_episode=n_episode,
-        every_train_iter=every_train_iter,
-        stop_value=stop_value,
-        film_every=film_every,
-        max_frames=max_frames,
-    )
+interaction_evaluator = InteractionEvaluator
+"""DI-engine's name of :class:`InteractionEvaluator`."""

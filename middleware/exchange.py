@@ -1,4 +1,4 @@
-"""Exchange between processes: collected data and counters, and the weights of the policy."""
+"""Exchange between processes: collected data, evaluations, counters and weights."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from dmiddleware.pipeline import Event, Role, SkipRest, Task
+from dmiddleware.pipeline import Event, OnlineRLContext, Role, SkipRest, Task
 from dmiddleware.policy import Policy
-from middleware.support.checks import check_positive
+from middleware.support.checks import check_instance, check_positive
 from middleware.support.exchange_base import LEARNED, MODEL, Exchange, Pace
 
 __all__ = ["ContextExchanger", "ModelExchanger", "PeriodicalModelExchanger"]
@@ -27,44 +27,44 @@ _log = logging.getLogger(__name__)
 
 
 class ContextExchanger(Exchange):
-    """Carry what was collected to the learner, evaluations too, and the learner's counters back.
+    """Send collected data and evaluations to the learner, and the learner's counters back.
 
-    Its place is the first in the chain, before what explores and collects. In a run of one process
-    it does nothing.
+    Use it first in the chain, before exploration and collecting. In a run of one process it does
+    nothing.
 
-    Each step of the learner takes one batch of one collector, so that the learner makes exactly as
-    many updates per environment step as in one process. Nothing is thrown away while the run goes
-    on: collectors that are ahead wait, and so does a learner without data, both up to
-    ``timeout_s``. An evaluator waits until the learner has learned on.
+    Each step of the learner takes one batch from one collector, so the learner makes exactly as
+    many updates per environment step as in one process. No data is dropped during the run:
+    collectors that are ahead wait, and so does a learner without data, both up to ``timeout_s``.
+    An evaluator waits until the learner has made further updates.
 
     When the task is stopped, the learner still takes the evaluations that were sent before, and
-    shows them to the observers (``CkptSaver``, loggers); collected batches that were under way are
-    dropped, and counted in no counter of the context. When the learner's task is closed without
-    having been stopped, whoever waits for it stops, too.
+    passes them to the observers (``CkptSaver``, loggers). Collected batches in transit are dropped
+    and not counted. When the learner's task is closed without having been stopped, the nodes that
+    wait for it stop too.
 
     Args:
-        samples_per_insert: how many rows the learner draws from its buffer for each row that is
-            collected, counted from its first update on. Whoever is faster waits: the learner for
-            data, the collectors for room. For chains with a buffer: there are steps without new
-            data, and steps without learning. None: a batch and the chain's updates in each step.
-        max_ahead: how many batches a collector may have sent that the learner has not taken.
-        timeout_s: how long to wait for the others.
+        samples_per_insert: how many rows the learner draws from its buffer per collected row,
+            counted from its first update. The faster side waits: the learner for data, the
+            collectors for room. It is for chains with a buffer: some steps have no new data, and
+            some steps do not learn. None: each step has one batch and all updates of the chain.
+        max_ahead: how many batches a collector may send before the learner has taken them.
+        timeout_s: how long to wait for other nodes.
 
     Reads:
-        ctx.trajectories, ctx.episodes, ctx.env_step, ctx.env_episode: on the way back, as a
+        ctx.trajectories, ctx.episodes, ctx.env_step, ctx.env_episode: on the way back, in a
             collector.
-        ctx.eval_value, ctx.eval_output: on the way back, as an evaluator.
+        ctx.eval_value, ctx.eval_output: on the way back, in an evaluator.
 
     Writes:
-        ctx.trajectories, ctx.trajectory_end_idx, ctx.episodes: as a learner that does not collect.
-        ctx.eval_value, ctx.eval_output, ctx.last_eval_iter, ctx.last_eval_value: as a learner that
-            does not evaluate, when an evaluation has come.
-        ctx.env_step, ctx.env_episode: as everyone counts them together.
-        ctx.learning_held: as a learner that is ahead of its pace.
+        ctx.trajectories, ctx.trajectory_end_idx, ctx.episodes: in a learner that does not collect.
+        ctx.eval_value, ctx.eval_output, ctx.last_eval_iter, ctx.last_eval_value: in a learner that
+            does not evaluate, when an evaluation has arrived.
+        ctx.env_step, ctx.env_episode: the sums over all nodes.
+        ctx.learning_held: in a learner that is ahead of its pace.
 
     Raises:
         ValueError: if a number is not positive.
-        WaitTimeout: if what is waited for does not come; it is named.
+        WaitTimeout: if data, counters or room do not come in time; the message says which.
     """
 
     reads = ("env_step", "env_episode", "train_iter")
@@ -83,7 +83,7 @@ class ContextExchanger(Exchange):
         check_positive(samples_per_insert=samples_per_insert, max_ahead=max_ahead)
         self._max_ahead = max_ahead
         self._pace = None if samples_per_insert is None else Pace(samples_per_insert)
-        # Names this process among those that had, or will have, the same node id.
+        # Identifies this process among those that have the same node id one after the other.
         self._token = secrets.token_hex(8)
         self._epoch = 0.0
         self._collected: deque[dict[str, Any]] = deque()
@@ -93,8 +93,8 @@ class ContextExchanger(Exchange):
         self._consumed = 0
         self._last_iter = -1
 
-    def __call__(self, ctx: Any) -> Iterator[None]:
-        """Exchange: what came from others on the way forward, what goes to them on the way back."""
+    def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
+        """Receive on the way forward, and send on the way back."""
         task = self._task
         if task is None:
             return
@@ -109,21 +109,21 @@ class ContextExchanger(Exchange):
             yield from self._as_follower(ctx, task)
 
     def pending_steps(self) -> int:
-        """Return how many evaluations came before the task was stopped and were not shown yet."""
+        """Return the number of evaluations that arrived and were not passed to observers yet."""
         with self._changed:
             return len(self._evaluated)
 
     def close(self) -> None:
-        """Tell the others that a learner ends, and how much was under way."""
-        self._tell_end()
+        """Notify the others that a learner ends, and drop data in transit."""
+        self._announce_end()
         if self._collected:
             _log.info(
-                "%d collected batches were under way when the task ended", len(self._collected)
+                "%d collected batches were in transit when the task ended", len(self._collected)
             )
             self._collected.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the pace is counted from; batches in transit are the router's to keep."""
+        """Return the start of the pace; batches in transit belong to the router."""
         return {} if self._pace is None else {"pace": self._pace.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -140,69 +140,65 @@ class ContextExchanger(Exchange):
                 task.on(COLLECTED, self._handler(self._collected.append))
             if self._pace is not None:
                 self._pace.begin(task.ctx)
-            # So that who comes later knows at once how far the run is.
-            self._tell_followers(task.ctx, task)
+            # Nodes that connect later get the newest counters at once.
+            self._send_counters(task.ctx, task)
         else:
             task.on(LEARNED, self._handler(self._on_learned))
             task.on(CONSUMED, self._handler(self._on_consumed))
-            self._hear_of_end(task)
+            self._watch_for_end(task)
 
-    # The learner ------------------------------------------------------------------------------
-
-    def _as_learner(self, ctx: Any, task: Task[Any]) -> Iterator[None]:
+    def _as_learner(self, ctx: OnlineRLContext, task: Task[Any]) -> Iterator[None]:
         if not task.has_role(Role.COLLECTOR):
             self._take_collected(ctx, task)
         self._take_evaluated(ctx)
         yield
         if self._pace is not None:
             self._pace.end_step(ctx)
-        self._tell_followers(ctx, task)
+        self._send_counters(ctx, task)
 
-    def _take_collected(self, ctx: Any, task: Task[Any]) -> None:
+    def _take_collected(self, ctx: OnlineRLContext, task: Task[Any]) -> None:
         if self._pace is not None and not self._pace.wants_data(ctx):
             ctx.log("exchange/blocked_s", 0.0)
             return
         with self._changed:
             blocked_s = self._wait(lambda: bool(self._collected), lambda: "collected data")
-            mail = self._collected.popleft()
+            batch = self._collected.popleft()
         ctx.log("exchange/blocked_s", blocked_s)
         for name in _BATCH:
-            setattr(ctx, name, mail[name])
-        ctx.env_step += mail["env_step"]
-        ctx.env_episode += mail["env_episode"]
-        ctx.log("exchange/policy_lag", ctx.train_iter - mail["train_iter"])
-        edge = f"exchange/node{mail['node_id']}_"
-        for name, value in mail["logged"].items():
-            # What several nodes measure about themselves must not hide what this one does.
+            setattr(ctx, name, batch[name])
+        ctx.env_step += batch["env_step"]
+        ctx.env_episode += batch["env_episode"]
+        ctx.log("exchange/policy_lag", ctx.train_iter - batch["train_iter"])
+        edge = f"exchange/node{batch['node_id']}_"
+        for name, value in batch["logged"].items():
+            # A collector's own measurements must not replace those of this node.
             ctx.log(name.replace("exchange/", edge, 1), value)
         if self._pace is not None:
-            ctx.learning_held = not self._pace.may_learn(ctx)
-        task.emit(CONSUMED, mail["token"], mail["number"], only_remote=True)
+            ctx.learning_held = not self._pace.may_learn(ctx)  # type: ignore[attr-defined]
+        task.emit(CONSUMED, batch["token"], batch["number"], only_remote=True)
 
-    def _take_evaluated(self, ctx: Any) -> None:
+    def _take_evaluated(self, ctx: OnlineRLContext) -> None:
         with self._changed:
             if self._evaluated:
                 for name, value in self._evaluated.popleft().items():
                     setattr(ctx, name, value)
 
-    def _tell_followers(self, ctx: Any, task: Task[Any]) -> None:
+    def _send_counters(self, ctx: OnlineRLContext, task: Task[Any]) -> None:
         counters = {name: getattr(ctx, name) for name in _COUNTERS}
         task.emit(LEARNED, {**counters, "epoch": self._epoch}, only_remote=True)
 
-    # The others -------------------------------------------------------------------------------
-
-    def _as_follower(self, ctx: Any, task: Task[Any]) -> Iterator[None]:
+    def _as_follower(self, ctx: OnlineRLContext, task: Task[Any]) -> Iterator[None]:
         collects = task.has_role(Role.COLLECTOR)
         with self._changed:
             if collects:
-                blocked_s = self._wait(self._has_room, self._awaited)
+                blocked_s = self._wait(self._has_room, self._what_is_missing)
             else:
-                blocked_s = self._wait(self._has_learned_on, lambda: "a newer policy")
+                blocked_s = self._wait(self._has_new_updates, lambda: "updates of the learner")
             learned = dict(self._learned)
         ctx.log("exchange/blocked_s", blocked_s)
         self._last_iter = learned["train_iter"]
-        # This process's own counters miss what others collected; the learner's miss what is under
-        # way: the larger is nearer.
+        # The counters of this process lack the steps of other collectors, and those of the learner
+        # lack the steps in transit. The larger ones are closer to the truth.
         env_step = ctx.env_step = max(ctx.env_step, learned["env_step"])
         env_episode = ctx.env_episode = max(ctx.env_episode, learned["env_episode"])
         yield
@@ -213,7 +209,7 @@ class ContextExchanger(Exchange):
 
     def _on_learned(self, counters: dict[str, Any]) -> None:
         if counters["epoch"] != self._learned.get("epoch", counters["epoch"]):
-            # Another learner: it never had what the one before it had not taken.
+            # A new learner does not have the batches that its predecessor had not taken.
             self._consumed = self._sent
         self._learned = counters
 
@@ -224,23 +220,25 @@ class ContextExchanger(Exchange):
     def _has_room(self) -> bool:
         return bool(self._learned) and self._sent - self._consumed < self._max_ahead
 
-    def _has_learned_on(self) -> bool:
+    def _has_new_updates(self) -> bool:
         return bool(self._learned) and self._learned["train_iter"] != self._last_iter
 
-    def _awaited(self) -> str:
+    def _what_is_missing(self) -> str:
         if not self._learned:
-            return "a first word of the learner"
+            return "the first counters of the learner"
         return (
-            f"room at the learner (which has taken {self._consumed} of the {self._sent} batches "
-            "that this collector sent)"
+            f"room at the learner (it has taken {self._consumed} of the {self._sent} batches of "
+            "this collector)"
         )
 
-    def _send_collected(self, ctx: Any, task: Task[Any], env_step: int, env_episode: int) -> None:
+    def _send_collected(
+        self, ctx: OnlineRLContext, task: Task[Any], env_step: int, env_episode: int
+    ) -> None:
         if ctx.trajectories is None and ctx.episodes is None:
             return
         assert task.router is not None
         self._sent += 1
-        mail = {
+        batch = {
             "node_id": task.router.node_id,
             "token": self._token,
             "number": self._sent,
@@ -250,46 +248,46 @@ class ContextExchanger(Exchange):
             "logged": dict(ctx.logged),
             **{name: getattr(ctx, name) for name in _BATCH},
         }
-        task.emit(COLLECTED, mail, only_remote=True)
+        task.emit(COLLECTED, batch, only_remote=True)
 
-    def _send_evaluated(self, ctx: Any, task: Task[Any]) -> None:
+    def _send_evaluated(self, ctx: OnlineRLContext, task: Task[Any]) -> None:
         assert task.router is not None
-        mail = {name: getattr(ctx, name) for name in _EVALUATION}
+        evaluation = {name: getattr(ctx, name) for name in _EVALUATION}
         if isinstance(ctx.eval_output, Mapping):
-            mail["eval_output"] = {**ctx.eval_output, "node_id": task.router.node_id}
-        task.emit(EVALUATED, mail, only_remote=True)
+            evaluation["eval_output"] = {**ctx.eval_output, "node_id": task.router.node_id}
+        task.emit(EVALUATED, evaluation, only_remote=True)
 
 
 class ModelExchanger(Exchange):
-    """Carry the learner's weights to those who act with them.
+    """Send the learner's weights to the collectors and evaluators.
 
-    Its place is behind the :class:`~middleware.ContextExchanger`. The learner publishes a
-    consistent copy after each step in which it learned, and one before the first, with the number
-    of updates as its version; the others take the newest before each of their steps, and stamp its
-    version on what they collect (``collect_iter``) and evaluate (``last_eval_iter``). Before its
-    first step a follower waits for the first weights. In a run of one process it does nothing.
+    Use it after the :class:`~middleware.ContextExchanger`. The learner publishes a consistent copy
+    before the first step and after each step with updates, with the number of updates as its
+    version. The other nodes load the newest copy before each of their steps, and store its version
+    with the data that they collect (``collect_iter``) and evaluate (``last_eval_iter``). Before
+    its first step, a node waits for the first weights. In a run of one process it does nothing.
 
-    A policy that gathers statistics of observations while it acts (``obs_norm`` of PPO) gathers
-    them at the learner instead, from the trajectories that come, and they travel with the weights:
-    the policy's method ``observe(obs)`` is called with them, if it has one.
+    Statistics of observations (``obs_norm`` of PPO) are updated in the learner, with the policy's
+    method ``observe(obs)`` on the trajectories that arrive, and are sent with the weights.
 
     Args:
-        policy: whose weights.
-        every_train_iter: publish only after so many further updates.
-        max_policy_lag: how many updates the weights of a follower may be behind the learner when it
-            begins a step; if they are, it waits for newer ones. None: any number.
-        timeout_s: how long a follower waits for weights.
+        policy: the policy whose weights are sent.
+        every_train_iter: updates from one published copy to the next.
+        max_policy_lag: how many updates the weights of a node may be behind the learner when it
+            starts a step; with older ones it waits. None: no limit.
+        timeout_s: how long a node waits for weights.
 
     Reads:
         ctx.train_iter: the version.
-        ctx.trajectories: as a learner that does not collect, for the statistics.
+        ctx.trajectories: in a learner that does not collect, for the statistics.
 
     Writes:
-        ctx.train_iter: as a follower, the version that the policy has now.
+        ctx.train_iter: in the other nodes, the version of the policy.
 
     Raises:
-        ValueError: if a number is not positive, or the lag smaller than the period.
-        WaitTimeout: if the weights that are waited for do not come.
+        ConfigError: if ``policy`` is not a policy.
+        ValueError: if a number is not positive, or the lag is smaller than the period.
+        WaitTimeout: if no weights arrive in time.
     """
 
     reads = ("train_iter",)
@@ -307,20 +305,22 @@ class ModelExchanger(Exchange):
         check_positive(every_train_iter=every_train_iter, max_policy_lag=max_policy_lag)
         if max_policy_lag is not None and max_policy_lag < every_train_iter:
             raise ValueError(
-                f"max_policy_lag must be at least every_train_iter ({every_train_iter}), or "
-                f"followers would wait for weights that are not published; got {max_policy_lag}"
+                f"max_policy_lag must be at least every_train_iter ({every_train_iter}), because "
+                f"newer weights are not published; got {max_policy_lag}"
             )
-        self._policy = policy
+        self._policy = check_instance(
+            policy, Policy, user=type(self).__name__, hint="pass the policy itself, not a mode"
+        )
         self._every = every_train_iter
         self._published = -1
         self._epoch = 0.0
         self._max_lag = max_policy_lag
-        # (epoch, updates): a learner that begins anew may count from below, and still is the newer.
+        # (epoch, updates): the updates of a restarted learner may be fewer, but its epoch is later.
         self._learned = (0.0, 0)
         self._newest: tuple[tuple[float, int], dict[str, Any]] | None = None
         self._loaded = (0.0, -1)
 
-    def __call__(self, ctx: Any) -> Iterator[None]:
+    def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
         """Exchange."""
         task = self._task
         if task is None:
@@ -335,10 +335,10 @@ class ModelExchanger(Exchange):
             self._publish(ctx, task)
 
     def close(self) -> None:
-        """Tell the others that a learner ends."""
-        self._tell_end()
+        """Notify the others that a learner ends."""
+        self._announce_end()
 
-    def _observe(self, ctx: Any) -> None:
+    def _observe(self, ctx: OnlineRLContext) -> None:
         observe = getattr(self._policy, "observe", None)
         trajectories = getattr(ctx, "trajectories", None)
         if observe is not None and trajectories is not None:
@@ -351,7 +351,7 @@ class ModelExchanger(Exchange):
             return
         task.on(MODEL, self._handler(self._on_model))
         task.on(LEARNED, self._handler(self._on_learned))
-        self._hear_of_end(task)
+        self._watch_for_end(task)
 
     def _on_learned(self, counters: dict[str, Any]) -> None:
         self._learned = max(self._learned, (counters["epoch"], counters["train_iter"]))
@@ -368,15 +368,15 @@ class ModelExchanger(Exchange):
         _, version = self._newest[0]
         return self._learned[1] - version <= self._max_lag
 
-    def _publish(self, ctx: Any, task: Task[Any]) -> None:
-        # A policy's state is a copy of its parameters: no update can tear it while it is sent.
+    def _publish(self, ctx: OnlineRLContext, task: Task[Any]) -> None:
+        # A policy's state is a copy of its parameters, which no update changes while it is sent.
         self._published = ctx.train_iter
         state = self._policy.eval_mode.state_dict()
         task.emit(MODEL, self._epoch, ctx.train_iter, state, only_remote=True)
 
-    def _take(self, ctx: Any) -> None:
+    def _take(self, ctx: OnlineRLContext) -> None:
         with self._changed:
-            blocked_s = self._wait(self._is_new_enough, lambda: "new enough weights of the learner")
+            blocked_s = self._wait(self._is_new_enough, lambda: "recent weights of the learner")
             assert self._newest is not None
             version, state = self._newest
         if version != self._loaded:
@@ -390,15 +390,15 @@ class PeriodicalModelExchanger(ModelExchanger):
     """A :class:`ModelExchanger` that publishes every ``period`` updates.
 
     Args:
-        policy: whose weights.
+        policy: the policy whose weights are sent.
         period: updates from one publication to the next.
-        timeout_s: how long a follower waits for weights.
+        timeout_s: how long a node waits for weights.
 
     Reads:
         ctx.train_iter: the version.
 
     Writes:
-        ctx.train_iter: as a follower, the version that the policy has now.
+        ctx.train_iter: in the other nodes, the version of the policy.
 
     Raises:
         ValueError: if a number is not positive.

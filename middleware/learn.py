@@ -1,57 +1,69 @@
-"""Learning: the policy is updated from data."""
+"""Learning: update the policy from data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import torch
 
 from dmiddleware.data import Batch, flatten_lead, index_rows
-from dmiddleware.errors import ConfigError
-from dmiddleware.pipeline import Middleware, Role, Task
-from dmiddleware.policy import LearnMode, is_update, update_outputs
+from dmiddleware.errors import ConfigError, NotEnoughData
+from dmiddleware.pipeline import ChainView, Role, Task
+from dmiddleware.policy import HasModes, LearnMode, as_learn_mode, is_update, update_outputs
 from dmiddleware.worker import BaseLearner
-from middleware.support.checks import check_positive
+from middleware.collect import collectors_of
+from middleware.support import RLContext
+from middleware.support.checks import check_positive, value_or_setting
 from middleware.support.replay import (
     ReplayBuffer,
+    SkippedDraws,
+    bind_to_policy,
     check_buffer,
     check_start,
     count_drawn,
     draw,
-    give_back,
+    n_step_problems,
+    update_priorities,
 )
 
-__all__ = ["OffPolicyLearner", "OnPolicyLearner", "trainer", "multistep_trainer"]
+__all__ = [
+    "MultistepTrainer",
+    "OffPolicyLearner",
+    "OnPolicyLearner",
+    "Trainer",
+    "multistep_trainer",
+    "trainer",
+]
 
-Learner: TypeAlias = LearnMode | BaseLearner
-"""What updates a policy: its learn mode alone, or a learner, with its hooks around each update."""
+Learner: TypeAlias = HasModes | LearnMode | BaseLearner
+"""What updates a policy: the policy, its learn mode, or a learner with hooks around each update."""
 
 
-class _LearnerMiddleware:
-    """Base of all that learns: updates through a learn mode or a learner, and the run's hooks."""
+class _PolicyUpdater:
+    """Base of the middleware that learn: makes updates and runs the hooks of a learner's run."""
 
     roles = (Role.LEARNER,)
     writes = ("train_output", "train_iter")
 
     def __init__(self, learner: Learner) -> None:
-        self._learner = learner
-        self._forward: Callable[[Any], Any]
-        if isinstance(learner, BaseLearner):
-            self._forward = self._train
-        elif isinstance(learner, LearnMode):
-            self._forward = learner.forward
-        else:
-            raise ConfigError(
-                f"{type(self).__name__} learns through a policy's learn mode (policy.learn_mode) "
-                f"or a BaseLearner, got {learner!r:.100}"
-            )
+        self._learner = learner if isinstance(learner, BaseLearner) else None
+        self._mode = (
+            learner.policy
+            if isinstance(learner, BaseLearner)
+            else as_learn_mode(learner, user=type(self).__name__)
+        )
+        self._forward: Callable[[Batch], Any] = (
+            self._mode.forward if self._learner is None else self._train
+        )
         self._env_step = -1
         self._running = False
+        self.snapshot_parts: dict[str, Any] = {"learner": self._learner or self._mode}
+        self.policy_settings: dict[str, Any] = {}
 
     def setup(self, task: Task[Any]) -> None:
-        """Run the learner's hooks of ``before_run``; go on counting from what one of them loads."""
-        if not isinstance(self._learner, BaseLearner) or self._running:
+        """Run the learner's ``before_run`` hooks; continue from the iteration that they load."""
+        if self._learner is None or self._running:
             return
         self._learner.call_hook("before_run")
         self._running = True
@@ -59,52 +71,54 @@ class _LearnerMiddleware:
             task.ctx.train_iter = self._learner.train_iter
 
     def close(self) -> None:
-        """Run the learner's hooks of ``after_run``, also after an error."""
-        if isinstance(self._learner, BaseLearner) and self._running:
+        """Run the learner's ``after_run`` hooks, also after an error."""
+        if self._learner is not None and self._running:
             self._running = False
             self._learner.call_hook("after_run")
 
-    def _update(self, ctx: Any, batch: Batch) -> list[dict[str, Any]]:
-        """Make one call of the policy's forward; each of a list of outputs counts as an update."""
+    def _update(self, ctx: RLContext, batch: Batch) -> list[dict[str, Any]]:
+        """Call the policy's forward once; each of its outputs counts as an update."""
         self._env_step = getattr(ctx, "env_step", -1)
         outputs = update_outputs(self._forward(batch))
         ctx.train_iter += sum(map(is_update, outputs))
         return outputs
 
     def _train(self, batch: Batch) -> Any:
-        assert isinstance(self._learner, BaseLearner)
+        assert self._learner is not None
         return self._learner.train(batch, envstep=self._env_step)
 
 
-class OffPolicyLearner(_LearnerMiddleware):
-    """Update the policy from batches that a buffer draws.
+class OffPolicyLearner(_PolicyUpdater):
+    """Update the policy from batches that it draws from a buffer.
 
-    Nothing happens until the buffer holds enough. Priorities that the policy returns go back to the
-    buffer.
+    Learning starts when the buffer holds ``learn_start`` rows. Priorities that the policy returns
+    are written to the buffer. An update for which the buffer cannot supply enough rows, because a
+    buffer middleware withholds stale ones for example, is skipped, counted and logged.
 
     Args:
-        learner: a policy's learn mode, or a learner with hooks.
-        buffer: where batches come from.
-        batch_size: rows in a batch.
+        policy: a policy, its learn mode, or a learner with hooks.
+        buffer: where batches come from. A :class:`~dmiddleware.data.TensorBuffer` takes the
+            discount for its n-step returns from the policy.
+        batch_size: rows per batch; None: the policy's ``learn.batch_size``.
         updates_per_collect: updates in each step of the task.
-        learn_start: rows that the buffer must hold before the first update; at least, and by
-            default, ``batch_size``.
-        tell_train_iter: tell the buffer the iteration with each sample, as ``staleness_check``
+        learn_start: rows that the buffer must hold before the first update; None: ``batch_size``.
+        pass_train_iter: pass the iteration to the buffer with each sample, as ``staleness_check``
             needs it.
 
     Reads:
-        ctx.train_iter: counted on.
+        ctx.train_iter: incremented.
 
     Writes:
-        ctx.train_output: a list of what each update reported; None while the buffer fills, or an
-            exchange holds learning because it is ahead of its pace.
+        ctx.train_output: a list with the output of each update; None while the buffer fills, or
+            while an exchange holds learning to keep its pace.
         ctx.train_iter: with the updates made.
-        ctx.trained_env_step: with the rows drawn, if someone counts them.
+        ctx.trained_env_step: with the rows drawn, if the context has it.
 
     Raises:
-        ConfigError: if ``learner`` or ``buffer`` is something else.
-        ValueError: if a number is not positive, ``learn_start`` less than ``batch_size``, or more
-            than the buffer ever holds.
+        ConfigError: if ``policy`` or ``buffer`` is something else, or the buffer's ``n_step`` or
+            discount differs from the policy's.
+        ValueError: if a number is not positive, ``learn_start`` is less than ``batch_size``, or
+            more than the buffer's size.
         NonFiniteLoss: from the policy; the parameters are those from before the update.
     """
 
@@ -112,61 +126,94 @@ class OffPolicyLearner(_LearnerMiddleware):
 
     def __init__(
         self,
-        learner: Learner,
+        policy: Learner,
         buffer: ReplayBuffer,
         *,
-        batch_size: int,
+        batch_size: int | None = None,
         updates_per_collect: int = 1,
         learn_start: int | None = None,
-        tell_train_iter: bool = False,
+        pass_train_iter: bool = False,
     ) -> None:
-        super().__init__(learner)
+        super().__init__(policy)
         check_buffer(buffer)
-        check_positive(batch_size=batch_size, updates_per_collect=updates_per_collect)
+        check_positive(updates_per_collect=updates_per_collect)
+        self._batch_size = value_or_setting(
+            batch_size, self._mode, "learn.batch_size", user="OffPolicyLearner", name="batch_size"
+        )
+        bind_to_policy(buffer, self._mode)
         self._buffer = buffer
-        self._batch_size = batch_size
         self._n_updates = updates_per_collect
-        self._learn_start = check_start(buffer, batch_size=batch_size, learn_start=learn_start)
-        self._tell_train_iter = tell_train_iter
+        self._learn_start = check_start(
+            buffer, batch_size=self._batch_size, learn_start=learn_start
+        )
+        self._pass_train_iter = pass_train_iter
+        self._skipped = SkippedDraws()
+        self.draws_from = (buffer,)
+        self.snapshot_parts["buffer"] = buffer
+        self.policy_settings["learn.batch_size"] = self._batch_size
 
-    def __call__(self, ctx: Any) -> None:
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Refuse different n-step lengths, and collecting with a policy that never explores."""
+        yield from n_step_problems(self._buffer, self._mode, chain)
+        collectors = collectors_of(chain)
+        if not collectors or self._mode.get_attribute("explores"):
+            return
+        if chain.writes("collect_kwargs") or any(one.random_steps for one in collectors):
+            return
+        yield (
+            "it learns with a policy that always acts greedily, and nothing in the chain makes it "
+            "explore; add eps_greedy_handler(start=1.0, end=0.05, "
+            "decay_steps=10_000) before the collector"
+        )
+
+    def __call__(self, ctx: RLContext) -> None:
         """Learn."""
         buffer, batch_size = self._buffer, self._batch_size
         if len(buffer) < self._learn_start or getattr(ctx, "learning_held", False):
             return
         outputs: list[dict[str, Any]] = []
+        n_drawn = 0
         for _ in range(self._n_updates):
-            told = ctx.train_iter if self._tell_train_iter else None
-            batch, index = draw(buffer, batch_size, train_iter=told)
-            answer = self._update(ctx, batch)
-            give_back(buffer, index, answer)
-            outputs += answer
-        count_drawn(ctx, self._n_updates * batch_size)
-        ctx.train_output = outputs
+            try:
+                batch, index = draw(
+                    buffer, batch_size, train_iter=ctx.train_iter if self._pass_train_iter else None
+                )
+            except NotEnoughData as error:
+                self._skipped.add(ctx, error)
+                break
+            updates = self._update(ctx, batch)
+            update_priorities(buffer, index, updates)
+            outputs += updates
+            n_drawn += batch_size
+        count_drawn(ctx, n_drawn)
+        if outputs:
+            ctx.train_output = outputs
 
 
-class OnPolicyLearner(_LearnerMiddleware):
+class OnPolicyLearner(_PolicyUpdater):
     """Update the policy from all of ``ctx.train_data``, in minibatches, for several epochs.
 
-    The minibatches of an epoch are a random partition of the rows into parts that are all of one
-    size, up to one row, and not smaller than ``batch_size`` (unless there are fewer rows at all).
-    When the policy answers that it has moved too far from the one that collected (``kl_stop``), the
-    rest of the epochs is left out.
+    Each epoch partitions the rows at random into minibatches whose sizes differ by at most one and
+    are at least ``batch_size`` (if there are that many rows). When the policy returns ``kl_stop``,
+    because it has moved too far from the one that collected, the remaining minibatches and epochs
+    are skipped.
 
     Args:
-        learner: a policy's learn mode, or a learner with hooks.
-        batch_size: rows in a minibatch.
-        epochs: passes over the data in each step of the task.
+        policy: a policy, its learn mode, or a learner with hooks.
+        batch_size: rows per minibatch; None: the policy's ``learn.batch_size``.
+        epochs: passes over the data in each step of the task; None: the policy's
+            ``learn.epoch_per_collect``.
 
     Reads:
         ctx.train_data: a batch ``[N, …]`` or ``[T, E, …]``, used once.
-        ctx.train_iter: counted on.
+        ctx.train_iter: incremented.
 
     Writes:
-        ctx.train_output: a list of what each update reported.
+        ctx.train_output: a list with the output of each update.
         ctx.train_iter: with the updates made.
 
     Raises:
+        ConfigError: if ``policy`` is something else.
         ValueError: if a number is not positive.
         NonFiniteLoss: from the policy; the parameters are those from before the update.
     """
@@ -175,16 +222,22 @@ class OnPolicyLearner(_LearnerMiddleware):
 
     def __init__(
         self,
-        learner: Learner,
+        policy: Learner,
         *,
-        batch_size: int,
-        epochs: int,
+        batch_size: int | None = None,
+        epochs: int | None = None,
     ) -> None:
-        super().__init__(learner)
-        check_positive(batch_size=batch_size, epochs=epochs)
-        self._batch_size = batch_size
-        self._epochs = epochs
+        super().__init__(policy)
+        mode, user = self._mode, "OnPolicyLearner"
+        self._batch_size = value_or_setting(
+            batch_size, mode, "learn.batch_size", user=user, name="batch_size"
+        )
+        self._epochs = value_or_setting(
+            epochs, mode, "learn.epoch_per_collect", user=user, name="epochs"
+        )
         self._generator = torch.Generator()
+        self.policy_settings["learn.batch_size"] = self._batch_size
+        self.policy_settings["learn.epoch_per_collect"] = self._epochs
 
     def setup(self, task: Task[Any]) -> None:
         """Seed the order of the minibatches from the task's seed."""
@@ -199,7 +252,7 @@ class OnPolicyLearner(_LearnerMiddleware):
         """Restore what :meth:`state_dict` returned."""
         self._generator.set_state(state["generator"])
 
-    def __call__(self, ctx: Any) -> None:
+    def __call__(self, ctx: RLContext) -> None:
         """Learn."""
         data = ctx.train_data
         if data["done"].dim() == 2:
@@ -209,74 +262,84 @@ class OnPolicyLearner(_LearnerMiddleware):
             if not self._one_epoch(ctx, data):
                 break
 
-    def _one_epoch(self, ctx: Any, data: Batch) -> bool:
-        """Learn from all rows once; return whether to go on."""
+    def _one_epoch(self, ctx: RLContext, data: Batch) -> bool:
+        """Learn from all rows once; return whether the policy can take more."""
         n_rows = data["done"].shape[0]
         order = torch.randperm(n_rows, generator=self._generator)
         for rows in order.tensor_split(max(1, n_rows // self._batch_size)):
             for output in self._update(ctx, index_rows(data, rows)):
                 ctx.train_output.append(output)
-                if output.get("kl_stop"):
+                if not is_update(output):
                     return False
         return True
 
 
-class _Trainer(_LearnerMiddleware):
-    """Update the policy once from ``ctx.train_data``; see :func:`trainer`."""
-
-    __name__ = "trainer"
-    reads = ("train_data", "train_iter")
-
-    def __call__(self, ctx: Any) -> None:
-        if ctx.train_data is None:
-            return
-        (ctx.train_output,) = self._update(ctx, ctx.train_data)
-
-
-class _MultistepTrainer(_LearnerMiddleware):
-    """Let the policy update itself several times; see :func:`multistep_trainer`."""
-
-    __name__ = "multistep_trainer"
-    reads = ("train_data", "train_iter")
-
-    def __call__(self, ctx: Any) -> None:
-        if ctx.train_data is None:
-            return
-        ctx.train_output = self._update(ctx, ctx.train_data)
-
-
-def trainer(learner: Learner) -> Middleware[Any]:
-    """Update the policy once from ``ctx.train_data``; without data in a step, do nothing.
+class Trainer(_PolicyUpdater):
+    """Update the policy once from ``ctx.train_data``; do nothing in a step without data.
 
     Args:
-        learner: a policy's learn mode, or a learner with hooks.
+        policy: a policy, its learn mode, or a learner with hooks.
 
     Reads:
         ctx.train_data: a batch ``[B, …]``, from a fetcher.
-        ctx.train_iter: counted on.
+        ctx.train_iter: incremented.
 
     Writes:
-        ctx.train_output: what the update reported.
+        ctx.train_output: the output of the update.
         ctx.train_iter: plus one.
+
+    Raises:
+        ConfigError: if ``policy`` is something else.
     """
-    return _Trainer(learner)
+
+    reads = ("train_data", "train_iter")
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Refuse a buffer in the chain whose n-step length or discount is not the policy's."""
+        for one in chain.middleware:
+            for buffer in getattr(one, "draws_from", ()):
+                try:
+                    bind_to_policy(buffer, self._mode)
+                except ConfigError as error:
+                    yield str(error)
+                else:
+                    yield from n_step_problems(buffer, self._mode, chain)
+
+    def __call__(self, ctx: RLContext) -> None:
+        """Learn."""
+        if ctx.train_data is not None:
+            (ctx.train_output,) = self._update(ctx, ctx.train_data)
 
 
-def multistep_trainer(learner: Learner) -> Middleware[Any]:
+class MultistepTrainer(Trainer):
     """Call a policy whose forward makes several updates from one batch.
 
-    Such a forward returns a list of outputs, each of which counts as one update. Without data in a
-    step, do nothing.
+    The forward returns a list of outputs, each of which counts as one update. In a step without
+    data, nothing happens.
 
     Args:
-        learner: a policy's learn mode, or a learner with hooks.
+        policy: a policy, its learn mode, or a learner with hooks.
 
     Reads:
         ctx.train_data: a batch, from a fetcher or an estimator.
-        ctx.train_iter: counted on.
+        ctx.train_iter: incremented.
 
     Writes:
-        ctx.train_output: a list of what each update reported.
+        ctx.train_output: a list with the output of each update.
         ctx.train_iter: with the updates made.
+
+    Raises:
+        ConfigError: if ``policy`` is something else.
     """
-    return _MultistepTrainer(learner)
+
+    def __call__(self, ctx: RLContext) -> None:
+        """Learn."""
+        if ctx.train_data is not None:
+            ctx.train_output = self._update(ctx, ctx.train_data)
+
+
+trainer = Trainer
+"""DI-engine's name of :class:`Trainer`."""
+
+multistep_trainer = MultistepTrainer
+"""DI-engine's name of :class:`MultistepTrainer`."""

@@ -9,33 +9,55 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from dmiddleware.pipeline import Middleware, OnlineRLContext, Role, Task
-from middleware.run_folder import RunFolder
+from dmiddleware.pipeline import OnlineRLContext, Role, Task
+from middleware.run_folder import RunFolder, check_run_folder
+from middleware.support import RLContext
 
-__all__ = ["learning_curve"]
+__all__ = ["LearningCurve"]
 
 _BINS = 200
 
 
-class _LearningCurve:
-    """Gathers returns and draws them at the end; see :func:`learning_curve`."""
+class LearningCurve:
+    """Draw the learning curve to ``curve.png`` when the task ends, also after an error.
 
-    __name__ = "learning_curve"
+    It shows the mean returns of evaluations, and the returns of the collected episodes as mean,
+    lowest and highest in each of up to 200 equal parts of the run.
+
+    The position in the chain does not matter, because it works on the way back. In a run of several
+    processes the learner draws it.
+
+    Args:
+        run: the folder for the picture.
+        title: the title of the picture; None: the folder's name.
+
+    Reads:
+        ctx.env_step, or, offline, ctx.train_iter: the horizontal axis.
+        ctx.logged, ctx.eval_value: on the way back, if they are set.
+
+    Raises:
+        ConfigError: if ``run`` is not a RunFolder.
+    """
+
     roles = (Role.LEARNER,)
+    reads = ("train_iter",)
     last_step = True
 
-    def __init__(self, run: RunFolder, *, title: str | None) -> None:
-        self._run = run
+    def __init__(self, run: RunFolder, *, title: str | None = None) -> None:
+        self._run = check_run_folder(run, user="LearningCurve")
         self._title = run.name if title is None else title
         self._axis = "env_step"
         self._training: list[tuple[int, float]] = []
         self._evaluation: list[tuple[int, float]] = []
+        self.owns = (run.curve_path,)
 
     def setup(self, task: Task[Any]) -> None:
+        """Choose the horizontal axis: environment steps, or updates if there are none."""
         if not isinstance(task.ctx, OnlineRLContext):
             self._axis = "train_iter"
 
-    def __call__(self, ctx: Any) -> Iterator[None]:
+    def __call__(self, ctx: RLContext) -> Iterator[None]:
+        """Keep the returns of the step, on its way back."""
         yield
         at = getattr(ctx, self._axis)
         training = ctx.logged.get("collect/return_mean")
@@ -45,18 +67,21 @@ class _LearningCurve:
             self._evaluation.append((at, ctx.eval_value))
 
     def close(self) -> None:
+        """Draw the picture, if there are any returns."""
         if self._training or self._evaluation:
             self._draw()
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the returns so far."""
         return {"training": self._training, "evaluation": self._evaluation}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
         self._training = [(int(at), float(value)) for at, value in state["training"]]
         self._evaluation = [(int(at), float(value)) for at, value in state["evaluation"]]
 
     def _draw(self) -> None:
-        # A figure of its own, not pyplot's: nothing global is touched, no window can open.
+        # Not a pyplot figure, which would change global state and might open a window.
         figure = Figure(figsize=(8, 4.5), dpi=110, layout="constrained")
         axes = figure.add_subplot()
         if self._training:
@@ -78,31 +103,11 @@ class _LearningCurve:
         partial.replace(path)
 
 
-def learning_curve(run: RunFolder, *, title: str | None = None) -> Middleware[Any]:
-    """Draw the learning curve into ``curve.png`` when the task ends, also after an error.
-
-    It shows the mean returns of evaluations, and of the episodes that were collected (their mean,
-    and the span from the lowest to the highest, over a hundred or two equal parts of the run).
-
-    Its place in the chain does not matter, as it works on the way back. Of several processes the
-    learner draws it.
-
-    Args:
-        run: the folder for the picture.
-        title: stands above the picture; None: the folder's name.
-
-    Reads:
-        ctx.env_step, or, offline, ctx.train_iter: the horizontal axis.
-        ctx.logged, ctx.eval_value: on the way back, if they are there.
-    """
-    return _LearningCurve(run, title=title)
-
-
 Floats = npt.NDArray[np.float64]
 
 
 def _binned(points: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """Cut the horizontal axis into parts; return the middle, mean, least and greatest of each."""
+    """Divide the points into parts; return the middle, mean, lowest and highest of each."""
     at, value = points.T
     width = max((at[-1] - at[0]) / _BINS, 1.0)
     part = ((at - at[0]) / width).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Logging: what the run measures, into tensorboard and the text log."""
+"""Logging: write what a run measures to tensorboard and the text log."""
 
 from __future__ import annotations
 
@@ -7,43 +7,39 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dmiddleware.pipeline import Clock, Middleware, SystemClock, Task
+import numpy as np
+import torch
+
+from dmiddleware.pipeline import (
+    Clock,
+    SystemClock,
+    Task,
+)
 from dmiddleware.tensorboard import add_video
-from middleware.run_folder import RunFolder
+from middleware.run_folder import RunFolder, check_run_folder
+from middleware.support import RLContext
 from middleware.support.checks import check_positive
 
-__all__ = ["online_logger", "offline_logger"]
+__all__ = ["OfflineLogger", "OnlineLogger", "offline_logger", "online_logger"]
 
-_FPS = 20  # pictures a second of the films of evaluations
+_FPS = 20  # frames per second of films of evaluations
 
 _log = logging.getLogger(__name__)
 
 
 class _Logger:
-    """Gathers metrics step by step, and writes their means now and then.
+    """Base of both loggers: collects metrics in every step, and writes their means at intervals."""
 
-    Args:
-        name: what the chain shows.
-        axis: the field of the context over which metrics are drawn.
-        counters: fields of the context whose growth per second is logged.
-    """
+    last_step = True
+    axis: str
+    """The field of the context over which metrics are drawn."""
+    counters: tuple[str, ...]
+    """The fields of the context whose growth per second is logged."""
 
-    def __init__(
-        self,
-        run: RunFolder,
-        *,
-        name: str,
-        axis: str,
-        every: int,
-        counters: tuple[str, ...],
-    ) -> None:
-        self.__name__ = name
-        self.last_step = True
-        self.reads = (axis, *counters)
-        self._run = run
-        self._axis = axis
+    def __init__(self, run: RunFolder, *, every: int) -> None:
+        self.reads = (self.axis, *self.counters)
+        self._run = check_run_folder(run, user=type(self).__name__)
         self._every = every
-        self._counters = counters
         self._clock: Clock = SystemClock()
         self._sums: dict[str, list[float]] = {}
         self._others: dict[str, Any] = {}
@@ -53,21 +49,21 @@ class _Logger:
         self._last = 0
 
     def setup(self, task: Task[Any]) -> None:
-        """Begin to measure throughput."""
+        """Start to measure throughput."""
         self._clock = task.clock
-        self._begin_interval(task.ctx)
-        self._next = getattr(task.ctx, self._axis) + self._every
+        self._start_interval(task.ctx)
+        self._next = getattr(task.ctx, self.axis) + self._every
 
-    def __call__(self, ctx: Any) -> Iterator[None]:
-        """Gather what was logged in the step, on its way back; write, if it is time."""
+    def __call__(self, ctx: RLContext) -> Iterator[None]:
+        """Collect the metrics of the step on its way back; write them if it is time."""
         yield
         for name, value in ctx.logged.items():
             self._add(name, value)
         output = ctx.train_output
         if output is not None:
             for one in output if isinstance(output, list) else [output]:
-                self._gather_output(one)
-        self._last = getattr(ctx, self._axis)
+                self._add_output(one)
+        self._last = getattr(ctx, self.axis)
         if ctx.eval_value is not None:
             self._write_evaluation(ctx)
         if self._last >= self._next:
@@ -76,7 +72,7 @@ class _Logger:
             self._flush()
 
     def close(self) -> None:
-        """Write what was gathered since the last time."""
+        """Write the metrics since the last write."""
         if self._sums:
             self._flush()
 
@@ -88,14 +84,15 @@ class _Logger:
             entry[0] += value
             entry[1] += 1
 
-    def _gather_output(self, output: Mapping[str, Any]) -> None:
+    def _add_output(self, output: Mapping[str, Any]) -> None:
         for key, value in output.items():
-            if isinstance(value, float | int):
-                self._add(f"learn/{key}", value)
+            number = _as_number(value)
+            if number is not None:
+                self._add(f"learn/{key}", number)
             elif key.startswith("["):
                 self._others[key] = value
 
-    def _write_evaluation(self, ctx: Any) -> None:
+    def _write_evaluation(self, ctx: RLContext) -> None:
         writer = self._run.tb_logger
         writer.add_scalar("eval/return_mean", ctx.eval_value, self._last)
         output = ctx.eval_output if isinstance(ctx.eval_output, Mapping) else {}
@@ -105,27 +102,27 @@ class _Logger:
         if "video" in output:
             add_video(writer, "eval/video", output["video"], self._last, fps=_FPS)
         _log.info(
-            "%s %d, update %d: evaluated, mean return %.2f",
-            self._axis,
+            "%s %d, update %d: mean return %.2f in the evaluation",
+            self.axis,
             self._last,
             ctx.train_iter,
             ctx.eval_value,
         )
 
-    def _log_rates(self, ctx: Any) -> None:
+    def _log_rates(self, ctx: RLContext) -> None:
         elapsed = self._clock.now() - self._time
         if elapsed > 0:
             for name, before in self._counts.items():
                 self._add(f"speed/{name}_per_s", (getattr(ctx, name) - before) / elapsed)
         if ctx.task.router is not None:
-            # Totals, and many: not for the text log.
+            # There are too many totals for the text log.
             for name, total in ctx.task.router.counters().items():
                 self._run.tb_logger.add_scalar(f"router/{name}", total, self._last)
-        self._begin_interval(ctx)
+        self._start_interval(ctx)
 
-    def _begin_interval(self, ctx: Any) -> None:
+    def _start_interval(self, ctx: RLContext) -> None:
         self._time = self._clock.now()
-        self._counts = {name: getattr(ctx, name) for name in self._counters}
+        self._counts = {name: getattr(ctx, name) for name in self.counters}
 
     def _flush(self) -> None:
         writer = self._run.tb_logger
@@ -140,70 +137,87 @@ class _Logger:
                 writer.add_scalars(f"learn/{name}", value, self._last)
         writer.flush()
         text = ", ".join(f"{name} {_short(mean)}" for name, mean in means.items())
-        _log.info("%s %d: %s", self._axis, self._last, text)
+        _log.info("%s %d: %s", self.axis, self._last, text)
         self._sums.clear()
         self._others.clear()
 
 
-def online_logger(run: RunFolder, *, every_env_step: int = 1000) -> Middleware[Any]:
+class OnlineLogger(_Logger):
     """Write metrics to tensorboard and the text log, over environment steps.
 
-    What is written: everything that a middleware logged with ``ctx.log``, what learning reported
-    (``learn/…``; a key that begins with ``[scalars]`` or ``[histogram]`` as such), evaluations
-    (``eval/return_mean`` and so on, and films), and throughput (``speed/…``). Each is the mean
-    since it was last written; evaluations are written as they come. In a run of several processes
-    also the router's totals: what was sent, received, retried, refused and waited for, by event
-    (``router/event/…``) and by peer (``router/node…``).
+    These are everything that a middleware logged with ``ctx.log``, the scalars that learning
+    reported (``learn/…``; a key that begins with ``[scalars]`` or ``[histogram]`` is written as
+    such), evaluations (``eval/return_mean`` and so on, and films), and throughput (``speed/…``).
+    Each value is a mean since the last write; evaluations are written at once. In a run of several
+    processes, the router's totals by event (``router/event/…``) and by peer (``router/node…``) are
+    written as well.
 
-    Its place in the chain does not matter, as it works on the way back. In a run of several
-    processes each writes what it knows, into a folder of its own.
+    The position in the chain does not matter, because it works on the way back. In a run of several
+    processes each one writes its metrics to a folder of its own.
 
     Args:
-        run: whose tensorboard writer is used.
-        every_env_step: environment steps from one writing to the next.
+        run: the folder whose tensorboard writer is used.
+        every_env_step: environment steps from one write to the next.
 
     Reads:
         ctx.env_step, ctx.train_iter: counters.
         ctx.logged, ctx.train_output, ctx.eval_value, ctx.eval_output: on the way back, if they are
-            there.
+            set.
 
     Raises:
+        ConfigError: if ``run`` is not a RunFolder.
         ValueError: if ``every_env_step`` is not positive.
     """
-    check_positive(every_env_step=every_env_step)
-    return _Logger(
-        run,
-        name="online_logger",
-        axis="env_step",
-        every=every_env_step,
-        counters=("env_step", "train_iter"),
-    )
+
+    axis = "env_step"
+    counters = ("env_step", "train_iter")
+
+    def __init__(self, run: RunFolder, *, every_env_step: int = 1000) -> None:
+        check_positive(every_env_step=every_env_step)
+        super().__init__(run, every=every_env_step)
 
 
-def offline_logger(run: RunFolder, *, every_train_iter: int = 100) -> Middleware[Any]:
-    """Write metrics to tensorboard and the text log, over updates; else as :func:`online_logger`.
+class OfflineLogger(_Logger):
+    """Write metrics to tensorboard and the text log, over updates; see :class:`OnlineLogger`.
 
     Args:
-        run: whose tensorboard writer is used.
-        every_train_iter: updates from one writing to the next.
+        run: the folder whose tensorboard writer is used.
+        every_train_iter: updates from one write to the next.
 
     Reads:
         ctx.train_iter: the counter.
         ctx.logged, ctx.train_output, ctx.eval_value, ctx.eval_output: on the way back, if they are
-            there.
+            set.
 
     Raises:
+        ConfigError: if ``run`` is not a RunFolder.
         ValueError: if ``every_train_iter`` is not positive.
     """
-    check_positive(every_train_iter=every_train_iter)
-    return _Logger(
-        run,
-        name="offline_logger",
-        axis="train_iter",
-        every=every_train_iter,
-        counters=("train_iter",),
-    )
+
+    axis = "train_iter"
+    counters = ("train_iter",)
+
+    def __init__(self, run: RunFolder, *, every_train_iter: int = 100) -> None:
+        check_positive(every_train_iter=every_train_iter)
+        super().__init__(run, every=every_train_iter)
+
+
+def _as_number(value: object) -> float | None:
+    """Return a scalar of any library as a float; None for anything else."""
+    if isinstance(value, float | int):
+        return float(value)
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic) and math.prod(value.shape) == 1:
+        number = value.item()
+        return float(number) if isinstance(number, float | int) else None
+    return None
 
 
 def _short(value: float) -> str:
     return f"{value:.4g}" if math.isfinite(value) and abs(value) < 1e4 else f"{value:,.0f}"
+
+
+online_logger = OnlineLogger
+"""DI-engine's name of :class:`OnlineLogger`."""
+
+offline_logger = OfflineLogger
+"""DI-engine's name of :class:`OfflineLogger`."""

@@ -1,4 +1,4 @@
-"""How long the steps take."""
+"""Measure the duration of steps."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ _log = logging.getLogger(__name__)
 
 
 def epoch_timer(*, every_step: int = 100) -> Middleware[Context]:
-    """Measure how long a step takes; what is used after this middleware is inside the measure.
+    """Measure the duration of the part of a step that comes after this middleware.
 
-    The mean over each ``every_step`` steps goes to the text log and is logged as ``time/step_s`` in
-    the step that follows. Where the time goes inside a step is told by
-    :class:`~dmiddleware.pipeline.StepTimer`.
+    The mean over ``every_step`` steps goes to the text log, and is logged as ``time/step_s`` in the
+    next step. :class:`~dmiddleware.pipeline.StepTimer` measures each middleware of the chain.
 
     Args:
         every_step: steps over which to average.
@@ -35,13 +34,13 @@ def epoch_timer(*, every_step: int = 100) -> Middleware[Context]:
     def epoch_timer(ctx: Context) -> Iterator[None]:
         nonlocal total_s, n_steps, mean_s
         if mean_s is not None:
-            # Logged a step late, because loggers further in have run by the end of a step.
+            # One step late, because the loggers after this middleware have run already.
             ctx.log("time/step_s", mean_s)
             mean_s = None
         now = ctx.task.clock.now
-        begin = now()
+        start = now()
         yield
-        total_s += now() - begin
+        total_s += now() - start
         n_steps += 1
         if n_steps == every_step:
             mean_s = total_s / n_steps

@@ -1,4 +1,4 @@
-"""RunFolder: where everything of one run lies."""
+"""RunFolder: the folder with all files of one run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import yaml
 
 from dmiddleware.pipeline import Role, current_node
 from dmiddleware.tensorboard import TensorboardWriter
+from middleware.support.checks import check_instance
 
-__all__ = ["RunFolder"]
+__all__ = ["RunFolder", "check_run_folder"]
 
 STAMP_FILE: Final = ".run"
 
@@ -24,16 +25,16 @@ STAMP_FILE: Final = ".run"
 class RunFolder:
     """The folder of one run: checkpoints, tensorboard events, the learning curve, the config.
 
-    It is made by :meth:`create`, which never gives a folder that was there before::
+    Make one with :meth:`create`, which never returns a folder that exists already::
 
         runs/cartpole/
         ├── ckpt/         checkpoints (CkptSaver)
         ├── tb/           tensorboard events (online_logger)
-        ├── config.yaml   what the run was started with (save_config)
+        ├── config.yaml   the settings that the run used (save_config)
         └── curve.png     the learning curve (learning_curve)
 
-    All processes of a run that ``ditask`` starts on one host share one folder. What there is once
-    is written by the learner alone; tensorboard events of the others are in ``tb/node-<id>/``.
+    All processes of a run that ``ditask`` starts on one host share one folder. Only the learner
+    writes the files in it; tensorboard events of the others go to ``tb/node-<id>/``.
 
     Args:
         path: an existing folder.
@@ -52,12 +53,12 @@ class RunFolder:
         """Make a new folder for a run.
 
         A run never writes into the folder of an earlier one: if ``exp_name`` is taken, the run gets
-        the first free one of ``exp_name-2``, ``exp_name-3``, … The processes of one run get the
-        same one: whoever comes first makes it.
+        the first free one of ``exp_name-2``, ``exp_name-3``, … All processes of one run get the
+        same folder; the first one makes it.
 
         Args:
             exp_name: the folder's name, or a path below ``root``.
-            root: where the runs lie; made if it is missing.
+            root: the folder of all runs; made if it is missing.
 
         Raises:
             ValueError: if ``exp_name`` does not name a folder below ``root``.
@@ -80,12 +81,12 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """The folder's own name."""
+        """The name of the folder, without its parents."""
         return self.path.name
 
     @property
     def is_lead(self) -> bool:
-        """Whether this process is the one that writes what the run has once: the learner."""
+        """Whether this process is the learner, which writes the files that a run has only once."""
         return self._is_lead
 
     @property
@@ -95,26 +96,26 @@ class RunFolder:
 
     @property
     def ckpt_dir(self) -> Path:
-        """Where the checkpoints lie; made when it is asked for."""
+        """The folder of the checkpoints; made on first access."""
         path = self.path / "ckpt"
         path.mkdir(exist_ok=True)
         return path
 
     @property
     def best_ckpt(self) -> Path:
-        """Where CkptSaver puts the policy that evaluated best."""
+        """The path where CkptSaver saves the policy of the best evaluation."""
         return self.ckpt_dir / "best.safetensors"
 
     @property
     def curve_path(self) -> Path:
-        """Where the picture of the learning curve goes."""
+        """The path of the picture of the learning curve."""
         return self.path / "curve.png"
 
     @property
     def tb_logger(self) -> TensorboardWriter:
-        """This process's tensorboard writer; opened when it is first asked for."""
+        """This process's tensorboard writer; opened on first access."""
         if self._tb_logger is None:
-            # A folder a process: tensorboard reads only one file of a folder at a time.
+            # One folder per process: tensorboard reads only one file of a folder at a time.
             folder = self.path / "tb"
             path = folder if self._is_lead else folder / f"node-{self._node_id}"
             self._tb_logger = TensorboardWriter(path)
@@ -122,15 +123,15 @@ class RunFolder:
 
     @property
     def log_path(self) -> Path:
-        """Where this process's text log goes."""
+        """The path of this process's text log."""
         return self.path / ("log.txt" if self._is_lead else f"log.node-{self._node_id}.txt")
 
     def save_config(self, cfg: Mapping[str, Any]) -> Path:
-        """Write ``config.yaml``, for people to read and for any YAML loader; as the learner only.
+        """Write ``config.yaml``, for people and for any YAML loader; only the learner does so.
 
         Args:
-            cfg: nested dictionaries and lists of plain values; anything else (a class, a path, an
-                array) is written as what it is called.
+            cfg: nested dictionaries and lists of plain values. Classes and functions are written
+                by their names, other objects as strings.
 
         Returns:
             The path of the file.
@@ -166,11 +167,21 @@ class RunFolder:
         self.close()
 
 
-def _take(path: Path, stamp: str) -> bool:
-    """Take a name for a run, or find that this very run has it.
+def check_run_folder(run: object, *, user: str) -> RunFolder:
+    """Return ``run`` if it is a run folder.
 
-    Making the folder is what takes the name: of two runs only one can succeed. The folder of a run
-    with a stamp appears with the stamp inside, so that its other processes know it at once.
+    Raises:
+        ConfigError: if it is something else.
+    """
+    hint = "make a new folder with RunFolder.create('name') and pass it"
+    return check_instance(run, RunFolder, user=user, hint=hint)
+
+
+def _take(path: Path, stamp: str) -> bool:
+    """Return whether a folder is free for this run, or belongs to it already.
+
+    Making the folder reserves its name: of two runs only one can succeed. The folder of a run with
+    a stamp appears with the stamp inside, by which the other processes of the run recognize it.
     """
     if not stamp:
         try:
@@ -184,7 +195,7 @@ def _take(path: Path, stamp: str) -> bool:
         (made / STAMP_FILE).write_text(stamp, encoding="utf-8")
         try:
             made.rename(path)
-        except OSError:  # another process was faster
+        except OSError:  # another process has made it meanwhile
             shutil.rmtree(made)
         else:
             return True

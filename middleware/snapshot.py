@@ -1,10 +1,10 @@
-"""Snapshots: a whole run on disk, to go on from as if it had never stopped."""
+"""Snapshots of a whole run, to resume it as if it had never stopped."""
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -12,10 +12,12 @@ import numpy as np
 import torch
 
 from dmiddleware.data import load_checkpoint, save_checkpoint
+from dmiddleware.data.serialization import pack
 from dmiddleware.env import BaseEnvManager
-from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch
-from dmiddleware.pipeline import Role, Task
-from middleware.run_folder import RunFolder
+from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, ConfigError
+from dmiddleware.pipeline import ChainView, Role, Task, middleware_name
+from middleware.run_folder import RunFolder, check_run_folder
+from middleware.support import RLContext
 from middleware.support.checks import check_positive
 
 __all__ = ["SnapshotSaver"]
@@ -26,41 +28,39 @@ _log = logging.getLogger(__name__)
 
 
 class Stateful(Protocol):
-    """What has a state: policies' learn modes, learners, buffers, env managers."""
+    """An object with a state: a policy's learn mode, a learner, a buffer, an env manager."""
 
     def state_dict(self) -> Any:
         """Return the state."""
 
     def load_state_dict(self, state: Any) -> object:
-        """Go on from a state."""
+        """Restore a state."""
 
 
 class SnapshotSaver:
-    """Save the whole run now and then, and when it stops, to go on from there.
+    """Save the whole run at intervals and when it stops, to resume it later.
 
-    A snapshot holds the context, the state of every middleware that has one (collectors with their
-    envs and unfinished episodes among them), the parts that are named here, and the global random
-    generators. A run that is stopped and resumed equals one that was never stopped, as far as the
-    envs' states can be saved; where they cannot, their episodes begin anew.
+    A snapshot has the context, the state of every middleware of the chain, the policies, learners,
+    buffers and envs that the stock middleware of the chain use, and the global random generators. A
+    run that is stopped and resumed equals one that was never stopped, as far as the states of the
+    envs can be saved; where they cannot, their episodes restart.
 
-    The files lie in the run's folder ``snapshots``, the newest few of them. Each is written whole
-    or not at all, with a checksum, and loading one executes no code. When a run goes back to an
-    older one, its next snapshot takes the place of those that it went back from.
+    The files are in the run's folder ``snapshots``; the last few are kept. Each is written
+    completely or not at all, with a checksum, and loading one executes no code. When a run resumes
+    from an older snapshot, its next one replaces those that it did not use.
 
-    Build the same chain as the run that was stopped, call :meth:`resume`, and run it::
+    Build the same chain as that of the stopped run, call :meth:`resume`, and run it::
 
-        parts = {"learner": learner, "buffer": buffer, "eval_env": eval_env}
-        snapshots = SnapshotSaver(run, parts, every_train_iter=1000)
+        snapshots = SnapshotSaver(run, every_train_iter=1000)
         task.use(snapshots)
         snapshots.resume(task)
         task.run()
 
-    Its place in the chain does not matter. Of several processes the learner saves.
+    The position in the chain does not matter. In a run of several processes the learner saves.
 
     Args:
-        run: in whose folder the snapshots lie.
-        parts: what else belongs to the run, by name: the learner (or the policy's learn mode), the
-            buffer, the evaluator's env manager.
+        run: the folder to save to.
+        parts: further objects to save, by name, that no stock middleware of the chain uses.
         every_train_iter: updates from one snapshot to the next; None: only when the run stops.
         keep: how many to keep.
 
@@ -68,6 +68,7 @@ class SnapshotSaver:
         ctx.train_iter: updates so far.
 
     Raises:
+        ConfigError: if ``run`` is not a folder, or a part has no state.
         ValueError: if ``every_train_iter`` or ``keep`` is not positive.
         CheckpointWriteError: if a file cannot be written; those before it are intact.
     """
@@ -78,36 +79,75 @@ class SnapshotSaver:
     def __init__(
         self,
         run: RunFolder | Path,
-        parts: Mapping[str, Stateful],
+        parts: Mapping[str, Stateful] | None = None,
         *,
         every_train_iter: int | None = None,
         keep: int = 2,
     ) -> None:
         check_positive(every_train_iter=every_train_iter, keep=keep)
-        self._folder = (run.path if isinstance(run, RunFolder) else run) / "snapshots"
-        self._parts = dict(parts)
+        path = run if isinstance(run, Path) else check_run_folder(run, user="SnapshotSaver").path
+        self._folder = path / "snapshots"
+        self._further = dict(parts or {})
+        for name, part in self._further.items():
+            if not _is_stateful(part):
+                raise ConfigError(
+                    f"SnapshotSaver cannot save the part {name!r}: {part!r:.100} has no "
+                    "state_dict() and load_state_dict(); give it both, or leave it out"
+                )
+        self._parts: dict[str, Stateful] = dict(self._further)
         self._every = every_train_iter
         self._keep = keep
         self._saved_iter = 0
+        self.owns = (self._folder,)
 
     @property
     def paths(self) -> list[Path]:
-        """The snapshots there are, the newest first."""
+        """The snapshots in the folder, the newest first."""
         return sorted(self._folder.glob(_PATTERN), reverse=True)
 
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Find what the chain's middleware use, and refuse what cannot be saved."""
+        self._parts = dict(self._further)
+        for number, one in enumerate(chain.active):
+            for name, part in getattr(one, "snapshot_parts", {}).items():
+                # Modes are new objects each time, but compare equal.
+                if any(part is other or part == other for other in self._parts.values()):
+                    continue
+                path = f"{middleware_name(one)}.{name}"
+                unique = path if path not in self._parts else f"{path} {number}"
+                if _is_stateful(part):
+                    self._parts[unique] = part
+                else:
+                    yield f"it cannot save {path}, which has no state_dict()"
+        yield from self._unsaveable(chain)
+
+    def _unsaveable(self, chain: ChainView) -> Iterable[str]:
+        states = {f"the part {name!r}": part for name, part in self._parts.items()}
+        states["the context"] = chain.context
+        for name, part in states.items():
+            if isinstance(part, BaseEnvManager):
+                continue  # it has a state only after its launch
+            try:
+                pack(part.state_dict())
+            except TypeError as error:
+                yield (
+                    f"it cannot save {name}: {error}; keep only tensors, arrays and "
+                    "plain Python values"
+                )
+
     def setup(self, task: Task[Any]) -> None:
-        """Count from where the run begins, and look at the end of each step."""
+        """Count updates from here, and save at the end of steps."""
         self._saved_iter = task.ctx.train_iter
         task.at_step_end(lambda: self._end_step(task))
 
-    def __call__(self, ctx: Any) -> None:
-        """Do nothing: a snapshot is taken between two steps."""
+    def __call__(self, ctx: RLContext) -> None:
+        """Do nothing: snapshots are taken between two steps."""
 
     def save(self, task: Task[Any]) -> Path:
         """Save the run as it is between two steps.
 
         Returns:
-            The snapshot's file.
+            The path of the snapshot.
 
         Raises:
             CheckpointWriteError: if it cannot be written; the snapshots before it are intact.
@@ -124,32 +164,35 @@ class SnapshotSaver:
         return path
 
     def resume(self, task: Task[Any], path: Path | None = None) -> bool:
-        """Go on from a snapshot, before the first step.
+        """Restore a snapshot, before the first step.
 
         Args:
-            task: with the same chain as the one that was saved.
-            path: the snapshot; None: the newest that is whole, in the run's folder.
+            task: a task with the same chain as the one that was saved.
+            path: the snapshot; None: the newest undamaged one in the run's folder.
 
         Returns:
             Whether there was one.
 
         Raises:
-            CheckpointDamaged: if ``path`` is given, and is no whole snapshot.
-            CheckpointMismatch: if the snapshot is that of another chain, or has other parts.
+            ChainError: if the chain cannot run.
+            CheckpointDamaged: if ``path`` is not an undamaged snapshot.
+            CheckpointMismatch: if the snapshot is from another chain or has other parts.
         """
         if not any(task.has_role(role) for role in self.roles):
             return False
         found = _read(path) if path is not None else self._newest()
         if found is None:
             return False
+        task.check()  # finds the parts
         saved = found["parts"]
         if saved.keys() != self._parts.keys():
             raise CheckpointMismatch(
-                f"the snapshot has the parts {', '.join(sorted(saved)) or 'none'}, and "
-                f"{', '.join(sorted(self._parts)) or 'none'} were named; name the same ones"
+                f"the snapshot has the parts {', '.join(sorted(saved)) or 'none'}, but this chain "
+                f"has {', '.join(sorted(self._parts)) or 'none'}; build the same chain as the one "
+                "that was saved"
             )
-        # What the middleware tell others when they are set up must be that of the snapshot. Env
-        # managers are launched in that set-up, and can be restored only then.
+        # The setup of a middleware may publish what it finds, such as weights, so they come first.
+        # The state of env managers can be restored only after setup, which launches them.
         envs = {name for name, part in self._parts.items() if isinstance(part, BaseEnvManager)}
         for name in self._parts.keys() - envs:
             self._parts[name].load_state_dict(saved[name])
@@ -163,9 +206,10 @@ class SnapshotSaver:
         return True
 
     def _end_step(self, task: Task[Any]) -> None:
-        """Save if it is time, or if this step was the last one.
+        """Save if it is time, or if this was the last step.
 
-        Not on the step's way back: a stop may come after it, or cut the step short before it.
+        This does not happen on the step's way back: a stop may come after it, or end the step
+        before it.
         """
         if task.finish:
             self.save(task)
@@ -176,15 +220,17 @@ class SnapshotSaver:
             self.save(task)
 
     def _remove_others(self, saved: Path) -> None:
-        """Keep the newest few; later steps than the saved one are a course that the run has left.
+        """Keep the newest few, and remove those of later steps than the saved one.
 
-        It went back to an older snapshot, because those were damaged, say.
+        Later ones exist if the run resumed from an older snapshot, because they were damaged for
+        example.
         """
-        left = [path for path in self.paths if path > saved]
-        if left:
-            _log.info("removed %s: the run went back from there", ", ".join(p.name for p in left))
+        later = [path for path in self.paths if path > saved]
+        if later:
+            names = ", ".join(path.name for path in later)
+            _log.info("removed %s, because the run resumed from an older snapshot", names)
         old = [path for path in self.paths if path < saved][self._keep - 1 :]
-        for path in left + old:
+        for path in later + old:
             path.unlink(missing_ok=True)
 
     def _newest(self) -> Any:
@@ -192,14 +238,20 @@ class SnapshotSaver:
             try:
                 return _read(path)
             except CheckpointDamaged as error:
-                _log.warning("%s; the one before it is used", error)
+                _log.warning("%s; trying the snapshot before it", error)
         return None
+
+
+def _is_stateful(part: object) -> bool:
+    return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
 
 
 def _read(path: Path) -> Any:
     state = load_checkpoint(path)
     if not isinstance(state, Mapping) or not {"task", "parts", "random"} <= state.keys():
-        raise CheckpointDamaged(f"{path} is a checkpoint, but not a snapshot of a run")
+        raise CheckpointDamaged(
+            f"{path} is a checkpoint, but not a snapshot; pass a file of SnapshotSaver"
+        )
     return state
 
 

@@ -1,31 +1,29 @@
-"""When a run has done enough."""
+"""Stopping a run at a limit."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from typing import Any
 
-from dmiddleware.pipeline import Context, Middleware, Role, Task, middleware
+from dmiddleware.pipeline import Context, Role, Task
+from middleware.support.checks import check_positive
 
-__all__ = ["termination_checker"]
+__all__ = ["TerminationChecker", "termination_checker"]
 
 
-def termination_checker(
-    *,
-    max_env_step: float = math.inf,
-    max_train_iter: float = math.inf,
-    max_train_epoch: float = math.inf,
-    max_time_s: float = math.inf,
-) -> Middleware[Context]:
+class TerminationChecker:
     """Stop the task at the end of the step in which a limit is reached.
 
-    Of several processes the learner decides, since it is the one that knows all counters exactly.
+    In a run of several processes the learner checks the limits, because only it knows the exact
+    counters. The limits are also what :class:`~middleware.ProgressBar` shows. A run that is resumed
+    at a limit stops before its first step.
 
     Args:
         max_env_step: environment steps, summed over all collectors.
         max_train_iter: updates of the policy.
         max_train_epoch: passes over the data set (offline).
-        max_time_s: seconds since the first step, by the task's clock.
+        max_time_s: seconds since the first step, by the task's clock. A resumed run continues to
+            count.
 
     Reads:
         ctx.env_step, ctx.train_iter, ctx.train_epoch: those that have a limit.
@@ -33,35 +31,73 @@ def termination_checker(
     Raises:
         ValueError: if no limit is given, or one is not positive.
     """
-    limits = {
-        "env_step": max_env_step,
-        "train_iter": max_train_iter,
-        "train_epoch": max_train_epoch,
-    }
-    counted = {name: limit for name, limit in limits.items() if limit != math.inf}
-    if not counted and max_time_s == math.inf:
-        raise ValueError("termination_checker needs at least one limit, for example max_env_step")
-    for name, limit in {**counted, "time_s": max_time_s}.items():
-        if not limit > 0:
-            raise ValueError(f"max_{name} must be positive, got {limit}")
-    begin: float | None = None
 
-    def check_counters(task: Task[Any]) -> None:
-        # At the set-up too: a run that is resumed may have reached its limit, or a higher one now.
-        for name, limit in counted.items():
-            value = getattr(task.ctx, name)
+    roles = (Role.LEARNER,)
+
+    def __init__(
+        self,
+        *,
+        max_env_step: float | None = None,
+        max_train_iter: float | None = None,
+        max_train_epoch: float | None = None,
+        max_time_s: float | None = None,
+    ) -> None:
+        limits = {
+            "env_step": max_env_step,
+            "train_iter": max_train_iter,
+            "train_epoch": max_train_epoch,
+            "time_s": max_time_s,
+        }
+        check_positive(**{f"max_{name}": limit for name, limit in limits.items()})
+        self.limits = {name: limit for name, limit in limits.items() if limit is not None}
+        if not self.limits:
+            raise ValueError("termination_checker needs at least one limit, such as max_env_step")
+        self.reads = tuple(name for name in self.limits if name != "time_s")
+        self._elapsed_before = 0.0
+        self._started: float | None = None
+        self._task: Task[Any] | None = None
+
+    def setup(self, task: Task[Any]) -> None:
+        """Stop a task that starts at a limit, such as a finished run that is resumed."""
+        self._task = task
+        self._check(task.ctx)
+
+    def __call__(self, ctx: Context) -> None:
+        """Stop the task if a limit is reached."""
+        if self._started is None:
+            self._started = ctx.task.clock.now()
+        self._check(ctx)
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the seconds that have passed."""
+        return {"elapsed_s": self._elapsed()}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Continue to count seconds from a state; stop the task if that is enough."""
+        self._elapsed_before = float(state["elapsed_s"])
+        self._started = None
+        if self._task is not None:
+            self._check(self._task.ctx)
+
+    def _elapsed(self) -> float:
+        if self._started is None or self._task is None:
+            return self._elapsed_before
+        return self._elapsed_before + self._task.clock.now() - self._started
+
+    def _check(self, ctx: Context) -> None:
+        for name, limit in self.limits.items():
+            if name == "time_s":
+                elapsed = self._elapsed()
+                if elapsed >= limit:
+                    ctx.task.stop(
+                        f"{elapsed:.1f} s have passed (max_time_s is {limit:g})", final=False
+                    )
+                continue
+            # The pre-flight check has made sure that the field exists.
+            value = getattr(ctx, name)
             if value >= limit:
-                task.stop(f"{name} reached {value:,} (max_{name} is {limit:,})", final=False)
+                ctx.task.stop(f"{name} reached {value:,} (max_{name} is {limit:,})", final=False)
 
-    @middleware(roles=(Role.LEARNER,), reads=tuple(counted), setup=check_counters)
-    def termination_checker(ctx: Context) -> None:
-        nonlocal begin
-        now = ctx.task.clock.now()
-        begin = now if begin is None else begin
-        check_counters(ctx.task)
-        if now - begin >= max_time_s:
-            ctx.task.stop(
-                f"{now - begin:.1f} s have passed (max_time_s is {max_time_s:g})", final=False
-            )
 
-    return termination_checker
+termination_checker = TerminationChecker
+"""DI-engine's name of :class:`TerminationChecker`."""

@@ -84,6 +84,8 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
         torch.Size([8])
     """
 
+    explores: ClassVar[bool] = False
+
     config: ClassVar[dict[str, Any]] = {
         "priority": Option(False, switch, "return the TD errors as priorities of the batch's rows"),
         "discount_factor": Option(0.99, fraction, "γ, the discount of future rewards"),

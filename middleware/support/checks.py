@@ -1,18 +1,37 @@
-"""Checks of options that several middleware share."""
+"""Checks of constructor arguments, and reading a policy's settings."""
 
 from __future__ import annotations
 
-__all__ = ["check_fraction", "check_positive"]
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from dmiddleware.errors import ConfigError
+from dmiddleware.policy import CollectMode, EvalMode, LearnMode
+
+__all__ = [
+    "check_fraction",
+    "check_instance",
+    "check_positive",
+    "policy_setting",
+    "value_or_setting",
+]
+
+T = TypeVar("T")
 
 
 def check_positive(**options: float | None) -> None:
     """Refuse options that are not positive; None means that the option is off.
 
     Raises:
+        TypeError: naming the option and its value, if it is not a number.
         ValueError: naming the option and its value.
     """
     for name, value in options.items():
-        if value is not None and not value > 0:
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"{name} must be a number, got {value!r:.100}")
+        if not value > 0:
             raise ValueError(f"{name} must be positive, got {value}")
 
 
@@ -25,3 +44,49 @@ def check_fraction(**options: float) -> None:
     for name, value in options.items():
         if not 0.0 <= value <= 1.0:
             raise ValueError(f"{name} must be in [0, 1], got {value}")
+
+
+def check_instance(value: object, kind: type[T], *, user: str, hint: str) -> T:
+    """Return ``value`` if it is an instance of ``kind``.
+
+    Args:
+        value: the argument.
+        kind: the class that it must have.
+        user: the name of the middleware that takes it, for the message.
+        hint: what to pass instead, for the message.
+
+    Raises:
+        ConfigError: if it is an instance of another class.
+    """
+    if not isinstance(value, kind):
+        raise ConfigError(f"{user} takes a {kind.__name__}, got {value!r:.100}; {hint}")
+    return value
+
+
+def policy_setting(mode: LearnMode | CollectMode | EvalMode, path: str) -> Any:
+    """Return the value of a dotted key of a policy's config; None if it has no such key."""
+    value: Any = mode.get_attribute("cfg")
+    for key in path.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return None
+        value = value[key]
+    return value
+
+
+def value_or_setting(
+    value: int | None, mode: LearnMode | CollectMode, path: str, *, user: str, name: str
+) -> int:
+    """Return an option of a chain, or the policy's setting if the option was left out.
+
+    Raises:
+        ConfigError: if neither is given.
+        ValueError: if the value is not positive.
+    """
+    if value is None:
+        value = policy_setting(mode, path)
+    if value is None:
+        raise ConfigError(
+            f"{user} needs {name}: pass {name}=..., or set {path} in the policy's config"
+        )
+    check_positive(**{name: value})
+    return value

@@ -1,4 +1,4 @@
-"""What the exchange middleware share: waiting for peers, pacing, and telling senders apart."""
+"""Shared by the middleware that exchange data: waiting for other nodes, and pacing."""
 
 from __future__ import annotations
 
@@ -8,32 +8,40 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from dmiddleware.errors import DMiddlewareError, WaitTimeout
-from dmiddleware.pipeline import CurrentNode, Event, Role, SkipRest, Task, current_node
+from dmiddleware.pipeline import (
+    CurrentNode,
+    Event,
+    OnlineRLContext,
+    Role,
+    SkipRest,
+    Task,
+    current_node,
+)
 from middleware.support.checks import check_positive
 
 __all__ = ["LEARNED", "MODEL", "Exchange", "Pace"]
 
 LEARNED: Final = Event("exchange.learned", delivery="latest")
-"""The learner's counters, and the number of the learner that counts (see ``epoch``)."""
+"""The learner's counters, and its start time as ``epoch``."""
 
 MODEL: Final = Event("exchange.model", delivery="latest")
 """The learner's weights, with their version."""
 
 ENDED: Final = Event("exchange.ended", timeout_s=5.0)
-"""The learner's last word, if it ends in good order without having stopped the run."""
+"""Sent by a learner that ends without an error and without having stopped the run."""
 
 _LOOK_S: Final = 0.2
-"""How often a wait looks whether the task was stopped meanwhile, by a signal say."""
+"""How often a wait checks whether the task was stopped, for example by a signal."""
 
 
 _log = logging.getLogger(__name__)
 
 
 class Exchange:
-    """Base of what the processes of a run tell each other; in a run of one process it is silent.
+    """Base of the middleware that exchange data; in a run of one process they do nothing.
 
     Args:
-        timeout_s: how long to wait for the others.
+        timeout_s: how long to wait for other nodes.
 
     Raises:
         ValueError: if ``timeout_s`` is not positive.
@@ -51,13 +59,13 @@ class Exchange:
         self._learner_ended = False
 
     def setup(self, task: Task[Any]) -> None:
-        """Subscribe to what the other processes tell."""
+        """Subscribe to the events of the other nodes."""
         self._task = task if task.router is not None else None
         self._node = current_node()
         if self._task is not None:
             task.on("node.left", self._handler(self._on_left))
-            task.on("node.joined", self._handler(self._on_here))
-            task.on("node.rejoined", self._handler(self._on_here))
+            task.on("node.joined", self._handler(self._on_joined))
+            task.on("node.rejoined", self._handler(self._on_joined))
             self._subscribe(task)
 
     def _subscribe(self, task: Task[Any]) -> None:
@@ -66,13 +74,13 @@ class Exchange:
     def _on_left(self, node_id: int, reason: str) -> None:
         self._left[node_id] = reason
 
-    def _on_here(self, node_id: int, **_: Any) -> None:
+    def _on_joined(self, node_id: int, **_: Any) -> None:
         self._left.pop(node_id, None)
 
-    def _tell_end(self) -> None:
-        """Tell those who wait for this learner that nothing more comes, unless they know it.
+    def _announce_end(self) -> None:
+        """Notify the nodes that wait for this learner that it ends, unless they know already.
 
-        After a failure they are not told: it may be started again, and they wait for it.
+        After a failure they are not notified: the learner may be restarted, and they wait for it.
         """
         task = self._task
         if task is None or task.finish or not task.stopped_ok or not task.has_role(Role.LEARNER):
@@ -80,17 +88,17 @@ class Exchange:
         try:
             task.emit(ENDED, only_remote=True)
         except DMiddlewareError as error:
-            _log.warning("the others could not be told that the learner has ended: %s", error)
+            _log.warning("cannot notify the other nodes that the learner has ended: %s", error)
 
-    def _hear_of_end(self, task: Task[Any]) -> None:
-        """Wait for the learner no longer than it is at work."""
+    def _watch_for_end(self, task: Task[Any]) -> None:
+        """Stop waiting when the learner ends."""
         task.on(ENDED, self._handler(self._on_ended))
 
     def _on_ended(self) -> None:
         self._learner_ended = True
 
     def _handler(self, function: Callable[..., None]) -> Callable[..., None]:
-        """Return a handler that runs ``function`` with the mailbox locked, and wakes who waits."""
+        """Return a handler that runs ``function`` with the lock held, and wakes waiting threads."""
 
         def handle(*args: Any, **kwargs: Any) -> None:
             with self._changed:
@@ -99,16 +107,15 @@ class Exchange:
 
         return handle
 
-    def _wait(self, predicate: Callable[[], bool], awaited: Callable[[], str]) -> float:
-        """Wait, with the mailbox locked, until something holds or the task is stopped.
+    def _wait(self, predicate: Callable[[], bool], missing: Callable[[], str]) -> float:
+        """Wait, with the lock held, until the predicate is true.
 
         Returns:
-            The seconds that it took.
+            The duration in seconds.
 
         Raises:
-            SkipRest: if the task is stopped, or if it has to be: the learner has ended.
-            WaitTimeout: at the deadline; ``awaited()`` says what is waited for. It names the nodes
-                that have left.
+            SkipRest: if the task is stopped, or the learner has ended.
+            WaitTimeout: at the deadline, with ``missing()`` and the nodes that have left.
         """
         task = self._task
         assert task is not None
@@ -121,9 +128,8 @@ class Exchange:
                     raise SkipRest
                 waited = clock.now() - began
                 if waited >= self._timeout_s:
-                    raise WaitTimeout(
-                        f"{awaited()} did not come within {self._timeout_s:g} s{self._who_left()}"
-                    )
+                    late = f"{missing()} did not arrive within {self._timeout_s:g} s"
+                    raise WaitTimeout(late + self._nodes_left())
                 clock.wait_for(self._changed, predicate, min(_LOOK_S, self._timeout_s - waited))
         finally:
             blocked_s = clock.now() - began
@@ -131,17 +137,17 @@ class Exchange:
                 self._node.note_blocked(blocked_s)
         return blocked_s
 
-    def _who_left(self) -> str:
+    def _nodes_left(self) -> str:
         left = [f"node {node_id} ({reason})" for node_id, reason in sorted(self._left.items())]
-        return f"; gone: {', '.join(left)}" if left else ""
+        return f"; disconnected: {', '.join(left)}" if left else ""
 
 
 class Pace:
-    """Says when a learner needs data before it may learn on.
+    """Decides when a learner has to wait for data before further updates.
 
     Args:
-        samples_per_insert: rows that the learner draws for each row that is collected, from the
-            step on in which it first learned (before, its buffer fills).
+        samples_per_insert: rows that the learner draws per collected row, counted from the step of
+            its first update. Before that, its buffer fills.
     """
 
     def __init__(self, samples_per_insert: float) -> None:
@@ -150,36 +156,42 @@ class Pace:
         self._drawn = 0
         self._stalled = False
 
-    def begin(self, ctx: Any) -> None:
-        """Have the rows counted that are drawn."""
-        ctx.trained_env_step = getattr(ctx, "trained_env_step", 0)
+    def begin(self, ctx: OnlineRLContext) -> None:
+        """Start to count the rows that are drawn."""
+        ctx.trained_env_step = getattr(ctx, "trained_env_step", 0)  # type: ignore[attr-defined]
         ctx.keep("trained_env_step")
 
-    def wants_data(self, ctx: Any) -> bool:
-        """Tell whether the next batch is to be taken in this step."""
-        # Who may learn and does not lacks data: its buffer was cleared, say.
+    def wants_data(self, ctx: OnlineRLContext) -> bool:
+        """Return whether this step should take the next batch."""
+        # A learner that may learn and did not lacks data; its buffer may have been cleared.
         return self._begin is None or self._stalled or not self.may_learn(ctx)
 
-    def may_learn(self, ctx: Any) -> bool:
-        """Tell whether fewer rows were drawn than the collected ones allow."""
+    def may_learn(self, ctx: OnlineRLContext) -> bool:
+        """Return whether the collected rows allow further draws."""
         if self._begin is None:
             return True
         env_step, drawn = self._begin
         allowed = self._ratio * (ctx.env_step - env_step)
-        return bool(ctx.trained_env_step - drawn < allowed)
+        return _drawn(ctx) - drawn < allowed
 
-    def end_step(self, ctx: Any) -> None:
-        """Count from here, if this was the first step in which something was learned."""
-        self._stalled = ctx.trained_env_step == self._drawn
-        self._drawn = ctx.trained_env_step
-        if self._begin is None and ctx.trained_env_step > 0:
-            self._begin = ctx.env_step, ctx.trained_env_step
+    def end_step(self, ctx: OnlineRLContext) -> None:
+        """Start to count, if this step had the first update."""
+        drawn = _drawn(ctx)
+        self._stalled = drawn == self._drawn
+        self._drawn = drawn
+        if self._begin is None and drawn > 0:
+            self._begin = ctx.env_step, drawn
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where it is counted from."""
+        """Return the counters at the start."""
         return {"begin": None if self._begin is None else list(self._begin)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         begin = state["begin"]
         self._begin = None if begin is None else (int(begin[0]), int(begin[1]))
+
+
+def _drawn(ctx: OnlineRLContext) -> int:
+    drawn: int = ctx.trained_env_step  # type: ignore[attr-defined]
+    return drawn

@@ -1,7 +1,9 @@
-"""What pushing, drawing and giving priorities back mean for either kind of buffer."""
+"""Push, sample and update priorities, for either kind of replay buffer."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,8 +18,9 @@ from dmiddleware.data import (
     index_rows,
     to_dict,
 )
-from dmiddleware.errors import ConfigError
-from dmiddleware.policy import priorities_of_rows
+from dmiddleware.errors import ConfigError, NotEnoughData
+from dmiddleware.pipeline import ChainView, Context
+from dmiddleware.policy import LearnMode, priorities_of_rows
 
 __all__ = [
     "ReplayBuffer",
@@ -25,20 +28,25 @@ __all__ = [
     "check_start",
     "count_drawn",
     "draw",
-    "give_back",
+    "n_step_problems",
+    "bind_to_policy",
+    "update_priorities",
+    "SkippedDraws",
     "push_item",
     "push_rows",
 ]
 
+_log = logging.getLogger(__name__)
+
 ReplayBuffer: TypeAlias = TensorBuffer | DequeBuffer
-"""A buffer of rows in columns, or of Python objects one by one."""
+"""A buffer that stores rows in columns, or one that stores Python objects."""
 
 
 def check_buffer(buffer: object) -> None:
-    """Refuse what is no buffer.
+    """Refuse anything but a buffer.
 
     Raises:
-        ConfigError: with what was given.
+        ConfigError: with the value.
     """
     if not isinstance(buffer, TensorBuffer | DequeBuffer):
         raise ConfigError(
@@ -47,10 +55,10 @@ def check_buffer(buffer: object) -> None:
 
 
 def check_start(buffer: ReplayBuffer, *, batch_size: int, learn_start: int | None) -> int:
-    """Return how much the buffer must hold before the first batch is drawn.
+    """Return the number of rows that the buffer must hold before the first batch is drawn.
 
     Raises:
-        ValueError: if that is less than a batch, or more than the buffer ever holds.
+        ValueError: if it is less than a batch or more than the buffer's size.
     """
     start = batch_size if learn_start is None else learn_start
     if start < batch_size:
@@ -58,17 +66,16 @@ def check_start(buffer: ReplayBuffer, *, batch_size: int, learn_start: int | Non
     if start > buffer.size:
         name = "batch_size" if learn_start is None else "learn_start"
         raise ValueError(
-            f"{name} must be at most the buffer's size ({buffer.size}), or nothing is ever "
-            f"learned; got {start}"
+            f"{name} must be at most the buffer's size ({buffer.size}), or learning never "
+            f"starts; got {start}"
         )
     return start
 
 
 def push_rows(buffer: ReplayBuffer, batch: Batch, *, train_iter: int) -> None:
-    """Push the rows of a batch; a column ``priority`` is not stored, but gives their priorities.
+    """Push the rows of a batch; a column ``priority`` sets their priorities and is not stored.
 
-    Into a :class:`DequeBuffer` each row goes by itself, as a dictionary, with ``train_iter`` in its
-    notes.
+    A :class:`DequeBuffer` gets each row as a dictionary, with ``train_iter`` in its metadata.
     """
     priority = batch.get("priority")
     rows = batch
@@ -78,8 +85,8 @@ def push_rows(buffer: ReplayBuffer, batch: Batch, *, train_iter: int) -> None:
         if rows["done"].dim() == 2:
             rows = flatten_lead(rows, 2)
         for number in range(rows["done"].shape[0]):
-            note = {} if priority is None else {"priority": float(priority.flatten()[number])}
-            push_item(buffer, to_dict(index_rows(rows, number)), train_iter=train_iter, **note)
+            meta = {} if priority is None else {"priority": float(priority.flatten()[number])}
+            push_item(buffer, to_dict(index_rows(rows, number)), train_iter=train_iter, **meta)
         return
     index = buffer.push(rows)
     if priority is not None:
@@ -88,7 +95,7 @@ def push_rows(buffer: ReplayBuffer, batch: Batch, *, train_iter: int) -> None:
 
 
 def push_item(buffer: DequeBuffer, item: Any, *, train_iter: int, **meta: Any) -> None:
-    """Push one object with the iteration of the policy that collected it, as its notes."""
+    """Push one object, with the iteration of the policy that collected it in its metadata."""
     buffer.push(item, meta={"train_iter_data_collected": train_iter, **meta})
 
 
@@ -96,19 +103,22 @@ def draw(buffer: ReplayBuffer, n: int, *, train_iter: int | None = None) -> tupl
     """Draw data to learn from.
 
     Args:
-        buffer: where it comes from.
-        n: how much.
-        train_iter: the learner's iteration, for buffers that limit staleness; None: not told.
+        buffer: the buffer to sample.
+        n: number of rows.
+        train_iter: the learner's iteration, for buffers that limit staleness; None: leave it out.
 
     Returns:
-        What a policy learns from: a batch ``[n, …]``, or a list of dictionaries. And the indices,
-        for :func:`give_back`.
+        A batch ``[n, …]`` or a list of dictionaries, as a policy's learn mode takes it, and the
+        indices for :func:`update_priorities`.
+
+    Raises:
+        NotEnoughData: if fewer than ``n`` rows may be drawn.
     """
-    told: dict[str, Any] = {} if train_iter is None else {"train_iter_sample_data": train_iter}
+    options: dict[str, Any] = {} if train_iter is None else {"train_iter_sample_data": train_iter}
     if isinstance(buffer, TensorBuffer):
-        batch = buffer.sample(n, **told)
+        batch = buffer.sample(n, **options)
         return batch, batch["index"]
-    items = buffer.sample(n, **told)
+    items = buffer.sample(n, **options)
     samples = [
         {**item.data, "weight": float(item.meta["priority_IS"])}
         if "priority_IS" in item.meta
@@ -118,8 +128,11 @@ def draw(buffer: ReplayBuffer, n: int, *, train_iter: int | None = None) -> tupl
     return samples, [item.index for item in items]
 
 
-def give_back(buffer: ReplayBuffer, index: Any, outputs: list[dict[str, Any]]) -> None:
-    """Give the priorities that one forward returned, if any, back to the rows they belong to."""
+def update_priorities(buffer: ReplayBuffer, index: Any, outputs: list[dict[str, Any]]) -> None:
+    """Write the priorities that one forward returned, if any, to the rows that they are for.
+
+    The key ``priority`` is removed from the outputs.
+    """
     found = priorities_of_rows(outputs, len(index))
     for output in outputs:
         output.pop("priority", None)
@@ -134,8 +147,45 @@ def give_back(buffer: ReplayBuffer, index: Any, outputs: list[dict[str, Any]]) -
         buffer.update(one, meta={"priority": value})
 
 
-def count_drawn(ctx: Any, n_rows: int) -> None:
-    """Count rows that were drawn from a buffer to learn, if someone asked for it."""
+def bind_to_policy(buffer: object, mode: LearnMode) -> None:
+    """Make a buffer that computes n-step returns use the policy's discount.
+
+    Raises:
+        ConfigError: if the buffer was built with another discount or n-step length.
+    """
+    discount = mode.get_attribute("discount_factor")
+    if isinstance(buffer, TensorBuffer) and buffer.n_step > 1 and discount is not None:
+        buffer.bind(n_step=mode.get_attribute("nstep"), discount=discount)
+
+
+def n_step_problems(buffer: object, mode: LearnMode, chain: ChainView) -> Iterator[str]:
+    """Yield the problem of a policy for n-step returns that gets one-step transitions."""
+    n_step = mode.get_attribute("nstep")
+    if n_step == 1 or not isinstance(buffer, TensorBuffer) or buffer.n_step == n_step:
+        return
+    if not any(hasattr(one, "computes_n_step") for one in chain.middleware):
+        yield (
+            f"the policy has nstep={n_step}, but the buffer has n_step={buffer.n_step}; build it "
+            "with TensorBuffer(size, n_step=policy.nstep)"
+        )
+
+
+def count_drawn(ctx: Context, n_rows: int) -> None:
+    """Add to ``ctx.trained_env_step``, if the context has that field."""
     counted = getattr(ctx, "trained_env_step", None)
     if counted is not None:
-        ctx.trained_env_step = counted + n_rows
+        ctx.trained_env_step = counted + n_rows  # type: ignore[attr-defined]
+
+
+class SkippedDraws:
+    """Counts the draws for which a buffer had too few rows, and warns at 1, 2, 4, 8, … of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, ctx: Context, error: NotEnoughData) -> None:
+        """Count one; the total is logged as ``learn/skipped_draws``."""
+        self.count += 1
+        ctx.log("learn/skipped_draws", self.count)
+        if self.count & (self.count - 1) == 0:
+            _log.warning("skipped %d update(s) so far, because %s", self.count, error)

@@ -2,8 +2,8 @@
 
 Both sides train on CartPole-v1 with 8 environments, a Q-network with hidden layers of 128, 128 and
 64, and 5 updates of 64 rows after each step of all environments. Ours is a chain of stock
-middleware: explore, collect, push, learn. The reference is a loop written by hand, with arrays made
-once, one forward for all environments and fused Adam (`tests/benchmarks/hand_written.py`).
+middleware: explore, collect, push, learn. The reference is a hand-written loop with preallocated
+arrays, one forward for all environments and fused Adam (`tests/benchmarks/hand_written.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def rows() -> list[Row]:
         before = chain.updates, loop.updates
         pair = interleaved(lambda: chain.run(STEPS), lambda: loop.run(STEPS), repeats=REPEATS)
         if chain.updates - before[0] != loop.updates - before[1]:
-            raise RuntimeError(f"not the same work: {chain.updates} and {loop.updates} updates")
+            raise RuntimeError(
+                f"the two sides made {chain.updates} and {loop.updates} updates; they must be equal"
+            )
     return [
         Row.of_rate(
             "DQN chain, 8 CartPole envs",

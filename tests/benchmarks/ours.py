@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from dmiddleware import OnlineRLContext, Task
+from dmiddleware import Task
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import DQNPolicy
@@ -13,41 +13,34 @@ from tests.benchmarks import setting as S
 
 
 class ChainDQN:
-    """The whole DQN chain; ``run`` goes on where the last call ended."""
+    """The whole DQN chain; each ``run`` continues where the last one ended."""
 
     def __init__(self, seed: int = 0) -> None:
-        self.policy = DQNPolicy(
-            {
-                "discount_factor": S.DISCOUNT,
-                "seed": seed,
-                "model": {
-                    "obs_shape": S.OBS_SIZE,
-                    "action_shape": S.ACTION_NUM,
-                    "encoder_hidden_sizes": S.HIDDEN_SIZES,
-                },
-                "learn": {
-                    "learning_rate": S.LEARNING_RATE,
-                    "target_update_freq": S.TARGET_UPDATE,
-                    "double": False,
-                },
-            }
+        self.envs = make_env_manager(S.make_env, env_num=S.ENV_NUM, seed=seed)
+        self.policy = DQNPolicy.for_env(
+            self.envs,
+            seed=seed,
+            discount_factor=S.DISCOUNT,
+            learning_rate=S.LEARNING_RATE,
+            target_update_freq=S.TARGET_UPDATE,
+            double=False,
+            model={"encoder_hidden_sizes": S.HIDDEN_SIZES},
         )
         self.buffer = TensorBuffer(S.BUFFER_SIZE, seed=seed)
-        self.envs = make_env_manager(S.make_env, env_num=S.ENV_NUM, seed=seed)
         explore = eps_greedy_handler(start=S.EPSILON, end=S.EPSILON)
         collect = StepCollector(
-            self.policy.collect_mode,
+            self.policy,
             self.envs,
             n_sample=S.ENV_NUM,
             random_steps=S.FILL_STEPS * S.ENV_NUM,
         )
         learn = OffPolicyLearner(
-            self.policy.learn_mode,
+            self.policy,
             self.buffer,
             batch_size=S.BATCH_SIZE,
             updates_per_collect=S.UPDATES_PER_STEP,
         )
-        self.task = Task(OnlineRLContext(), seed=seed)
+        self.task = Task(seed=seed)
         self.task.use(explore).use(collect).use(data_pusher(self.buffer)).use(learn)
         self.run(1)
 
@@ -70,23 +63,18 @@ class ChainCollect:
     """Collecting alone, ``steps_per_call`` steps of all environments in each step of the task."""
 
     def __init__(self, seed: int = 0, *, steps_per_call: int) -> None:
-        self.policy = DQNPolicy(
-            {
-                "seed": seed,
-                "model": {
-                    "obs_shape": S.OBS_SIZE,
-                    "action_shape": S.ACTION_NUM,
-                    "encoder_hidden_sizes": S.HIDDEN_SIZES,
-                },
-            },
+        envs = make_env_manager(S.make_env, env_num=S.ENV_NUM, seed=seed)
+        self.policy = DQNPolicy.for_env(
+            envs,
+            seed=seed,
+            model={"encoder_hidden_sizes": S.HIDDEN_SIZES},
             enable_field=["collect", "eval"],
         )
         self.steps_per_call = steps_per_call
-        envs = make_env_manager(S.make_env, env_num=S.ENV_NUM, seed=seed)
         n_sample = steps_per_call * S.ENV_NUM
-        self.task = Task(OnlineRLContext(), seed=seed)
+        self.task = Task(seed=seed)
         self.task.use(eps_greedy_handler(start=S.EPSILON, end=S.EPSILON))
-        self.task.use(StepCollector(self.policy.collect_mode, envs, n_sample=n_sample))
+        self.task.use(StepCollector(self.policy, envs, n_sample=n_sample))
 
     def run(self, steps: int) -> None:
         """Step all environments ``steps`` times, a multiple of ``steps_per_call``."""

@@ -1,4 +1,4 @@
-"""The training that the benchmarks of collecting and learning do on every side.
+"""The training setup that all sides of the collecting and learning benchmarks share.
 
 DQN on CartPole-v1: 8 environments stepped one after another, a Q-network with hidden layers of 128,
 128 and 64, 5 updates of 64 rows after each step of all environments, Adam, smooth L1 loss, no
@@ -26,5 +26,5 @@ ACTION_NUM = 2
 
 
 def make_env() -> gym.Env[Any, Any]:
-    """Make one environment, as everyone here makes it."""
+    """Make one environment, the same for every side."""
     return gym.make("CartPole-v1", disable_env_checker=True)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import torch
 
-# The examples are no installed package; they run from the root of the repository.
+# The examples are not an installed package; they run from the root of the repository.
 ROOT = str(Path(__file__).parents[2])
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)

@@ -19,10 +19,9 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.pipeline import current_node
 from dmiddleware.worker import BaseLearner
 from examples.cartpole_dqn import ENV, make_policy
-from examples.common import finish, start
 from middleware import (
-    CkptSaver,
     ContextExchanger,
+    Experiment,
     ModelExchanger,
     OffPolicyLearner,
     SnapshotSaver,
@@ -73,13 +72,12 @@ def main() -> None:
 def train(write: Writer, folder: Path, seed: int, env_steps: int) -> None:
     """Run the example's chain with ledgers."""
     policy = make_policy(seed)
-    with (
-        start("training", policy.cfg, seed=seed) as run,
-        Task(OnlineRLContext(), seed=seed) as task,
-    ):
+    experiment = Experiment("training", policy)
+    run = experiment.run
+    with Task(seed=seed) as task:
         collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
         eval_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("evaluator"))
-        buffer = TensorBuffer(60_000, n_step=3, discount=0.99, seed=task.seed_for("buffer"))
+        buffer = TensorBuffer(60_000, n_step=policy.nstep, seed=task.seed_for("buffer"))
         learner = BaseLearner(
             policy=policy.learn_mode, tb_logger=run.tb_logger, exp_name=str(run.path)
         )
@@ -96,14 +94,11 @@ def train(write: Writer, folder: Path, seed: int, env_steps: int) -> None:
                 policy.eval_mode, eval_env, n_episode=8, every_train_iter=640, stop_value=1e9
             )
         )
-        task.use(CkptSaver(policy.learn_mode, run))
-        snapshots = SnapshotSaver(
-            run, {"learner": learner, "buffer": buffer}, every_train_iter=SNAPSHOT_EVERY
-        )
+        task.use(experiment)
+        snapshots = SnapshotSaver(run, every_train_iter=SNAPSHOT_EVERY)
         task.use(snapshots)
         task.use(stop_on_request(folder)).use(termination_checker(max_env_step=env_steps))
         snapshots.resume(task)
         task.run()
     if not (folder / "enough").exists():
-        result = finish(run, task, policy, ENV)
-        write("returned", result.mean_return)
+        write("returned", experiment.result.mean_return)

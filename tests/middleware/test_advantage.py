@@ -5,8 +5,9 @@ import torch
 
 from dmiddleware.data import as_tree, index_rows
 from dmiddleware.env import make_env_manager
+from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import OnlineRLContext
-from dmiddleware.policy import PPOPolicy
+from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
 from middleware.advantage import (
     gae_estimator,
     montecarlo_return_estimator,
@@ -20,8 +21,17 @@ DISCOUNT, LAMBDA = 0.9, 0.8
 @pytest.fixture
 def ppo() -> PPOPolicy:
     return PPOPolicy(
-        {"seed": 0, "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]}}
+        {
+            "seed": 0,
+            "discount_factor": DISCOUNT,
+            "gae_lambda": LAMBDA,
+            "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]},
+        }
     )
+
+
+def dqn(**settings: Any) -> DQNPolicy:
+    return DQNPolicy({"model": {"obs_shape": 4, "action_shape": 2}, **settings})
 
 
 def cartpole(**kwargs: Any) -> Any:
@@ -58,7 +68,7 @@ def test_gae_is_that_of_following_each_row_by_hand(
 ) -> None:
     ctx = run_steps(
         StepCollector(ppo.collect_mode, make_envs(), n_sample=60),
-        gae_estimator(ppo.learn_mode, discount=DISCOUNT, gae_lambda=LAMBDA),
+        gae_estimator(ppo),
     )
     data = ctx.train_data
     assert data["done"].any()
@@ -78,7 +88,7 @@ def test_gae_stops_at_an_episode_that_a_failing_env_cut(run_steps: Any, ppo: PPO
     ctx = run_steps(
         StepCollector(ppo.collect_mode, short_cartpole(), n_sample=30),
         break_off,
-        gae_estimator(ppo.learn_mode, discount=DISCOUNT, gae_lambda=LAMBDA),
+        gae_estimator(ppo),
     )
     expected = gae_by_hand(ctx.trajectories, ppo.learn_mode.get_attribute("value_fn"))
     torch.testing.assert_close(ctx.train_data["adv"], expected, rtol=1e-4, atol=1e-5)
@@ -87,7 +97,7 @@ def test_gae_stops_at_an_episode_that_a_failing_env_cut(run_steps: Any, ppo: PPO
 def test_gae_takes_episodes_that_are_joined(run_steps: Any, ppo: PPOPolicy) -> None:
     ctx = run_steps(
         EpisodeCollector(ppo.collect_mode, cartpole(), n_episode=4),
-        gae_estimator(ppo.collect_mode, discount=DISCOUNT, gae_lambda=LAMBDA),
+        gae_estimator(ppo.learn_mode),
     )
     rows = ctx.trajectories
     expected = gae_by_hand(
@@ -121,10 +131,14 @@ def test_gae_of_nested_observations_asks_for_values_of_trees(run_steps: Any) -> 
         return obs["a"].sum(-1)
 
     ppo = PPOPolicy({"model": {"obs_shape": 4, "action_shape": 2}})
-    mode = ppo.learn_mode._replace(
-        get_attribute={"value_fn": value_fn, "scale_rewards": ppo.scale_rewards}.get
-    )
-    ctx = run_steps(give, gae_estimator(mode, discount=1.0, gae_lambda=1.0))
+    settings = {
+        "value_fn": value_fn,
+        "discount_factor": 1.0,
+        "gae_lambda": 1.0,
+        "scale_rewards": ppo.scale_rewards,
+    }
+    mode = ppo.learn_mode._replace(get_attribute=settings.__getitem__)
+    ctx = run_steps(give, gae_estimator(mode))
     assert asked == [((3, 3), (3,))]
     assert ctx.train_data["adv"].tolist() == [[3.0, 3.0]] * 4
 
@@ -132,7 +146,7 @@ def test_gae_of_nested_observations_asks_for_values_of_trees(run_steps: Any) -> 
 def test_montecarlo_returns_sum_to_the_end_of_the_episode(run_steps: Any, ppo: PPOPolicy) -> None:
     ctx = run_steps(
         EpisodeCollector(ppo.collect_mode, cartpole(), n_episode=3),
-        montecarlo_return_estimator(discount=0.5),
+        montecarlo_return_estimator(dqn(discount_factor=0.5)),
     )
     lengths = [len(episode["done"]) for episode in ctx.episodes]
     expected = [2.0 - 0.5 ** (length - t - 1) for length in lengths for t in range(length)]
@@ -149,7 +163,7 @@ def test_nstep_rows_sum_rewards_and_look_ahead(run_steps: Any, ppo: PPOPolicy) -
     ctx = run_steps(
         StepCollector(ppo.collect_mode, cartpole(), n_sample=90),
         note,
-        nstep_reward_enhancer(n_step=3, discount=0.5),
+        nstep_reward_enhancer(dqn(nstep=3, discount_factor=0.5)),
     )
     (old,), new = before, ctx.trajectories
     n_steps, n_envs = old["done"].shape
@@ -165,29 +179,30 @@ def test_nstep_rows_sum_rewards_and_look_ahead(run_steps: Any, ppo: PPOPolicy) -
             assert torch.equal(new["obs"][t, env], old["obs"][t, env])
 
 
-def test_nstep_refuses_zero_steps() -> None:
-    with pytest.raises(ValueError, match="n_step must be positive, got 0"):
-        nstep_reward_enhancer(n_step=0)
+@pytest.mark.parametrize(
+    ("estimator", "setting"),
+    [
+        (gae_estimator, "discount_factor"),
+        (montecarlo_return_estimator, "discount_factor"),
+        (nstep_reward_enhancer, "discount_factor"),
+    ],
+)
+def test_policy_without_the_setting_is_refused(estimator: Any, setting: str) -> None:
+    policy = BCPolicy({"model": {"obs_shape": 4, "action_shape": 2}})
+    with pytest.raises(ConfigError, match=setting):
+        estimator(policy)
 
 
-def test_fractions_out_of_range_are_refused(ppo: PPOPolicy) -> None:
-    with pytest.raises(ValueError, match=r"discount must be in \[0, 1\], got 1\.5"):
-        gae_estimator(ppo.learn_mode, discount=1.5)
-    with pytest.raises(ValueError, match=r"gae_lambda must be in \[0, 1\], got -1"):
-        gae_estimator(ppo.learn_mode, gae_lambda=-1)
-    with pytest.raises(ValueError, match="discount"):
-        montecarlo_return_estimator(discount=2.0)
-    with pytest.raises(ValueError, match="discount"):
-        nstep_reward_enhancer(n_step=3, discount=2.0)
+def test_gae_of_a_policy_without_lambda_is_refused() -> None:
+    with pytest.raises(ConfigError, match="gae_lambda"):
+        gae_estimator(dqn())
 
 
 def test_rewards_are_normalised_where_advantages_are_estimated(run_steps: Any) -> None:
     cfg = {"reward_norm": True, "seed": 0, "model": {"obs_shape": 4, "action_shape": 2}}
     collector, learner = PPOPolicy(cfg), PPOPolicy(cfg)
     envs = make_env_manager("CartPole-v1", env_num=2, seed=0)
-    ctx = run_steps(
-        StepCollector(collector.collect_mode, envs, n_sample=100), gae_estimator(learner.learn_mode)
-    )
+    ctx = run_steps(StepCollector(collector, envs, n_sample=100), gae_estimator(learner))
     assert ctx.trajectories["reward"].unique().tolist() == [1.0]
     saved = [p.learn_mode.state_dict()["reward_normaliser"] for p in (collector, learner)]
     assert [one["return_stats"]["count"] for one in saved] == [0, 100]

@@ -41,7 +41,7 @@ def test_nobody_goes_on_before_all_have_come(tmp_path: Path) -> None:
 def test_who_is_missing_is_named(tmp_path: Path) -> None:
     def run_learner(task: Task[Any]) -> None:
         task.use(Barrier("epoch", timeout_s=0.5)).use(work)
-        with pytest.raises(WaitTimeout, match=r"node\(s\) 1 at barrier 'epoch' did not come"):
+        with pytest.raises(WaitTimeout, match=r"node\(s\) 1 at barrier 'epoch' did not arrive"):
             task.run(max_step=1)
         task.emit("go on")
 

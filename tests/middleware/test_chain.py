@@ -21,8 +21,10 @@ from dmiddleware.policy import DQNPolicy, PPOPolicy
 from middleware import (
     CkptSaver,
     EpisodeCollector,
+    LearningCurve,
     OffPolicyLearner,
     OnPolicyLearner,
+    ProgressBar,
     RunFolder,
     StepCollector,
     data_pusher,
@@ -30,9 +32,7 @@ from middleware import (
     final_ctx_saver,
     gae_estimator,
     interaction_evaluator,
-    learning_curve,
     online_logger,
-    progress_bar,
     termination_checker,
 )
 
@@ -57,7 +57,7 @@ def dqn_chain(task: Any, policy: DQNPolicy, run: RunFolder, buffer: TensorBuffer
         interaction_evaluator(policy.eval_mode, envs(seed=1), n_episode=2, every_train_iter=20)
     )
     task.use(CkptSaver(policy.learn_mode, run)).use(online_logger(run, every_env_step=50))
-    task.use(progress_bar(max_env_step=200)).use(learning_curve(run)).use(final_ctx_saver(run))
+    task.use(ProgressBar()).use(LearningCurve(run)).use(final_ctx_saver(run))
     task.use(termination_checker(max_env_step=200))
 
 
@@ -109,7 +109,7 @@ def test_chain_of_ppo_learns_cartpole() -> None:
 
     with Task(OnlineRLContext()) as task:
         task.use(StepCollector(policy.collect_mode, collect_env, n_sample=256))
-        task.use(gae_estimator(policy.learn_mode, discount=0.98, gae_lambda=0.8))
+        task.use(gae_estimator(policy))
         task.use(OnPolicyLearner(policy.learn_mode, batch_size=128, epochs=10))
         task.use(note).run(max_step=16)
     assert sum(returns[:3]) / 3 < 40
@@ -123,14 +123,17 @@ def test_something_that_is_not_callable_is_refused(dqn: DQNPolicy) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    sorted(name for name in middleware.__all__ if name[0].islower()),
+    sorted(name for name in middleware.__all__ if not isinstance(getattr(middleware, name), type)),
 )
 def test_factory_that_was_not_called_is_refused(name: str) -> None:
     with Task(OnlineRLContext()) as task, pytest.raises(MiddlewareError, match="call it"):
         task.use(getattr(middleware, name))
 
 
-@pytest.mark.parametrize("name", sorted(name for name in middleware.__all__ if name[0].isupper()))
+@pytest.mark.parametrize(
+    "name",
+    sorted(name for name in middleware.__all__ if isinstance(getattr(middleware, name), type)),
+)
 def test_class_that_was_not_built_is_refused(name: str) -> None:
     with Task(OnlineRLContext()) as task, pytest.raises(MiddlewareError, match="pass an instance"):
         task.use(getattr(middleware, name))
@@ -155,7 +158,7 @@ def test_second_yield_is_refused_while_envs_and_files_are_closed(
     assert (run.ckpt_dir / "final.safetensors").exists()
 
 
-def test_chain_whose_reads_no_one_writes_tells_all_that_is_missing(dqn: DQNPolicy) -> None:
+def test_reads_that_nothing_writes_are_all_reported(dqn: DQNPolicy) -> None:
     with Task(OnlineRLContext()) as task:
         task.use(data_pusher(TensorBuffer(10)))
         task.use(OnPolicyLearner(dqn.learn_mode, batch_size=4, epochs=1))
@@ -170,8 +173,8 @@ def test_chain_whose_reads_no_one_writes_tells_all_that_is_missing(dqn: DQNPolic
 
 def test_estimator_before_its_collector_is_refused(dqn: DQNPolicy) -> None:
     with Task(OnlineRLContext()) as task:
-        task.use(gae_estimator(dqn.learn_mode))
-        task.use(StepCollector(dqn.collect_mode, envs(), n_sample=2))
+        task.use(gae_estimator(PPOPolicy({"model": MODEL})))
+        task.use(StepCollector(dqn, envs(), n_sample=2))
         with pytest.raises(ChainError, match="after it"):
             task.run(max_step=1)
 
@@ -186,8 +189,9 @@ def test_envs_that_do_not_fit_are_refused_before_anything_is_collected(
 ) -> None:
     buffer = TensorBuffer(100)
     with Task(OnlineRLContext()) as task:
-        task.use(StepCollector(dqn.collect_mode, envs(), n_sample=2)).use(data_pusher(buffer))
-        task.use(interaction_evaluator(dqn.eval_mode, envs("Acrobot-v1"), n_episode=2))
+        task.use(StepCollector(dqn, envs(), n_sample=2)).use(data_pusher(buffer))
+        task.use(OffPolicyLearner(dqn, buffer)).use(eps_greedy_handler())
+        task.use(interaction_evaluator(dqn, envs("Acrobot-v1"), n_episode=2))
         with pytest.raises(SpaceError):
             task.run(max_step=1)
     assert buffer.count() == 0
@@ -224,10 +228,11 @@ def test_nan_in_a_loss_stops_names_the_iteration_and_saves_what_there_is(
             ctx.trajectories["reward"][:] = float("nan")
 
     with Task(OnlineRLContext()) as task:
-        task.use(StepCollector(dqn.collect_mode, envs(), n_sample=20)).use(spoil)
+        task.use(eps_greedy_handler())
+        task.use(StepCollector(dqn, envs(), n_sample=20)).use(spoil)
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(dqn.learn_mode, buffer, batch_size=16, updates_per_collect=4))
-        task.use(CkptSaver(dqn.learn_mode, run)).use(learning_curve(run))
+        task.use(OffPolicyLearner(dqn, buffer, batch_size=16, updates_per_collect=4))
+        task.use(CkptSaver(dqn, run)).use(LearningCurve(run))
         with pytest.raises(NonFiniteLoss, match="collected at train_iter 12"):
             task.run(max_step=9)
     state = load_checkpoint(run.ckpt_dir / "final.safetensors")
@@ -239,7 +244,8 @@ def test_nan_in_a_loss_stops_names_the_iteration_and_saves_what_there_is(
 def test_episodes_can_be_pushed_and_learned_from(dqn: DQNPolicy) -> None:
     buffer = TensorBuffer(1000, seed=0)
     with Task(OnlineRLContext()) as task:
-        task.use(EpisodeCollector(dqn.collect_mode, envs(), n_episode=3))
+        task.use(eps_greedy_handler())
+        task.use(EpisodeCollector(dqn, envs(), n_episode=3))
         task.use(data_pusher(buffer, what="episodes"))
         task.use(OffPolicyLearner(dqn.learn_mode, buffer, batch_size=8))
         task.run(max_step=2)
@@ -252,13 +258,13 @@ def test_every_role_has_its_part_of_the_chain(run: RunFolder, dqn: DQNPolicy) ->
     with Task(OnlineRLContext()) as task:
         dqn_chain(task, dqn, run, buffer)
         table = str(task.describe())
-    for name in ("eps_greedy_handler", "StepCollector", "interaction_evaluator", "CkptSaver"):
+    for name in ("eps_greedy_handler", "StepCollector", "InteractionEvaluator", "CkptSaver"):
         assert name in table
     for role in Role:
         assert role in table
 
 
-def test_public_names_are_these_and_each_says_what_it_reads_and_writes() -> None:
+def test_public_names_are_pinned_and_each_documents_its_reads_and_writes() -> None:
     assert middleware.__all__ == [
         "ContextExchanger",
         "ModelExchanger",
@@ -274,25 +280,36 @@ def test_public_names_are_these_and_each_says_what_it_reads_and_writes() -> None
         "montecarlo_return_estimator",
         "offpolicy_data_fetcher",
         "offline_data_fetcher",
+        "OfflineDataFetcher",
         "offline_data_saver",
+        "OfflineDataSaver",
         "OffPolicyLearner",
         "OnPolicyLearner",
         "trainer",
+        "Trainer",
         "multistep_trainer",
+        "MultistepTrainer",
         "interaction_evaluator",
+        "InteractionEvaluator",
+        "Experiment",
+        "ExperimentResult",
         "CkptSaver",
         "SnapshotSaver",
         "online_logger",
+        "OnlineLogger",
         "offline_logger",
+        "OfflineLogger",
         "termination_checker",
+        "TerminationChecker",
         "epoch_timer",
-        "progress_bar",
-        "learning_curve",
+        "ProgressBar",
+        "LearningCurve",
         "final_ctx_saver",
+        "FinalCtxSaver",
         "RunFolder",
     ]
     for name in middleware.__all__:
         documented = getattr(middleware, name).__doc__
         assert documented
-        silent = name in ("RunFolder", "Barrier", "epoch_timer", "final_ctx_saver")
-        assert silent or "Reads:" in documented or "Writes:" in documented
+        silent = ("RunFolder", "Barrier", "epoch_timer", "ExperimentResult")
+        assert name in silent or "inal" in name or "Reads:" in documented or "Writes:" in documented

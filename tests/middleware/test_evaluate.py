@@ -168,10 +168,9 @@ def test_continuous_policies_are_evaluated(run_steps: Any) -> None:
     assert run_steps(interaction_evaluator(policy.eval_mode, envs, n_episode=2)).eval_value < 0
 
 
-def test_it_belongs_to_the_evaluator(dqn: DQNPolicy) -> None:
+def test_it_is_active_in_the_role_evaluator(dqn: DQNPolicy) -> None:
     evaluator: Any = interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2)
     assert evaluator.roles == (Role.EVALUATOR,)
-    assert evaluator.__name__ == "interaction_evaluator"
 
 
 @pytest.mark.parametrize("name", ["every_train_iter", "film_every", "max_frames"])

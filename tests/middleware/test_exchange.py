@@ -161,7 +161,7 @@ def test_a_learner_takes_one_batch_a_step_and_counts_what_it_took(learner: Task[
 
 def test_a_learner_without_data_says_so_at_its_deadline(learner: Task[Any]) -> None:
     learner.use(ContextExchanger(timeout_s=SHORT_S)).use(learn)
-    with pytest.raises(WaitTimeout, match=r"collected data did not come within 0.05 s"):
+    with pytest.raises(WaitTimeout, match=r"collected data did not arrive within 0.05 s"):
         learner.run(max_step=1)
 
 
@@ -261,7 +261,7 @@ def test_a_failure_ends_all_and_all_know_it(tmp_path: Path, topology: str) -> No
 
 def test_a_collector_waits_for_the_learner_s_first_word(collector: Task[Any]) -> None:
     collector.use(ContextExchanger(timeout_s=SHORT_S)).use(collect)
-    with pytest.raises(WaitTimeout, match="a first word of the learner"):
+    with pytest.raises(WaitTimeout, match="the first counters of the learner"):
         collector.run(max_step=1)
 
 
@@ -307,7 +307,7 @@ def test_an_evaluator_waits_until_something_was_learned(tmp_path: Path) -> None:
         set_up(task, ContextExchanger(timeout_s=SHORT_S), evaluate)
         arrive(task, LEARNED, counters(5))
         task.run(max_step=1)
-        with pytest.raises(WaitTimeout, match="a newer policy"):
+        with pytest.raises(WaitTimeout, match="updates of the learner"):
             task.run(max_step=1)
 
 
@@ -347,8 +347,8 @@ def test_a_learner_that_failed_is_waited_for_and_named(tmp_path: Path) -> None:
         return str(caught.value)
 
     _, message = run_nodes(tmp_path, (Role.LEARNER, run_learner), (Role.COLLECTOR, run_collector))
-    assert message.startswith("room at the learner (which has taken 3 of the 5 batches")
-    assert message.endswith("did not come within 3 s; gone: node 0 (said goodbye)")
+    assert message.startswith("room at the learner (it has taken 3 of the 5 batches")
+    assert message.endswith("did not arrive within 3 s; disconnected: node 0 (said goodbye)")
 
 
 def test_all_that_collectors_made_is_taken_in_and_counted_once(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,13 @@ from dmiddleware.data import (
     save_checkpoint,
     to_dict,
 )
-from dmiddleware.data.buffer_middleware import PriorityExperienceReplay, staleness_check
-from dmiddleware.errors import ConfigError, NonFiniteLoss, NotEnoughData
-from dmiddleware.pipeline import OnlineRLContext, Role, Task
+from dmiddleware.data.buffer_middleware import (
+    PriorityExperienceReplay,
+    staleness_check,
+    use_time_check,
+)
+from dmiddleware.errors import ConfigError, NonFiniteLoss
+from dmiddleware.pipeline import OnlineRLContext, Role, Task, middleware
 from dmiddleware.policy import DQNPolicy, PPOPolicy, collate
 from dmiddleware.worker.learner import BaseLearner, LearnerHook
 from middleware.learn import OffPolicyLearner, OnPolicyLearner, multistep_trainer, trainer
@@ -86,6 +91,7 @@ def test_nothing_is_learned_until_the_buffer_holds_enough(run_steps: Any, dqn: D
     buffer = TensorBuffer(1000, seed=0)
     done = []
 
+    @middleware(fills=(buffer,))
     def collect(ctx: OnlineRLContext) -> None:
         buffer.push(transitions(10))
 
@@ -182,16 +188,62 @@ def test_deque_buffer_gets_its_priorities_back(run_steps: Any, dqn: DQNPolicy) -
     assert len({item.meta["priority"] for item in buffer}) > 1
 
 
-def test_buffer_that_limits_staleness_is_told_the_iteration(run_steps: Any, dqn: DQNPolicy) -> None:
+def test_buffer_that_limits_staleness_gets_the_iteration(run_steps: Any, dqn: DQNPolicy) -> None:
     buffer = filled(64)
     buffer.use(staleness_check(buffer, max_staleness=5))
     learner = OffPolicyLearner(
-        dqn.learn_mode, buffer, batch_size=16, updates_per_collect=9, tell_train_iter=True
+        dqn.learn_mode, buffer, batch_size=16, updates_per_collect=9, pass_train_iter=True
     )
-    # The rows were collected at iteration 3, so they serve for the updates 0 to 8.
+    # The rows were collected at iteration 3, so updates 0 to 8 may use them.
     assert run_steps(learner).train_iter == 9
-    with pytest.raises(NotEnoughData):
-        run_steps(learner, ctx=OnlineRLContext(train_iter=9))
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[int]:
+    """Return the numbers of skipped updates that were warned of."""
+    return [
+        int(re.findall(r"skipped (\d+) update", record.getMessage())[0])
+        for record in caplog.records
+        if record.name.startswith("middleware.")
+    ]
+
+
+def test_update_without_enough_fresh_rows_is_skipped_and_counted(
+    run_steps: Any, dqn: DQNPolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    buffer = filled(64)
+    buffer.use(staleness_check(buffer, max_staleness=5))
+
+    @middleware(fills=(buffer,))
+    def collect_old_rows(ctx: OnlineRLContext) -> None:
+        buffer.push(transitions(32))
+
+    learner = OffPolicyLearner(dqn, buffer, batch_size=16, pass_train_iter=True)
+    ctx = run_steps(collect_old_rows, learner, n_steps=15)
+    assert ctx.train_iter == 9
+    assert ctx.train_output is None
+    assert ctx.logged["learn/skipped_draws"] == 6
+    assert warned(caplog) == [1, 2, 4]
+
+
+def test_update_without_enough_unused_rows_is_skipped_and_counted(
+    run_steps: Any, dqn: DQNPolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    buffer = filled(64)
+    buffer.use(use_time_check(buffer, max_use=1))
+    learner = OffPolicyLearner(dqn, buffer, batch_size=16, updates_per_collect=9)
+    ctx = run_steps(learner)
+    assert 1 <= ctx.train_iter < 9
+    assert len(ctx.train_output) == ctx.train_iter
+    assert warned(caplog) == [1]
+
+
+def test_trainer_skips_a_step_without_enough_usable_rows(run_steps: Any, dqn: DQNPolicy) -> None:
+    buffer = filled(64)
+    buffer.use(staleness_check(buffer, max_staleness=5))
+    fetcher = offpolicy_data_fetcher(buffer, batch_size=16, pass_train_iter=True)
+    ctx = run_steps(fetcher, trainer(dqn), ctx=OnlineRLContext(train_iter=20))
+    assert ctx.train_iter == 20
+    assert ctx.train_data is None
 
 
 def test_nan_stops_the_run_and_leaves_the_parameters(run_steps: Any, dqn: DQNPolicy) -> None:
@@ -272,8 +324,8 @@ def test_something_else_than_a_buffer_is_refused(dqn: DQNPolicy) -> None:
 
 
 def test_something_else_than_a_learner_is_refused(dqn: DQNPolicy) -> None:
-    with pytest.raises(ConfigError, match=r"learn mode \(policy.learn_mode\) or a BaseLearner"):
-        OffPolicyLearner(dqn, filled(), batch_size=16)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="OffPolicyLearner takes a policy"):
+        OffPolicyLearner(dqn.eval_mode, filled(), batch_size=16)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -429,7 +481,7 @@ def test_fetcher_takes_samples_of_a_deque_buffer(run_steps: Any, dqn: DQNPolicy)
 def test_fetcher_tells_the_iteration_where_it_is_needed(run_steps: Any, dqn: DQNPolicy) -> None:
     buffer = filled(64)
     buffer.use(staleness_check(buffer, max_staleness=5))
-    fetcher = offpolicy_data_fetcher(buffer, batch_size=16, tell_train_iter=True)
+    fetcher = offpolicy_data_fetcher(buffer, batch_size=16, pass_train_iter=True)
     assert run_steps(fetcher, trainer(dqn.learn_mode), n_steps=2).train_iter == 2
 
 

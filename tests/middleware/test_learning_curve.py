@@ -5,7 +5,7 @@ import pytest
 from matplotlib.image import imread
 
 from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Task
-from middleware.learning_curve import learning_curve
+from middleware.learning_curve import LearningCurve
 from middleware.run_folder import RunFolder
 
 
@@ -29,7 +29,7 @@ ORANGE = (1.0, 0x7F / 255, 0x0E / 255)
 
 
 def test_picture_shows_training_and_evaluation(run: RunFolder, run_steps: Any) -> None:
-    run_steps(learning_curve(run), collect, evaluate, n_steps=30)
+    run_steps(LearningCurve(run), collect, evaluate, n_steps=30)
     picture = imread(run.curve_path)
     assert picture.shape[0] > 300
     assert has_colour(picture, *BLUE)
@@ -38,7 +38,7 @@ def test_picture_shows_training_and_evaluation(run: RunFolder, run_steps: Any) -
 
 
 def test_curve_without_evaluations_is_drawn(run: RunFolder, run_steps: Any) -> None:
-    run_steps(learning_curve(run), collect, n_steps=3)
+    run_steps(LearningCurve(run), collect, n_steps=3)
     picture = imread(run.curve_path)
     assert has_colour(picture, *BLUE)
     assert not has_colour(picture, *ORANGE)
@@ -48,14 +48,14 @@ def test_offline_curve_is_over_updates(run: RunFolder, run_steps: Any) -> None:
     def learn(ctx: OfflineRLContext) -> None:
         ctx.train_iter += 7
 
-    curve: Any = learning_curve(run)
+    curve: Any = LearningCurve(run)
     run_steps(curve, learn, evaluate, n_steps=11, ctx=OfflineRLContext())
     assert curve.state_dict()["evaluation"] == [(7, 1.0), (77, 11.0)]
     assert run.curve_path.exists()
 
 
 def test_nothing_is_drawn_from_nothing(run: RunFolder, run_steps: Any) -> None:
-    run_steps(learning_curve(run))
+    run_steps(LearningCurve(run))
     assert not run.curve_path.exists()
 
 
@@ -65,14 +65,14 @@ def test_run_that_fails_leaves_its_curve(run: RunFolder, run_steps: Any) -> None
             raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        run_steps(learning_curve(run), collect, fail, n_steps=5)
+        run_steps(LearningCurve(run), collect, fail, n_steps=5)
     assert run.curve_path.exists()
 
 
 def test_restored_curve_goes_on_where_it_was(run: RunFolder, run_steps: Any) -> None:
-    first: Any = learning_curve(run)
+    first: Any = LearningCurve(run)
     run_steps(first, collect, n_steps=2)
-    second: Any = learning_curve(run)
+    second: Any = LearningCurve(run)
     second.load_state_dict(first.state_dict())
     run_steps(second, collect, ctx=OnlineRLContext(env_step=200))
     assert second.state_dict()["training"] == [(100, 10.0), (200, 20.0), (300, 30.0)]
@@ -80,7 +80,7 @@ def test_restored_curve_goes_on_where_it_was(run: RunFolder, run_steps: Any) -> 
 
 def test_task_that_is_closed_twice_draws_once(run: RunFolder) -> None:
     with Task(OnlineRLContext()) as task:
-        task.use(learning_curve(run)).use(collect)
+        task.use(LearningCurve(run)).use(collect)
         task.run(max_step=1)
         task.close()
         run.curve_path.unlink()

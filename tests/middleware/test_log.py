@@ -116,7 +116,7 @@ def test_histograms_and_groups_of_scalars_are_written_as_such(
     assert scalars["learn/heads"] == [(8, 1.0), (8, 2.0)]
 
 
-def test_text_log_tells_the_same(
+def test_text_log_has_the_same_values(
     run: RunFolder, run_steps: Any, clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def evaluate(ctx: OnlineRLContext) -> None:
@@ -125,12 +125,12 @@ def test_text_log_tells_the_same(
     with caplog.at_level(logging.INFO, logger="middleware.log"):
         run_steps(online_logger(run, every_env_step=8), collect, learn, evaluate)
     assert caplog.messages == [
-        "env_step 8, update 2: evaluated, mean return 499.50",
+        "env_step 8, update 2: mean return 499.50 in the evaluation",
         "env_step 8: collect/return_mean 8, learn/cur_lr 0.5, learn/total_loss 1.5",
     ]
 
 
-def test_place_in_the_chain_does_not_matter(run: RunFolder, run_steps: Any) -> None:
+def test_position_in_the_chain_does_not_matter(run: RunFolder, run_steps: Any) -> None:
     run_steps(collect, learn, online_logger(run, every_env_step=8))
     assert written(run)["collect/return_mean"] == [(8, 8.0)]
 

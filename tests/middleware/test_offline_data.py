@@ -50,7 +50,7 @@ def test_task_stops_when_there_is_enough(collector: StepCollector, tmp_path: Pat
         task.use(collector).use(offline_data_saver(tmp_path / "x.safetensors", max_rows=25))
         task.run(max_step=100)
         assert task.ctx.env_step == 30
-        assert task.stop_reason == "30 rows were collected (max_rows is 25)"
+        assert task.stop_reason == "collected 30 rows (max_rows is 25)"
 
 
 def test_rows_are_saved_after_an_error_too(
@@ -113,14 +113,14 @@ def test_column_that_is_not_there_is_named(
     run_steps: Any, collector: StepCollector, tmp_path: Path
 ) -> None:
     saver = offline_data_saver(tmp_path / "x.safetensors", columns=["obs", "values", "done"])
-    with pytest.raises(StructureError, match="no column values; there are: action"):
+    with pytest.raises(StructureError, match="no column values; they have: action"):
         run_steps(collector, saver)
 
 
 def test_impossible_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_rows must be positive, got 0"):
         offline_data_saver(tmp_path / "x", max_rows=0)
-    with pytest.raises(ValueError, match="columns must have 'done'"):
+    with pytest.raises(ValueError, match="columns must include 'done'"):
         offline_data_saver(tmp_path / "x", columns=["obs"])
 
 

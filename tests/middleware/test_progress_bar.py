@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Task
-from middleware.progress_bar import progress_bar
+from middleware import ProgressBar, termination_checker
 
 
 def plain() -> Console:
@@ -32,10 +32,12 @@ def work_with(clock: Any, seconds: float = 1.0) -> Any:
     return work
 
 
-def test_plain_line_comes_every_few_seconds_and_at_the_end(run_steps: Any, clock: Any) -> None:
+def test_plain_output_is_one_line_every_few_seconds_and_one_at_the_end(
+    run_steps: Any, clock: Any
+) -> None:
     console = plain()
-    bar = progress_bar(max_env_step=2000, every_s=5.0, console=console)
-    run_steps(bar, work_with(clock), n_steps=12)
+    bar = ProgressBar(every_s=5.0, console=console)
+    run_steps(bar, work_with(clock), termination_checker(max_env_step=2000), n_steps=12)
     assert shown(console).splitlines() == [
         "step 500/2,000 | return 22.0 | 100/s 10 updates/s 0:15 left",
         "step 1,000/2,000 | return 24.5 | 100/s 10 updates/s 0:10 left",
@@ -48,30 +50,30 @@ def test_last_evaluation_is_shown(run_steps: Any, clock: Any) -> None:
         ctx.last_eval_value = 321.04
 
     console = plain()
-    run_steps(progress_bar(console=console), evaluate, work_with(clock))
+    run_steps(ProgressBar(console=console), evaluate, work_with(clock))
     assert shown(console) == "step 100 | return 20.0 eval 321.0 | 100/s 10 updates/s in 0:01\n"
 
 
 def test_nothing_collected_yet_shows_a_dash(run_steps: Any, clock: Any) -> None:
     console = plain()
-    run_steps(progress_bar(max_env_step=10, console=console))
+    run_steps(ProgressBar(console=console), termination_checker(max_env_step=10))
     assert shown(console) == "step 0/10 | return - | 0/s 0 updates/s in 0:00\n"
 
 
-def test_return_is_that_of_the_newest_episodes(run_steps: Any, clock: Any) -> None:
+def test_return_is_the_mean_of_the_last_episodes(run_steps: Any, clock: Any) -> None:
     console = plain()
-    bar = progress_bar(console=console, every_s=1e9)
+    bar = ProgressBar(console=console, every_s=1e9)
     run_steps(bar, work_with(clock), n_steps=100)
     # The last 20 of 20, 21, …, 119.
     assert "return 109.5" in shown(console)
 
 
-def test_rate_is_that_of_the_last_seconds(run_steps: Any, clock: Any) -> None:
+def test_rate_is_measured_over_the_last_seconds(run_steps: Any, clock: Any) -> None:
     def slow_down(ctx: OnlineRLContext) -> None:
         clock.advance(1.0 if ctx.total_step < 30 else 4.0)
 
     console = plain()
-    bar = progress_bar(console=console, every_s=1.0)
+    bar = ProgressBar(console=console, every_s=1.0)
     run_steps(bar, slow_down, work_with(clock, 0.0), n_steps=60)
     assert "| 100/s" in shown(console).splitlines()[20]
     assert "| 25/s" in shown(console).splitlines()[-2]
@@ -80,15 +82,15 @@ def test_rate_is_that_of_the_last_seconds(run_steps: Any, clock: Any) -> None:
 
 def test_long_times_are_shown_in_hours(run_steps: Any, clock: Any) -> None:
     console = plain()
-    bar = progress_bar(max_env_step=1_000_000, every_s=1.0, console=console)
-    run_steps(bar, work_with(clock))
+    bar = ProgressBar(every_s=1.0, console=console)
+    run_steps(bar, work_with(clock), termination_checker(max_env_step=1_000_000))
     assert "2:46:39 left" in shown(console)
 
 
-def test_run_that_is_limited_in_updates_counts_these(run_steps: Any, clock: Any) -> None:
+def test_run_with_a_limit_of_updates_counts_updates(run_steps: Any, clock: Any) -> None:
     console = plain()
-    bar = progress_bar(max_train_iter=100, console=console)
-    run_steps(bar, work_with(clock), n_steps=4)
+    bar = ProgressBar(console=console)
+    run_steps(bar, work_with(clock), termination_checker(max_train_iter=100), n_steps=4)
     assert shown(console) == "update 40/100 | return 21.5 | 10/s in 0:04\n"
 
 
@@ -98,15 +100,15 @@ def test_offline_run_counts_updates(run_steps: Any, clock: Any) -> None:
         clock.advance(1.0)
 
     console = plain()
-    run_steps(progress_bar(console=console), learn, ctx=OfflineRLContext())
+    run_steps(ProgressBar(console=console), learn, ctx=OfflineRLContext())
     assert shown(console) == "update 10 | return - | 10/s in 0:01\n"
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_terminal_gets_a_live_bar_of_one_line(run_steps: Any, clock: Any, width: int) -> None:
     console = terminal(width)
-    bar = progress_bar(max_env_step=2000, console=console)
-    run_steps(bar, work_with(clock), n_steps=10)
+    bar = ProgressBar(console=console)
+    run_steps(bar, work_with(clock), termination_checker(max_env_step=2000), n_steps=10)
     frames = re.split(r"\r|\n", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown(console)))
     last = [frame for frame in frames if frame.strip()][-1]
     assert " 50%" in last
@@ -116,23 +118,23 @@ def test_terminal_gets_a_live_bar_of_one_line(run_steps: Any, clock: Any, width:
     assert len(last) <= width
 
 
-def test_cursor_is_given_back_after_an_error(run_steps: Any, clock: Any) -> None:
+def test_cursor_is_visible_again_after_an_error(run_steps: Any, clock: Any) -> None:
     def fail(ctx: OnlineRLContext) -> None:
         raise RuntimeError("no")
 
     console = terminal()
     with pytest.raises(RuntimeError, match="no"):
-        run_steps(progress_bar(console=console), fail)
+        run_steps(ProgressBar(console=console), fail)
     hide, show = "\x1b[?25l", "\x1b[?25h"
     assert shown(console).count(hide) == shown(console).count(show) == 1
 
 
-def test_last_line_tells_why_the_run_stopped(run_steps: Any, clock: Any) -> None:
+def test_last_line_says_why_the_run_stopped(run_steps: Any, clock: Any) -> None:
     def stop(ctx: OnlineRLContext) -> None:
         ctx.task.stop("the mean return 500 has reached stop_value 495")
 
     console = plain()
-    run_steps(progress_bar(console=console), work_with(clock), stop, n_steps=9)
+    run_steps(ProgressBar(console=console), work_with(clock), stop, n_steps=9)
     assert shown(console).splitlines()[-1] == (
         "stopped: the mean return 500 has reached stop_value 495"
     )
@@ -141,11 +143,10 @@ def test_last_line_tells_why_the_run_stopped(run_steps: Any, clock: Any) -> None
 def test_task_that_never_ran_shows_nothing(clock: Any) -> None:
     console = plain()
     with Task(OnlineRLContext()) as task:
-        task.use(progress_bar(console=console))
+        task.use(ProgressBar(console=console))
     assert shown(console) == ""
 
 
-@pytest.mark.parametrize("name", ["max_env_step", "max_train_iter", "every_s"])
-def test_options_must_be_positive(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be positive, got 0"):
-        progress_bar(**{name: 0})
+def test_interval_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="every_s must be positive, got 0"):
+        ProgressBar(every_s=0)

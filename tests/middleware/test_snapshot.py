@@ -66,10 +66,9 @@ class DQNRun:
         self.evaluations: list[float] = []
         collect_env = make_env_manager("CartPole-v1", env_num=3, seed=4)
         eval_env = make_env_manager("CartPole-v1", env_num=2, seed=5)
-        self.buffer = TensorBuffer(90, n_step=3, discount=0.99, sampler=PrioritySampler(), seed=6)
+        self.buffer = TensorBuffer(90, n_step=3, sampler=PrioritySampler(), seed=6)
         self.learner = BaseLearner(policy=self.policy.learn_mode, exp_name=str(folder))
-        self.parts = {"learner": self.learner, "buffer": self.buffer, "eval_env": eval_env}
-        self.snapshots = SnapshotSaver(folder, self.parts, **options)
+        self.snapshots = SnapshotSaver(folder, **options)
         self.task = Task(OnlineRLContext(), seed=0)
         self.task.use(self.snapshots).use(eps_greedy_handler(start=1.0, end=0.1, decay_steps=50))
         self.task.use(StepCollector(self.policy.collect_mode, collect_env, n_sample=6))
@@ -125,7 +124,7 @@ def test_ppo_resumes_to_the_same_parameters(tmp_path: Path) -> None:
             {"seed": 0, "obs_norm": True, "model": {"obs_shape": 4, "action_shape": 2}}
         )
         envs = make_env_manager("CartPole-v1", env_num=2, seed=1)
-        snapshots = SnapshotSaver(folder, {"policy": policy.learn_mode})
+        snapshots = SnapshotSaver(folder)
         task = Task(OnlineRLContext(), seed=0)
         task.use(StepCollector(policy.collect_mode, envs, n_sample=32))
         task.use(gae_estimator(policy))
@@ -277,7 +276,7 @@ def test_a_snapshot_of_other_parts_or_of_another_chain_is_refused(tmp_path: Path
     fewer = DQNRun(tmp_path)
     with fewer.task:
         saver = SnapshotSaver(tmp_path, {"learner": fewer.learner})
-        with pytest.raises(CheckpointMismatch, match="buffer, eval_env, learner"):
+        with pytest.raises(CheckpointMismatch, match=r"data_pusher\.buffer, but this chain has"):
             saver.resume(fewer.task)
     other = DQNRun(tmp_path)
     with RunFolder.create("other", root=tmp_path) as folder, other.task:

@@ -47,7 +47,7 @@ def test_time_may_be_limited(clock: Any) -> None:
         assert task.stop_reason == "6.0 s have passed (max_time_s is 5)"
 
 
-def test_time_begins_with_the_first_step(clock: Any) -> None:
+def test_time_counts_from_the_first_step(clock: Any) -> None:
     checker = termination_checker(max_time_s=5.0)
     clock.advance(60.0)
     with Task(OnlineRLContext(), clock=clock) as task:
@@ -56,13 +56,13 @@ def test_time_begins_with_the_first_step(clock: Any) -> None:
         assert not task.finish
 
 
-def test_only_what_is_limited_is_read() -> None:
+def test_checker_reads_only_counters_with_a_limit() -> None:
     checker: Any = termination_checker(max_train_iter=3)
     assert checker.reads == ("train_iter",)
 
 
 def test_checker_without_a_limit_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one limit, for example max_env_step"):
+    with pytest.raises(ValueError, match="at least one limit"):
         termination_checker()
 
 

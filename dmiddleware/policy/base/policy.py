@@ -150,6 +150,8 @@ class Policy(Configurable):
         "collect": "_forward_collect",
         "eval": "_forward_eval",
     }
+    explores: ClassVar[bool] = True
+    """Whether collecting explores without keyword arguments such as ``eps``."""
 
     def __init__(
         self,

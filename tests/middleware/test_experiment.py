@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from dmiddleware.pipeline import OnlineRLContext, Task
-from middleware.final import final_ctx_saver
+from middleware.experiment import final_ctx_saver
 from middleware.run_folder import RunFolder
 
 

@@ -1,0 +1,352 @@
+"""Recording an experiment: everything that a run leaves behind, in one middleware."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from dmiddleware.data import load_checkpoint
+from dmiddleware.errors import TaskStateError
+from dmiddleware.pipeline import ChainView, Context, OnlineRLContext, Role, Task
+from dmiddleware.policy import Policy
+from dmiddleware.seeding import seed_libraries
+from middleware.checkpoint import CkptSaver
+from middleware.evaluate import InteractionEvaluator
+from middleware.learning_curve import LearningCurve
+from middleware.log import OfflineLogger, OnlineLogger
+from middleware.progress_bar import ProgressBar
+from middleware.run_folder import RunFolder, check_run_folder
+from middleware.support import RLContext
+from middleware.support.checks import check_instance, check_positive
+
+__all__ = ["Experiment", "ExperimentResult", "FinalCtxSaver", "final_ctx_saver"]
+
+_SMALL_MODEL = 500_000  # parameters
+_CHAIN_SETTINGS = (
+    "learn.batch_size",
+    "learn.epoch_per_collect",
+    "collect.n_sample",
+    "collect.n_episode",
+    "other.eps",
+)
+"""The keys of a policy's config that only the middleware of a chain read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentResult:
+    """The outcome of a run.
+
+    Attributes:
+        path: the run's folder.
+        mean_return: the mean return over ``n_episode`` fresh episodes of the policy with the best
+            evaluation. It is NaN without an evaluator, in a process that is not the learner, and
+            after an error or a signal.
+        n_episode: the number of these episodes.
+        env_step: environment steps.
+        train_iter: updates.
+        train_s: duration of the run in seconds, including its evaluations.
+    """
+
+    path: Path
+    mean_return: float
+    n_episode: int
+    env_step: int
+    train_iter: int
+    train_s: float
+
+    @property
+    def ckpt(self) -> Path:
+        """The checkpoint of the best evaluation; without evaluations, the final one."""
+        return _best_ckpt(RunFolder(self.path))
+
+    def load_best(self) -> dict[str, Any]:
+        """Return the policy's state in :attr:`ckpt`."""
+        state: dict[str, Any] = load_checkpoint(self.ckpt)
+        return state
+
+    def __str__(self) -> str:
+        returns = (
+            ""
+            if math.isnan(self.mean_return)
+            else f"mean return {self.mean_return:.1f} over {self.n_episode} fresh episodes of the "
+            "best policy, "
+        )
+        return (
+            f"{returns}after {self.env_step:,} env steps and {self.train_iter:,} updates in "
+            f"{self.train_s:.1f} s; files in {self.path}/"
+        )
+
+
+class Experiment:
+    """Record a run: checkpoints, metrics, a progress bar, the learning curve and a final summary.
+
+    It makes a new folder for the run and combines :class:`~middleware.CkptSaver`,
+    :class:`~middleware.OnlineLogger` (offline: :class:`~middleware.OfflineLogger`),
+    :class:`~middleware.ProgressBar`, :class:`~middleware.LearningCurve` and
+    :class:`~middleware.FinalCtxSaver`. It also writes ``config.yaml``, with the settings that the
+    run used, and the text log ``log.txt``. When the run ends, it evaluates the best policy in
+    episodes with new seeds, in the envs of the chain's :func:`~middleware.interaction_evaluator`,
+    and prints the result.
+
+    While the task runs, the random generators of Python, numpy and torch are seeded from the task's
+    seed. A policy with fewer than 500,000 parameters on the CPU uses one thread, because threads
+    slow small networks down; the environment variable ``OMP_NUM_THREADS`` overrides this.
+
+    The position in the chain does not matter, because it works on the way back. In a run of several
+    processes all of them share the folder, and the learner prints the result.
+
+    Args:
+        name: the name of a new folder, or a path below ``root`` (see :meth:`RunFolder.create`); to
+            resume a run, its folder: ``RunFolder("runs/cartpole")``.
+        policy: the policy.
+        root: the folder of all runs.
+        n_fresh_episode: episodes of the final evaluation.
+
+    Reads:
+        ctx.train_iter, ctx.env_step, ctx.last_eval_value: counters.
+        ctx.logged, ctx.train_output, ctx.eval_value, ctx.eval_output: on the way back, if they are
+            set.
+
+    Raises:
+        ConfigError: if ``policy`` is not a policy.
+        ValueError: if ``name`` does not name a folder below ``root``.
+    """
+
+    reads = ("train_iter",)
+    last_step = True
+
+    def __init__(
+        self,
+        name: str | RunFolder,
+        policy: Policy,
+        *,
+        root: str | Path = "runs",
+        n_fresh_episode: int = 100,
+    ) -> None:
+        hint = "build one first, for example with DQNPolicy.for_env(env)"
+        self._policy = check_instance(policy, Policy, user="Experiment", hint=hint)
+        check_positive(n_fresh_episode=n_fresh_episode)
+        self._n_fresh = n_fresh_episode
+        self.run = name if isinstance(name, RunFolder) else RunFolder.create(name, root=root)
+        self.owns = (self.run.ckpt_dir, self.run.curve_path)
+        self._result: ExperimentResult | None = None
+        self._bar = ProgressBar()
+        self._parts: dict[str, Any] = {}
+        self._config: dict[str, Any] = {}
+        self._evaluator: InteractionEvaluator | None = None
+        self._task: Task[Any] | None = None
+        self._cleanup = ExitStack()
+
+    @property
+    def result(self) -> ExperimentResult:
+        """The outcome of the run, after the task was closed.
+
+        Raises:
+            TaskStateError: before that.
+        """
+        if self._result is None:
+            raise TaskStateError(
+                "the experiment has no result yet; read it after the `with Task(...)` block"
+            )
+        return self._result
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Find the evaluator, the limits and the settings of the chain."""
+        for one in chain.middleware:
+            if isinstance(one, InteractionEvaluator):
+                self._evaluator = one
+        self._config = _used_config(self._policy.cfg, chain)
+        return self._bar.preflight(chain)
+
+    def setup(self, task: Task[Any]) -> None:
+        """Start the log, and set up the parts that are for this process."""
+        self._task = task
+        logger = OnlineLogger if isinstance(task.ctx, OnlineRLContext) else OfflineLogger
+        parts = {
+            "checkpoints": CkptSaver(self._policy, self.run),
+            "logger": logger(self.run),
+            "curve": LearningCurve(self.run),
+            "final_ctx": FinalCtxSaver(self.run),
+            "bar": self._bar,
+        }
+        self._parts = {
+            name: part
+            for name, part in parts.items()
+            if any(task.has_role(role) for role in getattr(part, "roles", ())) or name == "logger"
+        }
+        seed_libraries(task.seed_for("libraries"))
+        self._cleanup.callback(self.run.close)
+        self._start_log()
+        self._limit_threads()
+        self.run.save_config(
+            {"seed": task.seed, "algorithm": type(self._policy).__name__, "policy": self._config}
+        )
+        for part in self._parts.values():
+            part.setup(task)
+
+    def __call__(self, ctx: RLContext) -> Iterator[None]:
+        """Record the step, on its way back."""
+        calls = [part(ctx) for part in self._parts.values()]
+        waiting = [call for call in calls if call is not None]
+        for call in waiting:
+            next(call)
+        yield
+        for call in waiting:
+            next(call, None)
+
+    def close(self) -> None:
+        """Write the last files, evaluate the best policy and print the result."""
+        if self._task is None:
+            return
+        task, self._task = self._task, None
+        with self._cleanup:
+            with ExitStack() as closing:
+                for part in reversed(self._parts.values()):
+                    closing.callback(part.close)
+            self._result = self._make_result(task)
+            if self.run.is_lead and task.stopped_ok:
+                Console().print(str(self._result), highlight=False, soft_wrap=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the parts."""
+        return {
+            name: part.state_dict()
+            for name, part in self._parts.items()
+            if hasattr(part, "state_dict")
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        for name, part_state in state.items():
+            self._parts[name].load_state_dict(part_state)
+
+    def _start_log(self) -> None:
+        handler = logging.FileHandler(self.run.log_path, encoding="utf-8")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        root = logging.getLogger()
+        level = root.level
+        root.addHandler(handler)
+        root.setLevel(min(level, logging.INFO) if level else logging.INFO)
+        self._cleanup.callback(handler.close)
+        self._cleanup.callback(root.removeHandler, handler)
+        self._cleanup.callback(root.setLevel, level)
+
+    def _limit_threads(self) -> None:
+        model: torch.nn.Module = self._policy.get_attribute("model")
+        size = sum(parameter.numel() for parameter in model.parameters())
+        on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+        if size < _SMALL_MODEL and on_cpu and "OMP_NUM_THREADS" not in os.environ:
+            self._cleanup.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(1)
+
+    def _make_result(self, task: Task[Any]) -> ExperimentResult:
+        train_s = self.run.age_s
+        mean_return = math.nan
+        n_episode = 0
+        interrupted = (task.stop_reason or "").startswith("received SIG")
+        judges = self.run.is_lead and task.stopped_ok and not interrupted
+        if self._evaluator is not None and judges:
+            state = load_checkpoint(_best_ckpt(self.run))
+            seed = task.seed_for("fresh episodes")
+            returns = self._evaluator.evaluate_fresh(state, n_episode=self._n_fresh, seed=seed)
+            n_episode = len(returns)
+            mean_return = sum(returns) / n_episode
+        return ExperimentResult(
+            path=self.run.path,
+            mean_return=mean_return,
+            n_episode=n_episode,
+            env_step=getattr(task.ctx, "env_step", 0),
+            train_iter=task.ctx.train_iter,
+            train_s=train_s,
+        )
+
+
+class FinalCtxSaver:
+    """Write ``final_ctx.json`` to the run's folder when the task ends, also after an error.
+
+    The file has the kept fields of the context that are numbers, strings, booleans or None
+    (infinite numbers become null), and ``stop_reason``. In a run of several processes the learner
+    writes it.
+
+    Args:
+        run: the folder.
+
+    Raises:
+        ConfigError: if ``run`` is not a RunFolder.
+    """
+
+    roles = (Role.LEARNER,)
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = check_run_folder(run, user="final_ctx_saver")
+        self._task: Task[Any] | None = None
+
+    def setup(self, task: Task[Any]) -> None:
+        """Remember the task, for its last context."""
+        self._task = task
+
+    def __call__(self, ctx: Context) -> None:
+        """Do nothing: the file is written at the end."""
+
+    def close(self) -> None:
+        """Write the file."""
+        if self._task is None:
+            return
+        task, self._task = self._task, None
+        fields = {
+            name: _finite(value)
+            for name, value in task.ctx.state_dict()["values"].items()
+            if isinstance(value, bool | int | float | str | None)
+        }
+        path = self._run.path / "final_ctx.json"
+        partial = path.with_suffix(".json.partial")
+        text = json.dumps({**fields, "stop_reason": task.stop_reason}, indent=2)
+        partial.write_text(text + "\n", encoding="utf-8")
+        partial.replace(path)
+
+
+def _used_config(cfg: Mapping[str, Any], chain: ChainView) -> dict[str, Any]:
+    """Return a policy's config with the values that the chain's middleware use."""
+    used: dict[str, Any] = _copied(cfg)
+    for path in _CHAIN_SETTINGS:
+        *groups, key = path.split(".")
+        group = used
+        for name in groups:
+            group = group.get(name, {})
+        group.pop(key, None)
+    for one in chain.middleware:
+        for path, value in getattr(one, "policy_settings", {}).items():
+            *groups, key = path.split(".")
+            group = used
+            for name in groups:
+                group = group.setdefault(name, {})
+            group[key] = value
+    return used
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    return value
+
+
+def _best_ckpt(run: RunFolder) -> Path:
+    return run.best_ckpt if run.best_ckpt.exists() else run.ckpt_dir / "final.safetensors"
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+final_ctx_saver = FinalCtxSaver
+"""DI-engine's name of :class:`FinalCtxSaver`."""
