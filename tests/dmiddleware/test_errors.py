@@ -26,7 +26,7 @@ def drawn():
     return tree
 
 
-def test_the_drawing_in_the_docstring_is_the_tree():
+def test_the_tree_in_the_docstring_is_right():
     tree = drawn()
     assert set(tree) == set(errors.__all__)
     for cls in CLASSES:
@@ -48,7 +48,7 @@ def test_every_public_error_is_listed():
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_every_error_is_one_of_ours_says_what_it_is_told_and_travels(cls):
+def test_every_error_has_its_message_and_can_be_pickled(cls):
     error = cls("what happened, with 3, and what to do")
     assert isinstance(error, DMiddlewareError)
     assert str(error) == "what happened, with 3, and what to do"
@@ -56,7 +56,7 @@ def test_every_error_is_one_of_ours_says_what_it_is_told_and_travels(cls):
     assert cls.__doc__
 
 
-def test_leaves_are_also_the_built_in_error_that_a_reader_expects():
+def test_errors_are_also_built_in_errors():
     builtin_of = {name: builtin for name, (_, builtin) in drawn().items()}
     for cls in CLASSES:
         if not cls.__subclasses__():

@@ -22,7 +22,7 @@ def registry():
     return registry
 
 
-def test_what_is_registered_is_found_and_left_as_it_is(registry):
+def test_a_registered_object_is_found_unchanged(registry):
     class SAC:
         pass
 
@@ -33,7 +33,7 @@ def test_what_is_registered_is_found_and_left_as_it_is(registry):
     assert len(registry) == 3
 
 
-def test_an_unknown_name_lists_near_ones_and_how_to_import_an_own(registry):
+def test_the_error_for_an_unknown_name_suggests_similar_ones_and_import_names(registry):
     with pytest.raises(RegistryError) as caught:
         registry.get("dqnn")
     message = str(caught.value)
@@ -42,7 +42,7 @@ def test_an_unknown_name_lists_near_ones_and_how_to_import_an_own(registry):
     assert isinstance(caught.value, KeyError)
 
 
-def test_an_unknown_name_without_near_ones_lists_all(registry):
+def test_the_error_for_an_unknown_name_lists_all_if_none_is_similar(registry):
     with pytest.raises(RegistryError, match="known names are: dqn, ppo"):
         registry.get("zzzzzz")
     with pytest.raises(RegistryError, match=r"known names are: \(none\)"):
@@ -50,12 +50,12 @@ def test_an_unknown_name_without_near_ones_lists_all(registry):
 
 
 @pytest.mark.parametrize("name", [None, 3, ["dqn"]])
-def test_names_of_other_types_are_unknown(registry, name):
+def test_names_that_are_not_strings_are_unknown(registry, name):
     with pytest.raises(RegistryError, match="no policy is registered"):
         registry.get(name)
 
 
-def test_a_name_stands_for_one_thing_only(registry):
+def test_a_name_cannot_be_registered_twice(registry):
     with pytest.raises(RegistryError, match="'dqn' is already registered"):
         registry.register("dqn")(object())
 

@@ -18,7 +18,7 @@ scopes = st.lists(st.one_of(st.integers(), st.text(max_size=5)), max_size=4).map
 
 
 @given(st.integers(0, 2**63), scopes)
-def test_a_place_always_has_the_same_seed_that_every_library_accepts(run_seed, scope):
+def test_a_scope_always_has_the_same_seed_which_every_library_accepts(run_seed, scope):
     seed = derive_seed(run_seed, *scope)
     assert seed == derive_seed(run_seed, *scope)
     assert 0 <= seed < 2**31
@@ -29,7 +29,7 @@ def test_seeds_do_not_depend_on_the_process_or_the_version():
     assert derive_seed(1) == 2_093_793_397
 
 
-def test_places_have_seeds_of_their_own():
+def test_different_scopes_have_different_seeds():
     places = [(role, node, env) for role in "abc" for node in range(20) for env in range(50)]
     seeds = {derive_seed(0, *place) for place in places}
     assert len(seeds) == len(places)
@@ -38,7 +38,7 @@ def test_places_have_seeds_of_their_own():
     assert derive_seed(0, "a", "b") != derive_seed(0, "ab")
 
 
-def test_what_is_equal_is_the_same_place():
+def test_equal_arguments_are_the_same_scope():
     assert derive_seed(0, Role.COLLECTOR, np.int64(3)) == derive_seed(0, "collector", 3)
 
 
@@ -46,7 +46,7 @@ def draw():
     return random.random(), np.random.rand()
 
 
-def test_the_libraries_draw_the_same_after_the_same_seed():
+def test_the_libraries_draw_the_same_numbers_after_the_same_seed():
     state, numpy_state = random.getstate(), np.random.get_state()
     try:
         seed_libraries(7)
@@ -62,7 +62,7 @@ def test_the_libraries_draw_the_same_after_the_same_seed():
 
 
 @pytest.mark.process
-def test_torch_is_seeded_if_it_is_loaded_and_never_loaded_for_it():
+def test_torch_is_seeded_if_it_is_imported_and_never_imported_for_it():
     program = """
 import sys
 from dmiddleware.pipeline import Role

@@ -18,7 +18,7 @@ def clock(request: pytest.FixtureRequest) -> Clock:
     return made
 
 
-def test_a_thread_knows_itself_and_has_its_name(clock: Clock) -> None:
+def test_a_thread_has_a_name_and_knows_whether_it_is_the_current_one(clock: Clock) -> None:
     started, told = threading.Event(), []
 
     def work() -> None:
@@ -33,7 +33,7 @@ def test_a_thread_knows_itself_and_has_its_name(clock: Clock) -> None:
     assert not thread.is_current()
 
 
-def test_a_join_tells_that_the_thread_still_runs(clock: Clock) -> None:
+def test_a_join_returns_whether_the_thread_has_ended(clock: Clock) -> None:
     leave = threading.Event()
 
     def work() -> None:

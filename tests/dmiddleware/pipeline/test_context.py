@@ -1,9 +1,10 @@
-"""Contexts: what carries over, what returns to its default, and what is not there."""
+"""Contexts: kept and renewed fields, missing fields, metrics and state."""
 
 from __future__ import annotations
 
 import copy
 import pickle
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,7 +33,7 @@ class MyContext(OnlineRLContext):
     nested: dict = field(default_factory=dict)
 
 
-def test_kept_fields_carry_over_and_the_others_return_to_their_defaults():
+def test_kept_fields_carry_over_and_others_are_reset_to_their_defaults():
     ctx = MyContext()
     ctx.env_step = 10
     ctx.visits["a"] = 1
@@ -53,7 +54,7 @@ def test_steps_are_counted():
     assert Context().renew().renew().total_step == 2
 
 
-def test_online_context_keeps_its_counters_only():
+def test_an_online_context_keeps_only_its_counters():
     ctx = OnlineRLContext()
     kinds = OnlineRLContext.field_kinds()
     assert {name for name, kind in kinds.items() if kind is FieldKind.KEPT} == {
@@ -75,7 +76,7 @@ def test_online_context_keeps_its_counters_only():
     assert all(getattr(new, name) is None for name in (*produced_fields, "obs", "action"))
 
 
-def test_offline_context_keeps_its_counters():
+def test_an_offline_context_keeps_its_counters():
     ctx = OfflineRLContext(train_epoch=1, train_iter=2, trained_env_step=3, train_data=[1])
     new = ctx.renew()
     assert (new.train_epoch, new.train_iter, new.trained_env_step) == (1, 2, 3)
@@ -87,7 +88,7 @@ def test_before_the_first_evaluation_every_return_is_an_improvement():
     assert OnlineRLContext().last_eval_iter == -1
 
 
-def test_keep_carries_a_field_over_for_good():
+def test_keep_carries_a_field_over_to_all_later_steps():
     ctx = OnlineRLContext()
     ctx.train_data = [1]
     ctx.own = "x"
@@ -96,7 +97,7 @@ def test_keep_carries_a_field_over_for_good():
     assert (third.train_data, third.own) == ([1], "x")
 
 
-def test_keep_may_come_before_the_value():
+def test_keep_can_be_called_before_the_field_is_set():
     ctx = Context()
     ctx.keep("own")
     ctx = ctx.renew()
@@ -104,7 +105,7 @@ def test_keep_may_come_before_the_value():
     assert ctx.renew().own == 1
 
 
-def test_an_assigned_field_lasts_for_the_step():
+def test_an_assigned_field_lasts_for_one_step():
     ctx = Context()
     ctx.own = 1
     assert ctx.own == 1
@@ -112,7 +113,7 @@ def test_an_assigned_field_lasts_for_the_step():
         ctx.renew().own  # noqa: B018 (reading it is what raises)
 
 
-def test_a_missing_field_names_near_misses():
+def test_the_error_for_a_missing_field_suggests_similar_names():
     ctx = OnlineRLContext()
     with pytest.raises(AttributeError, match="did you mean train_data") as caught:
         ctx.train_dat  # noqa: B018 (reading it is what raises)
@@ -123,7 +124,7 @@ def test_a_missing_field_names_near_misses():
         ctx.novelty_bonsu  # noqa: B018 (reading it is what raises)
 
 
-def test_a_missing_field_without_near_misses_guesses_nothing():
+def test_the_error_for_a_missing_field_suggests_nothing_if_no_name_is_similar():
     with pytest.raises(ContextError) as caught:
         Context().zzz  # noqa: B018 (reading it is what raises)
     assert "did you mean" not in str(caught.value)
@@ -145,7 +146,7 @@ def test_metrics_are_numbers_and_last_for_the_step():
     assert ctx.renew().logged == {}
 
 
-def test_the_task_is_there_once_it_has_the_context_and_stays():
+def test_the_task_is_set_once_it_has_the_context_and_is_kept():
     ctx = OnlineRLContext()
     with pytest.raises(ContextError, match="does not belong to a task yet"):
         ctx.task  # noqa: B018 (reading it is what raises)
@@ -154,7 +155,7 @@ def test_the_task_is_there_once_it_has_the_context_and_stays():
     assert ctx.renew().renew().task is task
 
 
-def test_a_context_travels_without_its_task():
+def test_a_context_is_pickled_without_its_task():
     ctx = MyContext(env_step=4)
     ctx.own = 1
     Task(ctx)
@@ -164,7 +165,7 @@ def test_a_context_travels_without_its_task():
     assert ctx.renew().env_step == 4
 
 
-def test_state_is_what_carries_over():
+def test_the_state_has_the_fields_that_carry_over():
     ctx = MyContext(env_step=4, visits={"a": 1}, novelty=0.9)
     ctx.own = "x"
     ctx.keep("own")
@@ -180,7 +181,7 @@ def test_state_is_what_carries_over():
     assert other.renew().own == "x"
 
 
-def test_a_subclass_that_is_no_dataclass_is_refused():
+def test_a_subclass_that_is_not_a_dataclass_is_refused():
     class Forgotten(OnlineRLContext):
         novelty: float = renewed(0.0)
 
@@ -196,7 +197,7 @@ def test_a_subclass_with_methods_only_needs_no_decorator():
     assert Helpful().renew().steps_left() == 10
 
 
-def test_subclasses_of_subclasses_renew_by_their_own_fields():
+def test_subclasses_of_subclasses_are_renewed_with_their_own_fields():
     @dataclass
     class Base(Context):
         a: int = kept(0)
@@ -215,7 +216,7 @@ def test_subclasses_of_subclasses_renew_by_their_own_fields():
     assert (derived.a, derived.b, derived.c) == (9, 9, 3)
 
 
-def test_a_field_without_a_default_has_nothing_to_return_to_and_is_kept():
+def test_a_field_without_a_default_is_kept():
     @dataclass(kw_only=True)
     class Named(Context):
         name: str
@@ -224,7 +225,7 @@ def test_a_field_without_a_default_has_nothing_to_return_to_and_is_kept():
     assert ctx.renew().name == "x"
 
 
-def test_a_deleted_field_stays_away():
+def test_a_deleted_field_stays_deleted():
     ctx = OnlineRLContext()
     del ctx.env_step
     new = ctx.renew()
@@ -244,7 +245,32 @@ def test_is_kept_and_has_value():
     assert not ctx.has_value("nonsense")
 
 
-def test_the_error_of_a_missing_field_travels_with_its_message():
+def test_the_error_of_a_missing_field_keeps_its_message_when_pickled():
     with pytest.raises(ContextError) as caught:
         OnlineRLContext().train_dat  # noqa: B018 (reading it is what raises)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_a_context_with_slots_is_refused():
+    @dataclass(slots=True)
+    class Slotted(Context):
+        visits: int = kept(0)
+
+    with pytest.raises(TypeError, match=r"Slotted has __slots__.* without slots=True"):
+        Slotted()
+
+
+def test_the_state_keeps_the_types_of_collections():
+    @dataclass
+    class Counting(Context):
+        visits: Counter = kept(default_factory=Counter)
+        rewards: defaultdict = kept(default_factory=lambda: defaultdict(float))
+
+    ctx, restored = Counting(), Counting()
+    ctx.visits["a"] += 1
+    ctx.rewards["b"] += 0.5
+    restored.load_state_dict(ctx.state_dict())
+    restored.visits["c"] += 1
+    restored.rewards["d"] += 1.0
+    assert restored.visits == Counter("ac")
+    assert restored.rewards == {"b": 0.5, "d": 1.0}

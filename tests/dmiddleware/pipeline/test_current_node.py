@@ -1,4 +1,4 @@
-"""The process as a node of a run, and how a task ends there."""
+"""The node that a process is in a run, and how a task ends there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def router(tmp_path: Path) -> Iterator[Router]:
         yield router
 
 
-def test_a_program_runs_alone_unless_told_otherwise(router: Router) -> None:
+def test_a_program_runs_alone_unless_there_is_a_current_node(router: Router) -> None:
     assert current_node() is None
     with running_as(CurrentNode(router=router)) as node:
         assert current_node() is node
@@ -27,13 +27,13 @@ def test_a_program_runs_alone_unless_told_otherwise(router: Router) -> None:
     assert current_node() is None
 
 
-def test_a_node_without_roles_plays_them_all() -> None:
+def test_a_node_without_roles_has_them_all() -> None:
     assert CurrentNode().has_role("learner")
     assert CurrentNode(roles=("learner",)).has_role("learner")
     assert not CurrentNode(roles=("collector",)).has_role("learner")
 
 
-def test_what_there_is_once_in_a_run_has_one_word_in_all_processes() -> None:
+def test_stamps_are_the_same_in_all_processes_of_a_run() -> None:
     one, other = CurrentNode(stamp="run 7"), CurrentNode(stamp="run 7")
     first = one.next_stamp()
     assert (first, one.next_stamp()) == (other.next_stamp(), other.next_stamp())
@@ -42,17 +42,17 @@ def test_what_there_is_once_in_a_run_has_one_word_in_all_processes() -> None:
     assert CurrentNode().next_stamp() == ""
 
 
-def test_seeds_are_those_of_the_node_and_alone_those_of_the_run(router: Router) -> None:
+def test_seeds_depend_on_the_node_in_a_run_of_several_processes(router: Router) -> None:
     with Task(Context(), seed=3) as alone, Task(Context(), router=router, seed=3) as task:
         assert alone.seed_for("collector") == derive_seed(3, "collector")
         assert task.seed_for("collector") == derive_seed(3, "node", 4, "collector")
 
 
-def test_a_signal_may_stop_the_node_while_it_takes_note_of_a_task() -> None:
+def test_a_signal_can_stop_the_node_while_a_task_is_registered() -> None:
     node = CurrentNode()
 
     class Interrupted:
-        """A task during whose registration a signal's handler runs, on the same thread."""
+        """A task; a signal handler runs while it is registered, on the same thread."""
 
         ctx, stop_reason, stopped_ok, ends_run = Context(), None, True, False
 
@@ -72,7 +72,7 @@ def test_a_signal_may_stop_the_node_while_it_takes_note_of_a_task() -> None:
     assert len(tasks) == 1
 
 
-def test_a_node_knows_whether_it_ends_alone_or_with_the_run() -> None:
+def test_a_node_knows_whether_it_stops_alone_or_with_the_run() -> None:
     node = CurrentNode()
     with running_as(node), Task(Context()) as first, Task(Context()) as second:
         assert not node.ends_run
@@ -83,7 +83,7 @@ def test_a_node_knows_whether_it_ends_alone_or_with_the_run() -> None:
 
 
 class Mail:
-    """Holds what came, and hands one out a step."""
+    """Stores received data, and delivers one item in each step."""
 
     last_step = True
 
@@ -97,7 +97,7 @@ class Mail:
         return len(self.held)
 
 
-def test_after_a_stop_what_is_held_is_handed_out_to_those_who_look() -> None:
+def test_after_a_stop_the_remaining_data_is_delivered_to_observers() -> None:
     tape: list[str] = []
 
     @middleware(last_step=True)
@@ -116,14 +116,14 @@ def test_after_a_stop_what_is_held_is_handed_out_to_those_who_look() -> None:
     assert tape == ["worked", "saw a", "saw b at the end", "saw c at the end"]
 
 
-def test_without_a_stop_nothing_is_handed_out_early() -> None:
+def test_without_a_stop_nothing_is_delivered_early() -> None:
     mail = Mail("a", "b", "c")
     with Task(Context()) as task:
         task.use(mail).run(max_step=1)
     assert mail.held == ["b", "c"]
 
 
-def test_an_error_in_a_last_step_ends_the_run_with_it() -> None:
+def test_an_error_in_a_last_step_is_raised_by_the_run() -> None:
     @middleware(last_step=True)
     def observe(ctx: Any) -> None:
         if ctx.task.in_last_step:

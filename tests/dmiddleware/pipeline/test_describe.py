@@ -28,7 +28,7 @@ def described():
     return task.use(collect).use(task.parallel(learn, log), lock=True).describe()
 
 
-def test_every_middleware_has_a_row_with_what_it_declares():
+def test_every_middleware_has_a_row_with_its_declarations():
     table = described()
     rows = [(row.path, row.name, row.active, row.locked) for row in table.rows]
     assert rows == [
@@ -43,7 +43,7 @@ def test_every_middleware_has_a_row_with_what_it_declares():
     assert table.rows[0].location.endswith(f"test_describe.py:{collect.__code__.co_firstlineno}")
 
 
-def test_as_text_it_is_a_plain_table():
+def test_str_returns_a_plain_table():
     lines = str(described()).splitlines()
     assert lines[0] == "trial: collector"
     assert lines[1].split() == [
@@ -64,7 +64,7 @@ def test_as_text_it_is_a_plain_table():
     assert len({line.index("test_describe") for line in (lines[2], lines[4], lines[5])}) == 1
 
 
-def test_printed_by_rich_it_is_a_rich_table():
+def test_rich_prints_a_rich_table():
     console = Console(file=io.StringIO(), width=120)
     console.print(described())
     text = console.file.getvalue()
@@ -74,6 +74,6 @@ def test_printed_by_rich_it_is_a_rich_table():
     assert "silent" in text
 
 
-def test_a_task_without_roles_says_so():
+def test_the_title_says_that_a_task_has_no_roles():
     task = Task(OnlineRLContext()).use(collect)
     assert str(task.describe()).startswith("task: all roles")

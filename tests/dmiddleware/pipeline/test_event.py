@@ -21,7 +21,7 @@ EVENTS = (
 
 @dataclass
 class Model:
-    """A list of (event's name, value), and plain counts."""
+    """A list of pairs (name of the event, value), and plain counts."""
 
     queue: list = field(default_factory=list)
     counts: dict = field(default_factory=dict)

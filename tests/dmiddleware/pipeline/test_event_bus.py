@@ -1,4 +1,4 @@
-"""The event bus: order, contracts, errors, waiting, and the seam to a router."""
+"""The event bus: order, contracts, errors, waiting, and the interface to a router."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bus():
 
 
 class Gate:
-    """A handler that holds the bus's thread until it is opened."""
+    """A handler that blocks the thread of the bus until it is opened."""
 
     def __init__(self):
         self.entered, self.opened = threading.Event(), threading.Event()
@@ -42,7 +42,7 @@ class Gate:
 
 @pytest.fixture
 def gate(bus):
-    """Hold the bus, so that what is emitted waits in its queue."""
+    """Block the bus, so that emissions stay in its queue."""
     gate = Gate()
     bus.on("gate", gate)
     bus.emit("gate")
@@ -65,7 +65,7 @@ def test_handlers_run_in_the_order_of_the_emissions_across_events(bus, tape):
     assert tape == expected
 
 
-def test_handlers_of_one_event_run_in_the_order_of_registration_each_once(bus, tape):
+def test_handlers_of_one_event_run_once_each_in_the_order_of_registration(bus, tape):
     bus.on("a", lambda: tape("first"))
     bus.on("a", lambda: tape("second"))
     bus.emit("a")
@@ -82,7 +82,7 @@ def test_handlers_run_on_one_thread_that_is_not_the_emitters(bus, tape):
     assert threading.current_thread() not in set(tape)
 
 
-def test_the_thread_starts_with_the_first_event_that_someone_hears():
+def test_the_thread_starts_with_the_first_event_that_has_a_handler():
     before = threading.active_count()
     bus = EventBus()
     bus.emit("unheard")
@@ -116,7 +116,7 @@ def test_emissions_of_one_thread_stay_in_order_when_many_threads_emit(bus, tape)
         assert [i for own, i in tape if own == n] == list(range(200))
 
 
-def test_a_handler_hears_what_is_emitted_after_its_registration_only(bus, gate, tape):
+def test_a_handler_gets_only_emissions_after_its_registration(bus, gate, tape):
     bus.on("a", lambda n: tape("early", n))
     bus.emit("a", 1)
     bus.on("a", lambda n: tape("late", n))
@@ -137,7 +137,7 @@ def test_once_is_for_one_emission_even_if_two_are_queued(bus, gate, tape):
     assert tape == [1]
 
 
-def test_off_removes_a_function_also_for_what_is_queued(bus, gate, tape):
+def test_off_removes_a_handler_also_for_queued_emissions(bus, gate, tape):
     def keep(n):
         tape("keep", n)
 
@@ -153,7 +153,7 @@ def test_off_removes_a_function_also_for_what_is_queued(bus, gate, tape):
     assert tape == [("keep", 1)]
 
 
-def test_off_takes_globs(bus, tape):
+def test_off_takes_glob_patterns(bus, tape):
     for name in ("node.joined", "node.left", "weights"):
         bus.on(name, lambda name=name: tape(name))
     assert bus.off("node.*") == 2
@@ -165,7 +165,7 @@ def test_off_takes_globs(bus, tape):
     assert bus.off(Event("weights")) == 1
 
 
-def test_methods_can_be_taken_off(bus, tape):
+def test_methods_can_be_removed(bus, tape):
     class Counter:
         def count(self):
             tape("counted")
@@ -197,7 +197,7 @@ def test_a_full_reliable_queue_makes_the_emitter_wait_and_loses_nothing(bus, gat
     assert (counters.emitted, counters.handled, counters.dropped) == (20, 20, 0)
 
 
-def test_a_queue_that_stays_full_is_an_error_that_names_event_and_handler():
+def test_a_queue_that_stays_full_raises_an_error_that_names_event_and_handler():
     clock = FakeClock()
     bus = EventBus(clock=clock)
     gate = Gate()
@@ -242,7 +242,7 @@ def test_a_handler_may_emit_and_never_waits_for_itself(bus, tape):
     assert tape == list(range(51))
 
 
-def test_a_handler_that_emits_more_than_the_reserve_gets_an_error_and_no_deadlock(bus):
+def test_a_handler_that_emits_more_than_the_reserve_gets_an_error_instead_of_a_deadlock(bus):
     event = Event("a", capacity=2, timeout_s=DEADLINE_S)
     bus.on(event, lambda: None)
     bus.on("flood", lambda: [bus.emit(event) for _ in range(5)])
@@ -268,7 +268,7 @@ def test_latest_events_are_replaced_by_newer_ones_and_counted(bus, gate, tape):
     assert (counters.emitted, counters.handled, counters.replaced) == (11, 2, 9)
 
 
-def test_a_steady_stream_of_latest_events_does_not_put_off_its_own_delivery(bus, gate, tape):
+def test_a_steady_stream_of_latest_events_does_not_delay_its_own_delivery(bus, gate, tape):
     weights = Event("weights", delivery="latest")
     bus.on(weights, lambda version: tape("weights", version))
     bus.on("other", lambda: tape("other"))
@@ -321,12 +321,12 @@ def test_two_contracts_for_one_name_are_refused(bus):
         lambda: EventBus().emit("a", only_local=True, only_remote=True),
     ],
 )
-def test_impossible_events_are_refused(build):
+def test_invalid_events_are_refused(build):
     with pytest.raises(EventError):
         build()
 
 
-def test_a_handlers_error_stops_no_other_handler_and_names_the_event(bus, tape):
+def test_an_error_in_a_handler_names_the_event_and_does_not_stop_other_handlers(bus, tape):
     def fail(n):
         raise Boom(n)
 
@@ -356,7 +356,7 @@ def test_a_wait_ends_when_the_handlers_have_run():
     waiter = threading.Thread(target=wait)
 
     def after(*args, **kwargs):
-        bus.emit("noise")  # wakes the waiter before its time
+        bus.emit("noise")  # wakes the waiter early
         waiter.join(0.05)
         tape("after")
 
@@ -372,7 +372,7 @@ def test_a_wait_ends_when_the_handlers_have_run():
     bus.close()
 
 
-def test_a_wait_that_times_out_names_the_event_and_leaves_no_listener():
+def test_a_wait_that_times_out_names_the_event_and_leaves_no_handler():
     clock = FakeClock()
     bus = EventBus(clock=clock)
     errors = Tape()
@@ -460,7 +460,7 @@ def test_closing_ends_an_emitter_that_waits_for_room():
     bus.close()
 
 
-def test_draining_too_long_names_what_is_left():
+def test_draining_too_long_names_the_events_that_are_left():
     clock = FakeClock()
     bus = EventBus(clock=clock)
     gate = Gate()
@@ -508,7 +508,7 @@ def test_the_task_raises_a_handlers_error_at_the_end_of_the_step(tape):
     assert any("of the event 'a'" in note for note in caught.value.__notes__)
 
 
-def test_several_handler_errors_leave_together():
+def test_several_errors_of_handlers_are_raised_together():
     def fail(n):
         raise Boom(n)
 
@@ -523,7 +523,7 @@ def test_several_handler_errors_leave_together():
     assert [str(error) for error in caught.value.exceptions] == ["0", "1", "2"]
 
 
-def test_an_error_of_the_step_and_one_of_a_handler_leave_together():
+def test_an_error_of_the_step_and_one_of_a_handler_are_raised_together():
     def fail_event():
         raise Boom
 
@@ -551,7 +551,7 @@ def test_the_end_of_a_run_waits_for_the_handlers_and_raises_their_errors(tape):
     assert tape == [1]
 
 
-def test_closing_the_task_raises_what_no_one_has_raised():
+def test_closing_the_task_raises_errors_that_were_not_raised_before():
     def fail():
         raise Boom
 
@@ -595,7 +595,7 @@ def test_the_tasks_methods_are_those_of_its_bus(tape):
 
 
 class Wire:
-    """Joins buses directly: what a router does, without a network."""
+    """Connects buses directly, as a router does, but without a network."""
 
     def __init__(self):
         self.ends = []
@@ -639,7 +639,7 @@ def test_a_router_carries_events_to_other_tasks(tape):
     assert marks[2:] == [("here", 1), ("there", 1)]
 
 
-def test_a_router_is_told_who_listens():
+def test_the_router_is_updated_about_subscriptions():
     end = Wire().end()
     bus = EventBus(router=end)
     bus.on("a", print)
@@ -659,7 +659,7 @@ def test_a_router_is_told_who_listens():
     bus.close()
 
 
-def test_a_closed_bus_takes_no_more_from_afar_and_says_so_to_the_router(tape):
+def test_a_closed_bus_accepts_no_remote_events_and_unsubscribes_at_the_router(tape):
     end = Wire().end()
     bus = EventBus(router=end)
     bus.on("a", tape)
@@ -669,7 +669,7 @@ def test_a_closed_bus_takes_no_more_from_afar_and_says_so_to_the_router(tape):
     assert tape == []
 
 
-def test_a_full_queue_refuses_what_comes_from_afar(tape):
+def test_a_full_queue_refuses_remote_events(tape):
     end = Wire().end()
     bus = EventBus(router=end)
     gate = Gate()

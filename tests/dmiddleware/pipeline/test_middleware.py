@@ -1,4 +1,4 @@
-"""What may be used in a chain, and what it declares about itself."""
+"""What can be used in a chain, and its declarations."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def declared_factory(buffer):
         (lambda *, every: None, "does not take the context as its only argument"),
     ],
 )
-def test_what_is_no_middleware_is_refused_with_a_remedy(candidate, remedy):
+def test_an_object_that_is_not_a_middleware_is_refused_with_a_remedy(candidate, remedy):
     with pytest.raises(MiddlewareError, match=remedy):
         Task(Context()).use(candidate)
 
@@ -123,7 +123,7 @@ def test_the_decorator_declares_for_a_class():
     assert Reader().reads == ("a",)
 
 
-def test_the_decorator_of_a_factory_declares_what_it_returns():
+def test_the_decorator_of_a_factory_declares_the_middleware_that_it_returns():
     fetch = declared_factory([])
     assert fetch.writes == ("train_data",)
     assert fetch.__name__ == "fetch"
@@ -158,7 +158,7 @@ def test_roles_are_strings():
         assert task.has_role("teacher")
 
 
-def test_names_are_what_people_wrote():
+def test_names_are_those_in_the_source_code():
     assert middleware_name(step) == "step"
     assert middleware_name(Collector()) == "Collector"
     assert middleware_name(functools.partial(step)) == "step"
@@ -176,7 +176,7 @@ def test_locations_lead_to_the_definition():
 
 
 class Agent:
-    """Several middleware that are the methods of one object."""
+    """An object whose methods are middleware."""
 
     roles = (Role.LEARNER,)
     reads = ("obs",)

@@ -1,4 +1,4 @@
-"""One step through a chain and back; what happens to errors on the way."""
+"""One step through a chain, forward and back, and the way of errors."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_return_values_are_ignored():
     run(lambda ctx: 3, lambda ctx: [1, 2], lambda ctx: iter([1]))
 
 
-def test_a_function_returned_is_refused_as_a_factory_not_called():
+def test_a_returned_function_is_refused_as_a_factory_that_was_not_called():
     def build(buffer):
         def push(ctx):
             raise AssertionError("never called")
@@ -120,7 +120,7 @@ def test_a_second_yield_closes_the_generator_and_unwinds_the_others():
     assert tape == ["outer", "closed", "!outer"]
 
 
-def test_what_closing_after_a_second_yield_raises_is_in_the_notes():
+def test_an_error_while_closing_after_a_second_yield_is_in_the_notes():
     def twice(ctx):
         try:
             yield
@@ -142,7 +142,7 @@ def test_an_error_is_thrown_into_every_suspended_middleware_in_reverse():
     assert tape == ["a", "b", "!b", "!a"]
 
 
-def test_an_error_on_the_way_back_is_thrown_into_those_still_suspended_only():
+def test_an_error_on_the_way_back_is_thrown_only_into_those_still_suspended():
     tape = Tape()
 
     def late(ctx):
@@ -224,7 +224,7 @@ def test_an_error_can_be_translated():
     assert "in middleware 2 (translate) while an error passed through it" in notes_of(caught.value)
 
 
-def test_an_error_raised_while_unwinding_leaves_beside_the_first():
+def test_an_error_raised_while_unwinding_is_grouped_with_the_first():
     seen = Tape()
 
     def outer(ctx):
@@ -251,7 +251,7 @@ def test_an_error_raised_while_unwinding_leaves_beside_the_first():
     assert seen == [first]
 
 
-def test_yielding_again_when_an_error_is_thrown_in_is_refused_beside_the_error():
+def test_yielding_again_when_an_error_is_thrown_in_is_refused_in_addition_to_the_error():
     def stubborn(ctx):
         try:
             yield
@@ -281,7 +281,7 @@ def test_an_interrupt_is_never_wrapped(caplog):
     assert "Boom: careless" in caplog.text
 
 
-def test_an_interrupt_while_unwinding_leaves_in_place_of_the_error(caplog):
+def test_an_interrupt_while_unwinding_replaces_the_error(caplog):
     def careless(ctx):
         try:
             yield
@@ -294,7 +294,7 @@ def test_an_interrupt_while_unwinding_leaves_in_place_of_the_error(caplog):
     assert "another error: Boom('first')" in notes_of(caught.value)
 
 
-def test_stop_iteration_from_a_function_does_not_pass_for_the_end_of_a_generator():
+def test_stop_iteration_from_a_function_is_not_taken_for_the_end_of_a_generator():
     tape = Tape()
 
     def exhausted(ctx):
@@ -317,7 +317,7 @@ def test_the_same_error_object_raised_again_is_not_noted_twice():
     assert notes_of(error).count("in middleware 1 (fail)") == 1
 
 
-def test_a_failed_step_does_not_spoil_the_next_run():
+def test_a_failed_step_does_not_affect_the_next_run():
     tape = Tape()
 
     def sometimes(ctx):
@@ -360,7 +360,7 @@ def test_around_guards_both_halves(error):
         assert tape == ["<forward", "a", "forward>", "<back", "!a", "back>"]
 
 
-def test_around_keeps_the_name_and_passes_functions_on():
+def test_around_keeps_the_name_and_runs_functions():
     tape = Tape()
 
     @contextmanager
@@ -402,7 +402,7 @@ def test_around_refuses_a_second_yield_and_hides_no_error():
         run(around(swallow, guard), raising(Boom()))
 
 
-def test_the_rest_of_the_way_forward_can_be_left_out_without_an_error():
+def test_the_rest_of_the_way_forward_can_be_skipped_without_an_error():
     tape = Tape()
 
     def nothing_to_do(ctx):
@@ -412,7 +412,7 @@ def test_the_rest_of_the_way_forward_can_be_left_out_without_an_error():
     assert tape == ["a", "/a"]
 
 
-def test_in_a_parallel_branch_only_the_rest_of_the_branch_is_left_out():
+def test_in_a_parallel_only_the_rest_of_the_branch_is_skipped():
     tape = Tape()
 
     def nothing_to_do(ctx):

@@ -1,7 +1,7 @@
-"""The compiled chain against a literal interpreter of what the onion promises.
+"""The compiled chain against a literal interpreter of the rules of the onion.
 
 The interpreter works on descriptions of middleware, without generators and without compiling. It
-keeps a plain list of who is suspended, and says what each does by looking at its description.
+keeps a plain list of the suspended ones, and looks up in its description what each one does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ON_ERROR = ("pass", "pass", "swallow", "raise", "translate", "yield")
 
 
 class Boom(Exception):
-    """Raised by the middleware of the name."""
+    """Raised by the middleware of that name."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Parallel:
 
 @dataclass(frozen=True)
 class Failure:
-    """An error, as far as it is compared: who raised it, its cause, or the group's members."""
+    """The compared parts of an error: the middleware that raised it, its cause, its members."""
 
     name: str
     cause: Failure | None = None
@@ -68,12 +68,12 @@ def failure_of(error):
     return Failure(str(error), cause)
 
 
-SKIP = Failure("the rest is left out")
+SKIP = Failure("the rest is skipped")
 
 
 @dataclass
 class Box:
-    """Something suspended that holds others: a locked serial, or the branches of a parallel."""
+    """A suspended group: a locked serial, or the branches of a parallel."""
 
     branches: list
     parallel: bool
@@ -91,7 +91,7 @@ class Interpreter:
         return error if error is None else self.unwind(suspended, error)
 
     def forward(self, nodes):
-        """Run forward; return who is suspended, and the error, or SKIP, that stopped it."""
+        """Run forward; return the suspended ones, and the error, or SKIP, that ended it."""
         suspended = []
         for node in nodes:
             if isinstance(node, Leaf):
@@ -170,7 +170,7 @@ class Interpreter:
         return self.unwind([box], Failure("group", members=tuple(errors)))
 
     def unwind(self, suspended, error):
-        """Throw into everyone; return what leaves."""
+        """Throw the error into all of them; return the error that leaves."""
         further = []
         error = self.throw(suspended, error, further)
         return error if not further else Failure("group", members=(error, *further))
@@ -238,7 +238,7 @@ def generator_of(leaf, tape):
 
 
 def react(leaf, error):
-    """Do with an error that was thrown in what the description says."""
+    """Handle an error that was thrown in as the description says."""
     if leaf.on_error == "raise":
         raise Boom(leaf.name + " cleaning")
     if leaf.on_error == "translate":
@@ -282,19 +282,19 @@ def name_all(nodes, prefix="", strand=()):
 
 
 def seen_from(marks, strand):
-    """Keep what happened in the strand, and outside around it: there the order is certain."""
+    """Return the marks of this branch and of the chain around it, whose order is certain."""
     return [name for name, own in marks if own == strand[: len(own)]]
 
 
 @settings(max_examples=100, deadline=None)
 @given(chains, st.sets(st.sampled_from(ROLES)), st.booleans())
-def test_the_compiled_chain_does_what_the_interpreter_says(nodes, roles, wrapped):
+def test_the_compiled_chain_agrees_with_the_interpreter(nodes, roles, wrapped):
     name_all(nodes)
     tape = Tape()
     with Task(Context(), roles=roles) as task:
         for node in nodes:
             task.use(build(node, task, tape), lock=getattr(node, "locked", False))
-        for role in roles:  # so that every role has its part
+        for role in roles:  # every role needs a middleware
             task.use(lambda ctx: None, roles=(role,))
         if wrapped:
             task.use_wrapper(passing_on)
@@ -318,7 +318,7 @@ def run_step(task):
 
 
 def check_notes(error):
-    """Every error that a middleware raised names that middleware first."""
+    """The first note of every error names the middleware that raised it."""
     if isinstance(error, ExceptionGroup):
         for member in error.exceptions:
             check_notes(member)
@@ -337,7 +337,7 @@ def passing_on(mw):
 
 
 @pytest.mark.parametrize("fails", ["forward", "back"])
-def test_the_interpreter_itself_tells_failures_apart(fails):
+def test_the_interpreter_distinguishes_failures(fails):
     leaf = Leaf(yields=1, fails=fails, on_error="pass", role=None)
     name_all([leaf])
     with contextlib.suppress(Boom):

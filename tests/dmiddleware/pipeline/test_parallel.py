@@ -1,4 +1,4 @@
-"""Branches side by side, groups, and locks."""
+"""Parallel branches, groups and locks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fail(ctx):
 
 
 def meeting(barrier):
-    """Return a middleware that only goes on when all branches are in it, in both directions."""
+    """Return a middleware that waits for all branches to reach it, in both directions."""
 
     def meet(ctx):
         barrier.wait(DEADLINE_S)
@@ -41,7 +41,7 @@ def test_branches_run_at_the_same_time_in_both_directions():
         task.use(task.parallel(*(meeting(barrier) for _ in range(3)))).run(max_step=2)
 
 
-def test_the_step_goes_on_when_all_branches_are_done():
+def test_the_step_continues_when_all_branches_are_done():
     tape, gate = Tape(), threading.Event()
 
     def slow(ctx):
@@ -54,7 +54,7 @@ def test_the_step_goes_on_when_all_branches_are_done():
     assert tape == ["slow", "after"]
 
 
-def test_the_way_back_of_all_branches_ends_before_the_one_before_them_is_resumed():
+def test_the_way_back_of_all_branches_ends_before_the_middleware_before_them_is_resumed():
     tape = Tape()
     with Task(Context()) as task:
         task.use(tape.generator("before"))
@@ -106,7 +106,7 @@ def test_branches_share_the_context():
         assert (task.ctx.mine, task.ctx.yours) == (1, 2)
 
 
-def test_errors_of_branches_come_together_and_the_others_finish():
+def test_errors_of_branches_are_grouped_and_the_other_branches_finish():
     tape = Tape()
     with pytest.raises(ExceptionGroup) as caught, Task(Context()) as task:
         task.use(task.parallel(fail, tape.function("healthy"), fail)).run()
@@ -117,13 +117,13 @@ def test_errors_of_branches_come_together_and_the_others_finish():
     assert tape == ["healthy"]
 
 
-def test_a_single_failed_branch_is_a_group_too_so_that_handlers_need_know_one_form_only():
+def test_the_error_of_a_single_branch_is_grouped_too():
     with pytest.raises(ExceptionGroup) as caught, Task(Context()) as task:
         task.use(task.parallel(fail, lambda ctx: None)).run()
     assert [type(error) for error in caught.value.exceptions] == [Boom]
 
 
-def test_an_error_further_in_unwinds_the_branches_in_reverse_each_on_its_thread():
+def test_a_later_error_unwinds_the_branches_in_reverse_each_on_its_thread():
     tape = Tape()
 
     def branch(name):
@@ -170,7 +170,7 @@ def test_an_interrupt_from_the_keyboard_waits_for_the_branches(monkeypatch, capl
     assert "another error: Boom()" in caught.value.__notes__
 
 
-def test_a_second_interrupt_leaves_the_branches_alone(monkeypatch):
+def test_a_second_interrupt_does_not_wait_for_the_branches(monkeypatch):
     gate, tape = threading.Event(), Tape()
 
     def wait_interrupted(futures, timeout):
@@ -209,7 +209,7 @@ def test_a_long_wait_names_the_branches_in_the_log(caplog):
     assert "middleware 7 (parallel) is still waiting for its branches 2" in caplog.text
 
 
-def test_silent_members_are_left_out():
+def test_silent_members_are_skipped():
     tape = Tape()
     with Task(Context(), roles=("learner",)) as task:
         collect, learn = tape.function("collect"), tape.function("learn")
@@ -218,7 +218,7 @@ def test_silent_members_are_left_out():
     assert tape == ["learn", "learn"]
 
 
-def test_a_group_is_called_from_a_middleware_as_one():
+def test_a_middleware_can_call_a_group():
     tape = Tape()
     with Task(Context()) as task:
         group = task.serial(tape.generator("a"), task.parallel(tape.generator("b")))
@@ -233,7 +233,7 @@ def test_a_group_is_called_from_a_middleware_as_one():
     assert tape == once * 2
 
 
-def test_a_group_tells_its_members():
+def test_the_repr_of_a_group_names_its_members():
     with Task(Context()) as task:
         group = task.parallel(task.serial(fail, fail), fail)
         assert repr(group) == "parallel(serial, fail)"
@@ -272,7 +272,7 @@ def test_the_lock_is_held_while_the_code_runs_and_not_in_between():
     assert not lock.locked()
 
 
-def test_the_lock_is_held_while_an_error_passes_and_released_after():
+def test_the_lock_is_held_while_an_error_passes_and_released_afterwards():
     lock = threading.Lock()
     tape = Tape()
 
@@ -306,7 +306,7 @@ def test_waiting_too_long_for_a_lock_is_an_error_that_names_the_waiter():
         task.use(fail, lock=lock).run()
 
 
-def test_a_parallel_that_locks_out_its_own_members_is_refused():
+def test_a_parallel_that_holds_the_lock_of_its_members_is_refused():
     with Task(Context()) as task, pytest.raises(ChainError, match="wait forever for a lock"):
         task.use(task.parallel(task.wrap(fail, lock=True)), lock=True).run()
 

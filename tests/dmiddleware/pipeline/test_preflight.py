@@ -1,4 +1,4 @@
-"""The check before the first step: what it finds, what it says, and what it lets pass."""
+"""The check before the first step: the problems that it finds, and its messages."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def problems_of(*mws, ctx=None, roles=()):
     return []
 
 
-def test_a_chain_in_which_all_is_written_before_it_is_read_passes():
+def test_a_chain_that_writes_every_field_before_it_is_read_passes():
     assert problems_of(collect, push, fetch, learn) == []
 
 
@@ -85,7 +85,7 @@ def test_all_problems_are_listed_at_once_each_with_its_remedy():
     assert "interaction_evaluator" in problems[2]
 
 
-def test_every_produced_field_of_the_stock_contexts_has_a_remedy_of_its_own():
+def test_every_produced_field_of_the_stock_contexts_has_its_own_remedy():
     for kind in (OnlineRLContext,):
         for name, what in kind.field_kinds().items():
             if what == "produced":
@@ -99,13 +99,13 @@ def test_kept_and_renewed_fields_may_be_read_without_a_writer():
     )
 
 
-def test_what_is_only_written_later_is_named_with_both_remedies():
+def test_a_field_that_is_only_written_later_is_reported_with_both_remedies():
     (problem,) = problems_of(learn, fetch)
     assert "which only middleware 2 (fetch) writes, after it" in problem
     assert "ctx.keep('train_data')" in problem
 
 
-def test_what_is_written_later_may_be_read_if_it_is_kept():
+def test_a_field_that_is_written_later_may_be_read_if_it_is_kept():
     ctx = OnlineRLContext()
     ctx.keep("train_data")
     assert problems_of(learn, fetch, ctx=ctx) == []
@@ -115,19 +115,19 @@ def test_what_is_written_later_may_be_read_if_it_is_kept():
     assert "no middleware before it writes" in problem
 
 
-def test_what_is_kept_and_set_already_needs_no_writer():
+def test_a_kept_field_that_is_already_set_needs_no_writer():
     ctx = OnlineRLContext(train_data=[1])
     ctx.keep("train_data")
     assert problems_of(learn, ctx=ctx) == []
 
 
-def test_what_is_set_but_not_kept_is_gone_after_the_first_step():
+def test_a_field_that_is_set_but_not_kept_is_reported():
     (problem,) = problems_of(learn, ctx=OnlineRLContext(train_data=[1]))
     assert "is set now, but is reset after the first step" in problem
     assert "ctx.keep('train_data')" in problem
 
 
-def test_a_middleware_with_a_way_back_may_read_there_what_others_write():
+def test_a_generator_may_read_fields_that_later_middleware_write():
     assert problems_of(returning("log", reads=("train_output",)), fetch, learn) == []
 
     class Log:
@@ -141,13 +141,13 @@ def test_a_middleware_with_a_way_back_may_read_there_what_others_write():
     assert "no middleware before it writes" in problem
 
 
-def test_an_unknown_field_names_near_misses():
+def test_the_problem_of_an_unknown_field_suggests_similar_names():
     (problem,) = problems_of(part(reads=("train_dat",)))
     assert "is not a field of OnlineRLContext and which no middleware writes" in problem
     assert "did you mean train_data" in problem
 
 
-def test_own_fields_count_when_they_are_declared_or_written():
+def test_custom_fields_may_be_read_if_they_are_declared_or_written():
     @dataclass
     class MyContext(OnlineRLContext):
         visits: int = kept(0)
@@ -198,7 +198,7 @@ def test_an_object_that_two_middleware_own_is_refused():
     assert "runs/cartpole" in problem
 
 
-def test_an_object_may_have_an_owner_in_each_role():
+def test_an_object_may_have_one_owner_in_each_role():
     env = object()
     collector = part("collect", roles=(Role.COLLECTOR,), owns=(env,))
     evaluator = part("evaluate", roles=(Role.EVALUATOR,), owns=(env,))
@@ -220,7 +220,7 @@ def test_a_buffer_that_holds_data_already_may_be_drawn_from():
     assert problems_of(part(draws_from=([1, 2],))) == []
 
 
-def test_a_middleware_can_find_problems_of_its_own():
+def test_a_middleware_can_report_further_problems():
     class Learner:
         def __init__(self, *problems):
             self.problems = problems
@@ -310,7 +310,7 @@ def test_a_chain_with_a_learner_part_needs_a_learner_in_the_run():
         assert all("--roles learner=1" in problem for problem in problems)
 
 
-def test_a_role_no_one_plays_is_refused_when_it_looks_like_a_slip():
+def test_an_unknown_role_is_refused_if_it_is_probably_a_typo():
     (problem,) = problems_of(part("learn", roles=("lerner",)))
     assert "is for the role 'lerner', which is unknown; did you mean 'learner'?" in problem
     assert problems_of(part(roles=("teacher",))) == []
@@ -320,7 +320,7 @@ def test_a_role_no_one_plays_is_refused_when_it_looks_like_a_slip():
     assert "did you mean 'teacher'?" in problem
 
 
-def test_a_role_of_an_enum_is_no_slip():
+def test_a_role_of_an_enum_is_not_taken_for_a_typo():
     class MyRole(StrEnum):
         LEARNERS = "learners"
 
@@ -338,7 +338,7 @@ def test_silent_middleware_is_not_checked_and_its_writes_do_not_count():
     assert problems_of(unread, part(roles=("learner",)), roles=("learner",)) == []
 
 
-def test_an_exchange_that_declares_what_it_writes_satisfies_the_reads():
+def test_an_exchange_that_declares_its_writes_satisfies_the_reads():
     silent = part("collect", roles=("collector",), writes=("trajectories",))
     exchange = part("exchange", writes=("trajectories",))
     reader = part("push", roles=("learner",), reads=("trajectories",))

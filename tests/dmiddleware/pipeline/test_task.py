@@ -1,4 +1,4 @@
-"""The task: runs, stops, roles, labels, seeds, groups by hand, state and closing."""
+"""The task: runs, stops, roles, labels, seeds, calls by hand, state and closing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Boom(Exception):
 
 
 class Part:
-    """A middleware with everything that a middleware may have."""
+    """A middleware with all the optional methods."""
 
     def __init__(self, tape, name, *, roles=(), fails=()):
         self.tape, self.name, self.roles, self.fails = tape, name, roles, fails
@@ -53,7 +53,7 @@ def nothing(ctx):
     pass
 
 
-def test_a_run_ends_when_a_middleware_stops_it_after_the_whole_step():
+def test_a_run_stopped_by_a_middleware_ends_after_the_whole_step():
     tape = Tape()
 
     def stop(ctx):
@@ -69,7 +69,7 @@ def test_a_run_ends_when_a_middleware_stops_it_after_the_whole_step():
     assert tape == ["a", "b", "/a"] * 3
 
 
-def test_max_step_limits_one_run_and_the_next_one_goes_on():
+def test_max_step_limits_one_run_and_the_next_one_continues():
     tape = Tape()
     with Task(Context()) as task:
         task.use(lambda ctx: tape(ctx.total_step))
@@ -81,14 +81,14 @@ def test_max_step_limits_one_run_and_the_next_one_goes_on():
     assert tape == [0, 1, 2, 3]
 
 
-def test_a_failure_stays_one_whatever_else_stops_the_task():
+def test_a_failure_is_recorded_even_if_the_task_was_stopped_before():
     def fail(ctx):
         raise RuntimeError("no")
 
     with Task(Context()) as task:
         task.stop("enough")
         assert task.stopped_ok
-        task.stop("the values are no numbers", ok=False)
+        task.stop("the values are NaN", ok=False)
         assert task.stop_reason == "enough"
         assert not task.stopped_ok
     with Task(Context()) as task:
@@ -139,7 +139,7 @@ def test_a_negative_max_step_is_refused():
         lambda task: task.close(),
     ],
 )
-def test_a_task_is_not_changed_while_it_runs(change):
+def test_a_task_cannot_be_changed_while_it_runs(change):
     with Task(Context()) as task, pytest.raises(TaskStateError, match="while"):
         task.use(lambda ctx: change(task)).run()
 
@@ -153,7 +153,7 @@ def test_a_task_is_not_changed_while_it_runs(change):
         lambda task: task.wrap(nothing),
     ],
 )
-def test_a_closed_task_is_not_used(use):
+def test_a_closed_task_cannot_be_used(use):
     task = Task(Context(), name="trial")
     task.close()
     task.close()
@@ -161,7 +161,7 @@ def test_a_closed_task_is_not_used(use):
         use(task)
 
 
-def test_running_tells_whether_a_run_is_at_work():
+def test_running_is_true_during_a_run():
     with Task(Context()) as task:
         seen = []
         task.use(lambda ctx: seen.append(ctx.task.running)).run(max_step=1)
@@ -212,14 +212,14 @@ def test_labels_are_matched_by_globs():
     assert not task.match_labels([])
 
 
-def test_seeds_derive_from_the_runs_seed_and_the_place():
+def test_seeds_are_derived_from_the_seed_of_the_run_and_the_scope():
     task = Task(Context(), seed=3)
     assert task.seed == 3
     assert task.seed_for("collector", 0, 1) == derive_seed(3, "collector", 0, 1)
     assert task.seed_for("collector", 0, 1) != task.seed_for("collector", 0, 2)
 
 
-def test_set_up_runs_in_order_and_closing_in_reverse_members_of_groups_included():
+def test_middleware_and_members_of_groups_are_set_up_in_order_and_closed_in_reverse():
     tape = Tape()
     with Task(Context()) as task:
         group = task.serial(Part(tape, "b"), task.parallel(Part(tape, "c"), Part(tape, "d")))
@@ -240,7 +240,7 @@ def test_an_object_that_is_used_twice_is_set_up_and_closed_once():
     assert tape == ["setup a", "close a"]
 
 
-def test_what_is_used_between_runs_is_set_up_by_the_next_one():
+def test_middleware_added_between_runs_is_set_up_by_the_next_run():
     tape = Tape()
     with Task(Context()) as task:
         task.use(Part(tape, "a")).run(max_step=1)
@@ -256,7 +256,7 @@ def test_silent_middleware_is_not_set_up_but_closed():
     assert tape == ["setup learn", "close learn", "close silent"]
 
 
-def test_middleware_is_closed_also_when_nothing_was_run():
+def test_middleware_is_closed_even_if_nothing_was_run():
     tape = Tape()
     with Task(Context()) as task:
         task.use(Part(tape, "a"))
@@ -285,7 +285,7 @@ def test_a_failed_set_up_names_its_middleware_and_closes_all():
     assert tape == ["setup a", "setup b", "close c", "close b", "close a"]
 
 
-def test_all_are_closed_even_when_closing_fails_and_no_error_is_lost():
+def test_all_middleware_are_closed_even_if_closing_one_fails():
     tape = Tape()
     with (
         pytest.raises(ExceptionGroup, match="closing the task failed") as caught,
@@ -299,7 +299,7 @@ def test_all_are_closed_even_when_closing_fails_and_no_error_is_lost():
         Task(Context()).use(Part(tape, "a", fails=("close",))).close()
 
 
-def test_an_error_of_the_run_and_one_of_closing_leave_together():
+def test_an_error_of_the_run_and_one_of_closing_are_raised_together():
     tape = Tape()
 
     def fail(ctx):
@@ -310,14 +310,14 @@ def test_an_error_of_the_run_and_one_of_closing_leave_together():
     assert [type(error) for error in caught.value.exceptions] == [KeyError, Boom]
 
 
-def test_an_error_that_passes_the_with_leaves_as_it_is():
+def test_an_error_in_the_with_block_is_raised_unchanged():
     error = KeyError("outside of the run")
     with pytest.raises(KeyError) as caught, Task(Context()):
         raise error
     assert caught.value is error
 
 
-def test_the_chain_is_compiled_once_and_anew_when_it_changes():
+def test_the_chain_is_compiled_once_and_again_after_a_change():
     compiled = []
 
     def wrapper(mw):
@@ -366,7 +366,7 @@ def test_wrappers_are_set_up_first_and_closed_last():
     assert tape == ["setup w", "setup a", "close a", "close w"]
 
 
-def test_wrap_lets_a_middleware_call_another_and_take_it_back():
+def test_a_wrapped_middleware_can_be_called_forward_and_back():
     tape = Tape()
     with Task(Context()) as task:
         inner = task.wrap(tape.generator("inner"))
@@ -383,7 +383,7 @@ def test_wrap_lets_a_middleware_call_another_and_take_it_back():
     assert tape == ["inner", "within", "/inner", "inner", "by hand", "/inner"]
 
 
-def test_a_layer_that_no_one_takes_back_comes_back_at_the_end_of_the_step():
+def test_the_way_back_of_an_open_layer_runs_at_the_end_of_the_step():
     tape = Tape()
     with Task(Context()) as task:
         first, second = task.wrap(tape.generator("1")), task.wrap(tape.generator("2"))
@@ -426,7 +426,7 @@ def test_an_error_in_a_layers_way_back_is_thrown_into_the_other_layers():
     assert tape == ["outer", "!outer"]
 
 
-def test_what_is_wrapped_is_set_up_and_closed():
+def test_a_wrapped_middleware_is_set_up_and_closed():
     tape = Tape()
 
     class Owner:
@@ -442,12 +442,12 @@ def test_what_is_wrapped_is_set_up_and_closed():
     assert tape == ["setup early", "setup late", "close late", "close early"]
 
 
-def test_wrapping_what_is_no_middleware_is_refused_at_once():
+def test_wrapping_an_object_that_is_not_a_middleware_is_refused():
     with pytest.raises(MiddlewareError, match="it is a class"):
         Task(Context()).wrap(Part)
 
 
-def test_steps_can_be_made_by_hand():
+def test_a_step_can_be_run_by_hand():
     tape = Tape()
     with Task(OnlineRLContext()) as task:
         for _ in range(2):
@@ -459,7 +459,7 @@ def test_steps_can_be_made_by_hand():
     assert tape == ["a", 0, "b", "/b", "/a", "a", 1, "b", "/b", "/a"]
 
 
-def test_an_error_by_hand_is_thrown_into_what_is_open():
+def test_an_error_in_a_call_by_hand_is_thrown_into_open_layers():
     tape = Tape()
 
     def late(ctx):
@@ -479,7 +479,7 @@ def test_an_error_by_hand_is_thrown_into_what_is_open():
     assert tape == ["a", "!a"]
 
 
-def test_closing_runs_the_finally_blocks_of_what_is_open_by_hand():
+def test_closing_runs_the_finally_blocks_of_open_layers():
     tape = Tape()
 
     def careful(ctx):
@@ -624,7 +624,7 @@ def test_calls_by_hand_are_forgotten_when_their_step_is_over():
         assert threading.active_count() <= before + 2
 
 
-def test_a_call_by_hand_costs_as_much_in_a_late_step_as_in_the_first():
+def test_the_cost_of_a_call_by_hand_does_not_grow_with_the_steps():
     inner = functools.partial(nothing)
     counts = []
 
@@ -681,7 +681,7 @@ def test_stopping_the_task_ends_a_wait_in_another_branch_as_a_stop():
     assert tape == ["before", "/before"]
 
 
-def test_stopping_the_task_ends_a_wait_that_has_begun():
+def test_stopping_the_task_ends_a_wait_that_has_started():
     tape = Tape()
     with Task(Context()) as task:
         task.use(tape.generator("before")).use(stop_from_a_thread)
@@ -705,7 +705,7 @@ def test_a_wait_on_the_way_back_is_ended_and_the_others_are_resumed():
     assert tape == ["before", "/before"]
 
 
-def test_an_event_that_has_arrived_is_returned_though_the_task_is_stopped():
+def test_an_event_that_has_arrived_is_returned_even_if_the_task_is_stopped():
     def wait(ctx):
         ctx.task.on("reply", lambda: ctx.task.stop("enough"))
         threading.Timer(0.05, ctx.task.emit, ("reply",)).start()

@@ -1,4 +1,4 @@
-"""Timers and traces: wrappers that measure, and cost nothing when they are not used."""
+"""Timers and traces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def clock():
 
 
 def taking(clock, forward_s, back_s=None, *, name="part"):
-    """Return a middleware that takes so many seconds in each direction."""
+    """Return a middleware that takes the given seconds in each direction."""
 
     def function(ctx):
         clock.advance(forward_s)
@@ -70,20 +70,20 @@ def test_an_error_is_measured_too(clock):
     assert [(t.forward_s, t.back_s) for t in timer.timings] == [(1.0, 0.5), (0.0, 0.0)]
 
 
-def test_figures_go_on_over_several_runs_and_can_be_reset(clock):
+def test_times_add_up_over_several_runs_and_can_be_reset(clock):
     timer = StepTimer(clock=clock)
     part = taking(clock, 1.0)
     with Task(Context()) as task:
         task.use_wrapper(timer).use(part)
         task.run(max_step=1)
-        task.use(part).run(max_step=1)  # compiled anew; the same middleware in two places
+        task.use(part).run(max_step=1)  # compiled again; the same middleware twice
     (timing,) = timer.timings
     assert (timing.calls, timing.forward_s) == (3, 3.0)
     timer.reset()
     assert (timing.calls, timing.total_s, timing.mean_s) == (0, 0.0, 0.0)
 
 
-def test_middleware_of_one_name_are_told_apart(clock):
+def test_middleware_with_the_same_name_are_distinguished(clock):
     timer = StepTimer(clock=clock)
     with Task(Context()) as task:
         task.use_wrapper(timer).use(taking(clock, 1.0)).use(taking(clock, 2.0)).run(max_step=1)
@@ -152,7 +152,7 @@ def test_a_trace_names_its_process_and_threads(tmp_path):
     assert tids == {e["tid"] for e in events if e["name"] == "thread_name"}
 
 
-def test_a_trace_is_whole_json_after_each_flush(clock, tmp_path):
+def test_a_trace_is_complete_json_after_each_flush(clock, tmp_path):
     path = tmp_path / "trace.json"
     with TraceFile(path, clock=clock, flush_every=4) as trace:
         assert spans_of(path) == []
@@ -170,7 +170,7 @@ def test_a_trace_is_whole_json_after_each_flush(clock, tmp_path):
     assert len(spans_of(path)) == 5
 
 
-def test_a_trace_is_whole_json_after_an_error(clock, tmp_path):
+def test_a_trace_is_complete_json_after_an_error(clock, tmp_path):
     path = tmp_path / "trace.json"
     with pytest.raises(Boom), Task(Context()) as task:
         task.use_wrapper(TraceFile(path, clock=clock))
@@ -178,7 +178,7 @@ def test_a_trace_is_whole_json_after_an_error(clock, tmp_path):
     assert [span["name"] for span in spans_of(path)] == ["a", "fail", "a (back)"]
 
 
-def test_threads_write_one_trace(tmp_path):
+def test_several_threads_can_write_one_trace(tmp_path):
     path = tmp_path / "trace.json"
     with TraceFile(path, flush_every=7) as trace:
 

@@ -1,4 +1,4 @@
-"""What a type checker says to code that uses the pipeline."""
+"""The errors that a type checker finds in code that uses the pipeline."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def check(source: str, tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.process
-def test_a_strict_checker_knows_own_fields_and_finds_nothing_in_a_good_program(tmp_path):
+def test_a_strict_checker_knows_custom_fields_and_finds_no_error_in_a_correct_program(tmp_path):
     assert check(FINE, tmp_path) == []
 
 
