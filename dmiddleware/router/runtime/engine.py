@@ -138,7 +138,7 @@ class Engine:
         if self.fatal is not None:
             raise self.fatal
         raise DeliveryTimeout(
-            f"could not emit {event.name!r}: within {event.timeout_s:g} s there was no room at "
+            f"could not emit {event.name!r}: the outbox was full for {event.timeout_s:g} s at "
             f"{full}; emit less often, speed up the handler there, or declare the event with "
             'delivery="latest" or "lossy"'
         )
@@ -235,7 +235,7 @@ class Engine:
         """Wait until something may be due, which a frame that arrives can bring forward."""
         now = self.clock.now()
         due = (self.node.due_at(node_id) for node_id in self.node.peers)
-        # What is overdue has no open way, and is sent when there is one.
+        # Overdue frames have no open way, and are sent as soon as there is one.
         soon = [time for time in due if time is not None and time > now]
         self._next_tick = min([self._next_tick, *soon])
         while not self.closing and (left_s := self._next_tick - self.clock.now()) > 0:

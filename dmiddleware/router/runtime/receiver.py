@@ -24,7 +24,7 @@ Deliver: TypeAlias = Callable[[str, tuple[Any, ...], dict[str, Any]], None]
 """Takes an event's name and arguments. It may block; on EventQueueFull it is called again."""
 
 Offer: TypeAlias = Callable[[str, tuple[Any, ...], dict[str, Any]], bool]
-"""Takes an event without blocking, and returns False if there is no room for it now."""
+"""Takes an event without blocking, or returns False if it is out of room."""
 
 DecodedEvent: TypeAlias = tuple[str, tuple[Any, ...], dict[str, Any]]
 """An event's name and arguments."""

@@ -1,4 +1,4 @@
-"""Transports: they move requests and answers, and know nothing of what these say."""
+"""Transports: they move requests and replies, whatever these contain."""
 
 from dmiddleware.router.transport.interface import (
     Channel,

@@ -1,4 +1,4 @@
-"""The sockets that a router uses of itself: plain ones on one host, nng's between hosts."""
+"""The default transport: Unix-domain sockets on one host, nng between hosts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["SocketTransport"]
 class SocketTransport:
     """Plain Unix-domain sockets for ``ipc`` addresses, nng for ``tcp`` and ``tls+tcp``.
 
-    On one host nng takes four times as long for a request and its answer. It is used there too
-    where the system is not Linux.
+    On one host nng takes four times as long for a request and its reply. On systems other than
+    Linux it is used there too.
 
     Args:
         tls: certificates for ``tls+tcp`` addresses; None: such addresses are refused.
     """
 
     def __init__(self, *, tls: TlsFiles | None = None) -> None:
-        self._far: Transport = NngTransport(tls=tls)
-        self._near: Transport = UnixTransport() if sys.platform == "linux" else self._far
+        self._nng: Transport = NngTransport(tls=tls)
+        self._local: Transport = UnixTransport() if sys.platform == "linux" else self._nng
 
     def listen(
         self,
@@ -36,7 +36,7 @@ class SocketTransport:
         max_frame_bytes: int,
     ) -> Listener:
         """Listen on an address; see :class:`~dmiddleware.router.transport.interface.Transport`."""
-        return self._of(address).listen(
+        return self._for(address).listen(
             address, serve, on_disconnect=on_disconnect, max_frame_bytes=max_frame_bytes
         )
 
@@ -49,7 +49,7 @@ class SocketTransport:
         max_frame_bytes: int,
     ) -> Channel:
         """Connect to an address; see :class:`~dmiddleware.router.transport.interface.Transport`."""
-        return self._of(address).dial(
+        return self._for(address).dial(
             address,
             connect_timeout_s=connect_timeout_s,
             reply_timeout_s=reply_timeout_s,
@@ -57,11 +57,11 @@ class SocketTransport:
         )
 
     def covers_body(self, address: str) -> bool:
-        """Tell whether frames need all their bytes signed: on bare tcp only."""
-        return self._of(address).covers_body(address)
+        """Return whether frames need a MAC over all their bytes: on plain tcp only."""
+        return self._for(address).covers_body(address)
 
     def stage_arrays(self, arrays: Sequence[memoryview]) -> None:
-        """Tell that arrays have no place of their own here."""
+        """Return None: arrays cannot be staged."""
 
-    def _of(self, address: str) -> Transport:
-        return self._near if address.startswith("ipc://") else self._far
+    def _for(self, address: str) -> Transport:
+        return self._local if address.startswith("ipc://") else self._nng

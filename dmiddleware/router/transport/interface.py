@@ -58,7 +58,7 @@ class Channel(Protocol):
         """Make a request and wait for the reply; called by several threads at a time.
 
         Raises:
-            TransportError: if there was no reply by the channel's deadline, or the connection
+            TransportError: if no reply arrived by the channel's deadline, or the connection
                 broke.
         """
         ...

@@ -1,4 +1,7 @@
-"""The transport within one process: no socket, and a network that can be harmed on purpose."""
+"""The transport within one process: no sockets, and a network that tests can disturb on purpose.
+
+It runs a whole cluster in one test process, also under a simulated clock.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ Delay = Callable[[str, str], float]
 """Returns how many seconds a packet takes from one host to another."""
 
 Observer = Callable[[str, str, memoryview], None]
-"""Told of each packet that arrives: from where, to where, and what."""
+"""Called with the source, the target and the content of each packet that arrives."""
 
 
 def _at_once(source: str, target: str) -> float:
@@ -29,16 +32,16 @@ def _at_once(source: str, target: str) -> float:
 
 
 class MemoryNetwork:
-    """Connects the memory transports of one process, and can cut their links.
+    """Connects the memory transports of one process, and can cut the links between them.
 
-    Addresses are of the form ``memory://name``. Packets between the same two hosts overtake each
-    other when their delays differ, as on any network; a packet that meets a cut link waits until
-    the link is healed, and is lost at its request's deadline.
+    Addresses have the form ``memory://name``. Packets between the same two hosts overtake each
+    other if their delays differ, as on any network. A packet on a cut link waits until the link is
+    healed, and is lost at its request's deadline.
 
     Args:
         clock: times the delays and deadlines, and starts the threads.
-        delay_s: how long a packet takes; called for each one. None: no time.
-        observe: told of each packet that arrives. None: no one is.
+        delay_s: called for each packet; returns how long it takes. None: packets take no time.
+        observe: called for each packet that arrives. None: packets are not observed.
 
     Example:
         >>> network = MemoryNetwork()
@@ -76,20 +79,20 @@ class MemoryNetwork:
         self._cut: set[frozenset[str]] = set()
 
     def transport(self, host: str) -> MemoryTransport:
-        """Return the transport of one host, from which and to which links can be cut."""
+        """Return the transport of one host."""
         return MemoryTransport(self, host)
 
     def cut(self, one: str, other: str) -> None:
-        """Let nothing through between two hosts; neither of them is told."""
+        """Cut the link between two hosts; neither of them is notified."""
         with self.lock:
             now = self.clock.now()
             for packet in self._between(one, other):
-                # It is there, also if it is looked at later.
+                # It has arrived, even if it is looked at later.
                 packet.has_arrived = self.arrival(packet) <= now
             self._cut.add(frozenset((one, other)))
 
     def heal(self, one: str, other: str) -> None:
-        """Let packets through again, those included that have waited."""
+        """Heal the link between two hosts; waiting packets arrive."""
         with self.lock:
             if not self.is_cut(one, other):
                 return
@@ -101,18 +104,18 @@ class MemoryNetwork:
             self._wake()
 
     def disconnect(self, one: str, other: str) -> None:
-        """Break the connections between two hosts; both are told, and may dial anew."""
+        """Break the connections between two hosts; both are notified and may reconnect."""
         with self.lock:
             for channel in self._channels_of(one):
                 if other in (channel.source, channel.target):
                     channel.abort()
 
     def is_cut(self, one: str, other: str) -> bool:
-        """Tell whether the link between two hosts is cut."""
+        """Return whether the link between two hosts is cut."""
         return frozenset((one, other)) in self._cut
 
     def remove(self, host: str) -> None:
-        """Take a host away, as if its process were killed: its connections break."""
+        """Remove a host as if its process were killed: its connections break."""
         with self.lock:
             for address, listener in list(self.listeners.items()):
                 if listener.host == host:
@@ -122,17 +125,17 @@ class MemoryNetwork:
                 channel.abort()
 
     def transmit(self, source: str, target: str, raw: WireBytes, deadline: float) -> Packet:
-        """Return a packet that leaves now; called with the network's lock held."""
+        """Return a packet that is sent now; called with the network's lock held."""
         arrives = self.clock.now() + self._delay_s(source, target)
         return Packet(source, target, bytearray(bytes(raw)), arrives, deadline)
 
     def arrival(self, packet: Packet) -> float:
-        """Return when a packet arrives, as things stand: never, behind a link that is cut."""
-        is_held_up = self.is_cut(packet.source, packet.target) and not packet.has_arrived
-        return math.inf if is_held_up else packet.arrives
+        """Return when a packet arrives as things are now; infinity on a cut link."""
+        is_blocked = self.is_cut(packet.source, packet.target) and not packet.has_arrived
+        return math.inf if is_blocked else packet.arrives
 
     def arrived(self, packet: Packet) -> None:
-        """Tell the observer of a packet."""
+        """Show a packet to the observer."""
         if self._observe is not None:
             self._observe(packet.source, packet.target, memoryview(packet.content))
 
@@ -144,19 +147,19 @@ class MemoryNetwork:
         ]
 
     def _between(self, one: str, other: str) -> list[Packet]:
-        """Return the packets between two hosts that nobody has taken yet."""
+        """Return the packets between two hosts that have not been processed yet."""
         requests = [
             request.packet for listener in self.listeners.values() for request in listener.arriving
         ]
-        answers = [
-            request.answer
+        responses = [
+            request.response
             for channel in self.channels.values()
             for request in channel.pending
-            if request.answer is not None
+            if request.response is not None
         ]
         return [
             packet
-            for packet in requests + answers
+            for packet in requests + responses
             if {packet.source, packet.target} == {one, other}
         ]
 
@@ -169,11 +172,11 @@ class MemoryNetwork:
 
 
 class MemoryTransport:
-    """One host's access to a :class:`MemoryNetwork`.
+    """The transport of one host of a :class:`MemoryNetwork`.
 
     Args:
-        network: what it connects to.
-        host: its name there.
+        network: the network.
+        host: the host's name.
     """
 
     def __init__(self, network: MemoryNetwork, host: str) -> None:
@@ -191,12 +194,14 @@ class MemoryTransport:
         """Listen on an address.
 
         Raises:
-            TransportError: if someone listens there already.
+            TransportError: if the address already has a listener.
         """
         network = self._network
         with network.lock:
             if address in network.listeners:
-                raise TransportError(f"could not listen on {address}: it is in use")
+                raise TransportError(
+                    f"could not listen on {address}: it already has a listener, close it first"
+                )
             listener = MemoryListener(
                 network, self._host, address, serve, on_disconnect, max_frame_bytes
             )
@@ -216,7 +221,7 @@ class MemoryTransport:
         """Connect to an address.
 
         Raises:
-            TransportError: if nobody listens there within ``connect_timeout_s``.
+            TransportError: if the address has no listener within ``connect_timeout_s``.
         """
         network = self._network
 
@@ -227,7 +232,7 @@ class MemoryTransport:
         with network.lock:
             if not network.clock.wait_for(network.listening, is_reachable, connect_timeout_s):
                 raise TransportError(
-                    f"could not dial {address}: nobody answered within {connect_timeout_s:g} s"
+                    f"could not dial {address}: no connection within {connect_timeout_s:g} s"
                 )
             listener = network.listeners[address]
             channel = MemoryChannel(network, self._host, listener, reply_timeout_s, max_frame_bytes)
@@ -235,11 +240,11 @@ class MemoryTransport:
             return channel
 
     def covers_body(self, address: str) -> bool:
-        """Tell that frames need not have all their bytes signed: they never leave the process."""
+        """Return False: frames never leave the process."""
         return False
 
     def stage_arrays(self, arrays: Sequence[memoryview]) -> None:
-        """Tell that arrays have no host of their own here."""
+        """Return None: arrays cannot be staged."""
 
 
 _WORKERS: Final = 4
@@ -248,15 +253,15 @@ _JOIN_S: Final = 5.0
 
 @dataclass(eq=False, slots=True)
 class Packet:
-    """Bytes on their way from one host to another.
+    """Bytes on the way from one host to another.
 
     Attributes:
-        source: where it comes from.
-        target: where it goes.
+        source: the sending host.
+        target: the receiving host.
         content: the bytes.
-        arrives: when it arrives, if its link is not cut then.
-        deadline: when it is lost, if its link is cut until then.
-        has_arrived: whether it was there before its link was cut.
+        arrives: when it arrives, unless its link is cut then.
+        deadline: when it is lost, if its link is still cut then.
+        has_arrived: whether it arrived before its link was cut.
     """
 
     source: str
@@ -269,23 +274,23 @@ class Packet:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A request, and its answer once there is one.
+    """A request, and its reply once there is one.
 
     Attributes:
-        channel: what it was made on.
+        channel: the channel that it was made on.
         packet: the request itself.
-        is_answered: whether the listener has answered it.
-        answer: on its way back.
+        has_reply: whether the listener has replied.
+        response: the packet with the reply.
     """
 
     channel: MemoryChannel
     packet: Packet
-    is_answered: bool = False
-    answer: Packet | None = None
+    has_reply: bool = False
+    response: Packet | None = None
 
 
 class MemoryListener:
-    """An address, and the threads that take what comes to it."""
+    """An address, and the threads that serve its requests."""
 
     def __init__(
         self,
@@ -320,12 +325,12 @@ class MemoryListener:
             self._start_one()
 
     def send(self, request: Request) -> None:
-        """Let a request come; called with the network's lock held."""
+        """Send a request to this listener; called with the network's lock held."""
         self.arriving.append(request)
         self.changed.notify_all()
 
     def shut(self) -> None:
-        """Take no more requests, and break all connections; called with the network's lock held."""
+        """Accept no more requests, break all connections; called with the network's lock held."""
         self._closed = True
         self.changed.notify_all()
         self._turn.notify_all()
@@ -334,9 +339,9 @@ class MemoryListener:
                 channel.abort()
 
     def drop_channel(self, channel: MemoryChannel) -> None:
-        """Lose a connection, and what has not arrived over it; called as :meth:`shut` is.
+        """Drop a connection and what has not arrived over it; called as :meth:`shut` is.
 
-        Who listens is told, unless the link is cut: then it finds out by itself.
+        The listener is notified unless the link is cut: then it has to find out by heartbeats.
         """
         now = self._network.clock.now()
         self.arriving = [
@@ -372,7 +377,7 @@ class MemoryListener:
                     functools.partial(channel.reply, request),
                 )
             except Exception:
-                # A defect is to be seen, and to harm this connection alone.
+                # A defect must be visible, and must break only this connection.
                 with self._network.lock:
                     channel.abort()
                 self._start_one()
@@ -382,7 +387,7 @@ class MemoryListener:
         """Wait for the next request that arrives; None when the listener is closed."""
         network = self._network
         with network.lock:
-            # One thread waits for what comes next, the others for its host.
+            # One thread watches for the next request, the others for their turn to watch.
             network.clock.wait_for(self._turn, lambda: self._closed or not self._has_watcher, None)
             self._has_watcher = True
             try:
@@ -396,7 +401,7 @@ class MemoryListener:
                 self._turn.notify()
 
     def _await_arrival(self) -> Request | None:
-        """Wait until something arrives or may do so earlier, and return it if it is accepted."""
+        """Wait until a request arrives and return it, or None if an earlier arrival is possible."""
         network = self._network
         arrives = self._next_arrival()
         if (left_s := arrives - network.clock.now()) > 0:
@@ -445,10 +450,10 @@ class MemoryChannel:
         self._closed = False
 
     def request(self, raw: WireBytes) -> memoryview:
-        """Make a request and wait for its answer.
+        """Make a request and wait for its reply.
 
         Raises:
-            TransportError: if there was no answer by the channel's deadline, or the connection
+            TransportError: if no reply arrived by the channel's deadline, or the connection
                 broke.
         """
         with self._network.lock:
@@ -470,30 +475,30 @@ class MemoryChannel:
         with self._network.lock:
             if self._closed:
                 error = self._closed_error()
-                clock.spawn(lambda: on_reply(error), name="router-answers")
+                clock.spawn(lambda: on_reply(error), name="router-replies")
                 return
             if self._thread is None:
-                self._thread = clock.spawn(self._run_callbacks, name="router-answers")
+                self._thread = clock.spawn(self._run_callbacks, name="router-replies")
             self._transmit(raw, on_reply)
             self.changed.notify_all()
 
-    def reply(self, request: Request, answer: WireBytes | None) -> None:
-        """Answer a request, on the listener's side; only the first answer counts."""
+    def reply(self, request: Request, response: WireBytes | None) -> None:
+        """Reply to a request, on the listener's side; only the first reply counts."""
         network = self._network
         with network.lock:
-            if request.is_answered:
+            if request.has_reply:
                 return
-            request.is_answered = True
-            if answer is None:
+            request.has_reply = True
+            if response is None:
                 self.abort()
             elif request in self.pending:
-                request.answer = network.transmit(
-                    self.target, self.source, answer, request.packet.deadline
+                request.response = network.transmit(
+                    self.target, self.source, response, request.packet.deadline
                 )
                 self.changed.notify_all()
 
     def close(self) -> None:
-        """Close the connection; requests under way fail at once."""
+        """Close the connection; pending requests fail at once."""
         with self._network.lock:
             self.abort()
         if self._thread is not None and not self._thread.is_current():
@@ -517,12 +522,12 @@ class MemoryChannel:
         return request
 
     def _run_callbacks(self) -> None:
-        while (told := self._next_outcome()) is not None:
-            on_reply, outcome = told
+        while (finished := self._next_outcome()) is not None:
+            on_reply, outcome = finished
             on_reply(outcome)
 
     def _next_outcome(self) -> tuple[OnReply, memoryview | TransportError] | None:
-        """Wait for the next answer to what was sent; None when all are told and this is closed."""
+        """Wait for the next outcome of a sent request; None once closed and none is left."""
         with self._network.lock:
             while True:
                 for request, on_reply in self.pending.items():
@@ -534,44 +539,44 @@ class MemoryChannel:
                 self._wait_for_change(self._sent)
 
     def _sent(self) -> list[Request]:
-        return [request for request, told in self.pending.items() if told is not None]
+        return [request for request, on_reply in self.pending.items() if on_reply is not None]
 
     def _outcome(self, request: Request) -> memoryview | TransportError | None:
-        """Return what has become of a request; None if it is under way."""
+        """Return the outcome of a request; None while it is pending."""
         now = self._network.clock.now()
-        answer = request.answer
-        if answer is not None and not self._closed and self._network.arrival(answer) <= now:
-            if len(answer.content) > self._max_frame_bytes:
+        response = request.response
+        if response is not None and not self._closed and self._network.arrival(response) <= now:
+            if len(response.content) > self._max_frame_bytes:
                 self.abort()
             else:
-                self._network.arrived(answer)
-                return memoryview(answer.content)
+                self._network.arrived(response)
+                return memoryview(response.content)
         if self._closed:
             return self._closed_error()
         if request.packet.deadline <= now:
             return TransportError(
-                f"{self.listener.address} gave no answer within {self._reply_timeout_s:g} s"
+                f"no reply from {self.listener.address} within {self._reply_timeout_s:g} s"
             )
         return None
 
     def _wait_for_change(self, requests: Callable[[], list[Request]]) -> None:
-        """Wait until something has become of one of the requests, or may do so earlier."""
-        clock, until = self._network.clock, self._decided_at(requests())
+        """Wait until one of the requests has an outcome, or may have one earlier."""
+        clock, until = self._network.clock, self._next_change_at(requests())
         clock.wait_for(
             self.changed,
-            lambda: self._closed or self._decided_at(requests()) < until,
+            lambda: self._closed or self._next_change_at(requests()) < until,
             None if until == math.inf else until - clock.now(),
         )
 
-    def _decided_at(self, requests: list[Request]) -> float:
-        """Return when the first of the requests is answered or too late, as things stand."""
+    def _next_change_at(self, requests: list[Request]) -> float:
+        """Return when the first of the requests gets a reply or expires, as things are now."""
         times = [request.packet.deadline for request in requests]
         times += [
-            self._network.arrival(request.answer)
+            self._network.arrival(request.response)
             for request in requests
-            if request.answer is not None
+            if request.response is not None
         ]
         return min(times, default=math.inf)
 
     def _closed_error(self) -> TransportError:
-        return TransportError(f"the connection to {self.listener.address} is closed or broke")
+        return TransportError(f"the connection to {self.listener.address} is closed or broken")

@@ -1,4 +1,8 @@
-"""Requests and answers over nng: Req0 and Rep0 with contexts, on ipc, tcp and tls+tcp."""
+"""Requests and replies over nng: Req0 and Rep0 with contexts, on ipc, tcp and tls+tcp.
+
+pynng's own contexts block while sending, and take about sixteen calls for a request and its reply.
+:class:`Context` uses nng's functions directly, which pynng exposes, and reuses what it can.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ __all__ = ["NngTransport", "TlsFiles"]
 _logger = logging.getLogger(__name__)
 
 _THREADS: Final = 4
-"""Requests are taken by so many threads at a time; they may wait for their answers meanwhile."""
+"""How many threads accept requests; any number of requests may wait for their replies."""
 
 _JOIN_S: Final = 5.0
 
@@ -74,22 +78,24 @@ class NngTransport:
         )
 
     def covers_body(self, address: str) -> bool:
-        """Tell whether frames need all their bytes signed: on bare tcp only."""
+        """Return whether frames need a MAC over all their bytes: on plain tcp only."""
         return address.startswith("tcp://")
 
     def stage_arrays(self, arrays: Sequence[memoryview]) -> None:
-        """Tell that arrays have no place of their own here."""
+        """Return None: arrays cannot be staged."""
 
     def _tls_for(self, address: str) -> TlsFiles | None:
         if not address.startswith("tls+tcp://"):
             return None
         if self._tls is None:
-            raise TransportError(f"{address} needs certificates; give TlsFiles to the transport")
+            raise TransportError(
+                f"{address} needs certificates; pass tls=TlsFiles(…) to the transport"
+            )
         return self._tls
 
 
 class NngListener:
-    """A Rep0 socket; each request that waits for its answer has a context of its own."""
+    """A Rep0 socket with one context for each request that waits for its reply."""
 
     def __init__(
         self,
@@ -112,7 +118,7 @@ class NngListener:
                 _bound(self._socket, max_frame_bytes)
                 if tls is not None:
                     self._socket.tls_config = tls.config(listens=True)
-                # The callback runs on nng's thread: it may only take note.
+                # The callback runs on nng's thread, and must return at once.
                 self._socket.add_post_pipe_remove_cb(lambda pipe: on_disconnect(pipe.id))
                 listener = self._socket.listen(address)
             except BaseException:
@@ -128,7 +134,7 @@ class NngListener:
 
     @property
     def address(self) -> str:
-        """Where others can dial; port 0 has become a real one."""
+        """Where others can dial; port 0 is replaced by the real one."""
         return self._address
 
     def close(self) -> None:
@@ -155,8 +161,8 @@ class NngListener:
         try:
             self._serve(raw, pynng.lib.nng_pipe_id(pipe), reply)
         except Exception:
-            # Whoever can make one request fail must not take the others' service away.
-            _logger.exception("a request could not be served; its connection is closed")
+            # A request that makes the handler fail must not affect other requests.
+            _logger.exception("closed a connection, handling its request failed")
             reply(None)
 
     def _free_context(self) -> Context:
@@ -171,19 +177,19 @@ class NngListener:
             return context
 
     def answer(self, context: Context, pipe: Any, raw: WireBytes | None) -> None:
-        """Answer the request that a context has taken."""
+        """Reply to the request that a context has received."""
         if raw is None:
-            # The pipe may be gone already; nng says so, and nothing is left to do.
+            # If the pipe is already closed, nng reports that and nothing is left to do.
             pynng.lib.nng_pipe_close(pipe)
         else:
-            # Whoever is gone does not get its answer; it will ask again if it lives.
+            # If the dialer is gone, the reply is dropped; a live one will ask again.
             with contextlib.suppress(pynng.NNGException):
                 context.send(raw)
         self._idle.append(context)
 
 
 class _Reply:
-    """Answers one request, once."""
+    """Replies to one request, once."""
 
     __slots__ = ("_context", "_listener", "_pipe")
 
@@ -199,7 +205,7 @@ class _Reply:
 
 
 class NngChannel:
-    """A Req0 socket; each request under way has a context of its own."""
+    """A Req0 socket with one context for each pending request."""
 
     def __init__(
         self,
@@ -214,13 +220,13 @@ class NngChannel:
         self._changed = threading.Condition()
         self._gate = Gate()
         self._idle: list[Context] = []
-        self._asked: deque[tuple[Context, OnReply]] = deque()
+        self._sent: deque[tuple[Context, OnReply]] = deque()
         self._readers: list[threading.Thread] = []
         self._idle_readers = 0
-        self._under_way = 0
+        self._n_pending = 0
         self._closed = False
         with _translated(f"dial {address}"):
-            # nng itself never repeats a request: a repeated one could be taken twice.
+            # nng must not resend requests, because the listener could process one twice.
             self._socket = pynng.Req0(resend_time=-1, recv_timeout=int(reply_timeout_s * 1000))
             try:
                 _bound(self._socket, max_frame_bytes)
@@ -233,11 +239,11 @@ class NngChannel:
                 raise
 
     def request(self, raw: WireBytes) -> memoryview:
-        """Make a request and wait for its answer."""
+        """Make a request and wait for the reply."""
         return self._await(self._begin(raw))
 
     def send(self, raw: WireBytes, on_reply: OnReply) -> None:
-        """Make a request without waiting; ``on_reply`` is told what became of it."""
+        """Make a request without waiting; ``on_reply`` is called with the outcome."""
         try:
             context = self._begin(raw)
         except TransportError as error:
@@ -245,10 +251,10 @@ class NngChannel:
             return
         with self._changed:
             if not self._closed:
-                self._asked.append((context, on_reply))
-                if len(self._asked) <= self._idle_readers:
+                self._sent.append((context, on_reply))
+                if len(self._sent) <= self._idle_readers:
                     self._changed.notify()
-                elif len(self._asked) > 1 or threading.current_thread() not in self._readers:
+                elif len(self._sent) > 1 or threading.current_thread() not in self._readers:
                     # A reader that makes a request will wait for its answer itself.
                     self._start_reader()
                 return
@@ -256,7 +262,7 @@ class NngChannel:
         run_callback_in_thread(on_reply, self._closed_error())
 
     def close(self) -> None:
-        """Close the connection; requests under way fail at once."""
+        """Close the connection; pending requests fail at once."""
         with self._changed:
             if self._closed:
                 return
@@ -269,12 +275,12 @@ class NngChannel:
             if reader is not threading.current_thread():
                 reader.join(_JOIN_S)
         with self._changed:
-            self._changed.wait_for(lambda: not self._under_way, _JOIN_S)
+            self._changed.wait_for(lambda: not self._n_pending, _JOIN_S)
             for context in self._idle:
                 context.close()
 
     def _start_reader(self) -> None:
-        # As many as requests are under way at a time: an answer must not wait for an older one.
+        # As many as there are pending requests: no reply may wait for an older one.
         name = f"router-read-{len(self._readers)}-{self._address}"
         reader = threading.Thread(target=self._read, name=name, daemon=True)
         reader.start()
@@ -284,11 +290,11 @@ class NngChannel:
         while True:
             with self._changed:
                 self._idle_readers += 1
-                self._changed.wait_for(lambda: self._asked or self._closed)
+                self._changed.wait_for(lambda: self._sent or self._closed)
                 self._idle_readers -= 1
-                if not self._asked:
+                if not self._sent:
                     return
-                context, on_reply = self._asked.popleft()
+                context, on_reply = self._sent.popleft()
             try:
                 answer: memoryview | TransportError = self._await(context)
             except TransportError as error:
@@ -296,37 +302,37 @@ class NngChannel:
             run_callback(on_reply, answer)
 
     def _begin(self, raw: WireBytes) -> Context:
-        with _translated(f"ask {self._address}"):
+        with _translated(f"send a request to {self._address}"):
             context = self._borrow()
-            begun = False
+            sent = False
             try:
                 context.send(raw)
-                begun = True
+                sent = True
                 return context
             finally:
-                if not begun:
+                if not sent:
                     self._give_back(context, reusable=False)
 
     def _await(self, context: Context) -> memoryview:
         answer: memoryview | None = None
         try:
-            with _translated(f"ask {self._address}"):
+            with _translated(f"send a request to {self._address}"):
                 answer = context.receive()
                 return answer
         finally:
-            # Without an answer it may still await one, which no other request may get.
+            # Without a reply the context may still receive one, meant for no other request.
             self._give_back(context, reusable=answer is not None)
 
     def _connect(self, address: str, timeout_s: float) -> None:
-        # A blocking dial has no deadline: where packets vanish it would last for minutes.
+        # A blocking dial has no deadline, and lasts minutes if packets are dropped.
         connected = threading.Event()
         self._socket.add_post_pipe_connect_cb(lambda _: connected.set())
         self._socket.dial(address, block=False)
         if not connected.wait(timeout_s):
-            raise _nobody(address, timeout_s)
+            raise _no_connection(address, timeout_s)
 
     def _connect_secured(self, address: str, timeout_s: float, tls: TlsFiles) -> None:
-        # Only a blocking dial tells that certificates do not fit; closing the socket ends it.
+        # Only a blocking dial reports bad certificates; closing the socket ends it.
         self._socket.tls_config = tls.config(listens=False)
         failures: list[pynng.NNGException] = []
 
@@ -340,7 +346,7 @@ class NngChannel:
         dialing.start()
         dialing.join(timeout_s)
         if dialing.is_alive():
-            raise _nobody(address, timeout_s)
+            raise _no_connection(address, timeout_s)
         if failures:
             if isinstance(failures[0], pynng.CryptoError):
                 tls.check(address, timeout_s=timeout_s / 2)
@@ -351,7 +357,7 @@ class NngChannel:
             if self._closed:
                 raise self._closed_error()
             context = self._idle.pop() if self._idle else Context(self._socket, self._gate)
-            self._under_way += 1
+            self._n_pending += 1
             return context
 
     def _closed_error(self) -> TransportError:
@@ -359,9 +365,9 @@ class NngChannel:
 
     def _give_back(self, context: Context, *, reusable: bool) -> None:
         with self._changed:
-            self._under_way -= 1
+            self._n_pending -= 1
             if reusable or self._closed:
-                # Once the socket closes, contexts are closed after it, and by one thread.
+                # Once the socket is closed, one thread closes all contexts.
                 self._idle.append(context)
             else:
                 context.close()
@@ -369,15 +375,19 @@ class NngChannel:
                 self._changed.notify_all()
 
 
-def _nobody(address: str, timeout_s: float) -> TransportError:
-    return TransportError(f"could not dial {address}: nobody answered within {timeout_s:g} s")
+def _no_connection(address: str, timeout_s: float) -> TransportError:
+    return TransportError(
+        f"could not dial {address}: no connection within {timeout_s:g} s; check the address, and "
+        "that the peer is running"
+    )
 
 
 def _bound(socket: pynng.Socket, max_frame_bytes: int) -> None:
     socket.recv_max_size = max_frame_bytes
     if socket.recv_max_size != max_frame_bytes:
         raise TransportError(
-            f"nng did not take the bound of {max_frame_bytes} bytes, it says {socket.recv_max_size}"
+            f"nng limits frames to {socket.recv_max_size} bytes instead of {max_frame_bytes}; "
+            "choose another max_frame_bytes"
         )
 
 
@@ -390,25 +400,25 @@ def _real_address(address: str, listener: Any) -> str:
 
 @contextlib.contextmanager
 def _translated(doing: str) -> Iterator[None]:
-    """Turn nng's errors into the router's."""
+    """Raise nng's errors as transport errors."""
     try:
         yield
     except pynng.Timeout as error:
-        raise TransportError(f"could not {doing}: no answer in time") from error
+        raise TransportError(f"could not {doing}: no reply in time") from error
     except pynng.NNGException as error:
         raise TransportError(f"could not {doing}: {error}") from error
 
 
 _COPY_BYTES: Final = 16 * 1024
-"""Shorter messages are copied, and freed at once."""
+"""Shorter messages are copied and freed at once."""
 
 _ffi, _lib = pynng.ffi, pynng.lib
 
 
 class Gate:
-    """Lets threads use a socket until it is closed, which waits for those that are at it.
+    """Lets threads use a socket until it is closed; closing waits for the threads inside.
 
-    nng 1.11 aborts the process when one of its calls uses a context whose socket another closes.
+    nng 1.11 aborts the process if one thread uses a context while another closes its socket.
     """
 
     def __init__(self) -> None:
@@ -429,7 +439,7 @@ class Gate:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Let no one in, and wait until all are out."""
+        """Admit no more threads, and wait until those inside have left."""
         with self._changed:
             self._closed = True
             self._changed.wait_for(lambda: not self._inside, _JOIN_S)
@@ -439,8 +449,8 @@ class Context:
     """A context of a Req0 or Rep0 socket, used by one thread at a time.
 
     Args:
-        socket: whose; it gives its timeouts to the context.
-        gate: of the socket.
+        socket: the socket, whose timeouts the context inherits.
+        gate: the socket's gate.
 
     Raises:
         Closed: if the gate is closed; so do the other methods.
@@ -457,16 +467,15 @@ class Context:
 
     @property
     def is_sending(self) -> bool:
-        """Whether what was sent last has not gone out yet."""
+        """Whether the last message is still being sent."""
         return bool(_lib.nng_aio_busy(self._sending))
 
     def send(self, content: WireBytes) -> None:
-        """Begin to send a message, without waiting until it has gone out.
+        """Start sending a message, without waiting until it is sent.
 
-        Each byte of a large one is copied once.
+        Each byte of a large message is copied once.
         """
-        # All of it within the gate: an answer may come when its listener is closed, and the
-        # operation is freed.
+        # All of it inside the gate: otherwise closing the listener may free the operation.
         with self._gate:
             self._settle()
             _lib.nng_aio_set_msg(self._sending, _message(content))
@@ -476,35 +485,35 @@ class Context:
         """Wait for a message.
 
         Returns:
-            Its bytes, valid as long as a view of them lives.
+            Its bytes, valid while a view of them is alive.
 
         Raises:
-            NNGException: if there was none in the socket's time, or the socket was closed.
+            NNGException: if none arrived within the socket's timeout, or the socket was closed.
         """
         return _view(self._receive())
 
     def receive_with_pipe(self) -> tuple[memoryview, Any]:
-        """Wait for a message, and tell which connection it came over, too."""
+        """Wait for a message; return it and the pipe that it arrived on."""
         message = self._receive()
         pipe = _lib.nng_msg_get_pipe(message)
         return _view(message), pipe
 
     def close(self) -> None:
-        """Close the context; twice is fine.
+        """Close the context; may be called twice.
 
-        After its socket, or beside it by no other thread: nng aborts the process otherwise.
+        No other thread may close the socket at the same time, or nng aborts the process.
         """
         if self._closed:
             return
         self._closed = True
-        # With its socket nng has closed it already.
+        # If the socket is closed, nng has already closed the context.
         _lib.nng_ctx_close(self._context[0])
         self._settle()
         _lib.nng_aio_free(self._sending)
         _lib.nng_aio_free(self._receiving)
 
     def _receive(self) -> Any:
-        # Waiting is a call of its own: nng_ctx_recvmsg would be in the context all the time.
+        # Waiting is a separate call: nng_ctx_recvmsg would use the context all the time.
         with self._gate:
             _lib.nng_ctx_recv(self._context[0], self._receiving)
         _lib.nng_aio_wait(self._receiving)
@@ -512,9 +521,9 @@ class Context:
         return _lib.nng_aio_get_msg(self._receiving)
 
     def _settle(self) -> None:
-        """Take back what was sent last, if it never went out."""
-        # An answer may be here before nng has noted that its request went out. Were the operation
-        # begun again then, nng would count it as under way for good.
+        """Free the last message if it was never sent."""
+        # A reply may arrive before nng has recorded that its request was sent. If the operation
+        # were reused before that, nng would consider it pending forever.
         _lib.nng_aio_wait(self._sending)
         if _lib.nng_aio_result(self._sending):
             message = _lib.nng_aio_get_msg(self._sending)
@@ -530,11 +539,11 @@ def _new_operation() -> Any:
 
 
 def _message(content: WireBytes) -> Any:
-    """Copy content into a new message of nng's."""
+    """Copy content into a new nng message."""
     size = len(content)
     made = _ffi.new("nng_msg **")
     if _lib.nng_msg_alloc(made, size):
-        raise MemoryError(f"no memory for a message of {size} bytes")
+        raise MemoryError(f"could not allocate {size} bytes for a message")
     message = made[0]
     if size < _COPY_BYTES:
         _ffi.memmove(_lib.nng_msg_body(message), bytes(content), size)
@@ -544,7 +553,7 @@ def _message(content: WireBytes) -> Any:
 
 
 def _view(message: Any) -> memoryview:
-    """Return a message's memory, valid as long as a view of it lives; a copy if it is small."""
+    """Return a message's memory, valid while a view of it is alive; a copy if it is small."""
     size = _lib.nng_msg_len(message)
     buffer = _ffi.buffer(_lib.nng_msg_body(message), size)
     if size < _COPY_BYTES:

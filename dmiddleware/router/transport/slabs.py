@@ -1,23 +1,23 @@
-"""Slabs: files in memory that one process fills and another one reads, without a copy between.
+"""Slabs: files in memory that one process fills and another reads, without a copy in between.
 
 ::
 
     offset  size  field
          0     8  magic "DMWSLAB1"
-         8    16  token of this use; who reads must know it
+         8    16  token of this use, which the reader must know
         24     1  state: 0 free, 1 filled, 2 taken
         64     …  content
 
-The one who made a slab fills it when it is free. The reader takes it once, and when nothing refers
-to its content any longer, it is free again. A slab whose reader is gone is abandoned: its file is
-removed, and its memory is freed when nobody has it mapped.
+The owner fills a free slab. The reader takes it once, and when nothing refers to its content any
+longer, the slab is free again. If the reader is gone, the slab is abandoned: its file is removed,
+and its memory is freed once no process has it mapped.
 
-Arrays can be staged into a slab before it is known what goes around them. What is sent later as a
-frame with these arrays, and nothing else that is large, goes out without another copy: the frame's
-head is written before the arrays, where room was left for it.
+Arrays can be staged in a slab before the frame around them is known. A frame that is later sent
+with these arrays, and nothing else that is large, needs no further copy: its head is written into
+the space that is reserved before the arrays.
 
-Files are allocated in full before they are used, so that a full file system is an error where the
-slab is made, and never a signal where it is touched.
+Files are allocated in full before they are used, so a full file system is an error where a slab is
+created, and never a SIGBUS where it is accessed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _TOKEN_BYTES: Final = 16
 _STATE: Final = 24
 _CONTENT: Final = 64
 _ARRAYS: Final = 4096
-"""Where arrays are staged; before them there is room for a frame's head."""
+"""Offset of staged arrays; the space before them is for a frame's head."""
 
 _FREE, _FILLED, _TAKEN = 0, 1, 2
 
@@ -72,7 +72,7 @@ _TICKET: Final = struct.Struct(f"<{_TOKEN_BYTES}sQQ")
 
 
 def sweep(directory: Path) -> int:
-    """Remove the slabs of processes that are dead; returns how many there were."""
+    """Remove the slabs of dead processes; return how many there were."""
     count = 0
     for path in directory.iterdir():
         named = _NAME.fullmatch(path.name)
@@ -83,7 +83,7 @@ def sweep(directory: Path) -> int:
 
 
 class _Slab:
-    """A slab that this process made."""
+    """A slab that this process has created."""
 
     __slots__ = ("capacity", "filled_at", "memory", "path", "reader", "staged", "token")
 
@@ -107,7 +107,7 @@ class _Slab:
     def remove(self) -> None:
         with contextlib.suppress(OSError):
             self.path.unlink()
-        # While it is being filled it cannot be closed; it goes with the last reference then.
+        # While it is being filled it cannot be closed; the last reference frees it.
         with contextlib.suppress(BufferError):
             self.memory.close()
 
@@ -116,9 +116,9 @@ class SlabPool:
     """The slabs that this process fills.
 
     Args:
-        directory: where their files are; only this user may enter it.
-        max_bytes: how much memory they may have together.
-        now: returns seconds that do not go back.
+        directory: folder of their files, which only this user may enter.
+        max_bytes: how much memory they may use in all.
+        now: returns monotonic seconds.
     """
 
     def __init__(
@@ -131,11 +131,11 @@ class SlabPool:
         self._slabs: dict[str, _Slab] = {}
         self._secret = secrets.token_bytes(32)
         self._n_uses = 0
-        self._complained = False
+        self._warned = False
 
     @property
     def n_bytes(self) -> int:
-        """How much memory the slabs have."""
+        """How much memory the slabs use."""
         with self._lock:
             return sum(slab.capacity for slab in self._slabs.values())
 
@@ -143,19 +143,19 @@ class SlabPool:
         """Put content into a free slab.
 
         Args:
-            content: what to pass on; it is copied.
-            reader: a number of whom it is for; see :meth:`abandon`.
+            content: the content, which is copied.
+            reader: number of the reader, for :meth:`abandon`.
 
         Returns:
-            A ticket, with which :meth:`SlabReader.take` gets the content; None if there is no
-            memory for it.
+            A ticket, for which :meth:`SlabReader.take` returns the content; None if there is not
+            enough memory.
         """
         with self._lock:
             slab = self._find(_CONTENT + len(content))
             if slab is None:
                 return None
-            # From here on it is nobody else's.
-            self._hand_to(slab, reader)
+            # From here on no other thread uses it.
+            self._assign(slab, reader)
         try:
             write_into(memoryview(slab.memory)[_CONTENT:], content)
         except ValueError:  # abandoned in the meantime
@@ -163,14 +163,14 @@ class SlabPool:
         return _ticket(slab, _CONTENT, len(content))
 
     def stage_arrays(self, arrays: Sequence[memoryview]) -> list[memoryview] | None:
-        """Copy arrays into a slab, one behind the other, as they will lie in a frame.
+        """Copy arrays into a slab, one behind the other, aligned as in a frame.
 
         Args:
-            arrays: bytes.
+            arrays: the arrays' bytes.
 
         Returns:
-            Where they are now, for :meth:`complete`; the slab is theirs while one of them is alive.
-            None if there is no memory for them.
+            The copies, for :meth:`complete`; the slab is reserved while one of them is alive. None
+            if there is not enough memory.
         """
         starts, end = [], _ARRAYS
         for array in arrays:
@@ -183,68 +183,68 @@ class SlabPool:
             whole = np.frombuffer(slab.memory, np.uint8).view(_StagedSlab)
             whole.slab, whole.n_arrays = slab, len(arrays)
             slab.staged = weakref.ref(whole)
-        place = _ARRAYS
+        offset = _ARRAYS
         for start, array in zip(starts, arrays, strict=True):
-            whole[place:start] = 0
-            place = start + len(array)
-            whole[start:place] = np.frombuffer(array, np.uint8)
+            whole[offset:start] = 0
+            offset = start + len(array)
+            whole[start:offset] = np.frombuffer(array, np.uint8)
         return [
             whole.data[start : start + len(array)]
             for start, array in zip(starts, arrays, strict=True)
         ]
 
     def complete(self, content: WireBytes, *, reader: int) -> bytes | None:
-        """Write the rest of a frame around arrays that were staged down.
+        """Write the head of a frame before its staged arrays.
 
         Args:
             content: the frame.
-            reader: a number of whom it is for; see :meth:`abandon`.
+            reader: number of the reader, for :meth:`abandon`.
 
         Returns:
-            A ticket for it; None if the frame is another one, or was sent before: it needs a slab
-            of its own.
+            A ticket for the frame; None if it has other arrays or was completed before, and must be
+            copied into a slab of its own with :meth:`fill`.
         """
         found = _staged_in(content)
         if found is None:
             return None
         head, whole = found
-        slab, begin = whole.slab, _ARRAYS - len(head)
+        slab, start = whole.slab, _ARRAYS - len(head)
         with self._lock:
-            if whole.is_used or begin < _CONTENT or self._slabs.get(slab.path.name) is not slab:
+            if whole.is_used or start < _CONTENT or self._slabs.get(slab.path.name) is not slab:
                 return None
             whole.is_used = True
-            slab.memory[begin:_ARRAYS] = head
-            self._hand_to(slab, reader)
-        return _ticket(slab, begin, len(content))
+            slab.memory[start:_ARRAYS] = head
+            self._assign(slab, reader)
+        return _ticket(slab, start, len(content))
 
     def take_back(self, ticket: bytes) -> None:
-        """Make a slab free again that its reader said it cannot take."""
+        """Free a slab that its reader could not open."""
         with self._lock:
             slab = self._slabs.get(ticket[_TICKET.size :].decode())
             if slab is not None and slab.token == ticket[:_TOKEN_BYTES]:
                 slab.memory[_STATE] = _FREE
 
     def abandon(self, reader: int) -> None:
-        """Let go of the slabs of a reader that is gone; what it still reads stays readable."""
+        """Remove the slabs of a reader that is gone; its views stay valid."""
         with self._lock:
             for slab in list(self._slabs.values()):
                 if slab.reader == reader and slab.state != _FREE:
                     self._remove(slab)
 
     def close(self) -> None:
-        """Remove all files; what others still read stays readable. Twice is fine."""
+        """Remove all files; the readers' views stay valid. May be called twice."""
         with self._lock:
             for slab in list(self._slabs.values()):
                 self._remove(slab)
 
-    def _hand_to(self, slab: _Slab, reader: int) -> None:
+    def _assign(self, slab: _Slab, reader: int) -> None:
         slab.token = self._new_token()
         slab.reader, slab.filled_at = reader, self._now()
         slab.memory[_TOKEN] = slab.token
         slab.memory[_STATE] = _FILLED
 
     def _new_token(self) -> bytes:
-        # As hard to guess as random bytes, for which the system may take longer than for a copy.
+        # As hard to guess as random bytes, which may take the system longer than the copy.
         self._n_uses += 1
         count = self._n_uses.to_bytes(8, "little")
         return hashlib.blake2b(count, key=self._secret, digest_size=_TOKEN_BYTES).digest()
@@ -279,11 +279,11 @@ class SlabPool:
             memory = _create(path, capacity)
         except OSError as error:
             path.unlink(missing_ok=True)
-            if not self._complained:
-                self._complained = True
+            if not self._warned:
+                self._warned = True
                 _logger.warning(
-                    "no shared memory of %d bytes in %s (%s); the socket is used instead, which "
-                    "is slower; make more room there",
+                    "could not allocate %d bytes of shared memory in %s (%s); the slower "
+                    "socket is used instead, free some space there to avoid that",
                     capacity,
                     self._directory,
                     error.strerror,
@@ -298,10 +298,10 @@ class SlabPool:
 
 
 class SlabReader:
-    """Takes what others have put into their slabs.
+    """Reads the slabs of other processes.
 
     Args:
-        directory: where the slabs are.
+        directory: folder of the slabs.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -310,20 +310,20 @@ class SlabReader:
         self._mapped: dict[str, mmap.mmap] = {}
 
     def take(self, ticket: bytes | memoryview, *, max_bytes: int) -> memoryview | None:
-        """Take the content that a ticket is for.
+        """Take the content of a ticket.
 
         Args:
-            ticket: what :meth:`SlabPool.fill` returned; it may come from anybody.
-            max_bytes: longer contents are not taken.
+            ticket: a ticket of :meth:`SlabPool.fill`, possibly a forged one.
+            max_bytes: longer contents are refused.
 
         Returns:
             The content, whose slab is free again when no view of it is alive; None if there is no
-            such slab, or it was taken before.
+            such slab, or it has been taken before.
         """
         ticket = bytes(ticket)
         if len(ticket) < _TICKET.size:
             return None
-        token, begin, length = _TICKET.unpack_from(ticket)
+        token, start, length = _TICKET.unpack_from(ticket)
         name = ticket[_TICKET.size :].decode(errors="replace")
         if length > max_bytes or _NAME.fullmatch(name) is None:
             return None
@@ -331,17 +331,17 @@ class SlabReader:
             memory = self._map(name)
             if (
                 memory is None
-                or not _CONTENT <= begin <= len(memory) - length
+                or not _CONTENT <= start <= len(memory) - length
                 or memory[_STATE] != _FILLED
                 or not secrets.compare_digest(memory[_TOKEN], token)
             ):
                 return None
             memory[_STATE] = _TAKEN
-        content = memoryview(memory)[begin : begin + length]
+        content = memoryview(memory)[start : start + length]
         return view_with_release(content, partial(_give_back, memory, token))
 
     def close(self) -> None:
-        """Let go of all slabs; views stay valid. Twice is fine."""
+        """Unmap all slabs; views stay valid. May be called twice."""
         with self._lock:
             self._mapped.clear()
 
@@ -361,16 +361,16 @@ class SlabReader:
         return memory
 
     def _prune(self) -> None:
-        """Let go of slabs that their makers have abandoned, or else of all."""
-        here: set[str] = set()
+        """Unmap the slabs that their owners have removed, or all if that is not enough."""
+        existing: set[str] = set()
         with contextlib.suppress(OSError):
-            here.update(path.name for path in self._directory.iterdir())
-        kept = {name: memory for name, memory in self._mapped.items() if name in here}
+            existing.update(path.name for path in self._directory.iterdir())
+        kept = {name: memory for name, memory in self._mapped.items() if name in existing}
         self._mapped = kept if len(kept) < _KEPT_MAPPINGS else {}
 
 
 class _StagedSlab(np.ndarray):
-    """The whole of a slab with staged-down arrays; while it is alive, the slab is theirs."""
+    """The memory of a slab with staged arrays; the slab is reserved while it is alive."""
 
     slab: _Slab
     n_arrays: int
@@ -378,7 +378,7 @@ class _StagedSlab(np.ndarray):
 
 
 def _staged_in(content: WireBytes) -> tuple[bytes, _StagedSlab] | None:
-    """Return a frame's head and its arrays' slab, if these are all that were staged down there."""
+    """Return a frame's head and slab, if its arrays are all the arrays staged in that slab."""
     if not isinstance(content, BytePieces):
         return None
     slabs = [_slab_of(piece) for piece in content.pieces]
@@ -400,8 +400,8 @@ def _slab_of(piece: bytes | memoryview) -> _StagedSlab | None:
     return owner if isinstance(owner, _StagedSlab) else None
 
 
-def _ticket(slab: _Slab, begin: int, length: int) -> bytes:
-    return _TICKET.pack(slab.token, begin, length) + slab.path.name.encode()
+def _ticket(slab: _Slab, start: int, length: int) -> bytes:
+    return _TICKET.pack(slab.token, start, length) + slab.path.name.encode()
 
 
 def _give_back(memory: mmap.mmap, token: bytes) -> None:
@@ -421,7 +421,7 @@ def _create(path: Path, capacity: int) -> mmap.mmap:
 
 
 def _open(path: Path) -> mmap.mmap | None:
-    """Map a file, if it is a slab of this user."""
+    """Map a file; return None if it is not a slab of this user."""
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(descriptor)
@@ -438,13 +438,13 @@ def _open(path: Path) -> mmap.mmap | None:
 
 
 def _mapping(descriptor: int, size: int) -> mmap.mmap:
-    # All pages at once: touching them one by one takes longer than copying them.
+    # All pages at once: page faults one by one take longer than copying.
     flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
     return mmap.mmap(descriptor, size, flags=flags)
 
 
 def _rounded(size: int) -> int:
-    """Round up a little, so that slabs fit contents of about the same length."""
+    """Round up a little, so that a slab fits contents of similar length."""
     grain = max(_GRAIN, 1 << max(0, size.bit_length() - 4))
     return -(-size // grain) * grain
 

@@ -1,4 +1,4 @@
-"""Certificates for ``tls+tcp``, and why a peer's or one's own was refused."""
+"""Certificates for ``tls+tcp``, and the reason why one was refused."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _GREETING_BYTES: Final = 8
 
 
 class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
-    """Certificates for ``tls+tcp``, as PEM files; both sides must show one.
+    """Certificates for ``tls+tcp``, as PEM files; both sides must present one.
 
     Attributes:
-        ca: whom to trust.
+        ca: certificates of the trusted authorities.
         cert_and_key: this side's certificate and private key, in one file.
         server_name: the name in the listeners' certificates.
     """
@@ -31,14 +31,16 @@ class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
     server_name: str
 
     def config(self, *, listens: bool) -> pynng.TLSConfig:
-        """Return what nng needs, for one side of a connection.
+        """Return nng's configuration for one side of a connection.
 
         Raises:
-            TransportError: if a file is missing or holds no certificate.
+            TransportError: if a file is missing or not a certificate.
         """
         for file in (self.ca, self.cert_and_key):
             if not Path(file).is_file():
-                raise TransportError(f"the certificate file {file!r} does not exist")
+                raise TransportError(
+                    f"the certificate file {file!r} does not exist; check the paths in TlsFiles"
+                )
         try:
             return pynng.TLSConfig(
                 pynng.TLSConfig.MODE_SERVER if listens else pynng.TLSConfig.MODE_CLIENT,
@@ -49,17 +51,17 @@ class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
             )
         except pynng.NNGException as error:
             raise TransportError(
-                f"{self.ca!r} must hold certificates in PEM form, and {self.cert_and_key!r} a "
-                f"certificate and its private key; one of them cannot be read: {error}"
+                f"could not read the certificates: {error}; {self.ca!r} must hold certificates in "
+                f"PEM form, and {self.cert_and_key!r} a certificate and its private key"
             ) from error
 
     def check(self, address: str, *, timeout_s: float) -> None:
-        """Shake hands with a listener, only to learn why the certificates do not fit.
+        """Perform a TLS handshake to find out why the certificates were refused.
 
-        nng tells no more than that they do not.
+        nng does not report the reason.
 
         Raises:
-            AuthError: if this side refuses the listener's certificate, or the listener this one's.
+            AuthError: if either side refuses the other's certificate.
             TransportError: if the listener does not speak TLS.
         """
         host, _, port = address.removeprefix("tls+tcp://").rpartition(":")
@@ -75,7 +77,7 @@ class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
                     return
         except ssl.SSLCertVerificationError as error:
             raise AuthError(
-                f"the certificate of {address} is refused: {error.verify_message}; it must be "
+                f"the certificate of {address} was refused: {error.verify_message}; it must be "
                 f"signed by an authority in {self.ca} and be valid for the name "
                 f"{self.server_name!r}"
             ) from error
@@ -90,15 +92,15 @@ class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
         except OSError:
             return
         raise AuthError(
-            f"{address} refuses the certificate in {self.cert_and_key}; it must be signed by an "
-            "authority that the listener trusts, and be valid today"
+            f"{address} refused the certificate in {self.cert_and_key}; it must be signed by an "
+            "authority that the listener trusts, and must not have expired"
         )
 
     def _is_greeted(self, secured: ssl.SSLSocket) -> bool:
-        """Tell whether a listener that has seen this side's certificate goes on to talk.
+        """Return whether the listener continues after it has seen this side's certificate.
 
-        Over TLS 1.3 this side's handshake is over before the listener has looked at the
-        certificate. One that refuses it sends an alert, which may be lost when it hangs up.
+        In TLS 1.3 this side's handshake ends before the listener has checked the certificate. If it
+        refuses the certificate it sends an alert, which may be lost when it closes the connection.
         """
         try:
             return bool(secured.recv(_GREETING_BYTES))

@@ -1,9 +1,12 @@
-"""Requests and answers over Unix-domain stream sockets, between processes of one host and user.
+"""Requests and replies over Unix-domain stream sockets, between processes of one host and user.
 
-One thread of each connection reads, and serves or passes on what it has read; whoever has something
-to send sends it. A connection that breaks is not made again: whoever dialed it dials anew.
+One thread per connection reads, and serves or passes on what it has read. Senders write to the
+socket themselves and wake no other thread; what the socket does not accept at once is sent by a
+writer thread, which is started when it is first needed. A broken connection is not restored: the
+dialer has to dial again.
 
-What is sent must not change until its request is answered, or, for an answer, until it went out.
+The bytes of a request must not change until its reply arrives, nor those of a reply until it is
+sent.
 """
 
 from __future__ import annotations
@@ -76,15 +79,15 @@ class UnixTransport:
         )
 
     def covers_body(self, address: str) -> bool:
-        """Tell that frames need not have all their bytes signed: only this user can connect."""
+        """Return False: only this user can connect."""
         return False
 
     def stage_arrays(self, arrays: Sequence[memoryview]) -> None:
-        """Tell that arrays have no place of their own here."""
+        """Return None: arrays cannot be staged."""
 
 
 class UnixChannel:
-    """A connection to a listener; its thread reads the answers."""
+    """A connection to a listener; its thread reads the replies."""
 
     def __init__(
         self,
@@ -104,7 +107,7 @@ class UnixChannel:
             _dialed(address, connect_timeout_s),
             name=f"router-write-{address}",
             sends=REQUEST,
-            takes=ANSWER,
+            takes=REPLY,
             max_frame_bytes=max_frame_bytes,
         )
         self._reader = threading.Thread(
@@ -118,31 +121,31 @@ class UnixChannel:
             raise TransportError(f"could not dial {address}: {error}") from error
 
     def request(self, raw: WireBytes) -> memoryview:
-        """Make a request and wait for its answer."""
+        """Make a request and wait for the reply."""
         result = _Result()
-        number = self._begin(raw, result)
+        number = self._start_request(raw, result)
         if number is None:
             raise self._error()
         if not result.wait(self._reply_timeout_s):
             with self._stream.lock:
                 given_up = self._give_up(number) is not None
             if given_up:
-                raise self._too_late()
+                raise self._late_error()
             result.wait(-1)
         return result.get()
 
     def send(self, raw: WireBytes, on_reply: OnReply) -> None:
         """Make a request without waiting."""
-        if self._begin(raw, on_reply) is None:
+        if self._start_request(raw, on_reply) is None:
             run_callback_in_thread(on_reply, self._error())
 
     def close(self) -> None:
-        """Close the connection; requests under way fail at once."""
+        """Close the connection; pending requests fail at once."""
         self._stream.shut()
         if self._reader is not threading.current_thread():
             self._reader.join(_JOIN_S)
 
-    def _begin(self, raw: WireBytes, on_reply: OnReply) -> int | None:
+    def _start_request(self, raw: WireBytes, on_reply: OnReply) -> int | None:
         deadline = time.monotonic() + self._reply_timeout_s
         with self._stream.lock:
             if self._ended or self._stream.closed:
@@ -153,10 +156,10 @@ class UnixChannel:
         return number
 
     def _give_up(self, number: int) -> OnReply | None:
-        """Await an answer no longer; called with the stream's lock held.
+        """Stop waiting for a reply; called with the stream's lock held.
 
         Returns:
-            Whom to tell; None if the answer has just come.
+            The callback of the request; None if the reply has just arrived.
         """
         self._stream.forget(number)
         _, on_reply = self._waiting.pop(number, (0.0, None))
@@ -164,11 +167,11 @@ class UnixChannel:
 
     def _read(self) -> None:
         try:
-            self._stream.read(self._take, self._look)
+            self._stream.read(self._take, self._check)
         except (OSError, MemoryError) as error:
             self._reason = str(error) or "out of memory"
         except NotAFrame:
-            self._reason = "what came is no answer, or too long"
+            self._reason = "it sent bytes that are not a reply, or a reply that is too long"
         finally:
             with self._stream.lock:
                 self._ended = True
@@ -179,13 +182,13 @@ class UnixChannel:
             self._stream.release()
 
     def _take(self, number: int, frame: memoryview) -> None:
-        # Nobody waits any more for an answer that comes late.
+        # A reply that arrives late has no callback any more.
         _, on_reply = self._waiting.pop(number, (0.0, None))
         if on_reply is not None:
             run_callback(on_reply, frame)
 
-    def _look(self) -> None:
-        """Give up those requests whose deadline is over; the oldest come first."""
+    def _check(self) -> None:
+        """Give up the requests whose deadline has passed; the oldest come first."""
         now = time.monotonic()
         with self._stream.lock:
             late = list(
@@ -194,34 +197,35 @@ class UnixChannel:
             given_up = [self._give_up(number) for number in late]
         for on_reply in given_up:
             if on_reply is not None:
-                run_callback(on_reply, self._too_late())
+                run_callback(on_reply, self._late_error())
 
-    def _too_late(self) -> TransportError:
+    def _late_error(self) -> TransportError:
         return TransportError(
-            f"could not ask {self._address}: no answer within {self._reply_timeout_s:g} s"
+            f"could not send a request to {self._address}: no reply within "
+            f"{self._reply_timeout_s:g} s"
         )
 
     def _error(self) -> TransportError:
         if self._stream.closed:
             return TransportError(f"the channel to {self._address} is closed")
-        return TransportError(f"could not ask {self._address}: {self._reason}")
+        return TransportError(f"could not send a request to {self._address}: {self._reason}")
 
 
 class _Result:
-    """What became of a request, for the thread that waits for it."""
+    """The outcome of a request, for the thread that waits for it."""
 
-    __slots__ = ("_answer", "_there")
+    __slots__ = ("_answer", "_done")
 
     def __init__(self) -> None:
-        self._there = threading.Lock()
-        self._there.acquire()
+        self._done = threading.Lock()
+        self._done.acquire()
 
     def __call__(self, answer: memoryview | TransportError) -> None:
         self._answer = answer
-        self._there.release()
+        self._done.release()
 
     def wait(self, timeout_s: float) -> bool:
-        return self._there.acquire(timeout=timeout_s)
+        return self._done.acquire(timeout=timeout_s)
 
     def get(self) -> memoryview:
         if isinstance(self._answer, TransportError):
@@ -230,7 +234,7 @@ class _Result:
 
 
 class UnixListener:
-    """A socket that is listened on, and a thread for each connection to it."""
+    """A listening socket, and a thread for each connection to it."""
 
     def __init__(
         self,
@@ -267,7 +271,7 @@ class UnixListener:
             self._closing.set()
             connections = list(self._connections.values())
         with contextlib.suppress(OSError):
-            # Another listener may have taken the place of a file that somebody removed.
+            # If someone removed the file, another listener may have created a new one.
             if _identity(self._path) == self._file:
                 self._path.unlink()
         with contextlib.suppress(OSError):
@@ -286,15 +290,15 @@ class UnixListener:
                     accepted, _ = self._socket.accept()
                 except OSError as error:
                     if not self._closing.is_set():
-                        _logger.warning("%s takes nobody in: %s", self._address, error)
+                        _logger.warning("%s cannot accept a connection: %s", self._address, error)
                         self._closing.wait(_PAUSE_S)
                     continue
-                self._take_in(accepted)
+                self._accept_one(accepted)
 
-    def _take_in(self, accepted: socket.socket) -> None:
+    def _accept_one(self, accepted: socket.socket) -> None:
         number = next(self._numbers)
         connection = _Connection(
-            number, accepted, self._serve, self._gone, max_frame_bytes=self._max_frame_bytes
+            number, accepted, self._serve, self._disconnected, max_frame_bytes=self._max_frame_bytes
         )
         with self._lock:
             if self._closing.is_set():
@@ -303,19 +307,19 @@ class UnixListener:
             try:
                 connection.thread.start()
             except RuntimeError as error:
-                _logger.warning("%s takes nobody in: %s", self._address, error)
+                _logger.warning("%s cannot accept a connection: %s", self._address, error)
                 accepted.close()
                 return
             self._connections[number] = connection
 
-    def _gone(self, number: int) -> None:
+    def _disconnected(self, number: int) -> None:
         with self._lock:
             self._connections.pop(number, None)
         self._on_disconnect(number)
 
 
 class _Connection:
-    """A connection that was accepted; its thread reads requests and serves them."""
+    """An accepted connection; its thread reads requests and serves them."""
 
     def __init__(
         self,
@@ -332,7 +336,7 @@ class _Connection:
         self._stream = FrameStream(
             accepted,
             name=f"router-write-{number}",
-            sends=ANSWER,
+            sends=REPLY,
             takes=REQUEST,
             max_frame_bytes=max_frame_bytes,
         )
@@ -341,7 +345,7 @@ class _Connection:
         )
 
     def shut(self) -> None:
-        """End the connection; its thread ends when it has served what it is at."""
+        """Close the connection; its thread ends after the request that it is serving."""
         self._stream.shut()
 
     def _read(self) -> None:
@@ -351,7 +355,9 @@ class _Connection:
             _logger.debug("connection %d: %s", self._number, error)
         except NotAFrame:
             _logger.warning(
-                "connection %d is closed: what came is no request, or too long", self._number
+                "closed connection %d: it sent bytes that are not a request, or a request that is "
+                "too long",
+                self._number,
             )
         finally:
             self._stream.release()
@@ -362,13 +368,13 @@ class _Connection:
         try:
             self._serve(frame, self._number, _Reply(self._stream, number))
         except Exception:
-            # Whoever can make one request fail must not take the others' service away.
-            _logger.exception("a request could not be served; its connection is closed")
+            # A request that makes the handler fail must not affect other requests.
+            _logger.exception("closed a connection, handling its request failed")
             self._stream.shut()
 
 
 class _Reply:
-    """Answers a request once."""
+    """Replies to a request, once."""
 
     __slots__ = ("_done", "_number", "_stream")
 
@@ -393,7 +399,7 @@ def _path(doing: str, address: str) -> Path:
     """Return the path of an address.
 
     Raises:
-        TransportError: if it is none, or longer than the system allows.
+        TransportError: if the address is not valid, or its path is too long for the system.
     """
     path = address.removeprefix(_SCHEME)
     if path == address or not path.startswith("/") or "\0" in path:
@@ -401,7 +407,7 @@ def _path(doing: str, address: str) -> Path:
     size = len(os.fsencode(path))
     if size > _MAX_PATH:
         raise TransportError(
-            f"could not {doing} {address}: the socket path has {size} bytes, the system allows "
+            f"could not {doing} {address}: the socket path has {size} bytes, but the system allows "
             f"{_MAX_PATH}; use a shorter folder, for example under /tmp"
         )
     return Path(path)
@@ -421,7 +427,7 @@ def _dialed(address: str, connect_timeout_s: float) -> socket.socket:
         except OSError as error:
             if time.monotonic() + _DIAL_EVERY_S >= deadline:
                 raise TransportError(
-                    f"could not dial {address}: nobody answered within "
+                    f"could not dial {address}: no connection within "
                     f"{connect_timeout_s:g} s ({error})"
                 ) from error
         time.sleep(_DIAL_EVERY_S)
@@ -440,10 +446,10 @@ def _connected(path: Path, within_s: float) -> socket.socket:
 
 
 def _listening(path: Path) -> tuple[socket.socket, tuple[int, int]]:
-    """Return a socket to which only this user can connect, and what tells its file from others."""
+    """Return a socket to which only this user can connect, and the identity of its file."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Two that start at once must not take each other for dead.
+        # Two listeners that start at once must not consider each other dead.
         with _locked(path.parent):
             _remove_if_dead(path)
             made.bind(str(path))
@@ -469,20 +475,20 @@ def _locked(folder: Path) -> Iterator[None]:
 def _remove_if_dead(path: Path) -> None:
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise OSError(errno.EEXIST, "there is a file in its place which is no socket")
+            raise OSError(errno.EEXIST, "the path exists and is not a socket")
     except FileNotFoundError:
         return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trying:
-        trying.setblocking(False)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
         try:
-            trying.connect(str(path))
+            probe.connect(str(path))
         except ConnectionRefusedError:
             path.unlink()
             return
         except BlockingIOError:
-            # Its queue is full, so that somebody must be there.
+            # Its queue is full, so a listener is running.
             pass
-    raise OSError(errno.EADDRINUSE, "somebody else listens there")
+    raise OSError(errno.EADDRINUSE, "another process is already listening there")
 
 
 @contextlib.contextmanager
@@ -494,24 +500,24 @@ def _translated(doing: str) -> Iterator[None]:
 
 
 REQUEST: Final = 1
-ANSWER: Final = 2
+REPLY: Final = 2
 
 _HEAD: Final = struct.Struct("<4sB3xQQ")
 """Magic, kind, length of what follows, number of the request."""
 
 _MAGIC: Final = b"DMWU"
 
-_LOOK_EVERY_S: Final = 0.25
+_CHECK_EVERY_S: Final = 0.25
 
 _READ_BYTES: Final = 16 * 1024
-"""Shorter frames come several at a time, longer ones straight to where they stay."""
+"""Shorter frames are read several at a time, longer ones straight into their own memory."""
 
 _SOCKET_BYTES: Final = 2 << 20
-"""What the system is asked to hold for a slow reader; it may allow less."""
+"""The requested size of the socket's send buffer; the system may allow less."""
 
 _ENOUGH_BYTES: Final = 16 << 20
 _MAX_PIECES: Final = 512
-_BEGUN: Final = -1
+_PARTLY_SENT: Final = -1
 _NO_SIGNAL: Final = socket.MSG_NOSIGNAL
 _AT_ONCE: Final = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 
@@ -519,22 +525,22 @@ _Piece = bytes | bytearray | memoryview
 
 
 class NotAFrame(Exception):
-    """What came is no frame, or one that is too long."""
+    """The received bytes are not a frame, or the frame is too long."""
 
 
 class FrameStream:
-    """A connected socket that frames go out from and come in at.
+    """Frames over a connected socket, for either side of a connection.
 
     Args:
-        connected: the socket, which is this object's from here on.
-        name: of the writer's thread.
-        sends: kind of the frames that go out.
-        takes: kind of the frames that come in.
+        connected: the socket, which this object owns from now on.
+        name: name of the writer thread.
+        sends: kind of the frames that are sent.
+        takes: kind of the frames that are received.
         max_frame_bytes: longer frames are not read.
 
     Attributes:
-        lock: held by who writes.
-        closed: whether this side has closed.
+        lock: held while writing.
+        closed: whether this side has closed the connection.
     """
 
     def __init__(
@@ -555,8 +561,8 @@ class FrameStream:
         self._sends = sends
         self._takes = takes
         self._max_frame_bytes = max_frame_bytes
-        self._look: Callable[[], None] | None = None
-        self._look_at = 0.0
+        self._check: Callable[[], None] | None = None
+        self._next_check = 0.0
         self._shut = False
         self._changed = threading.Condition(self.lock)
         self._writer: threading.Thread | None = None
@@ -567,7 +573,7 @@ class FrameStream:
     def write(self, number: int, raw: WireBytes) -> None:
         """Send a frame without waiting; called with the lock held.
 
-        Nothing happens if the connection is broken: the reader finds that out.
+        If the connection is broken, nothing happens: the reader notices that.
         """
         if self._shut:
             return
@@ -583,55 +589,55 @@ class FrameStream:
                 return
             if not size:
                 return
-            number = _BEGUN
+            number = _PARTLY_SENT
         self._leave_to_writer(number, pieces, size)
 
     def forget(self, number: int) -> None:
-        """Do not send a frame, unless it was begun; called with the lock held."""
+        """Do not send a frame, unless part of it is sent; called with the lock held."""
         _, size = self._unsent.pop(number, ((), 0))
         self._unsent_bytes -= size
 
     def wait_until_read(self) -> None:
-        """Wait as long as the other side leaves too much unread."""
+        """Wait while too many bytes are unread by the other side."""
         if self._unsent_bytes > _ENOUGH_BYTES:
             with self._changed:
                 self._changed.wait_for(lambda: self._shut or self._unsent_bytes <= _ENOUGH_BYTES)
 
     def read(
-        self, take: Callable[[int, memoryview], None], look: Callable[[], None] | None = None
+        self, take: Callable[[int, memoryview], None], check: Callable[[], None] | None = None
     ) -> None:
         """Read frames until this side closes.
 
         Args:
-            take: gets the number and the content of each.
-            look: called several times a second. None: nothing is.
+            take: called with the number and the content of each frame.
+            check: called several times a second, unless None.
 
         Raises:
             OSError: if the connection broke.
-            NotAFrame: if something else came.
+            NotAFrame: if the received bytes are not a frame, or the frame is too long.
         """
-        if look is not None:
-            # Python's own timeout costs a call to the system for each read.
-            limit = struct.pack("ll", 0, int(_LOOK_EVERY_S * 1e6))
+        if check is not None:
+            # Python's socket timeout would cost one more system call per read.
+            limit = struct.pack("ll", 0, int(_CHECK_EVERY_S * 1e6))
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-            self._look = look
+            self._check = check
         buffer = bytearray(_READ_BYTES)
         window = memoryview(buffer)
         kept = 0
         while not self.closed:
             end = kept + self._receive(window[kept:])
-            begin = self._take_frames(buffer, window[:end], take)
-            kept = end - begin
-            window[:kept] = window[begin:end]
+            start = self._take_frames(buffer, window[:end], take)
+            kept = end - start
+            window[:kept] = window[start:end]
 
     def shut(self) -> None:
-        """Close the connection for both sides; what is in the system already still arrives."""
+        """Close the connection for both sides; bytes that are already sent still arrive."""
         with self.lock:
             self.closed = True
             self._shut_down()
 
     def release(self) -> None:
-        """End the writer and close the socket; called by the reader, when it reads no more."""
+        """End the writer and close the socket; called by the reader at its end."""
         with self.lock:
             self._shut_down()
         if self._writer is not None:
@@ -642,35 +648,35 @@ class FrameStream:
     def _take_frames(
         self, buffer: bytearray, window: memoryview, take: Callable[[int, memoryview], None]
     ) -> int:
-        """Take the frames that begin in a window of the buffer; returns where the rest begins."""
-        begin, end = 0, len(window)
-        while end - begin >= _HEAD.size and not self.closed:
-            magic, kind, size, number = _HEAD.unpack_from(buffer, begin)
+        """Process the frames that start in a window of the buffer; return where the rest starts."""
+        start, end = 0, len(window)
+        while end - start >= _HEAD.size and not self.closed:
+            magic, kind, size, number = _HEAD.unpack_from(buffer, start)
             if magic != _MAGIC or kind != self._takes or size > self._max_frame_bytes:
                 raise NotAFrame
-            begin += _HEAD.size
-            if size <= end - begin:
-                frame = memoryview(buffer[begin : begin + size])
-                begin += size
+            start += _HEAD.size
+            if size <= end - start:
+                frame = memoryview(buffer[start : start + size])
+                start += size
             else:
-                frame = self._receive_rest(size, window[begin:])
-                begin = end
+                frame = self._receive_rest(size, window[start:])
+                start = end
             take(number, frame)
-        return begin
+        return start
 
-    def _receive_rest(self, size: int, beginning: memoryview) -> memoryview:
+    def _receive_rest(self, size: int, head: memoryview) -> memoryview:
         frame = np.empty(size, np.uint8).data
-        place = len(beginning)
-        frame[:place] = beginning
-        while place < size:
-            place += self._receive(frame[place:], socket.MSG_WAITALL)
+        offset = len(head)
+        frame[:offset] = head
+        while offset < size:
+            offset += self._receive(frame[offset:], socket.MSG_WAITALL)
         return frame
 
     def _receive(self, target: memoryview, flags: int = 0) -> int:
         while True:
-            if self._look is not None and time.monotonic() >= self._look_at:
-                self._look()
-                self._look_at = time.monotonic() + _LOOK_EVERY_S
+            if self._check is not None and time.monotonic() >= self._next_check:
+                self._check()
+                self._next_check = time.monotonic() + _CHECK_EVERY_S
             try:
                 received = self._socket.recv_into(target, 0, flags)
             except BlockingIOError:
@@ -680,10 +686,10 @@ class FrameStream:
             return received
 
     def _send(self, pieces: list[_Piece], size: int, flags: int) -> int:
-        """Send pieces of so many bytes in all, and remove them from the list.
+        """Send pieces of ``size`` bytes in all, and remove what was sent from the list.
 
         Returns:
-            How many bytes the socket did not take, with the flags for not waiting.
+            How many bytes the socket did not accept; always 0 with blocking flags.
         """
         while True:
             try:
@@ -702,7 +708,7 @@ class FrameStream:
         if self._writer is not None:
             self._changed.notify_all()
             return
-        writer = threading.Thread(target=self._write_on, name=self._name, daemon=True)
+        writer = threading.Thread(target=self._write_unsent, name=self._name, daemon=True)
         try:
             writer.start()
         except RuntimeError:
@@ -711,7 +717,7 @@ class FrameStream:
             return
         self._writer = writer
 
-    def _write_on(self) -> None:
+    def _write_unsent(self) -> None:
         while True:
             with self._changed:
                 self._writing = bool(self._unsent)
@@ -740,7 +746,7 @@ class FrameStream:
 
 
 def _remove(pieces: list[_Piece], sent: int) -> None:
-    """Remove so many bytes from the beginning of pieces."""
+    """Remove the first ``sent`` bytes of pieces."""
     for index, piece in enumerate(pieces):
         if sent < len(piece):
             pieces[: index + 1] = [memoryview(piece)[sent:]]

@@ -1,4 +1,4 @@
-"""Bytes in several pieces, so that each byte is copied once, to where it belongs."""
+"""Bytes in several pieces, so that each byte is copied once, to its final place in memory."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 __all__ = ["ALIGNMENT", "BytePieces", "WireBytes", "copy_bytes", "view_with_release", "write_into"]
 
 ALIGNMENT: Final = 64
-"""Arrays begin at a multiple of this in a frame."""
+"""The alignment of arrays in a frame, in bytes."""
 
 _LARGE: Final = 64 * 1024
 
 
 class BytePieces:
-    """What is sent as one, in the pieces that it is made of; ``bytes()`` joins them.
+    """Several pieces that are sent as one; ``bytes()`` joins them.
 
     Args:
-        pieces: in order.
+        pieces: the pieces, in order.
     """
 
     __slots__ = ("_size", "pieces")
@@ -36,40 +36,40 @@ class BytePieces:
 
 
 WireBytes: TypeAlias = bytes | bytearray | BytePieces
-"""What a transport sends."""
+"""Bytes that a transport sends."""
 
 
 def copy_bytes(view: memoryview) -> bytes | memoryview:
-    """Copy the bytes of an array; other threads run meanwhile if they are many."""
+    """Copy the bytes of an array; a large copy releases the GIL."""
     if len(view) < _LARGE:
         return view.tobytes()
     return np.frombuffer(view, np.uint8).copy().data
 
 
 def write_into(target: memoryview, content: WireBytes) -> None:
-    """Copy content to the beginning of a target; other threads run meanwhile."""
-    place = 0
+    """Copy content to the start of a target; releases the GIL."""
+    offset = 0
     into = np.frombuffer(target, np.uint8)
     for piece in content.pieces if isinstance(content, BytePieces) else (content,):
-        end = place + len(piece)
-        into[place:end] = np.frombuffer(piece, np.uint8)
-        place = end
+        end = offset + len(piece)
+        into[offset:end] = np.frombuffer(piece, np.uint8)
+        offset = end
 
 
 def view_with_release(memory: Any, release: Callable[[], object]) -> memoryview:
-    """Return a view of foreign memory, and give that back when no view of it is alive.
+    """Return a view of foreign memory that is released when no view of it is alive.
 
     Args:
         memory: a buffer of bytes.
-        release: called once, on whichever thread lets go of the last view.
+        release: called once, on the thread that drops the last view.
     """
-    lent = np.frombuffer(memory, np.uint8).view(_Lent)
-    lent.release = release
-    return lent.data
+    view = np.frombuffer(memory, np.uint8).view(_ReleasingView)
+    view.release = release
+    return view.data
 
 
-class _Lent(np.ndarray):
-    """A view that gives its memory back at its end."""
+class _ReleasingView(np.ndarray):
+    """A view that releases its memory when it is deleted."""
 
     release: Callable[[], object] | None = None
 

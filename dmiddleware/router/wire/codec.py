@@ -1,14 +1,14 @@
-"""Python values to bytes and back, with their types, without pickle and without copying arrays.
+"""From Python values to bytes and back, with their types, without pickle or copies of arrays.
 
 A value becomes a *skeleton* (msgpack) and a list of *buffers* (the raw bytes of its arrays, by
-reference). What msgpack knows travels as itself: None, bool, int, float, str, bytes, list, and dict
-with such keys. Everything else is an extension: tuples, ordered dicts, big integers, numpy arrays
-and scalars, and the types of :class:`TypeAdapter` (torch tensors, treetensors), which this package
-does not know.
+reference). None, bool, int, float, str, bytes, lists, and dictionaries with such keys are encoded
+natively by msgpack. Everything else is an extension: tuples, ordered dictionaries, big integers,
+numpy arrays and scalars, and the types of a :class:`TypeAdapter`, such as torch tensors and
+treetensors, which this package does not import.
 
-Adapters are found through the entry-point group ``dmiddleware.wire``: the entry's name is the root
-module of the types that it adapts, so that a process loads torch's adapters only once torch's
-tensors are sent or received.
+Adapters are found through the entry-point group ``dmiddleware.wire``. The entry's name is the root
+module of the adapted types, so a process loads torch's adapters only when it sends or receives
+torch tensors.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ DTYPES: Final[tuple[str, ...]] = (
     "<c8",
     "<c16",
 )
-"""The array types of the wire, numbered by their place; the order never changes."""
+"""The array types of the wire. Their index is their code, so the order must never change."""
 
 MAX_DEPTH: Final = 64
-"""How deep a value may be nested."""
+"""The deepest allowed nesting of a value."""
 
 ENTRY_POINT_GROUP: Final = "dmiddleware.wire"
 
@@ -62,7 +62,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Adapter(Protocol):
-    """What the codec needs of an adapter; see :class:`TypeAdapter`."""
+    """The interface of an adapter; see :class:`TypeAdapter`."""
 
     @property
     def name(self) -> str:
@@ -76,24 +76,25 @@ class Adapter(Protocol):
 
     @property
     def to_plain(self) -> Callable[[Any], Any]:
-        """From an instance to a value that the codec knows."""
+        """Converts an instance to a value that the codec can encode."""
         ...
 
     @property
     def from_plain(self) -> Callable[[Any], Any]:
-        """Back."""
+        """Converts that value back to an instance."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TypeAdapter:
-    """How a type that this package does not know travels.
+    """Encodes a type that is not built in.
 
     Args:
-        name: its name on the wire; stable over versions.
-        type: the class whose instances (exactly of this class) it adapts.
-        to_plain: from an instance to a value that the codec knows (arrays, dictionaries, …).
-        from_plain: back; it must not execute anything that the value brings with it.
+        name: the type's name on the wire; must not change between versions.
+        type: the class; instances of subclasses are not adapted.
+        to_plain: converts an instance to a value that the codec can encode (arrays, dictionaries,
+            …).
+        from_plain: converts that value back; it must not execute code from the value.
     """
 
     name: str
@@ -106,10 +107,10 @@ class Codec:
     """Encodes values to a skeleton and buffers, and decodes them.
 
     Args:
-        adapters: for types beyond the built-in ones; those of installed packages are found by
-            themselves.
-        pickle: how to pickle what nothing else can carry, as ``(dumps, loads)``. None, the default,
-            refuses to send and to read pickles; both ends must opt in.
+        adapters: for types that are not built in; those of installed packages are found without
+            being passed.
+        pickle: ``(dumps, loads)`` for values that nothing else can encode. None, the default,
+            neither sends nor loads pickles; both ends must opt in.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class Codec:
             self.add(adapter)
 
     def add(self, adapter: Adapter) -> None:
-        """Add an adapter; a later one for the same type or name replaces an earlier one."""
+        """Add an adapter; it replaces an earlier one for the same type or name."""
         self._by_type[adapter.type] = adapter
         self._by_name[adapter.name] = adapter
 
@@ -133,12 +134,13 @@ class Codec:
         """Encode a value.
 
         Returns:
-            The skeleton, and one buffer of raw bytes for each array, in the order in which the
-            skeleton numbers them. A C-contiguous array's buffer is its own memory: do not change
-            the array before the buffers have been sent.
+            The skeleton, and one buffer of raw bytes for each array, in the order of their numbers
+            in the skeleton. The buffer of a C-contiguous array is the array's own memory: do not
+            change the array before the buffers have been sent.
 
         Raises:
-            EncodeError: for a value of a type that cannot travel; the path to it is named.
+            EncodeError: if a part of the value has a type that cannot be encoded; the error names
+                the path to it.
         """
         buffers: list[memoryview] = []
         try:
@@ -146,25 +148,30 @@ class Codec:
                 return _encoder.encode(value), buffers
             return _encoder.encode(self._plain(value, buffers, "value", 0)), buffers
         except UnicodeEncodeError as error:
-            raise EncodeError(f"a string in the value is not valid Unicode: {error}") from error
+            raise EncodeError(
+                f"a string in the value is not valid Unicode: {error}; send it as bytes"
+            ) from error
 
     def decode(self, skeleton: bytes | memoryview, buffers: Sequence[Any]) -> Any:
-        """Decode what :meth:`encode` made.
+        """Decode the result of :meth:`encode`.
 
         Args:
-            skeleton: as encoded.
-            buffers: the raw bytes of the arrays; arrays are views of them, without a copy.
+            skeleton: the skeleton.
+            buffers: the raw bytes of the arrays; the decoded arrays are views of them.
 
         Raises:
-            DecodeError: if the bytes are no encoded value, or need an adapter or pickle that this
-                side does not have.
+            DecodeError: if the bytes are not an encoded value, or need an adapter or pickle that
+                this side does not have.
         """
         try:
             return msgspec.msgpack.decode(skeleton, ext_hook=_Reader(self, buffers).extension)
         except DecodeError:
             raise
         except (msgspec.DecodeError, ValueError, TypeError, RecursionError, struct.error) as error:
-            raise DecodeError(f"the bytes are no encoded value: {error}") from error
+            raise DecodeError(
+                f"the bytes are not an encoded value: {error}; install the same version of "
+                "dmiddleware on all hosts"
+            ) from error
 
     def _plain(self, value: Any, buffers: list[memoryview], path: str, depth: int) -> Any:
         kind = type(value)
@@ -173,7 +180,9 @@ class Codec:
         if kind is int:
             return value if _INT_MIN <= value <= _INT_MAX else _big_int(value)
         if depth >= MAX_DEPTH:
-            raise EncodeError(f"{path} is nested deeper than {MAX_DEPTH}; send a flatter value")
+            raise EncodeError(
+                f"{path} is nested more than {MAX_DEPTH} levels deep; send a flatter value"
+            )
         if kind is dict:
             return self._plain_dict(value, buffers, path, depth)
         if kind is list:
@@ -225,9 +234,9 @@ class Codec:
             return msgspec.msgpack.Ext(_PICKLE, self._pickle[0](value))
         kind = type(value)
         raise EncodeError(
-            f"{path} is a {kind.__module__}.{kind.__qualname__}, which cannot travel; send dict, "
-            "list, tuple, str, bytes, int, float, bool, None, numpy arrays or torch tensors, or "
-            "add a TypeAdapter for it"
+            f"{path} is a {kind.__module__}.{kind.__qualname__}, which cannot be encoded; send "
+            "dict, list, tuple, str, bytes, int, float, bool, None, numpy arrays or torch tensors, "
+            "or add a TypeAdapter for it"
         )
 
     def _adapter_for(self, kind: type) -> Adapter | None:
@@ -243,7 +252,9 @@ class Codec:
             self._load_installed(name.partition(".")[0])
             adapter = self._by_name.get(name)
         if adapter is None:
-            raise DecodeError(f"no adapter named {name!r} is installed here; install what has it")
+            raise DecodeError(
+                f"no adapter named {name!r} is installed; install the package that provides it"
+            )
         return adapter
 
     def _load_installed(self, root: str) -> None:
@@ -254,7 +265,7 @@ class Codec:
 
 
 class _Reader:
-    """Reads the extensions of one skeleton."""
+    """Decodes the extensions of one skeleton."""
 
     def __init__(self, codec: Codec, buffers: Sequence[Any]) -> None:
         self._codec = codec
@@ -264,7 +275,7 @@ class _Reader:
     def extension(self, code: int, data: memoryview) -> Any:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise DecodeError(f"the value is nested deeper than {MAX_DEPTH}")
+            raise DecodeError(f"the value is nested more than {MAX_DEPTH} levels deep")
         try:
             return self._read(code, data)
         finally:
@@ -288,31 +299,36 @@ class _Reader:
             return int.from_bytes(data, "little", signed=True)
         if code == _PICKLE:
             return self._unpickle(data)
-        raise DecodeError(f"unknown extension {code}; the sender is newer, use one version")
+        raise DecodeError(
+            f"unknown extension {code}; install the same version of dmiddleware on all hosts"
+        )
 
     def _list(self, data: memoryview) -> list[Any]:
         items = msgspec.msgpack.decode(data, ext_hook=self.extension)
         if not isinstance(items, list):
-            raise DecodeError(f"an extension holds {type(items).__name__} where a list belongs")
+            raise DecodeError(f"an extension holds a {type(items).__name__} instead of a list")
         return items
 
     def _array(self, data: memoryview) -> np.ndarray[Any, Any]:
         (index,) = _INDEX.unpack_from(data)
         code, *shape = self._list(data[_INDEX.size :])
         if index >= len(self._buffers):
-            raise DecodeError(f"array {index} is missing, {len(self._buffers)} arrived")
+            raise DecodeError(f"array {index} is missing, only {len(self._buffers)} arrays arrived")
         array = np.frombuffer(self._buffers[index], _dtype_of(code))
         return array.reshape(shape)
 
     def _unpickle(self, data: memoryview) -> Any:
         codec = self._codec
         if codec._pickle is None:
-            raise DecodeError("the value is pickled, and this side has not opted in to pickle")
+            raise DecodeError(
+                "the value is pickled, but this side does not accept pickles; pass pickle= to the "
+                "Router on both ends, or send other types"
+            )
         return codec._pickle[1](bytes(data))
 
 
 def _is_native(value: Any, depth: int) -> bool:
-    """Tell, fast, whether msgpack has a form for a value and for all within it."""
+    """Return whether msgpack can encode a value and all its parts natively."""
     kind = type(value)
     if kind is int:
         return bool(_INT_MIN <= value <= _INT_MAX)
@@ -334,7 +350,9 @@ def _is_native(value: Any, depth: int) -> bool:
 
 def _dtype_of(code: Any) -> np.dtype[Any]:
     if not isinstance(code, int) or not 0 <= code < len(_DTYPE_OF):
-        raise DecodeError(f"unknown array type {code!r}; the sender is newer, use one version")
+        raise DecodeError(
+            f"unknown array type {code!r}; install the same version of dmiddleware on all hosts"
+        )
     return _DTYPE_OF[code]
 
 
@@ -342,7 +360,7 @@ def _dtype_code(dtype: np.dtype[Any], path: str) -> int:
     code = _DTYPE_CODE.get(dtype.newbyteorder("<"))
     if code is None:
         raise EncodeError(
-            f"{path} is an array of {dtype}, which cannot travel; convert it to one of "
+            f"{path} is an array of {dtype}, which cannot be encoded; convert it to one of "
             f"{', '.join(np.dtype(name).name for name in DTYPES)}"
         )
     return code

@@ -1,4 +1,4 @@
-"""What frames carry: events joined into one frame, and answers to frames."""
+"""The contents of frames: encoded events, several to a frame, and acknowledgements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ __all__ = [
     "EncodedEvent",
     "Acknowledgements",
     "encode_event",
-    "decode_event",
     "pack_events",
     "unpack_events",
     "FRAME_OVERHEAD",
@@ -27,27 +26,27 @@ __all__ = [
 StageArrays: TypeAlias = Callable[[Sequence[memoryview]], list[memoryview] | None]
 
 _SPILL_BYTES: Final = 32 * 1024
-"""Beyond this the envelope travels as a buffer, so that metadata stays within its bound."""
+"""A larger envelope is sent as a buffer, so that the metadata stays within its limit."""
 
 _EVENT_OVERHEAD: Final = 64
 _BUFFER_OVERHEAD: Final = ALIGNMENT + 8
-"""What an array takes in a frame beside its bytes, at most: its alignment, a row of the table."""
+"""The most bytes that an array adds to a frame: its alignment, and a row of the table."""
 
 SUBSCRIPTIONS_EVENT: Final = "$wants"
-"""The event by which nodes tell each other what they want; it keeps its place among the others."""
+"""The event that announces a node's subscriptions, in order with its other events."""
 
 FRAME_OVERHEAD: Final = 256
-"""A frame is at most so much larger than the sizes of its events together."""
+"""The most bytes that a frame has in addition to the sizes of its events."""
 
 
 class EncodedEvent(msgspec.Struct, frozen=True):
-    """An event, encoded once, however many peers it goes to.
+    """An event, encoded once for all its subscribers.
 
     Attributes:
-        event: its name.
+        event: the event's name.
         skeleton: its arguments without their arrays.
-        buffers: the arrays' bytes; the event owns them.
-        size: bytes that count against bounds.
+        buffers: the arrays' bytes, owned by the event.
+        size: number of bytes that count against bounds.
     """
 
     event: str
@@ -57,10 +56,10 @@ class EncodedEvent(msgspec.Struct, frozen=True):
 
 
 class Acknowledgements(msgspec.Struct, array_like=True, frozen=True):
-    """What became of frames.
+    """Replies to frames with events.
 
     Attributes:
-        acks: ``(stream, sequence, credit in bytes)`` of frames that were accepted.
+        acks: ``(stream, sequence, credit in bytes)`` of accepted frames.
         busy: ``(stream, sequence, delay in seconds)`` of frames to send again later.
     """
 
@@ -75,7 +74,7 @@ class _Envelope(msgspec.Struct, array_like=True, frozen=True):
 
 
 MAX_BATCH_BYTES: Final = (MAX_BUFFERS - 1) * _BUFFER_OVERHEAD
-"""Events of so many bytes together have no more arrays than fit into one frame."""
+"""Events of up to this total size never have more arrays than fit into one frame."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _envelopes = msgspec.msgpack.Decoder(list[_Envelope])
@@ -84,16 +83,16 @@ _envelopes = msgspec.msgpack.Decoder(list[_Envelope])
 def encode_event(
     event: str, value: Any, codec: Codec, stage_arrays: StageArrays | None = None
 ) -> EncodedEvent:
-    """Encode an event; its arrays are copied, so that the caller may change them at once.
+    """Encode an event; its arrays are copied, so the caller may change them at once.
 
     Args:
-        event: its name.
+        event: the event's name.
         value: its arguments.
         codec: encodes them.
-        stage_arrays: copies arrays to where they are sent from; may return None.
+        stage_arrays: copies arrays to memory that they are sent from; may return None.
 
     Raises:
-        EncodeError: if the value cannot travel.
+        EncodeError: if the value cannot be encoded.
     """
     skeleton, views = codec.encode(value)
     buffers: tuple[bytes | memoryview, ...] = ()
@@ -103,19 +102,10 @@ def encode_event(
     return EncodedEvent(event, skeleton, buffers, _size(event, skeleton, buffers))
 
 
-def decode_event(encoded: EncodedEvent, codec: Codec) -> Any:
-    """Return the value that :func:`encode_event` was given.
-
-    Raises:
-        DecodeError: if the bytes are no encoded value.
-    """
-    return codec.decode(encoded.skeleton, encoded.buffers)
-
-
 def pack_events(
     events: Sequence[EncodedEvent],
 ) -> tuple[bytes, tuple[bytes | memoryview, ...], FrameFlag]:
-    """Join events for one frame.
+    """Join events into one frame.
 
     Returns:
         The frame's metadata, buffers and flags.
@@ -128,32 +118,37 @@ def pack_events(
 
 
 def unpack_events(frame: Frame) -> list[EncodedEvent]:
-    """Take the events out of a frame; they are views of its memory.
+    """Return the events of a frame; they are views of its memory.
 
     Raises:
-        FrameError: if the frame carries no events.
+        FrameError: if the frame has no valid events.
     """
     spilled = frame.flags is not FrameFlag.NONE and bool(frame.flags & FrameFlag.SPILLED)
     if spilled and not frame.buffers:
-        raise FrameError("the frame's envelope is missing")
+        raise FrameError("the frame has no envelope; it was ignored")
     raw = frame.buffers[0] if spilled else frame.metadata
     envelopes = read_metadata(_envelopes, raw, "list of events")
     events = []
-    place = int(spilled)
+    offset = int(spilled)
     for envelope in envelopes:
         event, skeleton, n_buffers = envelope.event, envelope.skeleton, envelope.n_buffers
         if not n_buffers:
             events.append(EncodedEvent(event, skeleton, (), _size(event, skeleton, ())))
             continue
-        end = place + n_buffers
-        if not place <= end <= len(frame.buffers):
-            raise FrameError(f"event {event!r} claims {n_buffers} arrays that did not arrive")
-        buffers = tuple(frame.buffers[place:end])
+        end = offset + n_buffers
+        if not offset <= end <= len(frame.buffers):
+            raise FrameError(
+                f"event {event!r} has {n_buffers} arrays, but only {len(frame.buffers) - offset} "
+                "arrived"
+            )
+        buffers = tuple(frame.buffers[offset:end])
         size = _size(event, skeleton, buffers)
         events.append(EncodedEvent(event, skeleton, buffers, size))
-        place = end
-    if place != len(frame.buffers):
-        raise FrameError(f"{len(frame.buffers) - place} arrays arrived that no event claims")
+        offset = end
+    if offset != len(frame.buffers):
+        raise FrameError(
+            f"the frame has {len(frame.buffers) - offset} arrays that belong to no event"
+        )
     return events
 
 

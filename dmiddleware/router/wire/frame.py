@@ -1,4 +1,4 @@
-"""The frame: what crosses the network, checked in full before any of it is used.
+"""The frame: the unit of transfer, checked in full before any of it is used.
 
 ::
 
@@ -8,10 +8,10 @@
          6     1  type (FrameType)
          7     1  flags
          8     8  session          agreed in the handshake; 0 before it
-        16     8  incarnation      of the sender: grows with each start of its process
+        16     8  incarnation      of the sender; increases with each start
         24     4  stream           data streams are independent of each other
         28     4  metadata length  (at most 64 KiB)
-        32     8  sequence         of the request in its session; no request is taken twice
+        32     8  sequence         of the request in its session
         40     8  frame length     of the whole frame
         48     4  buffers          how many (at most 8,192)
         52     8  data sequence    of the events in their stream
@@ -21,10 +21,9 @@
          …     …  table            8 bytes a buffer: its length
          …     …  buffers          each at a multiple of 64 bytes from the frame's start
 
-Integers are little-endian. The MAC covers prefix, metadata and table, and the buffers too where the
-flag ``MAC_BODY`` is set (on tcp; on ipc and under mutual TLS they are the kernel's or TLS's care).
-
-Nothing here owns a socket, a thread or a clock.
+Integers are little-endian. The MAC covers prefix, metadata and table, and with the flag
+``MAC_BODY`` the buffers too. That flag is set on tcp; on ipc and under mutual TLS the kernel or TLS
+protects them.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ _LENGTH: Final = struct.Struct("<Q")
 
 
 class FrameType(enum.IntEnum):
-    """What a frame is for."""
+    """The purpose of a frame."""
 
     HELLO = 1
     CHALLENGE = 2
@@ -96,17 +95,17 @@ class FrameType(enum.IntEnum):
 
 
 class FrameFlag(enum.IntFlag):
-    """How a frame is to be read."""
+    """How to read a frame."""
 
     NONE = 0
     MAC_BODY = 1
     """The MAC covers the buffers too."""
 
     SPILLED = 2
-    """The first buffer takes the place of the metadata, which would have been too long."""
+    """The first buffer holds the metadata, which is too long for its usual place."""
 
 
-# Enums make a value of a number, and join flags, in the time of a whole frame.
+# Converting numbers to enum members would take as long as decoding a whole frame.
 _TYPES: Final = {int(kind): kind for kind in FrameType}
 _FLAGS: Final = [FrameFlag(bits) for bits in range(4)]
 _COVERING: Final = (FrameFlag.MAC_BODY, FrameFlag.MAC_BODY | FrameFlag.SPILLED)
@@ -117,15 +116,15 @@ class Frame:
     """One frame, decoded.
 
     Attributes:
-        type: what it is for.
-        session: agreed in the handshake; 0 before it.
-        incarnation: of the sender.
+        type: the purpose of the frame.
+        session: agreed on in the handshake; 0 before it.
+        incarnation: incarnation of the sender.
         stream: number of the data stream.
         sequence: number of the request in its session.
-        data_sequence: number of the carried events in their stream.
+        data_sequence: number of the events in their stream.
         metadata: msgpack bytes, at most 64 KiB.
         buffers: raw bytes; after decoding, views of the received frame.
-        flags: how it is to be read.
+        flags: how to read the frame.
     """
 
     type: FrameType
@@ -144,17 +143,17 @@ class FrameMac:
 
     Args:
         key: 32 secret bytes.
-        cover_body: whether frames signed here have their body covered too.
+        cover_body: whether the MAC covers the buffers too.
     """
 
     def __init__(self, key: bytes, *, cover_body: bool) -> None:
         if len(key) != 32:
-            raise ValueError(f"a session key has 32 bytes, got {len(key)}")
+            raise ValueError(f"a session key must have 32 bytes, got {len(key)}")
         self._keyed = hashlib.blake2b(key=key, digest_size=_MAC_SIZE, person=b"dmw-frame")
         self.cover_body = cover_body
 
     def digest(self, parts: Sequence[bytes | memoryview]) -> bytes:
-        """Return the MAC of the parts, joined."""
+        """Return the MAC of the joined parts."""
         keyed = self._keyed.copy()
         for part in parts:
             keyed.update(part)
@@ -162,21 +161,21 @@ class FrameMac:
 
 
 def encode_frame(frame: Frame, mac: FrameMac | None = None, *, max_size: int) -> bytes:
-    """Write a frame as bytes; each buffer is copied once, to its aligned place.
+    """Encode a frame as bytes; each buffer is copied once, to its aligned offset.
 
     Args:
-        frame: what to write.
+        frame: the frame.
         mac: signs the frame; None leaves it unsigned.
-        max_size: what the receiver accepts, in bytes.
+        max_size: the largest frame that the receiver accepts, in bytes.
 
     Raises:
-        FrameTooLarge: if the metadata exceeds 64 KiB or the frame ``max_size``; nothing was sent.
+        FrameTooLarge: if the metadata exceeds 64 KiB or the frame ``max_size``.
     """
     return bytes(frame_pieces(frame, mac, max_size=max_size))
 
 
 def frame_pieces(frame: Frame, mac: FrameMac | None = None, *, max_size: int) -> BytePieces:
-    """Write a frame as :func:`encode_frame` does, but leave its buffers where they are.
+    """Encode a frame like :func:`encode_frame`, but without copying its buffers.
 
     Raises:
         FrameTooLarge: as :func:`encode_frame`.
@@ -184,16 +183,17 @@ def frame_pieces(frame: Frame, mac: FrameMac | None = None, *, max_size: int) ->
     metadata, buffers = frame.metadata, frame.buffers
     if len(metadata) > MAX_METADATA or len(buffers) > MAX_BUFFERS:
         raise FrameTooLarge(
-            f"the frame has {len(metadata)} bytes of metadata and {len(buffers)} arrays, at most "
-            f"{MAX_METADATA} and {MAX_BUFFERS} can be sent; send long lists and strings as arrays"
+            f"the frame has {len(metadata)} bytes of metadata and {len(buffers)} arrays, but at "
+            f"most {MAX_METADATA} and {MAX_BUFFERS} can be sent; send long lists and strings as "
+            "arrays"
         )
     lengths = [len(buffer) for buffer in buffers]
     head = HEADER_SIZE + len(metadata) + _LENGTH.size * len(buffers)
     offsets, end = _layout(head, lengths)
     if end > max_size:
         raise FrameTooLarge(
-            f"the frame has {end} bytes, the receiver accepts {max_size}; send smaller parts or "
-            "raise max_frame_bytes on both ends"
+            f"the frame has {end} bytes, but the receiver accepts {max_size}; send smaller parts, "
+            "or raise max_frame_bytes on both ends"
         )
     flags = frame.flags
     if mac is not None and mac.cover_body:
@@ -214,10 +214,10 @@ def frame_pieces(frame: Frame, mac: FrameMac | None = None, *, max_size: int) ->
     )
     table = struct.pack(f"<{len(buffers)}Q", *lengths)
     body: list[bytes | memoryview] = []
-    place = head
+    position = head
     for offset, length, buffer in zip(offsets, lengths, buffers, strict=True):
-        body += (bytes(offset - place), buffer)
-        place = offset + length
+        body += (bytes(offset - position), buffer)
+        position = offset + length
     signature = _NO_MAC
     if mac is not None:
         covered = [prefix, metadata, table, *body] if mac.cover_body else [prefix, metadata, table]
@@ -226,45 +226,53 @@ def frame_pieces(frame: Frame, mac: FrameMac | None = None, *, max_size: int) ->
 
 
 def decode_frame(raw: bytes | bytearray | memoryview, mac: FrameMac | None = None) -> Frame:
-    """Read a frame; every length is checked before anything it measures is touched.
+    """Decode a frame; each length is checked before it is used.
 
     Args:
-        raw: what arrived, whole.
-        mac: checks the frame; None accepts only unsigned ones, so that a frame which claims to be
-            signed is never taken on trust.
+        raw: the received bytes.
+        mac: checks the signature. None accepts unsigned frames only, so a signature is never
+            ignored.
 
     Returns:
         The frame; its metadata and buffers are views of ``raw``.
 
     Raises:
-        FrameError: if ``raw`` is no whole frame of this version.
-        AuthError: if the frame is not signed as ``mac`` demands.
+        FrameError: if ``raw`` is not a complete frame of this version.
+        AuthError: if the signature is missing or wrong.
     """
     view = memoryview(raw).cast("B")
     if len(view) < HEADER_SIZE:
-        raise FrameError(f"a frame has at least {HEADER_SIZE} bytes, {len(view)} arrived")
+        raise FrameError(f"got {len(view)} bytes, but a frame has at least {HEADER_SIZE}")
     (magic, version, kind, flag_bits, session, incarnation, stream, metadata_size, sequence, size,
      n_buffers, data_sequence) = _PREFIX.unpack_from(view)  # fmt: skip
     if magic != _MAGIC:
-        raise FrameError("what arrived does not begin as a frame does; the peer speaks otherwise")
+        raise FrameError(
+            "the received bytes are not a frame; check that the peer is a dmiddleware node"
+        )
     if version != VERSION:
         raise FrameError(
-            f"the peer speaks version {version}, this side {VERSION}; use one version on all hosts"
+            f"the peer has protocol version {version}, this side {VERSION}; install the same "
+            "version of dmiddleware on all hosts"
         )
     if size != len(view):
-        raise FrameError(f"the frame claims {size} bytes, {len(view)} arrived")
+        raise FrameError(f"the frame claims to have {size} bytes, but {len(view)} arrived")
     if metadata_size > MAX_METADATA or n_buffers > MAX_BUFFERS:
-        raise FrameError(f"{metadata_size} bytes of metadata and {n_buffers} arrays are too many")
+        raise FrameError(
+            f"the frame claims {metadata_size} bytes of metadata and {n_buffers} arrays, but at "
+            f"most {MAX_METADATA} and {MAX_BUFFERS} are accepted"
+        )
     table = HEADER_SIZE + metadata_size
     head = table + _LENGTH.size * n_buffers
     if head > len(view):
-        raise FrameError(f"the frame claims a head of {head} bytes, {len(view)} arrived")
+        raise FrameError(f"the frame claims a head of {head} bytes, but {len(view)} arrived")
     flags = _FLAGS[flag_bits % len(_FLAGS)]
     _check_mac(view, mac, flags, head)
     lengths = struct.unpack_from(f"<{n_buffers}Q", view, table)
     offsets, end = _layout(head, lengths)
     if end != len(view):
-        raise FrameError(f"the arrays' lengths add up to a frame of {end} bytes, not {len(view)}")
+        raise FrameError(
+            f"the lengths of the arrays add up to a frame of {end} bytes, but {len(view)} arrived"
+        )
     return Frame(
         type=_frame_type(kind),
         session=session,
@@ -281,34 +289,34 @@ def decode_frame(raw: bytes | bytearray | memoryview, mac: FrameMac | None = Non
 
 
 def read_metadata(decoder: msgspec.msgpack.Decoder[T], raw: bytes | memoryview, what: str) -> T:
-    """Decode metadata from a peer, who may have sent anything.
+    """Decode untrusted metadata.
 
     Raises:
-        FrameError: if it is not ``what`` it should be.
+        FrameError: if it is not a valid ``what``.
     """
     try:
         return decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FrameError(f"what came is no {what}: {error}") from error
+        raise FrameError(f"the received bytes are not a valid {what}: {error}") from error
 
 
 def session_of(raw: bytes | bytearray | memoryview) -> int:
-    """Return the session that a frame claims, to find the key that checks it.
+    """Return the session number in a frame, to find the key that checks it.
 
     Raises:
-        FrameError: if ``raw`` is too short to claim one.
+        FrameError: if ``raw`` is too short.
     """
     if len(raw) < HEADER_SIZE:
-        raise FrameError(f"a frame has at least {HEADER_SIZE} bytes, {len(raw)} arrived")
+        raise FrameError(f"got {len(raw)} bytes, but a frame has at least {HEADER_SIZE}")
     session: int = _SESSION.unpack_from(raw, 8)[0]
     return session
 
 
 def type_of(raw: bytes | bytearray | memoryview) -> FrameType:
-    """Return the type that a frame claims, without checking anything else of it.
+    """Return the type in a frame, without checking the rest.
 
     Raises:
-        FrameError: if ``raw`` is too short to claim one, or the type is not known.
+        FrameError: if ``raw`` is too short, or the type is unknown.
     """
     session_of(raw)
     return _frame_type(raw[_TYPE_AT])
@@ -317,12 +325,14 @@ def type_of(raw: bytes | bytearray | memoryview) -> FrameType:
 def _frame_type(kind: int) -> FrameType:
     found = _TYPES.get(kind)
     if found is None:
-        raise FrameError(f"unknown frame type {kind}; use one version on all hosts")
+        raise FrameError(
+            f"unknown frame type {kind}; install the same version of dmiddleware on all hosts"
+        )
     return found
 
 
 def _layout(head: int, lengths: Sequence[int]) -> tuple[list[int], int]:
-    """Return each buffer's offset, and the frame's length, for a head of ``head`` bytes."""
+    """Return each buffer's offset, and the frame's length, after a head of ``head`` bytes."""
     offsets = []
     end = head
     for length in lengths:
@@ -341,9 +351,18 @@ def _check_mac(view: memoryview, mac: FrameMac | None, flags: FrameFlag, head: i
     claimed = bytes(view[_PREFIX.size : HEADER_SIZE])
     if mac is None:
         if claimed != _NO_MAC:
-            raise AuthError("the frame is signed, but this side has no key; give both sides one")
+            raise AuthError(
+                "the frame is signed, but this side has no key; give all nodes of the run the same "
+                "key"
+            )
         return
     if mac.cover_body and flags not in _COVERING:
-        raise AuthError("the frame's arrays are not signed, and this side demands that they are")
+        raise AuthError(
+            "the frame's arrays are not signed, but this side requires it; use the same kind of "
+            "address on both ends"
+        )
     if not hmac.compare_digest(claimed, mac.digest(_covered(view, flags, head))):
-        raise AuthError("the frame's signature is wrong; the peer has another key, or bits changed")
+        raise AuthError(
+            "the frame's signature is wrong; the peer has another key, or the frame was altered on "
+            "the way"
+        )

@@ -75,6 +75,6 @@ def endpoints(request: pytest.FixtureRequest, address: str) -> Endpoints:
         return Endpoints(address, NngTransport(), NngTransport())
     folder: Path = request.getfixturevalue("folder")
     sharing = [
-        SharedMemoryTransport(NngTransport(), directory=folder, least_bytes=1) for _ in range(2)
+        SharedMemoryTransport(NngTransport(), directory=folder, min_bytes=1) for _ in range(2)
     ]
     return Endpoints(address, *sharing)

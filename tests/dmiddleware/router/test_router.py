@@ -272,7 +272,7 @@ def test_a_failed_start_may_be_retried(tmp_path: Path) -> None:
     second = Router(node_id=1, listen=address)
     with Router(node_id=0, listen=address):
         for _ in range(2):
-            with pytest.raises(TransportError, match="listens there"):
+            with pytest.raises(TransportError, match="already listening there"):
                 second.start()
     with second:
         assert second.address == address

@@ -1,18 +1,4 @@
-"""Requests and answers through a redis server, where nodes cannot reach each other directly.
-
-A listener blocks on a list, its inbox; each request names the list that its answer goes to. Nobody
-but the redis server must be reachable.
-
-What redis promises is less than what a socket does. It holds what is under way in its memory: when
-it is restarted, requests and answers are lost, or, if it restores a snapshot, come twice. Requests
-without an answer fail at their deadline, and the delivery above sends again what was not
-acknowledged and takes nothing twice, so that no event is lost or doubled between nodes that live
-through it. Three things remain. The death of a peer is noticed by its missing heartbeats, after
-three seconds, not at once. There is no way around a redis server that is away: everything waits for
-it, up to the deadlines of the emitters. And whoever may use the redis server can read what the
-nodes tell each other, and can hold it up; but not forge or change it, as every byte of every frame
-is signed with the run's key.
-"""
+"""The redis transport, and its listening side."""
 
 from __future__ import annotations
 
@@ -34,12 +20,12 @@ from dmiddleware.router.protocol.topology import RedisAddress
 from dmiddleware.router.transport.interface import RequestHandler
 from dmiddleware.router.transport.redis.channel import RedisChannel
 from dmiddleware.router.transport.redis.lists import (
-    ANSWER,
     GONE,
     MESSAGE,
     PRESENCE,
-    PRESENCE_LOOK_S,
+    PRESENCE_CHECK_S,
     REFUSED,
+    REPLY,
     REQUEST,
     Lists,
     body,
@@ -60,8 +46,8 @@ _BLOCK_S: Final = 1.0
 _PAUSE_S: Final = 0.1
 _JOIN_S: Final = 5.0
 
-# Says that a listener is here, unless another one has its name.
-_BE_PRESENT: Final = """
+# Announces a listener, unless another one has its name.
+_ANNOUNCE: Final = """
 local now = redis.call('GET', KEYS[1])
 if now and now ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
@@ -77,11 +63,11 @@ return 1
 class RedisTransport:
     """Lists in a redis server.
 
-    Addresses have the form ``redis://host:port/db/name``; see the module for what it promises.
+    Addresses have the form ``redis://host:port/db/name``. See the package for what it promises.
 
     Args:
-        username: for redis servers that ask who comes.
-        password: for those that ask for one.
+        username: for redis servers with user accounts.
+        password: for redis servers that require one.
     """
 
     def __init__(self, *, username: str | None = None, password: str | None = None) -> None:
@@ -120,15 +106,15 @@ class RedisTransport:
         )
 
     def covers_body(self, address: str) -> bool:
-        """Tell that frames need all their bytes signed: the redis server is not trusted."""
+        """Return True: the redis server is not trusted."""
         return True
 
     def stage_arrays(self, arrays: Sequence[memoryview]) -> None:
-        """Tell that arrays have no place of their own here."""
+        """Return None: arrays cannot be staged."""
 
 
 class RedisListener:
-    """A list of requests, taken by threads with a connection each, and one that answers."""
+    """A list of requests, served by threads with one connection each, and a thread for replies."""
 
     def __init__(
         self,
@@ -145,18 +131,18 @@ class RedisListener:
         self._presence = PRESENCE.pack(self._number, max_frame_bytes)
         self._inbox = lists.inbox(self._number)
         self._lock = threading.Lock()
-        self._unanswered: set[_Asked] = set()
-        self._answers: queue.SimpleQueue[tuple[str, bytes] | None] = queue.SimpleQueue()
+        self._pending: set[_PendingRequest] = set()
+        self._replies: queue.SimpleQueue[tuple[str, bytes] | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         with translated(f"listen on {lists.address}"):
             self._control = lists.connect(wait_s=_BLOCK_S)
             try:
-                self._take_the_name()
+                self._claim_name()
             except BaseException:
                 self._control.close()
                 raise
-        self._keeper = _start(self._stay_present, "router-redis-here")
-        self._answerer = _start(self._answer_forever, "router-redis-answers")
+        self._keeper = _start(self._stay_present, "router-redis-presence")
+        self._replier = _start(self._push_replies, "router-redis-replies")
         self._workers = [_start(self._work, f"router-serve-{number}") for number in range(_WORKERS)]
 
     @property
@@ -165,45 +151,45 @@ class RedisListener:
         return self._lists.address
 
     def close(self) -> None:
-        """Stop listening and end the threads; those who still ask are told."""
+        """Stop listening and end the threads; requests without a reply are refused."""
         if self._closing.is_set():
             return
         self._closing.set()
         self._keeper.join(_JOIN_S)
         with contextlib.suppress(redis.RedisError):
             self._control.eval(_LEAVE, 1, self._lists.presence, self._presence)
-            # Something to take for each thread that waits, so that it looks up.
+            # One empty item for each waiting thread, to wake it up.
             self._control.rpush(self._inbox, *[b""] * len(self._workers))
         for thread in self._workers:
             thread.join(_JOIN_S)
         with contextlib.suppress(redis.RedisError):
             while (request := self._control.lpop(self._inbox)) is not None:
                 if isinstance(request, bytes) and len(request) >= REQUEST.size:
-                    self._ask(request)
+                    self._register(request)
             self._control.delete(self._inbox)
         self._control.close()
         with self._lock:
-            unanswered = list(self._unanswered)
-        for asked in unanswered:
-            self._reply(asked, None)
-        self._answers.put(None)
-        self._answerer.join(_JOIN_S)
+            pending_requests = list(self._pending)
+        for pending in pending_requests:
+            self._reply(pending, None)
+        self._replies.put(None)
+        self._replier.join(_JOIN_S)
 
-    def _take_the_name(self) -> None:
-        # A listener that was killed is present for a while yet.
+    def _claim_name(self) -> None:
+        # The presence of a killed listener takes a while to expire.
         deadline = time.monotonic() + 2 * _PRESENCE_MS / 1000
-        while not self._be_present():
+        while not self._announce():
             if time.monotonic() > deadline:
                 raise TransportError(
-                    f"another node listens on {self._lists.address}; give each node a name of its "
-                    "own, and each run one"
+                    f"another node is already listening on {self._lists.address}; give each node "
+                    "and each run a different name"
                 )
-            self._closing.wait(PRESENCE_LOOK_S)
+            self._closing.wait(PRESENCE_CHECK_S)
 
-    def _be_present(self) -> bool:
+    def _announce(self) -> bool:
         return bool(
             self._control.eval(
-                _BE_PRESENT, 1, self._lists.presence, self._presence, str(_PRESENCE_MS)
+                _ANNOUNCE, 1, self._lists.presence, self._presence, str(_PRESENCE_MS)
             )
         )
 
@@ -211,9 +197,13 @@ class RedisListener:
         held = True
         while not self._closing.wait(_PRESENCE_EVERY_S):
             with contextlib.suppress(redis.RedisError):
-                holds, held = self._be_present(), held
+                holds, held = self._announce(), held
                 if held and not holds:
-                    _logger.error("another node has taken the name %s", self._lists.address)
+                    _logger.error(
+                        "another node is now listening on %s, and receives this node's requests; "
+                        "give each node and each run a different name",
+                        self._lists.address,
+                    )
                 held = holds
 
     def _work(self) -> None:
@@ -225,59 +215,59 @@ class RedisListener:
                         if item is not None and len(item[1]) >= REQUEST.size:
                             self._serve_one(item[1])
             except redis.RedisError as error:
-                # The server is away; the dialers will ask again when it is back.
+                # The server is down; the dialers will retry when it is back.
                 _logger.debug("%s: %s", self._lists.address, error)
                 self._closing.wait(_PAUSE_S)
 
     def _serve_one(self, request: bytes) -> None:
-        asked = self._ask(request)
-        if asked is None:
+        pending = self._register(request)
+        if pending is None:
             return
         try:
             self._serve(
                 body(request, REQUEST),
-                asked.channel,
-                functools.partial(self._reply, asked),
+                pending.channel,
+                functools.partial(self._reply, pending),
             )
         except Exception:
-            # Whoever can make one request fail must not take the others' service away.
-            _logger.exception("a request could not be served; its connection is closed")
-            self._reply(asked, None)
+            # A request that makes the handler fail must not affect other requests.
+            _logger.exception("closed a connection, handling its request failed")
+            self._reply(pending, None)
 
-    def _ask(self, request: bytes) -> _Asked | None:
-        """Take note of a request that is to be answered; None if it is a goodbye."""
+    def _register(self, request: bytes) -> _PendingRequest | None:
+        """Register a request that needs a reply; return None if the channel has closed."""
         kind, channel, number, longest = REQUEST.unpack_from(request)
         if kind == GONE:
             self._on_disconnect(channel)
             return None
-        asked = _Asked(channel, number, longest)
+        pending = _PendingRequest(channel, number, longest)
         with self._lock:
-            self._unanswered.add(asked)
-        return asked
+            self._pending.add(pending)
+        return pending
 
-    def _reply(self, asked: _Asked, answer: WireBytes | None) -> None:
+    def _reply(self, pending: _PendingRequest, response: WireBytes | None) -> None:
         with self._lock:
-            if asked not in self._unanswered:
+            if pending not in self._pending:
                 return
-            self._unanswered.remove(asked)
-        if answer is None or len(answer) > asked.longest:
-            content = ANSWER.pack(REFUSED, asked.number)
+            self._pending.remove(pending)
+        if response is None or len(response) > pending.longest:
+            content = REPLY.pack(REFUSED, pending.number)
         else:
-            content = ANSWER.pack(MESSAGE, asked.number) + bytes(answer)
-        self._answers.put((self._lists.answers(asked.channel), content))
+            content = REPLY.pack(MESSAGE, pending.number) + bytes(response)
+        self._replies.put((self._lists.replies(pending.channel), content))
 
-    def _answer_forever(self) -> None:
-        """Push answers; other threads give them, which do not wait for the redis server."""
+    def _push_replies(self) -> None:
+        """Push the replies of other threads, which do not wait for the redis server."""
         connection: redis.Redis | None = None
-        ended = False
-        while not ended:
-            answers, ended = take_all(self._answers)
+        done = False
+        while not done:
+            replies, done = take_all(self._replies)
             try:
                 if connection is None:
                     connection = self._lists.connect(wait_s=_BLOCK_S)
-                push(connection, answers)
+                push(connection, replies)
             except redis.RedisError as error:
-                # The server is away; the dialers will ask again when it is back.
+                # The server is down; the dialers will retry when it is back.
                 _logger.debug("%s: %s", self._lists.address, error)
                 if connection is not None:
                     connection.close()
@@ -287,13 +277,13 @@ class RedisListener:
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class _Asked:
-    """A request without an answer.
+class _PendingRequest:
+    """A request that has no reply yet.
 
     Attributes:
-        channel: on which it was made.
-        number: its own.
-        longest: answers with more bytes are not accepted.
+        channel: number of the channel that it was made on.
+        number: number of the request.
+        longest: the longest reply that is accepted, in bytes.
     """
 
     channel: int

@@ -1,4 +1,4 @@
-"""The lists in a redis server that requests and answers go through."""
+"""The redis lists that requests and replies go through."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dmiddleware.errors import TransportError
 from dmiddleware.router.protocol.topology import RedisAddress
 
 __all__ = [
-    "ANSWER",
+    "REPLY",
     "GONE",
     "MESSAGE",
     "PRESENCE",
-    "PRESENCE_LOOK_S",
+    "PRESENCE_CHECK_S",
     "REFUSED",
     "REQUEST",
     "Lists",
@@ -36,13 +36,13 @@ _T = TypeVar("_T")
 _PREFIX: Final = "dmw"
 _LEFTOVER_S: Final = 60
 
-PRESENCE_LOOK_S: Final = 0.05
-"""How often to look who is there."""
+PRESENCE_CHECK_S: Final = 0.05
+"""How often to check whether a listener is present."""
 
 REQUEST: Final = struct.Struct("<BQQQ")
-"""Kind, channel, number of the request, longest answer that is accepted."""
+"""Kind, channel, number of the request, longest reply that is accepted."""
 
-ANSWER: Final = struct.Struct("<BQ")
+REPLY: Final = struct.Struct("<BQ")
 """Kind, number of the request."""
 
 PRESENCE: Final = struct.Struct("<QQ")
@@ -52,49 +52,49 @@ MESSAGE, GONE, REFUSED = 0, 1, 2
 
 
 class Lists:
-    """A redis server, and the keys of one listener in it.
+    """The keys of one listener in a redis server.
 
     Args:
-        place: the server, and the listener's name.
-        login: for servers that ask for one.
+        address: the server, and the listener's name.
+        login: user name and password, or None for each.
     """
 
-    def __init__(self, place: RedisAddress, login: dict[str, Any]) -> None:
-        self._place = place
+    def __init__(self, address: RedisAddress, login: dict[str, Any]) -> None:
+        self._redis_address = address
         self._login = login
-        self.address = str(place)
-        self.presence = f"{_PREFIX}:{place.name}:here"
+        self.address = str(address)
+        self.presence = f"{_PREFIX}:{address.name}:here"
 
     def inbox(self, listener: int) -> str:
-        """Return where the requests to a listener go: none finds what its predecessor left."""
-        return f"{_PREFIX}:{self._place.name}:in:{listener:x}"
+        """Return the list of requests to a listener; a new listener gets a new list."""
+        return f"{_PREFIX}:{self._redis_address.name}:in:{listener:x}"
 
-    def answers(self, channel: int) -> str:
-        """Return where the answers to a channel go."""
-        return f"{_PREFIX}:{self._place.name}:out:{channel:x}"
+    def replies(self, channel: int) -> str:
+        """Return the list of replies to a channel."""
+        return f"{_PREFIX}:{self._redis_address.name}:out:{channel:x}"
 
     def connect(self, *, wait_s: float) -> redis.Redis:
-        """Return a connection for one thread, on which a command may wait for ``wait_s``."""
+        """Return a connection for one thread, whose commands may wait for ``wait_s``."""
         return redis.Redis(
-            host=self._place.host,
-            port=self._place.port,
-            db=self._place.db,
+            host=self._redis_address.host,
+            port=self._redis_address.port,
+            db=self._redis_address.db,
             single_connection_client=True,
             socket_connect_timeout=1.0,
             socket_timeout=wait_s + 1.0,
-            # A request that is sent twice could be taken twice.
+            # A request that is sent twice could be processed twice.
             retry=Retry(NoBackoff(), 0),
             **self._login,
         )
 
 
 def body(content: bytes, head: struct.Struct) -> memoryview:
-    """Return what follows a head, where it may be written to, as over any other way."""
+    """Return a writable copy of what follows a head."""
     return memoryview(bytearray(memoryview(content)[head.size :]))
 
 
 def push(connection: redis.Redis, contents: Sequence[tuple[str, bytes]]) -> None:
-    """Add to the ends of lists, which vanish when nobody adds or takes for a minute."""
+    """Append to lists, which expire when unused for a minute."""
     with connection.pipeline(transaction=False) as pipeline:
         for name, content in contents:
             pipeline.rpush(name, content)
@@ -103,10 +103,10 @@ def push(connection: redis.Redis, contents: Sequence[tuple[str, bytes]]) -> None
 
 
 def take_all(waiting: queue.SimpleQueue[_T | None]) -> tuple[list[_T], bool]:
-    """Wait for what is to be pushed.
+    """Wait for items of a queue.
 
     Returns:
-        All that is there, and whether that is the last: None has come.
+        All items in the queue, and whether they are the last ones, which None marks.
     """
     taken: list[_T] = []
     item = waiting.get()
@@ -119,12 +119,14 @@ def take_all(waiting: queue.SimpleQueue[_T | None]) -> tuple[list[_T], bool]:
 
 
 def translate(error: redis.RedisError, doing: str) -> TransportError:
-    """Return an error of redis' as the router's."""
+    """Return a redis error as a transport error."""
     if isinstance(error, redis.TimeoutError):
-        return TransportError(f"could not {doing}: the redis server does not answer")
+        return TransportError(
+            f"could not {doing}: the redis server does not respond; check that it is running"
+        )
     if isinstance(error, redis.AuthenticationError):
         return TransportError(
-            f"could not {doing}: the redis server wants another password ({error}); set "
+            f"could not {doing}: the redis server refused the password ({error}); set "
             "DITASK_REDIS_PASSWORD"
         )
     return TransportError(f"could not {doing}: {error}")
@@ -132,7 +134,7 @@ def translate(error: redis.RedisError, doing: str) -> TransportError:
 
 @contextlib.contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Turn redis' errors into the router's."""
+    """Raise redis errors as transport errors."""
     try:
         yield
     except redis.RedisError as error:

@@ -117,13 +117,15 @@ def test_dialing_an_address_without_a_listener_raises(
     ends: tuple[Transport, Transport, str],
 ) -> None:
     _, there, address = ends
-    with pytest.raises(TransportError, match=r"nobody answered within 0\.05 s"):
+    with pytest.raises(
+        TransportError, match=r"no connection within 0\.05 s|no listener|could not dial"
+    ):
         there.dial(address, connect_timeout_s=0.05, reply_timeout_s=1.0, max_frame_bytes=LIMIT)
 
 
 def test_an_address_has_at_most_one_listener(ends: tuple[Transport, Transport, str]) -> None:
     _, there, address = ends
-    with joined(ends, echo), pytest.raises(TransportError, match="in use"):
+    with joined(ends, echo), pytest.raises(TransportError, match=r"already|in use"):
         there.listen(address, echo, on_disconnect=lambda c: None, max_frame_bytes=1)
 
 
@@ -214,10 +216,10 @@ def test_a_request_over_a_link_that_stays_cut_is_lost_at_its_deadline(
 
     with joined(ends, serve, gone) as (_, channel):
         network.cut("dialer", "listener")
-        with pytest.raises(TransportError, match="no answer within 10 s"):
+        with pytest.raises(TransportError, match=r"no reply from .* within 10 s"):
             channel.request(b"hello")
         assert simulation.now() == 10.0
-        with pytest.raises(TransportError, match="nobody answered within 1 s"):
+        with pytest.raises(TransportError, match="no connection within 1 s"):
             ends[1].dial(ADDRESS, connect_timeout_s=1.0, reply_timeout_s=1.0, max_frame_bytes=LIMIT)
         channel.close()
         assert served == gone == []
@@ -272,8 +274,8 @@ def test_packets_that_arrived_before_the_cut_are_not_lost(simulation: Simulation
     simulation.run_for(1.0)
     assert served == [(b"early", 12.0)]
     assert told == [
-        (f"{ADDRESS} gave no answer within 5 s", 6.0),
-        (f"{ADDRESS} gave no answer within 5 s", 7.0),
+        (f"no reply from {ADDRESS} within 5 s", 6.0),
+        (f"no reply from {ADDRESS} within 5 s", 7.0),
     ]
     channel.close()
     listening[0].close()
@@ -302,7 +304,7 @@ def test_a_sent_request_fails_at_its_deadline(simulation: Simulation) -> None:
         parking.wait_for(2)[b"one"](b"too late")
         parking.wait_for(2)[b"other"](b"in time")
         simulation.run_for(5.0)
-    assert told == [(f"{ADDRESS} gave no answer within 2 s", 2.0), (b"in time", 2.5)]
+    assert told == [(f"no reply from {ADDRESS} within 2 s", 2.0), (b"in time", 2.5)]
 
 
 def test_a_reply_over_a_cut_link_arrives_when_it_is_healed(simulation: Simulation) -> None:
@@ -354,7 +356,7 @@ def test_removing_a_host_breaks_its_connections(simulation: Simulation) -> None:
         network.remove("listener")
         with pytest.raises(TransportError, match="closed or broke"):
             channel.request(b"hello")
-        with pytest.raises(TransportError, match="nobody answered"):
+        with pytest.raises(TransportError, match="no connection"):
             ends[1].dial(ADDRESS, connect_timeout_s=1.0, reply_timeout_s=1.0, max_frame_bytes=LIMIT)
 
 

@@ -158,7 +158,7 @@ def test_a_late_reply_is_not_taken_for_the_next_one(
         listening(f"{server.url}/a", serve),
         dialed(f"{server.url}/a", reply_timeout_s=0.3) as channel,
     ):
-        with pytest.raises(TransportError, match="no answer in time"):
+        with pytest.raises(TransportError, match="no reply in time"):
             channel.request(b"slow")
         parking.wait_for(1)[b"slow"](b"slow")
         assert [bytes(channel.request(b"%d" % number)) for number in range(5)] == [
@@ -240,7 +240,7 @@ def test_replies_resume_as_soon_as_redis_is_back(own_server: RedisServer, meanwh
         parked[b"early"](b"in time")
         assert asked[b"early"].result() == b"in time"
         own_server.kill()
-        assert "could not ask" in str(asked[b"away"].result())
+        assert "could not send a request" in str(asked[b"away"].result())
         if meanwhile:
             parked[b"away"](b"too late")
         own_server.start()
@@ -269,7 +269,7 @@ def test_a_request_that_is_too_long_is_refused_at_the_sender(server: RedisServer
     with listening(f"{server.url}/a", answering(lambda raw, _: bytes(2000))):
         with (
             dialed(f"{server.url}/a") as channel,
-            pytest.raises(TransportError, match=f"takes {MAX_BYTES} bytes at most"),
+            pytest.raises(TransportError, match=f"accepts at most {MAX_BYTES}"),
         ):
             channel.request(bytes(MAX_BYTES + 1))
         with (
@@ -282,7 +282,10 @@ def test_a_request_that_is_too_long_is_refused_at_the_sender(server: RedisServer
 def test_a_name_can_be_reused_only_after_its_listener_is_closed(server: RedisServer) -> None:
     address = f"{server.url}/a"
     with listening(address):
-        with pytest.raises(TransportError, match="another node listens"), listening(address):
+        with (
+            pytest.raises(TransportError, match="another node is already listening"),
+            listening(address),
+        ):
             pass
         with dialed(address) as channel:
             assert channel.request(b"still here") == b"still here"
@@ -294,7 +297,7 @@ def test_dialing_an_address_without_a_listener_fails_within_the_deadline(
     server: RedisServer,
 ) -> None:
     with (
-        pytest.raises(TransportError, match="nobody listens there"),
+        pytest.raises(TransportError, match="no listener within"),
         dialed(f"{server.url}/b", connect_timeout_s=0.3),
     ):
         pass
@@ -341,7 +344,7 @@ def test_a_listener_recovers_as_soon_as_redis_does(own_server: RedisServer) -> N
     with listening(address), dialed(address) as channel:
         assert channel.request(b"?") == b"?"
         own_server.kill()
-        with pytest.raises(TransportError, match="could not ask"):
+        with pytest.raises(TransportError, match="could not send a request"):
             channel.request(b"?")
         own_server.start()
         deadline = time.monotonic() + DEADLINE_S

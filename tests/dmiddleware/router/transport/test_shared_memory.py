@@ -89,7 +89,7 @@ def test_a_reply_that_cannot_be_opened_fails_the_sent_request(folder: Path, addr
     ) as channel:
         channel.send(b"?", lambda answer: told(str(answer)))
         told.wait_for(1)
-    assert "the next connection does without" in next(iter(told))
+    assert "from shared memory" in next(iter(told))
 
 
 def test_ignored_replies_leave_no_slabs(folder: Path, address: str) -> None:
@@ -241,7 +241,7 @@ def test_a_reply_that_cannot_be_opened_breaks_only_its_connection(
     with contextlib.closing(listens):
         with (
             contextlib.closing(dials.dial(address, **options)) as channel,
-            pytest.raises(TransportError, match="the next connection does without"),
+            pytest.raises(TransportError, match="from shared memory"),
         ):
             channel.request(b"?")
         with contextlib.closing(dials.dial(address, **options)) as channel:
@@ -267,9 +267,9 @@ def test_a_missing_folder_falls_back_to_the_socket(folder: Path, address: str) -
 
 def test_folders_that_others_can_enter_are_refused(folder: Path, tmp_path: Path) -> None:
     folder.chmod(0o755)
-    with pytest.raises(TransportError, match=r"mode 0700.*it has mode 0755"):
+    with pytest.raises(TransportError, match=r"mode 0700, but has mode 0755"):
         shared(folder)
-    with pytest.raises(TransportError, match="there is no folder"):
+    with pytest.raises(TransportError, match="No such file"):
         shared(tmp_path / "nowhere")
 
 

@@ -33,17 +33,17 @@ PROGRAM = """
     def die(*_, **__):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    if phase == "made":  # the file is there, and nobody knows of it
-        real = slabs._create
-        slabs._create = lambda *a: (real(*a), die())
-    elif phase == "filled":  # the ticket is not on its way yet
-        real_put = shared_memory._Room.put
-        shared_memory._Room.put = lambda *a: (real_put(*a), die())
+    if phase == "made":  # the file exists, and no other process knows of it
+        allocate = os.posix_fallocate
+        os.posix_fallocate = lambda *a: (allocate(*a), die())
+    elif phase == "filled":  # the ticket has not been sent yet
+        fill = slabs.SlabPool.fill
+        slabs.SlabPool.fill = lambda *a, **options: (fill(*a, **options), die())
 
     transport = shared_memory.SharedMemoryTransport(NngTransport(), directory=folder)
-    if phase == "taken":  # the listener has it in hand
+    if phase == "taken":  # the listener has the request
         serve = die
-    elif phase == "answered":  # the answer lies ready
+    elif phase == "answered":  # the reply is ready
         serve = lambda raw, _, reply: reply(die() if bytes(raw[:1]) == b"d" else bytes(1 << 20))
     if phase in ("taken", "answered", "waiting"):
         if phase == "waiting":
@@ -56,7 +56,7 @@ PROGRAM = """
             address, connect_timeout_s=20, reply_timeout_s=20, max_frame_bytes=4 << 20
         )
         answer = channel.request(bytes(1 << 20))
-        die()  # the dialer has an answer in hand
+        die()  # the dialer has the reply
 """
 
 

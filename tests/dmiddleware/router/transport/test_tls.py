@@ -92,7 +92,7 @@ def test_a_listener_of_another_authority_is_refused_with_the_reason(
             ca=ours.ca, cert_and_key=theirs.issue("dialer"), server_name="localhost"
         )
         said = refusal(trusting_ours, listener.address)
-    assert f"the certificate of {listener.address} is refused" in said
+    assert f"the certificate of {listener.address} was refused" in said
     assert f"an authority in {ours.ca}" in said
 
 
@@ -103,7 +103,7 @@ def test_a_dialer_of_another_authority_is_refused_with_the_reason(
     with echo(ours.files("listener")) as listener:
         files = TlsFiles(ca=ours.ca, cert_and_key=stranger, server_name="localhost")
         said = refusal(files, listener.address)
-    assert f"{listener.address} refuses the certificate in {stranger}" in said
+    assert f"{listener.address} refused the certificate in {stranger}" in said
 
 
 @pytest.mark.parametrize("linger_s", [None, 0], ids=["closed", "reset"])
@@ -116,7 +116,7 @@ def test_a_listener_that_closes_after_the_certificate_has_refused_it(
         pytest.raises(AuthError) as caught,
     ):
         files.check(address, timeout_s=10.0)
-    assert f"{address} refuses the certificate in {files.cert_and_key}" in str(caught.value)
+    assert f"{address} refused the certificate in {files.cert_and_key}" in str(caught.value)
 
 
 def test_checking_valid_certificates_raises_nothing(ours: Authority) -> None:
@@ -158,7 +158,7 @@ def test_dialing_without_certificates_raises_with_the_remedy(ours: Authority) ->
 def test_a_tls_listener_sends_nothing_to_a_plain_tcp_dialer(ours: Authority) -> None:
     with echo(ours.files("listener")) as listener:
         plain = listener.address.removeprefix("tls+")
-        with pytest.raises(TransportError, match="nobody answered"):
+        with pytest.raises(TransportError, match="no connection"):
             NngTransport().dial(
                 plain, connect_timeout_s=0.3, reply_timeout_s=1, max_frame_bytes=MAX_BYTES
             )
@@ -178,7 +178,7 @@ def test_dialing_a_silent_listener_fails_at_the_deadline(ours: Authority) -> Non
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        with pytest.raises(TransportError, match="nobody answered within 1 s"):
+        with pytest.raises(TransportError, match="no connection within 1 s"):
             ask(files, f"tls+tcp://127.0.0.1:{silent.getsockname()[1]}", connect_timeout_s=1.0)
 
 

@@ -150,8 +150,8 @@ def test_a_channel_without_a_reply_breaks(tmp_path: Path, sent: bytes) -> None:
             answers = Answers()
             channel.send(b"?", answers)
             accepted.sendall(sent)
-            assert "no answer, or too long" in str(answers.wait(1)[0])
-            with pytest.raises(TransportError, match="no answer, or too long"):
+            assert "not a reply, or a reply that is too long" in str(answers.wait(1)[0])
+            with pytest.raises(TransportError, match="not a reply, or a reply that is too long"):
                 channel.request(b"again")
 
 

@@ -144,7 +144,7 @@ def test_infinite_nesting_is_refused() -> None:
     value: Any = 0
     for _ in range(MAX_DEPTH + 1):
         value = [value]
-    with pytest.raises(EncodeError, match="nested deeper"):
+    with pytest.raises(EncodeError, match="levels deep"):
         Codec().encode(value)
 
 
@@ -152,7 +152,7 @@ def test_nested_extensions_are_refused_when_too_deep() -> None:
     skeleton = msgspec.msgpack.encode(0)
     for _ in range(MAX_DEPTH + 1):
         skeleton = msgspec.msgpack.encode([msgspec.msgpack.Ext(1, skeleton)])
-    with pytest.raises(DecodeError, match="nested deeper"):
+    with pytest.raises(DecodeError, match="levels deep"):
         Codec().decode(skeleton, [])
 
 
@@ -171,14 +171,14 @@ def bomb() -> Any:
 
 
 def test_nothing_is_pickled_by_default(bomb: Bomb) -> None:
-    with pytest.raises(EncodeError, match="cannot travel"):
+    with pytest.raises(EncodeError, match="cannot be encoded"):
         Codec().encode(bomb)
 
 
 def test_a_pickle_is_not_loaded_unless_the_receiver_opted_in(bomb: Bomb) -> None:
     willing = Codec(pickle=(pickle.dumps, pickle.loads))
     skeleton, buffers = willing.encode(bomb)
-    with pytest.raises(DecodeError, match="has not opted in"):
+    with pytest.raises(DecodeError, match="does not accept pickles"):
         Codec().decode(skeleton, buffers)
     assert not Bomb.exploded
     willing.decode(skeleton, buffers)
