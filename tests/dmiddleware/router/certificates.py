@@ -14,7 +14,7 @@ NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
 
 class Authority:
-    """A certificate authority with a folder of its own."""
+    """A certificate authority."""
 
     def __init__(self, folder: Path, name: str) -> None:
         if shutil.which("openssl") is None:
@@ -28,7 +28,7 @@ class Authority:
         )  # fmt: skip
 
     def issue(self, owner: str, *, host: str = "localhost") -> str:
-        """Make a certificate for a host; returns a file with it and its key."""
+        """Create a certificate for a host; return the file with it and its key."""
         stem = f"{self._name}-{owner}"
         self._openssl(
             "req", "-new", *NEW_KEY, "-subj", f"/CN={owner}",
@@ -46,7 +46,7 @@ class Authority:
         return str(both)
 
     def files(self, owner: str, *, host: str = "localhost", expects: str = "localhost") -> TlsFiles:
-        """Make a certificate for a host, and trust this authority."""
+        """Create a certificate for a host, and trust this authority."""
         return TlsFiles(ca=self.ca, cert_and_key=self.issue(owner, host=host), server_name=expects)
 
     def _openssl(self, *arguments: str) -> None:

@@ -1,4 +1,4 @@
-"""The transports that tests of this folder run over."""
+"""The transports that the tests of this folder run over."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 @pytest.fixture
 def leaves_nothing() -> Iterator[None]:
-    """See to it that a test over Unix-domain sockets leaves no thread and no descriptor."""
+    """Check that a test over Unix-domain sockets leaves no thread and no descriptor."""
     with nothing_left():
         yield
 

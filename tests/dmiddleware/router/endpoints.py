@@ -1,4 +1,4 @@
-"""Where tests listen and dial, over each transport that there is."""
+"""Addresses and transports for tests that run over every transport."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 from dmiddleware.errors import TransportError
 from dmiddleware.router.transport import Channel, Listener, RequestHandler, Transport
 
-__all__ = ["DEADLINE_S", "MAX_BYTES", "NEVER_S", "Asking", "Endpoints"]
+__all__ = ["DEADLINE_S", "MAX_BYTES", "NEVER_S", "BackgroundRequest", "Endpoints"]
 
 MAX_BYTES = 1 << 20
 DEADLINE_S = 20.0
 
 NEVER_S = 600.0
-"""A deadline that nobody waits for: what ends before ends for another reason."""
+"""A deadline that is never reached: whatever ends earlier has another reason."""
 
 
 @dataclass
 class Endpoints:
-    """Where to listen, and what with; what with to dial."""
+    """An address, the transport to listen with, and the transport to dial with."""
 
     address: str
     listens: Transport
@@ -53,8 +53,8 @@ class Endpoints:
         )
 
 
-class Asking:
-    """Makes a request in a thread of its own."""
+class BackgroundRequest:
+    """Makes a request in a separate thread."""
 
     def __init__(self, channel: Channel, content: bytes) -> None:
         self._result: bytes | TransportError | None = None

@@ -1,6 +1,7 @@
-"""Ask over nng from many threads at once, and close: ``python -m …nng_closing_program ADDRESS``.
+"""Make requests over nng from many threads at once, and close.
 
-A program of its own, since a call of nng that does not end cannot be ended from Python.
+Run as ``python -m …nng_closing_program ADDRESS``. It is a separate program because Python cannot
+interrupt a call into nng that does not return.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ import sys
 
 from dmiddleware.router.transport import Channel
 from dmiddleware.router.transport.nng import NngTransport
-from tests.dmiddleware.router.request_handlers import at_once, echo
+from tests.dmiddleware.router.request_handlers import echo, in_threads
 
 ROUNDS = 6
 MAX_BYTES = 1 << 20
 
 
-def ask(channel: Channel) -> None:
+def make_requests(channel: Channel) -> None:
     for number in range(300):
         channel.request(b"%d" % number)
 
 
 def main(address: str) -> None:
-    sys.setswitchinterval(1e-5)  # so that answers overtake what nng notes of their requests
+    sys.setswitchinterval(1e-5)  # so that replies overtake nng's own record of the requests
     nng = NngTransport()
     for _ in range(ROUNDS):
         with contextlib.closing(
@@ -37,7 +38,7 @@ def main(address: str) -> None:
                 )
                 for _ in range(2)
             ]
-            at_once(ask, [(channel,) for channel in channels * 3])
+            in_threads(make_requests, [(channel,) for channel in channels * 3])
             for channel in channels:
                 channel.close()
 

@@ -35,11 +35,11 @@ def make_node(
 
 def join(dialer: NodeProtocol, listener: NodeProtocol, now: float = 0.0) -> PeerSession:
     handshake, hello = dialer.hello()
-    auth = dialer.on_challenge(handshake, answered(listener, hello, now))
-    return dialer.on_welcome(handshake, answered(listener, auth, now), now, cover_body=True)
+    auth = dialer.on_challenge(handshake, replied(listener, hello, now))
+    return dialer.on_welcome(handshake, replied(listener, auth, now), now, cover_body=True)
 
 
-def answered(listener: NodeProtocol, raw: bytes | bytearray, now: float) -> bytearray:
+def replied(listener: NodeProtocol, raw: bytes | bytearray, now: float) -> bytearray:
     answer = listener.on_request(bytes(raw), now, cover_body=True)
     return listener.nothing(answer) if isinstance(answer, ParkedPoll) else answer
 
@@ -55,11 +55,11 @@ def taken(node: NodeProtocol) -> list[tuple[str, str, Any]]:
 def exchange(
     dialer: NodeProtocol, listener: NodeProtocol, peer: PeerSession, now: float = 0.0
 ) -> None:
-    """SendAction everything that is waiting, both ways, over a perfect network."""
+    """Exchange everything that is waiting, both ways, over a perfect network."""
     while (made := dialer.data_request(peer, now)) is not None:
         batch, raw = made
-        dialer.on_reply(peer, answered(listener, raw, now), now, sent=batch)
+        dialer.on_reply(peer, replied(listener, raw, now), now, sent=batch)
     kind = FrameType.DATA
     while kind is FrameType.DATA:
         raw = dialer.request(peer, FrameType.POLL)
-        kind = dialer.on_reply(peer, answered(listener, raw, now), now)
+        kind = dialer.on_reply(peer, replied(listener, raw, now), now)

@@ -1,4 +1,4 @@
-"""A redis server of the tests' own."""
+"""A redis server for tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import redis
 
 
 class RedisServer:
-    """A real redis-server on a port that was free, with nothing on disk."""
+    """A real redis-server on a free port, without persistence."""
 
     def __init__(self, folder: Path, *, password: str = "") -> None:
         self._folder = folder

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 from dmiddleware.router.transport import Reply, RequestHandler
 from dmiddleware.router.wire.byte_pieces import WireBytes
 
-__all__ = ["Parking", "answering", "at_once", "echo"]
+__all__ = ["Parking", "replying_with", "in_threads", "echo"]
 
 _DEADLINE_S = 20.0
 
 
-def answering(function: Callable[[memoryview, int], WireBytes | None]) -> RequestHandler:
-    """Answer each request at once, with what a function of it and its connection returns."""
+def replying_with(function: Callable[[memoryview, int], WireBytes | None]) -> RequestHandler:
+    """Reply to each request at once with the result of a function of it and its connection."""
 
     def serve(raw: memoryview, connection: int, reply: Reply) -> None:
         reply(function(raw, connection))
@@ -22,16 +22,16 @@ def answering(function: Callable[[memoryview, int], WireBytes | None]) -> Reques
     return serve
 
 
-@answering
+@replying_with
 def echo(raw: memoryview, connection: int) -> bytes:
-    """Answer each request with itself."""
+    """Reply to each request with the request."""
     return bytes(raw)
 
 
-def at_once(
+def in_threads(
     work: Callable[..., object], arguments: Iterable[tuple[object, ...]]
 ) -> list[threading.Thread]:
-    """Do some work with each of the arguments, all at the same time; returns the threads."""
+    """Call a function with each of the arguments in a separate thread; return the threads."""
     threads = [threading.Thread(target=work, args=one) for one in arguments]
     for thread in threads:
         thread.start()
@@ -42,7 +42,7 @@ def at_once(
 
 
 class Parking:
-    """Takes requests and answers none of them; whoever wants to, answers them later."""
+    """Parks all requests; the test replies to them later."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -54,7 +54,7 @@ class Parking:
             self._changed.notify_all()
 
     def wait_for(self, n: int) -> dict[bytes, Reply]:
-        """Wait until so many requests have come, and return them with what answers them."""
+        """Wait until ``n`` requests have arrived; return their replies by request."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self._parked) >= n, _DEADLINE_S)
             return dict(self._parked)

@@ -1,4 +1,4 @@
-"""Transports that share a folder, and that count or remove what lies there."""
+"""Shared-memory transports over one folder, and transports that record or remove slabs."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
 from dmiddleware.router.wire.byte_pieces import WireBytes
 from tests.dmiddleware.router.request_handlers import echo
 
-__all__ = ["MAX_BYTES", "Counting", "Vanishing", "big", "shared", "talking"]
+__all__ = ["MAX_BYTES", "RecordingTransport", "SlabRemovingTransport", "big", "shared", "talking"]
 
 MAX_BYTES = 4 << 20
 
 
-class Counting:
-    """A transport that counts the bytes that cross it."""
+class RecordingTransport:
+    """A transport that records the sizes of its requests and replies."""
 
     def __init__(self) -> None:
         self._inner = NngTransport()
         self.asked: list[int] = []
-        self.answered: list[int] = []
+        self.replied: list[int] = []
 
     def listen(self, address: str, serve: Any, **options: Any) -> Listener:
         def serve_and_count(raw: memoryview, connection: int, reply: Reply) -> None:
             def count_and_reply(answer: WireBytes | None) -> None:
-                self.answered.append(len(answer or b""))
+                self.replied.append(len(answer or b""))
                 reply(answer)
 
             serve(raw, connection, count_and_reply)
@@ -44,14 +44,14 @@ class Counting:
         return self._inner.listen(address, serve_and_count, **options)
 
     def dial(self, address: str, **options: Any) -> Channel:
-        return CountingChannel(self._inner.dial(address, **options), self.asked)
+        return RecordingChannel(self._inner.dial(address, **options), self.asked)
 
     def covers_body(self, address: str) -> bool:
         return self._inner.covers_body(address)
 
 
-class CountingChannel:
-    """A channel that counts the bytes of its requests."""
+class RecordingChannel:
+    """A channel that records the sizes of its requests."""
 
     def __init__(self, inner: Channel, asked: list[int]) -> None:
         self._inner = inner
@@ -95,8 +95,8 @@ def talking(
         listener.close()
 
 
-class Vanishing(Counting):
-    """A transport during whose work the slabs' files are removed."""
+class SlabRemovingTransport(RecordingTransport):
+    """A transport that removes the slab files before and after each request."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

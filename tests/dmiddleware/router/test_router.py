@@ -1,4 +1,4 @@
-"""The router over real sockets: events between two and more nodes of one process."""
+"""The router over real sockets: events between the nodes of one process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEADLINE_S = 20.0
 
 
 class Received:
-    """What a router delivered, and a way to wait for it."""
+    """Records what a router delivers, and waits for it."""
 
     def __init__(self, router: Router, *events: str) -> None:
         self.changed = threading.Condition()
@@ -57,12 +57,12 @@ class Received:
     def of(self, event: str, count: int) -> list[tuple[Any, ...]]:
         """Wait for ``count`` emissions of an event; return their arguments."""
         with self.changed:
-            assert self.changed.wait_for(lambda: self._count(event) >= count, DEADLINE_S), (
-                f"{self._count(event)} of {count} came"
+            assert self.changed.wait_for(lambda: self.count(event) >= count, DEADLINE_S), (
+                f"{self.count(event)} of {count} came"
             )
             return [args for name, args, _ in self.events if name == event]
 
-    def _count(self, event: str) -> int:
+    def count(self, event: str) -> int:
         return sum(name == event for name, _, _ in self.events)
 
 
@@ -95,7 +95,7 @@ def test_events_reach_subscribers_whole_and_in_order(listen: str) -> None:
         args = got.of("trajectories", 300)
         assert [one[0] for one in args] == list(range(300))
         assert all((one[1] == one[0]).all() for one in args)
-        assert got._count("unwanted") == 0
+        assert got.count("unwanted") == 0
         assert collector.traffic()["trajectories"].sent == 300
         assert "unwanted" not in collector.traffic()
 
@@ -311,7 +311,7 @@ def test_waiting_for_room_ends_when_the_router_fails(tmp_path: Path) -> None:
 
 
 class Dialing(SocketTransport):
-    """A transport whose dialing is done by functions, one an address."""
+    """A transport that calls a function for each dialed address, and then fails."""
 
     def __init__(self, **by_name: Callable[[], None]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Unix-domain sockets to test with: ours on either side, and bare ones."""
+"""Unix-domain sockets for tests: transports on either side, and bare sockets."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Outcome = memoryview | TransportError
 
 @contextlib.contextmanager
 def nothing_left() -> Iterator[None]:
-    """See to it that no threads and descriptors are left."""
+    """Check that no threads and descriptors are left."""
     before, n_before = threads(), n_descriptors()
     yield
-    # Fewer may be left: what nng had before may be closed meanwhile.
+    # There may be fewer than before: nng may have closed some of its own.
     assert comes_true(lambda: threads() == before and n_descriptors() <= n_before), (
         threads(),
         before,
@@ -47,7 +47,7 @@ def n_descriptors() -> int:
 
 
 def comes_true(predicate: Callable[[], bool], within_s: float = DEADLINE_S) -> bool:
-    """Wait for something; tells whether it came."""
+    """Wait until a predicate is true; return whether it is."""
     deadline = time.monotonic() + within_s
     while not predicate():
         if time.monotonic() > deadline:
@@ -113,8 +113,8 @@ def is_hung_up_on(made: socket.socket) -> bool:
         return True
 
 
-class Answers:
-    """Takes what became of requests, in order."""
+class OutcomeRecorder:
+    """Records the outcomes of requests, in order."""
 
     def __init__(self) -> None:
         self.got: list[bytes | TransportError] = []
@@ -127,8 +127,8 @@ class Answers:
         return self.got
 
 
-class Held:
-    """Serves nothing until it is released, and each request after it."""
+class BlockingHandler:
+    """A request handler that blocks until it is released."""
 
     def __init__(self) -> None:
         self.began = threading.Event()

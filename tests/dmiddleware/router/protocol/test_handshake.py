@@ -1,4 +1,4 @@
-"""The handshake: both sides prove that they have the key, or neither gets in."""
+"""The handshake: both sides prove that they have the key, or the session is refused."""
 
 from __future__ import annotations
 
@@ -174,9 +174,9 @@ def test_a_refusal_reaches_the_dialer_with_its_reason() -> None:
     ours = dialer()
     with pytest.raises(HandshakeRefused) as refused:
         theirs.on_auth(ours.on_challenge(theirs.on_hello(ours.hello(), 0.0)), 0.0)
-    told = DialerHandshake.on_refused(theirs.refusal(refused.value))
-    assert told.code == "node_id_taken"
-    assert "is here already" in str(told)
+    received = DialerHandshake.on_refused(theirs.refusal(refused.value))
+    assert received.code == "node_id_taken"
+    assert "is here already" in str(received)
 
 
 def test_a_hello_over_the_limit_is_not_read() -> None:

@@ -1,4 +1,4 @@
-"""Membership: who is here, who left and why, who came back."""
+"""Membership: which nodes are connected, which have left and why, and which returned."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def members() -> Membership:
     return Membership(node("learner"), heartbeat_s=1.0, missed=3)
 
 
-def told(changes: list[MembershipChange]) -> list[tuple[str, str]]:
+def summary(changes: list[MembershipChange]) -> list[tuple[str, str]]:
     return [(change.kind, change.member.node_id) for change in changes]
 
 
 def test_a_new_node_joins_once(members: Membership) -> None:
-    assert told(members.on_session(node("a"), 1, 0.0)) == [("joined", "a")]
-    assert told(members.on_session(node("a"), 2, 0.1)) == []
+    assert summary(members.on_session(node("a"), 1, 0.0)) == [("joined", "a")]
+    assert summary(members.on_session(node("a"), 2, 0.1)) == []
     assert [peer.node_id for peer in members] == ["a"]
 
 
@@ -64,7 +64,7 @@ def test_frames_of_a_replaced_session_are_ignored(members: Membership) -> None:
     members.on_session(node("a"), 1, 0.0)
     members.on_session(node("a", 2), 2, 0.5)
     members.on_heard("a", 1, 5.0)
-    assert told(members.tick(5.1)) == [("left", "a")]
+    assert summary(members.tick(5.1)) == [("left", "a")]
 
 
 def test_leaving_is_reported_once_with_its_reason(members: Membership) -> None:
@@ -92,4 +92,4 @@ def test_late_frames_after_a_goodbye_do_not_bring_the_node_back(members: Members
     members.on_session(node("a"), 1, 0.0)
     members.on_left("a", "said goodbye", for_good=True)
     assert members.on_heard("a", 1, 0.1) == []
-    assert told(members.on_session(node("a"), 2, 5.0)) == [("rejoined", "a")]
+    assert summary(members.on_session(node("a"), 2, 5.0)) == [("rejoined", "a")]

@@ -1,4 +1,4 @@
-"""The node: two nodes over any network, from handshake to goodbye."""
+"""The protocol of a node: two nodes over any network, from the handshake to the goodbye."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from dmiddleware.router.wire.frame import FrameType
 from tests.dmiddleware.router.node_pairs import (
     CODEC,
     OPTIONS,
-    answered,
     emit,
     exchange,
     join,
     make_node,
+    replied,
     taken,
 )
 
@@ -81,7 +81,7 @@ def test_events_arrive_in_order_both_ways(
 
 
 class World:
-    """A dialer and a listener over a network that loses and delays, and breaks connections."""
+    """A dialer and a listener over a network that loses and delays frames, and reconnects."""
 
     def __init__(self, seed: int, loss: float) -> None:
         self.chance = random.Random(seed)
@@ -100,7 +100,7 @@ class World:
             try:
                 answer = self.listener.on_request(bytes(raw), self.now, cover_body=True)
             except AuthError:
-                return  # it came twice
+                return  # a duplicate
             if isinstance(answer, ParkedPoll):
                 self.parked.append(answer)
             else:
@@ -114,7 +114,7 @@ class World:
         peer = self.peer
 
         def arrive() -> None:
-            with contextlib.suppress(HandshakeRefused, AuthError):  # of a session that is over
+            with contextlib.suppress(HandshakeRefused, AuthError):  # of an ended session
                 self.dialer.on_reply(peer, bytes(raw), self.now, sent=sent)
 
         if not self.lost():
@@ -186,8 +186,8 @@ def test_an_older_version_that_arrives_late_is_not_delivered(
     outgoing.put_latest(encode_event("weights", 2, CODEC))
     second = dialer.data_request(peer, 2.0)
     assert first is not None and second is not None
-    answered(listener, second[1], 2.0)
-    answered(listener, first[1], 2.0)
+    replied(listener, second[1], 2.0)
+    replied(listener, first[1], 2.0)
     assert [value for _, event, value in taken(listener) if event == "weights"] == [2]
 
 
@@ -211,7 +211,7 @@ def test_a_full_outbox_refuses_and_a_slow_reader_makes_the_sender_wait(
         made = dialer.data_request(peer, 0.0)
         if made is None:
             break
-        dialer.on_reply(peer, answered(listener, made[1], 0.0), 0.0, sent=made[0])
+        dialer.on_reply(peer, replied(listener, made[1], 0.0), 0.0, sent=made[0])
     bound = OPTIONS.outbox_bytes + OPTIONS.inbox_bytes + 2 * OPTIONS.batch_bytes
     assert 0 < sent * 100 <= bound
     assert dialer.peers["learner"].outgoing.outbox.counters.refused_frames > 0
@@ -243,7 +243,7 @@ def test_a_peer_that_is_gone_for_too_long_is_forgotten_and_may_rejoin(
     taken(listener)
     emit(listener, "collector", "e", "lost one")
     under_way = dialer.request(peer, FrameType.POLL)
-    answered(listener, under_way, 0.0)  # sent, and lost on the way
+    replied(listener, under_way, 0.0)  # sent, and lost by the network
     listener.tick(4.0)
     assert listener.tick(200.0) == [("collector", 1)]
     assert listener.subscriptions.subscribers("e") == ()
@@ -301,8 +301,8 @@ def test_a_forgotten_peer_may_continue_in_its_old_session(
     listener.tick(4.0)
     listener.tick(200.0)
     assert listener.subscriptions.subscribers("e") == ()
-    # As a process does that was stopped, and whose connection outlived it.
-    answered(listener, dialer.request(peer, FrameType.HEARTBEAT), 201.0)
+    # Like a process that was stopped while its connection stayed open.
+    replied(listener, dialer.request(peer, FrameType.HEARTBEAT), 201.0)
     assert listener.changes[-1].kind == "rejoined"
     assert listener.subscriptions.subscribers("e") == ("collector",)
     emit(listener, "collector", "e", "after")
@@ -339,11 +339,11 @@ def test_a_restarted_peer_gets_the_events_that_waited_for_it(
 def test_goodbye_ends_the_session(pair: tuple[NodeProtocol, NodeProtocol, PeerSession]) -> None:
     dialer, listener, peer = pair
     raw = dialer.request(peer, FrameType.BYE)
-    assert dialer.on_reply(peer, answered(listener, raw, 0.0), 0.0) is FrameType.BYE
+    assert dialer.on_reply(peer, replied(listener, raw, 0.0), 0.0) is FrameType.BYE
     assert listener.peers == {} and listener.changes[-1].reason == "said goodbye"
     with pytest.raises(HandshakeRefused) as refused:
         raw = dialer.request(peer, FrameType.POLL)
-        dialer.on_reply(peer, answered(listener, raw, 0.0), 0.0)
+        dialer.on_reply(peer, replied(listener, raw, 0.0), 0.0)
     assert refused.value.code == "stale"
 
 
@@ -357,7 +357,7 @@ def test_events_sent_before_a_peer_left_are_delivered(
     if returns:
         join(make_node("collector", incarnation=2), listener, 1.0)
     else:
-        answered(listener, dialer.request(peer, FrameType.BYE), 0.0)
+        replied(listener, dialer.request(peer, FrameType.BYE), 0.0)
     assert listener.has_events
     assert taken(listener) == [("collector", "e", "last words")]
 
@@ -367,9 +367,9 @@ def test_a_replayed_request_is_refused(
 ) -> None:
     dialer, listener, peer = pair
     raw = dialer.request(peer, FrameType.HEARTBEAT)
-    answered(listener, raw, 0.0)
+    replied(listener, raw, 0.0)
     with pytest.raises(AuthError, match="replay"):
-        answered(listener, raw, 0.1)
+        replied(listener, raw, 0.1)
 
 
 def test_a_heartbeat_may_be_overtaken_by_thousands_of_requests(
@@ -379,11 +379,11 @@ def test_a_heartbeat_may_be_overtaken_by_thousands_of_requests(
     made_early = dialer.request(peer, FrameType.HEARTBEAT)
     for _ in range(4000):
         raw = dialer.request(peer, FrameType.HEARTBEAT)
-        answered(listener, raw, 0.0)
-    assert answered(listener, made_early, 0.0)
+        replied(listener, raw, 0.0)
+    assert replied(listener, made_early, 0.0)
     for old in (made_early, raw):
         with pytest.raises(AuthError, match="replay"):
-            answered(listener, old, 0.0)
+            replied(listener, old, 0.0)
 
 
 def test_a_request_below_the_replay_window_is_refused(
@@ -392,9 +392,9 @@ def test_a_request_below_the_replay_window_is_refused(
     dialer, listener, peer = pair
     made_early = dialer.request(peer, FrameType.HEARTBEAT)
     peer.n_requests += 5000
-    answered(listener, dialer.request(peer, FrameType.HEARTBEAT), 0.0)
+    replied(listener, dialer.request(peer, FrameType.HEARTBEAT), 0.0)
     with pytest.raises(AuthError, match="replay"):
-        answered(listener, made_early, 0.0)
+        replied(listener, made_early, 0.0)
 
 
 def test_a_frame_cannot_be_sent_back_to_its_sender(
@@ -419,7 +419,7 @@ def test_a_large_frame_before_authentication_is_refused(
 def test_if_two_nodes_dial_each_other_the_lower_ones_connection_is_kept() -> None:
     lower, higher = make_node("1"), make_node("2")
     join(higher, lower)
-    # The lower one may come second all the same, and the higher one no more.
+    # The lower node may dial second; after that the higher one may not.
     peer = join(lower, higher)
     with pytest.raises(HandshakeRefused, match="node 1 has already dialed node 2") as refused:
         join(higher, lower)
@@ -427,7 +427,7 @@ def test_if_two_nodes_dial_each_other_the_lower_ones_connection_is_kept() -> Non
     emit(lower, "2", "e", 1)
     exchange(lower, higher, peer)
     assert taken(higher) == [("1", "e", 1)]
-    # When that connection is gone, or the process, anybody's is good.
+    # Once that connection or that process is gone, either may dial.
     lower.on_connection_lost("2", "its connection broke", 1.0)
     join(higher, lower, 1.0)
     join(lower, higher, 2.0)
@@ -455,18 +455,18 @@ def test_a_flipped_bit_is_never_accepted(place: int, bit: int) -> None:
         answer = listener.on_request(bytes(raw), 0.0, cover_body=True)
     except (AuthError, FrameError):
         answer = None
-    # A changed session number is answered by a refusal, everything else by nothing.
+    # A changed session number is refused with a reply, everything else without one.
     assert answer is None or answer[6] == FrameType.REFUSED
     assert taken(listener) == []
 
 
 def test_large_events_stay_in_the_inbox_until_they_are_taken() -> None:
-    dialer, listener = make_node("1"), make_node("0")
+    options = NodeOptions(outbox_bytes=10 << 20, inbox_bytes=10 << 20)
+    dialer, listener = make_node("1", options=options), make_node("0", options=options)
     peer = join(dialer, listener)
     listener.subscriptions.subscribe(["e"])
     exchange(dialer, listener, peer)
     taken(dialer)
-    peer.outgoing.outbox._max_bytes = listener.peers["1"].incoming.inbox.max_bytes = 10 << 20
     for number in range(3):
         assert emit(dialer, "0", "e", (number, bytes(700_000)))
     exchange(dialer, listener, peer)
@@ -579,7 +579,7 @@ def test_a_silent_reader_keeps_no_old_version_in_memory() -> None:
     taken(listener)
 
     class Version(EncodedEvent, frozen=True, weakref=True):
-        """One that can be watched."""
+        """An event that can be referenced weakly."""
 
     def version(number: int) -> weakref.ref[Version]:
         made = encode_event("weights", number, CODEC)
@@ -588,7 +588,7 @@ def test_a_silent_reader_keeps_no_old_version_in_memory() -> None:
         return weakref.ref(event)
 
     first = version(1)
-    answered(listener, dialer.request(peer, FrameType.POLL), 0.0)  # sent, and lost on the way
+    replied(listener, dialer.request(peer, FrameType.POLL), 0.0)  # sent, and lost by the network
     assert first() is not None, "it may have to be sent again"
     second = version(2)
     gc.collect()
@@ -596,5 +596,5 @@ def test_a_silent_reader_keeps_no_old_version_in_memory() -> None:
     assert second() is not None
     later = 2 * OPTIONS.retry_s
     peer.outgoing.on_reconnect(later)
-    dialer.on_reply(peer, answered(listener, dialer.request(peer, FrameType.POLL), later), later)
+    dialer.on_reply(peer, replied(listener, dialer.request(peer, FrameType.POLL), later), later)
     assert taken(dialer) == [("0", "weights", 2)]

@@ -1,4 +1,4 @@
-"""Delivery: once, in order, whole, whatever the network does."""
+"""The reliable stream: once, in order and whole, whatever the network does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def outbox(**options: object) -> Outbox[Message]:
 
 
 class BadNetwork:
-    """Loses, doubles and reorders what is put into it."""
+    """Loses, duplicates and reorders frames."""
 
     def __init__(self, chance: random.Random, loss: float) -> None:
         self.chance = chance
@@ -96,7 +96,7 @@ def test_messages_are_held_back_while_a_frame_is_pending_until_there_are_enough(
     box = outbox(hold_bytes=25)
     assert box.offer(message(0))
     first = box.next_frame(0.0)
-    assert first is not None and len(first.messages) == 1, "nothing is under way: it goes at once"
+    assert first is not None and len(first.messages) == 1, "with nothing pending it is sent at once"
     for number in (1, 2):
         assert box.offer(message(number))
         assert box.next_frame(0.1) is None
@@ -157,7 +157,7 @@ def test_the_window_bounds_the_number_of_unacknowledged_frames() -> None:
     assert box.next_frame(0.0) is not None and box.next_frame(0.0) is not None
     assert box.next_frame(0.0) is None
     box.on_ack(2, 1000)
-    assert box.next_frame(0.0) is None, "the receiver still waits for frame 1"
+    assert box.next_frame(0.0) is None, "the receiver is still waiting for frame 1"
     box.on_ack(1, 1000)
     third = box.next_frame(0.0)
     assert third is not None and third.sequence == 3

@@ -1,4 +1,4 @@
-"""Topology: who listens where, who dials whom."""
+"""Topologies: where each node listens, and which nodes it dials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The listening side: whose connection is gone."""
+"""Listening: how broken connections are noticed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.dmiddleware.router.node_pairs import CODEC, make_node
 
 
 class Network:
-    """A transport over which a test itself brings requests and ends connections."""
+    """A transport whose requests and disconnects are made by the test."""
 
     address = "memory://here"
     serve: RequestHandler
@@ -27,10 +27,10 @@ class Network:
     def covers_body(self, address: str) -> bool:
         return True
 
-    def ask(self, raw: Any, connection: int) -> bytes:
-        answers: list[Any] = []
-        self.serve(memoryview(bytes(raw)), connection, answers.append)
-        return bytes(answers[0])
+    def make_requests(self, raw: Any, connection: int) -> bytes:
+        replies: list[Any] = []
+        self.serve(memoryview(bytes(raw)), connection, replies.append)
+        return bytes(replies[0])
 
 
 def test_a_request_served_after_its_connection_broke_does_not_keep_the_peer_connected() -> None:
@@ -38,14 +38,14 @@ def test_a_request_served_after_its_connection_broke_does_not_keep_the_peer_conn
     engine = Engine(node, transport=network, codec=CODEC, clock=SystemClock())  # type: ignore[arg-type]
     listener = NodeListener(engine, "memory://here")
     handshake, hello = dialer.hello()
-    auth = dialer.on_challenge(handshake, network.ask(hello, 1))
-    peer = dialer.on_welcome(handshake, network.ask(auth, 1), 0.0, cover_body=True)
+    auth = dialer.on_challenge(handshake, network.make_requests(hello, 1))
+    peer = dialer.on_welcome(handshake, network.make_requests(auth, 1), 0.0, cover_body=True)
     for connection in (1, 2):
-        network.ask(dialer.request(peer, FrameType.HEARTBEAT), connection)
+        network.make_requests(dialer.request(peer, FrameType.HEARTBEAT), connection)
     network.on_disconnect(2)
     listener.process_disconnects(0.0)
     assert node.is_connected("1"), "it has another connection"
-    network.ask(dialer.request(peer, FrameType.HEARTBEAT), 2)
+    network.make_requests(dialer.request(peer, FrameType.HEARTBEAT), 2)
     network.on_disconnect(1)
     listener.process_disconnects(0.0)
     assert not node.is_connected("1")

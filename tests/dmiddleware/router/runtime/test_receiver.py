@@ -1,4 +1,4 @@
-"""The receiver: events reach the task in order, on the thread that found them if it can be."""
+"""The receiver: events reach the task in order, if possible on the receiving thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dmiddleware.router.protocol.counters import TrafficCounters
 from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.runtime.receiver import Receiver
 from tests.dmiddleware.router.node_pairs import CODEC, emit, exchange, join, make_node
-from tests.dmiddleware.router.request_handlers import at_once
+from tests.dmiddleware.router.request_handlers import in_threads
 from tests.dmiddleware.router.unix_sockets import comes_true
 
 DEADLINE_S = 20.0
@@ -22,13 +22,13 @@ LARGE = NodeOptions(window=4, batch_bytes=2000, outbox_bytes=1 << 24, inbox_byte
 
 
 class Scene:
-    """A node that gets events, and its receiver with the thread that may wait."""
+    """A node that gets events, and its receiver with the blocking thread."""
 
     def __init__(self) -> None:
         self.remote, self.node = make_node("peer", options=LARGE), make_node("node", options=LARGE)
         self.peer = join(self.remote, self.node)
         self.lock = threading.RLock()
-        self.told = 0
+        self.n_announcements = 0
         self.taken: list[tuple[Any, str]] = []
         self.changed = threading.Condition()
         self.traffic = TrafficCounters()
@@ -38,12 +38,12 @@ class Scene:
             codec=CODEC,
             traffic=self.traffic,
             clock=SystemClock(),
-            on_subscriptions_changed=self.note_wants,
+            on_subscriptions_changed=self.count_announcement,
         )
         self.thread = threading.Thread(target=self.receiver.run, name="waits")
 
-    def note_wants(self) -> None:
-        self.told += 1
+    def count_announcement(self) -> None:
+        self.n_announcements += 1
 
     def receive(self, *values: Any) -> None:
         with self.lock:
@@ -122,12 +122,12 @@ def test_a_refused_event_and_later_ones_are_delivered_in_order_by_the_blocking_t
     scene.receive(4)
     scene.receiver.deliver_ready()
     assert scene.await_values(1) == [1]
-    assert refused == [2], "it is not offered again"
+    assert refused == [2], "it must not be offered again"
     room.set()
     assert scene.await_values(4) == [1, 2, 3, 4]
     assert [name for _, name in scene.taken] == [HERE, "waits", "waits", "waits"]
     assert scene.traffic.of("e").received == 4
-    # The thread goes back to sleep when nothing is left.
+    # The thread sleeps again once nothing is left.
     for value in range(5, 200):
         scene.receive(value)
         scene.receiver.deliver_ready()
@@ -150,7 +150,7 @@ def test_many_threads_deliver_one_at_a_time_and_in_order(scene: Scene) -> None:
     inside, pause = threading.Lock(), threading.Event()
 
     def offer(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        assert inside.acquire(blocking=False), "two threads hand over at a time"
+        assert inside.acquire(blocking=False), "two threads deliver at the same time"
         try:
             pause.wait(0.0002)
             return scene.take(name, args, kwargs)
@@ -169,7 +169,7 @@ def test_many_threads_deliver_one_at_a_time_and_in_order(scene: Scene) -> None:
                 scene.receive(value)
             scene.receiver.deliver_ready()
 
-    at_once(work, [()] * 4)
+    in_threads(work, [()] * 4)
     assert scene.await_values(400) == list(range(400))
 
 
@@ -204,5 +204,5 @@ def test_announcements_are_processed_without_a_callback(scene: Scene) -> None:
         scene.remote.subscriptions.subscribe(["weights"])
         exchange(scene.remote, scene.node, scene.peer)
     scene.receiver.deliver_ready()
-    assert comes_true(lambda: scene.told >= 1)
+    assert comes_true(lambda: scene.n_announcements >= 1)
     assert scene.node.subscriptions.subscribers("weights") == ("peer",)

@@ -1,4 +1,4 @@
-"""The sender: frames go out when there is a way, and polls that wait too long get a reply."""
+"""The sender: replies to parked polls, and frames on data channels."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from tests.dmiddleware.router.node_pairs import emit, exchange, join, make_node,
 
 
 class Polls:
-    """A dialer's polls, parked at the listener's sender."""
+    """Polls of a dialer, parked at the listener's sender."""
 
     def __init__(self, dialer: NodeProtocol, listener: NodeProtocol, peer: PeerSession) -> None:
         self.dialer, self.listener, self.peer = dialer, listener, peer
         self.sender = Sender(listener)
-        self.answers: list[WireBytes | None] = []
+        self.replies: list[WireBytes | None] = []
 
     def park(self, now: float = 0.0) -> None:
         raw = self.dialer.request(self.peer, FrameType.POLL)
         parked = self.listener.on_request(raw, now, cover_body=True)
         assert isinstance(parked, ParkedPoll)
-        self.sender.park(parked, self.answers.append, now)
+        self.sender.park(parked, self.replies.append, now)
 
     def read(self, now: float = 0.0) -> list[FrameType]:
         kinds = []
-        for answer in self.answers:
+        for answer in self.replies:
             assert answer is not None
             kinds.append(self.dialer.on_reply(self.peer, bytes(answer), now))
-        self.answers.clear()
+        self.replies.clear()
         return kinds
 
 
@@ -69,8 +69,8 @@ def test_each_poll_gets_one_frame(polls: Polls) -> None:
     assert run(polls.sender) == 0
     raw = polls.dialer.request(polls.peer, FrameType.POLL)
     answer = polls.listener.on_request(raw, 0.0, cover_body=True)
-    assert not isinstance(answer, ParkedPoll), "a poll is answered at once if something waits"
-    polls.answers.append(answer)
+    assert not isinstance(answer, ParkedPoll), "waiting events are sent at once"
+    polls.replies.append(answer)
     assert run(polls.sender) == 0
     assert polls.read() == [FrameType.DATA]
     assert len(taken(polls.dialer)) == 1
@@ -95,13 +95,13 @@ def test_polls_of_an_ended_session_are_refused(polls: Polls) -> None:
     polls.park()
     join(polls.dialer, polls.listener)
     assert run(polls.sender) == 1
-    assert len(polls.answers) == 1
+    assert len(polls.replies) == 1
     assert emit(polls.listener, "collector", "e", 1)
     assert run(polls.sender) == 0
 
 
-class Way:
-    """A connection that takes two frames at a time."""
+class FakeChannel:
+    """A data channel with room for two frames."""
 
     def __init__(self, peer: PeerSession) -> None:
         self.peer = peer
@@ -124,7 +124,7 @@ def test_a_channel_gets_as_many_frames_as_it_has_room_for() -> None:
     dialer, listener = (make_node(name, options=roomy) for name in ("collector", "learner"))
     peer = join(dialer, listener)
     exchange(dialer, listener, peer)
-    sender, way = Sender(dialer), Way(peer)
+    sender, way = Sender(dialer), FakeChannel(peer)
     for number in range(3):
         assert emit(dialer, "learner", "e", b"%3d" % number + bytes(150))
     assert run(sender) == 0
@@ -133,7 +133,7 @@ def test_a_channel_gets_as_many_frames_as_it_has_room_for() -> None:
     assert run(sender) == 0
     way.reserved -= 1
     assert run(sender) == 1
-    assert [batch.sequence for batch in way.sent] == [2, 3, 4], "the first told the wants"
+    assert [batch.sequence for batch in way.sent] == [2, 3, 4], "1 is the announcement"
     assert emit(dialer, "learner", "e", bytes(200))
     sender.disconnect("learner")
     way.reserved = 0

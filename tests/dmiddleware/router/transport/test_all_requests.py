@@ -1,4 +1,4 @@
-"""What the router relies on, of each transport that there is."""
+"""What the router relies on, over every transport."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ import pytest
 from dmiddleware.errors import TransportError
 from dmiddleware.router.transport import Channel, Reply
 from dmiddleware.testing import Tape
-from tests.dmiddleware.router.endpoints import DEADLINE_S, MAX_BYTES, NEVER_S, Asking, Endpoints
-from tests.dmiddleware.router.request_handlers import Parking, answering, at_once, echo
+from tests.dmiddleware.router.endpoints import (
+    DEADLINE_S,
+    MAX_BYTES,
+    NEVER_S,
+    BackgroundRequest,
+    Endpoints,
+)
+from tests.dmiddleware.router.request_handlers import Parking, echo, in_threads, replying_with
 from tests.dmiddleware.router.unix_sockets import comes_true
 
 
@@ -27,7 +33,7 @@ def test_a_request_gets_its_reply(endpoints: Endpoints, size: int) -> None:
 def test_any_number_of_requests_may_wait_for_replies(endpoints: Endpoints) -> None:
     parking = Parking()
     with endpoints.listen(parking) as listener, endpoints.dial(listener) as channel:
-        asking = [Asking(channel, b"%d" % number) for number in range(20)]
+        asking = [BackgroundRequest(channel, b"%d" % number) for number in range(20)]
         for content, reply in parking.wait_for(20).items():
             reply(content)
         assert [one.result() for one in asking] == [b"%d" % number for number in range(20)]
@@ -36,7 +42,7 @@ def test_any_number_of_requests_may_wait_for_replies(endpoints: Endpoints) -> No
 def test_each_request_gets_its_own_reply(endpoints: Endpoints) -> None:
     wrong: list[bytes] = []
 
-    def ask(channel: Channel, asker: int) -> None:
+    def make_requests(channel: Channel, asker: int) -> None:
         for number in range(50):
             content = b"%d %d" % (asker, number)
             answer = bytes(channel.request(content))
@@ -48,12 +54,14 @@ def test_each_request_gets_its_own_reply(endpoints: Endpoints) -> None:
         endpoints.dial(listener) as one,
         endpoints.dial(listener) as other,
     ):
-        at_once(ask, [(channel, asker) for asker, channel in enumerate([one, other] * 3)])
+        in_threads(
+            make_requests, [(channel, asker) for asker, channel in enumerate([one, other] * 3)]
+        )
     assert wrong == []
 
 
 def test_replying_none_closes_only_this_connection(endpoints: Endpoints) -> None:
-    @answering
+    @replying_with
     def serve(raw: memoryview, _: int) -> bytes | None:
         return None if bytes(raw) == b"bad" else bytes(raw)
 
@@ -71,7 +79,7 @@ def test_replying_none_closes_only_this_connection(endpoints: Endpoints) -> None
 def test_received_bytes_are_writable(endpoints: Endpoints, size: int) -> None:
     came: list[bool] = []
 
-    @answering
+    @replying_with
     def serve(raw: memoryview, _: int) -> bytes:
         came.append(raw.readonly)
         return bytes(raw)
@@ -92,10 +100,10 @@ def test_a_late_reply_is_not_taken_for_the_next_one(endpoints: Endpoints) -> Non
         parking.wait_for(1)[b"slow"](b"slow")
         in_time = 0
         for number in range(100):
-            asking = Asking(channel, b"%d" % number)
+            asking = BackgroundRequest(channel, b"%d" % number)
             parking.wait_for(number + 2)[b"%d" % number](b"%d" % number)
             answer = asking.result()
-            # On a machine that is busy its own one may come late, too.
+            # On a busy machine its own reply may be late as well.
             assert answer == b"%d" % number or isinstance(answer, TransportError)
             in_time += answer == b"%d" % number
             if in_time == 5:
@@ -109,7 +117,7 @@ def test_closing_a_channel_fails_pending_requests_at_once(endpoints: Endpoints) 
         endpoints.listen(parking) as listener,
         endpoints.dial(listener, reply_timeout_s=NEVER_S) as channel,
     ):
-        asking = Asking(channel, b"?")
+        asking = BackgroundRequest(channel, b"?")
         parking.wait_for(1)
         channel.close()
         channel.close()
@@ -121,7 +129,7 @@ def test_closing_a_channel_fails_pending_requests_at_once(endpoints: Endpoints) 
 def test_a_request_that_is_too_long_closes_only_its_connection(endpoints: Endpoints) -> None:
     lengths: list[int] = []
 
-    @answering
+    @replying_with
     def serve(raw: memoryview, _: int) -> bytes:
         lengths.append(len(raw))
         return b"ok"
@@ -138,7 +146,7 @@ def test_a_request_that_is_too_long_closes_only_its_connection(endpoints: Endpoi
     assert lengths == [4]
 
 
-# In memory a defect is also raised in the thread that it ends.
+# The memory transport also raises the error in the thread that it ends.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_request_whose_handler_raises_closes_only_its_connection(
     endpoints: Endpoints,
@@ -151,7 +159,7 @@ def test_a_request_whose_handler_raises_closes_only_its_connection(
     with endpoints.listen(serve) as listener, endpoints.dial(listener) as good:
         for _ in range(6):
             with endpoints.dial(listener, reply_timeout_s=NEVER_S) as bad:
-                assert isinstance(Asking(bad, b"bad").result(), TransportError)
+                assert isinstance(BackgroundRequest(bad, b"bad").result(), TransportError)
         assert good.request(b"good") == b"good"
 
 
@@ -159,7 +167,7 @@ def test_connections_are_numbered_and_disconnects_are_reported(endpoints: Endpoi
     numbers: list[int] = []
     gone: list[int] = []
 
-    @answering
+    @replying_with
     def serve(raw: memoryview, connection: int) -> bytes:
         numbers.append(connection)
         return b""
@@ -192,7 +200,7 @@ def test_an_address_can_be_reused_only_after_its_listener_is_closed(endpoints: E
 def test_dialing_without_a_listener_fails_in_time(endpoints: Endpoints) -> None:
     with endpoints.listen(echo) as listener:
         pass
-    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    outcomes: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def dial() -> None:
         with (
@@ -200,25 +208,25 @@ def test_dialing_without_a_listener_fails_in_time(endpoints: Endpoints) -> None:
             endpoints.dial(listener, connect_timeout_s=0.3),
         ):
             pass
-        told.put("in time")
+        outcomes.put("in time")
 
     threading.Thread(target=dial, daemon=True).start()
-    assert told.get(timeout=DEADLINE_S) == "in time"
+    assert outcomes.get(timeout=DEADLINE_S) == "in time"
 
 
 def test_closing_leaves_no_thread(endpoints: Endpoints) -> None:
     before = set(threading.enumerate())
     with endpoints.listen(echo) as listener, endpoints.dial(listener) as channel:
         channel.request(b"?")
-        told = Tape()
-        channel.send(b"?", told)
-        told.wait_for(1)
+        outcomes = Tape()
+        channel.send(b"?", outcomes)
+        outcomes.wait_for(1)
     listener.close()
     channel.close()
     assert set(threading.enumerate()) <= before
 
 
-# Answers later -----------------------------------------------------------------------------------
+# Deferred replies -----------------------------------------------------------------------------
 
 
 def test_only_the_first_reply_counts(endpoints: Endpoints) -> None:
@@ -240,13 +248,13 @@ def test_a_reply_to_a_closed_connection_is_dropped(
     gone = Tape()
     with endpoints.listen(parking, gone) as listener, endpoints.dial(listener) as stays:
         with endpoints.dial(listener) as goes:
-            asking = Asking(goes, b"goes")
+            asking = BackgroundRequest(goes, b"goes")
             parking.wait_for(1)
             goes.close()
             assert isinstance(asking.result(), TransportError)
         gone.wait_for(1)
         parking.wait_for(1)[b"goes"](content)
-        asking = Asking(stays, b"stays")
+        asking = BackgroundRequest(stays, b"stays")
         parking.wait_for(2)[b"stays"](b"in time")
         assert asking.result() == b"in time"
 
@@ -257,7 +265,7 @@ def test_a_reply_after_the_listener_closed_is_dropped(endpoints: Endpoints) -> N
         endpoints.listen(parking) as listener,
         endpoints.dial(listener, reply_timeout_s=1.0) as channel,
     ):
-        asking = [Asking(channel, b"0"), Asking(channel, b"1")]
+        asking = [BackgroundRequest(channel, b"0"), BackgroundRequest(channel, b"1")]
         parked = parking.wait_for(2)
         listener.close()
         parked[b"0"](b"too late")
@@ -272,10 +280,10 @@ def test_a_later_refusal_closes_only_its_connection(endpoints: Endpoints) -> Non
         endpoints.dial(listener) as good,
         endpoints.dial(listener) as bad,
     ):
-        asking = {content: Asking(bad, content) for content in (b"bad", b"with it")}
+        asking = {content: BackgroundRequest(bad, content) for content in (b"bad", b"with it")}
         parking.wait_for(2)[b"bad"](None)
         assert isinstance(asking[b"bad"].result(), TransportError)
         assert isinstance(asking[b"with it"].result(), TransportError)
-        still = Asking(good, b"good")
+        still = BackgroundRequest(good, b"good")
         parking.wait_for(3)[b"good"](b"good")
         assert still.result() == b"good"

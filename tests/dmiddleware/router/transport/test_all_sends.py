@@ -1,4 +1,4 @@
-"""Requests that nobody waits for, over each transport that there is."""
+"""Requests that are sent without waiting, over every transport."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dmiddleware.errors import TransportError
 from dmiddleware.router.transport import Channel
 from dmiddleware.testing import Tape
 from tests.dmiddleware.router.endpoints import MAX_BYTES, NEVER_S, Endpoints
-from tests.dmiddleware.router.request_handlers import Parking, at_once, echo
+from tests.dmiddleware.router.request_handlers import Parking, echo, in_threads
 
 
-class Told:
-    """What was told of requests that were sent, by what they were."""
+class Outcomes:
+    """Records the outcomes of requests, with their content."""
 
     def __init__(self) -> None:
         self._tape = Tape()
@@ -35,7 +35,7 @@ class Told:
 
 
 def test_each_of_many_senders_gets_each_reply_once(endpoints: Endpoints) -> None:
-    told = Told()
+    outcomes = Outcomes()
     with (
         endpoints.listen(echo) as listener,
         endpoints.dial(listener) as one,
@@ -44,59 +44,59 @@ def test_each_of_many_senders_gets_each_reply_once(endpoints: Endpoints) -> None
 
         def send(channel: Channel, sender: int) -> None:
             for number in range(50):
-                told.send(channel, b"%d %d" % (sender, number) * (1 + number * 20))
+                outcomes.send(channel, b"%d %d" % (sender, number) * (1 + number * 20))
 
-        senders = at_once(
+        senders = in_threads(
             send, [(channel, sender) for sender, channel in enumerate([one, other] * 2)]
         )
-        answers = told.wait(200)
-        assert all(content == answer for content, answer in answers)
-        assert not told.threads() & {threading.current_thread(), *senders}
-    assert len(dict(told.wait(200))) == len(told.wait(200)) == 200
+        replies = outcomes.wait(200)
+        assert all(content == answer for content, answer in replies)
+        assert not outcomes.threads() & {threading.current_thread(), *senders}
+    assert len(dict(outcomes.wait(200))) == len(outcomes.wait(200)) == 200
 
 
 def test_any_number_of_sent_requests_may_wait_for_replies(endpoints: Endpoints) -> None:
-    told, parking = Told(), Parking()
+    outcomes, parking = Outcomes(), Parking()
     contents = [b"%d" % number for number in range(30)]
     with endpoints.listen(parking) as listener, endpoints.dial(listener) as channel:
         for content in contents:
-            told.send(channel, content)
+            outcomes.send(channel, content)
         parked = parking.wait_for(len(contents))
         for content in contents:
             parked[content](content)
-        assert sorted(told.wait(len(contents))) == sorted(zip(contents, contents, strict=True))
+        assert sorted(outcomes.wait(len(contents))) == sorted(zip(contents, contents, strict=True))
 
 
 def test_a_reply_callback_may_send_the_next_request(endpoints: Endpoints) -> None:
-    told = Tape()
+    outcomes = Tape()
     with endpoints.listen(echo) as listener, endpoints.dial(listener) as channel:
 
         def on_reply(outcome: memoryview | TransportError) -> None:
             assert not isinstance(outcome, TransportError)
-            told(bytes(outcome))
-            if len(told) < 50:
-                channel.send(b"%d" % len(told), on_reply)
+            outcomes(bytes(outcome))
+            if len(outcomes) < 50:
+                channel.send(b"%d" % len(outcomes), on_reply)
 
         channel.send(b"0", on_reply)
-        told.wait_for(50)
-    assert told == [b"%d" % number for number in range(50)]
+        outcomes.wait_for(50)
+    assert outcomes == [b"%d" % number for number in range(50)]
 
 
 def test_a_sent_request_without_a_reply_fails_at_its_deadline(endpoints: Endpoints) -> None:
-    told, parking = Told(), Parking()
+    outcomes, parking = Outcomes(), Parking()
     with (
         endpoints.listen(parking) as listener,
         endpoints.dial(listener, reply_timeout_s=0.3) as channel,
     ):
-        told.send(channel, b"slow")
+        outcomes.send(channel, b"slow")
         parking.wait_for(1)
-        assert told.wait(1) == [(b"slow", None)]
+        assert outcomes.wait(1) == [(b"slow", None)]
         parking.wait_for(1)[b"slow"](b"slow")
         for number in range(2, 100):
-            told.send(channel, b"%d" % number)
+            outcomes.send(channel, b"%d" % number)
             parking.wait_for(number)[b"%d" % number](b"its own")
-            # On a machine that is busy its own one may come late, too.
-            answer = told.wait(number)[-1][1]
+            # On a busy machine its own reply may be late as well.
+            answer = outcomes.wait(number)[-1][1]
             assert answer in (b"its own", None)
             if answer is not None:
                 break
@@ -104,18 +104,18 @@ def test_a_sent_request_without_a_reply_fails_at_its_deadline(endpoints: Endpoin
 
 
 def test_closing_a_channel_fails_all_sent_requests(endpoints: Endpoints) -> None:
-    told, parking = Told(), Parking()
+    outcomes, parking = Outcomes(), Parking()
     with (
         endpoints.listen(parking) as listener,
         endpoints.dial(listener, reply_timeout_s=NEVER_S) as channel,
     ):
         for content in (b"0", b"1", b"2"):
-            told.send(channel, content)
+            outcomes.send(channel, content)
         parking.wait_for(3)
         channel.close()
-        assert dict(told.wait(3)) == {b"0": None, b"1": None, b"2": None}
-        told.send(channel, b"after")
-        assert told.wait(4)[3] == (b"after", None)
+        assert dict(outcomes.wait(3)) == {b"0": None, b"1": None, b"2": None}
+        outcomes.send(channel, b"after")
+        assert outcomes.wait(4)[3] == (b"after", None)
 
 
 def test_a_channel_may_be_closed_while_others_send(endpoints: Endpoints) -> None:
@@ -125,59 +125,59 @@ def test_a_channel_may_be_closed_while_others_send(endpoints: Endpoints) -> None
     try:
         with endpoints.listen(echo) as listener:
             for _ in range(30):
-                told = Told()
+                outcomes = Outcomes()
                 with endpoints.dial(listener) as channel:
-                    sends = [partial(told.send, channel, content) for content in sent]
-                    at_once(
+                    sends = [partial(outcomes.send, channel, content) for content in sent]
+                    in_threads(
                         lambda act: act(),
                         [(act,) for act in (*sends[:6], channel.close, *sends[6:])],
                     )
-                assert sorted(content for content, _ in told.wait(len(sent))) == sorted(sent)
+                assert sorted(content for content, _ in outcomes.wait(len(sent))) == sorted(sent)
     finally:
         sys.setswitchinterval(interval)
 
 
 def test_reply_callbacks_never_run_inside_send(endpoints: Endpoints) -> None:
-    told = Told()
+    outcomes = Outcomes()
     with endpoints.listen(echo) as listener, endpoints.dial(listener) as channel:
-        told.send(channel, b"?")
-        told.wait(1)
+        outcomes.send(channel, b"?")
+        outcomes.wait(1)
         channel.close()
-        told.send(channel, b"after")
-        told.wait(2)
-    assert threading.current_thread() not in told.threads()
+        outcomes.send(channel, b"after")
+        outcomes.wait(2)
+    assert threading.current_thread() not in outcomes.threads()
 
 
 def test_all_pending_requests_fail_when_the_connection_breaks(endpoints: Endpoints) -> None:
-    told, parking = Told(), Parking()
+    outcomes, parking = Outcomes(), Parking()
     with (
         endpoints.listen(parking) as listener,
         endpoints.dial(listener, reply_timeout_s=3.0) as channel,
     ):
         for content in (b"0", b"1", b"2"):
-            told.send(channel, content)
+            outcomes.send(channel, content)
         parking.wait_for(3)
         listener.close()
-        assert dict(told.wait(3)) == {b"0": None, b"1": None, b"2": None}
+        assert dict(outcomes.wait(3)) == {b"0": None, b"1": None, b"2": None}
 
 
 def test_a_refusal_fails_the_sent_request(endpoints: Endpoints) -> None:
-    told, parking = Told(), Parking()
+    outcomes, parking = Outcomes(), Parking()
     with (
         endpoints.listen(parking) as listener,
         endpoints.dial(listener, reply_timeout_s=3.0) as channel,
     ):
-        told.send(channel, b"?")
+        outcomes.send(channel, b"?")
         parking.wait_for(1)[b"?"](None)
-        assert told.wait(1) == [(b"?", None)]
+        assert outcomes.wait(1) == [(b"?", None)]
 
 
 def test_sending_a_request_that_is_too_long_fails(endpoints: Endpoints) -> None:
-    told = Told()
+    outcomes = Outcomes()
     with (
         endpoints.listen(echo) as listener,
         endpoints.dial(listener, reply_timeout_s=1.0) as channel,
     ):
         content = bytes(MAX_BYTES + 1000)
-        told.send(channel, content)
-        assert told.wait(1) == [(content, None)]
+        outcomes.send(channel, content)
+        assert outcomes.wait(1) == [(content, None)]

@@ -1,4 +1,4 @@
-"""The memory transport: what any transport does, and a network that is harmed on purpose."""
+"""The memory transport: what every transport does, and a network that is disturbed on purpose."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dmiddleware.router.transport import Channel, Listener, RequestHandler, Tran
 from dmiddleware.router.transport.memory import MemoryNetwork
 from dmiddleware.router.transport.nng import NngTransport
 from dmiddleware.testing import Simulation, SimulationError, Tape
-from tests.dmiddleware.router.request_handlers import Parking, answering, echo
+from tests.dmiddleware.router.request_handlers import Parking, echo, replying_with
 
 ADDRESS = "memory://listener"
 LIMIT = 10_000
@@ -51,16 +51,16 @@ def joined(
 
 
 def test_a_request_gets_its_own_reply(ends: tuple[Transport, Transport, str]) -> None:
-    with joined(ends, answering(lambda raw, connection: bytes(raw) * 2)) as (_, channel):
+    with joined(ends, replying_with(lambda raw, connection: bytes(raw) * 2)) as (_, channel):
         for text in (b"one", b"two", b"x" * 4000):
             assert bytes(channel.request(text)) == text * 2
 
 
 def test_requests_are_served_concurrently(ends: tuple[Transport, Transport, str]) -> None:
-    answers, parking = Tape(), Parking()
+    replies, parking = Tape(), Parking()
     with joined(ends, parking) as (_, channel):
         threads = [
-            threading.Thread(target=lambda n=n: answers(bytes(channel.request(b"%d" % n))))
+            threading.Thread(target=lambda n=n: replies(bytes(channel.request(b"%d" % n))))
             for n in range(3)
         ]
         for thread in threads:
@@ -69,14 +69,14 @@ def test_requests_are_served_concurrently(ends: tuple[Transport, Transport, str]
             reply(content)
         for thread in threads:
             thread.join(20.0)
-    assert sorted(answers) == [b"0", b"1", b"2"]
+    assert sorted(replies) == [b"0", b"1", b"2"]
 
 
 def test_replying_none_closes_the_connection_and_reports_the_disconnect(
     ends: tuple[Transport, Transport, str],
 ) -> None:
     gone = Tape()
-    with joined(ends, answering(lambda raw, connection: None), gone, reply_timeout_s=1.0) as (
+    with joined(ends, replying_with(lambda raw, connection: None), gone, reply_timeout_s=1.0) as (
         _,
         channel,
     ):
@@ -90,7 +90,7 @@ def test_a_request_that_is_too_long_is_refused_unread(
 ) -> None:
     served = Tape()
 
-    @answering
+    @replying_with
     def serve(raw: memoryview, connection: int) -> bytes:
         served(len(raw))
         return b"ok"
@@ -135,13 +135,13 @@ def test_closing_the_channel_fails_pending_requests(
     parking, failed = Parking(), Tape()
     with joined(ends, parking) as (_, channel):
 
-        def ask() -> None:
+        def make_requests() -> None:
             try:
                 channel.request(b"hello")
             except TransportError:
                 failed("failed")
 
-        thread = threading.Thread(target=ask)
+        thread = threading.Thread(target=make_requests)
         thread.start()
         parking.wait_for(1)
         channel.close()
@@ -169,7 +169,7 @@ def test_requests_overtake_each_other(simulation: Simulation) -> None:
     network = MemoryNetwork(clock=simulation, delay_s=lambda source, target: next(delays))
     ends = network.transport("listener"), network.transport("dialer"), ADDRESS
 
-    @answering
+    @replying_with
     def serve(raw: memoryview, connection: int) -> bytes:
         served(bytes(raw), simulation.now())
         return b""
@@ -177,30 +177,30 @@ def test_requests_overtake_each_other(simulation: Simulation) -> None:
     with joined(ends, serve) as (_, channel):
         began = Tape()
 
-        def ask() -> None:
+        def make_requests() -> None:
             number = len(began)
             began(number)
             channel.request(b"%d" % number)
 
         for _ in range(3):
-            simulation.spawn(ask, name="asks")
+            simulation.spawn(make_requests, name="asks")
         simulation.run_for(5.0)
     assert served == [(b"1", 1.0), (b"2", 2.0), (b"0", 3.0)]
 
 
 def test_a_request_over_a_cut_link_arrives_when_it_is_healed(simulation: Simulation) -> None:
-    network, answers = MemoryNetwork(clock=simulation), Tape()
+    network, replies = MemoryNetwork(clock=simulation), Tape()
     ends = network.transport("listener"), network.transport("dialer"), ADDRESS
     with joined(ends, echo) as (_, channel):
         network.cut("dialer", "listener")
         thread = simulation.spawn(
-            lambda: answers(bytes(channel.request(b"hello")), simulation.now()), name="asks"
+            lambda: replies(bytes(channel.request(b"hello")), simulation.now()), name="asks"
         )
         simulation.run_for(4.0)
-        assert answers == []
+        assert replies == []
         network.heal("dialer", "listener")
         assert thread.join(1.0)
-    assert answers == [(b"hello", 4.0)]
+    assert replies == [(b"hello", 4.0)]
 
 
 def test_a_request_over_a_link_that_stays_cut_is_lost_at_its_deadline(
@@ -209,7 +209,7 @@ def test_a_request_over_a_link_that_stays_cut_is_lost_at_its_deadline(
     network, gone, served = MemoryNetwork(clock=simulation), Tape(), Tape()
     ends = network.transport("listener"), network.transport("dialer"), ADDRESS
 
-    @answering
+    @replying_with
     def serve(raw: memoryview, connection: int) -> bytes:
         served(bytes(raw))
         return b""
@@ -228,22 +228,22 @@ def test_a_request_over_a_link_that_stays_cut_is_lost_at_its_deadline(
 def test_a_request_on_its_way_is_lost_with_its_connection(simulation: Simulation) -> None:
     network = MemoryNetwork(clock=simulation, delay_s=lambda *link: 1.0)
     ends = network.transport("listener"), network.transport("dialer"), ADDRESS
-    parking, told = Parking(), Tape()
+    parking, outcomes = Parking(), Tape()
     with joined(ends, parking) as (_, channel):
-        channel.send(b"there", told)
+        channel.send(b"there", outcomes)
         simulation.run_for(1.5)
-        channel.send(b"on its way", told)
+        channel.send(b"on its way", outcomes)
         channel.close()
         simulation.run_for(5.0)
         assert list(parking.wait_for(1)) == [b"there"]
-    assert len(told) == 2
+    assert len(outcomes) == 2
 
 
 def test_packets_that_arrived_before_the_cut_are_not_lost(simulation: Simulation) -> None:
-    network, served, told = MemoryNetwork(clock=simulation), Tape(), Tape()
+    network, served, outcomes = MemoryNetwork(clock=simulation), Tape(), Tape()
     transports = [network.transport(name) for name in ("listener", "dialer")]
 
-    @answering
+    @replying_with
     def serve(raw: memoryview, connection: int) -> bytes:
         served(bytes(raw), simulation.now())
         return bytes(raw)
@@ -263,17 +263,17 @@ def test_packets_that_arrived_before_the_cut_are_not_lost(simulation: Simulation
     )
     simulation.run_for(1.0)
     simulation.freeze("listener")
-    channel.send(b"early", lambda outcome: told(str(outcome), simulation.now()))
+    channel.send(b"early", lambda outcome: outcomes(str(outcome), simulation.now()))
     simulation.run_for(1.0)
     network.cut("listener", "dialer")
-    channel.send(b"late", lambda outcome: told(str(outcome), simulation.now()))
+    channel.send(b"late", lambda outcome: outcomes(str(outcome), simulation.now()))
     simulation.run_for(10.0)
     simulation.thaw("listener")
     simulation.run_for(1.0)
     network.heal("listener", "dialer")
     simulation.run_for(1.0)
     assert served == [(b"early", 12.0)]
-    assert told == [
+    assert outcomes == [
         (f"no reply from {ADDRESS} within 5 s", 6.0),
         (f"no reply from {ADDRESS} within 5 s", 7.0),
     ]
@@ -282,44 +282,44 @@ def test_packets_that_arrived_before_the_cut_are_not_lost(simulation: Simulation
 
 
 def test_a_sent_request_gets_its_reply(simulation: Simulation) -> None:
-    delays, told = iter([3.0, 1.0, 2.0, 0.5, 0.5, 0.5]), Tape()
+    delays, outcomes = iter([3.0, 1.0, 2.0, 0.5, 0.5, 0.5]), Tape()
     network = MemoryNetwork(clock=simulation, delay_s=lambda source, target: next(delays))
     ends = network.transport("listener"), network.transport("dialer"), ADDRESS
     with joined(ends, echo) as (_, channel):
         for number in range(3):
-            channel.send(b"%d" % number, lambda outcome: told(bytes(outcome), simulation.now()))
+            channel.send(b"%d" % number, lambda outcome: outcomes(bytes(outcome), simulation.now()))
         assert simulation.now() == 0.0
         simulation.run_for(5.0)
-    assert told == [(b"1", 1.5), (b"2", 2.5), (b"0", 3.5)]
+    assert outcomes == [(b"1", 1.5), (b"2", 2.5), (b"0", 3.5)]
 
 
 def test_a_sent_request_fails_at_its_deadline(simulation: Simulation) -> None:
-    network, told, parking = MemoryNetwork(clock=simulation), Tape(), Parking()
+    network, outcomes, parking = MemoryNetwork(clock=simulation), Tape(), Parking()
     ends = network.transport("listener"), network.transport("dialer"), ADDRESS
     with joined(ends, parking, reply_timeout_s=2.0) as (_, channel):
-        channel.send(b"one", lambda outcome: told(str(outcome), simulation.now()))
+        channel.send(b"one", lambda outcome: outcomes(str(outcome), simulation.now()))
         simulation.run_for(1.0)
-        channel.send(b"other", lambda outcome: told(bytes(outcome), simulation.now()))
+        channel.send(b"other", lambda outcome: outcomes(bytes(outcome), simulation.now()))
         simulation.run_for(1.5)
         parking.wait_for(2)[b"one"](b"too late")
         parking.wait_for(2)[b"other"](b"in time")
         simulation.run_for(5.0)
-    assert told == [(f"no reply from {ADDRESS} within 2 s", 2.0), (b"in time", 2.5)]
+    assert outcomes == [(f"no reply from {ADDRESS} within 2 s", 2.0), (b"in time", 2.5)]
 
 
 def test_a_reply_over_a_cut_link_arrives_when_it_is_healed(simulation: Simulation) -> None:
-    network, told, parking = MemoryNetwork(clock=simulation), Tape(), Parking()
+    network, outcomes, parking = MemoryNetwork(clock=simulation), Tape(), Parking()
     ends = network.transport("listener"), network.transport("dialer"), ADDRESS
     with joined(ends, parking) as (_, channel):
-        channel.send(b"?", lambda outcome: told(bytes(outcome), simulation.now()))
+        channel.send(b"?", lambda outcome: outcomes(bytes(outcome), simulation.now()))
         simulation.run_for(1.0)
         network.cut("listener", "dialer")
         parking.wait_for(1)[b"?"](b"!")
         simulation.run_for(4.0)
-        assert told == []
+        assert outcomes == []
         network.heal("listener", "dialer")
         simulation.run_for(1.0)
-    assert told == [(b"!", 5.0)]
+    assert outcomes == [(b"!", 5.0)]
 
 
 def test_a_request_whose_handler_raises_fails_the_simulation() -> None:

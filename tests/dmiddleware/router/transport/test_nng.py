@@ -1,4 +1,4 @@
-"""The nng transport alone: what one request does must not take the service from the others."""
+"""The nng transport: a failing request must not affect other requests."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 
 from dmiddleware.errors import TransportError
 from dmiddleware.router.transport.nng import NngChannel, NngListener, NngTransport
-from tests.dmiddleware.router.request_handlers import answering
+from tests.dmiddleware.router.request_handlers import replying_with
 
 DEADLINE_S = 20.0
 ROOT = Path(__file__).resolve().parents[3]
 
 
 class Service:
-    """Answers ``echo``; closes the connection of who says ``close``; fails at ``fail``."""
+    """Echoes a request; closes the connection on ``close``, and raises on ``fail``."""
 
     def __init__(self) -> None:
         self.asked = threading.Semaphore(0)
@@ -31,7 +31,7 @@ class Service:
         said = bytes(raw)
         self.asked.release()
         if said == b"close":
-            # The dialer goes first, so that there is nothing left to close.
+            # The dialer closes first, so there is nothing left to close.
             assert self.gone.acquire(timeout=DEADLINE_S)
             return None
         if said == b"fail":
@@ -42,7 +42,7 @@ class Service:
 def listen(folder: Path, service: Service) -> NngListener:
     return NngTransport().listen(
         f"ipc://{folder}/node.sock",
-        answering(service.answer),
+        replying_with(service.answer),
         on_disconnect=lambda _: service.gone.release(),
         max_frame_bytes=1 << 20,
     )
@@ -57,7 +57,7 @@ def dial(listener: NngListener, reply_timeout_s: float = DEADLINE_S) -> NngChann
     )
 
 
-def ask_and_fail(channel: NngChannel, what: bytes) -> None:
+def request_and_fail(channel: NngChannel, what: bytes) -> None:
     with pytest.raises(TransportError):
         channel.request(what)
 
@@ -68,7 +68,7 @@ def test_closing_connections_that_are_already_broken_ends_no_thread(tmp_path: Pa
     try:
         for _ in range(12):
             channel = dial(listener)
-            asking = threading.Thread(target=ask_and_fail, args=(channel, b"close"))
+            asking = threading.Thread(target=request_and_fail, args=(channel, b"close"))
             asking.start()
             assert service.asked.acquire(timeout=DEADLINE_S)
             channel.close()
@@ -87,7 +87,7 @@ def test_a_failing_request_handler_ends_no_thread(
     try:
         for _ in range(12):
             channel = dial(listener)
-            ask_and_fail(channel, b"fail")
+            request_and_fail(channel, b"fail")
             channel.close()
         channel = dial(listener)
         assert bytes(channel.request(b"echo")) == b"echo"
@@ -104,7 +104,7 @@ def test_a_request_that_no_listener_accepts_does_not_delay_the_close(tmp_path: P
     assert bytes(channel.request(b"echo")) == b"echo"
     listener.close()
     for _ in range(8):
-        asking = threading.Thread(target=ask_and_fail, args=(channel, b"echo"), daemon=True)
+        asking = threading.Thread(target=request_and_fail, args=(channel, b"echo"), daemon=True)
         asking.start()
     closing = threading.Thread(target=channel.close)
     closing.start()
@@ -118,25 +118,25 @@ def test_a_request_is_delivered_when_the_listener_comes_back(tmp_path: Path) -> 
     listener = listen(tmp_path, service)
     channel = dial(listener)
     listener.close()
-    answers: list[bytes] = []
+    replies: list[bytes] = []
 
-    def ask() -> None:
-        while not answers:
+    def make_requests() -> None:
+        while not replies:
             with contextlib.suppress(TransportError):
-                answers.append(bytes(channel.request(b"echo" * 1000)))
+                replies.append(bytes(channel.request(b"echo" * 1000)))
 
-    asking = threading.Thread(target=ask)
+    asking = threading.Thread(target=make_requests)
     asking.start()
     back = listen(tmp_path, service)
     asking.join(DEADLINE_S)
-    assert answers == [b"echo" * 1000]
+    assert replies == [b"echo" * 1000]
     channel.close()
     back.close()
 
 
 @contextlib.contextmanager
 def busy_machine() -> Iterator[None]:
-    """Give each processor something else to do, so that threads stop at any place."""
+    """Keep every processor busy, so that threads are interrupted anywhere."""
     with contextlib.ExitStack() as stack:
         for _ in range(os.cpu_count() or 1):
             other = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])

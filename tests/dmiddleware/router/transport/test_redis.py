@@ -21,9 +21,9 @@ from dmiddleware.router.transport import Reply, RequestHandler
 from dmiddleware.router.transport.redis import RedisTransport
 from dmiddleware.router.transport.redis.channel import RedisChannel
 from dmiddleware.router.transport.redis.listener import RedisListener
-from tests.dmiddleware.router.endpoints import NEVER_S, Asking
+from tests.dmiddleware.router.endpoints import NEVER_S, BackgroundRequest
 from tests.dmiddleware.router.redis_server import RedisServer
-from tests.dmiddleware.router.request_handlers import Parking, answering, echo
+from tests.dmiddleware.router.request_handlers import Parking, echo, replying_with
 
 pytestmark = pytest.mark.process
 
@@ -109,7 +109,7 @@ def test_concurrent_requests_get_their_own_replies(
 ) -> None:
     parking = Parking()
     with listening(f"{server.url}/a", parking), dialed(f"{server.url}/a") as channel:
-        asked = {number: Asking(channel, b"%d" % number) for number in range(40)}
+        asked = {number: BackgroundRequest(channel, b"%d" % number) for number in range(40)}
         for content, reply in reversed(parking.wait_for(40).items()):
             reply(content)
         assert {number: one.result() for number, one in asked.items()} == {
@@ -120,7 +120,7 @@ def test_concurrent_requests_get_their_own_replies(
 def test_channels_have_different_numbers_and_disconnect_on_close(server: RedisServer) -> None:
     numbers: list[int] = []
 
-    @answering
+    @replying_with
     def serve(raw: memoryview, connection: int) -> bytes:
         numbers.append(connection)
         return b""
@@ -136,9 +136,9 @@ def test_channels_have_different_numbers_and_disconnect_on_close(server: RedisSe
 
 
 def test_a_refused_request_breaks_the_channel(server: RedisServer) -> None:
-    answers = iter([None])
+    replies = iter([None])
     with (
-        listening(f"{server.url}/a", answering(lambda raw, _: next(answers, b"!"))),
+        listening(f"{server.url}/a", replying_with(lambda raw, _: next(replies, b"!"))),
         dialed(f"{server.url}/a") as channel,
     ):
         for _ in range(2):
@@ -169,7 +169,7 @@ def test_a_late_reply_is_not_taken_for_the_next_one(
 def test_a_reply_that_redis_delivers_twice_is_ignored(server: RedisServer) -> None:
     channels: list[int] = []
 
-    @answering
+    @replying_with
     def serve(raw: memoryview, connection: int) -> bytes:
         channels.append(connection)
         return bytes(raw)
@@ -190,7 +190,7 @@ def test_closing_a_channel_fails_pending_requests_at_once(server: RedisServer) -
         listening(f"{server.url}/a", parking),
         dialed(f"{server.url}/a", reply_timeout_s=NEVER_S) as channel,
     ):
-        asked = Asking(channel, b"?")
+        asked = BackgroundRequest(channel, b"?")
         parking.wait_for(1)
         channel.close()
         assert "closed" in str(asked.result())
@@ -199,7 +199,7 @@ def test_closing_a_channel_fails_pending_requests_at_once(server: RedisServer) -
 def test_closing_a_listener_fails_waiting_requests(server: RedisServer) -> None:
     served, release = threading.Semaphore(0), threading.Event()
 
-    @answering
+    @replying_with
     def serve(raw: memoryview, _: int) -> bytes | None:
         served.release()
         release.wait(DEADLINE_S)
@@ -209,7 +209,9 @@ def test_closing_a_listener_fails_waiting_requests(server: RedisServer) -> None:
         listening(f"{server.url}/a", serve) as listener,
         dialed(f"{server.url}/a", reply_timeout_s=NEVER_S) as channel,
     ):
-        asked = [Asking(channel, b"?") for _ in range(6)]  # two more than are served at a time
+        asked = [
+            BackgroundRequest(channel, b"?") for _ in range(6)
+        ]  # two more than are served at a time
         for _ in range(4):
             assert served.acquire(timeout=DEADLINE_S)
         with server.client() as client:
@@ -225,7 +227,7 @@ def test_closing_a_listener_fails_requests_without_a_reply(server: RedisServer) 
         listening(f"{server.url}/a", parking) as listener,
         dialed(f"{server.url}/a", reply_timeout_s=NEVER_S) as channel,
     ):
-        asked = [Asking(channel, b"?") for _ in range(6)]
+        asked = [BackgroundRequest(channel, b"?") for _ in range(6)]
         parking.wait_for(6)
         listener.close()
         assert all("closed" in str(one.result()) for one in asked)
@@ -235,7 +237,7 @@ def test_closing_a_listener_fails_requests_without_a_reply(server: RedisServer) 
 def test_replies_resume_as_soon_as_redis_is_back(own_server: RedisServer, meanwhile: bool) -> None:
     parking, address = Parking(), f"{own_server.url}/a"
     with listening(address, parking), dialed(address) as channel:
-        asked = {content: Asking(channel, content) for content in (b"early", b"away")}
+        asked = {content: BackgroundRequest(channel, content) for content in (b"early", b"away")}
         parked = parking.wait_for(2)
         parked[b"early"](b"in time")
         assert asked[b"early"].result() == b"in time"
@@ -245,7 +247,7 @@ def test_replies_resume_as_soon_as_redis_is_back(own_server: RedisServer, meanwh
             parked[b"away"](b"too late")
         own_server.start()
         with dialed_when_back(address) as anew:
-            again = Asking(anew, b"again")
+            again = BackgroundRequest(anew, b"again")
             parking.wait_for(3)[b"again"](b"back")
             assert again.result() == b"back"
 
@@ -266,7 +268,7 @@ def dialed_when_back(address: str) -> contextlib.AbstractContextManager[RedisCha
 
 
 def test_a_request_that_is_too_long_is_refused_at_the_sender(server: RedisServer) -> None:
-    with listening(f"{server.url}/a", answering(lambda raw, _: bytes(2000))):
+    with listening(f"{server.url}/a", replying_with(lambda raw, _: bytes(2000))):
         with (
             dialed(f"{server.url}/a") as channel,
             pytest.raises(TransportError, match=f"accepts at most {MAX_BYTES}"),
@@ -359,7 +361,7 @@ def test_a_listener_recovers_as_soon_as_redis_does(own_server: RedisServer) -> N
 
 
 class Ledger:
-    """What a router took, by the node that sent it."""
+    """Records what a router delivers, by the sending node."""
 
     def __init__(self, router: Router, event: str) -> None:
         self.changed = threading.Condition()
@@ -400,7 +402,7 @@ def star_of_three(url: str) -> Iterator[list[Router]]:
 
 
 def start_all(routers: list[Router]) -> None:
-    """Wait until each knows what the others want."""
+    """Wait until each router knows the subscriptions of the others."""
     threads = [threading.Thread(target=router.wait_until_ready) for router in routers]
     for thread in threads:
         thread.start()
@@ -432,7 +434,7 @@ def test_a_redis_restart_loses_and_duplicates_nothing(own_server: RedisServer) -
 
         def emit(other: Router) -> None:
             for number in range(count):
-                # A little ahead, so that there is always something under way.
+                # A little ahead of the readers, so that some events are always pending.
                 least = number - ahead
                 up.wait(lambda taken, least=least: len(taken.get(other.node_id, ())) > least)  # type: ignore[misc]
                 other.emit(Event("up", timeout_s=DEADLINE_S), (other.node_id, number), {})
@@ -497,5 +499,5 @@ def _inbox(client: redis.Redis, name: str) -> str:
 def _until(true: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not true():
-        assert time.monotonic() < deadline, "what was awaited did not come"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         threading.Event().wait(0.01)

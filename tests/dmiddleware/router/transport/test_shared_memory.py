@@ -1,4 +1,4 @@
-"""Large bodies through shared memory: where they go, and what is left of them."""
+"""Large bodies through shared memory: when they are used, and what remains of them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dmiddleware.pipeline import Event
 from dmiddleware.router import Router
 from dmiddleware.router.transport.nng import NngTransport
 from dmiddleware.testing import Tape
-from tests.dmiddleware.router.request_handlers import Parking, answering
+from tests.dmiddleware.router.request_handlers import Parking, replying_with
 from tests.dmiddleware.router.shared_folders import (
     MAX_BYTES,
-    Counting,
-    Vanishing,
+    RecordingTransport,
+    SlabRemovingTransport,
     big,
     shared,
     talking,
@@ -34,66 +34,66 @@ DEADLINE_S = 20.0
 
 
 def test_only_small_bodies_are_sent_over_the_socket(folder: Path, address: str) -> None:
-    counting = Counting()
+    counting = RecordingTransport()
     with talking(address, shared(folder, counting), shared(folder, counting)) as channel:
         counting.asked.clear()
-        counting.answered.clear()
+        counting.replied.clear()
         for size in (0, 1, LARGE - 1, LARGE, LARGE + 1, 3 << 20):
             content = np.random.default_rng(size).bytes(size)
             assert channel.request(content) == content
-        assert counting.asked[:3] == counting.answered[:3] == [0, 1, LARGE - 1]
-        assert max(counting.asked[3:] + counting.answered[3:]) < 200
+        assert counting.asked[:3] == counting.replied[:3] == [0, 1, LARGE - 1]
+        assert max(counting.asked[3:] + counting.replied[3:]) < 200
 
 
 def test_large_bodies_of_deferred_replies_are_not_sent_over_the_socket(
     folder: Path, address: str
 ) -> None:
-    counting, told, parking = Counting(), Tape(), Parking()
+    counting, outcomes, parking = RecordingTransport(), Tape(), Parking()
     with talking(address, shared(folder, counting), shared(folder, counting), parking) as channel:
         counting.asked.clear()
-        counting.answered.clear()
+        counting.replied.clear()
         contents = [bytes([number]) * (1 << 20) for number in range(3)]
         for content in contents:
-            channel.send(content, lambda answer: told(bytes(answer)))
+            channel.send(content, lambda answer: outcomes(bytes(answer)))
         parked = parking.wait_for(3)
         for content in contents:
             parked[content](content[:-1])
-        told.wait_for(3)
-        assert sorted(told) == [content[:-1] for content in contents]
-        assert max(counting.asked + counting.answered) < 200
+        outcomes.wait_for(3)
+        assert sorted(outcomes) == [content[:-1] for content in contents]
+        assert max(counting.asked + counting.replied) < 200
 
 
 def test_a_request_sent_without_waiting_falls_back_to_the_socket(
     folder: Path, address: str
 ) -> None:
-    counting, content, told = Counting(), b"x" * LARGE, Tape()
+    counting, content, outcomes = RecordingTransport(), b"x" * LARGE, Tape()
     with talking(
         address,
-        shared(folder, Vanishing(folder)),
+        shared(folder, SlabRemovingTransport(folder)),
         shared(folder, counting),
-        answering(lambda raw, _: bytes(raw[:9])),
+        replying_with(lambda raw, _: bytes(raw[:9])),
     ) as channel:
-        channel.send(content, lambda answer: told(bytes(answer)))
-        told.wait_for(1)
-    assert told == [content[:9]]
+        channel.send(content, lambda answer: outcomes(bytes(answer)))
+        outcomes.wait_for(1)
+    assert outcomes == [content[:9]]
     assert counting.asked[-2] < 200 and counting.asked[-1] == len(content)
 
 
 def test_a_reply_that_cannot_be_opened_fails_the_sent_request(folder: Path, address: str) -> None:
-    told = Tape()
+    outcomes = Tape()
     with talking(
         address,
-        shared(folder, Vanishing(folder)),
+        shared(folder, SlabRemovingTransport(folder)),
         shared(folder),
-        answering(lambda raw, _: bytes(LARGE)),
+        replying_with(lambda raw, _: bytes(LARGE)),
     ) as channel:
-        channel.send(b"?", lambda answer: told(str(answer)))
-        told.wait_for(1)
-    assert "from shared memory" in next(iter(told))
+        channel.send(b"?", lambda answer: outcomes(str(answer)))
+        outcomes.wait_for(1)
+    assert "from shared memory" in next(iter(outcomes))
 
 
 def test_ignored_replies_leave_no_slabs(folder: Path, address: str) -> None:
-    parking, told = Parking(), Tape()
+    parking, outcomes = Parking(), Tape()
     listens, dials = shared(folder), shared(folder)
     options = {
         "connect_timeout_s": DEADLINE_S,
@@ -101,42 +101,42 @@ def test_ignored_replies_leave_no_slabs(folder: Path, address: str) -> None:
         "max_frame_bytes": MAX_BYTES,
     }
     with contextlib.closing(
-        listens.listen(address, parking, on_disconnect=told, max_frame_bytes=MAX_BYTES)
+        listens.listen(address, parking, on_disconnect=outcomes, max_frame_bytes=MAX_BYTES)
     ) as listener:
         with contextlib.closing(dials.dial(address, **options)) as channel:
-            answers = Tape()
+            replies = Tape()
             for content in (b"0", b"1", b"2"):
-                channel.send(content, answers)
+                channel.send(content, replies)
             parked = parking.wait_for(3)
             for _ in range(5):
                 parked[b"0"](bytes(1 << 20))
-            answers.wait_for(1)
+            replies.wait_for(1)
             assert len(big(folder)) == 1
-        told.wait_for(1)
+        outcomes.wait_for(1)
         parked[b"1"](bytes(1 << 20))
         listener.close()
         parked[b"2"](bytes(1 << 20))
-        answers.wait_for(3)
-    del answers
+        replies.wait_for(3)
+    del replies
     assert list(folder.iterdir()) == []
 
 
 def test_sending_on_a_closed_channel_leaves_no_slabs(folder: Path, address: str) -> None:
-    told = Tape()
+    outcomes = Tape()
     with talking(address, shared(folder), shared(folder)) as channel:
         channel.close()
-        channel.send(bytes(LARGE), told)
+        channel.send(bytes(LARGE), outcomes)
         with pytest.raises(TransportError):
             channel.request(bytes(LARGE))
-        told.wait_for(1)
-    assert isinstance(next(iter(told)), TransportError)
+        outcomes.wait_for(1)
+    assert isinstance(next(iter(outcomes)), TransportError)
     assert list(folder.iterdir()) == []
 
 
 def test_a_body_is_read_in_place_and_its_memory_is_reused(folder: Path, address: str) -> None:
     inside: list[bool] = []
 
-    @answering
+    @replying_with
     def serve(raw: memoryview, _: int) -> bytes:
         start = np.frombuffer(raw, np.uint8).__array_interface__["data"][0]
         inside.append(_is_in_a_file_of(folder, start))
@@ -151,7 +151,7 @@ def test_a_body_is_read_in_place_and_its_memory_is_reused(folder: Path, address:
 
 
 def test_a_reply_stays_valid_while_it_is_referenced(folder: Path, address: str) -> None:
-    @answering
+    @replying_with
     def serve(raw: memoryview, _: int) -> bytes:
         return bytes(raw) * (1 << 20)
 
@@ -184,7 +184,7 @@ def test_nodes_with_different_folders_use_the_socket(
 def test_a_listener_without_shared_memory_gets_requests_over_the_socket(
     folder: Path, address: str
 ) -> None:
-    @answering
+    @replying_with
     def serve(raw: memoryview, _: int) -> bytes | None:
         return bytes(raw) if bytes(raw[:4]) != b"DMWS" else None
 
@@ -201,23 +201,23 @@ def test_a_dialer_without_shared_memory_gets_replies_over_the_socket(
 
 
 def test_without_free_memory_everything_is_sent_over_the_socket(folder: Path, address: str) -> None:
-    counting = Counting()
+    counting = RecordingTransport()
     narrow = shared(folder, counting, max_bytes=1 << 20)
     with talking(address, narrow, narrow) as channel:
         content = b"x" * (2 << 20)
         assert channel.request(content) == content
-        assert max(counting.asked) == max(counting.answered) == len(content)
+        assert max(counting.asked) == max(counting.replied) == len(content)
 
 
 def test_a_request_is_sent_over_the_socket_if_its_slab_cannot_be_opened(
     folder: Path, address: str
 ) -> None:
-    counting, content = Counting(), b"x" * LARGE
+    counting, content = RecordingTransport(), b"x" * LARGE
     with talking(
         address,
-        shared(folder, Vanishing(folder)),
+        shared(folder, SlabRemovingTransport(folder)),
         shared(folder, counting),
-        answering(lambda raw, _: bytes(raw[:9])),
+        replying_with(lambda raw, _: bytes(raw[:9])),
     ) as channel:
         assert channel.request(content) == content[:9]
     assert counting.asked[-2] < 200 and counting.asked[-1] == len(content)
@@ -232,9 +232,9 @@ def test_a_reply_that_cannot_be_opened_breaks_only_its_connection(
         "reply_timeout_s": DEADLINE_S,
         "max_frame_bytes": MAX_BYTES,
     }
-    listens = shared(folder, Vanishing(folder)).listen(
+    listens = shared(folder, SlabRemovingTransport(folder)).listen(
         address,
-        answering(lambda raw, _: bytes(LARGE)),
+        replying_with(lambda raw, _: bytes(LARGE)),
         on_disconnect=lambda _: None,
         max_frame_bytes=MAX_BYTES,
     )
@@ -293,7 +293,7 @@ def test_a_listener_opens_no_files_outside_the_folder(
 def test_arrays_travel_between_routers_through_shared_memory(
     folder: Path, address: str, protocol: str
 ) -> None:
-    counting = Counting()
+    counting = RecordingTransport()
     listen = address if protocol == "ipc" else "tcp://127.0.0.1:0"
     got: list[np.ndarray] = []
     came = threading.Semaphore(0)
@@ -330,7 +330,7 @@ def test_arrays_travel_between_routers_through_shared_memory(
                 router.emit(Event("big"), (np.full(300_000, number, np.float32),), {})
         for _ in range(20):
             assert came.acquire(timeout=DEADLINE_S)
-        assert max(counting.asked + counting.answered) < 10_000, "an array was sent"
+        assert max(counting.asked + counting.replied) < 10_000, "an array was sent"
     assert sorted(float(array[0]) for array in got) == sorted([float(n) for n in range(10)] * 2)
     assert all((array == array[0]).all() for array in got)
     assert list(folder.iterdir()) == []

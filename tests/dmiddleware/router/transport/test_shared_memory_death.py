@@ -1,4 +1,4 @@
-"""Shared memory when a side dies: what is left, and who sweeps it up."""
+"""Shared memory when one side is killed: which files remain, and when they are removed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from dmiddleware.errors import TransportError
 from dmiddleware.router.transport import Channel
 from dmiddleware.router.transport.slabs import sweep
-from tests.dmiddleware.router.request_handlers import answering
+from tests.dmiddleware.router.request_handlers import replying_with
 from tests.dmiddleware.router.shared_folders import MAX_BYTES, big, shared, talking
 
 DEADLINE_S = 20.0
@@ -43,9 +43,9 @@ PROGRAM = """
     transport = shared_memory.SharedMemoryTransport(NngTransport(), directory=folder)
     if phase == "taken":  # the listener has the request
         serve = die
-    elif phase == "answered":  # the reply is ready
+    elif phase == "replied":  # the reply is ready
         serve = lambda raw, _, reply: reply(die() if bytes(raw[:1]) == b"d" else bytes(1 << 20))
-    if phase in ("taken", "answered", "waiting"):
+    if phase in ("taken", "replied", "waiting"):
         if phase == "waiting":
             serve = lambda raw, _, reply: reply(bytes(1 << 20))
         transport.listen(address, serve, on_disconnect=lambda _: None, max_frame_bytes=4 << 20)
@@ -76,7 +76,7 @@ def test_a_dialer_killed_at_any_point_leaves_no_files_and_the_listener_continues
 ) -> None:
     held: list[memoryview] = []
 
-    @answering
+    @replying_with
     def serve(raw: memoryview, _: int) -> bytes:
         held.append(raw)
         return bytes(1 << 20)
@@ -84,7 +84,7 @@ def test_a_dialer_killed_at_any_point_leaves_no_files_and_the_listener_continues
     with talking(address, shared(folder), shared(folder), serve) as channel:
         with start(phase, address, folder) as dialer:
             assert dialer.wait(DEADLINE_S) == -signal.SIGKILL
-        assert big(folder), "it died before it made a slab"
+        assert big(folder), "it died before it created a slab"
         assert all(view == bytes(1 << 20) for view in held)
         sweep(folder)
         assert {path.name.partition("-")[0] for path in folder.iterdir()} <= {str(os.getpid())}
@@ -96,18 +96,18 @@ def test_a_dialer_killed_at_any_point_leaves_no_files_and_the_listener_continues
 @pytest.mark.process
 def test_noticing_a_dead_peer_removes_its_slabs(folder: Path, address: str) -> None:
     with talking(
-        address, shared(folder), shared(folder), answering(lambda *_: bytes(1 << 20))
+        address, shared(folder), shared(folder), replying_with(lambda *_: bytes(1 << 20))
     ) as channel:
         with start("holding", address, folder) as dialer:
             assert dialer.wait(DEADLINE_S) == -signal.SIGKILL
         deadline = time.monotonic() + DEADLINE_S
         while any(path.name.startswith(f"{dialer.pid}-") for path in folder.iterdir()):
-            assert time.monotonic() < deadline, "the dead one's slabs are still there"
+            assert time.monotonic() < deadline, "the slabs of the dead process still exist"
             channel.request(b"?")
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("phase", ["taken", "answered"])
+@pytest.mark.parametrize("phase", ["taken", "replied"])
 def test_a_listener_killed_at_any_point_leaves_no_files_and_can_be_replaced(
     folder: Path, address: str, phase: str
 ) -> None:
@@ -121,7 +121,7 @@ def test_a_listener_killed_at_any_point_leaves_no_files_and_can_be_replaced(
     with start(phase, address, folder) as listener:
         assert listener.stdout is not None and listener.stdout.readline()
         with contextlib.closing(dial()) as channel:
-            answer = channel.request(b"a") if phase == "answered" else None
+            answer = channel.request(b"a") if phase == "replied" else None
             with pytest.raises(TransportError):
                 channel.request(b"d" * (1 << 20))
             assert answer is None or answer == bytes(1 << 20)

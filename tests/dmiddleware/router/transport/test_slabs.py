@@ -1,4 +1,4 @@
-"""Slabs of shared memory: filled, taken once, given back; and what happens when that fails."""
+"""Slabs of shared memory: filled, taken once and released, and the failures in between."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_BYTES = 8 << 20
 
 
 class Now:
-    """Time that stands still."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.s = 0.0
@@ -89,7 +89,7 @@ def test_a_slab_is_free_when_its_last_view_is_gone(
     del view
     gc.collect()
     filled(pool, b"\1" * 100_000)
-    assert len(files(tmp_path)) == 2, "the slab that is looked at must not be used"
+    assert len(files(tmp_path)) == 2, "the slab that is being read must not be used"
     assert not array.any()
     del array
     gc.collect()
@@ -105,13 +105,13 @@ def test_a_ticket_is_good_for_one_use(pool: SlabPool, reader: SlabReader) -> Non
     gc.collect()
     assert reader.take(ticket, max_bytes=MAX_BYTES) is None
     again = filled(pool, b"anew")
-    assert reader.take(ticket, max_bytes=MAX_BYTES) is None, "an old ticket took new content"
+    assert reader.take(ticket, max_bytes=MAX_BYTES) is None, "an old ticket got new content"
     assert taken(reader, again) == b"anew"
 
 
 def test_a_forged_ticket_gets_nothing(pool: SlabPool, reader: SlabReader, tmp_path: Path) -> None:
     ticket = filled(pool, bytes(1000))
-    # Where the content begins, and its length, are eight bytes each.
+    # The content's offset and its length are eight bytes each.
     token, length, name = ticket[:16], ticket[16:32], ticket[32:]
     begin = length[:8]
     too_long = begin + (1 << 20).to_bytes(8, "little")
@@ -159,7 +159,7 @@ def test_slabs_use_bounded_memory_and_free_ones_make_room(
     assert pool.n_bytes <= MAX_BYTES
     del views[:3]
     gc.collect()
-    assert pool.fill(bytes(3 << 20), reader=1) is not None, "three free slabs were in the way"
+    assert pool.fill(bytes(3 << 20), reader=1) is not None, "three free slabs were not removed"
     assert pool.n_bytes <= MAX_BYTES
 
 
@@ -283,7 +283,7 @@ def views(arrays: list[np.ndarray]) -> list[memoryview]:
 
 
 def frame(arrays: list[memoryview], head: bytes = HEAD) -> BytePieces:
-    """Put arrays into a frame: each at a multiple of 64 bytes, behind a head that ends at one."""
+    """Put arrays into a frame, each at a multiple of 64 bytes, after a padded head."""
     pieces: list[bytes | memoryview] = [head.ljust(128)]
     for array in arrays:
         pieces += [bytes(-sum(map(len, pieces)) % 64), array]
@@ -387,7 +387,7 @@ def test_views_never_change_whatever_happens(
 
 
 class Model:
-    """What is in slabs, with what it must be."""
+    """Views of slabs, with the contents that they must have."""
 
     def __init__(self, pool: SlabPool, reader: SlabReader) -> None:
         self.pool, self.reader = pool, reader
@@ -432,7 +432,7 @@ class Model:
 
 @contextlib.contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """Let the operating system refuse to make longer files, as if there were no room."""
+    """Let the operating system refuse longer files, as on a full file system."""
     assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))

@@ -1,4 +1,4 @@
-"""tls+tcp: both sides show a certificate, and a wrong one is told from a peer that is away."""
+"""tls+tcp: both sides present a certificate, and a refused one is reported with its reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dmiddleware.pipeline import Event
 from dmiddleware.router import Router
 from dmiddleware.router.transport.nng import NngListener, NngTransport, TlsFiles
 from tests.dmiddleware.router.certificates import Authority
-from tests.dmiddleware.router.request_handlers import answering
+from tests.dmiddleware.router.request_handlers import replying_with
 
 KEY = bytes(range(32))
 ANYWHERE = "tls+tcp://127.0.0.1:0"
@@ -38,7 +38,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def echo(files: TlsFiles) -> Iterator[NngListener]:
     listener = NngTransport(tls=files).listen(
         ANYWHERE,
-        answering(lambda raw, _: bytes(raw)),
+        replying_with(lambda raw, _: bytes(raw)),
         on_disconnect=lambda _: None,
         max_frame_bytes=MAX_BYTES,
     )
@@ -48,7 +48,7 @@ def echo(files: TlsFiles) -> Iterator[NngListener]:
         listener.close()
 
 
-def ask(
+def make_requests(
     files: TlsFiles, address: str, content: bytes = b"hello", *, connect_timeout_s: float = 10.0
 ) -> bytes:
     channel = NngTransport(tls=files).dial(
@@ -65,7 +65,7 @@ def ask(
 
 def refusal(files: TlsFiles, address: str) -> str:
     with pytest.raises(AuthError) as caught:
-        ask(files, address)
+        make_requests(files, address)
     return str(caught.value)
 
 
@@ -73,13 +73,13 @@ def test_certificates_of_the_same_authority_connect(ours: Authority) -> None:
     with echo(ours.files("listener")) as listener:
         assert listener.address.startswith("tls+tcp://127.0.0.1:")
         for content in (b"hello", bytes(900_000)):
-            assert ask(ours.files("dialer"), listener.address, content) == content
+            assert make_requests(ours.files("dialer"), listener.address, content) == content
 
 
 def test_tls_encrypts_everything(ours: Authority) -> None:
     secret = b"what nobody on the network may read"
     with echo(ours.files("listener")) as listener, Eavesdropper(listener.address) as between:
-        assert ask(ours.files("dialer"), between.address, secret) == secret
+        assert make_requests(ours.files("dialer"), between.address, secret) == secret
     assert len(between.heard) > 2 * len(secret)
     assert secret not in between.heard
 
@@ -112,7 +112,7 @@ def test_a_listener_that_closes_after_the_certificate_has_refused_it(
 ) -> None:
     files = ours.files("dialer")
     with (
-        HangingUp(ours.files("listener"), linger_s) as address,
+        Hangup(ours.files("listener"), linger_s) as address,
         pytest.raises(AuthError) as caught,
     ):
         files.check(address, timeout_s=10.0)
@@ -129,13 +129,13 @@ def test_a_listener_without_tls_and_one_that_refuses_raise_different_errors(
 ) -> None:
     plain = NngTransport().listen(
         "tcp://127.0.0.1:0",
-        answering(lambda raw, _: bytes(raw)),
+        replying_with(lambda raw, _: bytes(raw)),
         on_disconnect=lambda _: None,
         max_frame_bytes=MAX_BYTES,
     )
     try:
         with pytest.raises(TransportError, match="does not speak TLS") as caught:
-            ask(ours.files("dialer"), f"tls+{plain.address}")
+            make_requests(ours.files("dialer"), f"tls+{plain.address}")
     finally:
         plain.close()
     assert not isinstance(caught.value, AuthError)
@@ -169,7 +169,7 @@ def test_an_address_without_a_listener_is_not_a_certificate_error(ours: Authorit
         unused.bind(("127.0.0.1", 0))
         address = f"tls+tcp://127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(TransportError, match="refused") as caught:
-            ask(ours.files("dialer"), address)
+            make_requests(ours.files("dialer"), address)
         assert not isinstance(caught.value, AuthError)
 
 
@@ -179,7 +179,9 @@ def test_dialing_a_silent_listener_fails_at_the_deadline(ours: Authority) -> Non
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         with pytest.raises(TransportError, match="no connection within 1 s"):
-            ask(files, f"tls+tcp://127.0.0.1:{silent.getsockname()[1]}", connect_timeout_s=1.0)
+            make_requests(
+                files, f"tls+tcp://127.0.0.1:{silent.getsockname()[1]}", connect_timeout_s=1.0
+            )
 
 
 @pytest.mark.parametrize("missing", ["ca", "cert_and_key"])
@@ -240,8 +242,8 @@ def test_a_router_with_an_untrusted_certificate_fails_at_once(
         collector.wait_for_peers(1, timeout_s=20.0)
 
 
-class HangingUp:
-    """A listener that shakes hands, and ends the connection without a word of why."""
+class Hangup:
+    """A listener that performs the TLS handshake and closes the connection without an alert."""
 
     def __init__(self, files: TlsFiles, linger_s: int | None) -> None:
         self._linger_s = linger_s
@@ -268,7 +270,7 @@ class HangingUp:
 
 
 class Inbox:
-    """Takes what a router delivers."""
+    """Records what a router delivers."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -286,7 +288,7 @@ class Inbox:
 
 
 class Eavesdropper:
-    """Passes a connection's bytes on, and keeps a copy of them."""
+    """Forwards the bytes of a connection, and keeps a copy of them."""
 
     def __init__(self, address: str) -> None:
         self._target = ("127.0.0.1", int(address.rpartition(":")[2]))

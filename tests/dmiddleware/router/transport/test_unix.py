@@ -23,14 +23,14 @@ from dmiddleware.errors import TransportError
 from dmiddleware.router.transport.interface import Reply
 from dmiddleware.router.transport.unix import UnixChannel, UnixListener, UnixTransport
 from dmiddleware.router.wire.byte_pieces import BytePieces
-from tests.dmiddleware.router.endpoints import NEVER_S, Asking
-from tests.dmiddleware.router.request_handlers import at_once, echo
+from tests.dmiddleware.router.endpoints import NEVER_S, BackgroundRequest
+from tests.dmiddleware.router.request_handlers import echo, in_threads
 from tests.dmiddleware.router.unix_sockets import (
     DEADLINE_S,
     MB,
-    Answers,
-    Held,
+    BlockingHandler,
     Outcome,
+    OutcomeRecorder,
     bare_dial,
     bare_listen,
     comes_true,
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing")
 def test_concurrent_threads_get_their_own_replies(tmp_path: Path) -> None:
     wrong: list[object] = []
 
-    def ask(channel: UnixChannel, asker: int) -> None:
+    def make_requests(channel: UnixChannel, asker: int) -> None:
         sizes = random.Random(asker)
         for number in range(100):
             content = (b"%d %d " % (asker, number)) * sizes.choice([1, 10, 1000, 4000, 30_000])
@@ -54,7 +54,7 @@ def test_concurrent_threads_get_their_own_replies(tmp_path: Path) -> None:
                 wrong.append((asker, number, len(answer)))
 
     with listen(tmp_path), dial(tmp_path) as channel:
-        at_once(ask, [(channel, asker) for asker in range(6)])
+        in_threads(make_requests, [(channel, asker) for asker in range(6)])
     assert wrong == []
 
 
@@ -66,50 +66,50 @@ def test_requests_are_served_in_order(tmp_path: Path) -> None:
         reply(raw[:4].tobytes())
 
     names = [b"%4d" % number for number in range(600)]
-    answers = Answers()
+    replies = OutcomeRecorder()
     with listen(tmp_path, serve), dial(tmp_path) as channel:
         for number, name in enumerate(names):
-            # Some are more than the socket takes at once, so that the writer goes on.
-            channel.send(BytePieces([name, bytes(MB if number % 20 == 0 else 10)]), answers)
-        assert answers.wait(len(names)) == names
+            # Some replies exceed the socket's buffer, so the writer thread sends the rest.
+            channel.send(BytePieces([name, bytes(MB if number % 20 == 0 else 10)]), replies)
+        assert replies.wait(len(names)) == names
     assert served == names
 
 
 def test_a_late_reply_is_ignored(tmp_path: Path) -> None:
-    held, answers = Held(), Answers()
+    held, replies = BlockingHandler(), OutcomeRecorder()
     with listen(tmp_path, held), dial(tmp_path, reply_timeout_s=0.2) as channel:
-        channel.send(b"late", answers)
+        channel.send(b"late", replies)
         with pytest.raises(TransportError, match=r"within 0\.2 s"):
             channel.request(b"late")
-        error = answers.wait(1)[0]
+        error = replies.wait(1)[0]
         assert isinstance(error, TransportError)
         assert "within 0.2 s" in str(error)
         held.release.set()
         for number in range(5):
             assert channel.request(b"%d" % number) == b"%d" % number
-        assert len(answers.got) == 1
+        assert len(replies.got) == 1
     assert held.served[:2] == [b"late", b"late"]
 
 
 def test_a_reply_may_be_sent_later_and_counts_once(tmp_path: Path) -> None:
-    replies: list[Reply] = []
+    deferred: list[Reply] = []
 
     def serve(raw: memoryview, connection: int, reply: Reply) -> None:
-        replies.append(reply)
+        deferred.append(reply)
 
-    answers = Answers()
+    replies = OutcomeRecorder()
     with listen(tmp_path, serve):
         with dial(tmp_path) as channel:
             for _ in range(3):
-                channel.send(b"?", answers)
-            assert comes_true(lambda: len(replies) == 3)
+                channel.send(b"?", replies)
+            assert comes_true(lambda: len(deferred) == 3)
             for number in (2, 0, 1, 0):
-                replies[number](b"%d" % number)
-                replies[number](None)
-            assert answers.wait(3) == [b"2", b"0", b"1"]
-            channel.send(b"?", answers)
-            assert comes_true(lambda: len(replies) == 4)
-        replies[3](b"nobody is there any more")
+                deferred[number](b"%d" % number)
+                deferred[number](None)
+            assert replies.wait(3) == [b"2", b"0", b"1"]
+            channel.send(b"?", replies)
+            assert comes_true(lambda: len(deferred) == 4)
+        deferred[3](b"too late")
 
 
 def test_replying_none_closes_only_that_connection(tmp_path: Path) -> None:
@@ -150,41 +150,41 @@ def test_a_failing_callback_does_not_affect_other_replies(
 
 
 def test_closing_twice_fails_pending_requests_at_once(tmp_path: Path) -> None:
-    held, answers = Held(), Answers()
+    held, replies = BlockingHandler(), OutcomeRecorder()
     with listen(tmp_path, held), dial(tmp_path, reply_timeout_s=60.0) as channel:
         for _ in range(20):
-            channel.send(bytes(MB), answers)
+            channel.send(bytes(MB), replies)
         assert held.began.wait(DEADLINE_S)
         channel.close()
         channel.close()
         assert not any(name.startswith(("router-read", "router-write")) for name in threads())
-        assert len(answers.got) == 20
-        assert all("is closed" in str(answer) for answer in answers.got)
+        assert len(replies.got) == 20
+        assert all("is closed" in str(answer) for answer in replies.got)
         with pytest.raises(TransportError, match="is closed"):
             channel.request(b"?")
         held.release.set()
 
 
 def test_sending_on_a_closed_channel_fails_from_another_thread(tmp_path: Path) -> None:
-    told: list[tuple[Outcome, int]] = []
+    outcomes: list[tuple[Outcome, int]] = []
     with listen(tmp_path), dial(tmp_path) as channel:
         channel.close()
-        channel.send(b"?", lambda answer: told.append((answer, threading.get_ident())))
-        assert comes_true(lambda: len(told) == 1)
-    assert isinstance(told[0][0], TransportError)
-    assert told[0][1] != threading.get_ident()
+        channel.send(b"?", lambda answer: outcomes.append((answer, threading.get_ident())))
+        assert comes_true(lambda: len(outcomes) == 1)
+    assert isinstance(outcomes[0][0], TransportError)
+    assert outcomes[0][1] != threading.get_ident()
 
 
 def test_a_channel_may_be_closed_by_its_own_callback(tmp_path: Path) -> None:
-    answers = Answers()
+    replies = OutcomeRecorder()
     with listen(tmp_path), dial(tmp_path) as channel:
 
         def close(answer: Outcome) -> None:
             channel.close()
-            answers(answer)
+            replies(answer)
 
         channel.send(b"?", close)
-        assert answers.wait(1) == [b"?"]
+        assert replies.wait(1) == [b"?"]
 
 
 def test_a_listener_may_be_closed_by_its_own_request_handler(
@@ -197,22 +197,22 @@ def test_a_listener_may_be_closed_by_its_own_request_handler(
 
     with listen(tmp_path, serve) as listener, dial(tmp_path, reply_timeout_s=NEVER_S) as channel:
         listeners.append(listener)
-        assert isinstance(Asking(channel, b"?").result(), TransportError)
+        assert isinstance(BackgroundRequest(channel, b"?").result(), TransportError)
     assert caplog.text == ""
 
 
 def test_closing_the_listener_breaks_its_connections_but_loses_no_reply(tmp_path: Path) -> None:
     gone: list[int] = []
-    answers = Answers()
+    replies = OutcomeRecorder()
     with dial_after_listen(tmp_path, gone) as (listener, channel):
-        channel.send(b"answered", answers)
-        answers.wait(1)
+        channel.send(b"replied", replies)
+        replies.wait(1)
         listener.close()
         listener.close()
         with pytest.raises(TransportError):
             channel.request(b"?")
         assert gone == [1]
-    assert answers.got == [b"answered"]
+    assert replies.got == [b"replied"]
     assert gone == [1]
 
 
@@ -255,14 +255,14 @@ def peer(what: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_a_killed_listener_fails_requests_at_once_and_can_be_replaced(
     tmp_path: Path,
 ) -> None:
-    answers = Answers()
+    replies = OutcomeRecorder()
     with peer("listen", tmp_path) as process, dial(tmp_path, reply_timeout_s=60.0) as channel:
         with pytest.raises(TransportError, match="another process"), listen(tmp_path):
             pass
         for _ in range(10):
-            channel.send(bytes(MB), answers)
+            channel.send(bytes(MB), replies)
         process.send_signal(signal.SIGKILL)
-        assert all(isinstance(answer, TransportError) for answer in answers.wait(10))
+        assert all(isinstance(answer, TransportError) for answer in replies.wait(10))
         with pytest.raises(TransportError):
             channel.request(b"?")
     assert Path(tmp_path, "s").exists()
@@ -339,7 +339,7 @@ def test_only_one_of_two_listeners_replaces_a_dead_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "outcomes"),
     [
         ("ipc:///tmp/" + "x" * 200, "has 205 bytes, but the system allows 107"),
         ("ipc://relative/path", "ipc:///path"),
@@ -349,11 +349,11 @@ def test_only_one_of_two_listeners_replaces_a_dead_one(tmp_path: Path) -> None:
         ("tcp://127.0.0.1:5000", "ipc:///path"),
     ],
 )
-def test_addresses_that_cannot_be_used_are_refused(address: str, told: str) -> None:
+def test_addresses_that_cannot_be_used_are_refused(address: str, outcomes: str) -> None:
     transport = UnixTransport()
-    with pytest.raises(TransportError, match=told):
+    with pytest.raises(TransportError, match=outcomes):
         transport.listen(address, echo, on_disconnect=lambda _: None, max_frame_bytes=1)
-    with pytest.raises(TransportError, match=told):
+    with pytest.raises(TransportError, match=outcomes):
         transport.dial(address, connect_timeout_s=0.05, reply_timeout_s=1.0, max_frame_bytes=1)
 
 
@@ -387,20 +387,20 @@ def test_dialing_without_descriptors_or_threads_raises_a_transport_error(
 
 def test_a_dialer_may_start_first(tmp_path: Path) -> None:
     asking = threading.Event()
-    answers: list[bytes] = []
+    replies: list[bytes] = []
 
-    def ask() -> None:
+    def make_requests() -> None:
         asking.set()
         with dial(tmp_path) as channel:
-            answers.append(bytes(channel.request(b"?")))
+            replies.append(bytes(channel.request(b"?")))
 
-    asker = threading.Thread(target=ask)
+    asker = threading.Thread(target=make_requests)
     asker.start()
     assert asking.wait(DEADLINE_S)
     time.sleep(0.05)
     with listen(tmp_path):
         asker.join(DEADLINE_S)
-    assert answers == [b"?"]
+    assert replies == [b"?"]
 
 
 def test_silent_connections_do_not_block_new_ones(tmp_path: Path) -> None:

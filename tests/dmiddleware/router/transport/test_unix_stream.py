@@ -1,4 +1,4 @@
-"""Frames over Unix-domain sockets: torn, long, stuck, given up, and what is no frame."""
+"""Frames over Unix-domain sockets: in pieces, long, stuck, abandoned, or not frames at all."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.dmiddleware.router.unix_sockets import (
     HEAD,
     MAX_BYTES,
     MB,
-    Answers,
-    Held,
+    BlockingHandler,
+    OutcomeRecorder,
     bare_dial,
     bare_listen,
     comes_true,
@@ -67,21 +67,21 @@ def test_frames_may_arrive_in_arbitrary_pieces(tmp_path: Path, step: int) -> Non
 
 def test_large_frames_travel_both_ways_at_once(tmp_path: Path) -> None:
     content = random.Random(0).randbytes(8 * MB)
-    answers = Answers()
+    replies = OutcomeRecorder()
     with listen(tmp_path), dial(tmp_path) as channel:
         for _ in range(8):
-            channel.send(content, answers)
-        assert all(answer == content for answer in answers.wait(8))
+            channel.send(content, replies)
+        assert all(answer == content for answer in replies.wait(8))
 
 
 def test_a_slow_listener_does_not_block_the_sender(tmp_path: Path) -> None:
-    held, answers = Held(), Answers()
+    held, replies = BlockingHandler(), OutcomeRecorder()
     with listen(tmp_path, held), dial(tmp_path) as channel:
         for number in range(40):
-            channel.send(BytePieces([b"%8d" % number, bytes(MB)]), answers)
-        assert held.served == answers.got == []
+            channel.send(BytePieces([b"%8d" % number, bytes(MB)]), replies)
+        assert held.served == replies.got == []
         held.release.set()
-        got = answers.wait(40)
+        got = replies.wait(40)
     assert [bytes(one)[:8] for one in got if isinstance(one, bytes)] == held.served
     assert held.served == [b"%8d" % number for number in range(40)]
 
@@ -147,10 +147,10 @@ def test_a_channel_without_a_reply_breaks(tmp_path: Path, sent: bytes) -> None:
     with bare_listen(tmp_path) as listening, dial(tmp_path) as channel:
         accepted, _ = listening.accept()
         with accepted:
-            answers = Answers()
-            channel.send(b"?", answers)
+            replies = OutcomeRecorder()
+            channel.send(b"?", replies)
             accepted.sendall(sent)
-            assert "not a reply, or a reply that is too long" in str(answers.wait(1)[0])
+            assert "not a reply, or a reply that is too long" in str(replies.wait(1)[0])
             with pytest.raises(TransportError, match="not a reply, or a reply that is too long"):
                 channel.request(b"again")
 
@@ -159,14 +159,14 @@ def test_deadlines_hold_while_a_reply_is_stuck_half_way(tmp_path: Path) -> None:
     with bare_listen(tmp_path) as listening, dial(tmp_path, reply_timeout_s=0.2) as channel:
         accepted, _ = listening.accept()
         with accepted:
-            answers = Answers()
-            channel.send(b"?", answers)
-            channel.send(b"?", answers)
+            replies = OutcomeRecorder()
+            channel.send(b"?", replies)
+            channel.send(b"?", replies)
             accepted.sendall(HEAD.pack(b"DMWU", 2, MB, 1) + bytes(100_000))
-            assert all(isinstance(answer, TransportError) for answer in answers.wait(2))
-            channel.send(b"?", answers)
+            assert all(isinstance(answer, TransportError) for answer in replies.wait(2))
+            channel.send(b"?", replies)
             accepted.sendall(bytes(MB - 100_000) + HEAD.pack(b"DMWU", 2, 2, 3) + b"ok")
-            assert answers.wait(3)[2:] == [b"ok"]
+            assert replies.wait(3)[2:] == [b"ok"]
 
 
 def test_an_abandoned_request_is_not_sent(tmp_path: Path) -> None:
@@ -174,11 +174,11 @@ def test_an_abandoned_request_is_not_sent(tmp_path: Path) -> None:
         accepted, _ = listening.accept()
         with accepted:
             accepted.settimeout(DEADLINE_S)
-            answers = Answers()
+            replies = OutcomeRecorder()
             for _ in range(30):
-                channel.send(bytes(MB), answers)
-            assert all(isinstance(answer, TransportError) for answer in answers.wait(30))
-            channel.send(b"last", answers)
+                channel.send(bytes(MB), replies)
+            assert all(isinstance(answer, TransportError) for answer in replies.wait(30))
+            channel.send(b"last", replies)
             numbers: list[int] = []
             while not numbers or numbers[-1] < 31:
                 head = exactly(accepted, HEAD.size)

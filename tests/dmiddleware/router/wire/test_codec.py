@@ -1,4 +1,4 @@
-"""The codec: values come back as they were sent, or are refused by name."""
+"""The codec: values round-trip with their types, or are refused by name."""
 
 from __future__ import annotations
 

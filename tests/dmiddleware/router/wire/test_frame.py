@@ -1,4 +1,4 @@
-"""The frame: whole, checked and authentic, or refused."""
+"""Frames: complete, checked and authentic, or refused."""
 
 from __future__ import annotations
 
