@@ -49,7 +49,11 @@ def q_target(
 
     Returns:
         ``[B]`` targets, without gradient.
+
+    Raises:
+        StructureError: if rewards or flags are not ``[B]``.
     """
+    check_shape(next_q.shape[:-1], reward=reward, terminated=terminated)
     if next_q_online is None:
         bootstrap = next_q.amax(-1)
     else:

@@ -1,4 +1,4 @@
-"""Made-up experience: batches as collectors push them, and a literal model of the buffer."""
+"""Synthetic experience: batches as collectors push them, and a literal model of the buffer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dmiddleware.data import as_tree, index_rows
 
 
 class Collector:
-    """Steps made-up environments whose episodes end at random.
+    """Steps synthetic environments whose episodes end at random.
 
     ``obs`` is (episode, step), so all observations differ. With ``odd_next_obs``, some ``next_obs``
     differ from the next row's ``obs``. ``episode_id`` counts from ``first_id``, or from
@@ -36,7 +36,7 @@ class Collector:
     def _step(self, env):
         episode, step = self.state[env]
         fate = self.generator.random()
-        if fate < 0.05:  # crashed: the row is lost, the episode never ends
+        if fate < 0.05:  # the env crashed: the row is lost, and the episode never ends
             episode, step = self._new_episode()
         terminated, truncated = 0.1 < fate < 0.2, 0.2 < fate < 0.3
         odd = self.odd_next_obs and self.generator.random() < 0.3
@@ -85,7 +85,7 @@ def every_row(buffer):
 
 
 class NaiveBuffer:
-    """The same promises as TensorBuffer's, kept row by row."""
+    """A model of TensorBuffer that handles rows one by one."""
 
     def __init__(self, size, n_step, discount, unroll_len):
         self.size, self.n_step, self.discount, self.unroll_len = size, n_step, discount, unroll_len
@@ -128,7 +128,7 @@ class NaiveBuffer:
         return rows
 
     def window(self, i):
-        """Return what n-step sampling gives for row ``i``."""
+        """Return the n-step sample of row ``i``."""
         rows = self.walk(i, self.n_step)
         last = self.rows[rows[-1]]
         return {

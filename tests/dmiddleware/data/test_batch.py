@@ -46,7 +46,7 @@ def as_tensors(tree):
 
 
 @given(TREES)
-def test_a_tree_has_the_leaves_that_it_was_built_from(tree):
+def test_a_tree_has_the_leaves_it_was_built_from(tree):
     built = as_tree(as_tensors(tree))
     assert isinstance(built, ttorch.Tensor)
     assert map_nested(lambda leaf: leaf.item(), to_dict(built)) == tree
@@ -56,12 +56,12 @@ def test_a_tree_has_the_leaves_that_it_was_built_from(tree):
 
 
 @given(TREES)
-def test_it_equals_the_tree_that_treetensor_builds(tree):
+def test_a_tree_equals_one_that_treetensor_builds(tree):
     slow = ttorch.tensor(map_nested(lambda number: [number], tree))
     assert (as_tree(as_tensors(tree)) == slow).all()
 
 
-def test_leaves_are_shared_not_copied():
+def test_leaves_are_not_copied():
     tensor, array = torch.zeros(2), np.zeros(2)
     built = as_tree({"t": tensor, "a": array, "sub": {"t": tensor}, "pair": (tensor, array)})
     tensor.add_(1)
@@ -85,12 +85,12 @@ def test_arrays_of_any_nesting_become_tensors_and_back():
     assert isinstance(from_numpy((np.ones(1),)), ttorch.Tensor)
 
 
-def test_a_lone_leaf_is_a_tree_of_one():
+def test_a_bare_leaf_is_a_tree_with_one_leaf():
     assert list(leaves(torch.tensor(3))) == [("", torch.tensor(3))]
     assert to_dict(5) == 5
 
 
-def test_leaves_are_mapped_with_those_at_the_same_place():
+def test_leaves_are_mapped_together_with_those_at_the_same_path():
     a, b = batch(), batch()
     added = map_leaves(torch.add, a, b)
     assert added.obs.a.tolist() == [0, 2, 4, 6, 8, 10]
@@ -129,7 +129,7 @@ def test_batches_are_joined_along_old_and_new_dimensions():
         stack([batch(), as_tree({"obs": batch().obs, "odd": torch.zeros(6)})])
 
 
-def test_what_is_on_the_device_already_is_not_copied():
+def test_tensors_already_on_the_device_are_not_copied():
     tree = batch()
     moved = to_device(tree, "cpu")
     assert moved.obs.a.data_ptr() == tree.obs.a.data_ptr()
@@ -138,7 +138,7 @@ def test_what_is_on_the_device_already_is_not_copied():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_batches_move_to_the_gpu_and_into_buffers_from_there():
     from dmiddleware.data import TensorBuffer
 

@@ -35,7 +35,7 @@ def deque(n=6, size=10, **meta):
     return buffer
 
 
-def test_middleware_wraps_the_actions_from_the_outside_in():
+def test_buffer_middleware_wraps_actions_from_the_outside_in():
     tape = []
 
     def recorder(name):
@@ -65,7 +65,7 @@ def test_middleware_wraps_the_actions_from_the_outside_in():
         ]
 
 
-def test_middleware_may_change_arguments_and_results():
+def test_buffer_middleware_may_change_arguments_and_results():
     def doubling(action, chain, *args, **kwargs):
         if action == "push":
             return chain(args[0] * 2, **kwargs)
@@ -226,7 +226,7 @@ class TestPriority:
             max_size=20,
         ),
     )
-    def test_it_draws_what_a_naive_model_could(self, size, actions):
+    def test_draws_agree_with_a_naive_model(self, size, actions):
         def build():
             buffer = DequeBuffer(size, seed=0)
             replay = PriorityExperienceReplay(buffer, priority_power_factor=1.0)
@@ -360,7 +360,7 @@ class TestGroups:
         }
         assert (1, 0) in seen
 
-    def test_padding_fills_up_to_the_longest(self):
+    def test_groups_are_padded_to_the_longest(self):
         buffer = self.groups(padding())
         for group in buffer.sample(3, groupby="g"):
             assert len(group) == 5
@@ -387,7 +387,7 @@ class TestGroups:
 
 
 class TestView:
-    def test_only_a_part_by_age_is_drawn(self):
+    def test_only_a_range_by_age_is_drawn(self):
         buffer = deque(8)
         buffer.use(sample_range_view(buffer, -4, -1))
         assert {item.data for item in buffer.sample(100, replace=True)} == {4, 5, 6}

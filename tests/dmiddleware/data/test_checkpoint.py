@@ -175,13 +175,13 @@ def test_a_value_that_would_come_back_as_another_type_is_refused(value, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_the_tensors_are_entries_that_any_safetensors_reader_shows(tmp_path):
+def test_any_safetensors_reader_can_read_the_tensors(tmp_path):
     path = tmp_path / "c.safetensors"
     save_checkpoint(path, {"model": {"weight": torch.ones(2, 3)}, "step": 3})
     assert torch.equal(load_file(path)["model.weight"], torch.ones(2, 3))
 
 
-def test_what_a_checkpoint_cannot_hold_is_refused_with_its_path_before_writing(tmp_path):
+def test_unsupported_values_are_refused_with_their_path_before_writing(tmp_path):
     path = tmp_path / "c.safetensors"
     with pytest.raises(TypeError, match=r"state\['a'\]\[1\] is of type builtins.object"):
         save_checkpoint(path, {"a": [0, object()]})
@@ -204,7 +204,7 @@ def test_a_loaded_tensor_does_not_depend_on_the_file(tmp_path):
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_a_changed_byte_is_found_or_does_not_matter(tmp_path_factory, data):
+def test_a_changed_byte_is_detected_or_has_no_effect(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "damaged.safetensors"
     state = {"w": torch.arange(8.0), "n": [1, "two", (3.0,)]}
     save_checkpoint(path, state)
@@ -221,7 +221,7 @@ def test_a_changed_byte_is_found_or_does_not_matter(tmp_path_factory, data):
 
 @settings(max_examples=30, deadline=None)
 @given(st.data())
-def test_a_cut_file_is_refused(tmp_path_factory, data):
+def test_a_truncated_file_is_refused(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "cut.safetensors"
     save_checkpoint(path, {"w": torch.arange(8.0)})
     content = path.read_bytes()
@@ -230,7 +230,7 @@ def test_a_cut_file_is_refused(tmp_path_factory, data):
         load_checkpoint(path)
 
 
-def test_a_foreign_safetensors_file_and_a_missing_file_are_told_apart(tmp_path):
+def test_a_foreign_file_and_a_missing_file_raise_different_errors(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"a": torch.ones(1)}, tmp_path / "foreign.safetensors")
@@ -240,7 +240,7 @@ def test_a_foreign_safetensors_file_and_a_missing_file_are_told_apart(tmp_path):
         load_checkpoint(tmp_path / "missing.safetensors")
 
 
-def test_pickled_files_are_refused_unread(tmp_path):
+def test_pickled_files_are_refused_without_loading_them(tmp_path):
     path = tmp_path / "c.pt"
     torch.save({"a": torch.ones(1)}, path)
     with pytest.raises(CheckpointDamaged):
@@ -250,8 +250,8 @@ def test_pickled_files_are_refused_unread(tmp_path):
 def test_the_old_file_survives_a_full_disk(tmp_path):
     path = tmp_path / "c.safetensors"
     save_checkpoint(path, {"w": torch.zeros(100)})
-    # Beyond a file-size limit the kernel refuses writes as a full disk does: the test needs no
-    # special rights. In a process of its own, because the limit counts for the whole process.
+    # Beyond a file-size limit the kernel refuses writes as it does on a full disk, and setting one
+    # needs no privileges. A separate process, because the limit applies to the whole process.
     script = f"""
     import resource, torch
     from dmiddleware.data import save_checkpoint
@@ -275,7 +275,7 @@ def test_the_old_file_survives_a_full_disk(tmp_path):
 
 
 def start_writing(path, in_fsync):
-    """Start a process that saves a checkpoint, and runs a statement before the rename."""
+    """Start a process that saves a checkpoint and runs a statement before the rename."""
     script = f"""
     import os, sys, torch
     from dmiddleware.data import save_checkpoint
@@ -292,18 +292,18 @@ def start_writing(path, in_fsync):
 
 
 @pytest.mark.process
-def test_what_a_killed_writer_left_is_removed_by_the_next_write(tmp_path):
+def test_the_next_write_removes_the_temporary_file_of_a_killed_process(tmp_path):
     with start_writing(tmp_path / "step_1.safetensors", "os.kill(os.getpid(), 9)") as killed:
         assert killed.wait(60) == -signal.SIGKILL
     (left,) = tmp_path.iterdir()
     assert left.suffix == ".tmp"
-    (tmp_path / ".notes.tmp").touch()  # not from here
+    (tmp_path / ".notes.tmp").touch()  # another program's file
     save_checkpoint(tmp_path / "step_2.safetensors", {"w": torch.zeros(1)})
     assert {file.name for file in tmp_path.iterdir()} == {"step_2.safetensors", ".notes.tmp"}
 
 
 @pytest.mark.process
-def test_what_another_process_is_writing_is_left_alone(tmp_path):
+def test_a_file_that_another_process_is_writing_is_kept(tmp_path):
     path = tmp_path / "step_1.safetensors"
     with start_writing(path, "print(flush=True); sys.stdin.read(1)") as writing:
         assert writing.stdout.readline()  # the temporary file is complete
@@ -314,7 +314,7 @@ def test_what_another_process_is_writing_is_left_alone(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_folder_that_cannot_be_made_is_a_write_error(tmp_path):
+def test_a_folder_that_cannot_be_created_is_a_write_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointWriteError, match="could not be written") as caught:
         save_checkpoint(tmp_path / "file" / "c.safetensors", {})

@@ -33,18 +33,18 @@ def test_items_are_returned_as_they_were_pushed():
         buffer.get(0)
 
 
-def test_sampling_without_replacement_gives_different_items():
+def test_sampling_without_replacement_returns_different_items():
     buffer = filled()
     assert sorted(item.index for item in buffer.sample(8)) == list(range(8))
     counts = Counter(item.index for _ in range(400) for item in buffer.sample(4))
     assert all(140 < counts[i] < 260 for i in range(8))
 
 
-def test_sampling_with_replacement_gives_more_than_there_are():
+def test_sampling_with_replacement_can_return_more_than_the_buffer_holds():
     assert len(filled().sample(50, replace=True)) == 50
 
 
-def test_indices_fetch_items_in_their_order():
+def test_items_are_fetched_in_the_order_of_the_indices():
     buffer = filled()
     assert [item.index for item in buffer.sample(indices=[5, 2, 5])] == [5, 2, 5]
     with pytest.raises(NotEnoughData, match="asked for 2 items, but only 1"):
@@ -55,7 +55,7 @@ def test_indices_fetch_items_in_their_order():
     ) == [buffer.get(7)]
 
 
-def test_a_range_by_age_limits_what_is_drawn():
+def test_sample_range_limits_draws_by_age():
     buffer = filled(size=6, n=8)
     newest = {item.index for item in buffer.sample(100, replace=True, sample_range=slice(-2, None))}
     assert newest == {6, 7}
@@ -63,7 +63,7 @@ def test_a_range_by_age_limits_what_is_drawn():
     assert {item.index for item in every_other} == {2, 4, 6}
 
 
-def test_groups_are_items_with_one_value_of_a_key():
+def test_a_group_has_all_items_with_the_same_value_of_a_key():
     buffer = filled()
     groups = buffer.sample(3, groupby="episode")
     assert sorted([item.index for item in group] for group in groups) == [
@@ -104,7 +104,7 @@ def test_an_updated_item_moves_to_its_new_group_at_its_age():
     assert not buffer.update(99, data="x")
 
 
-def test_changing_a_sample_does_not_change_the_notes_in_the_buffer():
+def test_changing_a_sample_does_not_change_the_metadata_in_the_buffer():
     buffer = filled()
     buffer.sample(8)[0].meta["n"] = -1
     assert [item.meta["n"] for item in buffer] == list(range(8))
@@ -164,7 +164,7 @@ def test_too_few_items_can_be_a_warning(caplog):
 
 
 class Model:
-    """A DequeBuffer, literally."""
+    """A literal model of a DequeBuffer."""
 
     def __init__(self, size):
         self.size, self.total, self.items = size, 0, {}
@@ -245,7 +245,7 @@ def test_a_loaded_buffer_draws_what_the_original_draws(tmp_path):
         DequeBuffer(7).load_state_dict(buffer.state_dict())
 
 
-def test_data_is_saved_without_pickle_where_it_can_be(tmp_path):
+def test_data_is_saved_without_pickle_if_possible(tmp_path):
     path = tmp_path / "data.safetensors"
     buffer = DequeBuffer(4)
     buffer.push({"obs": torch.ones(2), "n": 3}, {"episode": 1})
@@ -303,7 +303,7 @@ def test_threads_may_share_a_buffer():
                 if k % 10 == 0:
                     buffer.delete(index)
                     buffer.sample(1, groupby="number", ignore_insufficient=True)
-        except BaseException as error:  # noqa: BLE001  told by the test's own thread
+        except BaseException as error:  # noqa: BLE001  reported by the main thread
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
@@ -316,7 +316,7 @@ def test_threads_may_share_a_buffer():
     assert len({item.index for item in buffer}) == len(buffer) == 360
 
 
-def test_numpy_integers_name_items_too():
+def test_items_can_be_selected_by_numpy_integers():
     buffer = filled()
     assert np.int64(3) in buffer
     assert buffer.delete(np.int64(3)) == 1

@@ -46,7 +46,7 @@ def test_rows_come_back_as_they_were(dataset):
     dataset.verify()
 
 
-def test_the_file_is_one_that_any_safetensors_reader_shows(dataset):
+def test_any_safetensors_reader_can_read_the_file(dataset):
     assert load_file(dataset.path)["number"].tolist() == list(range(11))
 
 
@@ -61,7 +61,7 @@ def test_the_rows_of_an_env_stay_together(tmp_path):
     assert found == [list(pair) for pair in expected]
 
 
-def test_a_data_set_fills_a_buffer_whose_windows_follow_episodes(tmp_path):
+def test_a_buffer_filled_from_a_dataset_follows_episodes(tmp_path):
     collector = Collector(3, seed=0)
     push = collector.rows(20)
     batch = as_batch([row for step in push for row in step], (20, 3))
@@ -93,7 +93,7 @@ def test_a_data_set_fills_a_buffer_whose_windows_follow_episodes(tmp_path):
     shuffle=st.booleans(),
     seed=st.integers(0, 3),
 )
-def test_each_epoch_shows_each_row_once(n, batch_size, shuffle, seed, tmp_path_factory):
+def test_each_epoch_contains_each_row_once(n, batch_size, shuffle, seed, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "epochs.safetensors"
     save_dataset(path, rows(0, n))
     with OfflineDataset(path) as dataset:
@@ -108,7 +108,7 @@ def test_each_epoch_shows_each_row_once(n, batch_size, shuffle, seed, tmp_path_f
         assert shuffle or flat == sorted(flat)
 
 
-def test_the_order_follows_from_the_seed_and_changes_from_epoch_to_epoch(dataset):
+def test_the_order_depends_on_the_seed_and_the_epoch(dataset):
     def numbers(seed):
         return [b.number.tolist() for b in dataset.batches(11, epochs=3, seed=seed)]
 
@@ -118,7 +118,7 @@ def test_the_order_follows_from_the_seed_and_changes_from_epoch_to_epoch(dataset
 
 
 @pytest.mark.parametrize("n_before", [0, 1, 3, 4, 9])
-def test_a_resumed_iteration_goes_on_as_it_would_have(dataset, n_before):
+def test_a_resumed_iteration_continues_where_it_stopped(dataset, n_before):
     one = dataset.batches(3, epochs=None, seed=5)
     for _ in range(n_before):
         next(one)
@@ -129,7 +129,7 @@ def test_a_resumed_iteration_goes_on_as_it_would_have(dataset, n_before):
         assert one.epoch == two.epoch
 
 
-def test_a_last_batch_that_is_not_full_may_be_left_out(dataset):
+def test_an_incomplete_last_batch_can_be_left_out(dataset):
     batches = list(dataset.batches(4, drop_last=True))
     assert [len(batch.number) for batch in batches] == [4, 4]
     with pytest.raises(NotEnoughData, match="11 rows, so no minibatch of 12 is full"):
@@ -175,11 +175,11 @@ def test_files_that_are_not_complete_datasets_are_refused(dataset, tmp_path):
         damaged.verify()
 
 
-def test_only_rows_that_are_asked_for_are_read(tmp_path):
+def test_rows_are_read_only_when_needed(tmp_path):
     path = tmp_path / "large"
     save_dataset(path, {"x": torch.zeros(1000, 1000)})
     with OfflineDataset(path) as dataset:
-        # The columns lie over the mapped file: changing the file changes what is read next.
+        # The columns are mapped from the file, so a change of the file changes the next read.
         with path.open("r+b") as file:
             file.seek(-4, 2)
             file.write(np.float32(5).tobytes())

@@ -22,10 +22,10 @@ def chi_square(counts, probabilities):
 
 def drawn(buffer, n, times):
     index = np.concatenate([buffer.sample(n)["index"].numpy() for _ in range(times)])
-    return np.bincount(index, minlength=buffer._rows.total)
+    return np.bincount(index, minlength=int(buffer.index[-1]) + 1)
 
 
-def test_a_uniform_sampler_draws_every_row_alike():
+def test_a_uniform_sampler_draws_every_row_equally_often():
     buffer = TensorBuffer(50, seed=0)
     buffer.push(rows(0, 80))
     counts = drawn(buffer, 50, 400)
@@ -33,7 +33,7 @@ def test_a_uniform_sampler_draws_every_row_alike():
     assert 0.5 < chi_square(counts[30:], np.full(50, 1 / 50)) < 1.6
 
 
-def test_a_uniform_sampler_without_replacement_repeats_no_row():
+def test_a_uniform_sampler_without_replacement_never_repeats_a_row():
     buffer = TensorBuffer(50, sampler=UniformSampler(replace=False), seed=0)
     buffer.push(rows(0, 80))
     assert sorted(buffer.sample(50).x.tolist()) == list(range(30, 80))
@@ -42,7 +42,7 @@ def test_a_uniform_sampler_without_replacement_repeats_no_row():
     assert chi_square(counts[30:], np.full(50, 1 / 50)) < 1.6
 
 
-def test_without_replacement_a_part_too_small_is_refused():
+def test_without_replacement_a_range_that_is_too_small_is_refused():
     sampler = UniformSampler(replace=False)
     eligible = Eligible(0, 6, 6, 8, accept=lambda index: index % 2 == 0)
     index, _ = sampler.draw(3, eligible, np.random.default_rng(0))
@@ -57,7 +57,7 @@ def test_a_priority_sampler_draws_in_proportion_to_priority_to_the_alpha():
     priority = np.random.default_rng(1).exponential(size=40) * 3
     buffer.update_priority(np.arange(25, 65), priority)
     mass = (priority + 1e-6) ** 0.6
-    # Strata make the counts of a batch less scattered than independent draws, so single draws too.
+    # Stratified draws scatter less than independent ones, so single draws are tested too.
     counts = drawn(buffer, 1, 3000)
     assert 0.4 < chi_square(counts[25:], mass / mass.sum()) < 1.6
     counts = drawn(buffer, 32, 400)
@@ -121,11 +121,11 @@ def test_new_rows_have_the_highest_priority_given_so_far():
     assert np.allclose(sampler.state_dict(np.arange(8))["mass"], 1.5)
     buffer.update_priority(np.arange(8), np.arange(8.0))
     buffer.update_priority(np.arange(8), np.zeros(8))
-    buffer.push(rows(8, 4))  # around the end of the ring
+    buffer.push(rows(8, 4))  # wraps around the end
     assert np.allclose(sampler.state_dict(np.arange(2, 12))["mass"], [0.5] * 6 + [7.5] * 4)
 
 
-def test_the_last_priority_of_an_index_holds_and_rows_that_are_gone_are_left_out():
+def test_the_last_priority_of_an_index_counts_and_overwritten_rows_are_skipped():
     sampler = PrioritySampler(alpha=1.0, eps=1e-6)
     buffer = TensorBuffer(4, sampler=sampler)
     buffer.push(rows(0, 6))
@@ -184,7 +184,7 @@ ACTIONS = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(ACTIONS, st.integers(1, 40))
-def test_priorities_are_those_of_a_naive_model(actions, size):
+def test_priorities_equal_those_of_a_naive_model(actions, size):
     sampler = PrioritySampler(alpha=0.6)
     buffer = TensorBuffer(size, sampler=sampler, seed=0)
     model, total, highest = {}, 0, 1.0
@@ -218,4 +218,3 @@ def test_priorities_are_those_of_a_naive_model(actions, size):
         assert len(buffer) == len(model)
         mass = sampler.state_dict(np.array(list(model), np.int64))["mass"]
         assert np.allclose(mass, [(p + 1e-6) ** 0.6 for p in model.values()], rtol=1e-12)
-        assert np.isclose(sampler._tree.total, mass.sum())

@@ -11,7 +11,7 @@ FAN_OUTS = st.sampled_from([2, 3, 16])
 
 @st.composite
 def changes(draw):
-    """A size and changes to the values: (start, values), whole numbers, so that sums are exact."""
+    """A size and changes to the values: (start, values). They are integers, so sums are exact."""
     size = draw(SIZES)
     steps = []
     for _ in range(draw(st.integers(1, 6))):
@@ -56,7 +56,7 @@ def test_it_finds_what_a_cumulative_sum_finds(case, fan_out, seed):
     FAN_OUTS,
     st.integers(0, 2**32 - 1),
 )
-def test_it_never_finds_a_zero_whatever_rounding_does(values, fan_out, seed):
+def test_it_never_finds_a_zero_in_spite_of_rounding(values, fan_out, seed):
     if not any(values):
         values[0] = 1.0
     tree = SumTree(len(values), fan_out=fan_out)
@@ -68,14 +68,14 @@ def test_it_never_finds_a_zero_whatever_rounding_does(values, fan_out, seed):
     assert np.array_equal(value, np.array(values)[found])
 
 
-def test_an_index_given_twice_takes_its_last_value():
+def test_an_index_that_appears_twice_gets_its_last_value():
     tree = SumTree(40)
     tree.set(np.array([33, 2, 33]), np.array([5.0, 1.0, 3.0]))
     assert tree.values[33] == 3.0
     assert tree.total == 4.0
 
 
-def test_a_tree_of_three_levels_finds_as_one_of_two():
+def test_trees_of_two_and_three_levels_find_the_same():
     size = 20_000
     values = np.random.default_rng(0).integers(0, 9, size).astype(float)
     deep = SumTree(size, fan_out=2)

@@ -77,7 +77,7 @@ def test_it_holds_what_a_naive_model_holds(size, actions):
             assert set(part) <= set(model[start:stop])
 
 
-def test_a_sample_belongs_to_the_caller():
+def test_changing_a_sample_does_not_change_the_buffer():
     buffer = TensorBuffer(4, seed=0)
     buffer.push(rows(0, 4))
     batch = buffer.sample(4)
@@ -90,14 +90,14 @@ def test_a_sample_belongs_to_the_caller():
     assert torch.equal(kept.number, before)
 
 
-def test_what_is_pushed_is_copied():
+def test_pushed_data_is_copied():
     buffer, batch = TensorBuffer(4), rows(0, 4)
     buffer.push(batch)
     batch.number.fill_(-1)
     assert buffer.get(range(4)).number.tolist() == [0, 1, 2, 3]
 
 
-def test_leaves_that_need_a_conversion_first_are_taken_too():
+def test_leaves_are_converted_to_arrays():
     buffer = TensorBuffer(8)
     weight = torch.ones(2, 3, requires_grad=True)
     buffer.push({"x": weight * 2, "y": np.arange(2), "z": (torch.zeros(2), torch.ones(2))})
@@ -135,7 +135,7 @@ def damaged(**changes):
         (as_tree({}), "this one is empty"),
     ],
 )
-def test_a_batch_of_another_structure_is_refused_by_the_name_of_its_leaf(batch, message):
+def test_a_batch_with_a_different_structure_is_refused_with_the_leaf(batch, message):
     buffer = TensorBuffer(10)
     buffer.push(rows(0, 6))
     with pytest.raises(StructureError, match=message):
@@ -143,7 +143,7 @@ def test_a_batch_of_another_structure_is_refused_by_the_name_of_its_leaf(batch, 
     assert len(buffer) == 6
 
 
-def test_a_flat_batch_of_another_structure_is_refused_too():
+def test_a_flat_batch_with_a_different_structure_is_refused_too():
     buffer = TensorBuffer(10)
     buffer.push(as_tree({"x": torch.zeros(3), "y": torch.zeros(3, 2)}))
     for other, message in [
@@ -170,7 +170,7 @@ def test_the_first_batch_is_checked_as_well():
     TensorBuffer(4).push({"weight": torch.zeros(3)})
 
 
-def test_sampling_too_much_says_how_many_are_missing():
+def test_the_error_of_a_sample_that_is_too_large_says_how_many_rows_are_missing():
     buffer = TensorBuffer(10)
     with pytest.raises(NotEnoughData, match="asked for 1 rows, but the buffer holds 0"):
         buffer.sample(1)
@@ -204,7 +204,7 @@ def test_rows_are_updated_in_place():
         linked.update([0], {"done": torch.tensor([True])})
 
 
-def test_an_update_of_any_form_leaves_out_rows_that_are_gone():
+def test_updates_skip_rows_that_are_no_longer_held():
     buffer = TensorBuffer(4)
     buffer.push({"obs": (np.zeros((6, 2)), np.zeros(6)), "number": np.arange(6)})
     new = {"obs": (np.ones((2, 2)), np.array([7.0, 8.0])), "number": [70, 80]}
@@ -293,7 +293,7 @@ def test_a_loaded_buffer_continues_as_the_original(name, n_pushes, tmp_path):
         return as_batch([row for step in collector.rows(8) for row in step], (8, 3))
 
     def live(buffers, n):
-        """Do the same to all buffers, and compare what they give."""
+        """Apply the same actions to all buffers and compare the results."""
         for _ in range(n):
             pushed = batch()
             indices = [buffer.push(pushed) for buffer in buffers]
@@ -308,7 +308,7 @@ def test_a_loaded_buffer_continues_as_the_original(name, n_pushes, tmp_path):
                 buffer.delete([sample["index"][0]])
 
     original, restored = build(name, 0), build(name, 99)
-    restored.push(batch())  # what a buffer held before is forgotten
+    restored.push(batch())  # replaced by the loaded state
     live([original], n_pushes)
     save_checkpoint(tmp_path / "buffer.safetensors", original.state_dict())
     restored.load_state_dict(load_checkpoint(tmp_path / "buffer.safetensors"))
@@ -316,7 +316,7 @@ def test_a_loaded_buffer_continues_as_the_original(name, n_pushes, tmp_path):
     live([original, restored], 8)
 
 
-def test_a_state_of_other_options_or_leaves_is_refused():
+def test_a_state_with_different_options_or_leaves_is_refused():
     buffer = TensorBuffer(10)
     buffer.push(rows(0, 4))
     state = buffer.state_dict()
@@ -332,7 +332,7 @@ def test_a_state_of_other_options_or_leaves_is_refused():
         TensorBuffer(10, sampler=PrioritySampler()).load_state_dict(state)
 
 
-def test_a_closed_buffer_says_so():
+def test_a_closed_buffer_cannot_be_used():
     with TensorBuffer(10) as buffer:
         buffer.push(rows(0, 4))
     buffer.close()
@@ -361,7 +361,7 @@ def test_threads_may_share_a_buffer():
                 batch = buffer.sample(16)
                 assert torch.equal(batch.obs.speed, batch.number.float())
                 buffer.update_priority(batch["index"], torch.rand(16))
-        except BaseException as error:  # noqa: BLE001  told by the test's own thread
+        except BaseException as error:  # noqa: BLE001  reported by the main thread
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(1000 * n,)) for n in range(4)]
@@ -452,6 +452,6 @@ def test_impossible_samples_are_refused(arguments, error):
 
 
 @pytest.mark.parametrize("buffer", [TensorBuffer(3), DequeBuffer(3)])
-def test_a_state_that_is_not_a_buffers_is_refused(buffer):
+def test_a_state_of_something_else_is_refused(buffer):
     with pytest.raises(CheckpointMismatch, match="it has no"):
         buffer.load_state_dict({"model": {}})

@@ -1,4 +1,4 @@
-"""Tensors on the wire: through the router's codec and back, found by themselves."""
+"""Tensors and batches through the router's codec and back."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_tensors_keep_their_dtype_and_numbers(dtype: torch.dtype) -> None:
     assert torch.equal(back, tensor)
 
 
-def test_what_arrives_may_be_written_to() -> None:
+def test_received_tensors_are_writable() -> None:
     back = there_and_back(torch.zeros(3))
     back += 1
     assert back.tolist() == [1.0, 1.0, 1.0]
@@ -51,7 +51,7 @@ def test_a_nested_batch_keeps_its_structure() -> None:
     assert back.obs.image.dtype is torch.uint8
 
 
-def test_a_strided_tensor_and_a_scalar_arrive_whole() -> None:
+def test_strided_tensors_and_scalars_arrive_unchanged() -> None:
     assert there_and_back(torch.arange(12).reshape(3, 4)[:, ::2]).tolist() == [
         [0, 2],
         [4, 6],

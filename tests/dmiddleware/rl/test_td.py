@@ -105,3 +105,8 @@ def test_a_column_with_a_trailing_one_is_refused_not_broadcast(name):
     columns[name] = columns[name].unsqueeze(1)
     with pytest.raises(StructureError, match=rf"{name} has shape \(4, 1\).*asks for \(4,\)"):
         td_loss(torch.zeros(4, 2), **columns)
+
+
+def test_a_reward_with_an_extra_dimension_is_refused():
+    with pytest.raises(StructureError, match="reward"):
+        q_target(torch.zeros(4, 2), torch.zeros(4, 1), torch.zeros(4).bool(), discount=0.9)

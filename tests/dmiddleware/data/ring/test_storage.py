@@ -1,4 +1,5 @@
 import multiprocessing
+import pickle
 import resource
 import subprocess
 import sys
@@ -20,7 +21,7 @@ def rows(first, n):
 
 
 @pytest.mark.parametrize("storage", ["ram", "shared", "file"])
-def test_every_storage_holds_rows_and_gives_back_what_it_took(storage, tmp_path):
+def test_every_storage_holds_rows_and_frees_its_memory(storage, tmp_path):
     folder = tmp_path / "columns"
     segments = []
     with TensorBuffer(8, storage=folder if storage == "file" else storage, seed=0) as buffer:
@@ -72,21 +73,20 @@ def test_another_process_sees_shared_columns_as_they_change():
         assert ours.recv() == [8, 9, 10, 11]
         process.join(60)
         assert process.exitcode == 0
-        # The reader's end has not taken the memory away.
+        # The memory survives the reader.
         assert buffer.get([11]).number.tolist() == [11]
         handle = buffer.shared_handle
     with pytest.raises(FileNotFoundError), handle.attach():
         pass
 
 
-def test_a_process_of_its_own_leaves_shared_memory_in_place_when_it_ends():
+def test_shared_memory_survives_the_end_of_a_reading_process():
     with TensorBuffer(8, storage="shared") as buffer:
         buffer.push(rows(0, 8))
         handle = buffer.shared_handle
         script = f"""
-        from dmiddleware.data.ring.storage import SharedHandle, _SharedColumn
-        columns = {[(c.name, c.segment, c.shape, c.dtype) for c in handle.columns]!r}
-        with SharedHandle(tuple(_SharedColumn(*column) for column in columns)).attach() as shared:
+        import pickle
+        with pickle.loads({pickle.dumps(handle)!r}).attach() as shared:
             print(int(shared.arrays["number"].sum()))
         """
         done = subprocess.run(
@@ -110,7 +110,7 @@ def test_threads_may_attach_at_the_same_time(monkeypatch):
         opened.append(SharedMemory(*args, **kwargs))
         if len(opened) == 1:
             entered.set()
-            left.wait(0.2)  # if they are let in together, the other one is in here meanwhile
+            left.wait(0.2)  # without the lock, the other thread is in here meanwhile
         else:
             left.set()
             first.join(30)
@@ -147,7 +147,7 @@ def test_only_a_shared_buffer_has_a_handle():
         buffer.shared_handle  # noqa: B018
 
 
-def test_leftover_files_are_replaced_and_the_log_says_so(tmp_path, caplog):
+def test_leftover_files_are_replaced_with_a_warning(tmp_path, caplog):
     (tmp_path / "number.column").write_bytes(b"left over")
     (tmp_path / "other").touch()
     with TensorBuffer(8, storage=tmp_path) as buffer:
@@ -157,14 +157,14 @@ def test_leftover_files_are_replaced_and_the_log_says_so(tmp_path, caplog):
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
-def test_two_buffers_on_one_folder_do_not_write_into_each_other(tmp_path):
+def test_two_buffers_in_one_folder_do_not_overwrite_each_other(tmp_path):
     with TensorBuffer(8, storage=tmp_path) as one, TensorBuffer(8, storage=tmp_path) as two:
         one.push(rows(0, 8))
         two.push(rows(100, 8))
         assert one.get([3]).number.tolist() == [3]
 
 
-def test_a_disk_too_small_is_found_at_the_first_push_not_at_a_later_write(tmp_path):
+def test_a_full_disk_is_detected_at_the_first_push(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
@@ -184,7 +184,7 @@ def test_an_unknown_storage_is_refused():
 
 
 @pytest.mark.parametrize("make", [RamStorage, SharedStorage, None])
-def test_a_column_without_bytes_is_possible(make, tmp_path):
+def test_a_column_may_have_no_bytes(make, tmp_path):
     storage = make() if make else FileStorage(tmp_path)
     assert storage.allocate("empty", (4, 0), torch.zeros(1).numpy().dtype).shape == (4, 0)
     storage.close()
