@@ -1,4 +1,4 @@
-"""Env managers: several Gymnasium envs stepped as one, with true final observations."""
+"""Env managers: step several Gymnasium envs as one, with true final observations."""
 
 from dmiddleware.env.async_manager import AsyncEnvManager
 from dmiddleware.env.factory import make_env_manager

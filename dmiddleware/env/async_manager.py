@@ -1,4 +1,4 @@
-"""Envs that are stepped at the same time, in processes of their own."""
+"""Envs that are stepped in parallel, in separate processes."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ __all__ = ["AsyncEnvManager"]
 
 
 class AsyncEnvManager(BaseEnvManager):
-    """Steps its envs at the same time, in processes of their own.
+    """Steps its envs in parallel, in separate processes.
 
-    For envs that take a millisecond or more a step, and for envs that crash or hang: an env that
-    raises, whose process dies, or that does not answer in time, costs its process, which is started
-    anew, while the others go on. Where an env hung or crashed is told in the log, as far as Python
-    sees. Observations travel through shared memory. The processes are fresh interpreters, which do
-    not import the program's main module; factories reach them by cloudpickle.
+    Use it for envs that take a millisecond or more per step, and for envs that crash or hang: if an
+    env raises, its process dies, or it does not answer in time, its process is restarted while the
+    other envs continue. The log shows where the env hung or crashed, as far as Python can tell.
+    Observations travel through shared memory. The processes are new interpreters, which do not
+    import the program's main module; factories are sent to them with cloudpickle.
 
     Args:
         env_fns: one factory per env; all envs have the same spaces.
         seed: an integer or one seed per env, see :meth:`seed`.
-        max_retry: restarts in a row that one env is allowed before
+        max_retry: how often one env may be restarted in a row before
             :class:`~dmiddleware.errors.EnvCrashed` or :class:`~dmiddleware.errors.EnvTimeout` is
-            raised; an episode that the env ends by itself sets the count back.
+            raised; the count starts again when the env finishes an episode.
         step_timeout_s: how long a step of one env may take.
-        reset_timeout_s: how long a reset of one env may take, and starting its process.
+        reset_timeout_s: how long a reset of one env, or the start of its process, may take.
         close_timeout_s: how long closing the envs may take before their processes are killed.
-        envs_per_process: how many envs share a process. They share its fate, too: when one fails,
-            the episodes of all are lost.
+        envs_per_process: how many envs share a process; when one of them fails, the episodes of all
+            of them are lost.
 
     Raises:
-        ConfigError: if there is no env, or an option is not positive.
+        ConfigError: if ``env_fns`` is empty, or an option is not positive.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class AsyncEnvManager(BaseEnvManager):
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The ids of the processes of the envs; none while closed."""
+        """The process ids; empty while the manager is closed."""
         return () if self._pool is None else self._pool.pids
 
     def launch(self) -> None:
@@ -107,7 +107,7 @@ class AsyncEnvManager(BaseEnvManager):
         with self._closing_on_error():
             infos, failures = self._pool.start(self._take_seeds())
             for failure in failures:
-                raise failure.final("and nothing is tried again while envs are launched")
+                raise failure.final("which is not retried while envs are launched")
             self._set_spaces(*self._pool.spaces)
             self._write_action = make_write(self._pool.spaces[1])
             self._open = True
@@ -126,7 +126,7 @@ class AsyncEnvManager(BaseEnvManager):
         ids = self._checked_ids(env_ids)
         with self._closing_on_error():
             infos, failures = self._running.ask(b"r", dict.fromkeys(ids), "reset")
-            # Who shared the process of an env that failed has lost an episode, too.
+            # Envs that shared the process of one that failed have lost their episodes too.
             lost = _envs_of(failures).difference(ids)
             self._cut |= lost
             self._dropped_steps += sum(map(self._totals.length_of, lost))
@@ -217,7 +217,7 @@ class AsyncEnvManager(BaseEnvManager):
     # Failures
 
     def _restart(self, failures: list[ProcessFailure]) -> dict[int, Any]:
-        """Start the processes that failed anew, until all their envs are reset.
+        """Restart the processes that failed, until all their envs are reset.
 
         Returns:
             The infos of the resets, by env id.
@@ -226,7 +226,7 @@ class AsyncEnvManager(BaseEnvManager):
         while failures:
             for failure in failures:
                 if failure.is_final:
-                    raise failure.final("and would fail again")
+                    raise failure.final("which would happen again")
                 self._failures.record_failure(
                     failure.env_id, failure.doing, failure.error, failure.details
                 )
@@ -238,7 +238,7 @@ class AsyncEnvManager(BaseEnvManager):
     def _refuse_bad_actions(
         self, failures: Iterable[ProcessFailure], ids: list[int] | None, rows: list[Any]
     ) -> None:
-        """Blame an action that is not in the action space, rather than the env."""
+        """Report an action outside the action space, rather than a crash of the env."""
         for failure in failures:
             if failure.doing != "step" or (ids is not None and failure.env_id not in ids):
                 continue
@@ -250,7 +250,7 @@ class AsyncEnvManager(BaseEnvManager):
                 )
 
     def _reseed(self, env_ids: Iterable[int], count: int) -> None:
-        # Another seed than at the start, or the same failure would come again.
+        # With the seed of the start, the same failure would happen again.
         if self._seeds is not None:
             for env_id in env_ids:
                 seed = derive_seed(self._seeds[env_id], "restart", count)
@@ -262,7 +262,7 @@ class AsyncEnvManager(BaseEnvManager):
 
     @contextlib.contextmanager
     def _closing_on_error(self) -> Iterator[None]:
-        # Whatever cuts an exchange short, Ctrl-C too, leaves answers that no one waits for.
+        # An interrupted exchange, also by Ctrl-C, leaves answers in the pipes that nobody reads.
         try:
             yield
         except BaseException:
@@ -277,11 +277,11 @@ class AsyncEnvManager(BaseEnvManager):
         return self._pool
 
     def _ask(self, kind: bytes, values: Mapping[int, Any], doing: str) -> dict[int, Any]:
-        """Ask where a failure is not survived: what was asked would be lost."""
+        """Send a request whose failure closes the manager, since it cannot be repeated."""
         with self._closing_on_error():
             answers, failures = self._running.ask(kind, values, doing)
             for failure in failures:
-                raise failure.final("and what was asked cannot be asked again")
+                raise failure.final("which cannot be retried")
             return answers
 
     def _seed_envs(self, seeds: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Observations and actions of several envs: batching rows into arrays, and taking them apart."""
+"""Observations and actions of several envs: batching rows into arrays, and splitting them."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ _ARRAY_SPACES = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 def make_collate(space: spaces.Space[Any]) -> Collate:
-    """Return a function that batches observations of ``space`` into fresh arrays.
+    """Return a function that batches observations of ``space`` into new arrays.
 
     Args:
         space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of supported spaces.
 
     Returns:
         A function from ``E`` observations to arrays ``[E, …]`` of the space's own dtype (Discrete:
-        int64), nested as the space is; it raises ValueError or TypeError for an observation that
-        has another shape.
+        int64), nested like the space; it raises ValueError or TypeError for an observation of
+        another shape.
 
     Raises:
         EnvProtocolError: for a space whose elements have no fixed shape.
@@ -70,18 +70,18 @@ def make_collate(space: spaces.Space[Any]) -> Collate:
 
 
 def has_items(nested: Any, n: int) -> bool:
-    """Tell whether this is a tuple of ``n`` items as a treetensor has it: under "0", "1", …."""
+    """Return whether this is a tuple of ``n`` items in treetensor form: keys "0", "1", …."""
     return isinstance(nested, Mapping) and set(nested) == set(map(str, range(n)))
 
 
 def _items_of(row: Any) -> Sequence[Any]:
-    """Return the items of a tuple, which a treetensor has under "0", "1", …."""
+    """Return the items of a tuple, which a treetensor stores under "0", "1", …."""
     return [row[str(i)] for i in range(len(row))] if isinstance(row, Mapping) else row
 
 
 def _collate_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Collate:
     def collate(rows: Sequence[Any]) -> npt.NDArray[Any]:
-        # Twice as fast as np.array(rows, dtype=dtype), which converts each row on its own.
+        # Twice as fast as np.array(rows, dtype=dtype), which converts row by row.
         out = np.array(rows)
         if out.dtype != dtype:
             out = _converted(out, dtype)
@@ -93,7 +93,7 @@ def _collate_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Collate:
 
 
 def allocate(space: spaces.Space[Any], n_rows: int) -> NestedArrays:
-    """Return unset arrays ``[n_rows, …]`` for elements of ``space``, as :func:`make_collate`."""
+    """Return uninitialized arrays ``[n_rows, …]`` for elements of ``space``."""
     return map_space(lambda shape, dtype: np.empty((n_rows, *shape), dtype), space)
 
 
@@ -101,7 +101,7 @@ def make_write(space: spaces.Space[Any]) -> Write:
     """Return a function ``(arrays, row, obs)`` that writes one observation into its row.
 
     Args:
-        space: as in :func:`make_collate`, whose arrays are written; so are the errors.
+        space: as in :func:`make_collate`; so are the arrays and the errors.
     """
     if isinstance(space, spaces.Dict):
         parts = [(str(key), key, make_write(sub)) for key, sub in space.spaces.items()]
@@ -133,20 +133,20 @@ def _write_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Write:
 
 
 def _converted(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    # Whole numbers may become others, and fractions too; but no fraction becomes a whole number.
+    # Integers may become other integers or floats, but floats never become integers.
     if array.dtype.kind not in ("iub" if dtype.kind in "iub" else "iubf"):
-        raise TypeError(f"its dtype is {array.dtype}, that of the space is {dtype}")
+        raise TypeError(f"its dtype is {array.dtype}, but the space has {dtype}")
     return array.astype(dtype)
 
 
 def _wrong_shape(found: tuple[int, ...], expected: tuple[int, ...]) -> ValueError:
-    return ValueError(f"its shape is {found}, that of the space is {expected}")
+    return ValueError(f"its shape is {found}, but the space has {expected}")
 
 
 def map_space(
     function: Callable[[tuple[int, ...], np.dtype[Any]], Any], space: spaces.Space[Any]
 ) -> Any:
-    """Apply ``function(shape, dtype)`` to every array of a space, nested as the space is."""
+    """Apply ``function(shape, dtype)`` to every array of a space; the result is nested like it."""
     if isinstance(space, spaces.Dict):
         return {str(key): map_space(function, sub) for key, sub in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -160,20 +160,20 @@ def _shape_and_dtype(space: spaces.Space[Any]) -> tuple[tuple[int, ...], np.dtyp
     if isinstance(space, _ARRAY_SPACES):
         return space.shape, np.dtype(space.dtype)
     raise EnvProtocolError(
-        f"the space {space} has no fixed shape, so its elements cannot be batched; wrap the env so "
+        f"elements of the space {space} have no fixed shape and cannot be batched; wrap the env so "
         "that it uses Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
     )
 
 
 def make_check(space: spaces.Space[Any]) -> Callable[[NestedArrays], NestedArrays]:
-    """Return a function that brings a batch into the form and dtypes of ``space``.
+    """Return a function that converts a batch to the structure and dtypes of ``space``.
 
     Args:
         space: the action (or observation) space of a single env.
 
     Returns:
-        A function from arrays ``[E, …]``, nested as the space is, to such arrays of the space's
-        dtypes. It raises :class:`~dmiddleware.errors.StructureError` if the batch does not fit.
+        A function from arrays ``[E, …]``, nested like the space, to such arrays with the dtypes of
+        the space. It raises :class:`~dmiddleware.errors.StructureError` if the batch does not fit.
 
     Raises:
         EnvProtocolError: for a space whose elements have no fixed shape.
@@ -204,15 +204,15 @@ def make_check(space: spaces.Space[Any]) -> Callable[[NestedArrays], NestedArray
 
 
 def make_split(space: spaces.Space[Any]) -> Split:
-    """Return a function that takes a batch of actions apart into one action per env.
+    """Return a function that splits a batch of actions into one action per env.
 
     Args:
         space: as in :func:`make_check`; so are the errors.
 
     Returns:
-        A function from arrays ``[E, …]`` (nested as the space is) to a list of ``E`` actions, as
-        ``space.sample()`` gives them: numpy integers for Discrete (Gymnasium 1.4 checks Python's at
-        a higher cost), arrays for the others.
+        A function from arrays ``[E, …]``, nested like the space, to a list of ``E`` actions in the
+        form of ``space.sample()``: numpy integers for Discrete (which Gymnasium checks faster than
+        Python's), arrays for the others.
     """
     if isinstance(space, spaces.Dict):
         parts = {key: make_split(sub) for key, sub in space.spaces.items()}
@@ -236,14 +236,14 @@ def make_split(space: spaces.Space[Any]) -> Split:
         dtype = np.dtype(space.dtype)
 
         def split_integers(actions: Any) -> list[Any]:
-            # The commonest case of all goes without the checks that it cannot fail.
+            # The most common case skips the checks that it cannot fail.
             if type(actions) is np.ndarray and actions.dtype == dtype and actions.ndim == 1:
                 return list(actions)
             return list(check(actions))
 
         return split_integers
     if space.shape == ():
-        # Iterating would give numpy scalars, which such a space does not contain.
+        # Iterating would yield numpy scalars, which such a space does not contain.
         return lambda actions: [np.array(action) for action in check(actions)]
     return lambda actions: list(check(actions))
 
@@ -251,7 +251,7 @@ def make_split(space: spaces.Space[Any]) -> Split:
 def _checked_keys(actions: Any, parts: Mapping[Any, Any], space: spaces.Space[Any]) -> list[Any]:
     if not isinstance(actions, Mapping) or set(actions) != set(parts):
         found = sorted(map(str, actions)) if isinstance(actions, Mapping) else type(actions)
-        raise StructureError(f"a batch of {space} is a dict with its keys, got {found}")
+        raise StructureError(f"a batch of {space} must be a dict with its keys, got {found}")
     return list(parts)
 
 
@@ -259,7 +259,9 @@ def _checked_tuple(actions: Any, items: tuple[Any, ...], space: spaces.Space[Any
     if has_items(actions, len(items)):
         return tuple(actions[str(index)] for index in range(len(items)))
     if not isinstance(actions, tuple | list) or len(actions) != len(items):
-        raise StructureError(f"a batch of {space} is a tuple of {len(items)}, got {actions!r:.120}")
+        raise StructureError(
+            f"a batch of {space} must be a tuple of {len(items)}, got {actions!r:.120}"
+        )
     return actions
 
 
@@ -276,7 +278,7 @@ def _misfit(
     wanted = "integers" if kinds == "iu" else "numbers"
     return StructureError(
         f"an array of shape {array.shape} and dtype {array.dtype} does not fit the space {space}: "
-        f"give {wanted} of shape [E{''.join(f', {n}' for n in shape)}], one row per env"
+        f"pass {wanted} of shape [E{''.join(f', {n}' for n in shape)}], one row per env"
     )
 
 
@@ -297,7 +299,7 @@ def make_read(space: spaces.Space[Any]) -> Callable[[NestedArrays, int], Any]:
 
 
 def map_arrays(function: Callable[..., Any], nested: NestedArrays, *others: NestedArrays) -> Any:
-    """Apply ``function`` to every array, and to those at the same place of the others."""
+    """Apply ``function`` to every array and the corresponding arrays of the others."""
     if isinstance(nested, dict):
         return {
             key: map_arrays(function, item, *(other[key] for other in others))
@@ -309,8 +311,8 @@ def map_arrays(function: Callable[..., Any], nested: NestedArrays, *others: Nest
 
 
 def copy_arrays(nested: NestedArrays) -> NestedArrays:
-    """Return the same arrays in memory of their own."""
-    # The commonest case goes without the recursion: this runs at every end of an episode.
+    """Return copies of all arrays."""
+    # The most common case skips the recursion: this runs at the end of every episode.
     return nested.copy() if type(nested) is np.ndarray else map_arrays(np.copy, nested)
 
 

@@ -1,4 +1,4 @@
-"""What is expected of an env, and how a breach of it is told."""
+"""Checks that an env follows Gymnasium's interface, and the errors if it does not."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 class Closable(Protocol):
-    """An env, or a vector env."""
+    """An env or a vector env."""
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Release its resources."""
 
 
 def check_env(env: Any, index: int) -> None:
@@ -55,7 +55,7 @@ def check_env(env: Any, index: int) -> None:
             )
     if not isinstance(env, gym.Env):
         raise EnvProtocolError(
-            f"env {index} is a {type(env).__name__}, which is no gymnasium.Env; derive it from "
+            f"env {index} is a {type(env).__name__}, not a gymnasium.Env; derive its class from "
             "gymnasium.Env"
         )
 
@@ -66,14 +66,14 @@ def check_same_spaces(
     """Refuse envs whose (observation, action) spaces differ.
 
     Raises:
-        EnvProtocolError: telling the first difference.
+        EnvProtocolError: with the first difference.
     """
     for pair in found:
         for name, first, own in zip(("observation", "action"), found[0], pair, strict=True):
             if own != first:
                 raise EnvProtocolError(
-                    f"the envs of one manager share their spaces, but the {name} space of one is "
-                    f"{own} and that of another is {first}"
+                    f"the envs of one manager must have the same spaces, but the {name} space of "
+                    f"one is {own} and that of another is {first}"
                 )
 
 
@@ -81,7 +81,7 @@ def check_result(result: Any, env_id: int) -> None:
     """Refuse what a step returned if it is not (obs, reward, terminated, truncated, info).
 
     Raises:
-        EnvProtocolError: showing what was returned.
+        EnvProtocolError: with what was returned.
     """
     if not isinstance(result, tuple) or len(result) != 5:
         raise EnvProtocolError(
@@ -119,10 +119,10 @@ def check_first(result: Any, env_id: int) -> tuple[Any, Any]:
     """Return what a reset returned, or refuse it if it is not (obs, info).
 
     Raises:
-        EnvProtocolError: showing what was returned.
+        EnvProtocolError: with what was returned.
     """
     if type(result) is tuple and len(result) == 2 and type(result[1]) is dict:
-        return result  # nearly always; asking whether it is a Mapping costs far more
+        return result  # the usual case; an isinstance check with Mapping is much slower
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
         raise EnvProtocolError(
             f"env {env_id} returned {_short(result)} from reset(); it must return (obs, info), "
@@ -134,13 +134,13 @@ def check_first(result: Any, env_id: int) -> tuple[Any, Any]:
 def bad_obs(env_id: int, obs: Any, space: spaces.Space[Any], error: Exception) -> EnvProtocolError:
     """Return the error for an observation that does not fit its space."""
     return EnvProtocolError(
-        f"env {env_id} gave an observation that does not fit its observation space {space}: "
+        f"env {env_id} returned an observation that does not fit its observation space {space}: "
         f"{type(error).__name__}: {error}. The observation: {_short(obs)}"
     )
 
 
 def close_quietly(env: Closable) -> None:
-    """Close an env; what it raises is logged, since there is no one left to be told."""
+    """Close an env, and log what it raises instead of raising it."""
     try:
         env.close()
     except Exception:
@@ -148,14 +148,14 @@ def close_quietly(env: Closable) -> None:
 
 
 def as_frame(frame: Any, render_mode: str | None) -> npt.NDArray[np.uint8]:
-    """Check and return what ``env.render()`` gave.
+    """Check and return the result of ``env.render()``.
 
     Raises:
-        EnvStateError: if it is no picture, because the env was made with another render mode.
+        EnvStateError: if it is not an image because the env was made with another render mode.
     """
     if not isinstance(frame, np.ndarray) or frame.ndim != 3:
         raise EnvStateError(
-            f"render() gave no picture: the env was made with render_mode={render_mode!r}; give "
+            f"render() returned no image: the env was made with render_mode={render_mode!r}; pass "
             'env_kwargs={"render_mode": "rgb_array"}'
         )
     return frame.astype(np.uint8, copy=False)

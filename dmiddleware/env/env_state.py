@@ -1,15 +1,16 @@
 """The state of an env, as plain data.
 
-An env that has ``state_dict()`` and ``load_state_dict(state)`` is saved through them. Of any other
-env, and of the wrappers around it, all attributes are saved, if all of them are understood:
-numbers, strings, arrays, containers, enums, random generators, and Python objects made of such.
-That covers Gymnasium's classic control and toy text, its wrappers, and most envs written in plain
-Python. An env that holds something else (a simulator written in C, a file, a socket) cannot be
-saved, rather than saved in part. Functions, classes, modules and pygame's drawing are taken to hold
-no state.
+An env with ``state_dict()`` and ``load_state_dict(state)`` is saved through them. For any other
+env, and for the wrappers around it, all attributes are saved, provided that all of them are of
+known kinds: numbers, strings, arrays, containers, enums, random generators, and Python objects made
+of these. That covers Gymnasium's classic control and toy text, its wrappers, and most envs written
+in plain Python. An env that holds anything else (a simulator written in C, a file, a socket) cannot
+be saved at all; nothing is saved in part. Functions, classes, modules and pygame's drawing objects
+are assumed to hold no state.
 
-Python objects are restored by changing those that the other env has in the same places; none is
-made. So a state with more of them (in a list that grows in an episode) cannot be restored.
+Python objects are restored by changing the objects that the other env has in the same attributes
+and containers; no objects are created. A state with more objects than the env has (for example in a
+list that grows during an episode) cannot be restored.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ __all__ = [
     "NotSavableError",
 ]
 
-# Constructor arguments that Gymnasium keeps for `spec`; they do not change.
+# Constructor arguments that Gymnasium keeps for `spec`; they never change.
 _CONSTANT_ATTRIBUTES = frozenset({"_saved_kwargs", "_cached_spec", "spec"})
 _CODE = (
     types.FunctionType,
@@ -80,8 +81,8 @@ def get_state(env: Any) -> dict[str, Any] | None:
     """Return the state of an env (or vector env) and its wrappers.
 
     Returns:
-        Plain data (dictionaries, lists, strings, numbers, arrays), or None if the env holds
-        something that cannot be saved.
+        Plain data (dictionaries, lists, strings, numbers, arrays), or None if the env cannot be
+        saved.
     """
     try:
         return {"layers": Encoder().layers(env)}
@@ -90,22 +91,22 @@ def get_state(env: Any) -> dict[str, Any] | None:
 
 
 def set_state(env: Any, state: Mapping[str, Any]) -> None:
-    """Bring an env made by the same factory into a state that :func:`get_state` gave.
+    """Restore a state that :func:`get_state` returned, in an env made by the same factory.
 
     Raises:
-        MissingObjectError: if the env lacks an object that the state has; it is to be reset then.
-        CheckpointMismatch: if the state is that of another env.
+        MissingObjectError: if the env lacks an object that the state has; reset the env then.
+        CheckpointMismatch: if the state belongs to another env.
     """
     Decoder().set_layers(env, state["layers"])
 
 
 def encode_infos(infos: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return infos as plain data; one that holds something else becomes an empty one."""
+    """Return infos as plain data; an info that cannot be saved becomes an empty one."""
     found: list[Any] = []
     for info in infos:
         try:
             encoded = Encoder().encode(dict(info))
-            Decoder().decode(encoded)  # there will be nothing that objects could be restored into
+            Decoder().decode(encoded)  # infos have no existing objects to restore into
         except (NotSavableError, CheckpointMismatch):
             encoded = Encoder().encode({})
         found.append(encoded)
@@ -113,28 +114,28 @@ def encode_infos(infos: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def decode_infos(plain: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the infos that :func:`encode_infos` was given."""
+    """Return the infos that were passed to :func:`encode_infos`."""
     return [Decoder().decode(one) for one in plain]
 
 
 class _Ordinary:
-    """An object of an ordinary Python class, to compare sizes with."""
+    """An ordinary Python class, to compare sizes with."""
 
 
 class NotSavableError(Exception):
-    """Something was met that cannot be saved as plain data."""
+    """A value cannot be saved as plain data."""
 
 
 class MissingObjectError(CheckpointMismatch):
-    """An object was saved, and there is none in its place to be changed."""
+    """The state has an object where the env has none that could be changed."""
 
 
 class Encoder:
     """Turns a graph of Python objects into plain data: numbers, strings, arrays, lists, dicts.
 
-    Values that are no plain data become ``{"kind": …}``. What can be changed in place gets a number
-    (``"ref"``) where it is met first, and is only referred to after that, so that what two names
-    share is shared again after loading.
+    Other values become ``{"kind": …}``. An object that can be changed in place gets a number
+    (``"ref"``) at its first occurrence and is referred to by it afterwards, so that objects shared
+    between two names are shared again after loading.
     """
 
     def __init__(self) -> None:
@@ -146,7 +147,7 @@ class Encoder:
         """Return the states of an env (or vector env) and the wrappers around it.
 
         Raises:
-            NotSavableError: if one of them holds something that is not understood.
+            NotSavableError: if one of them holds a value of an unknown kind.
         """
         found: list[Any] = []
         for layer in _layers(env):
@@ -161,7 +162,7 @@ class Encoder:
         """Return plain data for one value.
 
         Raises:
-            NotSavableError: if it is, or holds, something that is not understood.
+            NotSavableError: if it is or contains a value of an unknown kind.
         """
         if value is None or type(value) in _PLAIN:
             if type(value) is int and not -(2**63) <= value < 2**63:
@@ -196,7 +197,7 @@ class Encoder:
     def _array(self, value: npt.NDArray[Any]) -> dict[str, Any]:
         memory = _memory_of(value)
         if self._memories.setdefault(memory, id(value)) != id(value):
-            raise NotSavableError  # two views of one memory would be two arrays after loading
+            raise NotSavableError  # two views of one memory would be separate arrays after loading
         if value.dtype.kind in "biuf":
             return {"kind": "array", "value": value.copy()}
         if value.dtype.kind in "SU":
@@ -231,17 +232,17 @@ class Encoder:
         return {"kind": "object", "value": self._attributes(value)}
 
     def _attributes(self, owner: Any) -> list[list[Any]]:
-        # A class with slots, or with a part written in C, is larger than its attributes show.
+        # A class with slots, or with a part written in C, holds more than its attributes.
         if not hasattr(owner, "__dict__") or type(owner).__basicsize__ > _Ordinary.__basicsize__:
             raise NotSavableError
         left_out = _CONSTANT_ATTRIBUTES | ({"env"} if _is_wrapper(owner) else set())
         attributes = vars(owner)
         if isinstance(owner, gym.Env) and not _is_wrapper(owner):
-            # Often stated on the class; an env may draw from them.
+            # Often class attributes; an env may sample from them.
             own = {
                 name: getattr(owner, name, None)
                 for name in ("action_space", "observation_space")
-                # What a property gives lies elsewhere, or is made anew each time.
+                # The value of a property is stored elsewhere, or created at each access.
                 if not isinstance(inspect.getattr_static(owner, name, None), property)
             }
             attributes = {**own, **attributes}
@@ -253,7 +254,7 @@ class Encoder:
 
 
 class Decoder:
-    """Brings a graph of Python objects into the state that an :class:`Encoder` saw.
+    """Restores a graph of Python objects to the state that an :class:`Encoder` saved.
 
     Objects and generators are changed in place; arrays and containers are replaced.
     """
@@ -262,10 +263,10 @@ class Decoder:
         self._known: dict[int, Any] = {}
 
     def set_layers(self, env: Any, saved: list[Any]) -> None:
-        """Bring an env and its wrappers into the state that was saved.
+        """Restore the saved state of an env and its wrappers.
 
         Raises:
-            CheckpointMismatch: if the state is that of another env.
+            CheckpointMismatch: if the state belongs to another env.
         """
         layers = list(_layers(env))
         names = [type(layer).__name__ for layer in layers]
@@ -274,7 +275,7 @@ class Decoder:
         if names != saved_names or own != ["own" in one for one in saved]:
             raise CheckpointMismatch(
                 f"the saved env is {' > '.join(saved_names)}, this one is {' > '.join(names)}; "
-                "make it as it was made when it was saved"
+                "make it in the same way as when it was saved"
             )
         for layer, one in zip(layers, saved, strict=True):
             if "own" in one:
@@ -283,7 +284,7 @@ class Decoder:
                 self._set_attributes(layer, one["attributes"])
 
     def decode(self, encoded: Any, existing: Any = None) -> Any:
-        """Return the value that was encoded; ``existing`` is what is in its place now."""
+        """Return the value that was encoded; ``existing`` is the value that it replaces."""
         if not isinstance(encoded, Mapping):
             return encoded
         kind = encoded["kind"]
@@ -315,8 +316,8 @@ class Decoder:
 
     def _object(self, encoded: Mapping[str, Any], existing: Any) -> Any:
         if not hasattr(existing, "__dict__"):
-            raise MissingObjectError(f"the saved env has an object where this one has {existing!r}")
-        # It may be referred to from within.
+            raise MissingObjectError(f"the saved env has an object where this env has {existing!r}")
+        # Its own attributes may refer to it.
         self._known[encoded["ref"]] = existing
         if encoded["kind"] == "env":
             self.set_layers(existing, encoded["value"])
@@ -327,24 +328,24 @@ class Decoder:
     def _set_attributes(self, owner: Any, encoded: list[Any]) -> None:
         own = vars(owner)
         for name, value in encoded:
-            # As they were read: a frozen dataclass would refuse setattr.
+            # Not with setattr, which a frozen dataclass refuses.
             own[name] = self.decode(value, getattr(owner, name, None))
 
 
 def get_space_state(space: spaces.Space[Any]) -> list[str]:
-    """Return the states of the generators that a space samples with."""
+    """Return the states of the random generators of a space."""
     return [_generator_state(generator) for generator in _generators(space)]
 
 
 def set_space_state(space: Any, state: list[str]) -> None:
-    """Bring a space's generators into the states that :func:`get_space_state` gave.
+    """Restore the states of a space's generators from :func:`get_space_state`.
 
     Raises:
-        CheckpointMismatch: if the state is that of another space.
+        CheckpointMismatch: if the state belongs to another space.
     """
     generators = list(_generators(space)) if isinstance(space, spaces.Space) else []
     if len(generators) != len(state):
-        raise CheckpointMismatch(f"the saved state is that of another space than {space!r}")
+        raise CheckpointMismatch(f"the saved state does not belong to the space {space!r}")
     for generator, one in zip(generators, state, strict=True):
         _set_generator_state(generator, one)
 
@@ -357,7 +358,7 @@ def _generators(space: spaces.Space[Any]) -> Iterator[np.random.Generator]:
 
 
 def _generator_state(generator: np.random.Generator) -> str:
-    # As text: the integers exceed 64 bits.
+    # As text, because the integers exceed 64 bits.
     return json.dumps(generator.bit_generator.state, default=lambda array: array.tolist())
 
 
@@ -387,7 +388,7 @@ def _is_code(value: Any) -> bool:
 
 
 def _memory_of(array: npt.NDArray[Any]) -> int:
-    """Identify the memory that an array is, or is a view of."""
+    """Return the identity of the memory that an array owns or is a view of."""
     owner: Any = array
     while isinstance(owner, np.ndarray) and owner.base is not None:
         owner = owner.base
@@ -407,7 +408,7 @@ def _enum_member(value: enum.Enum) -> dict[str, Any]:
 
 def _enum(encoded: Mapping[str, Any], existing: Any) -> Any:
     module, name = encoded["class"]
-    # Only what the program has imported already is looked at, so nothing is run.
+    # Only modules that are already imported are searched, so no code runs.
     kind: Any = sys.modules.get(module)
     for part in name.split("."):
         kind = getattr(kind, "__dict__", {}).get(part)
@@ -415,10 +416,12 @@ def _enum(encoded: Mapping[str, Any], existing: Any) -> Any:
         kind = type(existing)
     if not isinstance(kind, enum.EnumType) or kind.__qualname__ != name:
         raise CheckpointMismatch(
-            f"the saved env has a member of {module}.{name}, which is not known here"
+            f"the saved env has a member of the enum {module}.{name}, which is not known here"
         )
     if encoded["value"] not in kind.__members__:
-        raise CheckpointMismatch(f"{name} has no member {encoded['value']}, the saved env's has")
+        raise CheckpointMismatch(
+            f"the saved env has {name}.{encoded['value']}, but {name} has no such member here"
+        )
     return kind[encoded["value"]]
 
 

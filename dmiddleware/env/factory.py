@@ -1,4 +1,4 @@
-"""Env managers made from an env's id."""
+"""Making env managers from the id of an env."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ def make_env_manager(
     reset_timeout_s: float = 60.0,
     envs_per_process: int = 1,
 ) -> BaseEnvManager:
-    """Make an env manager, not yet launched (``with`` launches it).
+    """Make an env manager, which ``with`` or ``launch()`` launches.
 
     Args:
-        env: an id that Gymnasium knows ("CartPole-v1", "module:Env-v0"), or a factory of envs,
-            called once per env; with "vector" a factory of vector envs, called once.
+        env: an id registered with Gymnasium ("CartPole-v1", "module:Env-v0"), or a function that
+            makes an env, called once per env; with "vector" it makes the vector env, called once.
         env_num: the number of envs.
-        mode: "sync" steps the envs one after the other in this process, the best for envs that
-            take microseconds; "async" steps them in processes of their own, for envs that take
-            milliseconds, or crash or hang; "vector" uses the env's own vectorised implementation.
+        mode: "sync" steps the envs one after another in this process, best for envs that take
+            microseconds; "async" steps them in separate processes, for envs that take milliseconds,
+            crash or hang; "vector" uses the env's own vectorized implementation.
         env_kwargs: keyword arguments for the env.
-        wrappers: put around each env, the first one innermost; with "vector" around the vector env.
-        seed: an integer, from which each env's seed derives, or one seed per env; None leaves them
-            unseeded.
-        max_retry: restarts in a row that one env is allowed.
+        wrappers: applied to each env, the first one innermost; with "vector" to the vector env.
+        seed: an integer, from which the seed of each env is derived, or one seed per env; None
+            leaves the envs unseeded.
+        max_retry: how often one env may be restarted in a row.
         step_timeout_s: how long a step may take ("async").
         reset_timeout_s: how long making and resetting an env may take ("async").
         envs_per_process: how many envs share a process ("async").
 
     Raises:
-        ConfigError: if ``env_num`` or ``mode`` is impossible, or the env has no vectorised
-            implementation of its own ("vector").
-        RegistryError: if no env is registered under the id; the nearest ones are named.
+        ConfigError: if an argument has the wrong type or an impossible value, or the env has no
+            vectorized implementation ("vector").
+        RegistryError: if no env is registered under the id; the message lists the nearest ones.
     """
     if mode not in ("sync", "async", "vector"):
         raise ConfigError(f"mode must be 'sync', 'async' or 'vector', got {mode!r}")
@@ -118,7 +118,7 @@ def _vector_maker(maker: Maker, env_num: int) -> Callable[..., Any]:
         return maker
     if maker.vector_entry_point is None:
         raise ConfigError(
-            f"{maker.id} has no vectorised implementation of its own; use mode='sync' or 'async'"
+            f"{maker.id} has no vectorized implementation; use mode='sync' or mode='async'"
         )
     return functools.partial(
         gym.make_vec, maker, num_envs=env_num, vectorization_mode="vector_entry_point"
@@ -126,7 +126,7 @@ def _vector_maker(maker: Maker, env_num: int) -> Callable[..., Any]:
 
 
 def _checked_env(env: str | EnvFn) -> Maker:
-    """Return the factory, or what Gymnasium knows of the id: another process may not know it."""
+    """Return the factory, or the spec of the id, which another process may not know."""
     if not isinstance(env, str):
         if not callable(env):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What every env manager offers, and the bookkeeping that they share."""
+"""The interface of all env managers, and the bookkeeping that they share."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ logger = logging.getLogger(__name__)
 class BaseEnvManager(ABC):
     """Steps several envs of one kind at once.
 
-    A manager is made closed. :meth:`launch`, or entering it with ``with``, makes the envs and
-    resets them; :meth:`close`, or leaving, closes them, and the manager may be launched again.
-    After each :meth:`step` the envs whose episode ended have been reset already: ``ready_obs``
-    holds what to act on next, for the envs ``ready_obs_id``.
+    A new manager is closed. :meth:`launch`, or entering a ``with`` block, makes the envs and resets
+    them; :meth:`close`, or leaving the block, closes them, and the manager can be launched again.
+    After each :meth:`step`, the envs whose episode ended have already been reset: ``ready_obs``
+    holds the observations to act on next, for the envs ``ready_obs_id``.
 
     Args:
         env_num: the number of envs, ``E``.
         seed: as in :meth:`seed`; None leaves the envs unseeded.
 
     Raises:
-        ConfigError: if ``env_num`` is not a positive integer.
+        ConfigError: if ``env_num`` is not a positive integer, or ``seed`` not integers.
     """
 
     _ready_obs: NestedArrays
@@ -84,15 +84,15 @@ class BaseEnvManager(ABC):
 
     @property
     def closed(self) -> bool:
-        """Whether there are no envs: before :meth:`launch` and after :meth:`close`."""
+        """Whether the envs are closed: before :meth:`launch` and after :meth:`close`."""
         return not self._open
 
     @property
     def revision(self) -> int:
         """A number that grows whenever the envs are launched, reset, stepped or restored.
 
-        Whoever acts in the envs compares it with the value after its own last call, to notice that
-        somebody else has acted in them since.
+        A collector compares it with the value after its own last step, to notice that something
+        else has used the envs in between.
         """
         return self._revision
 
@@ -103,20 +103,20 @@ class BaseEnvManager(ABC):
 
     @abstractmethod
     def launch(self) -> None:
-        """Make the envs and reset them; ``ready_obs`` is there afterwards.
+        """Make the envs and reset them; ``ready_obs`` is available afterwards.
 
         Raises:
             EnvStateError: if they are launched already.
-            EnvCrashed: if an env cannot be made or reset; nothing is retried here, because an env
-                that fails before it ever worked is a mistake of the program.
-            EnvTimeout: if an env does not get ready in time.
-            EnvProtocolError: if an env does not follow Gymnasium's interface, or the envs differ in
-                their spaces.
+            EnvCrashed: if an env cannot be made or reset. Nothing is retried here, because an env
+                that fails from the start is a mistake in the program.
+            EnvTimeout: if an env is not ready in time.
+            EnvProtocolError: if an env does not follow Gymnasium's interface, or the spaces of the
+                envs differ.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Close the envs and free all they hold; a second call does nothing."""
+        """Close the envs and release their resources; a second call does nothing."""
 
     def __enter__(self) -> Self:
         if self.closed:
@@ -137,7 +137,7 @@ class BaseEnvManager(ABC):
     def observation_space(self) -> spaces.Space[Any]:
         """The observation space of a single env.
 
-        Before launch, one env is made in this process to ask it, and closed at once.
+        Before launch, an env is made in this process to read it, and closed again.
         """
         if self._observation_space is None:
             self._set_spaces(*self._probe_spaces())
@@ -146,25 +146,25 @@ class BaseEnvManager(ABC):
 
     @property
     def action_space(self) -> spaces.Space[Any]:
-        """The action space of a single env; as :attr:`observation_space`."""
+        """The action space of a single env, found like :attr:`observation_space`."""
         if self._action_space is None:
             self._set_spaces(*self._probe_spaces())
         assert self._action_space is not None
         return self._action_space
 
     def seed(self, seed: int | Sequence[int]) -> None:
-        """Seed the envs and the action spaces; takes effect when an env is next reset.
+        """Seed the envs and the action spaces.
 
-        An env is seeded once, at its first reset after this call (that of :meth:`launch`, if it
-        comes before), and continues its own random sequence from episode to episode.
+        Each env is seeded once, at its next reset (which may be that of :meth:`launch`), and
+        continues its random sequence from episode to episode.
 
         Args:
-            seed: an integer, from which the seed of env ``i`` is ``derive_seed(seed, i)`` (a run
-                has several managers: give each the seed of its own role and node); or the seed of
-                each env itself, ``E`` integers.
+            seed: an integer, from which the seed of env ``i`` is derived as ``derive_seed(seed,
+                i)`` (with several managers in a run, give each a different one, for example
+                ``task.seed_for(...)``); or ``E`` integers, one seed per env.
 
         Raises:
-            ConfigError: if a list of another length is given.
+            ConfigError: if this is neither an integer nor ``E`` integers.
         """
         if is_int(seed):
             seeds = [derive_seed(int(seed), index) for index in range(self._env_num)]
@@ -186,7 +186,7 @@ class BaseEnvManager(ABC):
         """Draw one random action for every ready env, from the seeded action space.
 
         Returns:
-            Arrays ``[E, …]``, nested as the action space is, in the form that :meth:`step` takes.
+            Arrays ``[E, …]``, nested like the action space, as :meth:`step` takes them.
         """
         assert self.action_space is not None
         return _plain(self._batched_action_space.sample())
@@ -195,31 +195,31 @@ class BaseEnvManager(ABC):
 
     @property
     def ready_obs(self) -> NestedArrays:
-        """``[E, …]``, nested as the observation space is: what to act on next, one row per env."""
+        """The observations to act on next: ``[E, …]``, nested like the observation space."""
         if not self._open:
             self._require_open("ready_obs")
         return self._ready_obs
 
     @property
     def ready_obs_id(self) -> IdArray:
-        """``[E] int64``: the envs that the rows of ``ready_obs`` belong to."""
+        """The env of each row of ``ready_obs``, ``[E] int64``."""
         if not self._open:
             self._require_open("ready_obs_id")
         return self._all_ids
 
     @property
     def ready_info(self) -> StepInfo:
-        """The infos that came with ``ready_obs``: of the last step or the reset (action masks)."""
+        """The infos that came with ``ready_obs`` (such as action masks)."""
         self._require_open("ready_info")
         infos = self._ready_infos
         return infos if isinstance(infos, StepInfo) else StepInfo(infos)
 
     @abstractmethod
     def reset(self, env_ids: Iterable[int] | None = None) -> None:
-        """Begin a new episode in some envs; what they had begun is given up.
+        """Start new episodes in some envs, and give up their current ones.
 
         Args:
-            env_ids: the envs; None: all.
+            env_ids: the envs; None means all.
         """
 
     @abstractmethod
@@ -227,28 +227,28 @@ class BaseEnvManager(ABC):
         """Step the envs, and reset those whose episode ended.
 
         Args:
-            actions: ``[E, …]``, nested as the action space is, one row per env in the order of
-                ``ready_obs_id``; or a dictionary from env ids to single actions, which steps those
-                envs alone.
+            actions: ``[E, …]``, nested like the action space, one row per env in the order of
+                ``ready_obs_id``; or a dictionary from env ids to single actions, which steps only
+                those envs.
 
         Returns:
             One row for each env that made a transition.
 
         Raises:
             EnvStateError: before launch and after close.
-            StructureError: if the actions do not fit the action space or the envs; nothing was
+            StructureError: if the actions do not fit the action space or the envs; no env has
                 stepped then.
             EnvCrashed: if an env used up its retries; the manager is closed.
-            EnvTimeout: likewise, when the env did not answer.
-            KeyboardInterrupt: likewise, since no one can tell which envs have stepped.
+            EnvTimeout: if an env that did not answer used up its retries; the manager is closed.
+            KeyboardInterrupt: the manager is closed, because some envs may have stepped.
         """
 
     @abstractmethod
     def render(self, env_ids: Iterable[int] | None = None) -> list[npt.NDArray[np.uint8]]:
-        """Return a picture of each env, ``[H, W, 3] uint8``.
+        """Return an image of each env, ``[H, W, 3] uint8``.
 
         Args:
-            env_ids: the envs; None: all.
+            env_ids: the envs; None means all.
 
         Raises:
             EnvStateError: if the envs were not made with ``render_mode="rgb_array"``.
@@ -261,27 +261,26 @@ class BaseEnvManager(ABC):
 
     @property
     def dropped_steps(self) -> int:
-        """How many env steps since launch belonged to episodes that a failure cut off."""
+        """The env steps since launch that belonged to episodes that a failure cut off."""
         return self._dropped_steps
 
     @property
     def in_lockstep(self) -> bool:
-        """Whether all envs are always stepped together: :meth:`step` then wants all actions."""
+        """Whether the envs can only be stepped all together."""
         return False
 
     # State
 
     @property
     def resumable(self) -> bool:
-        """Whether :meth:`state_dict` holds the state of every env, so that episodes can go on."""
+        """Whether :meth:`state_dict` includes every env, so that episodes can be continued."""
         self._require_open("resumable")
         return all(state is not None for state in self._env_states())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to go on as if nothing had happened, as plain data.
+        """Return everything needed to continue the episodes exactly, as plain data.
 
-        Envs whose state cannot be saved (see :mod:`dmiddleware.env.env_state`) are left out; their
-        episodes begin anew when the state is loaded.
+        Envs whose state cannot be saved (see :mod:`dmiddleware.env.env_state`) are left out.
         """
         self._require_open("state_dict")
         return {
@@ -298,20 +297,21 @@ class BaseEnvManager(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Go on from a state; the manager is launched already, with envs made as they were then.
+        """Restore a state. The manager must be launched, with envs made as they were then.
 
         Returns:
-            Whether the episodes go on. If an env's state was not saved, or cannot be restored (see
-            :mod:`dmiddleware.env.env_state`), all envs begin new episodes instead, with other seeds
-            than they had at the start (a warning is logged).
+            Whether the episodes continue. If the state of an env was not saved or cannot be
+            restored (see :mod:`dmiddleware.env.env_state`), all envs start new episodes with other
+            seeds than at the start instead, and a warning is logged.
 
         Raises:
-            CheckpointMismatch: if the state is that of other envs, or of another number.
+            CheckpointMismatch: if the state belongs to other envs, or to another number of envs.
         """
         self._require_open("load_state_dict")
         if state["env_num"] != self._env_num:
             raise CheckpointMismatch(
-                f"the state is that of {state['env_num']} envs, this manager has {self._env_num}"
+                f"the state belongs to {state['env_num']} envs, but this manager has "
+                f"{self._env_num}"
             )
         self._seeds = None if state["seeds"] is None else list(state["seeds"])
         for space, sampler in zip(
@@ -320,14 +320,14 @@ class BaseEnvManager(ABC):
             set_space_state(space, sampler)
         self._dropped_steps = state["dropped_steps"]
         if any(one is None for one in state["envs"]):
-            logger.warning("the envs' states could not be saved; their episodes begin anew")
-            self._begin_anew(int(state["totals"]["n_steps"]))
+            logger.warning("the state of the envs could not be saved; they start new episodes")
+            self._start_over(int(state["totals"]["n_steps"]))
             return False
         try:
             self._set_env_states(state["envs"])
         except MissingObjectError as error:
-            logger.warning("%s, so no env can go on; their episodes begin anew", error)
-            self._begin_anew(int(state["totals"]["n_steps"]))
+            logger.warning("%s, so the envs cannot continue; they start new episodes", error)
+            self._start_over(int(state["totals"]["n_steps"]))
             return False
         self._pending_seeds = {}
         self._revision += 1
@@ -336,28 +336,28 @@ class BaseEnvManager(ABC):
         self._ready_infos = decode_infos(state["ready_infos"])
         return True
 
-    def _begin_anew(self, n_steps: int) -> None:
+    def _start_over(self, n_steps: int) -> None:
         if self._seeds is not None:
             self._seed_envs([derive_seed(seed, "resume", n_steps) for seed in self._seeds])
         self.reset()
 
     def _seed_envs(self, seeds: list[int]) -> None:
-        """Let the next reset of each env take its seed."""
+        """Seed each env at its next reset."""
         self._pending_seeds = dict(enumerate(seeds))
 
     # For subclasses
 
     @abstractmethod
     def _env_states(self) -> list[dict[str, Any] | None]:
-        """Return the states of the envs, None for one that cannot be saved."""
+        """Return the states of the envs; None for an env that cannot be saved."""
 
     @abstractmethod
     def _set_env_states(self, states: Sequence[Any]) -> None:
-        """Bring the envs into states that :meth:`_env_states` gave.
+        """Restore states that :meth:`_env_states` returned.
 
         Raises:
             MissingObjectError: if an env lacks an object that its state has.
-            CheckpointMismatch: if the states are those of other envs.
+            CheckpointMismatch: if the states belong to other envs.
         """
 
     @abstractmethod
@@ -395,7 +395,7 @@ class BaseEnvManager(ABC):
         self._batched_action_space.seed(seed)
 
     def _begin(self) -> None:
-        """Start a life: nothing failed, no episode has begun, every env is yet to be seeded."""
+        """Reset counters and episodes, and seed every env at its next reset."""
         self._revision += 1
         self._dropped_steps = 0
         self._pending_seeds = dict(enumerate(self._seeds or ()))
@@ -413,18 +413,20 @@ class BaseEnvManager(ABC):
         for env_id in ids:
             if not 0 <= env_id < self._env_num:
                 raise StructureError(
-                    f"there is no env {env_id}; the ids are 0 to {self._env_num - 1}"
+                    f"unknown env id {env_id}; the ids are 0 to {self._env_num - 1}"
                 )
         if len(set(ids)) != len(ids):
-            raise StructureError(f"an env is named twice in {ids}")
+            raise StructureError(f"an env id occurs twice in {ids}")
         return ids
 
     def _assign(self, actions: Any) -> tuple[list[int] | None, list[Any]]:
-        """Return which envs to step (None: all) and each one's action."""
+        """Return the envs to step (None means all) and the action of each."""
         if type(actions) is not np.ndarray and self._is_per_env(actions):
             ids = self._checked_ids(actions)
             if not ids:
-                raise StructureError("step was given actions for no env")
+                raise StructureError(
+                    "step was given an empty dictionary; give an action for at least one env"
+                )
             return ids, self._split(self._batch_of(list(actions.values())))
         rows = self._split(actions)
         if len(rows) != self._env_num:
@@ -444,7 +446,7 @@ class BaseEnvManager(ABC):
             ) from error
 
     def _is_per_env(self, actions: Any) -> bool:
-        """Tell a dictionary from env ids to actions from a batch of nested actions."""
+        """Return whether this maps env ids to actions; otherwise it is a batch of actions."""
         if not isinstance(actions, Mapping):
             return False
         space = self._action_space
@@ -455,7 +457,7 @@ class BaseEnvManager(ABC):
     def _install_reset(
         self, ids: Sequence[int], obs: NestedArrays, infos: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Take over the first observations of new episodes in some envs."""
+        """Store the first observations of new episodes in some envs."""
         self._revision += 1
         self._totals.clear(ids)
         if len(ids) == self._env_num:
@@ -488,7 +490,7 @@ class BaseEnvManager(ABC):
         info: StepInfo,
         failed: list[int] | None,
     ) -> BatchedTimestep:
-        """Take over what to act on next, and hand out the step.
+        """Store the observations to act on next, and build the timestep.
 
         ``ids`` are the envs of the rows, ``failed`` the rows whose env was restarted.
         """
@@ -557,7 +559,7 @@ def check_env_manager(value: object, *, user: str) -> None:
 
 
 def _plain(sample: Any) -> NestedArrays:
-    """Turn a sample (Dict spaces give dicts, Tuple spaces tuples) into plain nested arrays."""
+    """Turn a sample of a space into plain nested dicts, tuples and arrays."""
     if isinstance(sample, Mapping):
         return {key: _plain(item) for key, item in sample.items()}
     if isinstance(sample, tuple):
@@ -566,9 +568,9 @@ def _plain(sample: Any) -> NestedArrays:
 
 
 class EpisodeTotals:
-    """Sums up rewards and counts steps, per env, from the beginning of its episode.
+    """The return and length of each env's current episode.
 
-    Rewards are summed in float64, so that long episodes of small rewards stay exact.
+    Rewards are summed in float64, to stay exact over long episodes of small rewards.
 
     Args:
         env_num: the number of envs.
@@ -576,12 +578,12 @@ class EpisodeTotals:
 
     def __init__(self, env_num: int) -> None:
         self._returns = np.zeros(env_num, dtype=np.float64)
-        # Lengths come from one count of steps for all envs, and where in it each episode began.
+        # One count of steps for all envs, and its value at the start of each episode.
         self._n_steps = 0
         self._begun = [0] * env_num
 
     def add(self, ids: Sequence[int] | None, reward: npt.NDArray[np.float64]) -> None:
-        """Count one step of some envs (None: of all), which gave these rewards."""
+        """Count one step of some envs (None means all) with these rewards."""
         self._n_steps += 1
         if ids is None:
             self._returns += reward
@@ -591,11 +593,11 @@ class EpisodeTotals:
             self._begun[env_id] += 1
 
     def length_of(self, env_id: int) -> int:
-        """How many steps an env's episode has had."""
+        """Return the number of steps in an env's current episode."""
         return self._n_steps - self._begun[env_id]
 
     def end(self, env_id: int) -> dict[str, np.float32 | int]:
-        """Return the totals of an env's episode, as its last info has them, and clear them."""
+        """Return the totals of a finished episode, named as in its last info, and clear them."""
         totals: dict[str, np.float32 | int] = {
             "eval_episode_return": np.float32(self._returns[env_id]),
             "eval_episode_length": self._n_steps - self._begun[env_id],
@@ -605,7 +607,7 @@ class EpisodeTotals:
         return totals
 
     def clear(self, ids: Iterable[int]) -> None:
-        """Let new episodes begin in some envs."""
+        """Start new episodes in some envs."""
         for env_id in ids:
             self._returns[env_id] = 0.0
             self._begun[env_id] = self._n_steps
@@ -619,7 +621,7 @@ class EpisodeTotals:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Count on from a state."""
+        """Restore what :meth:`state_dict` returned."""
         self._returns = np.array(state["returns"], dtype=np.float64)
         self._n_steps = int(state["n_steps"])
         self._begun = list(state["begun"])

@@ -1,4 +1,4 @@
-"""How often an env may fail before the run stops."""
+"""The limit on how often an env may fail before the run stops."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ logger = logging.getLogger(__name__)
 class FailureBudget:
     """Counts each env's failures in a row.
 
-    An env may fail ``max_retry`` times in a row; an episode that it ends by itself sets its count
-    back to zero. So an env that crashes now and then is restarted for ever, and one that no longer
-    gets through an episode stops the run.
+    An env may fail ``max_retry`` times in a row; the count starts again when it finishes an
+    episode. An env that crashes occasionally is thus always restarted, and an env that no longer
+    finishes any episode stops the run.
 
     Args:
         env_num: the number of envs.
-        max_retry: restarts in a row that one env is allowed; 0 makes its first failure final.
-        kind: what an env is called in messages.
+        max_retry: how often one env may be restarted in a row; with 0 its first failure is final.
+        kind: the word for an env in messages.
 
     Raises:
-        ConfigError: if ``max_retry`` is negative.
+        ConfigError: if ``max_retry`` is not an integer of at least 0.
     """
 
     def __init__(self, env_num: int, *, max_retry: int, kind: str = "env") -> None:
@@ -46,29 +46,29 @@ class FailureBudget:
         return self._restarts[env_id]
 
     def record_failure(self, env_id: int, doing: str, error: EnvError, details: str) -> None:
-        """Count a failure, and log it as one that leads to a restart.
+        """Count and log a failure after which the env is restarted.
 
         Args:
             env_id: the env that failed.
-            doing: what it was asked to do ("step", "reset", "start").
-            error: what happened, in one line.
-            details: the original traceback.
+            doing: the operation that failed ("step", "reset", "start").
+            error: the failure in one line, in words that follow "it …".
+            details: the traceback of the env.
 
         Raises:
             EnvCrashed: if the env has used up its retries.
-            EnvTimeout: likewise, if its last failure was that it did not answer.
+            EnvTimeout: if it has used up its retries and its last failure was a timeout.
         """
         self._in_a_row[env_id] += 1
         failures = self._in_a_row[env_id]
         if failures > self._max_retry:
             kind = EnvTimeout if isinstance(error, EnvTimeout) else EnvCrashed
             raise kind(
-                f"{self._kind} {env_id} failed {failures} time(s) in a row, max_retry is "
+                f"{self._kind} {env_id} failed {failures} time(s) in a row, and max_retry is "
                 f"{self._max_retry}; the last time, in {doing}, it {error}.\n{details}"
             )
         self._restarts[env_id] += 1
         logger.warning(
-            "%s %d failed in %s: it %s; it is restarted (failure %d in a row, %d allowed).\n%s",
+            "%s %d failed in %s: it %s; restarting it (failure %d in a row, %d allowed).\n%s",
             self._kind,
             env_id,
             doing,
@@ -79,5 +79,5 @@ class FailureBudget:
         )
 
     def record_episode(self, env_id: int) -> None:
-        """Note that an env ended an episode by itself: its failures in a row begin anew."""
+        """Reset an env's count of failures in a row, because it finished an episode."""
         self._in_a_row[env_id] = 0

@@ -1,4 +1,4 @@
-"""Envs that are stepped one after the other in this process."""
+"""Envs that are stepped one after another in this process."""
 
 from __future__ import annotations
 
@@ -36,22 +36,25 @@ __all__ = ["SyncEnvManager", "EnvFn"]
 logger = logging.getLogger(__name__)
 
 EnvFn: TypeAlias = Callable[[], gym.Env[Any, Any]]
-"""Makes one env; called again when the env has failed."""
+"""Makes one env; called again after a failure of the env."""
 
 
 class SyncEnvManager(BaseEnvManager):
-    """Steps its envs one after the other in this process.
+    """Steps its envs one after another in this process.
 
-    The best choice for envs that take microseconds: it costs little over a bare loop of
-    ``env.step``. An env that raises is closed, made anew and reset, and the others go on; an env
-    that hangs cannot be helped here (see :class:`~dmiddleware.env.AsyncEnvManager`).
+    The best choice for envs that take microseconds per step: the overhead over a bare loop of
+    ``env.step`` is small. An env that raises is closed, made again and reset, while the others
+    continue. An env that hangs blocks the program (see :class:`~dmiddleware.env.AsyncEnvManager`).
 
     Args:
         env_fns: one factory per env; all envs have the same spaces.
         seed: an integer or one seed per env, see :meth:`seed`.
-        max_retry: restarts in a row that one env is allowed before
-            :class:`~dmiddleware.errors.EnvCrashed` is raised; an episode that the env ends by
-            itself sets the count back.
+        max_retry: how often one env may be restarted in a row before
+            :class:`~dmiddleware.errors.EnvCrashed` is raised; the count starts again when the env
+            finishes an episode.
+
+    Raises:
+        ConfigError: if an argument has the wrong type.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class SyncEnvManager(BaseEnvManager):
 
     @property
     def envs(self) -> tuple[gym.Env[Any, Any], ...]:
-        """The envs, as the factories made them; a restart puts another one in a place."""
+        """The envs, as the factories made them; a restart replaces one."""
         return tuple(self._envs)
 
     @property
@@ -113,7 +116,7 @@ class SyncEnvManager(BaseEnvManager):
             close_quietly(env)
 
     def reset(self, env_ids: Iterable[int] | None = None) -> None:
-        """Begin a new episode in some envs, see :meth:`BaseEnvManager.reset`."""
+        """Start new episodes in some envs, see :meth:`BaseEnvManager.reset`."""
         self._require_open("reset")
         ids = self._checked_ids(env_ids)
         try:
@@ -144,12 +147,12 @@ class SyncEnvManager(BaseEnvManager):
                 failed = self._finish_after_failure(ids, rows, results, failure)
             return self._assemble(ids, results, failed)
         except BaseException:
-            # Ctrl-C, too: some envs have stepped, and ready_obs does not tell which.
+            # Also on Ctrl-C: some envs have stepped and others have not.
             self.close()
             raise
 
     def render(self, env_ids: Iterable[int] | None = None) -> list[npt.NDArray[np.uint8]]:
-        """Return a picture of each env, see :meth:`BaseEnvManager.render`."""
+        """Return an image of each env, see :meth:`BaseEnvManager.render`."""
         self._require_open("render")
         return [
             as_frame(self._envs[index].render(), self._envs[index].render_mode)
@@ -202,7 +205,7 @@ class SyncEnvManager(BaseEnvManager):
         infos: Sequence[Mapping[str, Any]],
         next_obs: NestedArrays,
     ) -> tuple[Any, NestedArrays]:
-        """Reset the envs whose episode ended; return the last infos, and what to act on next."""
+        """Reset the envs whose episode ended; return the last infos and the next observations."""
         last_infos, ready_infos = list(infos), self._ready_rows()
         obs = copy_arrays(next_obs)
         for row in ended:
@@ -217,7 +220,7 @@ class SyncEnvManager(BaseEnvManager):
     def _finish_after_failure(
         self, ids: list[int] | None, rows: list[Any], results: list[Any], error: Exception
     ) -> list[int]:
-        """Restart the env that raised, step the rest, and return the rows that failed."""
+        """Restart the env that raised, step the remaining envs, and return the rows that failed."""
         failed = []
         failure: Exception | None = error
         while len(results) < len(rows):
@@ -239,7 +242,7 @@ class SyncEnvManager(BaseEnvManager):
         return failed
 
     def _refuse_bad_action(self, env_id: int, action: Any, error: Exception) -> None:
-        """Blame an action that is not in the action space, rather than the env."""
+        """Report an action outside the action space, rather than a crash of the env."""
         if not self.action_space.contains(action):
             self.close()
             raise StructureError(
@@ -248,14 +251,14 @@ class SyncEnvManager(BaseEnvManager):
             ) from error
 
     def _restart(self, env_id: int, doing: str, error: Exception) -> tuple[Any, Any]:
-        """Put a new env in the place of one that failed, and reset it."""
+        """Replace an env that failed by a new one, and reset it."""
         while True:
             details = "".join(traceback.format_exception(error))
             summary = EnvCrashed(f"raised {type(error).__name__}: {error}")
             self._failures.record_failure(env_id, doing, summary, details)
             close_quietly(self._envs[env_id])
             if self._seeds is not None:
-                # Another seed than at the start, or the same failure would come again.
+                # With the seed of the start, the same failure would happen again.
                 count = self._failures.restarts_of(env_id)
                 self._pending_seeds[env_id] = derive_seed(self._seeds[env_id], "restart", count)
             try:
@@ -324,11 +327,11 @@ class SyncEnvManager(BaseEnvManager):
 
 
 def probe_spaces(env_fn: EnvFn) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-    """Make an env, and close it, to learn its observation and action space.
+    """Make an env and close it, to find its observation and action space.
 
     Raises:
         EnvCrashed: if it cannot be made.
-        EnvProtocolError: if it is no Gymnasium env.
+        EnvProtocolError: if it is not a Gymnasium env.
     """
     env = _first(0, "made", env_fn)
     try:
@@ -339,7 +342,7 @@ def probe_spaces(env_fn: EnvFn) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
 
 
 def _as_rewards(values: Sequence[Any]) -> npt.NDArray[np.float64]:
-    # Told a dtype, numpy is slower, and takes None for a number.
+    # With a dtype given, numpy would be slower and accept None.
     rewards = np.array(values)
     if rewards.dtype != np.float64:
         if rewards.dtype.kind not in "iufb":
@@ -351,7 +354,7 @@ def _as_rewards(values: Sequence[Any]) -> npt.NDArray[np.float64]:
 
 
 def _first(index: int, what: str, function: Callable[[], Any]) -> Any:
-    """Do something for the first time in an env's life: its failure is not retried."""
+    """Make or reset an env at launch, where a failure is not retried."""
     try:
         return function()
     except EnvError:

@@ -1,4 +1,4 @@
-"""What an env manager returns from a step: one batch of transitions, iterable env by env."""
+"""The result of an env manager's step: a batch of transitions, which can be iterated by env."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ IdArray: TypeAlias = npt.NDArray[np.int64]
 
 
 class StepInfo(Mapping[str, Any]):
-    """The infos of several envs, both per env and as columns; each form is built when asked for.
+    """The infos of several envs, per env and as columns; each form is built on demand.
 
-    As a mapping it is Gymnasium's vector info: a key that any env gave stands for a column over all
-    envs, and the key with a leading underscore for the boolean mask of the envs that gave it.
+    As a mapping it is Gymnasium's vector info: each key that any env returned maps to a column over
+    all envs, and the key with a leading underscore to a boolean mask of the envs that returned it.
     Numbers become a column of their type, arrays a stacked column, dictionaries a nested mapping of
     columns, everything else a column of objects; an env without the key has zeros or ``None``.
 
@@ -48,18 +48,18 @@ class StepInfo(Mapping[str, Any]):
 
     @property
     def n_rows(self) -> int:
-        """How many envs this is the info of."""
+        """The number of envs."""
         return self._n_rows
 
     def row(self, index: int) -> dict[str, Any]:
-        """Return the info of one env, as that env gave it, in a fresh dictionary."""
+        """Return the info of one env as that env returned it, in a new dictionary."""
         if self._rows is not None:
             return dict(self._rows[index])
         assert self._columns is not None
         return _row_of(self._columns, index)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the infos of all envs, as :meth:`row` gives each."""
+        """Return the infos of all envs, each as in :meth:`row`."""
         return [self.row(index) for index in range(self._n_rows)]
 
     def __getitem__(self, key: str) -> Any:
@@ -95,16 +95,17 @@ class EnvTimestep:
 
     Attributes:
         env_id: the env's index in its manager.
-        obs: what to act on next: the successor, or, after an episode's end, the observation after
-            the reset.
+        obs: the observation to act on next: the successor, or the first observation of the next
+            episode.
         reward: the reward of this step.
-        done: the episode ended: ``terminated or truncated``.
-        terminated: the episode reached a terminal state; nothing is bootstrapped from here.
-        truncated: the episode was cut, for example by a time limit; the successor still has value.
-        info: the env's own info of this step; at an episode's end also ``eval_episode_return`` and
-            ``eval_episode_length``; ``abnormal: True`` if the env was restarted and this is no
-            transition.
-        next_obs: the true successor, also at an episode's end (there the final observation).
+        done: whether the episode ended: ``terminated or truncated``.
+        terminated: whether the episode reached a terminal state, whose value is zero.
+        truncated: whether the episode was cut, for example by a time limit; the value of the
+            successor is bootstrapped.
+        info: the env's info of this step; at the end of an episode with ``eval_episode_return`` and
+            ``eval_episode_length``; with ``abnormal: True`` if the env failed and was restarted, so
+            that this is not a transition.
+        next_obs: the true successor; at the end of an episode the final observation.
     """
 
     env_id: int
@@ -121,25 +122,25 @@ class EnvTimestep:
 class BatchedTimestep:
     """One transition of each of ``E'`` envs; usually of all ``E`` envs of a manager.
 
-    The arrays are never written again by the manager (``env_id`` is shared between steps and must
-    not be written by the caller).
+    The manager never writes to the arrays again. Do not write to ``env_id``, which steps share.
 
     Attributes:
         env_id: ``[E'] int64``, the envs that made a transition.
         obs: ``[E', …]`` of the observation space's dtype, or nested dicts and tuples of such
-            arrays: what to act on next (after an episode's end, the observation after the reset).
-        next_obs: ``[E', …]``, the true successor; at an episode's end the final observation. It
-            is the very object ``obs`` when no episode ended.
+            arrays: the observations to act on next (after the end of an episode, the first ones of
+            the next episode).
+        next_obs: ``[E', …]``, the true successors; at the end of an episode the final observation.
+            The same object as ``obs`` if no episode ended.
         reward: ``[E'] float32``.
         done: ``[E'] bool``, ``terminated | truncated``.
         terminated: ``[E'] bool``.
         truncated: ``[E'] bool``.
-        abnormal: ``[E'] bool``: the env failed and was restarted in this step. The row is no
-            transition (its reward is 0, its flags are false, its observations are the reset one),
-            and the env's unfinished trajectory is to be dropped.
-        info: Gymnasium's vector info of the step (at an episode's end that of the last step), with
-            ``eval_episode_return`` (float32) and ``eval_episode_length`` (int64) where an episode
-            ended, and their masks ``_eval_episode_return``, ``_eval_episode_length``.
+        abnormal: ``[E'] bool``: the env failed in this step and was restarted. The row is not a
+            transition (its reward is 0, its flags are false, its observations are those of the
+            reset), and the unfinished trajectory of the env must be dropped.
+        info: Gymnasium's vector info of the step, with ``eval_episode_return`` (float32) and
+            ``eval_episode_length`` (int64) where an episode ended, and their masks
+            ``_eval_episode_return`` and ``_eval_episode_length``.
         is_full: whether ``env_id`` is ``0 … E-1`` and no row is abnormal.
     """
 
@@ -211,7 +212,7 @@ def _row_of(columns: Mapping[str, Any], index: int) -> dict[str, Any]:
     for key, column in columns.items():
         mask = columns.get(f"_{key}")
         if mask is None:
-            # A mask of another key, or a value that the vector env gives without one.
+            # A mask of another key, or a value without a mask.
             if not (key.startswith("_") and key[1:] in columns):
                 has_rows = isinstance(column, np.ndarray) and column.ndim
                 row[key] = column[index] if has_rows else column

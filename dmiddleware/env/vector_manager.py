@@ -1,4 +1,4 @@
-"""Envs that step themselves all at once: any ``gymnasium.vector.VectorEnv``."""
+"""Envs that are vectorized already: any ``gymnasium.vector.VectorEnv``."""
 
 from __future__ import annotations
 
@@ -38,33 +38,38 @@ from dmiddleware.seeding import derive_seed
 __all__ = ["VectorEnvManager", "VectorEnvFn"]
 
 VectorEnvFn: TypeAlias = Callable[[], gym.vector.VectorEnv[Any, Any, Any]]
-"""Makes the vector env; called again when it has failed."""
+"""Makes the vector env; called again after a failure."""
 
 _FINAL_KEYS = ("final_obs", "_final_obs", "final_info", "_final_info")
 
 
 class VectorEnvManager(BaseEnvManager):
-    """Steps an env that is vectorised by itself: simulators that advance many worlds at once.
+    """Steps a vectorized env, such as a simulator that advances many worlds at once.
 
-    All three ways of Gymnasium to begin the next episode are understood; the vector env names its
-    own in ``metadata["autoreset_mode"]``:
+    All three of Gymnasium's ways to start the next episode are supported; the vector env declares
+    its own in ``metadata["autoreset_mode"]``:
 
-    - ``NEXT_STEP``: the step after an episode's end resets the env instead. That is no transition,
-      so the env has no row in it, and the action it was given is ignored. Between the two,
-      ``ready_obs`` has the final observation of the env.
-    - ``SAME_STEP``: the env is reset in its last step; the final observation and info come with it.
-    - ``DISABLED``: the manager resets it with a mask, at once.
+    - ``NEXT_STEP``: the step after the end of an episode resets the env instead. It is not a
+      transition, so the env has no row in it, and its action is ignored. Until then, ``ready_obs``
+      has the final observation of the env.
+    - ``SAME_STEP``: the env is reset in its last step, which returns the final observation and
+      info too.
+    - ``DISABLED``: the manager resets the env immediately, with a mask.
 
-    The envs are always stepped together (:attr:`in_lockstep`). When the vector env raises, it is
-    made anew, and every env's episode is lost.
+    The envs can only be stepped all together (:attr:`in_lockstep`). If the vector env raises, it is
+    made again, and the episodes of all envs are lost.
 
     Args:
         vector_fn: makes the vector env.
-        env_num: how many envs it has, ``E``.
-        seed: as in :meth:`seed`, with two limits: a vector env that takes one seed only gets that
-            of env 0, and one that resets its envs by itself takes seeds at :meth:`reset` alone.
-        max_retry: restarts in a row that are allowed before
-            :class:`~dmiddleware.errors.EnvCrashed` is raised; an episode's end sets the count back.
+        env_num: the number of its envs, ``E``.
+        seed: as in :meth:`seed`, with two limits: a vector env that takes a single seed gets that
+            of env 0, and one that resets its envs itself takes seeds only in :meth:`reset`.
+        max_retry: how often the vector env may be restarted in a row before
+            :class:`~dmiddleware.errors.EnvCrashed` is raised; the count starts again when an
+            episode ends.
+
+    Raises:
+        ConfigError: if an argument has the wrong type.
     """
 
     _ended: BoolArray
@@ -92,12 +97,12 @@ class VectorEnvManager(BaseEnvManager):
 
     @property
     def in_lockstep(self) -> bool:
-        """True: all envs are always stepped together."""
+        """True: the envs can only be stepped all together."""
         return True
 
     @property
     def restarts(self) -> int:
-        """How often the vector env failed and was made anew since launch."""
+        """How often the vector env failed and was restarted since launch."""
         return self._failures.restarts
 
     def launch(self) -> None:
@@ -119,11 +124,11 @@ class VectorEnvManager(BaseEnvManager):
             close_quietly(vector)
 
     def reset(self, env_ids: Iterable[int] | None = None) -> None:
-        """Begin a new episode in some envs, see :meth:`BaseEnvManager.reset`.
+        """Start new episodes in some envs, see :meth:`BaseEnvManager.reset`.
 
-        A vector env that cannot reset some envs alone (its mode is not ``DISABLED``, and it is not
-        one of Gymnasium's own) lets them run to their episode's end instead; until the next episode
-        begins, those envs have no rows in :meth:`step`.
+        A vector env that cannot reset only some envs (its mode is not ``DISABLED``, and it is not
+        Gymnasium's sync or async vector env) lets them finish their episodes instead; until the
+        next ones start, those envs have no rows in :meth:`step`.
         """
         self._require_open("reset")
         ids = self._checked_ids(env_ids)
@@ -138,7 +143,7 @@ class VectorEnvManager(BaseEnvManager):
                 self._totals.clear(ids)
 
     def step(self, actions: NestedArrays | Mapping[int, Any]) -> BatchedTimestep:
-        """Step the envs, see :meth:`BaseEnvManager.step`; a dictionary must name all of them."""
+        """Step the envs, see :meth:`BaseEnvManager.step`; a dictionary must have all of them."""
         self._require_open("step")
         batch = self._batch(actions)
         try:
@@ -156,7 +161,7 @@ class VectorEnvManager(BaseEnvManager):
             raise
 
     def render(self, env_ids: Iterable[int] | None = None) -> list[npt.NDArray[np.uint8]]:
-        """Return a picture of each env, see :meth:`BaseEnvManager.render`."""
+        """Return an image of each env, see :meth:`BaseEnvManager.render`."""
         self._require_open("render")
         mode = self._env.render_mode
         frames: Any = self._env.render()
@@ -202,32 +207,32 @@ class VectorEnvManager(BaseEnvManager):
         if not isinstance(result, tuple) or len(result) != 5 or not isinstance(result[4], Mapping):
             raise EnvProtocolError(
                 "the vector env must return (obs, reward, terminated, truncated, info) from "
-                f"step(), it returned {result!r:.120}"
+                f"step(), but returned {result!r:.120}"
             )
         reward = np.array(result[1], dtype=np.float64)
         terminated, truncated = np.array(result[2], np.bool_), np.array(result[3], np.bool_)
         if not reward.shape == terminated.shape == truncated.shape == (self._env_num,):
             raise EnvProtocolError(
-                f"the vector env has {self._env_num} envs, but gave rewards of shape "
+                f"the vector env has {self._env_num} envs, but returned rewards of shape "
                 f"{reward.shape} and flags of shape {terminated.shape} and {truncated.shape}"
             )
         return self._own(result[0]), reward, terminated, truncated, dict(result[4])
 
     def _own(self, obs: Any) -> NestedArrays:
-        """Return a copy of the observations: the env may write them again."""
+        """Return a copy of the observations, because the env may overwrite them."""
         try:
             arrays = self._check_obs(obs)
             map_arrays(self._check_n_obs, arrays)
         except StructureError as error:
             raise EnvProtocolError(
-                f"the vector env gave observations that do not fit its observation space "
+                f"the vector env returned observations that do not fit its observation space "
                 f"{self._observation_space}: {error}"
             ) from error
         return copy_arrays(arrays)
 
     def _check_n_obs(self, array: npt.NDArray[Any]) -> None:
         if len(array) != self._env_num:
-            raise StructureError(f"there are {len(array)} rows for {self._env_num} envs")
+            raise StructureError(f"it has {len(array)} rows for {self._env_num} envs")
 
     def _final(
         self, obs: NestedArrays, infos: dict[str, Any], ended: list[int]
@@ -236,7 +241,7 @@ class VectorEnvManager(BaseEnvManager):
         if "final_obs" not in infos:
             raise EnvProtocolError(
                 "the vector env's autoreset_mode is SAME_STEP, but its info has no 'final_obs' at "
-                "an episode's end"
+                "the end of an episode"
             )
         final = infos["final_obs"]
         if isinstance(final, np.ndarray) and final.dtype == object:
@@ -256,7 +261,7 @@ class VectorEnvManager(BaseEnvManager):
     def _reset_ended(
         self, obs: NestedArrays, infos: dict[str, Any], ended: list[int]
     ) -> tuple[NestedArrays, dict[str, Any]]:
-        """Reset envs by mask; return what to act on next, and the infos with it (DISABLED)."""
+        """Reset envs by mask; return the next observations and their infos (DISABLED)."""
         first_obs, first_infos = self._reset_some(ended)
         rows = StepInfo.from_columns(infos, self._env_num).rows()
         for env_id, info in zip(ended, first_infos, strict=True):
@@ -280,11 +285,11 @@ class VectorEnvManager(BaseEnvManager):
             "eval_episode_length": lengths,
             "_eval_episode_length": done.copy(),
         }
-        # What the env says itself counts more, as in the other managers.
+        # Values that the env sets itself take precedence, as in the other managers.
         return {**own, **columns}
 
     def _recover(self, error: Exception) -> BatchedTimestep:
-        """Make the vector env anew; all episodes are lost."""
+        """Make the vector env again; all episodes are lost."""
         n_envs = self._env_num
         self._dropped_steps += sum(map(self._totals.length_of, range(n_envs)))
         obs, infos = self._restart(error)
@@ -304,7 +309,7 @@ class VectorEnvManager(BaseEnvManager):
                 close_quietly(self._vector)
                 self._vector = None
             if self._seeds is not None:
-                # Other seeds than at the start, or the same failure would come again.
+                # With the seeds of the start, the same failure would happen again.
                 count = self._failures.restarts
                 self._seed_envs([derive_seed(seed, "restart", count) for seed in self._seeds])
             try:
@@ -329,7 +334,7 @@ class VectorEnvManager(BaseEnvManager):
             if len(ids) != self._env_num:
                 raise StructureError(
                     f"a vector env steps all of its {self._env_num} envs together, but step was "
-                    f"given actions for {sorted(ids)} only"
+                    f"given actions only for {sorted(ids)}"
                 )
             actions = self._batch_of([actions[env_id] for env_id in range(self._env_num)])
         batch = self._check_actions(actions)
@@ -344,7 +349,7 @@ class VectorEnvManager(BaseEnvManager):
             )
 
     def _refuse_bad_actions(self, batch: NestedArrays, error: Exception) -> None:
-        """Blame actions that are not in the action space, rather than the env."""
+        """Report actions outside the action space, rather than a crash of the env."""
         if self._vector is not None and not self._vector.action_space.contains(batch):
             self.close()
             raise StructureError(
@@ -360,7 +365,7 @@ class VectorEnvManager(BaseEnvManager):
         return self._vector
 
     def _clear_marks(self) -> None:
-        # Envs that the next step resets (NEXT_STEP), and envs whose episode was given up.
+        # Envs that the next step resets (NEXT_STEP), and envs whose episodes were given up.
         self._ended = np.zeros(self._env_num, np.bool_)
         self._adrift = np.zeros(self._env_num, np.bool_)
 
@@ -442,14 +447,16 @@ class VectorEnvManager(BaseEnvManager):
 
 
 def _autoreset_mode(vector: Any, env_num: int) -> AutoresetMode:
-    """Return how a vector env begins new episodes, and refuse what is no vector env."""
+    """Return how a vector env starts new episodes, or refuse it if it is not a vector env."""
     if not isinstance(vector, gym.vector.VectorEnv):
         raise EnvProtocolError(
-            f"the factory made a {type(vector).__name__}; mode 'vector' wants a "
-            "gymnasium.vector.VectorEnv, such as gymnasium.make_vec gives"
+            f"the factory made a {type(vector).__name__}; mode 'vector' needs a "
+            "gymnasium.vector.VectorEnv, such as gymnasium.make_vec returns"
         )
     if vector.num_envs != env_num:
-        raise ConfigError(f"the vector env has {vector.num_envs} envs, env_num is {env_num}")
+        raise ConfigError(
+            f"the vector env has {vector.num_envs} envs, but env_num is {env_num}; make them equal"
+        )
     mode = vector.metadata.get("autoreset_mode")
     try:
         return AutoresetMode(mode)
@@ -463,7 +470,7 @@ def _autoreset_mode(vector: Any, env_num: int) -> AutoresetMode:
 def _checked_first(result: Any) -> tuple[Any, dict[str, Any]]:
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
         raise EnvProtocolError(
-            f"the vector env must return (obs, info) from reset(), it returned {result!r:.120}"
+            f"the vector env must return (obs, info) from reset(), but returned {result!r:.120}"
         )
     return result[0], dict(result[1])
 

@@ -68,7 +68,7 @@ class RowStore:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no rows."""
+        """Whether the store is empty."""
         return not self._pieces
 
     @property

@@ -1,11 +1,11 @@
-"""Collecting alone.
+"""Collecting.
 
 Both sides step 8 CartPole environments with an epsilon-greedy Q-network with hidden layers of 128,
-128 and 64, on one thread. The reference is a loop written by hand: a plain loop over the
-environments, one forward for all of them, rows written into arrays made once
-(`tests/benchmarks/hand_written.py`). `RolloutCollector` is the worker alone; `StepCollector` is the
-same in a task's chain, with the middleware that sets epsilon. "1 step a call" hands a batch out
-after every step of all environments, "128 steps" after that many.
+128 and 64, on one thread. The reference is a hand-written loop over the environments, with one
+forward for all of them and preallocated arrays for the rows (`tests/benchmarks/hand_written.py`).
+`RolloutCollector` is measured alone; `StepCollector` runs in the chain of a task, after the
+middleware that sets epsilon. "1 step a call" returns a batch after every step of all environments,
+"128 steps a call" after 128.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def rows() -> list[Row]:
 
 
 def worker(steps_per_call: int) -> Comparison:
-    """Time the worker alone."""
+    """Time the collector alone."""
     policy = make_policy()
     with make_env_manager(S.make_env, env_num=S.ENV_NUM, seed=0) as envs:
         collector = RolloutCollector(policy.collect_mode, envs)

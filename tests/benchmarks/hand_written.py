@@ -1,4 +1,4 @@
-"""DQN as one writes it by hand when speed matters: no framework, arrays made once, fused Adam."""
+"""Hand-written DQN, optimized for speed: no framework, preallocated arrays, fused Adam."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Replay:
 
 
 class HandWrittenDQN:
-    """The whole training loop; ``run`` goes on where the last call ended."""
+    """The whole training loop; each ``run`` continues where the last one ended."""
 
     def __init__(self, seed: int = 0) -> None:
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Envs that tell where they are, and policies that act in them."""
+"""Envs whose observations count episodes and steps, and policies that act in them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dmiddleware.policy import BatchedPolicy, DQNPolicy, Policy
 
 
 class CountingEnv(gym.Env):
-    """Its observation is (its index, number of its episode, step in the episode).
+    """Its observation is (index of the env, number of the episode, step in the episode).
 
-    The reward of step t is t. Episodes end after ``lengths`` steps (over and over again), those of
-    even number by termination, the others by truncation. It raises in the places of ``crashes``:
-    (episode, step).
+    The reward of step t is t. Episodes have the given ``lengths``, over and over again; those with
+    an even number terminate, the others are truncated. The env raises at each ``(episode, step)``
+    in ``crashes``.
     """
 
     def __init__(self, index=0, lengths=(5,), crashes=()):
@@ -40,7 +40,7 @@ class CountingEnv(gym.Env):
 
     def step(self, action):
         if (self.episode, self.t) in self.crashes:
-            raise RuntimeError("a crash that the test asked for")
+            raise RuntimeError("a crash for the test")
         self.t += 1
         over = self.t >= self.lengths[self.episode % len(self.lengths)]
         ends = over and self.episode % 2 == 0
@@ -48,7 +48,7 @@ class CountingEnv(gym.Env):
 
 
 class PerEnvPolicy(Policy):
-    """Written per env: acts by the parity of the step, and keeps what the env told."""
+    """Written per env: acts by the parity of the step, and makes its own transitions."""
 
     def _forward_learn(self, batch, **kwargs):
         return {}
@@ -77,7 +77,7 @@ class PerEnvPolicy(Policy):
 
 
 class CountingPolicy(BatchedPolicy):
-    """Written batched: the same actions; it keeps a count of steps per env, cleared by reset."""
+    """Written batched: the same actions, and a count of steps per env that reset clears."""
 
     def _init_collect(self):
         self._steps = {}
@@ -88,7 +88,7 @@ class CountingPolicy(BatchedPolicy):
 
     def _forward_collect_batch(self, obs, env_id, *, shift=0, fail_at=None, **kwargs):
         if fail_at is not None and (obs[:, 2] == fail_at).any():
-            raise ArithmeticError("a failure that the test asked for")
+            raise ArithmeticError("a failure for the test")
         for one in env_id.tolist():
             self._steps[one] = self._steps.get(one, 0) + 1
         memory = torch.tensor([self._steps[one] for one in env_id.tolist()])
@@ -120,11 +120,11 @@ def counting_envs():
 
             def build():
                 env = CountingEnv(first_index + index, lengths[index], own)
-                # A restarted env goes on counting, so that its episodes can be told apart.
+                # A restarted env counts from 100, to distinguish its episodes from earlier ones.
                 env.episode = 99 if index in built else -1
                 built.add(index)
                 if not resumable:
-                    env.simulator = iter(())  # stands for what has a state that cannot be saved
+                    env.simulator = iter(())  # something whose state cannot be saved
                 env.crashes = own if env.episode < 0 else set()
                 return env
 
@@ -144,7 +144,7 @@ def counting_envs():
 def lockstep_envs():
     """Make a vector env of CountingEnvs: ``lockstep_envs([lengths of env 0, …], mode)``.
 
-    With ``fails_every``, each of its lives ends in an error after so many steps.
+    With ``fails_every``, it raises after this many steps, each time that it is made.
     """
     with contextlib.ExitStack() as stack:
 
@@ -155,7 +155,7 @@ def lockstep_envs():
                 def step(self, actions):
                     self.n_steps += 1
                     if self.n_steps > fails_every:
-                        raise RuntimeError("a failure that the test asked for")
+                        raise RuntimeError("a failure for the test")
                     return super().step(actions)
 
             def make_vector():

@@ -1,1 +1,1 @@
-"""Environments in processes of their own: the pool, the worker and what connects them."""
+"""Environments in separate processes: the pool, the worker, their pipe and shared memory."""

@@ -1,4 +1,4 @@
-"""Messages between a manager and the processes of its envs, with deadlines."""
+"""The pipe between a manager and a process of its envs: messages with deadlines."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _CHUNK = 1 << 20
 
 
 class PipeClosed(Exception):
-    """The other end is gone."""
+    """The other end is closed."""
 
 
 def deadline_in(seconds: float) -> float:
-    """Return the moment, on the monotonic clock, that is ``seconds`` away."""
+    """Return the time on the monotonic clock in ``seconds`` from now."""
     return time.monotonic() + seconds
 
 
@@ -30,8 +30,8 @@ class WorkerPipe:
 
     Args:
         sock: a connected stream socket; the pipe owns it.
-        is_peer_alive: asked about once a second while waiting, for the case that the other end died
-            and a process that it started holds its socket open; None trusts the socket alone.
+        is_peer_alive: called about once a second while waiting, because a process that the peer
+            started may hold the socket open after the peer has died; None relies on the socket.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class WorkerPipe:
 
         Args:
             message: any bytes.
-            deadline: on the monotonic clock; None: no limit.
+            deadline: on the monotonic clock; None means no limit.
 
         Raises:
-            PipeClosed: if the other end is gone.
-            TimeoutError: if the other end does not take it before the deadline.
+            PipeClosed: if the other end is closed.
+            TimeoutError: if the other end does not read it before the deadline.
         """
         try:
             self._sock.settimeout(_remaining(deadline))
@@ -67,17 +67,17 @@ class WorkerPipe:
         """Wait for one message.
 
         Args:
-            deadline: on the monotonic clock; None: no limit.
+            deadline: on the monotonic clock; None means no limit.
 
         Raises:
-            PipeClosed: if the other end is gone, perhaps in the middle of a message.
-            TimeoutError: if no whole message came before the deadline.
+            PipeClosed: if the other end is closed, possibly in the middle of a message.
+            TimeoutError: if no complete message arrives before the deadline.
         """
         (size,) = _HEADER.unpack(self._receive_exactly(_HEADER.size, deadline))
         return self._receive_exactly(size, deadline)
 
     def send_fd(self, fd: int, *, deadline: float | None = None) -> None:
-        """Send an open file; the receiver gets a descriptor of its own."""
+        """Send an open file; the receiver gets its own descriptor."""
         try:
             self._sock.settimeout(_remaining(deadline))
             socket.send_fds(self._sock, [b"\0"], [fd])
@@ -95,13 +95,13 @@ class WorkerPipe:
         return fds[0]
 
     def wait_until_closed(self, *, deadline: float | None = None) -> bool:
-        """Wait until the other end is gone; messages that come meanwhile are left unread.
+        """Wait until the other end is closed; messages that arrive meanwhile are not read.
 
         Returns:
-            Whether it is gone; False if the deadline came first.
+            Whether it is closed; False if the deadline passed first.
         """
         poll = select.poll()
-        # No event is asked for: a hang-up is always reported.
+        # No events are requested: a hang-up is always reported.
         poll.register(self._sock.fileno(), 0)
         remaining = _remaining(deadline)
         return bool(poll.poll(None if remaining is None else remaining * 1000))
@@ -144,17 +144,17 @@ class WorkerPipe:
 
 
 def _remaining(deadline: float | None) -> float | None:
-    # Zero would make the socket non-blocking instead of letting it time out.
+    # A timeout of zero would make the socket non-blocking.
     return None if deadline is None else max(deadline - time.monotonic(), 1e-4)
 
 
 def read_available(fd: int, *, wait_s: float, limit: int = 1 << 16) -> str:
-    """Read what another process has written into a pipe, without waiting for its end.
+    """Read what another process has written to a pipe so far.
 
     Args:
         fd: the reading end.
-        wait_s: how long to wait for the first byte; what follows must follow within 50 ms.
-        limit: bytes to read at most.
+        wait_s: how long to wait for the first byte; later bytes must arrive within 50 ms.
+        limit: the maximum number of bytes.
     """
     poll = select.poll()
     poll.register(fd, select.POLLIN)

@@ -1,4 +1,4 @@
-"""The processes that the envs of one manager run in."""
+"""The processes of the envs of one manager."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ _START = (
 
 
 class ProcessFailure(Exception):
-    """A process of envs is of no more use.
+    """A process of envs has failed and must be restarted or given up.
 
     Attributes:
         env_ids: the envs of the process.
-        env_id: the env that failed, or the process's first one, if it is not known which did.
-        doing: what was asked ("start", "reset", "step").
-        error: what happened, in words that follow "env 3 …".
-        details: the traceback, or what else is known.
-        is_final: whether another try would fail likewise.
+        env_id: the env that failed; the first one of the process if that is not known.
+        doing: the request that failed ("start", "reset", "step").
+        error: what happened, in words that follow "it …".
+        details: the traceback, or whatever else is known.
+        is_final: whether a restart would fail in the same way.
     """
 
     def __init__(
@@ -60,20 +60,20 @@ class ProcessFailure(Exception):
         self.is_final = isinstance(error, EnvProtocolError)
 
     def final(self, why: str) -> EnvError:
-        """Return the error to raise when the process is not restarted, and ``why`` not."""
+        """Return the error to raise if the process is not restarted; ``why`` gives the reason."""
         return type(self.error)(
             f"env {self.env_id} failed in {self.doing}, {why}: it {self.error}.\n{self.details}"
         )
 
 
 class EnvProcess:
-    """Starts a process of envs, asks it, and ends it.
+    """Starts, queries and stops one process of envs.
 
-    The process is a session of its own: a Ctrl-C in the terminal does not reach it, and the
-    processes that its envs start can be ended with it.
+    The process gets its own session: Ctrl-C in the terminal does not reach it, and the processes
+    that its envs start can be killed with it.
 
     Args:
-        env_ids: the envs that will live in it.
+        env_ids: the envs of the process.
     """
 
     def __init__(self, env_ids: list[int]) -> None:
@@ -104,28 +104,28 @@ class EnvProcess:
         return self._process.pid
 
     def request(self, kind: bytes, content: bytes = b"", *, timeout_s: float) -> None:
-        """Send a request; its answer is taken with :meth:`answer`.
+        """Send a request, whose answer :meth:`answer` reads.
 
-        A process that is gone is not noticed here, but by :meth:`answer`.
+        If the process is dead, :meth:`answer` raises.
         """
         with contextlib.suppress(PipeClosed, TimeoutError):
             self._pipe.send(kind + content, deadline=deadline_in(timeout_s))
 
     def send_fd(self, fd: int, *, timeout_s: float) -> None:
-        """Send an open file; as :meth:`request`."""
+        """Send an open file, like :meth:`request`."""
         with contextlib.suppress(PipeClosed, TimeoutError):
             self._pipe.send_fd(fd, deadline=deadline_in(timeout_s))
 
     def answer(self, doing: str, *, deadline: float, reset_timeout_s: float) -> Any:
-        """Wait for the answer to the request before.
+        """Wait for the answer to the last request.
 
         Args:
-            doing: what was asked, for the message of an error.
+            doing: the request, for error messages.
             deadline: on the monotonic clock.
-            reset_timeout_s: how long to wait from when the process tells that it resets envs.
+            reset_timeout_s: how long to wait after the process has reported that it resets envs.
 
         Returns:
-            The content of the answer, None if it has none.
+            The content of the answer; None if it is empty.
 
         Raises:
             ProcessFailure: if an env raised, or the process died or did not answer in time.
@@ -150,15 +150,15 @@ class EnvProcess:
         return content
 
     def close(self, *, deadline: float) -> None:
-        """Wait for the end of a process that was asked to close (request ``c``), or end it."""
+        """Wait until a process that was asked to close (request ``c``) exits, or kill it."""
         if self._is_open and not self._pipe.wait_until_closed(deadline=deadline):
             logger.warning(
-                "the process of envs %s did not close them in time; it is killed", self.env_ids
+                "the process of envs %s did not close them in time; killing it", self.env_ids
             )
         self.kill()
 
     def kill(self) -> None:
-        """End the process at once, and those that its envs started; a second call does nothing."""
+        """Kill the process and those that its envs started; a second call does nothing."""
         if not self._is_open:
             return
         self._is_open = False
@@ -178,33 +178,33 @@ class EnvProcess:
         if code >= 0:
             return f"exited with code {code}"
         with contextlib.suppress(ValueError):
-            return f"was ended by {signal.Signals(-code).name}"
-        return f"was ended by signal {-code}"
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"was killed by signal {-code}"
 
     def _where_it_hangs(self) -> str:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)
         found = self._read_black_box(1.0)
-        return f"It hangs here:\n{found}" if found else "It does not even tell where it hangs."
+        return f"It hangs here:\n{found}" if found else "It does not report where it hangs."
 
     def _read_black_box(self, wait_s: float) -> str:
         return read_available(self._black_box, wait_s=wait_s)
 
 
 class EnvPool:
-    """Starts the processes of envs, asks them all at the same time, and ends them.
+    """Starts the processes of envs, sends them requests in parallel, and stops them.
 
-    A request that some processes fail to answer gives the answers of the others and the failures;
-    what is to be done about them is up to the caller (:meth:`restart`, :meth:`close`).
+    If some processes fail to answer a request, it returns the answers of the others and the
+    failures; the caller decides what to do about them (:meth:`restart`, :meth:`close`).
 
     Args:
         env_fns: one factory per env.
         envs_per_process: how many envs share a process.
         step_timeout_s: how long a step of one env may take.
-        reset_timeout_s: how long a reset of one env may take, and starting its process.
+        reset_timeout_s: how long a reset of one env, or the start of its process, may take.
 
     Raises:
-        ConfigError: if a factory cannot be sent to another process.
+        ConfigError: if a factory cannot be pickled.
     """
 
     def __init__(
@@ -228,18 +228,18 @@ class EnvPool:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The ids of the processes, in the order of their envs."""
+        """The process ids, in the order of their envs."""
         return tuple(self._processes[index].pid for index in sorted(self._processes))
 
     @property
     def spaces(self) -> SpacePair:
-        """The observation and the action space of a single env, known after :meth:`start`."""
+        """The observation and action space of a single env, known after :meth:`start`."""
         assert self._spaces is not None
         return self._spaces
 
     @property
     def memory(self) -> SharedArrays:
-        """What the envs and the manager share, there after :meth:`start`."""
+        """The memory shared with the envs, available after :meth:`start`."""
         assert self._shared is not None
         return self._shared
 
@@ -247,11 +247,11 @@ class EnvPool:
         """Start all processes, make the envs and reset them.
 
         Args:
-            seeds: the seeds of the resets by env id; an env that is left out is not seeded.
+            seeds: the seeds of the resets, by env id; envs that are not in it are not seeded.
 
         Returns:
-            The infos of the resets by env id (the observations are in ``memory.first_obs``), and
-            the failures.
+            The infos of the resets, by env id, and the failures. The observations are in
+            ``memory.first_obs``.
 
         Raises:
             EnvProtocolError: if the envs differ in their spaces.
@@ -261,20 +261,20 @@ class EnvPool:
     def restart(
         self, failures: Iterable[ProcessFailure], seeds: Mapping[int, int]
     ) -> tuple[dict[int, Any], list[ProcessFailure]]:
-        """Start the processes that failed anew; otherwise like :meth:`start`."""
+        """Restart the processes that failed; otherwise like :meth:`start`."""
         indices = [self._index_of(failure.env_ids[0]) for failure in failures]
         for index in indices:
             self._processes.pop(index).kill()
         return self._start(indices, seeds)
 
     def step(self, env_ids: list[int] | None) -> tuple[StepInfos, list[ProcessFailure]]:
-        """Step envs with the actions in ``memory.action``, and reset those that end.
+        """Step envs with the actions in ``memory.action``, and reset those whose episode ends.
 
         Args:
-            env_ids: the envs; None: all.
+            env_ids: the envs; None means all.
 
         Returns:
-            The infos (all else is in the memory), and the failures.
+            The infos and the failures; everything else is in the memory.
         """
         if env_ids is None:
             contents = dict.fromkeys(self._processes, b"")
@@ -292,15 +292,15 @@ class EnvPool:
     def ask(
         self, kind: bytes, values: Mapping[int, Any], doing: str
     ) -> tuple[dict[int, Any], list[ProcessFailure]]:
-        """Ask for something of single envs; the deadline is that of a reset.
+        """Send a request to single envs; the deadline is that of a reset.
 
         Args:
-            kind: the request's letter, see :mod:`dmiddleware.env.subprocess.worker`.
-            values: what to send, by env id.
-            doing: what is asked, in the message of a failure.
+            kind: the kind of request, see :mod:`dmiddleware.env.subprocess.worker`.
+            values: the content, by env id.
+            doing: the request, for error messages.
 
         Returns:
-            The answers by env id, and the failures.
+            The answers, by env id, and the failures.
         """
         groups = self._by_process(values)
         contents = {index: pickle.dumps(group) for index, group in groups.items()}
@@ -308,10 +308,10 @@ class EnvPool:
         return _merged(answers), failures
 
     def close(self, *, timeout_s: float) -> None:
-        """Let the processes close their envs and end; a second call does nothing.
+        """Let the processes close their envs and exit; a second call does nothing.
 
         Args:
-            timeout_s: when a process that has not ended is killed.
+            timeout_s: after this time, processes that are still running are killed.
         """
         processes, self._processes = self._processes, {}
         for process in processes.values():
@@ -346,7 +346,7 @@ class EnvPool:
         return _merged(infos), [*failures, *more, *still_more]
 
     def _take_spaces(self, found: list[SpacePair]) -> None:
-        """Make the memory when the spaces become known, and refuse envs that differ in them."""
+        """Create the memory once the spaces are known, and refuse envs whose spaces differ."""
         if not found:
             return
         check_same_spaces(found if self._spaces is None else [self._spaces, *found])
@@ -365,7 +365,7 @@ class EnvPool:
     def _answers(
         self, indices: Iterable[int], doing: str, timeout_s: float
     ) -> tuple[dict[int, Any], list[ProcessFailure]]:
-        """Take the answers by process; ``timeout_s`` counts from now, and once for each env."""
+        """Read the answers by process; the deadline is ``timeout_s`` from now for each env."""
         answers: dict[int, Any] = {}
         failures: list[ProcessFailure] = []
         begun = time.monotonic()
@@ -381,7 +381,7 @@ class EnvPool:
             except ProcessFailure as failure:
                 failures.append(failure)
                 if isinstance(failure.error, EnvTimeout):
-                    # It would not take a request to close, either.
+                    # It would not answer a request to close either.
                     process.kill()
         return answers, failures
 
@@ -402,7 +402,7 @@ def _pickled_setup(env_ids: list[int], env_fns: Sequence[Callable[[], gym.Env[An
     except Exception as error:
         raise ConfigError(
             f"the factory of env {env_ids[0]} cannot be sent to a process: "
-            f"{type(error).__name__}: {error}; let it make what it needs inside, or use "
+            f"{type(error).__name__}: {error}; create what it needs inside the factory, or use "
             'mode="sync"'
         ) from error
 

@@ -20,21 +20,21 @@ _ALIGNMENT = 64
 
 
 class SharedArrays:
-    """Arrays with one row per env that several processes see.
+    """Arrays with one row per env, shared between processes.
 
-    The memory is a file without a name: when the last process that has it open is gone, however it
-    went, so is the memory. Who may write or read is agreed by messages; there are no locks.
+    The memory is an unnamed file, which disappears when the last process that has it open ends,
+    however it ends. Messages between the processes order reads and writes, without locks.
 
     Args:
         observation_space: of a single env.
         action_space: of a single env.
         env_num: the number of rows.
-        fd: the file, as another process made it; None makes a new one. The object owns it.
+        fd: the file that another process made; None makes a new one. The object owns it.
 
     Attributes:
-        action: ``[E, …]``, nested as the action space is; written by the manager.
-        next_obs: ``[E, …]``, nested as the observation space is: the successors.
-        first_obs: ``[E, …]``, likewise: the first observations of new episodes.
+        action: ``[E, …]``, nested like the action space; written by the manager.
+        next_obs: ``[E, …]``, nested like the observation space: the successors.
+        first_obs: ``[E, …]``, nested like the observation space: first obs of new episodes.
         reward: ``[E] float64``.
         terminated: ``[E] bool``.
         truncated: ``[E] bool``.
@@ -62,9 +62,9 @@ class SharedArrays:
             "terminated": reserve((), np.dtype(np.bool_)),
             "truncated": reserve((), np.dtype(np.bool_)),
         }
-        offsets, size = _lay_out(shapes)
-        self._fd = _nameless_file(size) if fd is None else fd
-        # The map lives as long as an array does; it needs no closing.
+        offsets, size = _layout(shapes)
+        self._fd = _unnamed_file(size) if fd is None else fd
+        # The arrays keep the map alive; it need not be closed.
         memory = mmap.mmap(self._fd, size)
         arrays = [
             np.ndarray(shape, dtype, buffer=memory, offset=offset)
@@ -83,13 +83,13 @@ class SharedArrays:
         return self._fd
 
     def close(self) -> None:
-        """Let go of the file; a second call does nothing."""
+        """Close the file; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
-def _lay_out(shapes: list[tuple[tuple[int, ...], np.dtype[Any]]]) -> tuple[list[int], int]:
+def _layout(shapes: list[tuple[tuple[int, ...], np.dtype[Any]]]) -> tuple[list[int], int]:
     offsets, end = [], 0
     for shape, dtype in shapes:
         offsets.append(end)
@@ -98,7 +98,7 @@ def _lay_out(shapes: list[tuple[tuple[int, ...], np.dtype[Any]]]) -> tuple[list[
     return offsets, max(end, mmap.PAGESIZE)
 
 
-def _nameless_file(size: int) -> int:
+def _unnamed_file(size: int) -> int:
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("dmiddleware-env")
     else:

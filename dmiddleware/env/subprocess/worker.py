@@ -1,9 +1,9 @@
-"""The process that envs of an :class:`~dmiddleware.env.AsyncEnvManager` run in.
+"""The process that runs envs of an :class:`~dmiddleware.env.AsyncEnvManager`.
 
-The manager starts a fresh interpreter (never a fork: threads and sockets of the manager's process
-must not be copied) and talks to it over a socket; observations, actions and rewards lie in shared
-memory. A message is one letter and a pickled rest; the two ends are one program, and the socket has
-no name that another process could connect to.
+The manager starts a new interpreter (not a fork, which would copy the threads and sockets of its
+process) and talks to it over a socket pair; observations, actions and rewards are in shared memory.
+A message is one byte for its kind, followed by pickled content. Pickle is safe here: both ends
+belong to one program, and other processes cannot connect to a socket pair.
 
 ========  ============================================  ======================================
 request   content                                       answers
@@ -15,12 +15,12 @@ request   content                                       answers
                                                         :class:`StepInfos`, or nothing
 ``p``     {env id: None}                                ``k`` the pictures and render modes
 ``g``     {env id: None}                                ``k`` the states
-``l``     {env id: state}                               ``k`` what does not fit, or None
+``l``     {env id: state}                               ``k`` the mismatches, or None
 ``d``     {env id: seed}                                ``k``
-``c``     nothing                                       the end of the process
+``c``     nothing                                       none; the process exits
 ========  ============================================  ======================================
 
-Any request but ``c`` may be answered by ``e`` and a :class:`Failure`.
+Any request except ``c`` may be answered by ``e`` and a :class:`Failure`.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ __all__ = ["main", "Setup", "Failure", "StepInfos"]
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker is told first.
+    """The content of a worker's first request.
 
     Attributes:
         env_fns: the factory of each env, by env id.
-        env_num: how many envs the manager has, in all its workers.
+        env_num: the number of envs of the manager, in all workers.
     """
 
     env_fns: dict[int, Callable[[], gym.Env[Any, Any]]]
@@ -70,14 +70,14 @@ class Setup:
 
 @dataclass(frozen=True)
 class Failure:
-    """What an env raised.
+    """An exception that an env raised.
 
     Attributes:
         env_id: the env.
-        doing: what it was asked to do ("step", "reset", "start").
+        doing: the request ("step", "reset", "start").
         summary: the exception's type and message.
         details: its traceback.
-        breaks_protocol: whether the env returned something that Gymnasium's interface forbids.
+        breaks_protocol: whether the env returned something that violates Gymnasium's interface.
     """
 
     env_id: int
@@ -89,11 +89,11 @@ class Failure:
 
 @dataclass
 class StepInfos:
-    """The infos of a step; envs with empty ones are left out.
+    """The infos of a step; empty infos are left out.
 
     Attributes:
         last: the infos that the steps returned.
-        first: the infos of the resets after an episode's end.
+        first: the infos of the resets after the end of an episode.
     """
 
     last: dict[int, Any] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class _Worker:
         }
 
     def serve(self) -> None:
-        """Answer requests until the manager closes the worker or is gone."""
+        """Answer requests until the manager closes the worker or its own end of the pipe."""
         while True:
             message = self._pipe.receive()
             kind, content = message[:1], message[1:]
@@ -128,7 +128,7 @@ class _Worker:
                 return
             try:
                 answer = self._requests[kind](pickle.loads(content) if content else None)
-                # cloudpickle: the class of a space or an info may come from the program's main.
+                # cloudpickle: the class of a space or an info may be defined in the main module.
                 self._pipe.send(b"k" + (b"" if answer is None else cloudpickle.dumps(answer)))
             except PipeClosed:
                 raise
@@ -200,7 +200,7 @@ class _Worker:
             if terminated or truncated:
                 ended.append(env_id)
         if ended:
-            # From here on the deadline is that of resets.
+            # From here on, the deadline is that of resets.
             self._pipe.send(b"r")
             infos.first = {env_id: info for env_id in ended if (info := self._reset(env_id))}
         return infos if infos.last or infos.first else None
@@ -235,8 +235,8 @@ def main(socket_fd: int, black_box_fd: int) -> None:
 
     Args:
         socket_fd: one end of a stream socket; the manager has the other.
-        black_box_fd: a pipe that a traceback is written to when the interpreter dies, or when the
-            manager asks by SIGUSR1 where the env hangs.
+        black_box_fd: a pipe for the traceback that is written when the interpreter dies, or when
+            the manager sends SIGUSR1 to find out where the env hangs.
     """
     faulthandler.enable(black_box_fd)
     if hasattr(faulthandler, "register"):
@@ -252,9 +252,9 @@ def main(socket_fd: int, black_box_fd: int) -> None:
 
 
 def _die_with_manager(pipe: WorkerPipe) -> None:
-    """End the process, and those that its envs started, once the manager is gone.
+    """Kill the process and those that its envs started once the manager has died.
 
-    The main thread may be busy or hang in an env, so it cannot be left to it.
+    This runs in a thread, because the main thread may hang in an env.
     """
     pipe.wait_until_closed()
     os.killpg(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Envs of all kinds: well-behaved, nested, and broken in every way that users have met."""
+"""Envs of all kinds: well-behaved, nested, and broken in various ways."""
 
 import os
 import signal
@@ -118,14 +118,14 @@ class Fragile(Walk):
             print("hanging", flush=True)
         if self.how == "interrupt":
             os.kill(os.getppid(), signal.SIGINT)
-        self.wait_for_ever()
+        self.wait_forever()
 
-    def wait_for_ever(self):
+    def wait_forever(self):
         threading.Event().wait()
 
 
 class Parent(Walk):
-    """Starts a process of its own, as game servers do, and never ends it."""
+    """Starts a process, as game server envs do, and never stops it."""
 
     def __init__(self, pid_file):
         super().__init__()
@@ -185,7 +185,7 @@ class Graphic(Walk):
 
 
 class WithSimulator(Walk):
-    """Holds something that no one can save."""
+    """Holds an object that cannot be saved."""
 
     def __init__(self):
         super().__init__()

@@ -45,11 +45,11 @@ def stay(n):
     [
         ("raise", "raised RuntimeError: the motor burned out"),
         ("exit", "lost its process, which exited with code 3"),
-        ("kill", "lost its process, which was ended by SIGKILL"),
+        ("kill", "lost its process, which was killed by SIGKILL"),
         ("hang", "did not answer in time"),
     ],
 )
-def test_an_env_that_fails_is_restarted_and_the_others_go_on(how, told, tmp_path, caplog):
+def test_an_env_that_fails_is_restarted_and_the_others_continue(how, told, tmp_path, caplog):
     fragile = functools.partial(Fragile, how=how, at=3, once=tmp_path / "failed")
     with managed(Walk, fragile, step_timeout_s=30 if how != "hang" else 3.0) as manager:
         first = manager.ready_obs.copy()
@@ -77,26 +77,26 @@ def test_an_env_that_fails_is_restarted_and_the_others_go_on(how, told, tmp_path
         assert "strange_envs.py" in caplog.text  # where it happened
 
 
-def test_a_death_by_the_interpreter_tells_where_it_was(caplog):
+def test_a_crash_of_the_interpreter_shows_where_it_happened(caplog):
     with managed(functools.partial(Fragile, how="abort", at=1), max_retry=0) as manager:
-        with pytest.raises(EnvCrashed, match="was ended by SIGABRT") as caught:
+        with pytest.raises(EnvCrashed, match="was killed by SIGABRT") as caught:
             manager.step(stay(1))
         assert manager.closed
     assert "strange_envs.py" in str(caught.value)
     assert "in fail" in str(caught.value)
 
 
-def test_an_env_that_keeps_hanging_stops_the_run_and_tells_where_it_hangs():
+def test_an_env_that_keeps_hanging_stops_the_run_and_shows_where_it_hangs():
     hangs = functools.partial(Fragile, how="hang", at=1)
     with managed(hangs, step_timeout_s=1.0, max_retry=1) as manager:
         assert manager.step(stay(1)).abnormal.all()
         with pytest.raises(EnvTimeout, match="failed 2 time") as caught:
             manager.step(stay(1))
         assert manager.closed
-    assert "in wait_for_ever" in str(caught.value)
+    assert "in wait_forever" in str(caught.value)
 
 
-def test_a_reset_has_a_deadline_of_its_own(tmp_path):
+def test_a_reset_has_a_separate_deadline(tmp_path):
     # The reset within the step takes longer than the step may.
     slow = functools.partial(SlowToReset, limit=1)
     with managed(slow, step_timeout_s=2.0, reset_timeout_s=60) as manager:
@@ -111,14 +111,14 @@ def test_a_reset_has_a_deadline_of_its_own(tmp_path):
 
 @pytest.mark.parametrize("how", ["raise", "exit"])
 @pytest.mark.parametrize("where", ["make", "reset"])
-def test_a_failure_at_launch_is_told_at_once(how, where):
+def test_a_failure_at_launch_is_raised_immediately(how, where):
     manager = managed(Walk, functools.partial(Fragile, how=how, where=where, at=1))
-    with pytest.raises(EnvCrashed, match=r"env 1 failed in (start|reset), and nothing is tried"):
+    with pytest.raises(EnvCrashed, match=r"env 1 failed in (start|reset), which is not retried"):
         manager.launch()
     assert manager.closed
 
 
-def test_a_factory_that_cannot_be_imported_there_is_told_at_once():
+def test_a_factory_that_cannot_be_imported_in_the_process_is_raised_immediately():
     class Unknown:
         def __reduce__(self):
             return (__import__, ("no_such_module_anywhere",))
@@ -128,7 +128,7 @@ def test_a_factory_that_cannot_be_imported_there_is_told_at_once():
         manager.launch()
 
 
-def test_a_factory_that_cannot_be_sent_is_refused():
+def test_a_factory_that_cannot_be_pickled_is_refused():
     manager = managed(functools.partial(Walk, (one for one in ())))
     with pytest.raises(ConfigError, match="cannot be sent to a process"):
         manager.launch()
@@ -138,7 +138,7 @@ def test_a_factory_that_cannot_be_sent_is_refused():
     ("env", "message"),
     [
         (OldApi, r"env 1 returned \(array.* from step\(\)"),
-        (WrongShape, r"env 1 gave an observation.*its shape is \(2,\)"),
+        (WrongShape, r"env 1 returned an observation.*its shape is \(2,\)"),
         (NoReward, "env 1 returned the reward None"),
     ],
 )
@@ -155,7 +155,7 @@ def test_an_env_without_spaces_is_refused():
         managed(NoSpaces).launch()
 
 
-def test_an_action_outside_the_space_is_blamed_and_not_the_env():
+def test_an_action_outside_the_space_is_reported_as_such():
     class Strict(Walk):
         def step(self, action):
             assert self.action_space.contains(action)
@@ -167,7 +167,7 @@ def test_an_action_outside_the_space_is_blamed_and_not_the_env():
         assert manager.closed
 
 
-def test_envs_that_share_a_process_share_its_fate(tmp_path):
+def test_envs_that_share_a_process_fail_together(tmp_path):
     fragile = functools.partial(Fragile, how="exit", at=2, once=tmp_path / "failed")
     with managed(Walk, fragile, Walk, envs_per_process=2) as manager:
         manager.step(stay(3))
@@ -180,7 +180,7 @@ def test_envs_that_share_a_process_share_its_fate(tmp_path):
         assert manager.step(stay(3)).is_full
 
 
-def test_an_episode_lost_by_anothers_reset_is_told_in_the_next_step(tmp_path):
+def test_an_episode_lost_in_the_reset_of_another_env_shows_in_the_next_step(tmp_path):
     fragile = functools.partial(Fragile, how="exit", where="reset", at=2, once=tmp_path / "failed")
     with managed(Walk, fragile, Walk, envs_per_process=2) as manager:
         manager.step(stay(3))
@@ -206,7 +206,7 @@ def test_large_infos_and_unpicklable_ones():
             manager.step(stay(1))
 
 
-def test_close_ends_envs_that_hang_and_those_that_their_envs_started(tmp_path, caplog):
+def test_close_kills_hanging_envs_and_the_processes_that_envs_started(tmp_path, caplog):
     pid_file = tmp_path / "pid"
     manager = managed(
         HangsInClose, functools.partial(Parent, pid_file), FailsToClose, close_timeout_s=4.0
@@ -223,14 +223,14 @@ def test_close_ends_envs_that_hang_and_those_that_their_envs_started(tmp_path, c
 
 @pytest.fixture
 def heeds_ctrl_c():
-    # Whoever is started in the background of a shell ignores it, and so do these tests.
+    # A process started in the background of a shell ignores it, and so do these tests.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("heeds_ctrl_c")
-def test_ctrl_c_in_a_step_ends_the_processes():
+def test_ctrl_c_in_a_step_stops_the_processes():
     interrupting = functools.partial(Fragile, how="interrupt", at=2)
     manager = managed(Walk, interrupting, close_timeout_s=0.3)
     manager.launch()
@@ -242,7 +242,7 @@ def test_ctrl_c_in_a_step_ends_the_processes():
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_processes_end_when_the_manager_is_killed():
+def test_processes_exit_when_the_manager_is_killed():
     code = (
         "import numpy as np; from strange_envs import *;"
         "from dmiddleware.env import AsyncEnvManager;"

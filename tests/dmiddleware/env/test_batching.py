@@ -129,7 +129,7 @@ def test_fractions_do_not_become_whole_numbers(space, write):
     [np.zeros((2, 1), np.int64), np.zeros(2), np.int64(1), ["a", "b"], np.zeros((2, 2), np.int64)],
 )
 def test_discrete_actions_are_integers_one_per_env(actions):
-    with pytest.raises(StructureError, match=r"Discrete\(3\): give integers of shape \[E\]"):
+    with pytest.raises(StructureError, match=r"Discrete\(3\): pass integers of shape \[E\]"):
         make_split(spaces.Discrete(3))(actions)
 
 
@@ -169,7 +169,7 @@ def test_tuple_actions_may_come_as_a_treetensor_has_them():
 @pytest.mark.parametrize("space", [spaces.Text(5), spaces.Sequence(spaces.Discrete(2))])
 def test_a_space_without_a_shape_is_refused_with_what_to_do(space):
     for make in (make_collate, make_split, make_write, make_check):
-        with pytest.raises(EnvProtocolError, match=r"has no fixed shape.*wrap the env"):
+        with pytest.raises(EnvProtocolError, match=r"have no fixed shape.*wrap the env"):
             make(spaces.Dict(a=space))
 
 

@@ -171,7 +171,7 @@ def test_objects_are_changed_in_place_and_may_refer_to_each_other():
     assert new.people[0] is people[0] is new.first
     assert people[0].age == 7
     assert people[0].friend is people[1]
-    with pytest.raises(CheckpointMismatch, match="an object where this one has None"):
+    with pytest.raises(CheckpointMismatch, match="an object where this env has None"):
         Decoder().decode(encoded, Holder(people=[None, None]))
 
 
@@ -206,7 +206,7 @@ def test_members_of_local_enums_are_known_by_what_is_there():
     assert Decoder().decode(encoded, Local.A) is Local.B
     with pytest.raises(CheckpointMismatch, match="Local, which is not known here"):
         Decoder().decode(encoded, Phase.WALK)
-    with pytest.raises(CheckpointMismatch, match="has no member C"):
+    with pytest.raises(CheckpointMismatch, match="has no such member"):
         Decoder().decode({**encoded, "value": "C"}, Local.A)
 
 

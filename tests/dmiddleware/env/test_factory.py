@@ -33,7 +33,7 @@ def test_the_public_names_are_these():
     ("mode", "kind"),
     [("sync", SyncEnvManager), ("async", AsyncEnvManager), ("vector", VectorEnvManager)],
 )
-def test_the_mode_chooses_the_manager_and_nothing_is_launched(mode, kind):
+def test_the_mode_selects_the_manager_and_nothing_is_launched(mode, kind):
     manager = make_env_manager("CartPole-v1", env_num=2, mode=mode)
     assert type(manager) is kind
     assert manager.env_num == 2
@@ -42,7 +42,7 @@ def test_the_mode_chooses_the_manager_and_nothing_is_launched(mode, kind):
 
 
 @pytest.mark.process
-def test_a_gymnasium_env_steps_alike_in_this_process_and_in_others():
+def test_a_gymnasium_env_steps_identically_in_this_process_and_in_others():
     def run(mode):
         with make_env_manager(
             "Pendulum-v1",
@@ -65,7 +65,7 @@ def test_a_gymnasium_env_steps_alike_in_this_process_and_in_others():
     assert ours.reward.max() <= 0
 
 
-def test_wrappers_go_around_each_env_the_first_innermost():
+def test_wrappers_are_applied_to_each_env_first_one_innermost():
     shift = functools.partial(gym.wrappers.TransformReward, func=lambda reward: reward + 1)
     double = functools.partial(gym.wrappers.TransformReward, func=lambda reward: reward * 2)
     with make_env_manager(
@@ -94,7 +94,7 @@ def test_options_reach_the_manager():
     assert make_env_manager(Walk, env_num=np.int64(2)).env_num == 2
 
 
-def test_an_unknown_id_names_the_nearest_ones():
+def test_an_unknown_id_lists_the_nearest_ones():
     with pytest.raises(RegistryError, match=r"'CartPol-v1'; nearest known: .*CartPole-v1"):
         make_env_manager("CartPol-v1", env_num=1)
     with pytest.raises(RegistryError, match="v99"):
@@ -103,7 +103,7 @@ def test_an_unknown_id_names_the_nearest_ones():
         make_env_manager("no_such_module:Walk-v0", env_num=1)
 
 
-def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
+def test_an_id_may_include_the_module_that_registers_it(tmp_path, monkeypatch):
     (tmp_path / "my_walks.py").write_text(
         "import gymnasium as gym\ngym.register('MyWalk-v0', entry_point='strange_envs:Walk')\n"
     )
@@ -114,7 +114,7 @@ def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.process
-def test_what_this_program_registered_is_known_in_other_processes(monkeypatch):
+def test_envs_registered_in_this_program_work_in_other_processes(monkeypatch):
     monkeypatch.setattr(gym.envs.registration, "registry", {**gym.registry})
     gym.register("OnlyHere-v0", entry_point=Walk, max_episode_steps=1)
     with make_env_manager("OnlyHere-v0", env_num=1, mode="async") as manager:
@@ -128,19 +128,19 @@ def test_the_number_of_envs_is_a_positive_integer(env_num, mode):
         make_env_manager("CartPole-v1", env_num=env_num, mode=mode)
 
 
-def test_other_mistakes_are_told():
+def test_other_mistakes_are_refused():
     with pytest.raises(
         ConfigError, match="mode must be 'sync', 'async' or 'vector', got 'threads'"
     ):
         make_env_manager("CartPole-v1", env_num=1, mode="threads")
     with pytest.raises(ConfigError, match=r"env must be the id of an env.*got 5"):
         make_env_manager(5, env_num=1)
-    with pytest.raises(ConfigError, match="Acrobot-v1 has no vectorised implementation"):
+    with pytest.raises(ConfigError, match="Acrobot-v1 has no vectorized implementation"):
         make_env_manager("Acrobot-v1", env_num=1, mode="vector")
     with pytest.raises(ConfigError, match="max_retry must be an integer of at least 0, got -1"):
         make_env_manager("CartPole-v1", env_num=1, max_retry=-1)
 
 
-def test_a_wrapper_that_makes_no_env_is_told():
+def test_a_wrapper_that_does_not_return_an_env_is_refused():
     with pytest.raises(Exception, match="env 0 is a NoneType without a method reset"):
         make_env_manager(Walk, env_num=1, wrappers=[lambda env: None]).launch()

@@ -26,7 +26,7 @@ NOT_SCALAR = [np.array([True]), np.array([False]), np.array([True, False]), [Tru
 
 
 class Flagged(Walk):
-    """Returns ``terminated`` or ``truncated`` as it was told, in the third step."""
+    """Returns a given value as ``terminated`` or ``truncated`` in step ``at``."""
 
     def __init__(self, name, value, at=3):
         super().__init__()

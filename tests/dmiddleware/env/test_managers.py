@@ -75,7 +75,7 @@ def check_row(row, expected):
 
 
 @pytest.mark.parametrize("kind", [SYNC, TWO, SAME_STEP, DISABLED])
-def test_steps_are_those_of_a_literal_loop(kind):
+def test_steps_equal_those_of_a_plain_loop(kind):
     env_fn = functools.partial(Walk, info=True)
     actions = np.random.default_rng(0).integers(0, 3, (30, 3))
     seeds = [derive_seed(5, index) for index in range(3)]
@@ -127,7 +127,7 @@ def test_nested_spaces_keep_their_structure_and_dtypes(kind):
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_what_a_step_returned_is_never_written_again(kind):
+def test_the_arrays_of_a_step_are_never_overwritten(kind):
     actions = np.random.default_rng(1).integers(0, 3, (12, 3))
     with make(kind, Walk) as manager:
         steps = [manager.step(rows) for rows in actions]
@@ -141,7 +141,7 @@ def test_what_a_step_returned_is_never_written_again(kind):
 
 
 @pytest.mark.parametrize("kind", PLAIN)
-def test_the_same_seed_gives_the_same_run_and_another_one_another(kind):
+def test_the_seed_determines_the_run(kind):
     def run(seed):
         with make(kind, Walk, seed=seed) as manager:
             first = manager.ready_obs.copy()
@@ -156,7 +156,7 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another(kind):
 
 
 @pytest.mark.parametrize("kind", [SYNC, ASYNC, DISABLED])
-def test_a_seed_given_later_counts_from_each_envs_next_reset(kind):
+def test_a_later_seed_takes_effect_at_each_envs_next_reset(kind):
     actions = np.zeros((3, 3), np.int64)
     with make(kind, functools.partial(Walk, limit=3), seed=1) as manager:
         manager.seed(8)
@@ -186,7 +186,7 @@ class SaysItsReturn(Walk):
 
 
 @pytest.mark.parametrize("kind", PLAIN)
-def test_the_return_that_an_env_states_itself_is_kept(kind):
+def test_a_return_that_the_env_reports_itself_is_kept(kind):
     with make(kind, functools.partial(SaysItsReturn, limit=1)) as manager:
         batch = manager.step(np.zeros(3, np.int64))
     assert [row.info["eval_episode_return"] for row in batch] == [77.0] * 3
@@ -194,7 +194,7 @@ def test_the_return_that_an_env_states_itself_is_kept(kind):
 
 
 @pytest.mark.parametrize("kind", [SYNC, TWO])
-def test_some_envs_are_stepped_alone(kind):
+def test_some_envs_can_be_stepped_without_the_others(kind):
     with make(kind, Walk) as manager:
         before = manager.ready_obs.copy()
         batch = manager.step({2: 1, 0: 2})
@@ -216,7 +216,7 @@ def test_some_envs_are_stepped_alone(kind):
 
 
 @pytest.mark.parametrize("kind", [SYNC, TWO, SAME_STEP, DISABLED])
-def test_some_envs_are_reset_alone(kind):
+def test_some_envs_can_be_reset_without_the_others(kind):
     with make(kind, functools.partial(Walk, info=True)) as manager:
         for _ in range(2):
             manager.step(np.ones(3, np.int64))
@@ -253,13 +253,13 @@ def test_actions_that_do_not_fit_are_refused_before_any_env_steps(kind):
             manager.step(np.zeros(2, np.int64))
         with pytest.raises(StructureError, match=r"shape \(3, 1\).*Discrete\(3\)"):
             manager.step(np.zeros((3, 1), np.int64))
-        with pytest.raises(StructureError, match=r"there is no env 3; the ids are 0 to 2"):
+        with pytest.raises(StructureError, match=r"unknown env id 3; the ids are 0 to 2"):
             manager.step({0: 0, 3: 0})
         with pytest.raises(StructureError):
             manager.step({})
         with pytest.raises(StructureError, match=r"the actions do not fit.*float64"):
             manager.step({0: 0.5, 1: 0.0, 2: 0.0})
-        with pytest.raises(StructureError, match=r"named twice in \[1, 1\]"):
+        with pytest.raises(StructureError, match=r"twice in \[1, 1\]"):
             manager.reset([1, 1])
         assert manager.ready_obs[:, 0].tolist() == [0, 0, 0]
         assert not manager.closed
@@ -312,7 +312,7 @@ def test_a_list_of_seeds_has_one_per_env(kind, seed):
 
 
 @pytest.mark.parametrize("kind", [SYNC, ASYNC, SAME_STEP])
-def test_pictures_come_from_the_envs_asked_for(kind):
+def test_images_come_from_the_requested_envs(kind):
     with make(kind, functools.partial(Walk, render_mode="rgb_array")) as manager:
         manager.step(np.zeros(3, np.int64))
         manager.reset([1])
@@ -324,7 +324,7 @@ def test_pictures_come_from_the_envs_asked_for(kind):
 
 
 @pytest.mark.parametrize("kind", [SYNC, ASYNC, SAME_STEP])
-def test_envs_without_a_picture_say_how_to_get_one(kind):
+def test_envs_without_images_say_how_to_get_them(kind):
     class Blind(Walk):
         def render(self):
             return None
@@ -337,7 +337,7 @@ def test_envs_without_a_picture_say_how_to_get_one(kind):
 
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("env_fn", [functools.partial(Walk, info=True), SavesItself])
-def test_a_run_that_is_saved_and_loaded_equals_the_unbroken_one(kind, env_fn, tmp_path):
+def test_a_saved_and_loaded_run_equals_an_uninterrupted_one(kind, env_fn, tmp_path):
     with make(kind, env_fn, seed=2) as manager:
         for _ in range(6):
             manager.step(manager.sample_actions())
@@ -358,7 +358,7 @@ def test_a_run_that_is_saved_and_loaded_equals_the_unbroken_one(kind, env_fn, tm
 
 
 @pytest.mark.parametrize("kind", [SYNC, ASYNC, SAME_STEP])
-def test_envs_that_cannot_be_saved_begin_anew_with_other_seeds(kind, caplog):
+def test_envs_that_cannot_be_saved_start_over_with_other_seeds(kind, caplog):
     with make(kind, WithSimulator) as manager:
         first = manager.ready_obs.copy()
         manager.step(np.zeros(3, np.int64))
@@ -370,7 +370,7 @@ def test_envs_that_cannot_be_saved_begin_anew_with_other_seeds(kind, caplog):
         resumed = manager.ready_obs
         assert resumed[:, 0].tolist() == [0, 0, 0]
         assert not np.array_equal(resumed, first)
-    assert "episodes begin anew" in caplog.text
+    assert "start new episodes" in caplog.text
 
 
 class Interrupted(Walk):
@@ -396,7 +396,7 @@ class Interrupted(Walk):
 
 @pytest.mark.parametrize("kind", [SYNC, SAME_STEP, DISABLED])
 @pytest.mark.parametrize("what", ["step", "reset"])
-def test_no_one_goes_on_with_envs_of_which_some_have_stepped(kind, what):
+def test_an_interrupted_step_closes_the_manager(kind, what):
     manager = make(kind, functools.partial(Interrupted, what))
     manager.launch()
     for _ in range(2):
@@ -424,7 +424,7 @@ class Crowd(Walk):
 
 
 @pytest.mark.parametrize("kind", [SYNC, TWO, SAME_STEP])
-def test_envs_that_cannot_be_restored_begin_anew(kind, caplog):
+def test_envs_that_cannot_be_restored_start_over(kind, caplog):
     with make(kind, Crowd) as manager:
         manager.step(np.zeros(3, np.int64))
         state = manager.state_dict()
@@ -432,15 +432,15 @@ def test_envs_that_cannot_be_restored_begin_anew(kind, caplog):
         assert not manager.load_state_dict(state)
         assert manager.ready_obs[:, 0].tolist() == [0, 0, 0]
         assert manager.step(np.zeros(3, np.int64)).obs[:, 0].tolist() == [1, 1, 1]
-    assert "an object where this one has None, so no env can go on" in caplog.text
+    assert "an object where this env has None, so the envs cannot continue" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [*PLAIN, ASYNC])
-def test_a_state_of_other_envs_is_refused(kind):
+def test_the_state_of_other_envs_is_refused(kind):
     with make(kind, Walk) as manager:
         state = manager.state_dict()
     two = make(kind, Walk, env_num=2)
-    with two, pytest.raises(CheckpointMismatch, match="3 envs, this manager has 2"):
+    with two, pytest.raises(CheckpointMismatch, match="3 envs, but this manager has 2"):
         two.load_state_dict(state)
     other = make(kind, SavesItself)
     with other, pytest.raises(CheckpointMismatch, match=r"the saved env is .*Walk"):

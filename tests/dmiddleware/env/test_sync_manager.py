@@ -26,7 +26,7 @@ def managed(*env_fns, **kwargs):
     return SyncEnvManager(env_fns, **{"seed": 5, **kwargs})
 
 
-def test_the_crash_of_one_env_leaves_the_others_alone(tmp_path, caplog):
+def test_the_crash_of_one_env_does_not_affect_the_others(tmp_path, caplog):
     fragile = functools.partial(Fragile, at=3, once=tmp_path / "failed")
     with managed(Walk, fragile, Walk) as manager, managed(Walk, Walk, Walk) as sound:
         for _ in range(2):
@@ -53,7 +53,7 @@ def test_the_crash_of_one_env_leaves_the_others_alone(tmp_path, caplog):
     assert "in fail" in caplog.text  # the traceback
 
 
-def test_a_restarted_env_gets_another_seed_and_always_the_same(tmp_path):
+def test_a_restarted_env_gets_another_but_reproducible_seed(tmp_path):
     def restarted(name):
         with managed(functools.partial(Fragile, at=1, once=tmp_path / name)) as manager:
             first = manager.ready_obs.copy()
@@ -86,7 +86,7 @@ def test_without_retries_the_first_failure_is_final():
             manager.step(np.zeros(1, int))
 
 
-def test_an_episode_that_ends_by_itself_forgives_the_failures_before(tmp_path):
+def test_a_finished_episode_resets_the_count_of_failures(tmp_path):
     # Every other episode fails: more failures than max_retry, but never two in a row.
     class Flaky(Walk):
         n_made = 0
@@ -112,7 +112,7 @@ def test_an_episode_that_ends_by_itself_forgives_the_failures_before(tmp_path):
     assert Flaky.n_made == 6
 
 
-def test_a_failing_reset_keeps_the_episode_that_had_just_ended(tmp_path):
+def test_a_failing_reset_keeps_the_episode_that_has_just_ended(tmp_path):
     fragile = functools.partial(Fragile, where="reset", at=2, limit=2, once=tmp_path / "failed")
     with managed(fragile) as manager:
         manager.step(np.zeros(1, int))
@@ -172,7 +172,7 @@ def test_a_failure_at_launch_is_not_retried(where):
         (OldApi, r"env 1 returned \(array.* from step\(\); it must return \(obs, reward, term"),
         (
             WrongShape,
-            r"env 1 gave an observation.*its shape is \(2,\), that of the space is \(3,\)",
+            r"env 1 returned an observation.*its shape is \(2,\), but the space has \(3,\)",
         ),
         (NoReward, r"env 1 returned the reward None; it must be one number"),
     ],
@@ -190,7 +190,7 @@ def test_an_env_that_breaks_the_protocol_in_a_step_is_named(env, message):
     [
         (OldReset, r"env 0 returned array.* from reset\(\); it must return \(obs, info\)"),
         (NoSpaces, "env 0 .NoSpaces. has observation_space = None"),
-        (Graphic, "has no fixed shape"),
+        (Graphic, "have no fixed shape"),
         (object, "env 0 is a object without a method reset"),
     ],
 )
@@ -247,7 +247,7 @@ def test_envs_must_share_their_spaces():
         managed(Walk, Wide).launch()
 
 
-def test_an_action_outside_the_space_is_blamed_and_not_the_env():
+def test_an_action_outside_the_space_is_reported_as_such():
     class Strict(Walk):
         def step(self, action):
             assert self.action_space.contains(action)
@@ -284,7 +284,7 @@ def test_flags_of_numpy_are_understood():
         assert manager.step(np.zeros(1, int)).truncated.all()
 
 
-def test_no_env_at_all_is_refused():
+def test_an_empty_list_of_envs_is_refused():
     with pytest.raises(ConfigError, match="env_fns must be a list of functions"):
         SyncEnvManager([])
 

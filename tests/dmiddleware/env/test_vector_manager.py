@@ -87,7 +87,7 @@ def managed(mode, **kwargs):
 
 @pytest.mark.parametrize("final_as", ["objects", "stacked"])
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
-def test_final_and_first_observations_are_told_apart(mode, final_as):
+def test_final_and_first_observations_are_kept_apart(mode, final_as):
     with managed(mode, final_as=final_as) as manager:
         steps = [manager.step(ACTIONS) for _ in range(6)]
         vector = manager._env
@@ -118,7 +118,7 @@ def test_final_and_first_observations_are_told_apart(mode, final_as):
     assert vector.n_closed == 1
 
 
-def test_the_step_that_resets_is_no_transition():
+def test_a_step_that_resets_is_not_a_transition():
     with managed(AutoresetMode.NEXT_STEP) as manager:
         steps, ready = [], []
         for _ in range(6):
@@ -169,7 +169,7 @@ def test_an_info_may_be_one_value_for_all_envs(mode):
         assert manager.restarts == 0
 
 
-def test_gymnasiums_own_vectorised_cartpole_runs_true_episodes():
+def test_gymnasiums_vectorized_cartpole_plays_whole_episodes():
     with make_env_manager("CartPole-v1", env_num=4, mode="vector", seed=3) as manager:
         lengths = np.zeros(4, int)
         n_episodes = 0
@@ -191,7 +191,7 @@ def test_gymnasiums_own_vectorised_cartpole_runs_true_episodes():
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_what_a_step_returned_is_never_written_again(mode):
+def test_the_arrays_of_a_step_are_never_overwritten(mode):
     with managed(mode) as manager:
         first = manager.step(ACTIONS)
         manager.step(ACTIONS)
@@ -199,7 +199,7 @@ def test_what_a_step_returned_is_never_written_again(mode):
         assert first.reward.tolist() == [1, 1, 1]
 
 
-def test_an_env_that_cannot_be_reset_alone_runs_to_its_end_unseen():
+def test_an_env_that_cannot_be_reset_separately_finishes_its_episode_unseen():
     with managed(AutoresetMode.NEXT_STEP) as manager:
         manager.step(ACTIONS)
         manager.reset([1])
@@ -215,7 +215,7 @@ def test_an_env_that_cannot_be_reset_alone_runs_to_its_end_unseen():
         assert ids == [[0, 2], [0, 2], [0, 1, 2], [0, 1, 2]]
 
 
-def test_a_reset_of_all_ends_what_was_unseen():
+def test_a_reset_of_all_envs_ends_unseen_episodes():
     with managed(AutoresetMode.NEXT_STEP) as manager:
         manager.step(ACTIONS)
         manager.reset([1])
@@ -233,7 +233,7 @@ def test_infos_of_a_reset_by_mask_belong_to_the_envs_that_were_reset():
         assert manager.ready_info.rows() == [{"new": True}, {"t": 2}, {"new": True}]
 
 
-def test_a_vector_env_of_its_own_kind_gets_one_seed():
+def test_a_custom_vector_env_gets_one_seed():
     with managed(AutoresetMode.NEXT_STEP, seed=[7, 8, 9]) as manager:
         manager.reset()
         assert manager._env.seeds == [7, None]
@@ -242,14 +242,14 @@ def test_a_vector_env_of_its_own_kind_gets_one_seed():
 def test_all_envs_are_stepped_together():
     with managed(AutoresetMode.NEXT_STEP) as manager:
         assert manager.in_lockstep
-        with pytest.raises(StructureError, match=r"all of its 3 envs together.*for \[0, 2\] only"):
+        with pytest.raises(StructureError, match=r"all of its 3 envs together.*only for \[0, 2\]"):
             manager.step({2: 0.0, 0: 0.0})
         assert manager.step({2: 0.5, 0: 0.0, 1: 0.0}).is_full
         with pytest.raises(StructureError, match="2 actions for 3 ready envs"):
             manager.step(ACTIONS[:2])
 
 
-def test_a_failing_vector_env_is_made_anew_and_all_episodes_are_lost(caplog):
+def test_a_failing_vector_env_is_made_again_and_all_episodes_are_lost(caplog):
     with managed(AutoresetMode.NEXT_STEP, fails_at=3, max_retry=2, seed=4) as manager:
         for _ in range(2):
             manager.step(ACTIONS)
@@ -294,7 +294,7 @@ def test_a_failure_at_launch_and_in_a_reset_is_final():
         _ = VectorEnvManager(broken, 1).action_space
 
 
-def test_actions_outside_the_space_are_blamed_and_not_the_env():
+def test_actions_outside_the_space_are_reported_as_such():
     def strict():
         return gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="vector_entry_point")
 
@@ -322,11 +322,11 @@ def broken_vector(**changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"result": (1, 2)}, r"must return \(obs, reward, .*it returned \(1, 2\)"),
-        ({"reward": np.zeros(2)}, r"3 envs, but gave rewards of shape \(2,\)"),
+        ({"result": (1, 2)}, r"must return \(obs, reward, .*but returned \(1, 2\)"),
+        ({"reward": np.zeros(2)}, r"3 envs, but returned rewards of shape \(2,\)"),
         ({"flags": np.zeros((3, 1))}, r"flags of shape \(3, 1\)"),
         ({"obs": np.zeros((3, 2))}, "observations that do not fit"),
-        ({"obs": np.zeros((2, 1))}, "there are 2 rows for 3 envs"),
+        ({"obs": np.zeros((2, 1))}, "it has 2 rows for 3 envs"),
         ({"infos": {}}, "no 'final_obs'"),
     ],
 )
@@ -339,16 +339,16 @@ def test_a_vector_env_that_breaks_the_protocol_is_refused(changes, message):
     assert manager.restarts == 0
 
 
-def test_what_is_no_vector_env_is_refused():
-    with pytest.raises(EnvProtocolError, match=r"made a Walk; mode 'vector' wants"):
+def test_anything_but_a_vector_env_is_refused():
+    with pytest.raises(EnvProtocolError, match=r"made a Walk; mode 'vector' needs"):
         VectorEnvManager(Walk, 1).launch()
-    with pytest.raises(ConfigError, match="the vector env has 3 envs, env_num is 4"):
+    with pytest.raises(ConfigError, match="the vector env has 3 envs, but env_num is 4"):
         VectorEnvManager(functools.partial(Counters, AutoresetMode.DISABLED), 4).launch()
     with pytest.raises(EnvProtocolError, match=r"metadata\['autoreset_mode'\] is None"):
         VectorEnvManager(functools.partial(Counters, None), 3).launch()
 
 
-def test_wrappers_of_vector_envs_are_seen_through():
+def test_wrappers_of_vector_envs_are_unwrapped():
     wrapper = functools.partial(gym.wrappers.vector.ClipReward, max_reward=0.5)
     with make_env_manager(
         "CartPole-v1", env_num=2, mode="vector", wrappers=[wrapper], seed=0

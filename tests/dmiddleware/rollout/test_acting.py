@@ -112,7 +112,7 @@ def test_random_actions_keep_the_values_of_all_actions(envs):
         ),
     ],
 )
-def test_a_policy_that_returns_something_wrong_is_told_what_is_wanted(envs, answer, message):
+def test_an_error_says_what_forward_must_return(envs, answer, message):
     policy = make_policy(answer)
     with pytest.raises(PolicyOutputError, match=message):
         RolloutCollector(policy, envs).collect(3)
@@ -120,7 +120,7 @@ def test_a_policy_that_returns_something_wrong_is_told_what_is_wanted(envs, answ
         evaluate_episodes(policy, envs, 3)
 
 
-def test_a_policy_that_returns_nothing_later_on_is_told_what_is_wanted(envs):
+def test_a_wrong_output_in_a_later_step_is_refused_too(envs):
     answers = iter([{"action": torch.zeros(3, dtype=torch.int64)}, None])
     collector = RolloutCollector(make_policy(lambda n: next(answers)), envs)
     collector.collect(3)

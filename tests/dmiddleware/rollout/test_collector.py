@@ -50,7 +50,9 @@ def test_a_batch_has_the_standard_columns(counting_envs, batched_policy):
 
 
 @pytest.mark.parametrize("n_samples", [[3] * 20, [60], [7, 1, 30, 3]])
-def test_episodes_go_on_from_call_to_call_without_a_gap(counting_envs, batched_policy, n_samples):
+def test_episodes_continue_from_call_to_call_without_a_gap(
+    counting_envs, batched_policy, n_samples
+):
     collector = RolloutCollector(batched_policy, counting_envs(LENGTHS))
     batches = [collector.collect(n) for n in n_samples]
     found = lanes(batches)
@@ -93,7 +95,7 @@ def test_counters_and_returns_are_exact(counting_envs, batched_policy):
     assert collector.episode_returns == []
 
 
-def test_the_policy_is_told_which_episodes_ended(counting_envs, batched_policy):
+def test_the_policy_is_reset_where_episodes_end(counting_envs, batched_policy):
     collector = RolloutCollector(batched_policy, counting_envs([(2,), (3,)]))
     batch = collector.collect(12)
     assert batch["memory"].T.tolist() == [[1, 2, 1, 2, 1, 2], [1, 2, 3, 1, 2, 3]]
@@ -160,15 +162,13 @@ def test_rows_after_a_failure_have_another_episode_id(counting_envs, batched_pol
     assert before[0] == before[1]
     assert after[0] == after[1]
     assert before[0] != after[0]
-    # What was handed out already is not taken back.
+    # Rows that were returned already are kept.
     assert collector.dropped_steps == 0
     assert batched_policy.resets == [[0]]
 
 
 @pytest.mark.parametrize("n_before", [2, 4])
-def test_episodes_of_envs_that_were_launched_again_are_others(
-    counting_envs, batched_policy, n_before
-):
+def test_envs_that_were_launched_again_start_new_episodes(counting_envs, batched_policy, n_before):
     envs = counting_envs([(9,), (9,)])
     collector = RolloutCollector(batched_policy, envs)
     before = collector.collect(n_before)
@@ -203,7 +203,7 @@ def test_a_number_of_samples_that_is_not_positive_is_refused(
         collector.collect_episodes(n_sample)
 
 
-def test_every_env_gives_its_share_of_episodes(counting_envs, batched_policy):
+def test_every_env_contributes_its_share_of_episodes(counting_envs, batched_policy):
     collector = RolloutCollector(batched_policy, counting_envs([(2,), (30,), (3,)]))
     episodes = collector.collect_episodes(7)
     assert len(episodes) == 7
@@ -224,7 +224,7 @@ def test_the_remainder_goes_to_other_envs_in_the_next_call(counting_envs, batche
     assert found == [[0, 1], [0, 2], [1, 2]]
 
 
-def test_envs_that_have_given_their_share_pause(counting_envs, batched_policy):
+def test_envs_that_have_delivered_their_share_pause(counting_envs, batched_policy):
     collector = RolloutCollector(batched_policy, counting_envs([(2,), (30,)]))
     collector.collect_episodes(2)
     assert collector.env_step == 32
@@ -233,7 +233,7 @@ def test_envs_that_have_given_their_share_pause(counting_envs, batched_policy):
     assert sorted(collector.episode_returns) == [3.0, sum(range(31))]
 
 
-def test_episodes_come_in_order_and_none_is_missing(counting_envs, batched_policy):
+def test_episodes_are_returned_in_order_and_none_is_missing(counting_envs, batched_policy):
     collector = RolloutCollector(batched_policy, counting_envs(LENGTHS))
     numbers = [[], [], []]
     for _ in range(6):
@@ -243,9 +243,7 @@ def test_episodes_come_in_order_and_none_is_missing(counting_envs, batched_polic
     assert numbers == [list(range(8))] * 3
 
 
-def test_episodes_that_were_handed_out_in_part_are_given_up_for_whole_ones(
-    counting_envs, batched_policy
-):
+def test_partly_returned_episodes_are_given_up_for_whole_ones(counting_envs, batched_policy):
     collector = RolloutCollector(batched_policy, counting_envs([(4,), (6,)]))
     batch = collector.collect(2)
     for _ in range(3):
@@ -257,14 +255,14 @@ def test_episodes_that_were_handed_out_in_part_are_given_up_for_whole_ones(
     assert firsts == [(0.0, 1.0, 0.0), (1.0, 1.0, 0.0)]
 
 
-def test_a_failed_env_begins_its_episode_again(counting_envs, batched_policy):
+def test_a_failed_env_plays_another_episode(counting_envs, batched_policy):
     collector = RolloutCollector(batched_policy, counting_envs([(3,), (3,)], {1: [(0, 2)]}))
     episodes = collector.collect_episodes(2)
     assert [len(episode["obs"]) for episode in episodes] == [3, 3]
     assert collector.dropped_steps == 2
 
 
-def test_envs_that_cannot_be_restored_begin_new_episodes(counting_envs, batched_policy):
+def test_envs_that_cannot_be_restored_start_new_episodes(counting_envs, batched_policy):
     collector = RolloutCollector(batched_policy, counting_envs(LENGTHS, resumable=False))
     collector.collect(30)
     state = collector.state_dict()
@@ -275,7 +273,7 @@ def test_envs_that_cannot_be_restored_begin_new_episodes(counting_envs, batched_
     assert not set(old.flatten().tolist()) & set(new.flatten().tolist())
 
 
-def test_rows_that_were_made_before_an_error_are_handed_out_later(counting_envs, batched_policy):
+def test_rows_made_before_an_error_are_returned_later(counting_envs, batched_policy):
     collector = RolloutCollector(batched_policy, counting_envs([(9,), (9,)]))
     with pytest.raises(ArithmeticError):
         collector.collect(8, policy_kwargs={"fail_at": 3})
@@ -291,7 +289,7 @@ def test_rows_that_were_made_before_an_error_are_handed_out_later(counting_envs,
     assert second["collect_iter"].tolist() == [[0, 0], [0, 0], [5, 5]]
 
 
-def test_rows_that_wait_do_not_outlive_an_episode_that_cannot_go_on(counting_envs, batched_policy):
+def test_waiting_rows_of_an_episode_that_cannot_continue_are_dropped(counting_envs, batched_policy):
     lengths = [(2,), (9,)]
     collector = RolloutCollector(batched_policy, counting_envs(lengths, resumable=False))
     with pytest.raises(ArithmeticError):
@@ -303,7 +301,7 @@ def test_rows_that_wait_do_not_outlive_an_episode_that_cannot_go_on(counting_env
     assert other.dropped_steps == 4
 
 
-def test_reset_begins_fresh_episodes(counting_envs, batched_policy, per_env_policy):
+def test_reset_starts_new_episodes(counting_envs, batched_policy, per_env_policy):
     collector = RolloutCollector(batched_policy, counting_envs(LENGTHS))
     first = collector.collect(6)
     collector.reset()
@@ -393,7 +391,7 @@ def cartpole(dqn_policy, **kwargs):
 
 
 @pytest.mark.parametrize("episodes", [False, True])
-def test_envs_that_can_be_restored_go_on_within_their_episodes(dqn_policy, episodes):
+def test_envs_that_can_be_restored_continue_their_episodes(dqn_policy, episodes):
     def go_on(collector):
         if episodes:
             return [row.tolist() for e in collector.collect_episodes(4) for row in e["obs"]]
@@ -416,7 +414,7 @@ def test_envs_that_can_be_restored_go_on_within_their_episodes(dqn_policy, episo
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
-def test_a_vector_env_gives_the_same_rows_in_every_way_of_resetting(dqn_policy, mode):
+def test_a_vector_env_yields_consistent_rows_in_every_autoreset_mode(dqn_policy, mode):
     """Rows are missing in steps that reset; rectangles are whole nevertheless."""
 
     class Vector(gym.vector.SyncVectorEnv):
@@ -454,7 +452,7 @@ LOSE_NO_STEPS = [
 
 @pytest.mark.parametrize("lengths", LOSE_NO_STEPS)
 @pytest.mark.parametrize("n_steps", [1, 8, 40])
-def test_envs_that_lose_no_steps_to_resets_pile_up_no_rows(
+def test_rows_do_not_pile_up_in_envs_that_lose_no_steps_to_resets(
     lockstep_envs, batched_policy, lengths, n_steps
 ):
     collector = RolloutCollector(batched_policy, lockstep_envs(lengths))
@@ -493,7 +491,7 @@ def test_an_episode_whose_first_rows_were_not_kept_is_not_whole(lockstep_envs, b
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
-def test_an_episode_that_single_steps_were_taken_of_is_not_whole(
+def test_an_episode_from_which_single_steps_were_taken_is_not_whole(
     lockstep_envs, batched_policy, mode
 ):
     envs = lockstep_envs([(3,), (5,)], mode)
@@ -516,7 +514,7 @@ def test_an_episode_that_waited_while_its_lane_was_lent_is_not_whole(lockstep_en
         assert_whole(collector.collect_episodes(2))
 
 
-def test_what_a_failure_took_is_not_lent(lockstep_envs, batched_policy):
+def test_rows_lost_in_a_failure_are_not_lent(lockstep_envs, batched_policy):
     for fails_every in range(186, 199, 3):
         envs = lockstep_envs([(1,), (1,), (900,)], fails_every=fails_every)
         collector = RolloutCollector(batched_policy, envs)
@@ -524,7 +522,7 @@ def test_what_a_failure_took_is_not_lent(lockstep_envs, batched_policy):
         assert collector.env_step == n_rows + collector.waiting_steps + collector.dropped_steps
 
 
-def test_a_buffer_joins_what_was_laid_into_other_lanes(lockstep_envs, batched_policy):
+def test_a_buffer_links_rows_that_were_placed_in_other_lanes(lockstep_envs, batched_policy):
     buffer = TensorBuffer(20_000, n_step=3, discount=0.5, seed=0)
     collector = RolloutCollector(batched_policy, lockstep_envs([(1,), (5,), (1000,)]))
     for _ in range(400):
@@ -537,7 +535,7 @@ def test_a_buffer_joins_what_was_laid_into_other_lanes(lockstep_envs, batched_po
     assert ((window == 3) | rows["done"]).float().mean() > 0.8
 
 
-def test_lockstep_envs_keep_as_many_extra_episodes_as_their_share(lockstep_envs, batched_policy):
+def test_lockstep_envs_keep_at_most_their_share_of_extra_episodes(lockstep_envs, batched_policy):
     with lockstep_envs([(2,), (21,)], "SameStep") as envs:
         collector = RolloutCollector(batched_policy, envs)
         first = collector.collect_episodes(2)

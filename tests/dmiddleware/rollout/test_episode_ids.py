@@ -1,4 +1,4 @@
-"""Rows of different episodes are never linked, whoever collected them."""
+"""Rows of different episodes are never linked, even if several collectors made them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def buffer():
 
 
 def count_wrong_links(buffer):
-    """Count the rows whose 3-step successor is not in their own episode, so many steps later."""
+    """Count the rows whose n-step successor is not ``n`` steps later in the same episode."""
     rows = buffer.sample(buffer.count())
     n_steps = -torch.log2(rows["discount"])
     expected = rows["obs"].clone()

@@ -18,7 +18,7 @@ def test_shares_are_even_and_the_remainder_goes_to_the_first_envs():
     assert monitor.get_episode_return() == [0, 0, 0, 1, 1, 1, 2, 2]
 
 
-def test_what_a_fast_env_plays_beyond_its_share_does_not_count():
+def test_episodes_beyond_an_envs_share_do_not_count():
     monitor = VectorEvalMonitor(2, 2)
     for episode in range(5):
         monitor.update_info(0, {"lives": episode})
@@ -80,7 +80,7 @@ def film(returns):
         ([5, 3, 9, 1, 7], [3, 0, 2]),
     ],
 )
-def test_films_show_worst_median_and_best(returns, chosen):
+def test_films_show_the_worst_median_and_best_episode(returns, chosen):
     video = film(returns).get_video()
     length = max(chosen) + 1
     assert video.shape == (len(chosen), length, 3, 4, 6)

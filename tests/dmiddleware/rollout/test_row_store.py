@@ -97,7 +97,7 @@ def test_rectangles_are_the_oldest_rows_of_every_env_and_the_rest_stays(plan, n_
 
 @settings(max_examples=50, deadline=None)
 @given(plan=steps, shares=st.lists(st.integers(0, 2), min_size=ENV_NUM, max_size=ENV_NUM))
-def test_episodes_are_whole_and_come_in_the_order_in_which_they_ended(plan, shares):
+def test_episodes_are_whole_and_in_the_order_in_which_they_ended(plan, shares):
     store, naive = RowStore(ENV_NUM), NaiveStore(ENV_NUM)
     fill(store, naive, plan)
     episodes = store.take_episodes(np.array(shares))
@@ -116,7 +116,7 @@ def test_dropped_episodes_are_gone_and_counted(plan, episodes):
 
 @settings(max_examples=50, deadline=None)
 @given(plan=steps)
-def test_a_restored_store_hands_out_the_same(plan):
+def test_a_restored_store_returns_the_same_rows(plan):
     store, naive = RowStore(ENV_NUM), NaiveStore(ENV_NUM)
     fill(store, naive, plan)
     other = RowStore(ENV_NUM)

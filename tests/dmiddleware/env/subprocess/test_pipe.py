@@ -32,14 +32,14 @@ def test_messages_arrive_whole_and_in_order(ends, size):
     sender.join()
 
 
-def test_a_deadline_that_passes_is_a_timeout(ends):
+def test_receiving_times_out_at_the_deadline(ends):
     with pytest.raises(TimeoutError):
         ends[0].receive(deadline=deadline_in(0.01))
     with pytest.raises(TimeoutError):
         ends[0].receive(deadline=time.monotonic() - 5)
 
 
-def test_a_message_that_stops_in_the_middle_is_a_timeout():
+def test_an_incomplete_message_times_out():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall((100).to_bytes(8, "little") + b"half")
@@ -47,12 +47,12 @@ def test_a_message_that_stops_in_the_middle_is_a_timeout():
             WorkerPipe(ours).receive(deadline=deadline_in(0.05))
 
 
-def test_sending_to_one_who_does_not_read_is_a_timeout(ends):
+def test_sending_to_a_peer_that_does_not_read_times_out(ends):
     with pytest.raises(TimeoutError):
         ends[0].send(bytes(50_000_000), deadline=deadline_in(0.05))
 
 
-def test_a_closed_end_is_told(ends):
+def test_a_closed_end_raises(ends):
     one, other = ends
     assert not one.wait_until_closed(deadline=deadline_in(0.01))
     other.close()
@@ -66,7 +66,7 @@ def test_a_closed_end_is_told(ends):
             one.send(b"x", deadline=deadline_in(5))
 
 
-def test_an_end_closed_in_the_middle_of_a_message_is_told():
+def test_an_end_closed_in_the_middle_of_a_message_raises():
     ours, theirs = socket.socketpair()
     with ours:
         theirs.sendall((100).to_bytes(8, "little") + b"half")
@@ -75,13 +75,13 @@ def test_an_end_closed_in_the_middle_of_a_message_is_told():
             WorkerPipe(ours).receive(deadline=deadline_in(30))
 
 
-def test_a_peer_that_died_while_another_process_holds_its_socket_is_noticed():
+def test_a_dead_peer_is_noticed_while_another_process_holds_its_socket():
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(PipeClosed):
         WorkerPipe(ours, is_peer_alive=lambda: False).receive(deadline=deadline_in(60))
 
 
-def test_an_open_file_is_handed_over(ends, tmp_path):
+def test_an_open_file_can_be_sent(ends, tmp_path):
     (tmp_path / "file").write_text("content")
     with (tmp_path / "file").open() as file:
         ends[0].send_fd(file.fileno(), deadline=deadline_in(5))
@@ -93,7 +93,7 @@ def test_an_open_file_is_handed_over(ends, tmp_path):
         ends[1].receive_fd()
 
 
-def test_what_lies_in_a_pipe_is_read_without_waiting_for_its_end():
+def test_available_output_is_read_without_waiting_for_the_end():
     reading, writing = os.pipe()
     assert read_available(reading, wait_s=0.01) == ""
     os.write(writing, "käse".encode())
