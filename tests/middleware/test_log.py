@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tensorboardX.proto.event_pb2 import Event
 
 from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext
@@ -189,3 +190,26 @@ def test_a_full_disk_ends_the_run(run: RunFolder, run_steps: Any) -> None:
     with no_room(20_000), pytest.raises(ExceptionGroup, match="OSError") as caught:
         run_steps(measure, online_logger(run, every_env_step=1), n_steps=50)
     assert caught.group_contains(OSError, match="File too large")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.tensor(2.5),
+        torch.tensor([2.5], requires_grad=True),
+        np.float32(2.5),
+        np.float64(2.5),
+        np.array(2.5),
+    ],
+    ids=["tensor", "tensor [1]", "float32", "float64", "array"],
+)
+def test_scalars_of_other_libraries_are_logged(run: RunFolder, run_steps: Any, value: Any) -> None:
+    def learn(ctx: OnlineRLContext) -> None:
+        ctx.env_step += 8
+        ctx.train_output = [{"loss": value, "rows": np.int64(3), "name": "no number"}]
+
+    run_steps(online_logger(run, every_env_step=8), learn)
+    scalars = written(run)
+    assert scalars["learn/loss"] == [(8, 2.5)]
+    assert scalars["learn/rows"] == [(8, 3.0)]
+    assert "learn/name" not in scalars

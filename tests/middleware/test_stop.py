@@ -56,6 +56,41 @@ def test_time_counts_from_the_first_step(clock: Any) -> None:
         assert not task.finish
 
 
+def test_time_continues_to_count_after_a_resume(clock: Any) -> None:
+    def work(ctx: OnlineRLContext) -> None:
+        clock.advance(2.0)
+
+    def build() -> Any:
+        return Task(clock=clock).use(termination_checker(max_time_s=7.0)).use(work)
+
+    with build() as task:
+        task.run(max_step=3)
+        state = task.state_dict()
+    clock.advance(1000.0)
+    with build() as task:
+        task.load_state_dict(state)
+        task.run(max_step=10)
+        assert task.ctx.total_step == 4
+        assert "8.0 s have passed" in task.stop_reason
+
+
+def test_run_that_is_resumed_at_its_limit_makes_no_step() -> None:
+    def build(limit: int) -> Any:
+        return Task().use(count).use(termination_checker(max_env_step=limit))
+
+    with build(20) as task:
+        task.run()
+        state = task.state_dict()
+    with build(20) as task:
+        task.load_state_dict(state)
+        task.run()
+        assert task.ctx.env_step == 24
+    with build(40) as task:
+        task.load_state_dict(state)
+        task.run()
+        assert task.ctx.env_step == 40
+
+
 def test_checker_reads_only_counters_with_a_limit() -> None:
     checker: Any = termination_checker(max_train_iter=3)
     assert checker.reads == ("train_iter",)

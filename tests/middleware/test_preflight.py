@@ -1,0 +1,236 @@
+"""Mistakes in whole chains of stock middleware, each refused before the first step."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dmiddleware.data import TensorBuffer
+from dmiddleware.env import make_env_manager
+from dmiddleware.errors import ChainError, ConfigError
+from dmiddleware.pipeline import OnlineRLContext, Task, middleware
+from dmiddleware.policy import DQNPolicy, PPOPolicy
+from middleware import (
+    CkptSaver,
+    EpisodeCollector,
+    Experiment,
+    LearningCurve,
+    ModelExchanger,
+    OffPolicyLearner,
+    OnPolicyLearner,
+    RunFolder,
+    SnapshotSaver,
+    StepCollector,
+    data_pusher,
+    eps_greedy_handler,
+    final_ctx_saver,
+    gae_estimator,
+    interaction_evaluator,
+    offline_data_fetcher,
+    offline_logger,
+    offpolicy_data_fetcher,
+    online_logger,
+    trainer,
+)
+
+MODEL = {"encoder_hidden_sizes": [16]}
+
+
+def envs(seed: int = 0) -> Any:
+    return make_env_manager("CartPole-v1", env_num=2, seed=seed)
+
+
+@pytest.fixture
+def dqn() -> DQNPolicy:
+    return DQNPolicy.for_env(envs(), seed=0, model=MODEL)
+
+
+@pytest.fixture
+def buffer() -> TensorBuffer:
+    return TensorBuffer(100, seed=0)
+
+
+def refused(*chain: Any) -> str:
+    """Return the message of the ChainError that running a chain raises."""
+    with Task() as task:
+        for one in chain:
+            task.use(one)
+        with pytest.raises(ChainError) as raised:
+            task.run(max_step=1)
+    return str(raised.value)
+
+
+def test_buffer_that_nothing_fills_is_refused(dqn: DQNPolicy, buffer: TensorBuffer) -> None:
+    message = refused(
+        eps_greedy_handler(), StepCollector(dqn, envs(), n_sample=8), OffPolicyLearner(dqn, buffer)
+    )
+    assert "add data_pusher(buffer)" in message
+
+
+def test_policy_that_never_explores_is_refused(dqn: DQNPolicy, buffer: TensorBuffer) -> None:
+    message = refused(
+        StepCollector(dqn, envs(), n_sample=8), data_pusher(buffer), OffPolicyLearner(dqn, buffer)
+    )
+    assert "add eps_greedy_handler(" in message
+
+
+@pytest.mark.parametrize("random_steps", [0, 20])
+def test_exploration_by_random_steps_or_custom_middleware_is_accepted(
+    dqn: DQNPolicy, buffer: TensorBuffer, random_steps: int
+) -> None:
+    @middleware(writes=("collect_kwargs",))
+    def explore(ctx: OnlineRLContext) -> None:
+        ctx.collect_kwargs["eps"] = 0.5
+
+    with Task() as task:
+        if not random_steps:
+            task.use(explore)
+        task.use(StepCollector(dqn, envs(), n_sample=8, random_steps=random_steps))
+        task.use(data_pusher(buffer)).use(OffPolicyLearner(dqn, buffer))
+        task.check()
+
+
+def test_run_that_collects_and_never_learns_is_refused(
+    dqn: DQNPolicy, buffer: TensorBuffer
+) -> None:
+    message = refused(StepCollector(dqn, envs(), n_sample=8), data_pusher(buffer))
+    assert "nothing in the chain learns" in message
+    message = refused(
+        EpisodeCollector(dqn, envs(), n_episode=2),
+        interaction_evaluator(dqn, envs(), n_episode=2),
+    )
+    assert "nothing in the chain learns" in message
+
+
+def test_roles_that_are_silent_here_count_as_part_of_the_chain(
+    dqn: DQNPolicy, buffer: TensorBuffer
+) -> None:
+    for role in ("learner", "collector", "evaluator"):
+        with Task(roles=(role,)) as task:
+            task.use(eps_greedy_handler())
+            task.use(StepCollector(dqn, envs(), n_sample=8))
+            task.use(given_trajectories).use(data_pusher(buffer))
+            task.use(OffPolicyLearner(dqn, buffer))
+            task.use(interaction_evaluator(dqn, envs(), n_episode=2))
+            task.check()
+
+
+@middleware(writes=("trajectories",))
+def given_trajectories(ctx: OnlineRLContext) -> None:
+    """Stands for an exchange."""
+
+
+def test_env_manager_of_two_middleware_is_refused(dqn: DQNPolicy, buffer: TensorBuffer) -> None:
+    shared = envs()
+    message = refused(
+        eps_greedy_handler(),
+        StepCollector(dqn, shared, n_sample=8),
+        data_pusher(buffer),
+        OffPolicyLearner(dqn, buffer),
+        interaction_evaluator(dqn, shared, n_episode=2),
+    )
+    assert "StepCollector" in message
+    assert "InteractionEvaluator" in message
+    assert "give each its own" in message
+
+
+def test_two_savers_of_one_run_folder_are_refused(
+    dqn: DQNPolicy, buffer: TensorBuffer, run: RunFolder
+) -> None:
+    buffer_chain = (data_pusher(buffer), OffPolicyLearner(dqn, buffer))
+    start = (eps_greedy_handler(), StepCollector(dqn, envs(), n_sample=8), *buffer_chain)
+    message = refused(*start, CkptSaver(dqn, run), Experiment(run, dqn))
+    assert "CkptSaver" in message
+    assert "ckpt" in message
+
+
+def test_n_step_length_that_differs_from_the_policy_is_refused(dqn: DQNPolicy) -> None:
+    three = DQNPolicy.for_env(envs(), nstep=3)
+    with pytest.raises(ConfigError, match=r"n_step=3.*n_step=1"):
+        OffPolicyLearner(dqn, TensorBuffer(100, n_step=3))
+    one_step = TensorBuffer(100)
+    message = refused(
+        eps_greedy_handler(),
+        StepCollector(three, envs(), n_sample=8),
+        data_pusher(one_step),
+        OffPolicyLearner(three, one_step),
+    )
+    assert "nstep=3" in message
+    assert "n_step=1" in message
+
+
+def test_discount_that_differs_from_the_policy_is_refused() -> None:
+    policy = DQNPolicy.for_env(envs(), discount_factor=0.5, nstep=3)
+    buffer = TensorBuffer(100, n_step=3, discount=0.99)
+    with pytest.raises(ConfigError, match=r"0\.99.*0\.5"):
+        OffPolicyLearner(policy, buffer)
+    message = refused(
+        eps_greedy_handler(),
+        StepCollector(policy, envs(), n_sample=8),
+        data_pusher(buffer),
+        offpolicy_data_fetcher(buffer, batch_size=8),
+        trainer(policy),
+    )
+    assert "discount=0.99" in message
+
+
+def test_buffer_without_a_discount_takes_the_policy_s() -> None:
+    policy = DQNPolicy.for_env(envs(), discount_factor=0.5, nstep=3)
+    buffer = TensorBuffer(100, n_step=policy.nstep)
+    OffPolicyLearner(policy, buffer)
+    assert buffer.discount == 0.5
+
+
+def test_policy_s_settings_are_used_where_options_are_left_out(run: RunFolder) -> None:
+    policy = PPOPolicy.for_env(envs(), batch_size=16, epoch_per_collect=3, n_sample=32, seed=0)
+    with Task() as task:
+        task.use(StepCollector(policy, envs())).use(gae_estimator(policy))
+        task.use(OnPolicyLearner(policy)).run(max_step=1)
+        assert task.ctx.env_step == 32
+        assert task.ctx.train_iter == 6
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda value: StepCollector(value, envs(), n_sample=8),
+        lambda value: EpisodeCollector(value, envs(), n_episode=8),
+        lambda value: interaction_evaluator(value, envs(), n_episode=8),
+        lambda value: OffPolicyLearner(value, TensorBuffer(100), batch_size=8),
+        lambda value: OnPolicyLearner(value, batch_size=8, epochs=1),
+        lambda value: trainer(value),
+        lambda value: gae_estimator(value),
+        lambda value: CkptSaver(value, RunFolder(".")),
+        lambda value: ModelExchanger(value),
+        lambda value: Experiment("never-made", value),
+        lambda value: StepCollector(DQNPolicy.for_env(envs()), value, n_sample=8),
+        lambda value: interaction_evaluator(DQNPolicy.for_env(envs()), value, n_episode=8),
+        lambda value: OffPolicyLearner(DQNPolicy.for_env(envs()), value, batch_size=8),
+        lambda value: CkptSaver(DQNPolicy.for_env(envs()), value),
+        lambda value: data_pusher(value),
+        lambda value: online_logger(value),
+        lambda value: offline_logger(value),
+        lambda value: LearningCurve(value),
+        lambda value: final_ctx_saver(value),
+        lambda value: SnapshotSaver(value),
+        lambda value: offline_data_fetcher(value, batch_size=8),
+    ],
+)
+def test_argument_of_a_wrong_type_is_refused_at_construction(
+    build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="got"):
+        build("runs/x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_policy_is_accepted_for_each_of_its_modes(dqn: DQNPolicy, run: RunFolder) -> None:
+    buffer = TensorBuffer(100, seed=0)
+    with Task() as task:
+        task.use(eps_greedy_handler(dqn)).use(StepCollector(dqn, envs(), n_sample=40))
+        task.use(data_pusher(buffer)).use(OffPolicyLearner(dqn, buffer, batch_size=16))
+        task.use(interaction_evaluator(dqn, envs(1), n_episode=2)).use(CkptSaver(dqn, run))
+        task.run(max_step=2)
+        assert task.ctx.train_iter == 2
+    assert (run.ckpt_dir / "final.safetensors").exists()
