@@ -182,3 +182,19 @@ def test_options_must_be_positive(dqn: DQNPolicy, name: str) -> None:
 def test_fewer_episodes_than_envs_are_refused(dqn: DQNPolicy) -> None:
     with pytest.raises(ValueError, match="at least one per env, got 2 for 3 envs"):
         interaction_evaluator(dqn.eval_mode, cartpole(3), n_episode=2)
+
+
+def test_fresh_evaluation_leaves_the_policy_and_the_envs_as_they_were(dqn: DQNPolicy) -> None:
+    envs = cartpole()
+    evaluator = interaction_evaluator(dqn, envs, n_episode=2)
+    before = dqn.eval_mode.state_dict()["model"]
+    other = {
+        "model": {name: torch.zeros_like(value) for name, value in before.items()},
+    }
+    returns = [evaluator.evaluate_fresh(other, n_episode=6, seed=seed) for seed in (1, 1, 2)]
+    # A network of zeros always pushes the cart to the left.
+    assert all(8 <= value <= 11 for value in returns[0])
+    assert returns[0] == returns[1] != returns[2]
+    after = dqn.eval_mode.state_dict()["model"]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert envs.closed

@@ -1,11 +1,28 @@
 import json
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import yaml
 
+from dmiddleware.data import TensorBuffer
+from dmiddleware.env import make_env_manager
+from dmiddleware.errors import TaskStateError
 from dmiddleware.pipeline import OnlineRLContext, Task
-from middleware.experiment import final_ctx_saver
-from middleware.run_folder import RunFolder
+from dmiddleware.policy import DQNPolicy
+from middleware import (
+    Experiment,
+    OffPolicyLearner,
+    RunFolder,
+    StepCollector,
+    data_pusher,
+    eps_greedy_handler,
+    final_ctx_saver,
+    interaction_evaluator,
+    termination_checker,
+)
 
 
 def saved(run: RunFolder) -> Any:
@@ -59,3 +76,94 @@ def test_task_that_never_ran_leaves_nothing(run: RunFolder) -> None:
     with Task(OnlineRLContext()) as task:
         task.use(final_ctx_saver(run))
     assert not (run.path / "final_ctx.json").exists()
+
+
+def cartpole(seed: int = 0) -> Any:
+    return make_env_manager("CartPole-v1", env_num=2, seed=seed)
+
+
+def experiment_chain(root: Path, **policy_options: Any) -> tuple[Task[Any], Experiment]:
+    policy = DQNPolicy.for_env(
+        cartpole(), seed=0, model={"encoder_hidden_sizes": [16]}, **policy_options
+    )
+    buffer = TensorBuffer(1000, seed=0)
+    experiment = Experiment("short", policy, root=root, n_fresh_episode=4)
+    task = Task(seed=0)
+    task.use(eps_greedy_handler(start=0.5, end=0.1, decay_steps=100))
+    task.use(StepCollector(policy, cartpole(), n_sample=20)).use(data_pusher(buffer))
+    task.use(OffPolicyLearner(policy, buffer, batch_size=16, updates_per_collect=4))
+    task.use(interaction_evaluator(policy, cartpole(1), n_episode=2, every_train_iter=20))
+    return task.use(experiment), experiment
+
+
+def test_one_line_records_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task, experiment = experiment_chain(tmp_path)
+    with task:
+        task.use(termination_checker(max_env_step=200)).run()
+    result = experiment.result
+    found = {path.name for path in result.path.iterdir()}
+    assert found == {"ckpt", "tb", "config.yaml", "curve.png", "final_ctx.json", "log.txt"}
+    assert {path.stem for path in (result.path / "ckpt").iterdir()} == {"best", "final"}
+    assert result.env_step == 200
+    assert result.n_episode == 4
+    assert 1 <= result.mean_return <= 500
+    output = capsys.readouterr()
+    assert output.out == f"{result}\n"
+    assert "over 4 fresh episodes" in output.out
+    assert "step 200/200" in output.err
+    assert "mean return" in (result.path / "log.txt").read_text()
+
+
+def test_saved_config_has_the_values_that_the_run_used(tmp_path: Path) -> None:
+    task, experiment = experiment_chain(tmp_path, batch_size=999)
+    with task:
+        task.run(max_step=1)
+    config = yaml.safe_load((experiment.result.path / "config.yaml").read_text())
+    assert config["seed"] == 0
+    assert config["algorithm"] == "DQNPolicy"
+    policy = config["policy"]
+    assert policy["learn"]["batch_size"] == 16
+    assert policy["collect"] == {"n_sample": 20}
+    assert policy["other"]["eps"] == {"start": 0.5, "end": 0.1, "decay": 100, "type": "linear"}
+    assert DQNPolicy(policy).cfg.learn.batch_size == 16
+
+
+def test_failed_run_is_recorded_without_a_final_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(ctx: OnlineRLContext) -> None:
+        if ctx.total_step == 3:
+            raise RuntimeError("no")
+
+    task, experiment = experiment_chain(tmp_path)
+    with pytest.raises(RuntimeError, match="no"), task:
+        task.use(fail).run()
+    assert (experiment.run.ckpt_dir / "final.safetensors").exists()
+    assert math.isnan(experiment.result.mean_return)
+    assert capsys.readouterr().out == ""
+
+
+def test_result_before_the_end_is_refused(tmp_path: Path) -> None:
+    task, experiment = experiment_chain(tmp_path)
+    with task, pytest.raises(TaskStateError, match="no result yet"):
+        _ = experiment.result
+
+
+def test_small_networks_use_one_thread_during_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for variable in (None, "2"):
+            if variable is not None:
+                monkeypatch.setenv("OMP_NUM_THREADS", variable)
+            task, _ = experiment_chain(tmp_path)
+            with task:
+                task.use(lambda ctx: seen.append(torch.get_num_threads())).run(max_step=1)
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 2]
