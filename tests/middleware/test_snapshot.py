@@ -1,11 +1,13 @@
-"""A run that is stopped and resumed is the run that was never stopped."""
+"""A run that is stopped and resumed equals one that was never stopped."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import random
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,17 @@ import numpy as np
 import pytest
 import torch
 
-from dmiddleware import OnlineRLContext, Task
-from dmiddleware.data import PrioritySampler, TensorBuffer, save_checkpoint
+from dmiddleware import OnlineRLContext, Task, kept
+from dmiddleware.data import PrioritySampler, TensorBuffer, load_checkpoint, save_checkpoint
 from dmiddleware.data.serialization import pack
 from dmiddleware.env import make_env_manager
-from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, CheckpointWriteError
+from dmiddleware.errors import (
+    ChainError,
+    CheckpointDamaged,
+    CheckpointMismatch,
+    CheckpointWriteError,
+    ConfigError,
+)
 from dmiddleware.pipeline import SkipRest
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.worker import BaseLearner
@@ -304,3 +312,66 @@ def test_impossible_options_are_refused(tmp_path: Path) -> None:
         SnapshotSaver(tmp_path, {}, keep=0)
     with pytest.raises(ValueError, match="every_train_iter"):
         SnapshotSaver(tmp_path, {}, every_train_iter=0)
+
+
+@dataclass
+class KeepingContext(OnlineRLContext):
+    """A context with kept fields of several types."""
+
+    seen: set[int] = kept(default_factory=set)
+    counts: Counter[str] = kept(default_factory=Counter)
+    lists: defaultdict[str, list[int]] = kept(default_factory=lambda: defaultdict(list))
+    best: np.float32 = kept(np.float32(0))
+
+
+def test_kept_fields_of_several_types_come_back_as_they_were(tmp_path: Path) -> None:
+    def keep(ctx: KeepingContext) -> None:
+        ctx.seen.add(ctx.total_step)
+        ctx.counts["steps"] += 1
+        ctx.lists["steps"].append(ctx.total_step)
+        ctx.best = np.float32(0.1)
+
+    def build() -> tuple[Task[KeepingContext], SnapshotSaver]:
+        snapshots = SnapshotSaver(tmp_path)
+        return Task(KeepingContext()).use(keep).use(snapshots), snapshots
+
+    task, snapshots = build()
+    with task:
+        task.run(max_step=2)
+        snapshots.save(task)
+    task, snapshots = build()
+    with task:
+        assert snapshots.resume(task)
+        task.run(max_step=1)
+        ctx = task.ctx
+        assert ctx.seen == {0, 1, 2}
+        assert type(ctx.counts) is Counter
+        assert ctx.counts == {"steps": 3}
+        assert type(ctx.lists) is defaultdict
+        assert ctx.lists["new"] == []
+        assert type(ctx.best) is np.float32
+
+
+def test_field_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    ctx = OnlineRLContext()
+    ctx.writer = object()  # type: ignore[attr-defined]
+    ctx.keep("writer")
+    with Task(ctx) as task, pytest.raises(ChainError, match=r"the context.*writer"):
+        task.use(SnapshotSaver(tmp_path)).run(max_step=1)
+
+
+def test_part_without_a_state_is_refused_at_construction(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'counter'"):
+        SnapshotSaver(tmp_path, {"counter": object()})  # type: ignore[dict-item]
+
+
+def test_buffer_policy_and_envs_are_saved_without_being_named(tmp_path: Path) -> None:
+    run = DQNRun(tmp_path)
+    with run.task:
+        run.task.run(max_step=3)
+        path = run.snapshots.save(run.task)
+    assert sorted(load_checkpoint(path)["parts"]) == [
+        "InteractionEvaluator.env_manager",
+        "OffPolicyLearner.learner",
+        "data_pusher.buffer",
+    ]
