@@ -54,7 +54,7 @@ class Clock(Protocol):
             condition: held by the caller, notified whenever the predicate may have changed.
             predicate: called with the condition held, and not again once it was true.
             timeout_s: the most seconds to wait; None means no limit, for threads that are idle
-                until they get work or are ended.
+                until there is work for them.
 
         Returns:
             The predicate's last value.

@@ -11,9 +11,10 @@ import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from dmiddleware.pipeline.clock import Clock, SystemClock
+from dmiddleware.pipeline.context import Context
 from dmiddleware.pipeline.event_bus import EventRouter
 from dmiddleware.pipeline.lifecycle import StopRequest
 
@@ -21,7 +22,8 @@ __all__ = ["Progress", "CurrentNode", "running_as", "current_node"]
 
 
 class _StoppableTask(Protocol):
-    ctx: Any
+    @property
+    def ctx(self) -> Context: ...
 
     def stop(
         self, reason: str, *, ok: bool = True, only_local: bool = False, final: bool = True

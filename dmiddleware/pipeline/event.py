@@ -144,8 +144,8 @@ class EventQueue:
                 cannot wait for room in it.
 
         Returns:
-            False if there is no room for a reliable event; True if the emission was queued, dropped
-            or merged as its contract says.
+            False if a reliable event does not fit; True if the emission was queued, dropped or
+            merged as its contract says.
         """
         event = item.event
         counters = self.counters.setdefault(event.name, EventCounters())

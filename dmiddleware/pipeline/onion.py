@@ -31,7 +31,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from types import GeneratorType, TracebackType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from dmiddleware.errors import MiddlewareError
 from dmiddleware.pipeline.context import Context
@@ -47,6 +47,8 @@ __all__ = [
     "merge_errors",
     "OnError",
 ]
+
+C = TypeVar("C", bound=Context)
 
 _logger = logging.getLogger(__name__)
 
@@ -278,7 +280,7 @@ def merge_errors(
         what: the subject of the group's message.
 
     Returns:
-        ``first`` if there are no others; otherwise the first interrupt among them, with the others
+        ``first`` if it is the only one; otherwise the first interrupt among them, with the others
         in its notes and in the log; otherwise an ``ExceptionGroup`` of all.
     """
     errors = [first, *further]
@@ -299,9 +301,9 @@ def merge_errors(
 
 
 def around(
-    call: Callable[[Any], object],
-    guard: Callable[[Any, str], AbstractContextManager[object]],
-) -> Callable[[Any], Generator[Any, None, None]]:
+    call: Callable[[C], object],
+    guard: Callable[[C, str], AbstractContextManager[object]],
+) -> Callable[[C], Generator[Any, None, None]]:
     """Return a middleware that runs each of the two halves of ``call`` in a context manager.
 
     Wrappers such as timers, traces and locks are built with it.
@@ -315,7 +317,7 @@ def around(
     name = middleware_name(call)
     member = CompiledMiddleware(call, name)
 
-    def guarded(ctx: Any) -> Generator[Any, None, None]:
+    def guarded(ctx: C) -> Generator[Any, None, None]:
         with guard(ctx, "forward"):
             generator, mark = _start(member, ctx)
         if generator is None:
@@ -339,7 +341,7 @@ def around(
     return guarded
 
 
-def _start(member: CompiledMiddleware, ctx: Any) -> tuple[Suspended | None, object]:
+def _start(member: CompiledMiddleware, ctx: Context) -> tuple[Suspended | None, object]:
     """Run the way forward; return the suspended generator, if any, and what it yielded."""
     result: Any = member.call(ctx)
     if result is None or not _is_generator(result, member):

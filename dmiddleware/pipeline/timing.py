@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedWriter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from dmiddleware.pipeline.clock import Clock, SystemClock
 from dmiddleware.pipeline.context import Context
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = ["StepTimer", "Timing", "TraceFile", "merge_traces"]
+
+C = TypeVar("C", bound=Context)
 
 
 @dataclass(slots=True)
@@ -53,7 +55,7 @@ class Timing:
 class StepTimer:
     """Measures the time that each middleware takes; a wrapper for ``task.use_wrapper``.
 
-    Without it, there is no overhead. In a ``parallel``, the seconds of all branches add up.
+    Without it, nothing is measured. In a ``parallel``, the seconds of all branches add up.
 
     Args:
         log: also log the seconds of each middleware as the metric ``time_s/<name>``, for loggers
@@ -73,7 +75,7 @@ class StepTimer:
         self._timings: dict[int, tuple[object, Timing]] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, mw: Middleware[Any]) -> Middleware[Any]:
+    def __call__(self, mw: Middleware[C]) -> Middleware[C]:
         """Return the middleware with its time measured."""
         timing = self._timing_of(mw)
 
@@ -142,7 +144,7 @@ class StepTimer:
             for timing in self.timings
         ]
 
-    def _timing_of(self, mw: Middleware[Any]) -> Timing:
+    def _timing_of(self, mw: Middleware[C]) -> Timing:
         known = self._timings.get(id(mw))
         if known is None:
             name = middleware_name(mw)
@@ -203,7 +205,7 @@ class TraceFile:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def __call__(self, mw: Middleware[Any]) -> Middleware[Any]:
+    def __call__(self, mw: Middleware[C]) -> Middleware[C]:
         """Return the middleware with its calls traced."""
         name = middleware_name(mw)
 

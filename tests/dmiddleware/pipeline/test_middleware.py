@@ -1,4 +1,4 @@
-"""What can be used in a chain, and its declarations."""
+"""Middleware: which objects are accepted, and their declarations."""
 
 from __future__ import annotations
 

@@ -63,6 +63,10 @@ with Task(CuriousContext(novelty=1.0), roles=(Role.LEARNER,), seed=3) as task:
     task.run(max_step=3)
     bonus: list[float] | None = task.ctx.bonus
     args, kwargs = task.wait_for("event", 3.0)
+
+with Task(seed=3) as online:
+    online.use(learn).use(Part())
+    steps: int = online.ctx.env_step
 """
 )
 
