@@ -11,8 +11,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 
-from dmiddleware.data import load_checkpoint, save_checkpoint
-from dmiddleware.data.serialization import pack
+from dmiddleware.data import check_saveable, load_checkpoint, save_checkpoint
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, ConfigError
 from dmiddleware.pipeline import ChainView, Role, Task, middleware_name
@@ -128,7 +127,7 @@ class SnapshotSaver:
             if isinstance(part, BaseEnvManager):
                 continue  # it has a state only after its launch
             try:
-                pack(part.state_dict())
+                check_saveable(part.state_dict())
             except TypeError as error:
                 yield (
                     f"it cannot save {name}: {error}; keep only tensors, arrays and "

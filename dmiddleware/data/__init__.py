@@ -19,7 +19,7 @@ from dmiddleware.data.batch import (
     to_numpy,
 )
 from dmiddleware.data.buffer import Buffer, BufferMiddleware
-from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
+from dmiddleware.data.checkpoint import check_saveable, load_checkpoint, save_checkpoint
 from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
 from dmiddleware.data.offline_dataset import Minibatches, OfflineDataset, save_dataset
 from dmiddleware.data.ring.storage import SharedColumns, SharedHandle
@@ -54,6 +54,7 @@ __all__ = [
     "Eligible",
     "UniformSampler",
     "PrioritySampler",
+    "check_saveable",
     "load_checkpoint",
     "OfflineDataset",
     "Minibatches",

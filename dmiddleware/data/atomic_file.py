@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["checksum", "raw_bytes", "write_atomically", "write_safetensors"]
+__all__ = ["DTYPE_NAMES", "checksum", "raw_bytes", "write_atomically", "write_safetensors"]
 
-_DTYPE_NAMES = {
+DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -168,7 +168,7 @@ def checksum(tensors: Mapping[str, torch.Tensor]) -> int:
 
 def _dtype_name(name: str, tensor: torch.Tensor) -> str:
     try:
-        return _DTYPE_NAMES[tensor.dtype]
+        return DTYPE_NAMES[tensor.dtype]
     except KeyError:
         raise TypeError(
             f"tensor {name!r} has dtype {tensor.dtype}, which a .safetensors file cannot hold; "

@@ -20,7 +20,7 @@ from dmiddleware.data.atomic_file import checksum, raw_bytes, write_safetensors
 from dmiddleware.data.serialization import pack, unpack
 from dmiddleware.errors import CheckpointDamaged, CheckpointWriteError
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
+__all__ = ["check_saveable", "load_checkpoint", "save_checkpoint"]
 
 _FORMAT = "dmiddleware-checkpoint"
 _VERSION = "1"
@@ -50,13 +50,21 @@ def save_checkpoint(path: str | Path, state: Any) -> None:
     try:
         write_safetensors(target, tensors, metadata)
     except OSError as error:
-        told = CheckpointWriteError(
+        raise CheckpointWriteError(
             error.errno or errno.EIO,
             f"the checkpoint could not be written ({error.strerror or error}); an existing file is "
             "unchanged. Free disk space or choose another folder, then save again",
             str(target),
-        )
-        raise told from error
+        ) from error
+
+
+def check_saveable(state: Any) -> None:
+    """Check that :func:`save_checkpoint` accepts a state, without writing it.
+
+    Raises:
+        TypeError: as :func:`save_checkpoint` raises it.
+    """
+    pack(state)
 
 
 def load_checkpoint(path: str | Path, map_location: torch.device | str = "cpu") -> Any:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import torch
 
+from dmiddleware.data.atomic_file import DTYPE_NAMES
 from dmiddleware.data.batch import Batch, as_tree
 
 __all__ = ["pack", "unpack"]
@@ -127,6 +128,8 @@ class _Packer:
     def _keep(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> str:
         if tensor.layout is not torch.strided:
             raise _cannot_hold(tensor, path, f"a tensor of layout {tensor.layout}")
+        if tensor.dtype not in DTYPE_NAMES:
+            raise _cannot_hold(tensor, path, f"a tensor of dtype {tensor.dtype}")
         wanted = name = ".".join(map(str, path)) or "state"
         number = 1
         while name in self.tensors or name in self._reserved:  # the keys 0 and "0" read the same

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter, OrderedDict, defaultdict, deque
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from dmiddleware.data import as_tree, load_checkpoint, save_checkpoint
+from dmiddleware.data import as_tree, check_saveable, load_checkpoint, save_checkpoint
 from dmiddleware.errors import CheckpointDamaged, CheckpointWriteError
 
 
@@ -166,12 +167,15 @@ class Settings(dict):
         defaultdict(lambda: 3),
         np.ma.masked_array([1]),
         np.zeros(1, "V3")[0],
+        torch.zeros(1, dtype=torch.complex128),
+        torch.eye(2).to_sparse(),
     ],
     ids=repr,
 )
 def test_a_value_that_would_come_back_as_another_type_is_refused(value, tmp_path):
-    with pytest.raises(TypeError, match=r"state\['kept'\]\[0\] is "):
-        save_checkpoint(tmp_path / "c.safetensors", {"kept": [value]})
+    for refuse in (check_saveable, partial(save_checkpoint, tmp_path / "c.safetensors")):
+        with pytest.raises(TypeError, match=r"state\['kept'\]\[0\] is "):
+            refuse({"kept": [value]})
     assert not list(tmp_path.iterdir())
 
 
