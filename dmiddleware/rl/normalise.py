@@ -192,9 +192,17 @@ class RewardNormaliser:
             )
         if reward.numel() == 0:
             return
-        rewards = reward.to(torch.float64)
         starts = torch.ones_like(done)
         starts[1:] = episode_id[1:] != episode_id[:-1]
+        if len(set(ids := episode_id[starts].tolist())) < len(ids):
+            # Parts of one episode with others between them, as per-env collectors return them.
+            order = episode_id.T.reshape(-1).argsort(stable=True)
+            reward, done, episode_id = (
+                column.T.reshape(-1)[order, None] for column in (reward, done, episode_id)
+            )
+            starts = torch.ones_like(done)
+            starts[1:] = episode_id[1:] != episode_id[:-1]
+        rewards = reward.to(torch.float64)
         # Forwards in time is backwards over the flipped rows; the factor of a row is 0 where the
         # row before it in time belongs to another episode.
         factor = torch.full_like(rewards, self._discount)

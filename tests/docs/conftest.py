@@ -1,4 +1,4 @@
-"""Settings of the documentation's tests."""
+"""Fixtures for the tests of the documentation."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    # The networks on these pages are small: more threads wait for each other more than they work.
+    # The networks on these pages are small, so more threads would only slow them down.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""Read the fenced blocks out of the Markdown pages."""
+"""Read the fenced blocks of the Markdown pages."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Block:
     Attributes:
         page: the page's path, relative to the repository.
         line: line number of its first line of content, from 1.
-        language: the first word behind the opening fence.
+        language: the first word after the opening fence.
         options: the other words, ``key=value``.
-        text: what is between the fences.
+        text: the content between the fences.
     """
 
     page: str
@@ -30,7 +30,7 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """All Markdown pages that people read: those at the top, and docs/."""
+    """Return all Markdown pages: those in the root folder, and docs/."""
     tops = sorted(ROOT.glob("*.md"))
     docs = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in path.parts]
     return tops + docs
@@ -41,7 +41,7 @@ def name(path: Path) -> str:
 
 
 def blocks(path: Path) -> list[Block]:
-    """The fenced blocks of a page, in order."""
+    """Return the fenced blocks of a page, in order."""
     found: list[Block] = []
     opened: tuple[str, str, int] | None = None
     content: list[str] = []

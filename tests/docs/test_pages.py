@@ -1,4 +1,4 @@
-"""Every code block on every page runs, and what pages name exists."""
+"""Every code block on every page runs, and every name and link on a page exists."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.docs.pages import ROOT, Block, blocks, name, pages
 PAGES = pages()
 WITH_CODE = [page for page in PAGES if any(b.language == "python" for b in blocks(page))]
 OUTPUT = doctest.OutputChecker()
-# Long messages are wrapped on the page, and "..." stands for what differs from run to run.
+# Long messages are wrapped on the page, and "..." replaces parts that differ from run to run.
 OUTPUT_FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 KNOWN_LANGUAGES = {"python", "output", "console", "text", "toml", "yaml", ""}
 
@@ -50,7 +50,7 @@ def run(block: Block, path: Path, module: types.ModuleType) -> str:
 @pytest.mark.parametrize("path", WITH_CODE, ids=name)
 def test_code_blocks_of_a_page_run_in_order(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    # As in a program that is run: what is defined here reaches other processes by value.
+    # As in a program: definitions in __main__ are sent to other processes by value.
     module = types.ModuleType("__main__")
     printed = None
     for block in blocks(path):
@@ -65,8 +65,8 @@ def test_code_blocks_of_a_page_run_in_order(path, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name)
-def test_blocks_are_of_a_known_language(path):
-    # A misspelt language would keep a block from running, and no one would notice.
+def test_blocks_have_a_known_language(path):
+    # A block with a misspelt language would silently not run.
     for block in blocks(path):
         directive = block.language.startswith("{")
         assert directive or block.language in KNOWN_LANGUAGES, f"{block.page}:{block.line}"
@@ -85,7 +85,7 @@ def shell_commands() -> list[tuple[str, list[str]]]:
     return found
 
 
-def test_shell_commands_name_what_exists():
+def test_shell_commands_name_existing_targets_and_modules():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for where, command in shell_commands():
         words = [word for word in command if "=" not in word]
@@ -107,14 +107,14 @@ def test_options_of_examples_in_shell_commands_exist():
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name)
-def test_links_between_files_lead_somewhere(path):
+def test_links_between_files_lead_to_existing_files(path):
     text = re.sub(r"^(`{3,}).*?^\1$", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
         if not target.startswith(("http://", "https://", "mailto:")):
             assert (path.parent / target).exists(), f"{name(path)} links to {target}"
 
 
-def test_every_page_is_reached_from_the_index():
+def test_every_page_is_linked_from_the_index():
     reached = set()
     for path in PAGES:
         for block in blocks(path):
@@ -127,7 +127,7 @@ def test_every_page_is_reached_from_the_index():
     assert docs - reached == {ROOT / "docs" / "index.md"}
 
 
-def test_changelog_knows_the_version():
+def test_the_changelog_has_an_entry_for_the_version():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
 

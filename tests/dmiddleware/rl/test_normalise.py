@@ -156,7 +156,6 @@ def literal_returns(reward: torch.Tensor, done: torch.Tensor, discount: float) -
     return seen
 
 
-@settings(deadline=None, max_examples=40)
 def episode_ids(done):
     """Number the episodes of all lanes."""
     ids = torch.zeros(done.shape, dtype=torch.int64)
@@ -164,6 +163,7 @@ def episode_ids(done):
     return ids * done.shape[1] + torch.arange(done.shape[1])
 
 
+@settings(deadline=None, max_examples=40)
 @given(
     n_steps=st.integers(1, 20),
     n_envs=st.sampled_from([1, 3, 300]),

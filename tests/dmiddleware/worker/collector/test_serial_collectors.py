@@ -8,6 +8,8 @@ import torch
 
 from dmiddleware.data import load_checkpoint, save_checkpoint
 from dmiddleware.errors import ConfigError, PolicyOutputError, RegistryError
+from dmiddleware.policy import collate
+from dmiddleware.rl import RewardNormaliser
 from dmiddleware.worker.collector import (
     EpisodeSerialCollector,
     ISerialCollector,
@@ -437,6 +439,20 @@ def test_a_policy_that_returns_no_transition_or_sample_is_refused(
         pytest.raises(PolicyOutputError, match=method),
     ):
         one.collect(3)
+
+
+def test_reward_norm_follows_the_return_of_each_env(sampler):
+    samples = [sample for _ in range(5) for sample in sampler.collect(12)]
+    returns, running = [], {}
+    for one in samples:
+        episode = int(one["episode_id"])
+        running[episode] = 0.9 * running.get(episode, 0.0) + float(one["reward"])
+        returns.append(running[episode])
+    normaliser = RewardNormaliser(discount=0.9)
+    # One lane, in the order in which the trajectories were collected.
+    columns = (collate(samples)[key][:, None] for key in ("reward", "done", "episode_id"))
+    normaliser.update(*columns)
+    assert normaliser.std == pytest.approx(torch.tensor(returns).std(correction=0).item(), rel=1e-3)
 
 
 def test_collectors_are_created_by_name():
