@@ -126,3 +126,25 @@ def test_a_wrong_output_in_a_later_step_is_refused_too(envs):
     collector.collect(3)
     with pytest.raises(PolicyOutputError, match="returned None"):
         collector.collect(3)
+
+
+def test_checking_that_a_policy_fits_the_envs_leaves_its_statistics_alone(envs):
+    class Model(nn.Module):
+        """Has no ``check_spaces``, so it is tried with an observation of zeros."""
+
+        obs_shape = 4
+
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, obs):
+            out = self.linear(obs)
+            return {"logit": out[..., :2], "value": out[..., 2]}
+
+    policy = PPOPolicy({"seed": 0, "obs_norm": True}, model=Model())
+    before = str(policy.collect_mode.state_dict()["obs_normaliser"])
+    RolloutCollector(policy, envs).start()
+    assert str(policy.collect_mode.state_dict()["obs_normaliser"]) == before
+    RolloutCollector(policy, envs).collect(30)
+    assert str(policy.collect_mode.state_dict()["obs_normaliser"]) != before
