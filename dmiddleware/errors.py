@@ -32,7 +32,7 @@ that fits it best, so that either can be caught::
     │   ├── CheckpointDamaged (ValueError)  a file that is not a whole checkpoint
     │   └── CheckpointMismatch (ValueError) a checkpoint of another model
     ├── RouterError
-    │   ├── EncodeError (TypeError)         a value that cannot travel
+    │   ├── EncodeError (TypeError)         a value that cannot be encoded
     │   ├── DecodeError (ValueError)        bytes that are not an encoded value
     │   ├── FrameError (ValueError)         bytes that are not a valid frame
     │   ├── FrameTooLarge (ValueError)      a frame larger than its receiver accepts

@@ -69,9 +69,9 @@ class EventRouter(Protocol):
         ...
 
     def wait_until_ready(self, *, stopped: Callable[[], bool]) -> None:
-        """Wait until every expected peer is ready too, so that nothing emitted misses anyone.
+        """Wait until all expected peers are ready, so that they receive whatever is emitted.
 
-        The wait ends early if ``stopped()`` comes true.
+        The wait ends early if ``stopped()`` returns True.
         """
         ...
 
