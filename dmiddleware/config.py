@@ -60,7 +60,7 @@ class Option:
         range: the values that are accepted.
         meaning: one sentence for the reference.
         keyword: the name as a keyword argument, where the last part of the path is not unique;
-            None: there is no keyword argument.
+            None means that it has no keyword argument.
     """
 
     default: Any

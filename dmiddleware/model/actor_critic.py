@@ -35,7 +35,7 @@ class Actor(Network):
     """A distribution over actions.
 
     Discrete actions get logits; continuous ones a diagonal Gaussian, whose standard deviation is a
-    parameter of its own that does not depend on the state (Schulman et al., "Trust Region Policy
+    separate parameter that does not depend on the state (Schulman et al., "Trust Region Policy
     Optimization", 2015, appendix D).
 
     Args:

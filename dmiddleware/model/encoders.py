@@ -1,4 +1,4 @@
-"""Encoders: from observations of any shape to one feature vector a row.
+"""Encoders: from observations of any shape to one feature vector per row.
 
 Every encoder takes observations with any leading dimensions (``[B, …]``, ``[T, B, …]``, none) and
 returns features ``[…, out_features]`` float32. uint8 leaves are scaled by ``1 / 255``.
@@ -68,7 +68,7 @@ class VectorEncoder(MLP):
 
 
 class OneHotEncoder(MLP):
-    """An MLP over integers shown one-hot, for Discrete and MultiDiscrete observations.
+    """An MLP over one-hot integers, for Discrete and MultiDiscrete observations.
 
     Args:
         sizes: how many values each integer can take.
@@ -120,7 +120,7 @@ class NatureCNN(nn.Module):
         out_features: length of the output's last dimension.
 
     Raises:
-        SpaceError: if the shape is no image, or the image is too small or channels last.
+        SpaceError: if the shape is not an image, or the image is too small or has channels last.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class NatureCNN(nn.Module):
 
 
 class NestedEncoder(nn.Module):
-    """One encoder a leaf of a Dict or Tuple observation, concatenated and joined by one layer.
+    """One encoder per leaf of a Dict or Tuple observation, concatenated and joined by one layer.
 
     Args:
         obs_shape: mapping of names to observation shapes, which may be nested.

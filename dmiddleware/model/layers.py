@@ -59,7 +59,7 @@ def orthogonal_init(module: nn.Module, gain: float) -> None:
 
 
 class MLP(nn.Sequential):
-    """Linear layers with activations after all of them: an ``nn.Sequential``, but a faster one.
+    """Linear layers with activations after all of them: a faster ``nn.Sequential``.
 
     Args:
         in_features: length of the input's last dimension.
@@ -125,7 +125,7 @@ class MLP(nn.Sequential):
 
 
 def call(module: nn.Module, x: Any) -> Any:
-    """Return ``module(x)``, without the detour that torch makes for hooks where there are none."""
+    """Return ``module(x)``, skipping torch's hook handling where there are no hooks."""
     return module(x) if _has_hooks(module) else module.forward(x)
 
 
@@ -162,7 +162,7 @@ def check_sizes(name: str, sizes: Any) -> None:
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Refuse a value that is none of the choices.
+    """Refuse a value that is not one of the choices.
 
     Raises:
         ValueError: naming the option, its value and the choices.

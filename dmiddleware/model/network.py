@@ -1,4 +1,4 @@
-"""What all networks share: they know the spaces that they were built for."""
+"""The base class of networks, which know the spaces they were built for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Network"]
 
 
 class Network(nn.Module):
-    """A torch module from observations to what a policy needs.
+    """A torch module that maps observations to what a policy needs.
 
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.

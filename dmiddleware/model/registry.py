@@ -1,4 +1,4 @@
-"""Networks by name, so that a config can ask for one."""
+"""The registry of networks, and how to build one from a config."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def create_model(cfg: Mapping[str, Any]) -> nn.Module:
 
     Args:
         cfg: ``type`` is the registered name, ``import_names`` are modules to import first (where
-            that name is registered), all else goes to the class as keyword arguments.
+            that name is registered), the other keys are keyword arguments of the class.
 
     Raises:
         ConfigError: if ``type`` is missing, or an option is unknown (the nearest known one is
             named) or missing.
-        RegistryError: if no one registered the name.
+        RegistryError: if the name is not registered.
     """
     options = {str(key): value for key, value in cfg.items()}
     import_modules(options.pop("import_names", ()) or ())

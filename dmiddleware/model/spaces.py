@@ -85,7 +85,7 @@ def as_obs_shape(shape: ObsShape) -> ObsShape:
     """Bring an observation shape into one form: tuples for leaves, sorted dictionaries.
 
     Raises:
-        SpaceError: if it is no observation shape.
+        SpaceError: if it is not an observation shape.
     """
     if isinstance(shape, Mapping):
         if not shape:
@@ -107,7 +107,7 @@ def shape_leaves(shape: ObsShape) -> Iterator[tuple[tuple[str, ...], tuple[Any, 
     """Yield ``(path of keys, leaf shape)`` of an observation shape, keys sorted.
 
     Raises:
-        SpaceError: if it is no observation shape.
+        SpaceError: if it is not an observation shape.
     """
     normal = as_obs_shape(shape)
     if not isinstance(normal, dict):
@@ -119,12 +119,12 @@ def shape_leaves(shape: ObsShape) -> Iterator[tuple[tuple[str, ...], tuple[Any, 
 
 
 def is_one_hot(shape: tuple[Any, ...]) -> bool:
-    """Tell whether a leaf shape is of integers to be shown one-hot."""
+    """Return whether a leaf shape is of integers that the network sees one-hot."""
     return len(shape) > 1 and shape[0] == ONE_HOT
 
 
 def is_image(shape: tuple[Any, ...]) -> bool:
-    """Tell whether a leaf shape is of images: three sizes."""
+    """Return whether a leaf shape is of images: three sizes."""
     return len(shape) == 3 and not is_one_hot(shape)
 
 
@@ -204,14 +204,14 @@ def check_spaces(
     observation_space: gym.Space[Any],
     action_space: gym.Space[Any],
 ) -> None:
-    """Refuse spaces that a model does not fit.
+    """Refuse spaces that do not fit a model.
 
-    A model with a method ``check_spaces`` of its own knows its shapes; any other is tried with one
-    observation of zeros.
+    A model with a method ``check_spaces`` checks its shapes itself; any other model is tried with
+    one observation of zeros.
 
     Args:
         model: the policy's model.
-        act: observations ``[1, …]`` in, actions ``[1, …]`` out; None if there are none to judge.
+        act: observations ``[1, …]`` in, actions ``[1, …]`` out; None if there are none to check.
         observation_space: that of one environment.
         action_space: that of one environment.
 

@@ -35,9 +35,9 @@ class BCPolicy(ActorPolicy):
     """Behaviour cloning: supervised learning of an expert's actions (Pomerleau, "ALVINN", 1989).
 
     Discrete actions by cross-entropy, continuous ones by the mean squared error of the mean action,
-    measured between the action bounds (see :class:`ActorPolicy`) so that all dimensions count
-    alike. Learns from the columns ``obs`` and ``action``, and ``weight`` where there is one; needs
-    no environment. Collecting acts as evaluating does, greedily.
+    relative to the action bounds (see :class:`ActorPolicy`), so all dimensions count alike. Learns
+    from the columns ``obs`` and ``action``, and ``weight`` if there is one; needs no environment.
+    Collecting acts greedily, like evaluating.
     """
 
     config: ClassVar[dict[str, Any]] = {
@@ -72,7 +72,7 @@ class BCPolicy(ActorPolicy):
         return super().for_env(env, model=model, enable_field=enable_field, **options)
 
     def default_model(self) -> tuple[str, list[str]]:
-        """Return the model that is built where ``cfg.model`` names none."""
+        """Return the model to build where ``cfg.model`` names none."""
         return "actor", ["dmiddleware.model"]
 
     def _init_learn(self) -> None:

@@ -64,19 +64,20 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
     - the double target of van Hasselt et al., "Deep RL with Double Q-learning" (2016):
       ``learn.double``;
     - the dueling network of Wang et al. (2016): ``model.dueling``;
-    - n-step targets (Sutton and Barto, 2nd edition, chapter 7): a batch's column ``discount`` is
-      what its bootstraps are multiplied with, in place of ``discount_factor``; the buffer makes it;
+    - n-step targets (Sutton and Barto, 2nd edition, chapter 7) of ``nstep`` steps, made by the
+      buffer: a batch's column ``discount`` multiplies its bootstraps, and must consist of powers of
+      ``discount_factor`` up to ``nstep``;
     - prioritized replay (Schaul et al., 2016): a batch's column ``weight`` weights its errors, and
-      the answer has ``priority``, the absolute TD errors (also with ``priority=True``);
-    - a target network that follows in jumps (Mnih: ``target_update_freq`` updates apart,
-      ``target_tau=1``) or slowly (Lillicrap et al., "Continuous control with deep RL", 2016:
-      ``target_update_freq=1, target_tau=0.005``): every ``target_update_freq`` updates it goes the
-      fraction ``target_tau`` of the way to the online network.
+      the output has ``priority``, the absolute TD errors (also with ``priority=True``);
+    - a target network that is copied every ``target_update_freq`` updates (Mnih,
+      ``target_tau=1``), or tracks the online network (Lillicrap et al., "Continuous control with
+      deep RL", 2016: ``target_update_freq=1, target_tau=0.005``): each update moves it by the
+      fraction ``target_tau`` towards the online network.
 
     Learns from the columns ``obs``, ``action`` int64, ``reward``, ``next_obs``, ``terminated``.
-    Collecting takes the keyword ``eps``, the probability of a random action, and gives ``action``
-    and ``logit``, the actions' values. As commander it gives the ``eps`` that ``other.eps`` has for
-    the environment steps so far.
+    Collecting takes the keyword ``eps``, the probability of a random action, and returns ``action``
+    and ``logit``, the action values. The command mode returns the ``eps`` of the schedule
+    ``other.eps`` for the environment steps so far.
 
     Example:
         >>> policy = DQNPolicy({"model": {"obs_shape": 4, "action_shape": 2}})
@@ -145,7 +146,7 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
         return super().for_env(env, model=model, enable_field=enable_field, **options)
 
     def default_model(self) -> tuple[str, list[str]]:
-        """Return the model that is built where ``cfg.model`` names none."""
+        """Return the model to build where ``cfg.model`` names none."""
         return "q_network", ["dmiddleware.model"]
 
     def _init_learn(self) -> None:
@@ -229,7 +230,7 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
     def _forward_collect_batch(
         self, obs: Any, env_id: np.ndarray, *, eps: float = 0.0, **kwargs: Any
     ) -> dict[str, Any]:
-        # Exploring happens on the CPU, so that a run draws the same numbers with and without a GPU.
+        # Exploration draws on the CPU, so a run draws the same numbers with and without a GPU.
         logit = self._model(obs)["logit"]
         if self._on_gpu:
             logit = logit.cpu()

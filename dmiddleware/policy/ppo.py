@@ -80,20 +80,20 @@ class PPOPolicy(ActorPolicy):
 
     One learn forward is one minibatch. Learns from the columns ``obs``, ``action`` (``raw_action``
     where there is one), ``log_prob``, ``value``, ``adv`` and ``ret``; advantages and returns come
-    from ``gae_estimator``, which gets values of successors from the attribute ``value_fn``.
+    from ``gae_estimator``, which gets the values of successors from the attribute ``value_fn``.
 
-    - Collecting gives ``action``, ``log_prob``, ``value`` and ``logit``, or, for continuous
-      actions, ``mu``, ``sigma`` and ``raw_action``: the draw, whose density ``log_prob`` is. Its
-      ``action`` is what the environment gets, inside its bounds.
-    - ``obs_norm``: statistics grow while collecting; observations are stored as they are and
-      normalised inside every forward, with statistics that do not change between the collecting of
-      a batch and the learning from it. Evaluation changes none.
+    - Collecting returns ``action``, ``log_prob``, ``value`` and ``logit``, or, for continuous
+      actions, ``mu``, ``sigma`` and ``raw_action``: the draw that ``log_prob`` is the density of.
+      ``action`` is within the environment's bounds.
+    - ``obs_norm``: collecting updates the statistics; evaluating does not. Observations are stored
+      unnormalised and normalised in every forward. The statistics do not change between collecting
+      a batch and learning from it.
     - ``reward_norm``: rewards are divided by the running standard deviation of the discounted
       return. ``gae_estimator`` asks for it in the learner's process (:meth:`scale_rewards`), so all
       collectors share the statistics and the learner's checkpoint holds them.
-    - ``target_kl``: an answer with ``kl_stop=True`` says that the policy has moved further than
-      this from the one that collected (Spinning Up; estimator ``approx_kl``). That minibatch made
-      no step, and the learner should leave its remaining epochs.
+    - ``target_kl``: an output with ``kl_stop=True`` means that the policy has moved further than
+      this from the policy that collected (Spinning Up; estimator ``approx_kl``). That minibatch
+      made no step, and the learner should skip the remaining epochs.
     """
 
     config: ClassVar[dict[str, Any]] = {
@@ -172,7 +172,7 @@ class PPOPolicy(ActorPolicy):
         )
 
     def default_model(self) -> tuple[str, list[str]]:
-        """Return the model that is built where ``cfg.model`` names none."""
+        """Return the model to build where ``cfg.model`` names none."""
         return "actor_critic", ["dmiddleware.model"]
 
     def _init_common(self) -> None:
@@ -200,7 +200,7 @@ class PPOPolicy(ActorPolicy):
         return float(self._cfg.gae_lambda)
 
     def observe(self, obs: Any) -> None:
-        """Take observations into the statistics of ``obs_norm`` that another process acted on.
+        """Add observations that another process acted on to the statistics of ``obs_norm``.
 
         Args:
             obs: ``[…, *obs_shape]``, a batch of one version of the policy.
@@ -222,7 +222,7 @@ class PPOPolicy(ActorPolicy):
     def _forward_collect_batch(self, obs: Any, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:
         if self._obs_normaliser is not None:
             self._obs_normaliser.update(obs)
-        # Drawing happens on the CPU, so that a run draws the same numbers with and without a GPU.
+        # Actions are drawn on the CPU, so a run draws the same numbers with and without a GPU.
         output = {key: item.cpu() for key, item in self._model(self._normalised(obs)).items()}
         if "logit" in output:
             action, log_prob = categorical_sample(output["logit"], generator=self._generator)
@@ -317,7 +317,7 @@ class PPOPolicy(ActorPolicy):
             return False
         stays = kl <= self._target_kl
         if self._reducer is not None:
-            # All ranks stop together, else some would wait for the others' gradients.
+            # All ranks stop together; otherwise some would wait for the others' gradients.
             stays = all_agree(stays, self._device)
         return not stays
 
@@ -348,14 +348,14 @@ class PPOPolicy(ActorPolicy):
 
 
 def _check_option(state_dict: dict[str, Any], part: str, option: str, chosen: bool) -> None:
-    """Refuse a state that was saved with another choice than this policy's.
+    """Refuse a state that was saved with another value of the option.
 
-    Without the statistics that it was trained with, a network sees other observations.
+    A network must see observations normalised as in training.
     """
     if (part in state_dict) != chosen:
         raise CheckpointMismatch(
             f"the checkpoint has {'no' if chosen else 'a'} {part}, but this policy's {option} is "
-            f"{chosen}; set {option} as it was in training"
+            f"{chosen}; set {option}={not chosen}, as in training"
         )
 
 

@@ -1,4 +1,4 @@
-"""Policies by name, so that a config can ask for one."""
+"""The registry of policies, and how to build one from a config."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def get_policy_cls(cfg: Mapping[str, Any]) -> type[Policy]:
 
     Raises:
         ConfigError: if ``cfg`` has no ``type``.
-        RegistryError: if no one registered the name; the nearest names are listed.
+        RegistryError: if the name is not registered; the nearest names are listed.
     """
     if "type" not in cfg:
         raise ConfigError(
@@ -41,6 +41,6 @@ def create_policy(cfg: Mapping[str, Any], **kwargs: Any) -> Policy:
 
     Raises:
         ConfigError: if ``cfg`` has no ``type``, or for what the class refuses.
-        RegistryError: if no one registered the name; the nearest names are listed.
+        RegistryError: if the name is not registered; the nearest names are listed.
     """
     return get_policy_cls(cfg)(cfg, **kwargs)

@@ -64,7 +64,7 @@ def categorical_sample(
     generator: torch.Generator | None = None,
     mask: torch.Tensor | None = None,
 ) -> ActionSample:
-    """Draw one action a row.
+    """Draw one action per row.
 
     Args:
         logit: ``[…, A]``, not necessarily normalised.

@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 Schedule: TypeAlias = Callable[[float], float]
-"""A step count in, the value for it out."""
+"""A function from a step count to the value at that step."""
 
 _FEW = 64
 
@@ -77,12 +77,12 @@ class ExponentialSchedule:
 
 @dataclass(frozen=True, slots=True)
 class EpsilonSchedule:
-    """How likely a random action is, as a function of the steps so far.
+    """The probability of a random action as a function of the steps so far.
 
     Attributes:
         start: epsilon at step 0, in ``[0, 1]``.
         end: epsilon in the long run, in ``[0, 1]``.
-        decay_steps: the pace, positive; see the two kinds.
+        decay_steps: the pace of the decay, positive; see the two kinds.
         kind: ``"linear"`` (:class:`LinearSchedule`) or ``"exponential"``
             (:class:`ExponentialSchedule`).
 
@@ -119,8 +119,8 @@ def epsilon_greedy(
 ) -> torch.Tensor:
     """Take a uniformly random action with probability ``eps``, else the best one.
 
-    A call draws equally many random numbers whatever ``eps`` is, so runs that differ in it only
-    stay comparable.
+    A call draws the same number of random numbers for every ``eps``, so runs that differ only in
+    ``eps`` stay comparable.
 
     Args:
         q: ``[…, A]`` action values.
@@ -149,7 +149,7 @@ def epsilon_greedy(
 
 
 def _of_few(q: torch.Tensor, eps: float, draws: torch.Tensor) -> torch.Tensor:
-    """Do the same row by row: of few numbers, a list costs a fraction of torch's calls."""
+    """Do the same row by row; for a few numbers, lists are much faster than torch calls."""
     action = (q.detach() if q.requires_grad else q).numpy().argmax(-1)
     chances, lots = draws.tolist()
     for row, chance in enumerate(chances):

@@ -27,7 +27,7 @@ def bc_discrete_loss(
         label_smoothing: share of the target spread evenly over all actions, in ``[0, 1]``.
 
     Raises:
-        StructureError: if actions or weights are of another shape, or actions no integers.
+        StructureError: if actions or weights are of another shape, or actions are not integers.
     """
     check_shape(logit.shape[:-1], action=action, weight=weight)
     if action.is_floating_point():

@@ -14,7 +14,7 @@ __all__ = ["RunningMeanStd", "RewardNormaliser"]
 
 
 class RunningMeanStd:
-    """Mean and variance of everything seen so far, in float64.
+    """Running mean and variance, in float64.
 
     Batches are merged with the parallel formula of Chan, Golub and LeVeque ("Updating Formulae and
     a Pairwise Algorithm for Computing Sample Variances", 1979), so neither the size nor the order
@@ -22,8 +22,8 @@ class RunningMeanStd:
 
     Args:
         shape: shape of one item, ``()`` for scalars.
-        eps: added to the variance before its root is taken.
-        device: where statistics live and inputs come from.
+        eps: added to the variance before the square root.
+        device: the device of the statistics and the inputs.
 
     Attributes:
         mean: ``shape`` float64, 0 before the first update.
@@ -49,12 +49,12 @@ class RunningMeanStd:
 
     @property
     def std(self) -> torch.Tensor:
-        """``shape`` float64, the root of ``var + eps``."""
+        """The square root of ``var + eps``, float64."""
         return (self.var + self._eps).sqrt()
 
     @torch.no_grad()
     def update(self, batch: torch.Tensor) -> None:
-        """Take in items ``[…, *shape]`` of any dtype; an empty batch changes nothing.
+        """Add items ``[…, *shape]`` of any dtype; an empty batch changes nothing.
 
         Raises:
             StructureError: if the items are of another shape.
@@ -145,8 +145,8 @@ class RewardNormaliser:
     Args:
         discount: gamma, in ``[0, 1]``.
         clip: bound of a scaled reward's absolute value; None: no bound.
-        eps: added to the variance before its root is taken.
-        device: where rewards come from.
+        eps: added to the variance before the square root.
+        device: the device of the rewards.
     """
 
     # Episodes cut by an env failure never finish; the oldest beyond this number are dropped.

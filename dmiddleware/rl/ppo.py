@@ -12,7 +12,7 @@ __all__ = ["PPOPolicyLoss", "ppo_policy_loss", "ppo_value_loss", "approx_kl"]
 
 
 class PPOPolicyLoss(NamedTuple):
-    """What :func:`ppo_policy_loss` gives.
+    """The result of :func:`ppo_policy_loss`.
 
     Attributes:
         loss: scalar, with gradient.

@@ -1,4 +1,4 @@
-"""The backward linear recurrence that every return and advantage comes down to."""
+"""The backward linear recurrence behind every return and advantage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def discounted_scan(value: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     """Solve ``y[t] = value[t] + factor[t] * y[t + 1]`` backwards in time, with ``y[T] = 0``.
 
     Narrow rows are solved by recursive doubling in ``log2(T)`` steps over the whole tensor (Hillis
-    and Steele, "Data Parallel Algorithms", 1986), wide rows on a CPU by one pass a time step.
+    and Steele, "Data Parallel Algorithms", 1986), wide rows on a CPU by one pass per time step.
 
     Args:
         value: ``[T, …]`` floating point.

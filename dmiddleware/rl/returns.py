@@ -1,8 +1,9 @@
-"""Returns and advantages over trajectories, time first, with time limits told from true ends.
+"""Returns and advantages over trajectories, time first.
 
-Everywhere here ``terminated`` says that the episode truly ended, so the future is worth nothing;
-``done`` (``terminated or truncated``) says that the next row belongs to another episode. Only
-``terminated`` stops bootstrapping (Pardo et al., "Time Limits in Reinforcement Learning", 2018).
+``terminated`` means that the episode ended, so there are no future rewards;
+``done`` (``terminated or truncated``) means that the next row belongs to another episode. Only
+``terminated`` stops bootstrapping, a time limit does not (Pardo et al., "Time Limits in
+Reinforcement Learning", 2018).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = [
 
 
 class Advantage(NamedTuple):
-    """What :func:`gae` gives.
+    """The result of :func:`gae`.
 
     Attributes:
         adv: ``[T, …]`` advantages.
@@ -37,7 +38,7 @@ class Advantage(NamedTuple):
 
 
 class NStepReturn(NamedTuple):
-    """What :func:`nstep_return` gives: the parts of an n-step target.
+    """The result of :func:`nstep_return`: the parts of an n-step target.
 
     The target is ``reward + discount * (1 - terminated) * V(next_obs[bootstrap_row])``.
 
@@ -84,7 +85,7 @@ def gae(
         Advantages and returns, ``[T, …]``, without gradient.
 
     Raises:
-        StructureError: if shapes differ, there is no time step, or a mask is not bool.
+        StructureError: if shapes differ, ``T`` is 0, or a mask is not bool.
         ValueError: if ``discount`` or ``gae_lambda`` is outside ``[0, 1]``.
     """
     check_fraction(discount=discount, gae_lambda=gae_lambda)
@@ -117,7 +118,7 @@ def nstep_return(
         discount: gamma, in ``[0, 1]``.
 
     Raises:
-        StructureError: if shapes differ, there is no time step, or a mask is not bool.
+        StructureError: if shapes differ, ``T`` is 0, or a mask is not bool.
         ValueError: if ``n`` is below 1 or ``discount`` outside ``[0, 1]``.
     """
     if n < 1:
@@ -159,14 +160,14 @@ def discounted_return(
         done: ``[T, …]`` bool, terminated or truncated.
         discount: gamma, in ``[0, 1]``.
         next_value: ``[T, …]`` V of each row's true successor. With it, the sum of an episode that
-            was truncated, or that goes on beyond the last row, ends in ``discount * next_value``;
+            was truncated, or that continues after the last row, ends in ``discount * next_value``;
             without it (the default) such a sum just ends.
 
     Returns:
         ``[T, …]`` returns, without gradient.
 
     Raises:
-        StructureError: if shapes differ, there is no time step, or a mask is not bool.
+        StructureError: if shapes differ, ``T`` is 0, or a mask is not bool.
         ValueError: if ``discount`` is outside ``[0, 1]``.
     """
     check_fraction(discount=discount)
@@ -191,8 +192,8 @@ def lambda_return(
     """Mix the n-step returns of all n (Sutton and Barto, 2nd edition, equations 12.2 and 12.3).
 
     ``G[t] = reward[t] + discount * ((1 - trace_decay) * V(s') + trace_decay * G[t + 1])``; at a
-    truncated or the last row the whole weight is on ``V(s')``, after a terminated one there is no
-    future. Equals ``gae(…).ret`` when ``next_value[t]`` is ``value[t + 1]`` within episodes.
+    truncated or the last row the whole weight is on ``V(s')``, after a terminated one nothing
+    follows. Equals ``gae(…).ret`` when ``next_value[t]`` is ``value[t + 1]`` within episodes.
 
     Args:
         reward: ``[T, …]`` float32.
@@ -206,7 +207,7 @@ def lambda_return(
         ``[T, …]`` returns, without gradient.
 
     Raises:
-        StructureError: if shapes differ, there is no time step, or a mask is not bool.
+        StructureError: if shapes differ, ``T`` is 0, or a mask is not bool.
         ValueError: if ``discount`` or ``trace_decay`` is outside ``[0, 1]``.
     """
     check_fraction(discount=discount, trace_decay=trace_decay)

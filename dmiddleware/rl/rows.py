@@ -1,4 +1,4 @@
-"""Whether the columns of a loss have one number for each row."""
+"""A check that the columns of a loss have one number per row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def check_shape(wanted: torch.Size, **columns: torch.Tensor | None) -> None:
 
     Args:
         wanted: the shape that follows from the network's output.
-        **columns: the columns by name; None is none.
+        **columns: the columns by name; None is skipped.
 
     Raises:
         StructureError: naming the column and both shapes.

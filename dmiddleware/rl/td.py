@@ -13,7 +13,7 @@ __all__ = ["TDLoss", "q_target", "td_loss"]
 
 
 class TDLoss(NamedTuple):
-    """What :func:`td_loss` gives.
+    """The result of :func:`td_loss`.
 
     Attributes:
         loss: scalar, with gradient.
@@ -34,7 +34,7 @@ def q_target(
     discount: float | torch.Tensor,
     next_q_online: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return ``reward + discount * Q(s', a')``, where the episode goes on.
+    """Return ``reward + discount * Q(s', a')``, unless the episode terminated.
 
     Without ``next_q_online`` the next action is the target network's own best (Mnih et al.,
     "Human-level control", 2015); with it, the online network's best (van Hasselt et al., "Deep
@@ -43,7 +43,7 @@ def q_target(
     Args:
         next_q: ``[B, A]`` the target network's values at the successor.
         reward: ``[B]`` float32, or an n-step sum.
-        terminated: ``[B]`` bool, where there is no successor to bootstrap from.
+        terminated: ``[B]`` bool, True where nothing is bootstrapped.
         discount: gamma, or ``[B]`` ``gamma ** k`` of n-step sums.
         next_q_online: ``[B, A]`` the online network's values at the successor.
 

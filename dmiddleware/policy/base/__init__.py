@@ -1,1 +1,1 @@
-"""What every policy is built from: the base classes, their modes and styles."""
+"""The base classes of policies, and what they are built from."""

@@ -24,23 +24,24 @@ _BOUND = Range(
 
 
 class ActionBounds:
-    """The bounds of an environment's Box of actions, and the way there and back.
+    """The bounds of an environment's Box of actions, and the mapping to and from them.
 
-    A Gaussian has no bounds, an environment's action has. The raw action, what the policy drew, is
-    what log-probabilities are about; the env action is what the environment gets:
+    The raw action is the draw from a Gaussian, which is unbounded; log-probabilities refer to it.
+    The env action is what the environment receives:
 
-    - ``mode="rescale"``: raw ``[-1, 1]`` is mapped to ``[low, high]``, and what is beyond is
-      clipped, so that a new network, whose outputs are about 0 and 1 apart, explores the whole Box
-      whatever its size. Dimensions without finite bounds are left as they are.
+    - ``mode="rescale"``: raw ``[-1, 1]`` is mapped to ``[low, high]``, and clipped. A new network,
+      whose outputs are about 0 with a deviation of 1, then explores the whole Box. Dimensions
+      without finite bounds are not changed.
     - ``mode="clip"``: the raw action is clipped to ``[low, high]``.
 
     Args:
-        low: ``[A]`` lower bounds; None (with ``high`` None): not known yet, actions pass unchanged.
+        low: ``[A]`` lower bounds; None (with ``high`` None): unknown, actions pass unchanged.
         high: ``[A]`` upper bounds.
         mode: ``"rescale"`` or ``"clip"``.
 
     Raises:
-        ConfigError: if only one bound is given, lengths differ, or a lower one is not below.
+        ConfigError: if only one bound is given, lengths differ, or a lower bound is not below its
+            upper bound.
     """
 
     def __init__(
@@ -87,7 +88,9 @@ class ActionBounds:
             SpaceError: with both bounds.
         """
         if not isinstance(space, gym.spaces.Box):
-            raise SpaceError(f"the policy gives continuous actions, the environment takes {space}")
+            raise SpaceError(
+                f"the policy's actions are continuous, but the environment takes {space}"
+            )
         if self._low is None or self._high is None:
             return
         low, high = _bounds_of(space)
@@ -137,11 +140,12 @@ class ActorOptions(PolicyOptions, total=False):
 
 
 class ActorPolicy(BatchedPolicy):
-    """A policy whose model gives a distribution over actions: ``logit``, or ``mu`` and ``sigma``.
+    """A policy whose model returns a distribution over actions: ``logit``, or ``mu`` and ``sigma``.
 
     The bounds of continuous actions come from ``action_low`` and ``action_high``; where these are
-    None, a policy that has not learned yet takes them from the first environment that it is checked
-    against (:meth:`for_env` and collectors do that). Without bounds, actions are not clipped.
+    None, they are taken from the first environment that the policy is checked against, by
+    :meth:`for_env` or a collector, unless actions were used without bounds before. Without bounds,
+    actions are not clipped.
     See :class:`ActionBounds` for ``action_bounding``.
     """
 
@@ -174,11 +178,11 @@ class ActorPolicy(BatchedPolicy):
         self._bounds = ActionBounds(cfg.action_low, cfg.action_high, mode=cfg.action_bounding)
 
     def _normalised(self, obs: Any) -> Any:
-        """Return what the model is to see of observations."""
+        """Return observations as the model sees them."""
         return obs
 
     def _distribution(self, obs: Any) -> dict[str, torch.Tensor]:
-        """Return what the model says of actions, without the critic's work if that is possible."""
+        """Return the model's distribution over actions, without running the critic if possible."""
         actor = getattr(self._model, "compute_actor", self._model)
         output: dict[str, torch.Tensor] = actor(self._normalised(obs))
         return output

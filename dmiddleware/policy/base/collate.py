@@ -29,7 +29,7 @@ __all__ = [
 
 
 def is_per_env(data: Any) -> bool:
-    """Tell whether ``data`` is a dictionary keyed by env id (and not a nested observation)."""
+    """Return whether ``data`` is a dictionary keyed by env id (and not a nested observation)."""
     return isinstance(data, dict) and all(
         isinstance(key, int | np.integer) and not isinstance(key, bool) for key in data
     )
@@ -46,14 +46,14 @@ def collate(samples: Sequence[Mapping[str, Any]]) -> Any:
         A treetensor ``[len(samples), …]``.
 
     Raises:
-        StructureError: if there are no samples, or they differ in keys or shapes.
+        StructureError: if ``samples`` is empty, or they differ in keys or shapes.
 
     Example:
         >>> collate([{"reward": 0.5}, {"reward": 1.0}])["reward"]
         tensor([0.5000, 1.0000])
     """
     if not samples:
-        raise StructureError("there are no samples to make a batch of; give at least one")
+        raise StructureError("a batch needs at least one sample, got none")
     return as_tree(_collate_mappings(samples, ""))
 
 
@@ -68,7 +68,7 @@ def collate_values(values: Sequence[Any], path: str = "") -> Any:
         A tensor, or for nested values a treetensor.
 
     Raises:
-        StructureError: if the values differ in keys or shapes, or are no arrays.
+        StructureError: if the values differ in keys or shapes, or cannot be stacked.
     """
     stacked = _collate_any(values, path)
     return as_tree(stacked) if isinstance(stacked, dict) else stacked

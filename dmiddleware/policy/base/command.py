@@ -1,4 +1,4 @@
-"""A policy that also commands: training progress in, arguments of the next forward out."""
+"""Policies with a command mode: training progress in, arguments of the next forward out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CommandModePolicy(Policy):
 
     @property
     def command_mode(self) -> CommandMode:
-        """What a commander may do with this policy."""
+        """The methods that a commander may call."""
         return CommandMode(
             get_setting_learn=self._public_setting_learn,
             get_setting_collect=self._public_setting_collect,

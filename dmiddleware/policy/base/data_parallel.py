@@ -42,14 +42,14 @@ def data_parallel(*, backend: str | None = None, timeout_s: float = 300.0) -> It
 
 
 def require_process_group() -> None:
-    """Refuse ``multi_gpu=True`` in a process that has joined no process group.
+    """Refuse ``multi_gpu=True`` outside of a process group.
 
     Raises:
         ConfigError: saying how to start the processes.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise ConfigError(
-            "multi_gpu is True, but this process belongs to no torch.distributed process group; "
+            "multi_gpu is True, but this process is not in a torch.distributed process group; "
             "start the program with torchrun and wrap it in "
             "`with dmiddleware.policy.data_parallel():`, or set multi_gpu=False"
         )
@@ -66,7 +66,7 @@ def broadcast_model(model: nn.Module) -> None:
 class GradientReducer:
     """Averages a model's gradients over all ranks.
 
-    Parameters that got no gradient take part with zeros, so ranks whose losses touch different
+    Parameters without a gradient take part with zeros, so ranks whose losses touch different
     parameters stay in step.
 
     Args:
@@ -130,7 +130,7 @@ class GradientReducer:
 
 
 def all_agree(flag: bool, device: torch.device) -> bool:
-    """Tell whether the flag is true on every rank; every rank must call it."""
+    """Return whether the flag is true on every rank; every rank must call it."""
     vote = torch.tensor(float(flag), device=device)
     dist.all_reduce(vote, op=dist.ReduceOp.MIN)
     return bool(vote.item())

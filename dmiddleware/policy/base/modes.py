@@ -1,6 +1,6 @@
-"""What a worker may do with a policy: immutable tuples of bound methods, one per mode.
+"""The modes of a policy: immutable tuples of the methods that a worker may call.
 
-A worker gets a mode and never the policy, so a collector cannot update parameters by mistake.
+Workers accept a policy and keep only its mode, so a collector cannot update parameters by mistake.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ M = TypeVar("M")
 
 
 class LearnMode(NamedTuple):
-    """What a learner may do.
+    """The methods that a learner may call.
 
     ``forward(batch)`` makes one or several updates from a treetensor ``[B, …]`` or a list of
     samples. It returns a dictionary of Python numbers, or a list of dictionaries, one per update.
@@ -48,7 +48,7 @@ class LearnMode(NamedTuple):
 
 
 class CollectMode(NamedTuple):
-    """What a collector may do.
+    """The methods that a collector may call.
 
     ``forward``, ``process_transition`` and ``get_train_sample`` take per-env data (a dict keyed by
     env id, a list of transitions) and batched data (tensors, treetensors), and return the same
@@ -67,7 +67,7 @@ class CollectMode(NamedTuple):
 
 
 class EvalMode(NamedTuple):
-    """What an evaluator may do.
+    """The methods that an evaluator may call.
 
     ``forward`` acts greedily, on per-env or batched data as in :class:`CollectMode`. ``seed`` seeds
     the randomness of acting, for policies that evaluate stochastically.
@@ -83,7 +83,7 @@ class EvalMode(NamedTuple):
 
 
 class CommandMode(NamedTuple):
-    """What a commander may do: turn the training's progress into arguments of the next forward."""
+    """The methods that a commander may call: from progress to arguments of the next forward."""
 
     get_setting_learn: Callable[[dict[str, Any]], dict[str, Any]]
     get_setting_collect: Callable[[dict[str, Any]], dict[str, Any]]

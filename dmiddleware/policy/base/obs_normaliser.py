@@ -1,4 +1,4 @@
-"""Observation normalisation that stays put while a batch is collected and learned."""
+"""Observation normalisation with statistics that are fixed while a batch is learned from."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["ObsNormaliser"]
 class ObsNormaliser:
     """Shifts and scales observations to mean 0 and standard deviation 1, and clips them.
 
-    New observations go into running statistics; what is used are published ones, a copy of them. A
-    policy that learns from a batch calls :meth:`hold`, and from then on statistics are published
-    only when the first new observations after learning come in. So a batch looks the same when it
-    is learned from as when it was collected, and importance ratios start at 1. Before the first
-    :meth:`hold` every update is published at once: early statistics are better than none.
+    New observations update running statistics; observations are normalised with a published copy
+    of them. A policy that learns from a batch calls :meth:`hold`; from then on statistics are
+    published only with the first new observations after learning. A batch therefore looks the same
+    to the learner as to the collector, and importance ratios start at 1. Before the first
+    :meth:`hold`, every update is published at once.
 
     Images (three dimensions, which networks scale by 1/255) and one-hot integers pass unchanged.
 
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.
         clip: bound of the result's absolute value.
-        device: where observations come from.
+        device: the device of the observations.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ObsNormaliser:
         self._learned = False
 
     def update(self, obs: Any) -> None:
-        """Take in observations ``[…, *obs_shape]`` that a policy is about to act on."""
+        """Add observations ``[…, *obs_shape]`` that a policy is about to act on."""
         if self._learned:
             self._publish()
             self._learned = False
@@ -56,7 +56,7 @@ class ObsNormaliser:
             self._publish()
 
     def hold(self) -> None:
-        """Keep the statistics in use as they are until new observations come in."""
+        """Keep the published statistics until new observations arrive."""
         self._held = True
         self._learned = True
 
@@ -77,7 +77,7 @@ class ObsNormaliser:
         """Restore both sets of statistics.
 
         Raises:
-            CheckpointMismatch: if they are of other observations.
+            CheckpointMismatch: if they belong to other observations.
         """
         for name, own in (("running", self._running), ("published", self._published)):
             paths = {_name(path): stats for path, stats in own.items()}

@@ -216,12 +216,12 @@ class Policy(Configurable):
         """Return a fresh copy of the defaults, merged from the base classes down.
 
         Raises:
-            ConfigError: on ``Policy`` itself, which is no algorithm.
+            ConfigError: on ``Policy`` itself, which is not an algorithm.
         """
         if cls is Policy:
             raise ConfigError(
-                "Policy is the base of all policies and has no config of its own; "
-                "ask a subclass, for example DQNPolicy.default_config()"
+                "Policy is the base class of all policies and has no options; "
+                "use a subclass, for example DQNPolicy.default_config()"
             )
         return super().default_config()
 
@@ -320,7 +320,7 @@ class Policy(Configurable):
         """Clear the evaluating state of the given env ids; None: of all."""
 
     def _monitor_vars_learn(self) -> list[str]:
-        """Return the keys of ``_forward_learn``'s answer that are worth logging."""
+        """Return the keys of ``_forward_learn``'s answer to log."""
         return ["cur_lr", "total_loss"]
 
     def _state_dict_learn(self) -> dict[str, Any]:
@@ -398,7 +398,7 @@ class Policy(Configurable):
 
     @property
     def learn_mode(self) -> LearnMode:
-        """What a learner may do with this policy."""
+        """The methods that a learner may call."""
         return LearnMode(
             forward=self._public_learn,
             reset=self._reset_learn,
@@ -412,7 +412,7 @@ class Policy(Configurable):
 
     @property
     def collect_mode(self) -> CollectMode:
-        """What a collector may do with this policy."""
+        """The methods that a collector may call."""
         return CollectMode(
             forward=self._public_collect,
             process_transition=self._public_transition,
@@ -427,7 +427,7 @@ class Policy(Configurable):
 
     @property
     def eval_mode(self) -> EvalMode:
-        """What an evaluator may do with this policy."""
+        """The methods that an evaluator may call."""
         return EvalMode(
             forward=self._public_eval,
             reset=self._reset_eval,
@@ -479,7 +479,7 @@ class Policy(Configurable):
         near = nearest(name, (own for own in known if not own.startswith("_")))
         raise AttributeError(
             f"{type(self).__name__} has no attribute {name!r} (neither _get_{name}() nor _{name}); "
-            f"near misses: {', '.join(near) or 'none'}"
+            f"did you mean: {', '.join(near) or 'nothing similar'}"
         )
 
     def set_attribute(self, name: str, value: Any) -> None:
@@ -498,9 +498,9 @@ class Policy(Configurable):
         return reward
 
     def sync_gradients(self, model: nn.Module) -> None:
-        """Average the model's gradients over all ranks, between backward and the step.
+        """Average the model's gradients over all ranks; call it between backward and the step.
 
-        With ``bp_update_sync=False`` the reductions of the policy's own model began during
+        With ``bp_update_sync=False`` the reductions of the policy's model started during
         backward, and this waits for them. In a single process it does nothing.
         """
         if self._reducer is None:
@@ -649,13 +649,13 @@ class Policy(Configurable):
     def _descend(
         self, loss: torch.Tensor, batch: Any, *, clip_norm: float | None = None
     ) -> dict[str, float]:
-        """Make one step of ``self._optimizer`` down the gradient of a loss, and count it.
+        """Make one step of ``self._optimizer`` on a loss, and count it.
 
         Gradients are averaged over all ranks.
 
         Args:
             loss: scalar, known to be finite (:meth:`_check_finite`).
-            batch: what it was computed from, named if something is not finite.
+            batch: the batch it was computed from, for the error message.
             clip_norm: scale the gradient so that its norm does not exceed this (Pascanu et al.,
                 "On the difficulty of training recurrent neural networks", 2013).
 
@@ -687,14 +687,14 @@ class Policy(Configurable):
         return packed
 
     def _check_finite(self, value: float, batch: Any, what: str = "the loss") -> None:
-        """Refuse to go on with a loss (or gradient norm) that is NaN or infinite.
+        """Raise if a loss (or gradient norm) is NaN or infinite.
 
-        Called before the step, so the parameters are those from before the update. With several
-        ranks all of them raise, so none waits for the others' gradients.
+        Called before the step, so the parameters are unchanged. With several ranks all of them
+        raise, so none waits for the others' gradients.
 
         Raises:
             NonFiniteLoss: naming the policy iterations that collected the batch.
-            StructureError: if the batch has no rows, of which no loss is a number.
+            StructureError: if the batch has no rows, so that the loss is undefined.
         """
         finite = math.isfinite(value)
         if self._reducer is not None:
@@ -703,16 +703,16 @@ class Policy(Configurable):
             return
         if any(len(leaf) == 0 for _, leaf in leaves(batch)):
             raise StructureError(
-                f"{what} is {value}, since the batch has no rows; give {type(self).__name__} at "
-                "least one to learn from"
+                f"{what} is {value}, since the batch has no rows; {type(self).__name__} needs at "
+                "least one"
             )
         source = "a batch without a column collect_iter"
         if "collect_iter" in batch:
             column = batch["collect_iter"]
             source = f"a batch collected at train_iter {int(column.min())} to {int(column.max())}"
         raise NonFiniteLoss(
-            f"{what} is {value} on {source}; the parameters are those from before this update. "
-            "Look for NaN in observations and rewards; lower the learning rate or clip gradients"
+            f"{what} is {value} on {source}; the parameters were not changed. "
+            "Check observations and rewards for NaN, lower the learning rate or clip gradients"
         )
 
     def _check_fields(self, enable_field: Iterable[str] | None) -> frozenset[str]:

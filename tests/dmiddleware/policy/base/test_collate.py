@@ -40,7 +40,7 @@ def test_samples_of_every_kind_of_value_are_stacked():
 
 
 def test_no_samples_make_no_batch():
-    with pytest.raises(StructureError, match="no samples"):
+    with pytest.raises(StructureError, match="at least one sample"):
         collate([])
 
 

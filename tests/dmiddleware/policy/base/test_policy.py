@@ -218,7 +218,7 @@ def test_sizes_are_read_from_the_top_of_the_config_too(linear, per_env):
 
 
 def test_an_unknown_attribute_names_near_misses(small):
-    with pytest.raises(AttributeError, match=r"'batch_sise'.*near misses: batch_size"):
+    with pytest.raises(AttributeError, match=r"'batch_sise'.*did you mean: batch_size"):
         DQNPolicy({"model": small}).get_attribute("batch_sise")
 
 

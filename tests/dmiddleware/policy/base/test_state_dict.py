@@ -1,4 +1,4 @@
-"""A policy that is saved and loaded goes on as if it had never stopped."""
+"""A policy that is saved and loaded continues as if it had never stopped."""
 
 import pytest
 import torch
