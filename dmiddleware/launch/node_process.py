@@ -43,7 +43,8 @@ ORPHAN_EXIT_S: Final = 20.0
 
 def main() -> None:
     """Run one node; the exit code is 0 if it succeeded."""
-    config = msgspec.json.decode(_read_line(0), type=NodeConfig)
+    launcher = _take_stdin()
+    config = msgspec.json.decode(_read_line(launcher), type=NodeConfig)
     # Standard output is a pipe here, but people should see a line as soon as it is printed.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -52,14 +53,15 @@ def main() -> None:
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
     logging.basicConfig(handlers=[handler], format="%(levelname)s %(name)s: %(message)s")
-    sys.exit(_NodeProcess(config).run())
+    sys.exit(_NodeProcess(config, launcher).run())
 
 
 class _NodeProcess:
     """Runs the user's function and reports to the launcher."""
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, launcher: int) -> None:
         self._config = config
+        self._launcher = launcher
         self._phase = "starting"
         self._error = ""
         self._stop_reason = ""
@@ -122,8 +124,7 @@ class _NodeProcess:
 
     def _follow_launcher(self) -> None:
         """Stop when the launcher says so, or when it has died."""
-        # Not sys.stdin: a daemon thread that holds its lock would block Python's shutdown.
-        while line := _read_line(0):
+        while line := _read_line(self._launcher):
             self._stop(msgspec.json.decode(line, type=str))
         if not self._done.is_set():
             self._stop("the launcher has died", ok=False)
@@ -167,6 +168,17 @@ def _print_traceback(error: BaseException) -> None:
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
     traceback.print_exception(error.with_traceback(frames))
+
+
+def _take_stdin() -> int:
+    """Return a private descriptor of standard input, and give the program an empty one.
+
+    Otherwise the program, or a process that it starts, could read what the launcher sends.
+    """
+    launcher = os.dup(0)
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    return launcher
 
 
 def _read_line(descriptor: int) -> bytes:

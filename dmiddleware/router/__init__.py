@@ -2,7 +2,7 @@
 
 from dmiddleware.router.protocol.counters import EventTraffic, PeerTraffic
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.protocol.topology import NodePlan, plan
+from dmiddleware.router.protocol.topology import NodeAddresses, plan
 from dmiddleware.router.router import Router
 from dmiddleware.router.wire.codec import Codec, TypeAdapter
 
@@ -13,6 +13,6 @@ __all__ = [
     "PeerTraffic",
     "Codec",
     "TypeAdapter",
-    "NodePlan",
+    "NodeAddresses",
     "plan",
 ]

@@ -13,7 +13,7 @@ from dmiddleware.errors import TopologyError
 from dmiddleware.registry import nearest
 
 __all__ = [
-    "NodePlan",
+    "NodeAddresses",
     "Protocol",
     "RedisAddress",
     "TopologyName",
@@ -33,7 +33,7 @@ MAX_IPC_PATH = 107
 
 
 @dataclass(frozen=True, slots=True)
-class NodePlan:
+class NodeAddresses:
     """One node's part in the network.
 
     Attributes:
@@ -59,7 +59,7 @@ def plan(
     ports: Sequence[int] = (),
     attach_to: Sequence[str] = (),
     redis: str = "",
-) -> list[NodePlan]:
+) -> list[NodeAddresses]:
     """Plan the network of nodes that are started together.
 
     ``mesh``: each node listens and dials the nodes before it. ``star``: the first node listens and
@@ -100,7 +100,7 @@ def plan(
     else:
         addresses = _addresses(listening, protocol, run_dir, address, ports)
     return [
-        NodePlan(
+        NodeAddresses(
             index,
             node_id,
             listen=addresses[index] if index < n_listening else "",

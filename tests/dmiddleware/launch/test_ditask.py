@@ -17,6 +17,7 @@ from tests.dmiddleware.launch.ditask_process import start
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 PROGRAM = """
+    import subprocess
     from pathlib import Path
     from dmiddleware import Context, Role, Task, middleware
 
@@ -56,6 +57,10 @@ PROGRAM = """
 
             task.use(run).run()
             Path(f"ended-{task.router.node_id}").write_text(task.stop_reason)
+
+    def with_a_reader():
+        reader = subprocess.Popen(["cat"], stdout=subprocess.DEVNULL)
+        forever()
 
     def without_roles():
         with Task(Context()) as task:
@@ -208,6 +213,15 @@ def test_a_signal_to_the_launcher_stops_all_nodes_which_report_it(
     assert len(stop_reasons(folder)) == 2
     assert not any(child.is_running() for child in children)
     assert left_behind(folder) == []
+
+
+def test_a_child_that_reads_standard_input_does_not_hide_the_reason(folder: Path) -> None:
+    with start(folder, "--main", "program.with_a_reader") as launcher:
+        _await_running(launcher, 1)
+        launcher.send_signal(signal.SIGINT)
+        launcher.communicate(timeout=60)
+        assert launcher.returncode == 130
+    assert stop_reasons(folder) == ["received SIGINT (Ctrl-C)"]
 
 
 def test_a_run_stops_in_order_when_its_output_is_closed(folder: Path) -> None:
