@@ -102,7 +102,8 @@ def test_the_next_run_removes_the_arrays_of_a_killed_run(folder: Path) -> None:
         assert launcher.stdout is not None
         assert any("got one" in line for line in launcher.stdout)
         workers = psutil.Process(launcher.pid).children()
-        for process in (launcher, *workers):
+        # The launcher last: its processes notice its death at once, and remove what they use.
+        for process in (*workers, launcher):
             process.kill()
         _, alive = psutil.wait_procs(workers, timeout=60)
         assert alive == []
