@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import textwrap
+import time
 from pathlib import Path
 
 import psutil
@@ -46,7 +47,7 @@ PROGRAM = """
             def on_array(array):
                 assert (array == array[0]).all()
                 arrived.append(is_shared(array))
-                if len(arrived) == 1:
+                if arrived.count(True) == 1:
                     print("got one", flush=True)
 
             if task.has_role(Role.LEARNER):
@@ -69,6 +70,10 @@ def folder(tmp_path: Path) -> Path:
 def start(folder: Path, main: str, *options: str) -> subprocess.Popen[str]:
     roles = ("--roles", "learner=1,collector=1")
     return ditask_process.start(folder, "--main", main, *roles, *options)
+
+
+def left_slabs(folder: Path) -> list[Path]:
+    return list((folder / "memory").glob("ditask-*/*.slab"))
 
 
 @pytest.mark.parametrize("protocol", ["ipc", "tcp"])
@@ -101,13 +106,16 @@ def test_the_next_run_removes_the_arrays_of_a_killed_run(folder: Path) -> None:
     with start(folder, "program.forever", *options) as launcher:
         assert launcher.stdout is not None
         assert any("got one" in line for line in launcher.stdout)
+        deadline = time.monotonic() + 60
+        while not left_slabs(folder) and time.monotonic() < deadline:
+            time.sleep(0.01)
         workers = psutil.Process(launcher.pid).children()
         # The launcher last: its processes notice its death at once, and remove what they use.
         for process in (*workers, launcher):
             process.kill()
         _, alive = psutil.wait_procs(workers, timeout=60)
         assert alive == []
-    assert [file.name for file in (folder / "memory").glob("ditask-*/*.slab")]
+    assert left_slabs(folder)
     with start(folder, "program.main", *options) as launcher:
         text, _ = launcher.communicate(timeout=80)
     assert launcher.returncode == 0, text
