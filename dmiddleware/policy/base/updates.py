@@ -55,7 +55,7 @@ def priorities_of_rows(
 
     Returns:
         The rows, int64 ``[k]`` (None: all, in order), and their priorities ``[k]``; None without
-        are no priorities.
+        priorities.
 
     Raises:
         PolicyOutputError: if it is unclear which rows the priorities are for.
