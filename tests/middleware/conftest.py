@@ -9,7 +9,7 @@ from dmiddleware.pipeline import OnlineRLContext, Task
 from dmiddleware.testing import FakeClock
 from middleware.run_folder import RunFolder
 
-# Networks this small gain nothing from more threads, and wait long for them on a busy machine.
+# More threads only slow such small networks down.
 torch.set_num_threads(1)
 
 
@@ -26,7 +26,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def run_steps(clock: FakeClock) -> Any:
-    """Run a chain in a task of its own, closed afterwards; return the last context."""
+    """Run a chain in a new task, close it, and return the last context."""
 
     def run_steps(*chain: Any, n_steps: int = 1, ctx: Any = None, seed: int = 0) -> Any:
         with Task(OnlineRLContext() if ctx is None else ctx, seed=seed, clock=clock) as task:

@@ -1,4 +1,4 @@
-"""Disks that are full."""
+"""Full disks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_room(n_bytes: int) -> Iterator[None]:
-    """Let the system refuse to make files larger than this, as a full disk would."""
+    """Limit the size of files, so that writes fail as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
     try:

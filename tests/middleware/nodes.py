@@ -1,4 +1,4 @@
-"""Tasks that are nodes of one run, each on a thread of its own."""
+"""Tasks that are nodes of one run, each on its own thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Program: TypeAlias = Callable[[Task[Any]], Any]
 def node(
     folder: Path, node_id: int, role: str, *, n_nodes: int = 1, topology: str = "mesh"
 ) -> Iterator[Task[Any]]:
-    """A task of one role, whose router meets those of the other nodes in the folder, if any."""
+    """A task of one role, whose router connects to the other nodes of the folder."""
     is_hub = topology == "mesh" or node_id == 0
     n_peers = n_nodes - 1 if is_hub else min(n_nodes - 1, 1)
     others = range(node_id if is_hub else 1) if n_peers else ()
@@ -39,7 +39,7 @@ def node(
 
 
 def run_nodes(folder: Path, *programs: tuple[str, Program], topology: str = "mesh") -> list[Any]:
-    """Run one program a node, side by side; return what they return."""
+    """Run one program per node at the same time; return their results."""
 
     def run(node_id: int) -> Any:
         role, program = programs[node_id]

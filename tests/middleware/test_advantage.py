@@ -39,12 +39,12 @@ def cartpole(**kwargs: Any) -> Any:
 
 
 def short_cartpole() -> Any:
-    """Episodes of CartPole that a time limit cuts after 7 steps."""
+    """CartPole with a time limit of 7 steps."""
     return cartpole(max_episode_steps=7)
 
 
 def gae_by_hand(rows: Any, value_fn: Any) -> torch.Tensor:
-    """Follow every row to the end of its episode, or of the data, one step after the other."""
+    """Compute advantages with a literal loop from every row to the end of its episode or the data."""
     adv = torch.zeros(rows["reward"].shape)
     n_steps, n_envs = adv.shape
     for env in range(n_envs):
@@ -63,9 +63,7 @@ def gae_by_hand(rows: Any, value_fn: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("make_envs", [cartpole, short_cartpole])
-def test_gae_is_that_of_following_each_row_by_hand(
-    run_steps: Any, ppo: PPOPolicy, make_envs: Any
-) -> None:
+def test_gae_equals_a_literal_loop(run_steps: Any, ppo: PPOPolicy, make_envs: Any) -> None:
     ctx = run_steps(
         StepCollector(ppo.collect_mode, make_envs(), n_sample=60),
         gae_estimator(ppo),
@@ -107,7 +105,7 @@ def test_gae_takes_episodes_that_are_joined(run_steps: Any, ppo: PPOPolicy) -> N
     torch.testing.assert_close(ctx.train_data["adv"], expected[:, 0], rtol=1e-4, atol=1e-5)
 
 
-def test_gae_of_nested_observations_asks_for_values_of_trees(run_steps: Any) -> None:
+def test_gae_of_nested_observations_passes_trees_to_the_value_function(run_steps: Any) -> None:
     shape = (4, 2)
     rows = as_tree(
         {

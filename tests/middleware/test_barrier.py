@@ -1,4 +1,4 @@
-"""The barrier."""
+"""Barriers of several nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.middleware.nodes import DEADLINE_S, run_nodes
 def work(ctx: OnlineRLContext) -> None: ...
 
 
-def test_nobody_goes_on_before_all_have_come(tmp_path: Path) -> None:
+def test_no_node_passes_before_all_have_arrived(tmp_path: Path) -> None:
     passed = {0: 0, 1: 0, 2: 0}
     apart: list[int] = []
 
@@ -34,11 +34,11 @@ def test_nobody_goes_on_before_all_have_come(tmp_path: Path) -> None:
 
     run_nodes(tmp_path, (Role.LEARNER, run), (Role.COLLECTOR, run), (Role.COLLECTOR, run))
     assert passed == {0: 20, 1: 20, 2: 20}
-    # Who has passed the barrier may be one round ahead of who has not gone on from it yet.
+    # A node that has passed the barrier may be one round ahead of the others.
     assert max(apart) <= 1
 
 
-def test_who_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_nodes_are_named(tmp_path: Path) -> None:
     def run_learner(task: Task[Any]) -> None:
         task.use(Barrier("epoch", timeout_s=0.5)).use(work)
         with pytest.raises(WaitTimeout, match=r"node\(s\) 1 at barrier 'epoch' did not arrive"):
@@ -58,7 +58,7 @@ def test_who_is_missing_is_named(tmp_path: Path) -> None:
     run_nodes(tmp_path, (Role.LEARNER, run_learner), (Role.COLLECTOR, run_other))
 
 
-def test_who_has_left_is_not_waited_for(tmp_path: Path) -> None:
+def test_nodes_that_have_left_are_not_waited_for(tmp_path: Path) -> None:
     def run_learner(task: Task[Any]) -> int:
         task.use(Barrier(timeout_s=DEADLINE_S)).use(work).run(max_step=5)
         return task.ctx.total_step
@@ -69,14 +69,14 @@ def test_who_has_left_is_not_waited_for(tmp_path: Path) -> None:
     assert run_nodes(tmp_path, (Role.LEARNER, run_learner), (Role.COLLECTOR, run_other))[0] == 4
 
 
-def test_two_barriers_are_told_apart_by_name(tmp_path: Path) -> None:
+def test_two_barriers_are_distinguished_by_name(tmp_path: Path) -> None:
     def run(task: Task[Any]) -> None:
         task.use(Barrier("first")).use(work).use(Barrier("second")).run(max_step=5)
 
     run_nodes(tmp_path, (Role.LEARNER, run), (Role.COLLECTOR, run))
 
 
-def test_in_one_process_there_is_nobody_to_wait_for() -> None:
+def test_in_one_process_it_does_not_wait() -> None:
     with Task(Context()) as task:
         task.use(Barrier()).run(max_step=3)
         assert task.ctx.total_step == 2

@@ -1,4 +1,4 @@
-"""Whole chains of real pieces, and what happens when something is wrong with one."""
+"""Whole chains of stock middleware, and their errors."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def dqn_chain(task: Any, policy: DQNPolicy, run: RunFolder, buffer: TensorBuffer
     task.use(termination_checker(max_env_step=200))
 
 
-def test_whole_chain_runs_and_leaves_its_files(run: RunFolder, dqn: DQNPolicy) -> None:
+def test_whole_chain_runs_and_writes_its_files(run: RunFolder, dqn: DQNPolicy) -> None:
     with Task(OnlineRLContext()) as task:
         dqn_chain(task, dqn, run, TensorBuffer(1000, seed=0))
         task.run()
@@ -217,7 +217,7 @@ def test_batch_of_another_structure_leaves_the_buffer_as_it_was(dqn: DQNPolicy) 
     assert "step 1" in notes
 
 
-def test_nan_in_a_loss_stops_names_the_iteration_and_saves_what_there_is(
+def test_nan_loss_stops_the_run_names_the_iteration_and_saves_the_policy(
     run: RunFolder, dqn: DQNPolicy
 ) -> None:
     buffer = TensorBuffer(1000, seed=0)

@@ -20,7 +20,7 @@ def dqn() -> DQNPolicy:
 
 
 def learn(policy: DQNPolicy) -> Any:
-    """Stand for a learner: every parameter becomes the number of updates."""
+    """A fake learner: every parameter becomes the number of updates."""
 
     def learn(ctx: OnlineRLContext) -> None:
         ctx.train_iter += 10
@@ -34,7 +34,7 @@ def learn(policy: DQNPolicy) -> Any:
 
 
 def evaluate(policy: DQNPolicy, *values: float) -> Any:
-    """Stand for an evaluator, with the state of the policy that it evaluated."""
+    """A fake evaluator, with the state of the policy that it evaluated."""
     left = list(values)
 
     def evaluate(ctx: OnlineRLContext) -> None:
@@ -73,7 +73,7 @@ def test_best_is_the_policy_of_the_best_evaluation(
     assert "optimizer" in state
 
 
-def test_best_is_what_was_evaluated_though_it_learned_on(
+def test_best_is_the_evaluated_policy_even_after_further_updates(
     run: RunFolder, run_steps: Any, dqn: DQNPolicy
 ) -> None:
     run_steps(CkptSaver(dqn.learn_mode, run), evaluate(dqn, 1.0, 3.0, 2.0), learn(dqn), n_steps=3)
@@ -91,7 +91,7 @@ def test_value_that_is_nan_is_never_the_best(
     assert parameter(load(run, "best")) == 20
 
 
-def test_periodic_ones_come_every_so_many_updates_and_the_newest_stay(
+def test_periodic_checkpoints_are_saved_at_an_interval_and_the_newest_are_kept(
     run: RunFolder, run_steps: Any, dqn: DQNPolicy
 ) -> None:
     saver = CkptSaver(dqn.learn_mode, run, every_train_iter=15, keep=2)
@@ -104,7 +104,7 @@ def test_periodic_ones_come_every_so_many_updates_and_the_newest_stay(
     assert parameter(load(run, "iteration_60")) == 60
 
 
-def test_files_of_a_learners_hook_in_the_same_run_stay(
+def test_files_of_a_learner_s_hook_in_the_same_run_are_kept(
     run: RunFolder, run_steps: Any, dqn: DQNPolicy
 ) -> None:
     cfg = {"hook": {"save_ckpt_after_iter": 1, "save_ckpt_after_run": True}}
@@ -121,7 +121,9 @@ def test_files_of_a_learners_hook_in_the_same_run_stay(
     assert saved(run) == ["final.safetensors", "iteration_20.safetensors"]
 
 
-def test_final_state_can_be_learned_on_from(run: RunFolder, run_steps: Any, dqn: DQNPolicy) -> None:
+def test_training_can_continue_from_the_final_state(
+    run: RunFolder, run_steps: Any, dqn: DQNPolicy
+) -> None:
     run_steps(learn(dqn), CkptSaver(dqn.learn_mode, run), n_steps=2)
     state = load(run, "final")
     assert (state["last_iter"], state["last_step"]) == (20, 160)
@@ -130,7 +132,7 @@ def test_final_state_can_be_learned_on_from(run: RunFolder, run_steps: Any, dqn:
     assert parameter(other.learn_mode.state_dict()) == 20
 
 
-def test_what_there_is_is_saved_after_an_error(
+def test_final_state_is_saved_after_an_error(
     run: RunFolder, run_steps: Any, dqn: DQNPolicy
 ) -> None:
     def fail(ctx: OnlineRLContext) -> None:
@@ -151,7 +153,7 @@ def test_ctrl_c_saves_too(run: RunFolder, run_steps: Any, dqn: DQNPolicy) -> Non
     assert parameter(load(run, "final")) == 10
 
 
-def test_a_run_that_learned_nothing_leaves_the_final_policy_of_the_one_before(
+def test_run_without_updates_keeps_the_final_policy_of_the_run_before(
     run: RunFolder, run_steps: Any, dqn: DQNPolicy
 ) -> None:
     run_steps(learn(dqn), CkptSaver(dqn.learn_mode, run), n_steps=3)
@@ -211,7 +213,7 @@ def test_full_disk_at_the_end_is_an_error(run: RunFolder, run_steps: Any, dqn: D
     assert saved(run) == []
 
 
-def test_restored_saver_knows_its_best_and_its_files(
+def test_restored_saver_continues_with_its_best_value_and_files(
     run: RunFolder, run_steps: Any, dqn: DQNPolicy
 ) -> None:
     first = CkptSaver(dqn.learn_mode, run, every_train_iter=10, keep=2)
@@ -227,7 +229,7 @@ def test_restored_saver_knows_its_best_and_its_files(
     ]
 
 
-def test_it_belongs_to_the_learner(run: RunFolder, dqn: DQNPolicy) -> None:
+def test_it_is_active_in_the_role_learner(run: RunFolder, dqn: DQNPolicy) -> None:
     assert CkptSaver(dqn.learn_mode, run).roles == (Role.LEARNER,)
 
 
@@ -238,11 +240,11 @@ def test_options_must_be_positive(run: RunFolder, dqn: DQNPolicy) -> None:
         CkptSaver(dqn.learn_mode, run, keep=0)
 
 
-def test_best_of_the_folder_is_replaced_by_a_better_one_only(
+def test_best_policy_of_the_folder_is_replaced_only_by_a_better_one(
     run: RunFolder, run_steps: Any, dqn: DQNPolicy
 ) -> None:
     run_steps(learn(dqn), evaluate(dqn, 30.0), CkptSaver(dqn.learn_mode, run))
-    # As when the learner is started again: it begins anew in the same folder.
+    # A restarted learner uses the same folder.
     saver = CkptSaver(dqn.learn_mode, run)
     run_steps(learn(dqn), learn(dqn), evaluate(dqn, 20.0), saver)
     assert saver.best_value == 30.0
@@ -252,7 +254,7 @@ def test_best_of_the_folder_is_replaced_by_a_better_one_only(
     assert load(run, "best")["last_eval_value"] == 40.0
 
 
-def test_a_better_policy_in_the_folder_outlives_a_run_that_is_taken_up_before_it(
+def test_better_policy_in_the_folder_is_kept_when_an_earlier_state_is_resumed(
     run: RunFolder, run_steps: Any, dqn: DQNPolicy
 ) -> None:
     first = CkptSaver(dqn.learn_mode, run)

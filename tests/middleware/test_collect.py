@@ -46,9 +46,7 @@ def test_counters_grow_from_step_to_step(run_steps: Any, dqn: DQNPolicy, envs: A
     assert ctx.env_episode == sum(ends) > 0
 
 
-def test_counters_of_a_resumed_run_are_counted_on(
-    run_steps: Any, dqn: DQNPolicy, envs: Any
-) -> None:
+def test_resumed_run_continues_its_counters(run_steps: Any, dqn: DQNPolicy, envs: Any) -> None:
     ctx = OnlineRLContext(env_step=1000, env_episode=50)
     ctx = run_steps(StepCollector(dqn.collect_mode, envs, n_sample=40), ctx=ctx)
     assert ctx.env_step == 1040
@@ -78,7 +76,7 @@ def test_collect_kwargs_reach_the_policy(run_steps: Any, dqn: DQNPolicy, envs: A
     assert 0.3 < share_of_greedy(random) < 0.7
 
 
-def test_rows_carry_the_iteration_that_collected_them(
+def test_rows_have_the_iteration_of_the_policy_that_collected_them(
     run_steps: Any, dqn: DQNPolicy, envs: Any
 ) -> None:
     collector = StepCollector(dqn.collect_mode, envs, n_sample=4)
@@ -109,7 +107,7 @@ def test_resumed_run_collects_no_random_steps_again(
 def test_returns_of_finished_episodes_are_logged(run_steps: Any, dqn: DQNPolicy, envs: Any) -> None:
     ctx = run_steps(StepCollector(dqn.collect_mode, envs, n_sample=100))
     rows, done = ctx.trajectories, ctx.trajectories["done"]
-    # CartPole pays one a step, and all episodes began in this batch.
+    # The reward of CartPole is 1 per step, and all episodes began in this batch.
     finished = [
         rows["reward"][rows["episode_id"] == number].sum() for number in rows["episode_id"][done]
     ]
@@ -131,7 +129,7 @@ def test_policy_makes_its_training_samples(run_steps: Any, dqn: DQNPolicy, envs:
     assert ctx.trajectories["reward"].max() == 0.5
 
 
-def test_envs_are_closed_by_whom_they_were_launched(
+def test_only_envs_launched_by_the_middleware_are_closed(
     run_steps: Any, dqn: DQNPolicy, envs: Any
 ) -> None:
     run_steps(StepCollector(dqn.collect_mode, envs, n_sample=4))
@@ -178,7 +176,7 @@ def test_same_seeds_collect_the_same(run_steps: Any) -> None:
     assert not torch.isin(first["episode_id"], second["episode_id"]).any()
 
 
-def test_collector_goes_on_from_its_state(run_steps: Any, dqn: DQNPolicy, envs: Any) -> None:
+def test_collector_continues_from_its_state(run_steps: Any, dqn: DQNPolicy, envs: Any) -> None:
     first = StepCollector(dqn.collect_mode, envs, n_sample=40)
     with Task(OnlineRLContext()) as task:
         task.use(first).run(max_step=2)
@@ -237,7 +235,7 @@ def test_wrong_types_of_policy_and_envs_are_refused(dqn: DQNPolicy, envs: Any) -
             collector(dqn.eval_mode, envs, **{option: 1})
 
 
-def test_collectors_belong_to_the_collector(dqn: DQNPolicy, envs: Any) -> None:
+def test_collectors_are_active_in_the_role_collector(dqn: DQNPolicy, envs: Any) -> None:
     for collector in (
         StepCollector(dqn.collect_mode, envs, n_sample=1),
         EpisodeCollector(dqn.collect_mode, envs, n_episode=1),

@@ -32,7 +32,7 @@ def learn(ctx: OnlineRLContext) -> None:
     ctx.train_iter += 10
 
 
-def test_policy_plays_in_the_first_step_and_then_every_so_many_updates(
+def test_policy_is_evaluated_in_the_first_step_and_then_at_an_interval(
     run_steps: Any, dqn: DQNPolicy
 ) -> None:
     at = []
@@ -48,7 +48,7 @@ def test_policy_plays_in_the_first_step_and_then_every_so_many_updates(
     assert ctx.last_eval_iter == 70
 
 
-def test_returns_are_those_of_the_worker(run_steps: Any, dqn: DQNPolicy) -> None:
+def test_returns_equal_those_of_evaluate_episodes(run_steps: Any, dqn: DQNPolicy) -> None:
     with cartpole(seed=5) as envs:
         expected = evaluate_episodes(dqn.eval_mode, envs, 6).get_episode_return()
     ctx = run_steps(interaction_evaluator(dqn.eval_mode, cartpole(seed=5), n_episode=6))
@@ -61,7 +61,7 @@ def test_returns_are_those_of_the_worker(run_steps: Any, dqn: DQNPolicy) -> None
     assert output["episode_info"]["eval_episode_length"] == pytest.approx(np.mean(expected))
 
 
-def test_every_evaluation_plays_other_episodes(run_steps: Any, dqn: DQNPolicy) -> None:
+def test_each_evaluation_plays_different_episodes(run_steps: Any, dqn: DQNPolicy) -> None:
     played = []
 
     def note(ctx: OnlineRLContext) -> None:
@@ -81,14 +81,14 @@ def test_task_stops_when_the_value_is_reached(dqn: DQNPolicy) -> None:
         assert "has reached stop_value 1" in str(task.stop_reason)
 
 
-def test_policy_that_was_not_updated_stops_nothing(dqn: DQNPolicy) -> None:
+def test_untrained_policy_does_not_stop_the_run(dqn: DQNPolicy) -> None:
     with Task(OnlineRLContext()) as task:
         task.use(interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2, stop_value=1.0))
         task.run(max_step=5)
         assert not task.finish
 
 
-def test_return_below_the_value_goes_on(dqn: DQNPolicy) -> None:
+def test_return_below_the_value_does_not_stop_the_run(dqn: DQNPolicy) -> None:
     with Task(OnlineRLContext()) as task:
         task.use(learn)
         task.use(interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2, stop_value=501.0))
@@ -96,7 +96,7 @@ def test_return_below_the_value_goes_on(dqn: DQNPolicy) -> None:
         assert not task.finish
 
 
-def test_policy_that_was_evaluated_can_be_saved_though_it_learns_on(
+def test_evaluated_policy_can_be_saved_after_further_updates(
     run: RunFolder, run_steps: Any, dqn: DQNPolicy
 ) -> None:
     before = dqn.eval_mode.state_dict()["model"]
@@ -114,7 +114,7 @@ def test_policy_that_was_evaluated_can_be_saved_though_it_learns_on(
     assert all(torch.equal(best[name], before[name]) for name in before)
 
 
-def test_envs_are_closed_by_whom_they_were_launched(run_steps: Any, dqn: DQNPolicy) -> None:
+def test_only_envs_launched_by_the_middleware_are_closed(run_steps: Any, dqn: DQNPolicy) -> None:
     envs = cartpole()
     run_steps(interaction_evaluator(dqn.eval_mode, envs, n_episode=2))
     assert envs.closed
@@ -152,7 +152,7 @@ def test_some_evaluations_are_filmed(run_steps: Any, dqn: DQNPolicy) -> None:
     assert films[0].shape[1:] == (3, 3, 400, 600)
 
 
-def test_resumed_run_evaluates_when_it_would_have(run_steps: Any, dqn: DQNPolicy) -> None:
+def test_resumed_run_evaluates_at_the_same_updates(run_steps: Any, dqn: DQNPolicy) -> None:
     ctx = OnlineRLContext(train_iter=100, last_eval_iter=90, last_eval_value=5.0)
     evaluator = interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2, every_train_iter=25)
     ctx = run_steps(evaluator, ctx=ctx)

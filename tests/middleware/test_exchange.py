@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other."""
+"""The exchange of data, evaluations and counters between processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHORT_S = 0.05
 
 @pytest.fixture
 def learner(tmp_path: Path) -> Iterator[Task[Any]]:
-    """A learner that no peer has found yet; what peers would send, tests emit by themselves."""
+    """A learner without peers; the tests emit the events that peers would send."""
     with node(tmp_path, 0, Role.LEARNER) as task:
         yield task
 
@@ -48,7 +48,7 @@ def learn(ctx: OnlineRLContext) -> None:
 
 @middleware(roles=[Role.COLLECTOR], writes=["trajectories"])
 def collect(ctx: OnlineRLContext) -> None:
-    """Four rows of a step each."""
+    """Return four rows."""
     ctx.trajectories = as_tree(
         {"done": torch.zeros(2, 2, dtype=torch.bool), "episode_id": torch.zeros(2, 2).long()}
     )
@@ -107,7 +107,7 @@ class Seen:
 
 
 def arrive(task: Task[Any], event: Any, *args: Any) -> None:
-    """Let an event come as if a peer had sent it."""
+    """Deliver an event as if a peer had sent it."""
     task.emit(event, *args, only_local=True)
     task.sync()
 
@@ -116,9 +116,6 @@ def set_up(task: Task[Any], *chain: Any) -> None:
     for one in chain:
         task.use(one)
     task.run(max_step=0)
-
-
-# One process ------------------------------------------------------------------------------------
 
 
 def test_in_one_process_nothing_happens() -> None:
@@ -133,7 +130,7 @@ def test_in_one_process_nothing_happens() -> None:
 def push(ctx: OnlineRLContext) -> None: ...
 
 
-def test_what_an_exchange_brings_may_be_read(learner: Task[Any]) -> None:
+def test_fields_that_an_exchange_receives_may_be_read(learner: Task[Any]) -> None:
     learner.use(ContextExchanger()).use(collect).use(push).check()
 
 
@@ -142,15 +139,12 @@ def test_without_an_exchange_the_check_asks_for_one(learner: Task[Any]) -> None:
         learner.use(collect).use(push).check()
 
 
-def test_in_one_process_an_exchange_is_no_source_of_data() -> None:
+def test_in_one_process_an_exchange_does_not_provide_data() -> None:
     with Task(OnlineRLContext()) as task, pytest.raises(ChainError, match="trajectories"):
         task.use(ContextExchanger()).use(push).check()
 
 
-# The learner ------------------------------------------------------------------------------------
-
-
-def test_a_learner_takes_one_batch_a_step_and_counts_what_it_took(learner: Task[Any]) -> None:
+def test_a_learner_takes_and_counts_one_batch_per_step(learner: Task[Any]) -> None:
     seen = Seen("env_step", "env_episode", "train_iter")
     set_up(learner, ContextExchanger(), seen, learn)
     for number in (1, 2, 3):
@@ -159,13 +153,13 @@ def test_a_learner_takes_one_batch_a_step_and_counts_what_it_took(learner: Task[
     assert seen.steps == [(10, 1, 1), (30, 2, 2)]
 
 
-def test_a_learner_without_data_says_so_at_its_deadline(learner: Task[Any]) -> None:
+def test_a_learner_without_data_reports_it_at_the_deadline(learner: Task[Any]) -> None:
     learner.use(ContextExchanger(timeout_s=SHORT_S)).use(learn)
     with pytest.raises(WaitTimeout, match=r"collected data did not arrive within 0.05 s"):
         learner.run(max_step=1)
 
 
-def test_waiting_is_logged_by_edge(learner: Task[Any]) -> None:
+def test_waiting_time_is_logged_for_each_node(learner: Task[Any]) -> None:
     set_up(learner, ContextExchanger(), learn)
     arrive(learner, COLLECTED, batch(node_id=3))
     learner.run(max_step=1)
@@ -176,7 +170,7 @@ def test_waiting_is_logged_by_edge(learner: Task[Any]) -> None:
     assert logged["exchange/policy_lag"] == 0
 
 
-def test_evaluations_that_came_before_the_stop_are_shown_to_observers_wherever_they_stand(
+def test_evaluations_received_before_the_stop_reach_observers_at_any_position(
     learner: Task[Any],
 ) -> None:
     before, after = Seen("eval_value", "last_eval_iter"), Seen("eval_value", "train_iter")
@@ -201,7 +195,7 @@ def test_an_evaluation_is_not_shown_in_a_step_that_a_stop_cuts_short(learner: Ta
     assert seen.steps == [(1.0,)]
 
 
-def test_batches_under_way_at_the_end_are_in_no_counter(learner: Task[Any]) -> None:
+def test_batches_in_transit_at_the_end_are_not_counted(learner: Task[Any]) -> None:
     set_up(learner, ContextExchanger(), learn)
     for number in (1, 2):
         arrive(learner, COLLECTED, batch(number))
@@ -237,7 +231,7 @@ def test_the_last_evaluation_reaches_the_learner_before_its_sender_s_stop(tmp_pa
 
 
 @pytest.mark.parametrize("topology", ["mesh", "star"])
-def test_a_failure_ends_all_and_all_know_it(tmp_path: Path, topology: str) -> None:
+def test_a_failure_stops_all_nodes_as_failed(tmp_path: Path, topology: str) -> None:
     def run(task: Task[Any]) -> Any:
         @middleware(roles=[Role.EVALUATOR])
         def give_up(ctx: OnlineRLContext) -> None:
@@ -256,16 +250,13 @@ def test_a_failure_ends_all_and_all_know_it(tmp_path: Path, topology: str) -> No
     assert ends == [("node 2: it diverged", False)] * 2 + [("it diverged", False)]
 
 
-# The others -------------------------------------------------------------------------------------
-
-
-def test_a_collector_waits_for_the_learner_s_first_word(collector: Task[Any]) -> None:
+def test_a_collector_waits_for_the_first_counters_of_the_learner(collector: Task[Any]) -> None:
     collector.use(ContextExchanger(timeout_s=SHORT_S)).use(collect)
     with pytest.raises(WaitTimeout, match="the first counters of the learner"):
         collector.run(max_step=1)
 
 
-def test_a_collector_that_joins_later_goes_on_from_the_learner_s_counters(
+def test_a_collector_that_joins_later_starts_from_the_learner_s_counters(
     collector: Task[Any],
 ) -> None:
     set_up(collector, ContextExchanger(), collect)
@@ -274,7 +265,7 @@ def test_a_collector_that_joins_later_goes_on_from_the_learner_s_counters(
     assert collector.ctx.env_step == 5004
 
 
-def test_a_collector_is_not_further_ahead_than_it_may(collector: Task[Any]) -> None:
+def test_a_collector_waits_when_it_is_max_ahead(collector: Task[Any]) -> None:
     set_up(collector, ContextExchanger(max_ahead=3, timeout_s=SHORT_S), collect)
     arrive(collector, LEARNED, counters(0))
     collector.run(max_step=3)
@@ -282,7 +273,9 @@ def test_a_collector_is_not_further_ahead_than_it_may(collector: Task[Any]) -> N
         collector.run(max_step=1)
 
 
-def test_what_another_process_of_this_node_sent_gives_no_room(collector: Task[Any]) -> None:
+def test_batches_of_an_earlier_process_of_the_node_are_not_counted_as_room(
+    collector: Task[Any],
+) -> None:
     set_up(collector, ContextExchanger(max_ahead=1, timeout_s=SHORT_S), collect)
     arrive(collector, LEARNED, counters(0))
     collector.run(max_step=1)
@@ -291,7 +284,7 @@ def test_what_another_process_of_this_node_sent_gives_no_room(collector: Task[An
         collector.run(max_step=1)
 
 
-def test_a_new_learner_has_nothing_of_what_the_old_one_did_not_take(
+def test_a_new_learner_does_not_have_batches_that_the_old_one_left(
     collector: Task[Any],
 ) -> None:
     set_up(collector, ContextExchanger(max_ahead=1, timeout_s=SHORT_S), collect)
@@ -302,7 +295,7 @@ def test_a_new_learner_has_nothing_of_what_the_old_one_did_not_take(
     assert collector.ctx.env_step == 8
 
 
-def test_an_evaluator_waits_until_something_was_learned(tmp_path: Path) -> None:
+def test_an_evaluator_waits_for_further_updates(tmp_path: Path) -> None:
     with node(tmp_path, 2, Role.EVALUATOR) as task:
         set_up(task, ContextExchanger(timeout_s=SHORT_S), evaluate)
         arrive(task, LEARNED, counters(5))
@@ -318,7 +311,7 @@ def test_a_stop_ends_a_wait(collector: Task[Any]) -> None:
     assert seen.steps == []
 
 
-def test_when_the_learner_ends_nobody_waits_for_it(tmp_path: Path) -> None:
+def test_no_node_waits_for_a_learner_that_has_ended(tmp_path: Path) -> None:
     def run_learner(task: Task[Any]) -> Any:
         task.use(ContextExchanger()).use(collect).use(learn).use(evaluate).run(max_step=3)
 
@@ -335,7 +328,7 @@ def test_when_the_learner_ends_nobody_waits_for_it(tmp_path: Path) -> None:
     assert followers == [("the learner has ended", True, False)] * 2
 
 
-def test_a_learner_that_failed_is_waited_for_and_named(tmp_path: Path) -> None:
+def test_a_failed_learner_is_waited_for_and_named(tmp_path: Path) -> None:
     def run_learner(task: Task[Any]) -> Any:
         task.use(ContextExchanger()).use(collect).use(learn).run(max_step=3)
         with pytest.raises(RuntimeError), task:
@@ -351,7 +344,7 @@ def test_a_learner_that_failed_is_waited_for_and_named(tmp_path: Path) -> None:
     assert message.endswith("did not arrive within 3 s; disconnected: node 0 (said goodbye)")
 
 
-def test_all_that_collectors_made_is_taken_in_and_counted_once(tmp_path: Path) -> None:
+def test_all_collected_data_is_taken_and_counted_once(tmp_path: Path) -> None:
     made: list[int] = []
     taken: list[int] = []
     most_ahead = []
@@ -384,7 +377,7 @@ def test_all_that_collectors_made_is_taken_in_and_counted_once(tmp_path: Path) -
     assert max(most_ahead) <= 4
 
 
-def test_a_collector_that_dies_and_comes_back_is_counted_on(tmp_path: Path) -> None:
+def test_counting_continues_when_a_collector_dies_and_rejoins(tmp_path: Path) -> None:
     def run_learner(task: Task[Any]) -> Any:
         @middleware(roles=[Role.LEARNER])
         def count(ctx: OnlineRLContext) -> None:
@@ -395,7 +388,7 @@ def test_a_collector_that_dies_and_comes_back_is_counted_on(tmp_path: Path) -> N
         return task.ctx.env_step
 
     def run_first(task: Task[Any]) -> None:
-        # Ends after five batches, on its own, and without a word of why.
+        # It ends after five batches without notifying its peers.
         task.use(ContextExchanger()).use(collect).run(max_step=5)
 
     def life_after_life(task: Task[Any]) -> None:
@@ -412,11 +405,8 @@ def test_a_collector_that_dies_and_comes_back_is_counted_on(tmp_path: Path) -> N
     assert env_step == 40
 
 
-# Pace -------------------------------------------------------------------------------------------
-
-
 def draw(n_rows: int) -> Any:
-    """A learner that draws so many rows a step, once there are eight."""
+    """A learner that draws ``n_rows`` in each step, once there are eight."""
 
     @middleware(roles=[Role.LEARNER])
     def draw(ctx: OnlineRLContext) -> None:
@@ -454,7 +444,7 @@ def test_a_learner_that_is_ahead_waits_for_data(learner: Task[Any]) -> None:
         learner.run(max_step=1)
 
 
-def test_a_learner_that_is_behind_takes_nothing_in(learner: Task[Any]) -> None:
+def test_a_learner_that_is_behind_takes_no_data(learner: Task[Any]) -> None:
     seen = Seen("trajectories", "env_step")
     set_up(learner, ContextExchanger(samples_per_insert=100), seen, draw(8))
     for number in range(1, 6):
@@ -464,8 +454,8 @@ def test_a_learner_that_is_behind_takes_nothing_in(learner: Task[Any]) -> None:
     assert seen.steps[-1][0] is None
 
 
-def test_a_learner_that_is_behind_and_cannot_learn_takes_data_in(learner: Task[Any]) -> None:
-    """Its buffer was cleared, say, and must fill again."""
+def test_a_learner_that_is_behind_and_cannot_learn_takes_data(learner: Task[Any]) -> None:
+    """Like a learner whose buffer was cleared."""
     seen = Seen("env_step")
 
     @middleware(roles=[Role.LEARNER])
@@ -480,7 +470,7 @@ def test_a_learner_that_is_behind_and_cannot_learn_takes_data_in(learner: Task[A
     assert [env_step for (env_step,) in seen.steps] == [4, 8, 8, 12, 16, 16, 16, 16]
 
 
-def test_the_pace_goes_on_where_a_snapshot_left_it(learner: Task[Any], tmp_path: Path) -> None:
+def test_the_pace_continues_from_a_snapshot(learner: Task[Any], tmp_path: Path) -> None:
     set_up(learner, ContextExchanger(samples_per_insert=1), draw(8))
     for number in (1, 2, 3):
         arrive(learner, COLLECTED, batch(number))
@@ -499,7 +489,7 @@ def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
         ContextExchanger(**options)
 
 
-def test_the_launcher_is_told_how_long_a_process_waited(collector: Task[Any]) -> None:
+def test_the_waiting_time_is_reported_to_the_launcher(collector: Task[Any]) -> None:
     with running_as(CurrentNode()) as this:
         collector.use(ContextExchanger(timeout_s=SHORT_S)).use(collect)
         with pytest.raises(WaitTimeout):

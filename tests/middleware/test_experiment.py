@@ -29,7 +29,7 @@ def saved(run: RunFolder) -> Any:
     return json.loads((run.path / "final_ctx.json").read_text())
 
 
-def test_counters_and_the_reason_of_the_end_are_saved(run: RunFolder) -> None:
+def test_counters_and_the_stop_reason_are_saved(run: RunFolder) -> None:
     def work(ctx: OnlineRLContext) -> None:
         ctx.env_step += 8
         ctx.trajectories = object()
@@ -72,7 +72,7 @@ def test_it_is_saved_after_an_error_too(run: RunFolder, run_steps: Any) -> None:
     assert saved(run)["env_step"] == 8
 
 
-def test_task_that_never_ran_leaves_nothing(run: RunFolder) -> None:
+def test_task_that_never_ran_saves_no_file(run: RunFolder) -> None:
     with Task(OnlineRLContext()) as task:
         task.use(final_ctx_saver(run))
     assert not (run.path / "final_ctx.json").exists()

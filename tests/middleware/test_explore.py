@@ -17,7 +17,7 @@ def test_epsilon_falls_with_the_environment_steps(run_steps: Any) -> None:
     assert seen == pytest.approx([1.0, 0.6, 0.2, 0.2])
 
 
-def test_exponential_decay_is_a_third_of_the_way_off_after_decay_steps(run_steps: Any) -> None:
+def test_exponential_decay_has_1_e_of_the_way_left_after_decay_steps(run_steps: Any) -> None:
     handler = eps_greedy_handler(start=1.0, end=0.0, decay_steps=100, kind="exponential")
     ctx = run_steps(handler, ctx=OnlineRLContext(env_step=100))
     assert ctx.collect_kwargs["eps"] == pytest.approx(0.36788, abs=1e-5)
@@ -35,7 +35,7 @@ def test_other_collect_kwargs_stay(run_steps: Any) -> None:
     assert ctx.collect_kwargs == {"temperature": 2.0, "eps": 1.0}
 
 
-def test_it_belongs_to_the_collector() -> None:
+def test_it_is_active_in_the_role_collector() -> None:
     handler: Any = eps_greedy_handler()
     assert handler.roles == (Role.COLLECTOR,)
     assert handler.reads == ("env_step",)

@@ -68,7 +68,9 @@ def weights(policy: Any) -> torch.Tensor:
     return torch.cat([value.flatten() for value in state.values()])
 
 
-def test_offpolicy_learner_updates_so_many_times(run_steps: Any, dqn: DQNPolicy) -> None:
+def test_offpolicy_learner_makes_updates_per_collect_updates(
+    run_steps: Any, dqn: DQNPolicy
+) -> None:
     before = weights(dqn)
     learner = OffPolicyLearner(dqn.learn_mode, filled(), batch_size=16, updates_per_collect=5)
     ctx = run_steps(learner, n_steps=2)
@@ -78,7 +80,7 @@ def test_offpolicy_learner_updates_so_many_times(run_steps: Any, dqn: DQNPolicy)
     assert not torch.equal(before, weights(dqn))
 
 
-def test_it_does_what_a_loop_by_hand_does(run_steps: Any, dqn: DQNPolicy) -> None:
+def test_offpolicy_learner_equals_a_hand_written_loop(run_steps: Any, dqn: DQNPolicy) -> None:
     other = DQNPolicy(SMALL)
     run_steps(OffPolicyLearner(dqn.learn_mode, filled(), batch_size=16, updates_per_collect=7))
     buffer = filled()
@@ -110,7 +112,7 @@ def test_learning_starts_with_one_batch_by_default(run_steps: Any, dqn: DQNPolic
     assert run_steps(learner).train_iter == 1
 
 
-def test_priorities_go_back_to_the_buffer(run_steps: Any, dqn: DQNPolicy) -> None:
+def test_priorities_are_written_to_the_buffer(run_steps: Any, dqn: DQNPolicy) -> None:
     sampler = PrioritySampler(alpha=1.0)
     buffer = filled(4, sampler=sampler)
     before = buffer.sample(4)["weight"]
@@ -166,7 +168,7 @@ def test_priorities_of_several_outputs_go_to_the_rows_of_each(
     assert len(products) == 1
 
 
-def test_deque_buffer_gets_the_priorities_of_several_outputs_back(
+def test_priorities_of_several_outputs_are_written_to_a_deque_buffer(
     run_steps: Any, dqn: DQNPolicy
 ) -> None:
     buffer = deque(32)
@@ -178,7 +180,7 @@ def test_deque_buffer_gets_the_priorities_of_several_outputs_back(
         assert item.meta["priority"] == pytest.approx(float(item.data["reward"]) + 1)
 
 
-def test_deque_buffer_gets_its_priorities_back(run_steps: Any, dqn: DQNPolicy) -> None:
+def test_priorities_are_written_to_a_deque_buffer(run_steps: Any, dqn: DQNPolicy) -> None:
     buffer = DequeBuffer(1000, seed=0)
     buffer.use(PriorityExperienceReplay(buffer))
     batch = transitions(8)
@@ -306,7 +308,7 @@ def test_hooks_of_the_end_run_after_an_error_too(
     assert tape[-1][0] == "after_run"
 
 
-def test_run_goes_on_from_the_checkpoint_that_a_hook_loads(
+def test_run_continues_from_the_checkpoint_that_a_hook_loads(
     run_steps: Any, dqn: DQNPolicy, tmp_path: Path
 ) -> None:
     path = tmp_path / "before.safetensors"
@@ -316,14 +318,14 @@ def test_run_goes_on_from_the_checkpoint_that_a_hook_loads(
     assert ctx.train_iter == learner.train_iter == 41
 
 
-def test_something_else_than_a_buffer_is_refused(dqn: DQNPolicy) -> None:
+def test_argument_that_is_not_a_buffer_is_refused(dqn: DQNPolicy) -> None:
     with pytest.raises(ConfigError, match="TensorBuffer or a DequeBuffer"):
         OffPolicyLearner(dqn.learn_mode, [], batch_size=16)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="TensorBuffer or a DequeBuffer"):
         offpolicy_data_fetcher([], batch_size=16)  # type: ignore[arg-type]
 
 
-def test_something_else_than_a_learner_is_refused(dqn: DQNPolicy) -> None:
+def test_argument_that_is_not_a_learner_is_refused(dqn: DQNPolicy) -> None:
     with pytest.raises(ConfigError, match="OffPolicyLearner takes a policy"):
         OffPolicyLearner(dqn.eval_mode, filled(), batch_size=16)  # type: ignore[arg-type]
 
@@ -381,7 +383,7 @@ def recording(policy: PPOPolicy, seen: list[list[int]], **answer: Any) -> Any:
     return mode._replace(forward=forward)
 
 
-def test_onpolicy_learner_sees_every_row_once_an_epoch(run_steps: Any, ppo: PPOPolicy) -> None:
+def test_onpolicy_learner_uses_every_row_once_per_epoch(run_steps: Any, ppo: PPOPolicy) -> None:
     seen: list[list[int]] = []
     learner = OnPolicyLearner(recording(ppo, seen), batch_size=8, epochs=3)
     ctx = run_steps(give(on_policy_data(5, 6)), learner)
@@ -431,7 +433,7 @@ def test_real_kl_stop_of_ppo_ends_the_epochs(run_steps: Any) -> None:
     assert ctx.train_iter == len(ctx.train_output) - 1 < 299
 
 
-def test_order_goes_on_from_a_saved_state(ppo: PPOPolicy) -> None:
+def test_order_continues_from_a_saved_state(ppo: PPOPolicy) -> None:
     def order(n_steps: int, state: Any = None) -> tuple[list[list[int]], Any]:
         seen: list[list[int]] = []
         with Task(OnlineRLContext()) as task:
@@ -463,7 +465,7 @@ def test_trainer_waits_while_the_buffer_fills(run_steps: Any, dqn: DQNPolicy) ->
     assert (ctx.train_iter, ctx.train_data, ctx.train_output) == (0, None, None)
 
 
-def test_fetcher_gives_priorities_back(run_steps: Any, dqn: DQNPolicy) -> None:
+def test_fetcher_writes_priorities_to_the_buffer(run_steps: Any, dqn: DQNPolicy) -> None:
     buffer = filled(4, sampler=PrioritySampler(alpha=1.0))
     ctx = run_steps(
         offpolicy_data_fetcher(buffer, batch_size=4), trainer(dqn.learn_mode), n_steps=20
@@ -478,7 +480,7 @@ def test_fetcher_takes_samples_of_a_deque_buffer(run_steps: Any, dqn: DQNPolicy)
     assert ctx.train_iter == 1
 
 
-def test_fetcher_tells_the_iteration_where_it_is_needed(run_steps: Any, dqn: DQNPolicy) -> None:
+def test_fetcher_passes_the_iteration_to_the_buffer(run_steps: Any, dqn: DQNPolicy) -> None:
     buffer = filled(64)
     buffer.use(staleness_check(buffer, max_staleness=5))
     fetcher = offpolicy_data_fetcher(buffer, batch_size=16, pass_train_iter=True)
@@ -517,7 +519,7 @@ def test_multistep_trainer_counts_every_update_of_a_forward(run_steps: Any, dqn:
     assert len(ctx.train_output) == 3
 
 
-def test_learners_belong_to_the_learner(dqn: DQNPolicy) -> None:
+def test_learners_are_active_in_the_role_learner(dqn: DQNPolicy) -> None:
     mode = dqn.learn_mode
     for one in (
         OffPolicyLearner(mode, filled(), batch_size=1),

@@ -54,12 +54,12 @@ def test_offline_curve_is_over_updates(run: RunFolder, run_steps: Any) -> None:
     assert run.curve_path.exists()
 
 
-def test_nothing_is_drawn_from_nothing(run: RunFolder, run_steps: Any) -> None:
+def test_curve_without_returns_is_not_drawn(run: RunFolder, run_steps: Any) -> None:
     run_steps(LearningCurve(run))
     assert not run.curve_path.exists()
 
 
-def test_run_that_fails_leaves_its_curve(run: RunFolder, run_steps: Any) -> None:
+def test_failed_run_saves_its_curve(run: RunFolder, run_steps: Any) -> None:
     def fail(ctx: OnlineRLContext) -> None:
         if ctx.total_step == 2:
             raise RuntimeError("no")
@@ -69,7 +69,7 @@ def test_run_that_fails_leaves_its_curve(run: RunFolder, run_steps: Any) -> None
     assert run.curve_path.exists()
 
 
-def test_restored_curve_goes_on_where_it_was(run: RunFolder, run_steps: Any) -> None:
+def test_restored_curve_continues(run: RunFolder, run_steps: Any) -> None:
     first: Any = LearningCurve(run)
     run_steps(first, collect, n_steps=2)
     second: Any = LearningCurve(run)

@@ -17,7 +17,7 @@ from tests.middleware.nodes import DEADLINE_S, run_nodes
 
 
 def written(run: RunFolder) -> dict[str, list[tuple[int, float]]]:
-    """Read all scalars below the run's tensorboard folder: name to (step, value)."""
+    """Return all scalars in the run's tensorboard folder, as (step, value) by name."""
     run.close()
     found: dict[str, list[tuple[int, float]]] = {}
     for path in sorted((run.path / "tb").rglob("events.*")):
@@ -51,7 +51,7 @@ def learn(ctx: Any) -> None:
     ]
 
 
-def test_means_are_written_every_so_many_env_steps(run: RunFolder, run_steps: Any) -> None:
+def test_means_are_written_at_an_interval_of_env_steps(run: RunFolder, run_steps: Any) -> None:
     run_steps(online_logger(run, every_env_step=16), collect, learn, n_steps=4)
     scalars = written(run)
     assert scalars["collect/return_mean"] == [(16, 12.0), (32, 28.0)]
@@ -60,12 +60,12 @@ def test_means_are_written_every_so_many_env_steps(run: RunFolder, run_steps: An
     assert "learn/name" not in scalars
 
 
-def test_what_is_left_is_written_at_the_end(run: RunFolder, run_steps: Any) -> None:
+def test_remaining_metrics_are_written_at_the_end(run: RunFolder, run_steps: Any) -> None:
     run_steps(online_logger(run, every_env_step=16), collect, n_steps=3)
     assert written(run)["collect/return_mean"] == [(16, 12.0), (24, 24.0)]
 
 
-def test_evaluations_are_written_as_they_come(run: RunFolder, run_steps: Any) -> None:
+def test_evaluations_are_written_at_once(run: RunFolder, run_steps: Any) -> None:
     def evaluate(ctx: OnlineRLContext) -> None:
         if ctx.env_step == 16:
             ctx.eval_value = 123.0
@@ -141,7 +141,7 @@ def test_offline_metrics_are_written_over_updates(run: RunFolder, run_steps: Any
     assert written(run)["learn/total_loss"] == [(4, 1.5), (8, 1.5), (10, 1.5)]
 
 
-def test_run_that_goes_on_counts_from_where_it_was(run: RunFolder, run_steps: Any) -> None:
+def test_resumed_run_continues_its_interval(run: RunFolder, run_steps: Any) -> None:
     run_steps(
         online_logger(run, every_env_step=16),
         collect,

@@ -1,4 +1,4 @@
-"""The weights of one learner, in many processes."""
+"""The exchange of weights between processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make_policy() -> DQNPolicy:
 
 
 def fill(policy: DQNPolicy, value: float) -> None:
-    """Give every parameter the value, so that weights tell which update they are from."""
+    """Set every parameter to the value, to identify the update by the weights."""
     with torch.no_grad():
         for parameter in policy.get_attribute("model").parameters():
             parameter.fill_(value)
@@ -94,7 +94,7 @@ def learned(train_iter: int, *, epoch: float = 1.0) -> dict[str, Any]:
     return {"train_iter": train_iter, "env_step": 0, "env_episode": 0, "epoch": epoch}
 
 
-def test_a_follower_acts_with_the_newest_weights_and_counts_as_they_do(
+def test_a_follower_uses_the_newest_weights_and_their_version(
     collector: Task[Any],
 ) -> None:
     policy = make_policy()
@@ -114,7 +114,7 @@ def test_older_weights_do_not_replace_newer_ones(collector: Task[Any]) -> None:
     assert weights(policy) == {5.0}
 
 
-def test_weights_of_a_learner_that_began_anew_are_newer_though_they_count_less(
+def test_weights_of_a_restarted_learner_replace_those_with_more_updates(
     collector: Task[Any],
 ) -> None:
     policy = make_policy()
@@ -134,7 +134,7 @@ def test_a_follower_waits_for_its_first_weights(collector: Task[Any]) -> None:
         collector.run(max_step=1)
 
 
-def test_a_follower_waits_for_no_weights_of_a_learner_that_has_ended(tmp_path: Path) -> None:
+def test_a_follower_does_not_wait_for_a_learner_that_has_ended(tmp_path: Path) -> None:
     def run_learner(task: Task[Any]) -> None:
         policy = make_policy()
         task.use(ModelExchanger(policy, every_train_iter=2)).use(learning(policy)).run(max_step=1)
@@ -143,7 +143,7 @@ def test_a_follower_waits_for_no_weights_of_a_learner_that_has_ended(tmp_path: P
         exchange = ModelExchanger(make_policy(), max_policy_lag=2)
         task.use(exchange).use(collect)
         task.run(max_step=0)
-        # The learner has gone on, and will never publish what that takes.
+        # The learner has made further updates, and will never publish their weights.
         arrive(task, LEARNED, learned(9, epoch=1e12))
         task.run()
         return task.stop_reason
@@ -166,7 +166,7 @@ def test_a_follower_that_is_too_far_behind_waits_for_newer_weights(collector: Ta
 
 
 def published(task: Task[Any], exchange: ModelExchanger, n_steps: int) -> list[int]:
-    """Run a learner, and return the versions that a peer got."""
+    """Run a learner, and return the versions that a peer received."""
     with task:
         versions: list[int] = []
         emit = task.emit
@@ -186,7 +186,7 @@ def test_a_learner_publishes_at_the_start_and_after_each_update(tmp_path: Path) 
         assert published(task, ModelExchanger(make_policy()), 3) == [0, 1, 2, 3]
 
 
-def test_a_period_of_publications_may_be_given(tmp_path: Path) -> None:
+def test_weights_are_published_at_the_given_period(tmp_path: Path) -> None:
     with node(tmp_path, 0, Role.LEARNER) as task:
         assert published(task, PeriodicalModelExchanger(make_policy(), period=3), 7) == [0, 3, 6]
 
@@ -211,10 +211,7 @@ def test_in_one_process_nothing_is_exchanged() -> None:
         assert task.ctx.logged == {}
 
 
-# Together ---------------------------------------------------------------------------------------
-
-
-def test_rows_carry_the_version_that_made_them_and_the_best_policy_is_the_one_that_was_judged(
+def test_rows_have_the_version_of_their_policy_and_the_best_policy_is_the_evaluated_one(
     tmp_path: Path,
 ) -> None:
     stop_at = 4
@@ -255,7 +252,7 @@ def test_rows_carry_the_version_that_made_them_and_the_best_policy_is_the_one_th
 
         @middleware(roles=[Role.EVALUATOR], writes=["eval_value"])
         def judge(ctx: OnlineRLContext) -> None:
-            # The later the better: what was judged last is the best.
+            # Later evaluations are better, so the last one is the best.
             assert weights(policy) == {float(ctx.train_iter)} or ctx.train_iter == 0
             ctx.eval_value = ctx.last_eval_value = float(ctx.train_iter)
             ctx.last_eval_iter = ctx.train_iter
@@ -299,7 +296,7 @@ def test_an_evaluation_without_its_parameters_saves_no_other_policy_as_the_best(
         assert saver.best_value == float("-inf")
 
 
-def test_collectors_act_and_number_their_episodes_each_in_its_own_way(tmp_path: Path) -> None:
+def test_collectors_explore_differently_and_have_distinct_episode_ids(tmp_path: Path) -> None:
     def draws(node_id: int) -> tuple[list[float], int]:
         policy = make_policy()
         with node(tmp_path, node_id, Role.COLLECTOR) as task:
@@ -316,7 +313,7 @@ def test_collectors_act_and_number_their_episodes_each_in_its_own_way(tmp_path: 
     assert first >> 32 != second >> 32
 
 
-def test_an_evaluator_of_the_stock_keeps_the_parameters_that_it_judged(tmp_path: Path) -> None:
+def test_the_stock_evaluator_keeps_the_parameters_that_it_evaluated(tmp_path: Path) -> None:
     policy = make_policy()
     with node(tmp_path, 2, Role.EVALUATOR) as task:
         envs = make_env_manager("CartPole-v1", env_num=2, seed=task.seed_for("evaluator"))
@@ -328,7 +325,7 @@ def test_an_evaluator_of_the_stock_keeps_the_parameters_that_it_judged(tmp_path:
         assert values(task.ctx.eval_output["policy_state"]) == {0.5}
 
 
-def test_statistics_of_observations_are_those_of_what_collectors_saw(tmp_path: Path) -> None:
+def test_observation_statistics_come_from_the_collectors_data(tmp_path: Path) -> None:
     def make() -> PPOPolicy:
         return PPOPolicy(
             {"seed": 0, "obs_norm": True, "model": {"obs_shape": 4, "action_shape": 2}}

@@ -25,9 +25,7 @@ def collector() -> StepCollector:
     return StepCollector(policy.collect_mode, envs, n_sample=10)
 
 
-def test_what_was_collected_can_be_read(
-    run_steps: Any, collector: StepCollector, tmp_path: Path
-) -> None:
+def test_saved_data_can_be_read(run_steps: Any, collector: StepCollector, tmp_path: Path) -> None:
     path = tmp_path / "data" / "expert.safetensors"
     saver = offline_data_saver(path, metadata={"env": "CartPole-v1"})
     ctx = run_steps(collector, saver, n_steps=3)
@@ -114,9 +112,7 @@ def test_task_that_collected_nothing_writes_nothing(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_column_that_is_not_there_is_named(
-    run_steps: Any, collector: StepCollector, tmp_path: Path
-) -> None:
+def test_missing_column_is_named(run_steps: Any, collector: StepCollector, tmp_path: Path) -> None:
     saver = offline_data_saver(tmp_path / "x.safetensors", columns=["obs", "values", "done"])
     with pytest.raises(StructureError, match="no column values; they have: action"):
         run_steps(collector, saver)
@@ -172,7 +168,7 @@ def test_order_follows_the_seed_of_the_task(dataset: OfflineDataset) -> None:
     assert fetched(dataset, 2, seed=1)[0] != fetched(dataset, 2, seed=2)[0]
 
 
-def test_resumed_run_gets_the_minibatches_that_it_would_have_got(
+def test_resumed_run_continues_with_the_same_minibatches(
     dataset: OfflineDataset,
 ) -> None:
     whole, _, _ = fetched(dataset, 7)
@@ -202,7 +198,9 @@ def test_data_set_smaller_than_a_minibatch_is_refused(dataset: OfflineDataset) -
         offline_data_fetcher(dataset, batch_size=11)
 
 
-def test_offline_pieces_belong_to_their_roles(dataset: OfflineDataset, tmp_path: Path) -> None:
+def test_offline_middleware_are_active_in_their_roles(
+    dataset: OfflineDataset, tmp_path: Path
+) -> None:
     fetcher: Any = offline_data_fetcher(dataset, batch_size=1)
     saver: Any = offline_data_saver(tmp_path / "x")
     assert fetcher.roles == (Role.LEARNER,)

@@ -117,7 +117,7 @@ def test_roles_that_are_silent_here_count_as_part_of_the_chain(
 
 @middleware(writes=("trajectories",))
 def given_trajectories(ctx: OnlineRLContext) -> None:
-    """Stands for an exchange."""
+    """Fake exchange."""
 
 
 def test_env_manager_of_two_middleware_is_refused(dqn: DQNPolicy, buffer: TensorBuffer) -> None:
@@ -174,14 +174,14 @@ def test_discount_that_differs_from_the_policy_is_refused() -> None:
     assert "discount=0.99" in message
 
 
-def test_buffer_without_a_discount_takes_the_policy_s() -> None:
+def test_buffer_takes_its_discount_from_the_policy() -> None:
     policy = DQNPolicy.for_env(envs(), discount_factor=0.5, nstep=3)
     buffer = TensorBuffer(100, n_step=policy.nstep)
     OffPolicyLearner(policy, buffer)
     assert buffer.discount == 0.5
 
 
-def test_policy_s_settings_are_used_where_options_are_left_out(run: RunFolder) -> None:
+def test_settings_of_the_policy_replace_omitted_options(run: RunFolder) -> None:
     policy = PPOPolicy.for_env(envs(), batch_size=16, epoch_per_collect=3, n_sample=32, seed=0)
     with Task() as task:
         task.use(StepCollector(policy, envs())).use(gae_estimator(policy))

@@ -7,7 +7,7 @@ from dmiddleware.pipeline import OnlineRLContext
 from middleware.profile import epoch_timer
 
 
-def test_mean_over_the_steps_is_logged_in_the_step_that_follows(
+def test_mean_duration_is_logged_in_the_next_step(
     run_steps: Any, clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     logged: list[dict[str, float]] = []
@@ -28,7 +28,7 @@ def test_mean_over_the_steps_is_logged_in_the_step_that_follows(
     assert caplog.messages == ["2 steps took 150.000 ms each", "2 steps took 350.000 ms each"]
 
 
-def test_what_comes_before_is_not_measured(run_steps: Any, clock: Any) -> None:
+def test_middleware_before_the_timer_is_not_measured(run_steps: Any, clock: Any) -> None:
     def work(ctx: OnlineRLContext) -> None:
         clock.advance(1.0)
 

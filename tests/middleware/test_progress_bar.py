@@ -54,7 +54,7 @@ def test_last_evaluation_is_shown(run_steps: Any, clock: Any) -> None:
     assert shown(console) == "step 100 | return 20.0 eval 321.0 | 100/s 10 updates/s in 0:01\n"
 
 
-def test_nothing_collected_yet_shows_a_dash(run_steps: Any, clock: Any) -> None:
+def test_return_is_a_dash_before_the_first_episode(run_steps: Any, clock: Any) -> None:
     console = plain()
     run_steps(ProgressBar(console=console), termination_checker(max_env_step=10))
     assert shown(console) == "step 0/10 | return - | 0/s 0 updates/s in 0:00\n"

@@ -92,7 +92,7 @@ def test_priorities_are_float32_without_gradient(run_steps: Any) -> None:
     assert priority.tolist() == [[2.0] * 3] * 2
 
 
-def test_deque_buffer_takes_row_by_row_with_the_iteration(run_steps: Any) -> None:
+def test_deque_buffer_stores_single_rows_with_the_iteration(run_steps: Any) -> None:
     buffer = DequeBuffer(100, seed=0)
     ctx = OnlineRLContext(train_iter=7)
     run_steps(write(trajectories=rows(3, 2)), data_pusher(buffer), ctx=ctx)
@@ -102,7 +102,7 @@ def test_deque_buffer_takes_row_by_row_with_the_iteration(run_steps: Any) -> Non
     assert items[0].meta == {"train_iter_data_collected": 7}
 
 
-def test_deque_buffer_takes_first_priorities(run_steps: Any) -> None:
+def test_deque_buffer_stores_first_priorities(run_steps: Any) -> None:
     buffer = DequeBuffer(100, seed=0)
     buffer.use(PriorityExperienceReplay(buffer))
     run_steps(
@@ -113,13 +113,13 @@ def test_deque_buffer_takes_first_priorities(run_steps: Any) -> None:
     assert [item.meta["priority"] for item in buffer] == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_deque_buffer_takes_whole_episodes(run_steps: Any) -> None:
+def test_deque_buffer_stores_whole_episodes(run_steps: Any) -> None:
     buffer = DequeBuffer(100, seed=0)
     run_steps(write(episodes=[rows(3), rows(5)]), data_pusher(buffer, what="episodes"))
     assert [len(item.data["done"]) for item in buffer] == [3, 5]
 
 
-def test_something_else_than_a_buffer_is_refused() -> None:
+def test_argument_that_is_not_a_buffer_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"TensorBuffer or a DequeBuffer, got \[\]"):
         data_pusher([])  # type: ignore[arg-type]
 
@@ -132,6 +132,6 @@ def test_pusher_reads_what_it_pushes() -> None:
     assert trajectories.roles == (Role.LEARNER,)
 
 
-def test_other_things_to_push_are_refused() -> None:
+def test_unknown_field_to_push_is_refused() -> None:
     with pytest.raises(ValueError, match="'trajectories' or 'episodes', got 'obs'"):
         data_pusher(TensorBuffer(1), what="obs")  # type: ignore[arg-type]

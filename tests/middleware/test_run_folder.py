@@ -81,20 +81,20 @@ def test_writer_is_opened_on_demand_and_closed_twice(tmp_path: Path) -> None:
 
 
 def create_as(root: Path, *, role: str, stamp: str = "run 1") -> RunFolder:
-    """Make the folder as one process of a run would."""
+    """Make the folder as a process of a run would."""
     node = CurrentNode(roles=(role,), stamp=stamp)
     with running_as(node):
         return RunFolder.create("a", root=root)
 
 
-def test_all_processes_of_a_run_share_one_folder_whoever_comes_first(tmp_path: Path) -> None:
+def test_all_processes_of_a_run_share_one_folder(tmp_path: Path) -> None:
     folders = [create_as(tmp_path, role=role) for role in ("collector", "learner", "evaluator")]
     assert {run.path for run in folders} == {tmp_path / "a"}
     assert [run.is_lead for run in folders] == [False, True, False]
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_processes_that_come_at_once_still_share_it(tmp_path: Path) -> None:
+def test_processes_that_start_at_once_share_one_folder(tmp_path: Path) -> None:
     ready = threading.Barrier(8)
 
     def create(_: int) -> Path:
@@ -120,7 +120,7 @@ def test_a_program_that_trains_twice_gets_two_folders(tmp_path: Path) -> None:
         assert names == ["a", "a-2"]
 
 
-def test_only_the_learner_writes_what_there_is_once(tmp_path: Path) -> None:
+def test_only_the_learner_writes_files_that_exist_once(tmp_path: Path) -> None:
     learner, collector = (create_as(tmp_path, role=role) for role in ("learner", "collector"))
     collector.save_config({"who": "collector"})
     assert not (tmp_path / "a" / "config.yaml").exists()
@@ -128,7 +128,7 @@ def test_only_the_learner_writes_what_there_is_once(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "config.yaml").exists()
 
 
-def test_logs_of_several_processes_lie_apart(tmp_path: Path) -> None:
+def test_logs_of_several_processes_are_separate(tmp_path: Path) -> None:
     learner, collector = (create_as(tmp_path, role=role) for role in ("learner", "collector"))
     for run in (learner, collector):
         with run:

@@ -153,7 +153,7 @@ def test_ppo_resumes_to_the_same_parameters(tmp_path: Path) -> None:
     assert digest(policy.learn_mode.state_dict()) == digest(expected.learn_mode.state_dict())
 
 
-def test_snapshots_come_every_so_many_updates_and_the_newest_stay(tmp_path: Path) -> None:
+def test_snapshots_are_saved_at_an_interval_and_the_newest_are_kept(tmp_path: Path) -> None:
     run = DQNRun(tmp_path, every_train_iter=10, keep=2)
     with run.task:
         run.task.run(max_step=20)
@@ -188,7 +188,7 @@ def stop_and_skip(ctx: Any) -> None:
 
 
 @pytest.mark.parametrize("stopper", [stop_late, stop_and_skip])
-def test_a_stop_leaves_a_snapshot_wherever_it_comes(tmp_path: Path, stopper: Any) -> None:
+def test_a_stop_at_any_point_leaves_a_snapshot(tmp_path: Path, stopper: Any) -> None:
     snapshots = SnapshotSaver(tmp_path, {})
     with Task(OnlineRLContext()) as task:
         task.use(stopper).use(snapshots).run()
@@ -251,7 +251,7 @@ def test_a_snapshot_of_more_devices_can_be_resumed(
     assert all(torch.equal(restored[device], generators[device]) for device in restored)
 
 
-def test_a_run_that_went_back_goes_on_from_what_it_saves_itself(tmp_path: Path) -> None:
+def test_a_run_resumed_from_an_older_snapshot_replaces_the_later_ones(tmp_path: Path) -> None:
     def begin(keep: int) -> tuple[Task[Any], SnapshotSaver]:
         snapshots = SnapshotSaver(tmp_path, {}, keep=keep)
         return Task(OnlineRLContext()).use(snapshots), snapshots

@@ -1,4 +1,4 @@
-"""Stopping a training process by a signal: it saves first. Real subprocesses."""
+"""A training process that is stopped by a signal saves first."""
 
 from __future__ import annotations
 
