@@ -44,7 +44,7 @@ def short_cartpole() -> Any:
 
 
 def gae_by_hand(rows: Any, value_fn: Any) -> torch.Tensor:
-    """Compute advantages with a literal loop from every row to the end of its episode or the data."""
+    """Compute advantages with a literal loop over the rows that follow each row."""
     adv = torch.zeros(rows["reward"].shape)
     n_steps, n_envs = adv.shape
     for env in range(n_envs):
