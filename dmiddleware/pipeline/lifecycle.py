@@ -66,7 +66,7 @@ class StopOnSignal:
     """Turns the first SIGINT or SIGTERM into an orderly stop, and then exits as the signal demands.
 
     A second signal has its usual effect at once. Only Python's default handlers are replaced, and
-    only in the main thread, where alone that is possible.
+    only in the main thread; in another thread, this does nothing.
 
     Args:
         stop: called with the reason.

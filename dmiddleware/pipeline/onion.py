@@ -178,7 +178,7 @@ def unwind(frames: Frames, error: BaseException) -> BaseException:
     """Throw the error into every suspended middleware, the last first.
 
     Returns:
-        The error to raise: the same one, unless there were others meanwhile.
+        The error to raise: the same one, or a group if there were further errors.
     """
     further: list[BaseException] = []
     return merge_errors(throw_all(frames, error, further), further)

@@ -1,0 +1,114 @@
+"""SIGINT and SIGTERM in a run of one process: they stop it in order, in real subprocesses."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+DEADLINE_S = 60.0
+
+PROGRAM = """
+import sys, time
+from dmiddleware import Context, Task
+
+def step(ctx):
+    print("ready", flush=True)
+    if sys.argv[1] == "waiting":
+        ctx.task.wait_for("never", 100.0)
+    time.sleep(100.0 if sys.argv[1] == "blocked" else 0.01)
+    yield
+    print("step done", flush=True)
+
+class Observer:
+    def setup(self, task):
+        task.at_step_end(lambda: self.end_step(task))
+
+    def end_step(self, task):
+        print("finish" if task.finish else "continue", task.stop_reason, flush=True)
+        task.at_step_end(lambda: self.end_step(task))
+
+    def close(self):
+        print("closed", flush=True)
+
+    def __call__(self, ctx):
+        pass
+
+with Task(Context()) as task:
+    task.use(Observer()).use(step).run()
+    print("never", flush=True)
+"""
+
+
+def start(mode: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, mode],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("mode", ["running", "waiting"])
+@pytest.mark.parametrize(
+    ("number", "reason", "exit_code"),
+    [
+        (signal.SIGINT, "received SIGINT (Ctrl-C)", -signal.SIGINT),
+        (signal.SIGTERM, "received SIGTERM", 143),
+    ],
+)
+def test_a_signal_ends_the_run_in_order(
+    number: int, reason: str, exit_code: int, mode: str
+) -> None:
+    process = start(mode)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == exit_code, errors
+    *_, last_step, closed = output.splitlines()
+    assert (last_step, closed) == (f"finish {reason}", "closed")
+    assert "never" not in output
+    assert "send it again to stop now" in errors
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_interrupts_at_once(number: int) -> None:
+    process = start("blocked")
+    process.send_signal(number)
+    assert process.stderr is not None
+    assert "send it again to stop now" in process.stderr.readline()
+    process.send_signal(number)
+    process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == -number
+
+
+@pytest.mark.process
+def test_a_run_restores_handlers_and_leaves_custom_ones_alone() -> None:
+    program = """
+import signal
+from dmiddleware import Task
+
+def mine(number, frame): pass
+
+def look(ctx):
+    seen.append((signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)))
+
+seen = []
+signal.signal(signal.SIGTERM, mine)
+with Task() as task:
+    task.use(look).run(max_step=1)
+look(None)
+during, after = seen
+assert during[1] is mine and after == (signal.default_int_handler, mine), seen
+assert during[0] is not signal.default_int_handler
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=DEADLINE_S)
