@@ -1,6 +1,6 @@
 """Returns and advantages over trajectories, time first.
 
-``terminated`` means that the episode ended, so there are no future rewards;
+``terminated`` means that the episode ended, so future rewards are 0;
 ``done`` (``terminated or truncated``) means that the next row belongs to another episode. Only
 ``terminated`` stops bootstrapping, a time limit does not (Pardo et al., "Time Limits in
 Reinforcement Learning", 2018).

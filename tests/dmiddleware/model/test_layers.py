@@ -48,7 +48,7 @@ def test_orthogonal_initialisation_reaches_convolutions():
     torch.testing.assert_close(flat @ flat.T, 9.0 * torch.eye(4), atol=1e-5, rtol=0)
 
 
-def test_without_an_initialisation_the_layers_are_torchs_own():
+def test_without_an_initialisation_layers_start_as_in_torch():
     torch.manual_seed(3)
     mlp = MLP(4, (8,))
     torch.manual_seed(3)

@@ -48,7 +48,7 @@ def test_a_missing_option_is_named():
         create_model({"type": "q_network", "obs_shape": 4})
 
 
-def test_import_names_bring_in_networks_of_ones_own(tmp_path, monkeypatch):
+def test_import_names_import_custom_networks(tmp_path, monkeypatch):
     (tmp_path / "networks_of_my_own.py").write_text(
         "from torch import nn\n"
         "from dmiddleware.model import MODEL_REGISTRY\n"

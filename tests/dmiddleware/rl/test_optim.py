@@ -114,7 +114,7 @@ def test_gradients_are_dropped_or_zeroed(pair):
     assert all(p.grad is None for p in ours.parameters())
 
 
-def test_a_copy_has_a_state_of_its_own(pair):
+def test_a_copy_has_its_own_state(pair):
     ours, fast, theirs, plain = pair
     train(ours, fast, 3)
     train(theirs, plain, 3)

@@ -70,7 +70,7 @@ def test_one_bound_alone_is_refused():
 
 
 @pytest.mark.parametrize(("low", "high"), [([1.0], [1.0]), ([0.0, 0.0], [1.0]), (0.0, 1.0)])
-def test_bounds_that_are_none_are_refused(low, high):
+def test_invalid_bounds_are_refused(low, high):
     with pytest.raises(ConfigError, match="each lower bound below"):
         ActionBounds(low, high)
 

@@ -125,7 +125,7 @@ def test_a_new_episode_id_ends_a_trajectory_too(per_env):
     assert samples["reward"].flatten().tolist() == [1.0, 2.0, 1.0]
 
 
-def test_without_train_sample_of_its_own_a_policy_changes_nothing(small):
+def test_by_default_training_samples_are_the_transitions(small):
     mode = DQNPolicy({"model": small}).collect_mode
     batch = collected()
     rows = [{"obs": 1}]
@@ -162,7 +162,7 @@ def test_transitions_have_the_standard_columns_in_both_forms(small, timestep):
     same(whole, collate(singles))
 
 
-def test_a_process_transition_of_its_own_serves_batches_too(per_env, timestep):
+def test_a_custom_process_transition_works_on_batches_too(per_env, timestep):
     class Marked(type(per_env)):
         def _process_transition(self, obs, policy_output, timestep):
             return {"obs": obs, "action": policy_output["action"], "mark": timestep.env_id}

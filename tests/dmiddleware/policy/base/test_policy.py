@@ -41,7 +41,7 @@ def test_default_config_is_a_fresh_copy():
     assert DQNPolicy.default_config().learn.learning_rate == 1e-3
 
 
-def test_the_base_class_has_no_config_of_its_own():
+def test_the_base_class_has_no_default_config():
     with pytest.raises(ConfigError, match="Policy is the base"):
         Policy.default_config()
 
