@@ -95,8 +95,8 @@ class Experiment:
     :class:`~middleware.ProgressBar`, :class:`~middleware.LearningCurve` and
     :class:`~middleware.FinalCtxSaver`. It also writes ``config.yaml``, with the settings that the
     run used, and the text log ``log.txt``. When the run ends, it evaluates the best policy in
-    episodes with new seeds, in the envs of the chain's :func:`~middleware.interaction_evaluator`,
-    and prints the result.
+    episodes with new seeds, in the envs of the chain's
+    :class:`~middleware.InteractionEvaluator`, and prints the result.
 
     While the task runs, the random generators of Python, numpy and torch are seeded from the task's
     seed. A policy with fewer than 500,000 parameters on the CPU uses one thread, because threads

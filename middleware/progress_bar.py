@@ -99,7 +99,7 @@ class ProgressBar:
 
     On a terminal it is a live bar; elsewhere it prints a line every few seconds. In a run of
     several processes the learner shows it. The bar is full at the limit of the chain's
-    :func:`~middleware.termination_checker`; without a limit the time left is unknown.
+    :class:`~middleware.TerminationChecker`; without a limit the time left is unknown.
 
     Args:
         every_s: seconds from one line to the next, without a terminal.
