@@ -31,7 +31,7 @@ from dmiddleware.launch.plan import (
 from dmiddleware.launch.platforms import DEFAULT_PORT, KEY_VARIABLE, Placement, place
 from dmiddleware.launch.shared_folder import shared_folder
 from dmiddleware.launch.supervisor import Supervisor, SupervisorOptions
-from dmiddleware.router.protocol.topology import Protocol
+from dmiddleware.router.protocol.topology import Scheme
 from dmiddleware.router.transport.nng import TlsFiles
 
 __all__ = ["launch"]
@@ -155,8 +155,8 @@ def _attach_to(options: Mapping[str, Any]) -> tuple[str, ...]:
     return attach_to
 
 
-def _protocol(options: Mapping[str, Any]) -> Protocol:
-    protocol: Protocol = options["protocol"]
+def _protocol(options: Mapping[str, Any]) -> Scheme:
+    protocol: Scheme = options["protocol"]
     if options["mq_type"] != "redis":
         return protocol
     if protocol != "ipc":

@@ -16,7 +16,7 @@ import msgspec
 from dmiddleware.errors import LaunchError, TopologyError
 from dmiddleware.pipeline import Role
 from dmiddleware.registry import nearest
-from dmiddleware.router.protocol.topology import Protocol, TopologyName, is_loopback, plan
+from dmiddleware.router.protocol.topology import Scheme, TopologyName, is_loopback, plan
 from dmiddleware.router.transport.nng import TlsFiles
 
 __all__ = [
@@ -62,7 +62,7 @@ class LaunchRequest:
     roles: tuple[tuple[str, ...], ...] = ((),)
     elsewhere: tuple[tuple[str, ...], ...] = ()
     is_first_host: bool = True
-    protocol: Protocol = "ipc"
+    protocol: Scheme = "ipc"
     address: str = "127.0.0.1"
     ports: tuple[int, ...] = ()
     topology: TopologyName = "mesh"
@@ -306,9 +306,9 @@ def _node_ids(request: LaunchRequest) -> list[int]:
 
 
 def _ports(request: LaunchRequest, free_ports: Sequence[int]) -> tuple[int, ...]:
-    if request.protocol not in get_args(Protocol):
+    if request.protocol not in get_args(Scheme):
         raise LaunchError(
-            f"--protocol must be one of {', '.join(get_args(Protocol))}, got {request.protocol!r}"
+            f"--protocol must be one of {', '.join(get_args(Scheme))}, got {request.protocol!r}"
         )
     if request.protocol == "redis":
         if request.ports or request.address not in _THIS_HOST:

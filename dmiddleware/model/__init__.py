@@ -9,9 +9,9 @@ from dmiddleware.model.encoders import (
     make_encoder,
 )
 from dmiddleware.model.layers import MLP, Init, Norm, activation_of, orthogonal_init
+from dmiddleware.model.model_registry import MODEL_REGISTRY, create_model
 from dmiddleware.model.network import Network
 from dmiddleware.model.q_network import QNetwork
-from dmiddleware.model.registry import MODEL_REGISTRY, create_model
 from dmiddleware.model.spaces import (
     ActionKind,
     ObsShape,

@@ -11,8 +11,8 @@ from torch import nn
 
 from dmiddleware.model.encoders import make_encoder
 from dmiddleware.model.layers import Init, Norm, call, orthogonal_init
+from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
-from dmiddleware.model.registry import MODEL_REGISTRY
 from dmiddleware.model.spaces import (
     ActionKind,
     ObsShape,

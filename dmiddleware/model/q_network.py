@@ -11,8 +11,8 @@ import torch
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.encoders import make_encoder
 from dmiddleware.model.layers import MLP, Init, Norm, call
+from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
-from dmiddleware.model.registry import MODEL_REGISTRY
 from dmiddleware.model.spaces import ObsShape, action_kind_of, action_shape_of, obs_shape_of
 
 __all__ = ["QNetwork"]

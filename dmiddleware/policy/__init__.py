@@ -19,8 +19,8 @@ from dmiddleware.policy.base.policy import Policy
 from dmiddleware.policy.base.updates import is_update, priorities_of_rows, update_outputs
 from dmiddleware.policy.bc import BCPolicy
 from dmiddleware.policy.dqn import DQNPolicy
+from dmiddleware.policy.policy_registry import POLICY_REGISTRY, create_policy, get_policy_cls
 from dmiddleware.policy.ppo import PPOPolicy
-from dmiddleware.policy.registry import POLICY_REGISTRY, create_policy, get_policy_cls
 
 __all__ = [
     "Policy",

@@ -11,7 +11,7 @@ from torch import nn
 from dmiddleware.config import Option, count, fraction, optional, positive
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
-from dmiddleware.policy.registry import POLICY_REGISTRY
+from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import bc_continuous_loss, bc_discrete_loss
 from dmiddleware.rl.optim import FusedAdam
 

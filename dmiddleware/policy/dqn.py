@@ -22,7 +22,7 @@ from dmiddleware.policy.base.state_dict import (
     model_state,
     part_of,
 )
-from dmiddleware.policy.registry import POLICY_REGISTRY
+from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import EpsilonSchedule, epsilon_greedy, q_target, td_loss
 from dmiddleware.rl.optim import FusedAdam
 

@@ -27,7 +27,7 @@ from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
 from dmiddleware.policy.base.data_parallel import all_agree
 from dmiddleware.policy.base.obs_normaliser import ObsNormaliser
-from dmiddleware.policy.registry import POLICY_REGISTRY
+from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import (
     RewardNormaliser,
     categorical_entropy,

@@ -19,7 +19,7 @@ from dmiddleware.rl.exploration import (
 )
 from dmiddleware.rl.imitation import bc_continuous_loss, bc_discrete_loss
 from dmiddleware.rl.normalise import RewardNormaliser, RunningMeanStd
-from dmiddleware.rl.ppo import PPOPolicyLoss, approx_kl, ppo_policy_loss, ppo_value_loss
+from dmiddleware.rl.ppo_loss import PPOPolicyLoss, approx_kl, ppo_policy_loss, ppo_value_loss
 from dmiddleware.rl.recurrence import discounted_scan
 from dmiddleware.rl.returns import (
     Advantage,

@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 from dmiddleware.env.contract import check_same_spaces
 from dmiddleware.env.subprocess.pipe import PipeClosed, WorkerPipe, deadline_in, read_available
-from dmiddleware.env.subprocess.shared_memory import SharedArrays
+from dmiddleware.env.subprocess.shared_arrays import SharedArrays
 from dmiddleware.env.subprocess.worker import Setup, StepInfos
 from dmiddleware.errors import ConfigError, EnvCrashed, EnvError, EnvProtocolError, EnvTimeout
 

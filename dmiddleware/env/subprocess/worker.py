@@ -49,7 +49,7 @@ from dmiddleware.env.contract import (
 )
 from dmiddleware.env.env_state import get_state, set_state
 from dmiddleware.env.subprocess.pipe import PipeClosed, WorkerPipe
-from dmiddleware.env.subprocess.shared_memory import SharedArrays
+from dmiddleware.env.subprocess.shared_arrays import SharedArrays
 from dmiddleware.errors import CheckpointMismatch, EnvProtocolError
 
 __all__ = ["main", "Setup", "Failure", "StepInfos"]

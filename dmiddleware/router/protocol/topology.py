@@ -14,7 +14,7 @@ from dmiddleware.registry import nearest
 
 __all__ = [
     "NodeAddresses",
-    "Protocol",
+    "Scheme",
     "RedisAddress",
     "TopologyName",
     "check_address",
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 TopologyName = Literal["mesh", "star", "alone"]
-Protocol = Literal["ipc", "tcp", "tls+tcp", "redis"]
+Scheme = Literal["ipc", "tcp", "tls+tcp", "redis"]
 
 _MEMORY = "memory://"
 """The scheme of addresses within one process."""
@@ -53,7 +53,7 @@ def plan(
     topology: TopologyName,
     *,
     node_ids: Sequence[str],
-    protocol: Protocol = "ipc",
+    protocol: Scheme = "ipc",
     run_dir: Path | None = None,
     address: str = "127.0.0.1",
     ports: Sequence[int] = (),
@@ -123,7 +123,7 @@ def check_address(address: str, *, any_port: bool = False) -> None:
     if address.startswith(_MEMORY) and address != _MEMORY:
         return
     scheme, separator, rest = address.partition("://")
-    if not separator or scheme not in get_args(Protocol) or not rest:
+    if not separator or scheme not in get_args(Scheme) or not rest:
         raise TopologyError(
             f"{address!r} is not a valid address; write ipc:///path, tcp://host:port, "
             "tls+tcp://host:port or redis://host:port/db/name"
@@ -166,7 +166,7 @@ def is_loopback(address: str) -> bool:
 
 def _addresses(
     node_ids: Sequence[str],
-    protocol: Protocol,
+    protocol: Scheme,
     run_dir: Path | None,
     address: str,
     ports: Sequence[int],
