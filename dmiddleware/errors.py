@@ -17,7 +17,7 @@ that fits it best, so that either can be caught::
     ├── DataError
     │   ├── StructureError (ValueError)     a batch that differs from what was stored before
     │   ├── NotEnoughData (ValueError)      a buffer asked for more than it holds
-    │   └── DatasetError (ValueError)       an offline data set that cannot be read
+    │   └── DatasetError (ValueError)       an offline dataset that cannot be read
     ├── EnvError
     │   ├── EnvCrashed (RuntimeError)       an environment that kept failing
     │   ├── EnvTimeout (TimeoutError)       an environment that did not answer in time
@@ -152,7 +152,7 @@ class NotEnoughData(DataError, ValueError):
 
 
 class DatasetError(DataError, ValueError):
-    """An offline data set is missing, damaged or of another format."""
+    """An offline dataset is missing, damaged or of another format."""
 
 
 class EnvError(DMiddlewareError):

@@ -234,10 +234,10 @@ class OnlineRLContext(Context):
 
 @dataclass
 class OfflineRLContext(Context):
-    """The context of learning from a data set.
+    """The context of learning from a dataset.
 
     Attributes:
-        train_epoch: finished passes over the data set.
+        train_epoch: finished passes over the dataset.
         train_iter: updates of the policy.
         trained_env_step: transitions learned from, counted each time they are used.
         last_eval_iter: the ``train_iter`` of the last evaluation, -1 before the first.

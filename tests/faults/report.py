@@ -17,18 +17,19 @@ _HEAD = """\
 
 What the router guarantees when processes die, hang or send garbage, and when networks break. `make
 faults` injects every fault and writes this page. All nodes are separate processes, connected over
-ipc or tcp. Each node records what it sends and receives in a ledger, and only the ledgers count.
+ipc or tcp. Each node records what it sends and receives in a ledger, and the figures are counted
+from the ledgers alone.
 
 How to read the figures:
 
 - A message is *accepted* when `emit` has returned. Between peers that stay alive, or reconnect as
   the same process, every accepted message arrives once and in order.
-- When a sender is killed, the messages that it had accepted but not delivered are lost. Those that
-  were acknowledged to it must have arrived, without a gap.
-- When a receiver is killed, the messages that it had acknowledged but not handled are lost. Those
-  that it had not acknowledged go to the process that replaces it.
-- Memory figures count memory in use. glibc keeps some freed memory in addition (about 10 MB with
-  limits of 64 MB), so the slow consumer runs with `MALLOC_MMAP_THRESHOLD_=131072`.
+- When a sender is killed, the messages that it had accepted but not yet delivered are lost. Those
+  that its peer had acknowledged must have arrived, without a gap.
+- When a receiver is killed, the messages that it had acknowledged but not yet handled are lost.
+  Those that it had not acknowledged go to the process that replaces it.
+- Memory figures count memory in use. glibc also keeps some freed memory (about 10 MB with limits of
+  64 MB), so the slow consumer runs with `MALLOC_MMAP_THRESHOLD_=131072`.
 """
 
 
