@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedWriter
@@ -55,7 +56,8 @@ class Timing:
 class StepTimer:
     """Measures the time that each middleware takes; a wrapper for ``task.use_wrapper``.
 
-    Without it, nothing is measured. In a ``parallel``, the seconds of all branches add up.
+    Without it, nothing is measured. In a ``parallel``, the seconds of all branches add up. Middleware
+    that are created in each step, such as a lambda passed to ``task.forward``, share a row.
 
     Args:
         log: also log the seconds of each middleware as the metric ``time_s/<name>``, for loggers
@@ -72,7 +74,7 @@ class StepTimer:
     def __init__(self, *, log: bool = False, clock: Clock | None = None) -> None:
         self._log = log
         self._clock = clock if clock is not None else SystemClock()
-        self._timings: dict[int, tuple[object, Timing]] = {}
+        self._rows: list[_Row] = []
         self._lock = threading.Lock()
 
     def __call__(self, mw: Middleware[C]) -> Middleware[C]:
@@ -101,7 +103,7 @@ class StepTimer:
     @property
     def timings(self) -> tuple[Timing, ...]:
         """The times of all middleware, in the order of the chain."""
-        return tuple(timing for _, timing in self._timings.values())
+        return tuple(row.timing for row in self._rows)
 
     def reset(self) -> None:
         """Set all times to zero, for example after a warm-up."""
@@ -145,14 +147,38 @@ class StepTimer:
         ]
 
     def _timing_of(self, mw: Middleware[C]) -> Timing:
-        known = self._timings.get(id(mw))
-        if known is None:
-            name = middleware_name(mw)
-            same = sum(1 for timing in self.timings if timing.name.split("#")[0] == name)
-            # The middleware is stored too, since its id is only unique while it is alive.
-            known = (mw, Timing(name if not same else f"{name}#{same + 1}"))
-            self._timings[id(mw)] = known
-        return known[1]
+        with self._lock:
+            for row in self._rows:
+                if row.middleware() is mw:
+                    return row.timing
+            name, code = middleware_name(mw), getattr(mw, "__code__", None)
+            for row in self._rows:
+                # A lambda that a middleware creates and calls in each step.
+                if row.middleware() is None and (row.name, row.code) == (name, code):
+                    row.middleware = _reference(mw)
+                    return row.timing
+            same = sum(row.name == name for row in self._rows)
+            timing = Timing(name if not same else f"{name}#{same + 1}")
+            self._rows.append(_Row(_reference(mw), name, code, timing))
+            return timing
+
+
+@dataclass(slots=True)
+class _Row:
+    """The times of one middleware: of those with one name and one code, one that is alive."""
+
+    middleware: Callable[[], object]
+    name: str
+    code: object
+    timing: Timing
+
+
+def _reference(mw: object) -> Callable[[], object]:
+    """Return a function that returns the middleware while it is alive, and then None."""
+    try:
+        return weakref.ref(mw)
+    except TypeError:
+        return lambda: mw
 
 
 _HEADINGS = ("middleware", "calls", "mean ms", "forward s", "back s", "share")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from dmiddleware.data import as_tree, to_dict
-from dmiddleware.errors import ConfigError
+from dmiddleware.errors import ConfigError, PolicyOutputError
 from dmiddleware.worker.collector.serial_collector import (
     SERIAL_COLLECTOR_REGISTRY,
     ISerialCollector,
@@ -21,6 +21,9 @@ from dmiddleware.worker.collector.serial_collector import (
 from dmiddleware.worker.collector.transitions import split_rows, to_tensor_transitions
 
 __all__ = ["SampleSerialCollector"]
+
+_MOST_FRUITLESS = 10_000
+"""Trajectories in a row that may give no sample."""
 
 
 @SERIAL_COLLECTOR_REGISTRY.register("sample")
@@ -76,7 +79,8 @@ class SampleSerialCollector(ISerialCollector):
         Raises:
             ConfigError: if ``n_sample`` is not set or not positive, or if ``level_seeds`` does not
                 have one seed per env.
-            PolicyOutputError: if the policy returns something other than its interface says.
+            PolicyOutputError: if the policy returns something other than its interface says, or its
+                ``get_train_sample`` returned no samples for 10,000 trajectories in a row.
         """
         target = self._target(n_sample, "n_sample")
         core = self._core()
@@ -90,6 +94,7 @@ class SampleSerialCollector(ISerialCollector):
         samples = self._extra  # extended in place: nothing is lost if a step raises
         n_kept = len(samples)
         returns: list[float] = []
+        n_fruitless = 0
         while len(samples) < target:
             rows, env_ids = core.collect_step(
                 train_iter=train_iter,
@@ -100,7 +105,18 @@ class SampleSerialCollector(ISerialCollector):
             for env, row in zip(env_ids.tolist(), split_rows(rows), strict=True):
                 if level_seeds is not None:
                     row["seed"] = torch.tensor(level_seeds[env])
-                samples += self._take(env, row, traj_len)
+                found = self._take(env, row, traj_len)
+                if found is None:
+                    continue
+                samples += found
+                n_fruitless = 0 if found else n_fruitless + 1
+                if n_fruitless == _MOST_FRUITLESS:
+                    raise PolicyOutputError(
+                        f"get_train_sample returned an empty list for {n_fruitless} trajectories "
+                        "in a row, so collecting would never end; return "
+                        "the samples of a trajectory, for example the trajectory itself, or check "
+                        "that trajectories are long enough (unroll_len in the policy's config)"
+                    )
         n_made = len(samples) - n_kept
         n_taken = target if drop_extra else len(samples)
         samples, self._extra = samples[:n_taken], samples[n_taken:]
@@ -110,8 +126,8 @@ class SampleSerialCollector(ISerialCollector):
             self._log(train_iter, {"extra_sample_count": self.n_extra})
         return samples
 
-    def _take(self, env: int, row: Transition, traj_len: float) -> list[Transition]:
-        """Add a transition to its env's trajectory; return samples if it is complete."""
+    def _take(self, env: int, row: Transition, traj_len: float) -> list[Transition] | None:
+        """Add a transition to its env's trajectory; return its samples if it is complete."""
         gathered = self._gathered[env]
         if gathered and gathered[-1]["episode_id"] != row["episode_id"]:
             # The env failed, so its trajectory stays unfinished.
@@ -119,7 +135,7 @@ class SampleSerialCollector(ISerialCollector):
             gathered.clear()
         gathered.append(row)
         if not row["done"] and len(gathered) < traj_len:
-            return []
+            return None
         self._gathered[env] = []
         trajectory = to_tensor_transitions(gathered, not self._cfg.deepcopy_obs)
         samples: list[Transition] = self.policy.get_train_sample(self._finished(trajectory))

@@ -90,6 +90,26 @@ def test_middleware_with_the_same_name_are_distinguished(clock):
     assert [timing.name for timing in timer.timings] == ["part", "part#2"]
 
 
+def test_functions_that_are_created_in_each_step_share_a_row(clock):
+    class Counter:
+        def count(self, ctx):
+            clock.advance(0.5)
+
+    timer, counter = StepTimer(clock=clock), Counter()
+
+    def call_by_hand(ctx):
+        task.forward(lambda ctx: clock.advance(2.0))
+        task.forward(counter.count)
+
+    with Task(Context()) as task:
+        task.use_wrapper(timer).use(call_by_hand).run(max_step=50)
+    assert [(timing.calls, timing.forward_s) for timing in timer.timings] == [
+        (50, 125.0),
+        (50, 100.0),
+        (50, 25.0),
+    ]
+
+
 def test_the_seconds_can_be_logged(clock):
     logged = Tape()
     with Task(Context()) as task:

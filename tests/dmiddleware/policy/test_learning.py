@@ -15,6 +15,15 @@ pytestmark = pytest.mark.learning
 DISCOUNT = 0.9
 
 
+@pytest.fixture(autouse=True)
+def one_torch_thread():
+    """More threads slow small networks down, and much more so on a machine with other load."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def test_dqn_finds_the_values_of_a_chain():
     """Two states: action 1 moves on and, in the last state, ends the episode with a reward."""
     policy = DQNPolicy(

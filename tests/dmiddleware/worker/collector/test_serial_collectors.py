@@ -254,8 +254,15 @@ def test_observations_can_be_converted_to_float32(counting_envs, tmp_path):
 
 
 def test_the_total_env_steps_are_counted_and_can_be_set(sampler):
+    mode, n_actions = sampler.policy, []
+
+    def forward(obs, **kwargs):
+        n_actions.append(len(obs))
+        return mode.forward(obs, **kwargs)
+
+    sampler.reset_policy(mode._replace(forward=forward))
     sampler.collect(12, drop_extra=False)
-    assert sampler.envstep == sampler._core().env_step
+    assert sampler.envstep == sum(n_actions)
     sampler.envstep = 1000
     sampler.collect(12)
     assert sampler.envstep > 1000
@@ -321,6 +328,20 @@ def test_episodes_can_be_turned_into_samples(counting_envs, batched_policy, tmp_
         collector.reset_policy(mode._replace(get_train_sample=lambda data: data[:1]))
         samples = collector.collect(3)
     assert [place(sample) for sample in samples] == [(1, 0, 0), (2, 0, 0), (0, 0, 0)]
+
+
+def test_a_policy_that_never_makes_samples_is_refused(sampler):
+    sampler.reset_policy(sampler.policy._replace(get_train_sample=lambda data: []))
+    with pytest.raises(PolicyOutputError, match="get_train_sample returned an empty list"):
+        sampler.collect(8)
+
+
+def test_trajectories_without_samples_are_skipped(sampler):
+    def get_train_sample(transitions):
+        return transitions if place(transitions[0])[0] == 2 else []
+
+    sampler.reset_policy(sampler.policy._replace(get_train_sample=get_train_sample))
+    assert {place(sample)[0] for sample in sampler.collect(8)} == {2}
 
 
 @pytest.mark.parametrize(
