@@ -12,7 +12,7 @@ from middleware.collect import EpisodeCollector, StepCollector
 from middleware.evaluate import InteractionEvaluator, interaction_evaluator
 from middleware.exchange import ContextExchanger, ModelExchanger, PeriodicalModelExchanger
 from middleware.experiment import Experiment, ExperimentResult, FinalCtxSaver, final_ctx_saver
-from middleware.explore import eps_greedy_handler
+from middleware.explore import EpsGreedyHandler, eps_greedy_handler
 from middleware.learn import (
     MultistepTrainer,
     OffPolicyLearner,
@@ -41,6 +41,7 @@ __all__ = [
     "ModelExchanger",
     "PeriodicalModelExchanger",
     "Barrier",
+    "EpsGreedyHandler",
     "eps_greedy_handler",
     "StepCollector",
     "EpisodeCollector",

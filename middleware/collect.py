@@ -77,6 +77,11 @@ class _Collector:
             )
 
     @property
+    def mode(self) -> CollectMode:
+        """The policy's collect mode."""
+        return self._mode
+
+    @property
     def worker(self) -> RolloutCollector:
         """The object that collects."""
         return self._worker

@@ -56,8 +56,8 @@ class Timing:
 class StepTimer:
     """Measures the time that each middleware takes; a wrapper for ``task.use_wrapper``.
 
-    Without it, nothing is measured. In a ``parallel``, the seconds of all branches add up. Middleware
-    that are created in each step, such as a lambda passed to ``task.forward``, share a row.
+    Without it, nothing is measured. In a ``parallel``, the seconds of all branches add up.
+    Middleware created in each step, such as a lambda passed to ``task.forward``, share a row.
 
     Args:
         log: also log the seconds of each middleware as the metric ``time_s/<name>``, for loggers

@@ -258,7 +258,7 @@ def test_every_role_has_its_part_of_the_chain(run: RunFolder, dqn: DQNPolicy) ->
     with Task(OnlineRLContext()) as task:
         dqn_chain(task, dqn, run, buffer)
         table = str(task.describe())
-    for name in ("eps_greedy_handler", "StepCollector", "InteractionEvaluator", "CkptSaver"):
+    for name in ("EpsGreedyHandler", "StepCollector", "InteractionEvaluator", "CkptSaver"):
         assert name in table
     for role in Role:
         assert role in table
@@ -270,6 +270,7 @@ def test_public_names_are_pinned_and_each_documents_its_reads_and_writes() -> No
         "ModelExchanger",
         "PeriodicalModelExchanger",
         "Barrier",
+        "EpsGreedyHandler",
         "eps_greedy_handler",
         "StepCollector",
         "EpisodeCollector",

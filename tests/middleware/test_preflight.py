@@ -74,6 +74,24 @@ def test_policy_that_never_explores_is_refused(dqn: DQNPolicy, buffer: TensorBuf
     assert "add eps_greedy_handler(" in message
 
 
+def test_schedule_that_ignores_the_policys_is_refused(buffer: TensorBuffer) -> None:
+    with envs() as cartpole:
+        policy = DQNPolicy.for_env(cartpole, eps_start=0.5, eps_decay=500)
+    learn = (StepCollector(policy, envs(), n_sample=8), data_pusher(buffer))
+    message = refused(
+        eps_greedy_handler(start=0.9), *learn, OffPolicyLearner(policy, buffer, batch_size=8)
+    )
+    assert "other.eps.decay is 500" in message
+    assert "eps_greedy_handler(policy)" in message
+    assert "other.eps.start" not in message, "it was given"
+    seen: list[float] = []
+    with Task() as task:
+        task.use(eps_greedy_handler(policy)).use(learn[0]).use(learn[1])
+        task.use(OffPolicyLearner(policy, buffer, batch_size=8))
+        task.use(lambda ctx: seen.append(ctx.collect_kwargs["eps"])).run(max_step=2)
+    assert seen == [0.5, pytest.approx(0.5 - 0.45 * 8 / 500)]
+
+
 @pytest.mark.parametrize("random_steps", [0, 20])
 def test_exploration_by_random_steps_or_custom_middleware_is_accepted(
     dqn: DQNPolicy, buffer: TensorBuffer, random_steps: int

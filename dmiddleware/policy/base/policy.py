@@ -14,7 +14,7 @@ import torch.distributed as dist
 from easydict import EasyDict
 from torch import nn
 
-from dmiddleware.config import Configurable, Option, Range, at_least, optional, switch
+from dmiddleware.config import Configurable, Option, Range, at_least, check_value, optional, switch
 from dmiddleware.data.batch import Batch, as_tree, from_numpy, leaves, map_nested, to_device
 from dmiddleware.errors import (
     ConfigError,
@@ -110,7 +110,10 @@ class Policy(Configurable):
 
     config: ClassVar[dict[str, Any]] = {
         "on_policy": Option(
-            False, switch, "whether the algorithm learns only from its latest data", keyword=None
+            False,
+            switch,
+            "whether the algorithm learns only from its latest data; fixed by the class",
+            keyword=None,
         ),
         "cuda": Option(False, switch, "whether the model is on the GPU"),
         "multi_gpu": Option(
@@ -224,6 +227,17 @@ class Policy(Configurable):
                 "use a subclass, for example DQNPolicy.default_config()"
             )
         return super().default_config()
+
+    @classmethod
+    def check_config(cls, cfg: EasyDict) -> None:
+        """Refuse impossible combinations."""
+        is_on_policy = cls.options()["on_policy"].default
+        check_value(
+            cfg.on_policy == is_on_policy,
+            "on_policy",
+            cfg.on_policy,
+            f"{is_on_policy}, which is how {cls.__name__} learns; leave it out",
+        )
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the registered name of the model to build and the modules to import for it."""
@@ -446,7 +460,7 @@ class Policy(Configurable):
     @property
     def on_policy(self) -> bool:
         """Whether the algorithm learns only from actions that its own distribution drew."""
-        return bool(self._cfg.get("on_policy", False))
+        return bool(self._cfg.on_policy)
 
     @property
     def discount_factor(self) -> float | None:

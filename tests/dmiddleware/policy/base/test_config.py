@@ -12,6 +12,8 @@ from dmiddleware.policy.dqn import DQNOptions
 from dmiddleware.policy.ppo import PPOOptions
 
 IMPOSSIBLE = [
+    (DQNPolicy, "on_policy", True),
+    (PPOPolicy, "on_policy", False),
     (DQNPolicy, "discount_factor", 1.5),
     (DQNPolicy, "discount_factor", -0.1),
     (DQNPolicy, "seed", -1),
