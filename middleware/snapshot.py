@@ -6,7 +6,7 @@ import logging
 import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ _PATTERN: Final = "step_*.safetensors"
 _log = logging.getLogger(__name__)
 
 
+@runtime_checkable
 class Stateful(Protocol):
     """An object with a state: a policy's learn mode, a learner, a buffer, an env manager."""
 
@@ -68,6 +69,7 @@ class SnapshotSaver:
 
     Raises:
         ConfigError: if ``run`` is not a folder, or a part has no state.
+        ChainError: before the first step, if the state of a part or a middleware cannot be saved.
         ValueError: if ``every_train_iter`` or ``keep`` is not positive.
         CheckpointWriteError: if a file cannot be written; those before it are intact.
     """
@@ -88,7 +90,7 @@ class SnapshotSaver:
         self._folder = path / "snapshots"
         self._further = dict(parts or {})
         for name, part in self._further.items():
-            if not _is_stateful(part):
+            if not isinstance(part, Stateful):
                 raise ConfigError(
                     f"SnapshotSaver cannot save the part {name!r}: {part!r:.100} has no "
                     "state_dict() and load_state_dict(); give it both, or leave it out"
@@ -97,6 +99,7 @@ class SnapshotSaver:
         self._every = every_train_iter
         self._keep = keep
         self._saved_iter = 0
+        self._is_checked = False
         self.owns = (self._folder,)
 
     @property
@@ -114,33 +117,42 @@ class SnapshotSaver:
                     continue
                 path = f"{middleware_name(one)}.{name}"
                 unique = path if path not in self._parts else f"{path} {number}"
-                if _is_stateful(part):
+                if isinstance(part, Stateful):
                     self._parts[unique] = part
                 else:
                     yield f"it cannot save {path}, which has no state_dict()"
         yield from self._unsaveable(chain)
 
     def _unsaveable(self, chain: ChainView) -> Iterable[str]:
-        states = {f"the part {name!r}": part for name, part in self._parts.items()}
-        states["the context"] = chain.context
-        for name, part in states.items():
-            if isinstance(part, BaseEnvManager):
-                continue  # it has a state only after its launch
+        parts = {f"the part {name!r}": part for name, part in self._parts.items()}
+        for name, part in {**parts, "the context": chain.context}.items():
+            if not isinstance(part, BaseEnvManager):  # it has a state only after its launch
+                yield from _problems_of(name, part.state_dict())
+        for one in {id(one): one for one in chain.active if isinstance(one, Stateful)}.values():
             try:
-                check_saveable(part.state_dict())
-            except TypeError as error:
-                yield (
-                    f"it cannot save {name}: {error}; keep only tensors, arrays and "
-                    "plain Python values"
-                )
+                state = one.state_dict()
+            except Exception:  # noqa: BLE001 (it may need its setup first; see __call__)
+                continue
+            yield from _problems_of(f"the state of the middleware {middleware_name(one)}", state)
 
     def setup(self, task: Task[Any]) -> None:
         """Count updates from here, and save at the end of steps."""
         self._saved_iter = task.ctx.train_iter
+        self._is_checked = False
         task.at_step_end(lambda: self._end_step(task))
 
     def __call__(self, ctx: RLContext) -> None:
-        """Do nothing: snapshots are taken between two steps."""
+        """Check in the first step what only exists after the set-up of the middleware.
+
+        Raises:
+            ConfigError: if the state of a middleware cannot be saved.
+        """
+        if self._is_checked:
+            return
+        self._is_checked = True
+        for name, state in ctx.task.state_dict()["middleware"].items():
+            for problem in _problems_of(f"the state of the middleware {name}", state):
+                raise ConfigError(f"SnapshotSaver: {problem}")
 
     def save(self, task: Task[Any]) -> Path:
         """Save the run as it is between two steps.
@@ -241,8 +253,11 @@ class SnapshotSaver:
         return None
 
 
-def _is_stateful(part: object) -> bool:
-    return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
+def _problems_of(name: str, state: object) -> Iterable[str]:
+    try:
+        check_saveable(state)
+    except TypeError as error:
+        yield f"it cannot save {name}: {error}"
 
 
 def _read(path: Path) -> Any:

@@ -360,6 +360,46 @@ def test_field_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path: P
         task.use(SnapshotSaver(tmp_path)).run(max_step=1)
 
 
+class Notes:
+    """A middleware with a state of its user's choice, which may exist only after the set-up."""
+
+    def __init__(self, notes: Any, *, needs_setup: bool) -> None:
+        self._given = notes
+        if not needs_setup:
+            self.notes = notes
+
+    def setup(self, task: Task[Any]) -> None:
+        self.notes = self._given
+
+    def __call__(self, ctx: Any) -> None:
+        pass
+
+    def state_dict(self) -> Any:
+        return {"notes": self.notes}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.notes = state["notes"]
+
+
+def test_middleware_whose_state_cannot_be_saved_is_refused_before_the_first_step(
+    tmp_path: Path,
+) -> None:
+    notes = Notes({"file": [object()]}, needs_setup=False)
+    with (
+        Task() as task,
+        pytest.raises(ChainError, match=r"middleware Notes: state\['notes'\]\['file'\]\[0\]"),
+    ):
+        task.use(SnapshotSaver(tmp_path)).use(notes).run(max_step=1)
+
+
+def test_state_that_exists_only_after_setup_is_checked_in_the_first_step(tmp_path: Path) -> None:
+    notes = Notes({"file": [object()]}, needs_setup=True)
+    with Task() as task:
+        task.use(notes).use(SnapshotSaver(tmp_path))
+        with pytest.raises(ConfigError, match=r"middleware Notes: state\['notes'\]\['file'\]\[0\]"):
+            task.run(max_step=1)
+
+
 def test_part_without_a_state_is_refused_at_construction(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'counter'"):
         SnapshotSaver(tmp_path, {"counter": object()})  # type: ignore[dict-item]
