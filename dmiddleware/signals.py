@@ -7,9 +7,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 __all__ = ["HeldSignals", "Terminated"]
+
+_DEFAULTS: Final = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 
 class Terminated(BaseException):
@@ -17,12 +19,16 @@ class Terminated(BaseException):
 
 
 class HeldSignals:
-    """Hold SIGINT (Ctrl-C) and SIGTERM back while something runs that must not be cut in two.
+    """Hold the first SIGINT (Ctrl-C) or SIGTERM back while something runs that must not be cut.
 
-    A signal is remembered, and raised in the next :meth:`interruptible` block (or in the current
-    one): SIGINT as ``KeyboardInterrupt``, SIGTERM as :class:`Terminated`. At the end of the
-    ``with`` block the previous handlers are restored, and the signal is sent again, to them. A
-    second Ctrl-C raises ``KeyboardInterrupt`` at once.
+    The signal is remembered, and raised in the next :meth:`interruptible` block (or in the current
+    one): SIGINT as ``KeyboardInterrupt``, SIGTERM as :class:`Terminated`. A second signal has its
+    usual effect at once.
+
+    At the end of the ``with`` block the signal has its effect: a handler that the program has
+    installed receives it. Otherwise SIGINT raises ``KeyboardInterrupt`` and SIGTERM raises
+    ``SystemExit(143)``, which lets the blocks outside close what they have opened; an error that
+    leaves the block is not replaced.
 
     A signal that the process ignores stays ignored. In other threads than the main thread, where
     Python handles no signals, nothing happens.
@@ -30,10 +36,15 @@ class HeldSignals:
     Args:
         on_signal: called by the first signal, in the main thread between two bytecodes, with the
             reason to report, such as ``"received SIGTERM"``.
+        only_default: hold only signals that have Python's default handlers; a signal for which the
+            program has installed a handler goes to it at once.
     """
 
-    def __init__(self, on_signal: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, on_signal: Callable[[str], None] | None = None, *, only_default: bool = False
+    ) -> None:
         self._on_signal = on_signal
+        self._only_default = only_default
         self._received: signal.Signals | None = None
         self._may_stop = False
         self._previous: dict[signal.Signals, Any] = {}
@@ -48,9 +59,12 @@ class HeldSignals:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number, default in _DEFAULTS.items():
+                handler = signal.getsignal(number)
                 # None is a handler that was not installed from Python: it could not be restored.
-                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                if handler in (signal.SIG_IGN, None):
+                    continue
+                if handler == default or not self._only_default:
                     self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -60,14 +74,15 @@ class HeldSignals:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        previous, self._previous = self._previous, {}
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        if self._received is None:
-            return
-        raises = previous[self._received] is signal.default_int_handler
-        if not (raises and isinstance(error, KeyboardInterrupt)):
-            signal.raise_signal(self._received)
+        received = self._received
+        if received is None:
+            self._restore()
+        elif self._previous[received] != _DEFAULTS[received]:
+            signal.raise_signal(received)
+        elif error is None or isinstance(error, Terminated):
+            if received is signal.SIGINT:
+                raise KeyboardInterrupt
+            raise SystemExit(128 + received) from None
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -86,16 +101,17 @@ class HeldSignals:
             self._may_stop = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        is_first = self._received is None
-        if not is_first and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        if is_first:
-            self._received = signal.Signals(number)
-            if self._on_signal is not None:
-                assert self.reason is not None
-                self._on_signal(self.reason)
-        if self._may_stop and self._received is not None:
+        self._restore()
+        self._received = signal.Signals(number)
+        if self._on_signal is not None:
+            assert self.reason is not None
+            self._on_signal(self.reason)
+        if self._may_stop:
             self._raise(self._received)
+
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
 
     def _raise(self, received: signal.Signals) -> None:
         self._may_stop = False

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from dmiddleware.errors import CheckpointMismatch
 from dmiddleware.pipeline.onion import SkipRest
 
-__all__ = ["Lifecycle", "StopOnSignal", "StopRequest"]
+__all__ = ["Lifecycle", "StopRequest"]
 
 
 @dataclass(slots=True)
@@ -61,61 +58,6 @@ class StopRequest:
             # Last: another thread may run the chain, which ends when it sees the reason.
             self.reason = reason
 
-
-class StopOnSignal:
-    """Turns the first SIGINT or SIGTERM into an orderly stop, and then exits as the signal demands.
-
-    A second signal has its usual effect at once. Only Python's default handlers are replaced, and
-    only in the main thread; in another thread, this does nothing.
-
-    Args:
-        stop: called with the reason.
-    """
-
-    def __init__(self, stop: Callable[[str], object]) -> None:
-        self._stop = stop
-        self._previous: dict[signal.Signals, Any] = {}
-        self._received: signal.Signals | None = None
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return
-        defaults = {
-            signal.SIGINT: signal.default_int_handler,
-            signal.SIGTERM: signal.SIG_DFL,
-        }
-        for number, default in defaults.items():
-            if signal.getsignal(number) == default:
-                self._previous[number] = signal.signal(number, self._on_signal)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._restore()
-        if error is not None:
-            return
-        if self._received is signal.SIGINT:
-            raise KeyboardInterrupt
-        if self._received is not None:
-            raise SystemExit(128 + self._received)
-
-    def _on_signal(self, number: int, frame: object) -> None:
-        self._restore()
-        self._received = signal.Signals(number)
-        name = self._received.name + (" (Ctrl-C)" if number == signal.SIGINT else "")
-        self._stop(f"received {name}")
-        _logger.warning("received %s: stopping after this step; send it again to stop now", name)
-
-    def _restore(self) -> None:
-        while self._previous:
-            number, handler = self._previous.popitem()
-            signal.signal(number, handler)
-
-
-_logger = logging.getLogger(__name__)
 
 _METHODS = ("setup", "close", "state_dict", "pending_steps")
 

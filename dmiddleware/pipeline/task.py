@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast, overload
 
@@ -32,7 +31,7 @@ from dmiddleware.pipeline.current_node import current_node
 from dmiddleware.pipeline.describe import ChainTable, describe_chain
 from dmiddleware.pipeline.event import Emission, Event
 from dmiddleware.pipeline.event_bus import EventBus, EventRouter
-from dmiddleware.pipeline.lifecycle import Lifecycle, StopOnSignal, StopRequest
+from dmiddleware.pipeline.lifecycle import Lifecycle, StopRequest
 from dmiddleware.pipeline.middleware import (
     Middleware,
     Wrapper,
@@ -43,6 +42,7 @@ from dmiddleware.pipeline.middleware import (
 from dmiddleware.pipeline.onion import Chain, OnError, SkipRest, merge_errors
 from dmiddleware.pipeline.preflight import check_chain
 from dmiddleware.seeding import derive_seed
+from dmiddleware.signals import HeldSignals
 
 __all__ = ["Task"]
 
@@ -475,7 +475,7 @@ class Task(Generic[C]):
         if max_step is not None and max_step < 0:
             raise ValueError(f"max_step must not be negative, got {max_step}")
         self._change("run", keep_chain=True)
-        with StopOnSignal(partial(self.stop, final=False)):
+        with HeldSignals(self._on_signal, only_default=True):
             self._is_running = True
             try:
                 self._run(max_step)
@@ -575,6 +575,10 @@ class Task(Generic[C]):
             self._run_last_steps()
             self._stop_peers()
         self.sync()
+
+    def _on_signal(self, reason: str) -> None:
+        self.stop(reason, final=False)
+        _logger.warning("%s: stopping after this step; send it again to stop now", reason)
 
     def _stop_peers(self) -> None:
         """Stop the peers' tasks; also if a peer stopped this one, which may not reach them all."""

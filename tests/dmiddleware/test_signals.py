@@ -87,3 +87,35 @@ def test_other_threads_are_left_alone() -> None:
     thread.start()
     thread.join(60)
     assert handlers == [before]
+
+
+def test_custom_handlers_receive_their_signals_at_once_if_only_default_ones_are_held() -> None:
+    received: list[int] = []
+    with handled_by(signal.SIGTERM, lambda number, frame: received.append(number)):
+        with HeldSignals(only_default=True) as signals:
+            signal.raise_signal(signal.SIGTERM)
+            assert received == [signal.SIGTERM]
+            assert signals.reason is None
+        assert received == [signal.SIGTERM]
+
+
+def test_an_error_is_not_replaced_by_the_signal_before_it() -> None:
+    with (
+        handled_by(signal.SIGTERM, signal.SIG_DFL),
+        pytest.raises(ValueError, match="no"),
+        HeldSignals(),
+    ):
+        signal.raise_signal(signal.SIGTERM)
+        raise ValueError("no")
+
+
+def test_sigterm_with_the_default_handler_exits_in_order() -> None:
+    with (
+        handled_by(signal.SIGTERM, signal.SIG_DFL),
+        pytest.raises(SystemExit) as caught,
+        HeldSignals() as signals,
+    ):
+        signal.raise_signal(signal.SIGTERM)
+        with signals.interruptible():
+            pytest.fail("the block must not start")
+    assert caught.value.code == 143

@@ -189,12 +189,15 @@ class BaseLearner(Configurable):
         """Run the whole training: ``train_iterations`` batches from the data loader.
 
         If an exception, Ctrl-C or SIGTERM ends the training, a checkpoint is saved first; a signal
-        waits for the current iteration. Then the exception is raised, or the signal sent, again. An
-        exception of a ``before_run`` hook saves nothing: no training happened, and the checkpoint
-        could overwrite an earlier one.
+        waits for the current iteration. Then the exception is raised again, or the signal has its
+        effect, as :class:`~dmiddleware.signals.HeldSignals` describes. An exception of a
+        ``before_run`` hook saves nothing: no training happened, and the checkpoint could overwrite
+        an earlier one.
 
         Raises:
             ConfigError: if the policy or the data loader is missing.
+            KeyboardInterrupt: after a SIGINT.
+            SystemExit: after a SIGTERM, with exit code 143.
         """
         if self._loader is None:
             raise ConfigError(
