@@ -59,12 +59,14 @@ def test_whatever_is_false_ends_nothing(value):
             assert not manager.step(np.zeros(1, int)).done.any()
 
 
+# After the first step, only flags that are true are looked at.
+@pytest.mark.parametrize(
+    ("value", "at"),
+    [(value, at) for value in NOT_SCALAR for at in (1, 3) if at == 1 or np.any(value)],
+    ids=repr,
+)
 @pytest.mark.parametrize("name", ["terminated", "truncated"])
-@pytest.mark.parametrize("value", NOT_SCALAR, ids=repr)
-@pytest.mark.parametrize("at", [1, 3])
 def test_flags_that_are_not_scalar_are_refused(name, value, at):
-    if at == 3 and not np.any(value):
-        pytest.skip("only the first step is checked in full")
     with (
         SyncEnvManager([Walk, functools.partial(Flagged, name, value, at=at)]) as manager,
         pytest.raises(EnvProtocolError, match=f"env 1 returned {name}.*bool"),
