@@ -130,8 +130,8 @@ class Configurable:
     The user's config is merged into the defaults and checked.
 
     An entry may also be a plain value without a declared range; then a given value must have the
-    default's type. A plain default of None accepts a value of any type, and None is accepted for
-    any plain default but True and False. ``config_open`` names paths whose dictionaries accept keys
+    default's type. A plain default of None accepts a value of any type, and None is accepted unless
+    the default is True or False. ``config_open`` names paths whose dictionaries accept keys
     that the class does not know in advance.
     """
 

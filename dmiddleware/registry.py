@@ -21,8 +21,8 @@ _TYPO = 0.75
 def nearest(name: str, known: Iterable[str], *, n: int = 3) -> list[str]:
     """Return up to ``n`` of the known names for which ``name`` is probably a typo, best first.
 
-    Of dotted names the last parts are compared. A name that is merely similar is left out, since no
-    suggestion is better than a wrong one.
+    Dotted names are compared by their last parts. A name that is merely similar is left out, since
+    no suggestion is better than a wrong one.
     """
     wanted = _leaf(name)
     scores = {other: _similarity(wanted, _leaf(other)) for other in known}

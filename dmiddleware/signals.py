@@ -19,7 +19,7 @@ class Terminated(BaseException):
 
 
 class HeldSignals:
-    """Hold the first SIGINT (Ctrl-C) or SIGTERM back while something runs that must not be cut.
+    """Hold back the first SIGINT (Ctrl-C) or SIGTERM while something must not be interrupted.
 
     The signal is remembered, and raised in the next :meth:`interruptible` block (or in the current
     one): SIGINT as ``KeyboardInterrupt``, SIGTERM as :class:`Terminated`. A second signal has its
@@ -30,8 +30,8 @@ class HeldSignals:
     ``SystemExit(143)``, which lets the blocks outside close what they have opened; an error that
     leaves the block is not replaced.
 
-    A signal that the process ignores stays ignored. In other threads than the main thread, where
-    Python handles no signals, nothing happens.
+    A signal that the process ignores stays ignored. Outside the main thread, where Python
+    handles no signals, this does nothing.
 
     Args:
         on_signal: called by the first signal, in the main thread between two bytecodes, with the

@@ -99,8 +99,9 @@ __all__ = ["ditask"]
     "--attach-to",
     default="",
     metavar="ADDRESS,…",
-    help="Join a running run: the addresses of its nodes. Needs the run's key and --run-id. "
-    "Processes that join write to their own run folder, and the run continues when they leave.",
+    help="Join a run that was started before: the addresses of its nodes. Needs its key and "
+    "--run-id. Processes that join write to their own run folder, and the run continues when they "
+    "leave.",
 )
 @click.option(
     "--node-ids",
@@ -121,7 +122,7 @@ __all__ = ["ditask"]
     "--key-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="File with the run's key, at least 32 characters; DITASK_KEY can hold the key instead. A "
-    "run on one host makes its own key.",
+    "run on one host generates one.",
 )
 @click.option(
     "--tls-ca",

@@ -58,7 +58,7 @@ class _Rates:
 class PlainDisplay:
     """Prints each line with its node, and the status of all nodes every ten seconds.
 
-    When the reader has gone away, as in ``ditask … | tee log`` after Ctrl-C, it goes silent.
+    It stops printing once its output is closed, as in ``ditask … | tee log`` after Ctrl-C.
 
     Args:
         console: where to print.

@@ -192,7 +192,7 @@ def _block(placement: Placement, *, joins: bool) -> int:
 
 
 def _stamp(placement: Placement, env: Mapping[str, str]) -> str:
-    """Return a word that all nodes of this run share, and no other run has."""
+    """Return a name that all nodes of this run share, and no other run has."""
     job, step = env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID", "")
     if placement.count > 1 and job:
         # The launchers on the other hosts derive the same one.
@@ -207,9 +207,9 @@ def _key(
     *,
     is_alone: bool,
 ) -> tuple[bytes, bool]:
-    """Return the run's key, and whether it was made up here.
+    """Return the run's key, and whether it was generated here.
 
-    It comes from a file or the environment; a run on a single host makes one up.
+    It comes from a file or the environment; for a run on a single host it is generated.
     """
     file = options["key_file"]
     text = env.get(KEY_VARIABLE, "").encode() if file is None else file.read_bytes().strip()
@@ -295,9 +295,9 @@ def _spec(options: Mapping[str, Any]) -> dict[str, Any]:
 def _free_ports(request: LaunchRequest) -> list[int]:
     """Find ports that are free on this host, one per node that will listen.
 
-    They are below the range from which systems choose ports for outgoing connections, because a
-    node that is restarted could find its port taken by one of these. The search starts at a random
-    port, so that runs that start together choose different ones.
+    They are below the range from which systems choose ports for outgoing connections: such a
+    connection could otherwise take the port of a node that is being restarted. The search starts at
+    a random port, so runs that start together choose different ones.
     """
     if request.protocol in ("ipc", "redis") or request.ports or request.topology == "alone":
         return []

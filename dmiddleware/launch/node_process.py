@@ -123,7 +123,7 @@ class _NodeProcess:
         self._node.stop(reason, ok=ok, only_local=self._config.attached)
 
     def _follow_launcher(self) -> None:
-        """Stop when the launcher says so, or when it has died."""
+        """Stop when the launcher asks for it, or when it has died."""
         while line := _read_line(self._launcher):
             self._stop(msgspec.json.decode(line, type=str))
         if not self._done.is_set():

@@ -50,7 +50,7 @@ class LaunchRequest:
         ports: ports to listen on, one per listening node; empty: use free ones.
         topology: ``mesh``, ``star`` or ``alone``.
         attach_to: addresses of nodes that other launchers started.
-        joins: whether the nodes join a run that is already going.
+        joins: whether the nodes join a run that was started before.
         node_ids: one id per node; empty: count up from ``first_node_id``.
         first_node_id: the lowest node id of this launcher.
         labels: labels of every node.
@@ -243,7 +243,7 @@ def plan_nodes(request: LaunchRequest, *, free_ports: Sequence[int] = ()) -> lis
 
 
 def needs_key(plans: Sequence[NodePlan]) -> bool:
-    """Return whether other hosts can reach a node, so that the user must provide a key."""
+    """Return whether other hosts can reach a node; the user must then provide a key."""
     addresses = [address for one in plans for address in (one.listen, *one.dial) if address]
     return not all(map(is_loopback, addresses))
 

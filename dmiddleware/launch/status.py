@@ -8,7 +8,7 @@ __all__ = ["NodeStatus"]
 
 
 class NodeStatus(msgspec.Struct, kw_only=True):
-    """How far a node is.
+    """The progress of a node.
 
     Attributes:
         phase: ``starting``, ``running``, ``finished`` or ``failed``.

@@ -23,7 +23,7 @@ __all__ = ["Child", "Display", "Supervisor", "SupervisorOptions"]
 
 KILL_AFTER_S: Final = 20.0
 SETTLE_S: Final = 5.0
-"""Seconds after the end of the run by which each node must have heard of it from its peers."""
+"""Seconds within which each node must learn from its peers that the run is over."""
 DRAIN_S: Final = 1.0
 FIRST_BACKOFF_S: Final = 0.5
 LONGEST_BACKOFF_S: Final = 30.0
@@ -76,7 +76,7 @@ class Child:
         restarts: how often it was restarted.
         exit_code: its exit code; None while it runs.
         restart_at: when it will be restarted; None: no restart is planned.
-        asked_at: when the launcher told it that the run is over; None: it did not.
+        asked_at: when the launcher asked it to stop; None: not yet.
     """
 
     config: NodeConfig
@@ -103,7 +103,7 @@ class Child:
         return self.process is not None and self.exit_code is None
 
     @property
-    def saw_the_end(self) -> bool:
+    def ended_with_run(self) -> bool:
         """Whether it has ended together with the whole run."""
         if self.exit_code is None or not self.status.run_is_over:
             return False
@@ -296,25 +296,25 @@ class Supervisor:
     def _is_over(self) -> bool:
         """Return whether a node that starts now would find nothing left to do.
 
-        That is so once the learner has done its work, or a node has ended together with the run.
+        That is the case once the learner has finished, or a node has ended together with the run.
         """
         learners = [child for child in self.children if Role.LEARNER in child.plan.roles]
         has_learned = bool(learners) and all(child.exit_code == 0 for child in learners)
-        return has_learned or any(child.saw_the_end for child in self.children)
+        return has_learned or any(child.ended_with_run for child in self.children)
 
     def _end_with_the_run(self) -> None:
-        """When the run is over, stop the nodes that cannot have heard of it."""
+        """When the run is over, stop the nodes that cannot know it."""
         if self._stopping_since is not None or not self._is_over():
             return
         for child in self.children:
             just_restarted = child.alive and child.restarts > 0 and child.status.step == 0
             if (child.restart_at is not None or just_restarted) and child.asked_at is None:
                 self._give_up(child)
-        if any(child.saw_the_end for child in self.children):
-            self._stop_the_cut_off()
+        if any(child.ended_with_run for child in self.children):
+            self._stop_disconnected_nodes()
 
     def _give_up(self, child: Child) -> None:
-        """Restart a node no more, and stop it if it was just restarted."""
+        """Stop restarting a node, and stop it if it was just restarted."""
         child.restart_at, child.asked_at = None, self._now()
         if child.plan.learns:
             self._display.note(f"not restarting {child.name}: the run has ended without it")
@@ -324,7 +324,7 @@ class Supervisor:
             self._too_late.append(child)
         self._ask_to_stop(child, "the run is over")
 
-    def _stop_the_cut_off(self) -> None:
+    def _stop_disconnected_nodes(self) -> None:
         """Stop the nodes that have not heard from their peers that the run is over."""
         if self._ended_since is None:
             self._ended_since = self._now()
@@ -389,7 +389,7 @@ class Supervisor:
                 os.killpg(child.process.pid, signal.SIGKILL)
 
     def _obey(self) -> None:
-        """Do what a signal asked for."""
+        """Act on a received signal."""
         if self._signal:
             self.stop(
                 "received SIGINT (Ctrl-C)"

@@ -1,4 +1,4 @@
-"""The pipeline floor: contexts, middleware, tasks and events. It knows nothing of learning."""
+"""The pipeline floor: contexts, middleware, tasks and events. It knows nothing about learning."""
 
 from dmiddleware.pipeline.chain import Group, Layer, Lock, Wrapped
 from dmiddleware.pipeline.clock import Clock, Running, SystemClock

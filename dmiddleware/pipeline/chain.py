@@ -173,7 +173,7 @@ class PlanItem:
 
     @property
     def declares_fields(self) -> bool:
-        """Whether it declares any fields, and so probably all that it writes."""
+        """Whether it declares any fields, and therefore probably all that it writes."""
         return bool(self.reads or self.writes or self.receives)
 
     @property
@@ -204,7 +204,7 @@ def make_entry(mw: Any, *, roles: Iterable[str] | None = None, lock: Lock | None
     """Check a middleware and return an entry for it.
 
     Args:
-        mw: the middleware; one that ``task.wrap`` returned is used as the one that it wraps.
+        mw: the middleware; what ``task.wrap`` returned stands for the middleware that it wraps.
         roles: overrides the roles that it declares.
         lock: held while its code runs.
 
@@ -276,7 +276,7 @@ class Compiler:
             if not item.active:
                 continue
             if item.is_group and not item.is_parallel and item.entry.lock is None:
-                # The way back of its members is part of that of the chain.
+                # Its members run their way back as part of the chain's.
                 yield from self._members(item.children)
             else:
                 yield CompiledMiddleware(self._locked(item, self._call(item)), item.label)
@@ -351,8 +351,8 @@ def branch_failure() -> Callable[[], BaseException | None]:
 class Branches:
     """Runs chains in parallel on the same context.
 
-    A branch has its own thread for all its steps, in both directions, so that its middleware may
-    depend on the thread (a renderer's context, for example). All branches are joined before the
+    A branch has its own thread for all its steps, in both directions, so its middleware may depend
+    on the thread (a renderer's context, for example). All branches are joined before the
     step continues, and again on the way back, which they also run in parallel.
 
     When branches fail, the others finish the direction they are in, and their ``task.wait_for``

@@ -31,7 +31,7 @@ class Clock(Protocol):
     """What the pipeline needs from time and threads.
 
     Code that uses a clock blocks only in :meth:`wait_for` and :meth:`Running.join`, and starts
-    threads only with :meth:`spawn`, so that tests can run it under a fake clock.
+    threads only with :meth:`spawn`. Tests can then run it under a fake clock.
     """
 
     def now(self) -> float:

@@ -42,7 +42,7 @@ def kept(default: T) -> T: ...
 @overload
 def kept(*, default_factory: Callable[[], T]) -> T: ...
 def kept(default: Any = dataclasses.MISSING, *, default_factory: Any = dataclasses.MISSING) -> Any:
-    """Declare a field of a context that carries over from step to step, for good.
+    """Declare a field of a context that keeps its value for the whole run.
 
     Args:
         default: the value in the first step; must be immutable.
@@ -79,8 +79,7 @@ def renewed(
 def produced() -> Any:
     """Declare a field of a context that is None in every step until a middleware writes it.
 
-    A chain in which a middleware reads the field before another one writes it is refused before
-    the first step.
+    The check before the first step refuses a chain that reads the field before writing it.
     """
     return field(default=None, metadata={_KIND: FieldKind.PRODUCED})
 
@@ -123,7 +122,7 @@ class Context:
         self.__dict__["_also_kept"] = self.__dict__.get("_also_kept", frozenset()).union(names)
 
     def log(self, name: str, value: SupportsFloat) -> None:
-        """Log a metric of this step, for loggers that come later in the chain or on its way back.
+        """Log a metric of this step, for loggers that run later in the step.
 
         Args:
             name: the metric, with groups separated by slashes (``"collect/return_mean"``).

@@ -86,7 +86,7 @@ class CurrentNode:
         self._stamp = stamp
         self._n_stamps = 0
         self._blocked_s = 0.0
-        # A signal's handler may stop the node while this very thread registers a task.
+        # A signal handler may stop the node while this same thread registers a task.
         self._lock = threading.RLock()
         self._tasks: list[_StoppableTask] = []
         self._stop = StopRequest()
@@ -101,7 +101,7 @@ class CurrentNode:
         return not self.roles or role in self.roles
 
     def next_stamp(self) -> str:
-        """Return a name for something that the run has once, such as its folder; empty: none.
+        """Return a name for something that a run has one of, such as its folder; empty: none.
 
         The n-th call returns the same name in all processes of the run.
         """
@@ -148,7 +148,7 @@ class CurrentNode:
 
     @property
     def ends_run(self) -> bool:
-        """Whether a task was asked to stop, and the tasks of the peers with it."""
+        """Whether a task was asked to stop together with the tasks of the peers."""
         return any(task.ends_run for task in list(self._tasks))
 
     def progress(self) -> Progress:

@@ -49,7 +49,7 @@ class ChainRow:
             ", ".join(self.roles) or "all",
             ", ".join(self.reads),
             ", ".join(self.writes),
-            "active" if self.active else "silent",
+            "active" if self.active else "inactive",
             self.location,
         )
 

@@ -69,7 +69,7 @@ class EventRouter(Protocol):
         ...
 
     def wait_until_ready(self, *, stopped: Callable[[], bool]) -> None:
-        """Wait until all expected peers are ready, so that they receive whatever is emitted.
+        """Wait until all expected peers are ready to receive events.
 
         The wait ends early if ``stopped()`` returns True.
         """

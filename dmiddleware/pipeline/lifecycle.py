@@ -19,7 +19,7 @@ class StopRequest:
     """Whether a run was asked to stop, and how; the first request counts.
 
     Attributes:
-        reason: why, in the words of the node that decided it; None if it was not.
+        reason: why, as the node that decided it gave it; None without a request.
         ok: False if something has failed, even after the first request.
         only_local: whether the peers continue without this process.
         final: whether the run is finished, and not only interrupted.
@@ -55,7 +55,7 @@ class StopRequest:
             self.only_local = only_local
             self.final = final and self.ok and not only_local
             self.origin = origin
-            # Last: another thread may run the chain, which ends when it sees the reason.
+            # Set last: the chain may run on another thread, and ends when it sees the reason.
             self.reason = reason
 
 
@@ -116,7 +116,7 @@ class Lifecycle:
         with self._lock:
             while self._pending:
                 member = self._pending.pop(0)
-                # Before the call: a set-up that failed half way is not repeated.
+                # Set before the call: a set-up that failed half way is not repeated.
                 member.is_ready = True
                 setup = _method(member.subject, "setup")
                 if setup is None:

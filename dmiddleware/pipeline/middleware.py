@@ -41,7 +41,7 @@ _MISSING: Any = object()
 
 
 class Role(StrEnum):
-    """The part that a process plays in a run; define custom roles as a ``StrEnum`` of your own."""
+    """The part that a process plays in a run; define custom roles in another ``StrEnum``."""
 
     LEARNER = "learner"
     COLLECTOR = "collector"
@@ -221,7 +221,7 @@ def _takes_ctx(subject: object) -> bool:
 def _problem(candidate: object, *, any_signature: bool = False) -> str | None:
     name = getattr(candidate, "__name__", type(candidate).__name__)
     if candidate is None:
-        return "it is None; is the return statement missing in the function that should return it?"
+        return "it is None; does the function that should return it lack a return statement?"
     if isinstance(candidate, Generator):
         return (
             f"it is a generator that was already called; "

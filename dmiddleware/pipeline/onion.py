@@ -157,7 +157,7 @@ def forward(members: Sequence[CompiledMiddleware], ctx: Context, frames: Frames)
 
 
 def backward(frames: Frames) -> None:
-    """Run the way back, the last suspended first; each is removed from ``frames`` before."""
+    """Run the way back, the last suspended first; each is removed from ``frames`` first."""
     pop = frames.pop
     member = None
     try:
@@ -201,7 +201,7 @@ def throw_all(frames: Frames, error: BaseException, further: list[BaseException]
         raised = _throw(member, generator, error)
         if raised is None:
             error.add_note(
-                f"{member.label} caught it, but a middleware cannot swallow an error of another"
+                f"{member.label} caught it, but a middleware cannot swallow another one's error"
             )
         elif raised is not error:
             _note(raised, member, " while an error passed through it")

@@ -161,8 +161,8 @@ class _Check:
             learns = [item for item in self._all if set(item.entry.roles) == {Role.LEARNER}]
             if learns:
                 self._problems.append(
-                    f"{learns[0].label} is for the learner, but no process of the run is one (its "
-                    f"roles: {', '.join(self._run_roles)}); start the run with a learner, as in "
+                    f"{learns[0].label} is for the learner, but the run has no learner (its roles: "
+                    f"{', '.join(self._run_roles)}); start the run with a learner, as in "
                     "--roles learner=1,collector=2"
                 )
         known = {*map(str, Role), *map(str, self._roles)}
@@ -223,12 +223,12 @@ class _Check:
         others = [other for other in self._active if name in other.writes and other is not item]
         if others:
             return self._written_elsewhere(item, name, others, start)
-        silent = [other for other in self._all if name in other.writes and not other.active]
-        if silent:
+        inactive = [other for other in self._all if name in other.writes and not other.active]
+        if inactive:
             roles = ", ".join(sorted(map(str, self._roles)))
             return (
-                f"{start} {silent[0].label} writes, but that is silent in the role {roles}; have "
-                "the field exchanged between the roles with a ContextExchanger before it"
+                f"{start} {inactive[0].label} writes, but that is inactive in the role {roles}; "
+                "add a ContextExchanger before it, to exchange the field between the roles"
             )
         if self._ctx.has_value(name):
             return (

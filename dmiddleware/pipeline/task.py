@@ -222,7 +222,7 @@ class Task(Generic[C]):
 
     @property
     def ends_run(self) -> bool:
-        """Whether the task was asked to stop, and the tasks of the peers with it."""
+        """Whether the task was asked to stop together with the tasks of the peers."""
         return self._stop.reason is not None and not self._stop.only_local
 
     def add_role(self, role: str) -> None:
@@ -390,7 +390,7 @@ class Task(Generic[C]):
 
         Raises:
             WaitTimeout: when the event was not emitted in time.
-            SkipRest: when the running task is stopped; the step then ends in order.
+            SkipRest: when the running task is stopped; the rest of the step is skipped.
             EventError: when another branch of the same parallel fails; that error is the cause.
         """
         failure_beside = branch_failure()
@@ -443,7 +443,7 @@ class Task(Generic[C]):
         )
 
     def describe(self) -> ChainTable:
-        """Return the chain as a table: a rich one when printed by rich, plain text by ``str()``."""
+        """Return the chain as a table, which rich prints in colour and ``str()`` as plain text."""
         roles = ", ".join(sorted(map(str, self._roles))) or "all roles"
         return describe_chain(f"{self.name}: {roles}", self._plan())
 
@@ -457,9 +457,9 @@ class Task(Generic[C]):
         only those middleware that declare ``last_step``, and the tasks of the peers are stopped
         with the same reason.
 
-        In the main thread, a first SIGINT (Ctrl-C) or SIGTERM stops the task in order, so that the
-        step ends and the middleware save what they save at the end. A second one interrupts it at
-        once. Handlers of these signals that the program has installed are left alone.
+        In the main thread, a first SIGINT (Ctrl-C) or SIGTERM stops the task after the current
+        step, and the middleware can still save their state. A second one interrupts it at once.
+        Handlers of these signals that the program has installed are left alone.
 
         Args:
             max_step: the most steps to run now; None means no limit.
@@ -467,7 +467,7 @@ class Task(Generic[C]):
         Raises:
             ChainError: before the first step, if the chain cannot run.
             TaskStateError: if the task is running or closed.
-            KeyboardInterrupt: after a SIGINT, when the run has ended in order.
+            KeyboardInterrupt: after a SIGINT, once the run has ended.
             SystemExit: after a SIGTERM, with exit code 143.
             BaseException: the error of a middleware or an event handler; notes name the middleware,
                 or the event, and the step.
@@ -506,7 +506,7 @@ class Task(Generic[C]):
         self.events.wake()
 
     def at_step_end(self, function: Callable[[], object]) -> None:
-        """Call a function once, between the current step and the next one."""
+        """Call a function once, between the current step and the next."""
         self._at_step_end.append(function)
 
     def state_dict(self) -> dict[str, Any]:
@@ -665,7 +665,7 @@ class Task(Generic[C]):
         return make_plan(self._entries, self._roles)
 
     def _prepare(self) -> Chain:
-        """Check, compile and set up what has not been yet."""
+        """Check the chain, and compile and set up whatever is new."""
         if self._chain is None:
             self.check()
             self._register_all()
@@ -740,7 +740,8 @@ class Task(Generic[C]):
             return []
         if self._is_running:
             raise TaskStateError(
-                "a task cannot be closed while it runs; call task.stop(reason), and close it then"
+                "a task cannot be closed while it runs; call task.stop(reason), and close it when "
+                "run() has returned"
             )
         self._register_all()
         self._closed = True

@@ -312,7 +312,7 @@ class TraceFile:
 
 
 def merge_traces(paths: Sequence[str | Path], target: str | Path) -> None:
-    """Merge the traces of several processes into one file, on one time line.
+    """Merge the traces of several processes into one file, on one timeline.
 
     Raises:
         OSError: if a file cannot be read, or the target cannot be written.

@@ -1,4 +1,4 @@
-"""The router: events between processes and hosts, lossless, ordered and authenticated."""
+"""The router carries events between processes and hosts: lossless, ordered and authenticated."""
 
 from dmiddleware.router.protocol.counters import EventTraffic, PeerTraffic
 from dmiddleware.router.protocol.options import NodeOptions

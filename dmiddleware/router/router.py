@@ -138,8 +138,6 @@ class Router:
         self._started = False
         self._closed = False
 
-    # Start and end ----------------------------------------------------------------------------
-
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -238,8 +236,6 @@ class Router:
                 thread.join(5.0)
         return undelivered
 
-    # What a task uses -------------------------------------------------------------------------
-
     @property
     def node_id(self) -> int:
         """The number of this process in the run."""
@@ -323,7 +319,7 @@ class Router:
         return self._wait_for(count, announced, timeout_s)
 
     def wait_until_ready(self, *, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Wait until all expected peers are ready, so that they receive whatever is emitted.
+        """Wait until all expected peers are ready to receive events.
 
         Args:
             stopped: called a few times a second; True ends the wait.
@@ -369,8 +365,6 @@ class Router:
             for prefix, one in counted
             for name, value in asdict(one).items()
         }
-
-    # Internals --------------------------------------------------------------------------------
 
     def _start_dialer(self, address: str) -> None:
         with self._engine.lock:

@@ -53,7 +53,7 @@ def test_defaults_are_fresh_copies():
     assert DQN.default_config().layers == [128, 64]
 
 
-def test_what_is_given_is_merged_in_and_not_changed():
+def test_given_values_are_merged_in_and_not_changed():
     given = {"learn": {"batch_size": 32}, "layers": [8]}
     cfg = DQN.merged_config(given)
     assert (cfg.learn.batch_size, cfg.learn.target_update, cfg.layers) == (32, 100, [8])
@@ -97,7 +97,7 @@ def test_mistakes_are_refused_with_the_full_path(given, message):
         {"type": "dqn", "import_names": ["mine"]},
     ],
 )
-def test_what_means_the_same_is_accepted(given):
+def test_equivalent_values_are_accepted(given):
     DQN.merged_config(given)
 
 
@@ -132,7 +132,7 @@ def test_plain_dictionaries_can_be_merged():
         merge_config({"a": {"b": 1}}, {"a": {"c": 2}}, owner="mine")
 
 
-def test_check_value_names_path_value_and_wish():
+def test_check_value_names_the_path_the_value_and_what_is_wanted():
     check_value(True, "a.b", 3, "odd")
     with pytest.raises(ConfigError, match=r"a\.b must be even, got 3"):
         check_value(False, "a.b", 3, "even")

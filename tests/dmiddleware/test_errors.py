@@ -1,4 +1,4 @@
-"""The error tree: drawn as it is, and catchable in both ways."""
+"""The error tree matches its drawing, and each error can be caught by either base class."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_a_name_cannot_be_registered_twice(registry):
 
 
 def test_registering_the_same_definition_again_is_fine(registry):
-    """A module that runs as a program and is imported, too, defines its classes twice."""
+    """A module that is both run as a program and imported defines its classes twice."""
     source = "class Mine:\n    def __init__(self): self.x = 1\n"
     spaces = [{}, {}]
     for space in spaces:

@@ -1,4 +1,4 @@
-"""Seeds: derived from the run's seed and the place of the generator."""
+"""Seeds: derived from the run's seed and the scope of the generator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transport that loses messages, to show that the judge notices.
+"""A transport that loses messages, to show that the ledgers reveal it.
 
 Frames with events go over a Bus0 socket, whose queues drop messages silently, and the sender gets
 an acknowledgement at once. Everything else (handshake, heartbeats) uses the real transport. It

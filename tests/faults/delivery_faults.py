@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.faults.fault_result import FaultResult
-from tests.faults.ledger import Judgement, judge
+from tests.faults.ledger import Comparison, compare
 from tests.faults.node_program import Sends
 from tests.faults.process_cluster import Process, cluster, wait_until
 
@@ -105,7 +105,7 @@ def burst(
         _settle(receiver, count, quiet_s)
         second.stop()
         first.stop()
-        verdict = _judged(sender, receiver)
+        verdict = _compared(sender, receiver)
         result.check("0 lost, in order", verdict, verdict.clean and verdict.accepted == count)
     return result
 
@@ -136,7 +136,7 @@ def slow_consumer(
         blocked_s = sender.status()["traffic"]["e"]["blocked_s"]
         sender.stop()
         receiver.stop()
-        verdict = _judged(sender, receiver)
+        verdict = _compared(sender, receiver)
     result.check("0 lost", verdict, verdict.clean and verdict.accepted == count)
     # In addition to the queue: frames that senders copy out, or that serving contexts copy in.
     allowed = bound + FRAMES_IN_HAND * max(size, 256 * KB)
@@ -208,7 +208,7 @@ def _beyond(receiver: Process, have: int) -> Callable[[], bool]:
     return lambda: len(receiver.ledger.lines("got")) > have
 
 
-def _judged(sender: Process, receiver: Process) -> Judgement:
+def _compared(sender: Process, receiver: Process) -> Comparison:
     start = sender.ledger.lines("started")[0][2]
     got = receiver.ledger.got(sender.spec.node_id, start)
-    return judge(sender.ledger.sent(), got)
+    return compare(sender.ledger.sent(), got)

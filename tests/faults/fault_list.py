@@ -122,6 +122,6 @@ FAULTS = (
     Fault(
         "soak",
         "ten minutes with a fault every 10 s",
-        _over_both(soak, lasts_s=600.0, fault_every_s=10.0, judge_slope=True),
+        _over_both(soak, lasts_s=600.0, fault_every_s=10.0, check_slope=True),
     ),
 )

@@ -40,7 +40,7 @@ def noise(
         n_bytes: total number of random bytes.
         connections: number of connections.
         frames: number of mutated frames.
-        slower_at_most: factor by which the round trip of other peers may grow; None: not judged.
+        slower_at_most: factor by which the round trip of other peers may grow; None: not checked.
     """
     result = FaultResult(
         f"{n_bytes:,} random bytes on {connections} connections, {frames:,} mutated frames",

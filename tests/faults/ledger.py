@@ -1,4 +1,4 @@
-"""Ledgers of what nodes sent and received, and the judge that compares them.
+"""Ledgers of what nodes sent and received, and their comparison.
 
 Every node appends lines to its own file, one JSON list each, in a single write: the lines stay in
 the file when the process is killed. ``CLOCK_MONOTONIC`` is the same clock for all processes of a
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["Writer", "Ledger", "Judgement", "judge", "judge_prefix", "join"]
+__all__ = ["Writer", "Ledger", "Comparison", "compare", "compare_killed", "join"]
 
 
 class Writer:
@@ -82,7 +82,7 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Comparison:
     """How many messages arrived as they should.
 
     Attributes:
@@ -115,7 +115,7 @@ class Judgement:
         return text + (f", {self.invented} never sent" if self.invented else "")
 
 
-def judge(accepted: int, got: Sequence[tuple[int, bool]], *, emitted: int = 0) -> Judgement:
+def compare(accepted: int, got: Sequence[tuple[int, bool]], *, emitted: int = 0) -> Comparison:
     """Compare the ledgers of a sender and a receiver.
 
     Args:
@@ -131,7 +131,7 @@ def judge(accepted: int, got: Sequence[tuple[int, bool]], *, emitted: int = 0) -
         reordered += number < highest and number not in seen
         seen.add(number)
         highest = max(highest, number)
-    return Judgement(
+    return Comparison(
         accepted=accepted,
         arrived=len(seen),
         lost=sum(number not in seen for number in range(accepted)),
@@ -142,24 +142,24 @@ def judge(accepted: int, got: Sequence[tuple[int, bool]], *, emitted: int = 0) -
     )
 
 
-def judge_prefix(sent: Iterable[Sequence[Any]], got: Sequence[tuple[int, bool]]) -> Judgement:
-    """Judge a killed sender: the messages acknowledged to it had to arrive without a gap.
+def compare_killed(sent: Iterable[Sequence[Any]], got: Sequence[tuple[int, bool]]) -> Comparison:
+    """Compare the ledgers of a killed sender, whose acknowledged messages must have arrived.
 
     Messages that it had accepted but not delivered died with it. Some of them may still have
     arrived, but without a gap.
 
     Args:
         sent: its lines ``["sent", time, event, started_at, number, waiting]``.
-        got: as in :func:`judge`.
+        got: as in :func:`compare`.
     """
     lines = list(sent)
     acknowledged = max((number + 1 - waiting for *_, number, waiting in lines), default=0)
     begun = max((number + 2 for *_, number, _ in lines), default=1)
     reached = max((number + 1 for number, _ in got), default=0)
-    return judge(max(acknowledged, reached), got, emitted=begun)
+    return compare(max(acknowledged, reached), got, emitted=begun)
 
 
-def join(judgements: Iterable[Judgement]) -> Judgement:
-    """Add up judgements."""
-    all_of = list(judgements)
-    return Judgement(*(sum(getattr(one, name) for one in all_of) for name in Judgement.__slots__))
+def join(comparisons: Iterable[Comparison]) -> Comparison:
+    """Add up comparisons."""
+    all_of = list(comparisons)
+    return Comparison(*(sum(getattr(one, name) for one in all_of) for name in Comparison.__slots__))

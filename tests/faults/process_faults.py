@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.faults.fault_result import FaultResult
-from tests.faults.ledger import Judgement, join, judge, judge_prefix
+from tests.faults.ledger import Comparison, compare, compare_killed, join
 from tests.faults.node_program import Sends
 from tests.faults.process_cluster import ROOT, Cluster, Process, address_for, cluster, wait_until
 
@@ -237,8 +237,8 @@ def _first_after_imports(receiver: Process, sender: Process) -> float:
     return float(_first_of(receiver, sender)[1] - started)
 
 
-def all_of(sender: Process, receiver: Process, *, quiet_s: float = 10.0) -> Judgement:
-    """Wait until a sender is done and its messages have arrived, and judge them.
+def all_of(sender: Process, receiver: Process, *, quiet_s: float = 10.0) -> Comparison:
+    """Wait until a sender is done and its messages have arrived, and compare the ledgers.
 
     Args:
         sender: a sender that sends no more, or a fixed number of messages.
@@ -254,24 +254,24 @@ def all_of(sender: Process, receiver: Process, *, quiet_s: float = 10.0) -> Judg
             "all messages",
             deadline_s=quiet_s,
         )
-    return judge(accepted, receiver.ledger.got(sender.spec.node_id, start))
+    return compare(accepted, receiver.ledger.got(sender.spec.node_id, start))
 
 
-def _verdict(receiver: Process, sender: Process, ended: Sequence[Process]) -> Judgement:
-    """Judge a sender: by all accepted messages if it ended normally, else by acknowledged ones."""
+def _verdict(receiver: Process, sender: Process, ended: Sequence[Process]) -> Comparison:
+    """Compare all accepted messages of a sender, or only acknowledged ones if it was killed."""
     start = sender.ledger.lines("started")[0][2]
     got = receiver.ledger.got(sender.spec.node_id, start)
     if sender in ended:
-        return judge(sender.ledger.sent(), got)
-    return judge_prefix(sender.ledger.lines("sent"), got)
+        return compare(sender.ledger.sent(), got)
+    return compare_killed(sender.ledger.lines("sent"), got)
 
 
-def _across(receivers: Sequence[Process], dead_at: Sequence[float], sender: Process) -> Judgement:
-    """Judge one sender's messages over several starts of the receiver.
+def _across(receivers: Sequence[Process], dead_at: Sequence[float], sender: Process) -> Comparison:
+    """Compare one sender's messages with the ledgers of several starts of the receiver.
 
     A killed receiver loses the messages that it had acknowledged but not handled. So a message may
     be missing if it was emitted before a receiver died and comes after the last one that this
-    receiver handled; all others must have arrived. Duplicates, order and damage are judged per
+    receiver handled; all others must have arrived. Duplicates, order and damage are counted per
     start.
     """
     start = sender.ledger.lines("started")[0][2]
@@ -286,7 +286,7 @@ def _across(receivers: Sequence[Process], dead_at: Sequence[float], sender: Proc
         )
         for started_at, number in missing
     )
-    each = join(judge(0, got, emitted=len(sent)) for got in arrived)
+    each = join(compare(0, got, emitted=len(sent)) for got in arrived)
     return replace(each, accepted=len(sent), lost=lost)
 
 

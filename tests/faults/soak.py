@@ -12,7 +12,7 @@ import psutil
 
 from tests.faults.delivery_faults import MB
 from tests.faults.fault_result import FaultResult
-from tests.faults.ledger import Judgement, join, judge_prefix
+from tests.faults.ledger import Comparison, compare_killed, join
 from tests.faults.node_program import Sends
 from tests.faults.process_cluster import Cluster, Process, cluster, wait_until
 from tests.faults.raw_peer import RawPeer
@@ -28,7 +28,7 @@ def soak(
     *,
     lasts_s: float,
     fault_every_s: float,
-    judge_slope: bool,
+    check_slope: bool,
     hang_s: float = 3.6,
 ) -> FaultResult:
     """Send for a long time while faults are injected periodically.
@@ -38,7 +38,7 @@ def soak(
         lasts_s: duration.
         fault_every_s: seconds between faults: a sender is killed and replaced, a sender hangs, or
             strangers send random bytes.
-        judge_slope: whether the run is long enough to judge the growth of memory.
+        check_slope: whether the run is long enough to measure the growth of memory.
         hang_s: how long a sender hangs; after 3 s it counts as lost.
     """
     result = FaultResult(f"soak of {lasts_s:g} s, a fault every {fault_every_s:g} s", transport)
@@ -66,7 +66,7 @@ def soak(
         after = _settled(learner)
         for process in alive:
             process.stop()
-        verdict = join(_judged(learner, process) for process in starts)
+        verdict = join(_compared(learner, process) for process in starts)
         lives = learner.alive
     result.check("the receiver survives", f"{lives}, {faults} faults", lives)
     result.check("no acknowledged message lost, none duplicated", verdict, verdict.clean)
@@ -78,7 +78,7 @@ def soak(
         f"{before[1]} before, {after[1]} after",
         after[1] <= before[1],
     )
-    if judge_slope:
+    if check_slope:
         seconds, resident = np.array(samples).T
         slope = float(np.polyfit(seconds / 60, resident / MB, 1)[0])
         result.at_most("memory growth", slope, 1.0, "MB/min")
@@ -134,6 +134,8 @@ def _resident(learner: Process) -> int:
         raise RuntimeError(f"the receiver died: {learner.errors()}") from None
 
 
-def _judged(learner: Process, sender: Process) -> Judgement:
+def _compared(learner: Process, sender: Process) -> Comparison:
     start = sender.ledger.lines("started")[0][2]
-    return judge_prefix(sender.ledger.lines("sent"), learner.ledger.got(sender.spec.node_id, start))
+    return compare_killed(
+        sender.ledger.lines("sent"), learner.ledger.got(sender.spec.node_id, start)
+    )

@@ -22,7 +22,7 @@ def test_a_burst_of_large_messages_from_a_listener_arrives(transport: str) -> No
     assert result.holds, result
 
 
-def test_the_judge_notices_messages_that_an_unacknowledged_bus_loses() -> None:
+def test_the_ledgers_show_messages_that_an_unacknowledged_bus_loses() -> None:
     assert burst("ipc", count=500, size=KB, batch=KB).holds
     result = burst("ipc", count=500, size=KB, batch=KB, carrier="bus", quiet_s=0.5)
     assert not result.holds
@@ -34,6 +34,6 @@ def test_a_slow_consumer_makes_the_producer_wait_and_memory_stays_bounded() -> N
     assert result.holds, result
 
 
-def test_a_slow_reader_of_weights_slows_nobody_down() -> None:
+def test_a_slow_reader_of_weights_does_not_slow_the_others_down() -> None:
     result = slow_weight_reader("tcp", count=20, size=256 * KB, slow_s=0.4)
     assert result.holds, result

@@ -14,14 +14,14 @@ pytestmark = pytest.mark.process
 
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
 @pytest.mark.parametrize("result_of", [false_lengths, oversize, refusals, pickles, silence])
-def test_strangers_get_nothing_and_disturb_nobody(
+def test_unauthenticated_peers_receive_nothing_and_disturb_no_one(
     transport: str, result_of: Callable[[str], FaultResult]
 ) -> None:
     result = result_of(transport)
     assert result.holds, result
 
 
-def test_noise_and_broken_frames_crash_nobody() -> None:
-    # Only `make faults` judges the round trip of other peers, on an otherwise idle machine.
+def test_random_bytes_and_damaged_frames_crash_no_node() -> None:
+    # Only `make faults` checks the round trip of other peers, on an otherwise idle machine.
     result = noise("tcp", n_bytes=100_000, connections=20, frames=300, slower_at_most=None)
     assert result.holds, result

@@ -1,4 +1,4 @@
-"""Ledgers, and the judge that compares them."""
+"""Ledgers, and their comparison."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.ledger import Judgement, Ledger, Writer, join, judge, judge_prefix
+from tests.faults.ledger import Comparison, Ledger, Writer, compare, compare_killed, join
 
 
 def whole(*numbers: int) -> list[tuple[int, bool]]:
@@ -14,7 +14,7 @@ def whole(*numbers: int) -> list[tuple[int, bool]]:
 
 
 def test_messages_that_arrive_once_and_in_order_are_clean() -> None:
-    assert judge(3, whole(0, 1, 2)).clean
+    assert compare(3, whole(0, 1, 2)).clean
 
 
 @pytest.mark.parametrize(
@@ -28,28 +28,28 @@ def test_messages_that_arrive_once_and_in_order_are_clean() -> None:
     ],
 )
 def test_each_kind_of_fault_is_distinguished(got: list[tuple[int, bool]], fault: str) -> None:
-    verdict = judge(3, got)
+    verdict = compare(3, got)
     assert not verdict.clean
     faults = ("lost", "duplicated", "reordered", "damaged", "invented")
     assert [name for name in faults if getattr(verdict, name)] == [fault]
 
 
 def test_a_sender_that_accepted_nothing_is_not_clean() -> None:
-    assert not judge(0, []).clean
+    assert not compare(0, []).clean
 
 
 def test_acknowledged_messages_of_a_killed_sender_must_have_arrived() -> None:
     sent = [["sent", 0.0, "e", 0, 1], ["sent", 0.0, "e", 1, 1], ["sent", 0.0, "e", 2, 1]]
-    assert judge_prefix(sent, whole(0, 1)).clean
-    assert judge_prefix(sent, whole(0)).lost == 1
-    assert judge_prefix(sent, whole(0, 1, 2, 3)).clean, "it died between emit and its ledger"
-    assert judge_prefix(sent, whole(0, 1, 3)).lost == 1
-    assert judge_prefix(sent, whole(0, 1, 2, 3, 4)).invented == 1
+    assert compare_killed(sent, whole(0, 1)).clean
+    assert compare_killed(sent, whole(0)).lost == 1
+    assert compare_killed(sent, whole(0, 1, 2, 3)).clean, "it died between emit and its ledger"
+    assert compare_killed(sent, whole(0, 1, 3)).lost == 1
+    assert compare_killed(sent, whole(0, 1, 2, 3, 4)).invented == 1
 
 
-def test_judgements_add_up() -> None:
-    total = join([judge(2, whole(0)), judge(1, whole(0, 0))])
-    assert total == Judgement(accepted=3, arrived=2, lost=1, duplicated=1)
+def test_comparisons_add_up() -> None:
+    total = join([compare(2, whole(0)), compare(1, whole(0, 0))])
+    assert total == Comparison(accepted=3, arrived=2, lost=1, duplicated=1)
 
 
 def test_a_ledger_can_be_read_while_it_grows(tmp_path: Path) -> None:

@@ -36,5 +36,5 @@ def test_nothing_is_lost_when_connections_are_cut_repeatedly(transport: str) -> 
 
 
 def test_repeated_faults_leave_nothing_behind() -> None:
-    result = soak("ipc", lasts_s=1.5, fault_every_s=0.5, judge_slope=False, hang_s=1.0)
+    result = soak("ipc", lasts_s=1.5, fault_every_s=0.5, check_slope=False, hang_s=1.0)
     assert result.holds, result

@@ -1,4 +1,4 @@
-"""A training whose collector is killed once."""
+"""A training run whose collector is killed once."""
 
 from __future__ import annotations
 

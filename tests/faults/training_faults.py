@@ -1,4 +1,4 @@
-"""Trainings whose processes are killed: the first example's chain, launched by ditask."""
+"""Training runs whose processes are killed: the first example's chain, launched by ditask."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.dmiddleware.launch.ditask_process import DITASK
 from tests.faults.fault_result import FaultResult
-from tests.faults.ledger import Judgement, Ledger, join, judge
+from tests.faults.ledger import Comparison, Ledger, compare, join
 from tests.faults.process_cluster import ROOT, wait_until
 
 __all__ = ["ENV_STEPS", "FOLDER", "SEED", "SNAPSHOT_EVERY", "killed_collectors", "killed_learner"]
@@ -140,12 +140,12 @@ def training(transport: str, *, seed: int, env_steps: int) -> Iterator[Training]
 def killed_collectors(
     transport: str, *, kills: int, seeds: Sequence[int] = (), env_steps: int = 60_000
 ) -> FaultResult:
-    """Kill random collectors of a training.
+    """Kill random collectors of a training run.
 
     Args:
         transport: ``ipc`` or ``tcp``.
         kills: number of kills per training.
-        seeds: seeds of complete trainings with and without faults, whose returns are compared;
+        seeds: seeds of complete runs with and without faults, whose returns are compared;
             none: one training, stopped after the last kill.
         env_steps: environment steps per training.
     """
@@ -162,7 +162,7 @@ def killed_collectors(
             for _ in range(kills):
                 _kill_collector(run, rng.choice(COLLECTORS), left, first)
             codes.append(run.end(by_itself=bool(seeds)))
-            verdicts += _judged(run)
+            verdicts += _compared(run)
             returns += [x[2] for x in run.starts(LEARNER)[-1].lines("returned")]
             one_learner = len(run.starts(LEARNER)) == 1
     verdict = join(verdicts)
@@ -181,7 +181,7 @@ def killed_collectors(
 
 
 def killed_learner(transport: str, *, kills: int) -> FaultResult:
-    """Kill the learner of a training repeatedly, the last time while it saves a snapshot.
+    """Kill the learner of a training run repeatedly, the last time while it saves a snapshot.
 
     Args:
         transport: ``ipc`` or ``tcp``.
@@ -237,8 +237,8 @@ def _kill_collector(run: Training, node_id: int, left: list[float], first: list[
     first.append(arrived()[0] - started)
 
 
-def _judged(run: Training) -> list[Judgement]:
-    """Judge each start of each collector: the learner received its first batches without a gap."""
+def _compared(run: Training) -> list[Comparison]:
+    """Compare the ledgers of each start of each collector; its first batches must have arrived."""
     arrived = [line[2] for learner in run.starts(LEARNER) for line in learner.lines("batch")]
     verdicts = []
     known: set[int] = set()
@@ -248,9 +248,9 @@ def _judged(run: Training) -> list[Judgement]:
             known |= set(batches)
             got = [(batches[batch], True) for batch in arrived if batch in batches]
             if got:
-                verdicts.append(judge(max(got)[0] + 1, got))
+                verdicts.append(compare(max(got)[0] + 1, got))
     damaged = sum(batch not in known for batch in arrived)
-    return [*verdicts, Judgement(damaged=damaged)]
+    return [*verdicts, Comparison(damaged=damaged)]
 
 
 def _calm_return(transport: str, *, seed: int, env_steps: int) -> float:

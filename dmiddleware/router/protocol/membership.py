@@ -18,7 +18,7 @@ HEARTBEAT_S: Final = 1.0
 """Seconds between two heartbeats."""
 
 MISSED_HEARTBEATS: Final = 3
-"""How many heartbeats a node may miss before it counts as gone."""
+"""How many heartbeats a node may miss before it counts as disconnected."""
 
 ChangeKind = Literal["joined", "left", "rejoined"]
 
@@ -67,7 +67,7 @@ class Membership:
     Args:
         own: this node's identity; no other node may use its id.
         heartbeat_s: seconds between two heartbeats of a peer.
-        missed: how many heartbeats a peer may miss before it counts as gone.
+        missed: how many heartbeats a peer may miss before it counts as disconnected.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Membership:
         return changes
 
     def on_heard(self, node_id: str, session: int, now: float) -> list[MembershipChange]:
-        """Note that an authenticated frame arrived; a node that was considered gone rejoins.
+        """Note that an authenticated frame arrived; a disconnected node rejoins.
 
         Frames of a session that has been replaced are ignored.
         """

@@ -112,8 +112,6 @@ class NodeProtocol:
         self._by_session: dict[int, PeerSession] = {}
         self._orphaned: deque[tuple[str, EncodedEvent]] = deque()
 
-    # Events -----------------------------------------------------------------------------------
-
     def offer(self, node_id: str, event: EncodedEvent) -> bool:
         """Accept a reliable event for a peer, or return False if its outbox is full.
 
@@ -144,8 +142,6 @@ class NodeProtocol:
         """Whether :meth:`take` would return something."""
         return bool(self._orphaned) or any(x.incoming.has_events for x in self.peers.values())
 
-    # Membership -------------------------------------------------------------------------------
-
     def connected_peers(self) -> list[Identity]:
         """Return the identities of the connected peers."""
         return [member.identity for member in self._members]
@@ -155,7 +151,7 @@ class NodeProtocol:
         return self._members.get(node_id) is not None
 
     def tick(self, now: float) -> list[tuple[str, int]]:
-        """Find peers that went silent, and forget those that have been gone for too long.
+        """Find peers that went silent, and forget those disconnected for too long.
 
         Returns:
             ``(node id, number of undelivered events)`` of each newly forgotten peer.
@@ -176,8 +172,6 @@ class NodeProtocol:
     def on_connection_lost(self, node_id: str, reason: str, now: float) -> None:
         """Note that the connection to a peer broke."""
         self._record(self._members.on_left(node_id, reason), now)
-
-    # As a listener ----------------------------------------------------------------------------
 
     def on_request(
         self, raw: bytes | memoryview, now: float, *, cover_body: bool
@@ -259,8 +253,6 @@ class NodeProtocol:
         peer = self.peers.get(parked.node_id)
         sign = peer.sign if peer is not None and peer.session.number == parked.session else None
         return self._frame(FrameType.NOTHING, parked.session, sign)
-
-    # As a dialer ------------------------------------------------------------------------------
 
     def hello(self) -> tuple[DialerHandshake, bytes]:
         """Start a handshake; return its state and the first request."""
@@ -345,8 +337,6 @@ class NodeProtocol:
             self._on_goodbye(peer, now)
         return frame.type
 
-    # Sessions ---------------------------------------------------------------------------------
-
     def _on_handshake_request(self, raw: bytes | memoryview, now: float, cover_body: bool) -> bytes:
         if len(raw) > MAX_HANDSHAKE_BYTES + HEADER_SIZE:
             raise FrameError(
@@ -411,7 +401,7 @@ class NodeProtocol:
         return peer
 
     def _on_goodbye(self, peer: PeerSession, now: float) -> None:
-        """Process that a peer leaves for good, or that this node has left it."""
+        """Note that a peer leaves for good, or that this node has left it."""
         self._record(self._members.on_left(peer.node_id, "said goodbye", for_good=True), now)
         self.n_sessions += 1
         if self.peers.get(peer.node_id) is peer:
@@ -449,8 +439,6 @@ class NodeProtocol:
         peer.counters.received_frames += 1
         peer.counters.received_bytes += n_bytes
         self._record(self._members.on_heard(peer.node_id, peer.session.number, now), now)
-
-    # Frames -----------------------------------------------------------------------------------
 
     def _read(self, peer: PeerSession, raw: bytes | memoryview) -> Frame:
         frame = decode_frame(raw, peer.check)

@@ -22,8 +22,8 @@ class NodeOptions:
         batch_bytes: small events share frames of up to this size.
         retry_s: seconds after which an unacknowledged frame is sent again.
         heartbeat_s: seconds between two heartbeats.
-        missed_heartbeats: how many heartbeats a peer may miss before it counts as gone.
-        forget_after_s: how many seconds accepted events are kept for a peer that is gone.
+        missed_heartbeats: how many heartbeats a peer may miss before it counts as disconnected.
+        forget_after_s: how many seconds accepted events are kept for a disconnected peer.
         max_lossy: how many lossy events may wait for one peer.
     """
 

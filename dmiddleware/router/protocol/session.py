@@ -97,7 +97,7 @@ class PeerSession:
         has_announced: whether the peer has announced its subscriptions in this incarnation.
         acks: ``(stream, sequence, credit)`` to send with the next frame.
         busy: ``(stream, sequence, delay_s)`` to send with the next frame.
-        gone_since: when the peer left; None while it is connected.
+        gone_since: when the peer disconnected; None while it is connected.
         forgotten: whether its waiting events were dropped.
         goodbye_sent: whether this node has said goodbye.
         n_requests: number of the latest request to the peer.
@@ -142,7 +142,7 @@ class PeerSession:
         if old is not None:
             old.outgoing.on_new_peer()
             peer = cls(session.identity.node_id, session, dialed, old.outgoing, incoming)
-            # Until the peer announces its subscriptions, so that it misses nothing emitted before.
+            # Until the peer announces its subscriptions, those of the old process hold.
             peer.patterns = old.patterns
             return peer
         batch_bytes = min(
@@ -184,7 +184,7 @@ class PeerSession:
         return acknowledgements
 
     def use_keys(self, session: Session, *, dialed: bool, cover_body: bool) -> None:
-        """Derive one key per direction from a session, so that no frame can be sent back."""
+        """Derive one key per direction from a session, so no frame can be sent back."""
         self.sign = self.check = None
         if session.key is None:
             return

@@ -53,9 +53,6 @@ class Message(Protocol):
 T = TypeVar("T", bound=Message)
 
 
-# Sending --------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class PendingFrame(Generic[T]):
     """A frame that has been sent and not yet acknowledged.
@@ -467,9 +464,6 @@ class OutgoingStreams:
             size += events[-1].size
         self._sequences[LOSSY] += 1
         return EventBatch(LOSSY, self._sequences[LOSSY], tuple(events))
-
-
-# Receiving ------------------------------------------------------------------------------------
 
 
 class Verdict(enum.Enum):

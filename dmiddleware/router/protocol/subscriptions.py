@@ -46,8 +46,6 @@ class Subscriptions:
         self._subscribers: dict[str, tuple[str, ...]] = {}
         self._smallest_limit = 0
 
-    # This node's subscriptions ----------------------------------------------------------------
-
     def subscribe(self, patterns: Iterable[str]) -> None:
         """Set the events (globs allowed) that this node receives, and announce them."""
         own = tuple(sorted(set(patterns)))
@@ -72,8 +70,6 @@ class Subscriptions:
     def _announce(self) -> None:
         for peer in self._peers.values():
             self.announce_to(peer)
-
-    # The peers' subscriptions -----------------------------------------------------------------
 
     def subscribers(self, event: str) -> tuple[str, ...]:
         """Return the peers that receive an event, disconnected ones that may return included."""

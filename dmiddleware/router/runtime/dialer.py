@@ -42,7 +42,7 @@ _FATAL: Final = frozenset({"version", "run", "key", "node_id_taken", "replaced"}
 
 
 class Dialer:
-    """Keeps a connection to one peer, from a thread of its own.
+    """Keeps a connection to one peer open, on a separate thread.
 
     Args:
         engine: drives this node.

@@ -76,8 +76,6 @@ class Engine:
         self._n_sessions = 0
         self._next_tick = 0.0
 
-    # Emitting ---------------------------------------------------------------------------------
-
     def emit(self, event: Event, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Send an event to its subscribers; see :meth:`dmiddleware.router.Router.emit`."""
         with self.lock:
@@ -157,8 +155,6 @@ class Engine:
         traffic.sent += n_peers
         traffic.sent_bytes += n_peers * encoded.size
 
-    # Following changes ------------------------------------------------------------------------
-
     def update(self, node_id: str | None = None) -> list[SendAction]:
         """Process what a frame or the time has changed; called with the lock held.
 
@@ -200,8 +196,6 @@ class Engine:
             sends = self.update()
         self.deliver_and_send(sends)
 
-    # Running and ending -----------------------------------------------------------------------
-
     def fail(self, error: RouterError) -> None:
         """Stop this node with an error, which emitters and waits raise."""
         with self.lock:
@@ -235,7 +229,7 @@ class Engine:
         """Wait until something may be due, which a frame that arrives can bring forward."""
         now = self.clock.now()
         due = (self.node.due_at(node_id) for node_id in self.node.peers)
-        # Overdue frames have no open way, and are sent as soon as there is one.
+        # Overdue frames have no open route, and are sent as soon as there is one.
         soon = [time for time in due if time is not None and time > now]
         self._next_tick = min([self._next_tick, *soon])
         while not self.closing and (left_s := self._next_tick - self.clock.now()) > 0:

@@ -82,7 +82,7 @@ class Receiver:
         self.deliver_ready()
 
     def add(self, event: DecodedEvent) -> None:
-        """Queue an event of the router itself; called with the lock held."""
+        """Queue a membership event; called with the lock held."""
         self._local.append(event)
 
     def close(self) -> None:
@@ -189,7 +189,7 @@ class Receiver:
             _logger.error("the event %r was dropped, it cannot be decoded: %s", event.event, error)
             return None
         except Exception:
-            # Adapters and unpickling run code that is not ours.
+            # Adapters and unpickling run the user's code.
             traffic.undecodable += 1
             _logger.exception("the event %r was dropped, decoding it failed", event.event)
             return None

@@ -1,4 +1,4 @@
-"""Sending: pairs what is waiting for a peer with the ways to reach it."""
+"""Sending: pairs what is waiting for a peer with the routes to it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Poll:
 
 
 class Sender:
-    """The open ways to the peers: parked polls of dialers, and channels to listeners.
+    """The open routes to the peers: parked polls of dialers, and channels to listeners.
 
     All methods are called with the router's lock held.
 
@@ -80,7 +80,7 @@ class Sender:
         self._channels.pop(node_id, None)
 
     def take_sends(self, now: float, node_ids: Iterable[str] | None = None) -> list[SendAction]:
-        """Make frames of what is waiting, as many as there are open ways.
+        """Make frames of what is waiting, as many as there are open routes.
 
         Args:
             now: the time in seconds.

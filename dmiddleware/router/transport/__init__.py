@@ -1,4 +1,4 @@
-"""Transports: they move requests and replies, whatever these contain."""
+"""Transports carry requests and replies, whatever their content."""
 
 from dmiddleware.router.transport.interface import (
     Channel,

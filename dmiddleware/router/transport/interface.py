@@ -1,4 +1,4 @@
-"""The interface of a transport: it moves requests and replies, whatever they contain."""
+"""The interface of a transport, which carries requests and replies, whatever their content."""
 
 from __future__ import annotations
 

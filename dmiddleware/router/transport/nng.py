@@ -182,7 +182,7 @@ class NngListener:
             # If the pipe is already closed, nng reports that and nothing is left to do.
             pynng.lib.nng_pipe_close(pipe)
         else:
-            # If the dialer is gone, the reply is dropped; a live one will ask again.
+            # If the dialer is dead, the reply is dropped; a live one sends the request again.
             with contextlib.suppress(pynng.NNGException):
                 context.send(raw)
         self._idle.append(context)
@@ -255,7 +255,7 @@ class NngChannel:
                 if len(self._sent) <= self._idle_readers:
                     self._changed.notify()
                 elif len(self._sent) > 1 or threading.current_thread() not in self._readers:
-                    # A reader that makes a request will wait for its answer itself.
+                    # A reader thread that makes a request waits for the reply itself.
                     self._start_reader()
                 return
         self._give_back(context, reusable=False)

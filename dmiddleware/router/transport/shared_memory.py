@@ -43,7 +43,7 @@ __all__ = ["SharedMemoryTransport"]
 _logger = logging.getLogger(__name__)
 
 MIN_BYTES: Final = 512 << 10
-"""From this size on, a slab is faster than a socket."""
+"""From this size up, a slab is faster than a socket."""
 
 _MAX_BYTES: Final = 512 << 20
 
@@ -131,7 +131,7 @@ class SharedMemoryTransport:
                     stack.pop_all()
                     return _SharingChannel(channel, self._folder, address, max_frame_bytes)
             except TransportError:
-                # It did not understand the question and closed the connection.
+                # A listener without shared memory closes the connection.
                 channel.close()
                 channel = connect()
         self._folder.not_sharing.add(address)
@@ -407,7 +407,7 @@ class _SharingChannel:
         return put
 
     def _is_refused(self, put: bytes, answer: memoryview) -> bool:
-        """Return whether the listener could not use a ticket, so that its content must be sent."""
+        """Return whether the listener could not use a ticket, and its content must be sent."""
         if _parse(answer)[0] != _REFUSED:
             return False
         _logger.debug("%s could not open a slab; sending its content", self._address)

@@ -202,7 +202,7 @@ class SlabPool:
 
         Returns:
             A ticket for the frame; None if it has other arrays or was completed before, and must be
-            copied into a slab of its own with :meth:`fill`.
+            copied into another slab with :meth:`fill`.
         """
         found = _staged_in(content)
         if found is None:
@@ -444,7 +444,7 @@ def _mapping(descriptor: int, size: int) -> mmap.mmap:
 
 
 def _rounded(size: int) -> int:
-    """Round up a little, so that a slab fits contents of similar length."""
+    """Round up a little, to fit contents of similar length."""
     grain = max(_GRAIN, 1 << max(0, size.bit_length() - 4))
     return -(-size // grain) * grain
 

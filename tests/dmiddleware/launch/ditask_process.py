@@ -1,4 +1,4 @@
-"""ditask as a process of its own, as tests start it."""
+"""Start ditask in a separate process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ DITASK = [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; dita
 def start(
     folder: Path, *options: str, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """Start it in a folder, where it has its temporary files, too; what it says can be read.
+    """Start it in a folder, which also has its temporary files; its output can be read.
 
     Args:
-        folder: where its program lies.
-        options: of the command line.
-        env: variables beside those of this process.
+        folder: the folder of its program.
+        options: the command line's options.
+        env: variables in addition to those of this process.
     """
     return subprocess.Popen(
         [*DITASK, *options],

@@ -90,7 +90,7 @@ def left_behind(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.name.startswith("ditask-")]
 
 
-def test_four_processes_meet_and_end_together(folder: Path) -> None:
+def test_four_processes_connect_and_end_together(folder: Path) -> None:
     code, text = run(folder, "--main", "program.main", "--parallel-workers", "4")
     assert code == 0, text
     assert text.count("got fifty numbers") == 4
@@ -127,7 +127,7 @@ def test_two_learners_are_refused(folder: Path) -> None:
 def test_a_run_without_the_learner_that_its_chain_needs_is_refused(folder: Path) -> None:
     code, text = run(folder, "--main", "program.main", "--roles", "collector=2")
     assert code == 1
-    assert "no process of the run is one" in text and "--roles learner=1" in text
+    assert "the run has no learner" in text and "--roles learner=1" in text
 
 
 def test_a_node_that_is_stopped_by_a_signal_stops_the_run_with_that_reason(folder: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_run_stops_in_order_when_its_output_is_closed(folder: Path) -> None:
     assert left_behind(folder) == []
 
 
-def test_the_nodes_of_a_killed_launcher_stop_and_say_why(folder: Path) -> None:
+def test_the_nodes_of_a_killed_launcher_stop_and_report_why(folder: Path) -> None:
     with start(folder, "--main", "program.forever", "--parallel-workers", "2") as launcher:
         children = _await_running(launcher, 2)
         launcher.kill()

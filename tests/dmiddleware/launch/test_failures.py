@@ -98,7 +98,7 @@ PROGRAM = """
             @middleware(roles=[Role.COLLECTOR])
             def collect(ctx):
                 if ctx.total_step == 0:
-                    ctx.task.router.close()  # from now on it hears from nobody
+                    ctx.task.router.close()  # from now on it receives nothing
                 threading.Event().wait(0.01)
                 if ctx.total_step > 2000:
                     raise TimeoutError("nobody reported the end of the run")

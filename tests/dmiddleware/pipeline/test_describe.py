@@ -60,7 +60,7 @@ def test_str_returns_a_plain_table():
     assert "trajectories, episodes  active" in lines[2]
     assert lines[3].startswith("2    parallel (locked)  all")
     assert lines[4].startswith("2.1    learn")
-    assert "silent" in lines[4]
+    assert "inactive" in lines[4]
     assert len({line.index("test_describe") for line in (lines[2], lines[4], lines[5])}) == 1
 
 
@@ -71,7 +71,7 @@ def test_rich_prints_a_rich_table():
     assert "trial: collector" in text
     assert "│ 2.1 │" in text
     assert "trajectories" in text
-    assert "silent" in text
+    assert "inactive" in text
 
 
 def test_the_title_says_that_a_task_has_no_roles():

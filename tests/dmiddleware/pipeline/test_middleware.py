@@ -219,7 +219,7 @@ def test_a_partial_has_the_declarations_of_its_function():
     assert declarations_of(nested) == (("collector",), (), ("trajectories",))
 
 
-def test_a_partial_is_silent_in_other_roles():
+def test_a_partial_is_inactive_in_other_roles():
     @middleware(roles=(Role.LEARNER,))
     def learn(ctx, rate):
         raise AssertionError("never called")

@@ -209,7 +209,7 @@ def test_a_long_wait_names_the_branches_in_the_log(caplog):
     assert "middleware 7 (parallel) is still waiting for its branches 2" in caplog.text
 
 
-def test_silent_members_are_skipped():
+def test_inactive_members_are_skipped():
     tape = Tape()
     with Task(Context(), roles=("learner",)) as task:
         collect, learn = tape.function("collect"), tape.function("learn")

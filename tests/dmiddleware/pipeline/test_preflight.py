@@ -246,9 +246,9 @@ def test_a_middleware_can_report_further_problems():
     assert (chain.writes("bonus"), chain.writes("obs")) == (True, False)
     assert (chain.fills(buffer), chain.fills(other)) == (True, False)
     assert (chain.draws_from(buffer), chain.draws_from(other)) == (True, False)
-    silent = part(roles=(Role.COLLECTOR,))
-    silent.preflight = lambda chain: ["never asked"]
-    assert problems_of(silent, part(roles=(Role.LEARNER,)), roles=(Role.LEARNER,)) == []
+    inactive = part(roles=(Role.COLLECTOR,))
+    inactive.preflight = lambda chain: ["never called"]
+    assert problems_of(inactive, part(roles=(Role.LEARNER,)), roles=(Role.LEARNER,)) == []
 
 
 def test_what_a_wrapped_middleware_declares_counts_for_the_chain():
@@ -327,22 +327,24 @@ def test_a_role_of_an_enum_is_not_taken_for_a_typo():
     assert problems_of(part(roles=(MyRole.LEARNERS,))) == []
 
 
-def test_silent_middleware_is_not_checked_and_its_writes_do_not_count():
-    silent = part("collect", roles=("collector",), writes=("trajectories",))
+def test_inactive_middleware_is_not_checked_and_its_writes_do_not_count():
+    inactive = part("collect", roles=("collector",), writes=("trajectories",))
     reader = part("push", roles=("learner",), reads=("trajectories",))
-    assert problems_of(silent, reader) == []
-    (problem,) = problems_of(silent, reader, roles=("learner",))
-    assert "which middleware 1 (collect) writes, but that is silent in the role learner" in problem
+    assert problems_of(inactive, reader) == []
+    (problem,) = problems_of(inactive, reader, roles=("learner",))
+    assert (
+        "which middleware 1 (collect) writes, but that is inactive in the role learner" in problem
+    )
     assert "ContextExchanger" in problem
     unread = part("push", roles=("collector",), reads=("train_data",))
     assert problems_of(unread, part(roles=("learner",)), roles=("learner",)) == []
 
 
 def test_an_exchange_that_declares_its_writes_satisfies_the_reads():
-    silent = part("collect", roles=("collector",), writes=("trajectories",))
+    inactive = part("collect", roles=("collector",), writes=("trajectories",))
     exchange = part("exchange", writes=("trajectories",))
     reader = part("push", roles=("learner",), reads=("trajectories",))
-    assert problems_of(silent, exchange, reader, roles=("learner",)) == []
+    assert problems_of(inactive, exchange, reader, roles=("learner",)) == []
 
 
 def test_a_context_of_any_kind_is_checked():

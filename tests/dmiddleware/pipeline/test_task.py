@@ -169,7 +169,7 @@ def test_running_is_true_during_a_run():
         assert not task.running
 
 
-def test_middleware_of_other_roles_is_silent():
+def test_middleware_of_other_roles_is_inactive():
     tape = Tape()
     collect, learn = tape.function("collect"), tape.function("learn")
     collect.roles, learn.roles = (Role.COLLECTOR,), (Role.LEARNER,)
@@ -248,12 +248,12 @@ def test_middleware_added_between_runs_is_set_up_by_the_next_run():
     assert tape == ["setup a", "setup b", "close b", "close a"]
 
 
-def test_silent_middleware_is_not_set_up_but_closed():
+def test_inactive_middleware_is_not_set_up_but_closed():
     tape = Tape()
     with Task(Context(), roles=("learner",)) as task:
-        task.use(Part(tape, "silent", roles=("collector",)))
+        task.use(Part(tape, "inactive", roles=("collector",)))
         task.use(Part(tape, "learn", roles=("learner",))).run(max_step=1)
-    assert tape == ["setup learn", "close learn", "close silent"]
+    assert tape == ["setup learn", "close learn", "close inactive"]
 
 
 def test_middleware_is_closed_even_if_nothing_was_run():
@@ -666,7 +666,7 @@ def stop_from_a_thread(ctx):
     thread.start()
 
 
-def test_stopping_the_task_ends_a_wait_in_another_branch_as_a_stop():
+def test_stopping_the_task_ends_a_wait_in_another_branch():
     tape = Tape()
     with Task(Context()) as task:
         task.use(tape.generator("before"))

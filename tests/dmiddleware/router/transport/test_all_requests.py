@@ -226,9 +226,6 @@ def test_closing_leaves_no_thread(endpoints: Endpoints) -> None:
     assert set(threading.enumerate()) <= before
 
 
-# Deferred replies -----------------------------------------------------------------------------
-
-
 def test_only_the_first_reply_counts(endpoints: Endpoints) -> None:
     def serve(raw: memoryview, _: int, reply: Reply) -> None:
         reply(bytes(raw))

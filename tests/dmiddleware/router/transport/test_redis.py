@@ -93,9 +93,6 @@ def dialed(
         channel.close()
 
 
-# The transport ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("size", [0, 1, 1000, MAX_BYTES])
 def test_a_request_gets_a_reply(server: RedisServer, size: int) -> None:
     content = bytes(i % 251 for i in range(size))
@@ -355,9 +352,6 @@ def test_a_listener_recovers_as_soon_as_redis_does(own_server: RedisServer) -> N
                 assert anew.request(b"back") == b"back"
                 break
             assert time.monotonic() < deadline
-
-
-# Routers ------------------------------------------------------------------------------------------
 
 
 class Ledger:
