@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from dmiddleware import Task
-from dmiddleware.data import TensorBuffer
+from dmiddleware.data import Batch, TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import Policy
 from examples.common import command
@@ -47,7 +47,7 @@ class PerEnvQPolicy(Policy):
         self._target = copy.deepcopy(self._model)
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=self._cfg.learning_rate)
 
-    def _forward_learn(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
+    def _forward_learn(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
         with torch.no_grad():
             best = self._model(batch["next_obs"])["logit"].argmax(-1, keepdim=True)
             future = self._target(batch["next_obs"])["logit"].gather(-1, best).squeeze(-1)

@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 
 from dmiddleware.config import Option, count, fraction, optional, positive
+from dmiddleware.data.batch import Batch, Value
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
@@ -83,7 +84,7 @@ class BCPolicy(ActorPolicy):
             eps=learn.adam_eps,
         )
 
-    def _forward_learn(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
+    def _forward_learn(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
         learn = self._cfg.learn
         output = self._distribution(batch["obs"])
         weight, action = batch.get("weight", None), batch["action"]
@@ -99,7 +100,13 @@ class BCPolicy(ActorPolicy):
             loss = bc_continuous_loss(output["mu"], self._bounds.to_raw(action), weight=weight)
             (answer["total_loss"],) = self._scalars(loss)
         self._check_finite(answer["total_loss"], batch)
-        return {**answer, **self._descend(loss, batch, clip_norm=learn.grad_clip_norm)}
+        self._compute_gradients(loss)
+        if learn.grad_clip_norm is not None:
+            answer["grad_norm"] = self._clip_gradients(learn.grad_clip_norm, batch)
+        answer["cur_lr"] = self._step_optimizer()
+        return answer
 
-    def _forward_collect_batch(self, obs: Any, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:
+    def _forward_collect_batch(
+        self, obs: Value, env_id: np.ndarray, **kwargs: Any
+    ) -> dict[str, Any]:
         return self._forward_eval_batch(obs, env_id)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dmiddleware.config import Option, Range, count, fraction, one_of, optional, positive, switch
+from dmiddleware.data.batch import Batch, Value
 from dmiddleware.errors import ConfigError
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.batched_policy import BatchedPolicy
@@ -165,29 +166,36 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
         eps = self._cfg.other.eps
         self._eps = EpsilonSchedule(eps.start, eps.end, eps.decay, eps.type)
 
-    def _forward_learn(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
+    def _forward_learn(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
         learn = self._cfg.learn
-        weight = batch.get("weight", None)
+        weight = batch.get("weight")
         target = self._td_target(batch)
         q = self._model(batch["obs"])["logit"]
         loss, td_error = td_loss(q, batch["action"], target, weight=weight, criterion=learn.loss)
         total_loss, mean_target, mean_error = self._scalars(loss, target.mean(), td_error.mean())
         self._check_finite(total_loss, batch)
-        output: dict[str, Any] = self._descend(loss, batch, clip_norm=learn.grad_clip_norm)
-        output["total_loss"] = total_loss
-        output["q_value"] = mean_target - mean_error
-        output["target_q_value"] = mean_target
-        if self._train_iter % learn.target_update_freq == 0:
-            self._update_target()
+        output: dict[str, Any] = {
+            "total_loss": total_loss,
+            "q_value": mean_target - mean_error,
+            "target_q_value": mean_target,
+        }
         if weight is not None or self._cfg.priority:
             output["priority"] = td_error.abs()
+
+        self._compute_gradients(loss)
+        if learn.grad_clip_norm is not None:
+            output["grad_norm"] = self._clip_gradients(learn.grad_clip_norm, batch)
+        output["cur_lr"] = self._step_optimizer()
+        if self._train_iter % learn.target_update_freq == 0:
+            self._update_target()
         return output
 
     def _monitor_vars_learn(self) -> list[str]:
         return ["cur_lr", "total_loss", "q_value", "target_q_value"]
 
     @torch.no_grad()
-    def _td_target(self, batch: Any) -> torch.Tensor:
+    def _td_target(self, batch: Batch) -> torch.Tensor:
+        """Return ``[B]``: reward plus discounted value of the successor by the target network."""
         if not self._discount_checked and "discount" in batch:
             self._check_discount(batch["discount"])
         next_obs = batch["next_obs"]
@@ -221,6 +229,7 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
         self._discount_checked = True
 
     def _update_target(self) -> None:
+        """Move the target network towards the online network, by the fraction ``target_tau``."""
         tau = self._cfg.learn.target_tau
         with torch.no_grad():
             torch._foreach_lerp_(self._target_parameters, self._online_parameters, tau)
@@ -228,7 +237,7 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
                 own.copy_(online)
 
     def _forward_collect_batch(
-        self, obs: Any, env_id: np.ndarray, *, eps: float = 0.0, **kwargs: Any
+        self, obs: Value, env_id: np.ndarray, *, eps: float = 0.0, **kwargs: Any
     ) -> dict[str, Any]:
         # Exploration draws on the CPU, so a run draws the same numbers with and without a GPU.
         logit = self._model(obs)["logit"]
@@ -236,7 +245,7 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
             logit = logit.cpu()
         return {"action": epsilon_greedy(logit, eps, generator=self._generator), "logit": logit}
 
-    def _forward_eval_batch(self, obs: Any, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:
+    def _forward_eval_batch(self, obs: Value, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:
         return {"action": self._model(obs)["logit"].argmax(-1)}
 
     def _get_setting_collect(self, command_info: dict[str, Any]) -> dict[str, Any]:

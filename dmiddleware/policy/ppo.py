@@ -21,7 +21,7 @@ from dmiddleware.config import (
     positive,
     switch,
 )
-from dmiddleware.data.batch import Batch
+from dmiddleware.data.batch import Batch, Nested, Value
 from dmiddleware.errors import CheckpointMismatch, ConfigError
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
@@ -199,7 +199,7 @@ class PPOPolicy(ActorPolicy):
         """λ of generalised advantage estimation."""
         return float(self._cfg.gae_lambda)
 
-    def observe(self, obs: Any) -> None:
+    def observe(self, obs: Nested) -> None:
         """Add observations that another process acted on to the statistics of ``obs_norm``.
 
         Args:
@@ -208,7 +208,7 @@ class PPOPolicy(ActorPolicy):
         if self._obs_normaliser is not None:
             self._obs_normaliser.update(self._as_obs(obs))
 
-    def _normalised(self, obs: Any) -> Any:
+    def _normalised(self, obs: Value) -> Value:
         return obs if self._obs_normaliser is None else self._obs_normaliser(obs)
 
     def _init_learn(self) -> None:
@@ -219,7 +219,9 @@ class PPOPolicy(ActorPolicy):
             eps=learn.adam_eps,
         )
 
-    def _forward_collect_batch(self, obs: Any, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:
+    def _forward_collect_batch(
+        self, obs: Value, env_id: np.ndarray, **kwargs: Any
+    ) -> dict[str, Any]:
         if self._obs_normaliser is not None:
             self._obs_normaliser.update(obs)
         # Actions are drawn on the CPU, so a run draws the same numbers with and without a GPU.
@@ -256,16 +258,18 @@ class PPOPolicy(ActorPolicy):
         self._reward_normaliser.update(*(column.reshape(lanes) for column in columns))
         return self._reward_normaliser.normalise(reward)
 
-    def _forward_learn(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
+    def _forward_learn(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
+        """Learn from one minibatch; :class:`OnPolicyLearner` repeats this for several epochs."""
         learn = self._cfg.learn
         if self._obs_normaliser is not None:
             self._obs_normaliser.hold()
         output = self._model(self._normalised(batch["obs"]))
-        log_prob, entropies = _judge(output, batch)
+        log_prob, entropies = _log_prob_and_entropy(output, batch)
+        adv = _standardised(batch["adv"]) if learn.adv_norm else batch["adv"]
         policy = ppo_policy_loss(
             log_prob,
             batch["log_prob"],
-            _standardised(batch["adv"]) if learn.adv_norm else batch["adv"],
+            adv,
             clip_ratio=learn.clip_ratio,
             dual_clip=learn.dual_clip,
         )
@@ -280,8 +284,13 @@ class PPOPolicy(ActorPolicy):
         self._check_finite(answer["total_loss"], batch)
         answer["cur_lr"] = self._anneal()
         answer["kl_stop"] = self._moved_too_far(answer["approx_kl"])
-        if not answer["kl_stop"]:
-            answer.update(self._descend(loss, batch, clip_norm=learn.grad_clip_norm))
+        if answer["kl_stop"]:
+            return answer
+
+        self._compute_gradients(loss)
+        if learn.grad_clip_norm is not None:
+            answer["grad_norm"] = self._clip_gradients(learn.grad_clip_norm, batch)
+        self._step_optimizer()
         return answer
 
     def _monitor_vars_learn(self) -> list[str]:
@@ -295,7 +304,7 @@ class PPOPolicy(ActorPolicy):
             "clip_fraction",
         ]
 
-    def _value_fn(self, obs: Any) -> torch.Tensor:
+    def _value_fn(self, obs: Nested) -> torch.Tensor:
         """Return V of observations ``[…, *obs_shape]``: ``[…]`` float32, on the CPU."""
         if self._model.training:
             self._model.eval()
@@ -306,7 +315,9 @@ class PPOPolicy(ActorPolicy):
         return value.cpu()
 
     def _anneal(self) -> float:
-        learn, group = self._cfg.learn, self._optimizer.param_groups[0]  # type: ignore[union-attr]
+        """Return the learning rate, which falls linearly to 0 in ``lr_anneal_updates`` updates."""
+        assert self._optimizer is not None
+        learn, group = self._cfg.learn, self._optimizer.param_groups[0]
         if learn.lr_anneal_updates is not None:
             left = 1.0 - self._train_iter / learn.lr_anneal_updates
             group["lr"] = learn.learning_rate * max(left, 0.0)
@@ -359,7 +370,9 @@ def _check_option(state_dict: dict[str, Any], part: str, option: str, chosen: bo
         )
 
 
-def _judge(output: dict[str, torch.Tensor], batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _log_prob_and_entropy(
+    output: dict[str, torch.Tensor], batch: Batch
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-probabilities and entropies, ``[B]`` each, of the batch's actions."""
     if "logit" in output:
         logit = output["logit"]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from dmiddleware.config import Option, Range, one_of, optional
+from dmiddleware.data.batch import Value
 from dmiddleware.errors import ConfigError, SpaceError
 from dmiddleware.model import action_kind_of
 from dmiddleware.policy.base.batched_policy import BatchedPolicy
@@ -177,23 +178,25 @@ class ActorPolicy(BatchedPolicy):
         cfg = self._cfg
         self._bounds = ActionBounds(cfg.action_low, cfg.action_high, mode=cfg.action_bounding)
 
-    def _normalised(self, obs: Any) -> Any:
+    def _normalised(self, obs: Value) -> Value:
         """Return observations as the model sees them."""
         return obs
 
-    def _distribution(self, obs: Any) -> dict[str, torch.Tensor]:
+    def _distribution(self, obs: Value) -> dict[str, torch.Tensor]:
         """Return the model's distribution over actions, without running the critic if possible."""
         actor = getattr(self._model, "compute_actor", self._model)
         output: dict[str, torch.Tensor] = actor(self._normalised(obs))
         return output
 
-    def _forward_eval_batch(self, obs: Any, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:
+    def _forward_eval_batch(self, obs: Value, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:
         output = self._distribution(obs)
         if "logit" in output:
             return {"action": output["logit"].argmax(-1)}
         return {"action": self._bounds.to_env(output["mu"].cpu())}
 
-    def _check_spaces(self, observation_space: gym.Space[Any], action_space: Any) -> None:
+    def _check_spaces(
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+    ) -> None:
         super()._check_spaces(observation_space, action_space)
         if isinstance(action_space, gym.spaces.Discrete):
             return

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dmiddleware.data.batch import map_leaves
+from dmiddleware.data.batch import Batch, Value, map_leaves
 from dmiddleware.errors import PolicyError
 from dmiddleware.policy.base.collate import collate, collate_values, split_outputs, to_rows
 from dmiddleware.policy.base.policy import Policy, to_be_written
@@ -56,16 +56,18 @@ class BatchedPolicy(Policy):
                 )
 
     @to_be_written
-    def _forward_collect_batch(self, obs: Any, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:
+    def _forward_collect_batch(
+        self, obs: Value, env_id: np.ndarray, **kwargs: Any
+    ) -> dict[str, Any]:
         """Act while collecting: observations ``[E, …]`` in, ``{"action": [E, …], …}`` out."""
         raise NotImplementedError
 
     @to_be_written
-    def _forward_eval_batch(self, obs: Any, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:
+    def _forward_eval_batch(self, obs: Value, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:
         """Act greedily: observations ``[E, …]`` in, ``{"action": [E, …]}`` out."""
         raise NotImplementedError
 
-    def _get_train_batch(self, batch: Any) -> Any:
+    def _get_train_batch(self, batch: Batch) -> Batch:
         """Turn a collected batch ``[T, E, …]``, or an episode ``[T, …]``, into training data."""
         return batch
 
@@ -84,7 +86,7 @@ class BatchedPolicy(Policy):
             return transitions
         return to_rows(map_leaves(lambda leaf: leaf.flatten(0, 1), batch))
 
-    def _stacked(self, data: Mapping[int, Any]) -> tuple[Any, np.ndarray]:
+    def _stacked(self, data: Mapping[int, Any]) -> tuple[Value, np.ndarray]:
         return self._as_obs(collate_values(list(data.values()), "obs")), np.array(list(data))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmiddleware.data.batch import Batch, as_tree, index_rows, leaves, map_leaves
+from dmiddleware.data.batch import Batch, Value, as_tree, index_rows, leaves, map_leaves
 from dmiddleware.errors import PolicyError, StructureError
 
 __all__ = [
@@ -28,14 +28,14 @@ __all__ = [
 ]
 
 
-def is_per_env(data: Any) -> bool:
+def is_per_env(data: object) -> bool:
     """Return whether ``data`` is a dictionary keyed by env id (and not a nested observation)."""
     return isinstance(data, dict) and all(
         isinstance(key, int | np.integer) and not isinstance(key, bool) for key in data
     )
 
 
-def collate(samples: Sequence[Mapping[str, Any]]) -> Any:
+def collate(samples: Sequence[Mapping[str, Any]]) -> Batch:
     """Stack samples (per-env transitions) into a batch.
 
     Args:
@@ -57,7 +57,7 @@ def collate(samples: Sequence[Mapping[str, Any]]) -> Any:
     return as_tree(_collate_mappings(samples, ""))
 
 
-def collate_values(values: Sequence[Any], path: str = "") -> Any:
+def collate_values(values: Sequence[Any], path: str = "") -> Value:
     """Stack values of one kind along a new first dimension.
 
     Args:
@@ -74,12 +74,14 @@ def collate_values(values: Sequence[Any], path: str = "") -> Any:
     return as_tree(stacked) if isinstance(stacked, dict) else stacked
 
 
-def row(value: Any, index: int) -> Any:
+def row(value: Value, index: int) -> Value:
     """Return one row of a tensor or treetensor."""
     return index_rows(value, index) if isinstance(value, Batch) else value[index]
 
 
-def split_outputs(outputs: Mapping[str, Any], env_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+def split_outputs(
+    outputs: Mapping[str, Value], env_ids: Sequence[int]
+) -> dict[int, dict[str, Value]]:
     """Turn ``{key: [E, …]}`` into ``{env_id: {key: […]}}``."""
     return {
         env_id: {key: row(value, position) for key, value in outputs.items()}
@@ -106,7 +108,7 @@ def join_outputs(
     return {key: as_tree(item) if isinstance(item, dict) else item for key, item in stacked.items()}
 
 
-def to_rows(batch: Any) -> list[dict[str, Any]]:
+def to_rows(batch: Batch) -> list[dict[str, Any]]:
     """Turn a treetensor ``[N, …]`` into ``N`` dictionaries; leaves are views."""
     keys = [str(key) for key in batch]
     length = next(iter(leaves(batch)))[1].shape[0]
@@ -134,8 +136,8 @@ def split_trajectories(transitions: Sequence[dict[str, Any]]) -> list[list[dict[
 
 
 def sample_by_trajectory(
-    batch: Any, get_train_sample: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
-) -> Any:
+    batch: Batch, get_train_sample: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
+) -> Batch:
     """Give every trajectory of a batch to a per-env ``get_train_sample`` and stack the answers.
 
     Args:

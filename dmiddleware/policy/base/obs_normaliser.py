@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dmiddleware.data.batch import Batch, as_tree
+from dmiddleware.data.batch import Batch, Value, as_tree
 from dmiddleware.errors import CheckpointMismatch
 from dmiddleware.model.spaces import is_image, is_one_hot, shape_leaves
 from dmiddleware.rl import RunningMeanStd
@@ -45,7 +45,7 @@ class ObsNormaliser:
         self._held = False
         self._learned = False
 
-    def update(self, obs: Any) -> None:
+    def update(self, obs: Value) -> None:
         """Add observations ``[…, *obs_shape]`` that a policy is about to act on."""
         if self._learned:
             self._publish()
@@ -60,7 +60,7 @@ class ObsNormaliser:
         self._held = True
         self._learned = True
 
-    def __call__(self, obs: Any) -> Any:
+    def __call__(self, obs: Value) -> Value:
         """Return the observations, normalised, float32."""
         return self._normalise(obs, ())
 
@@ -95,18 +95,19 @@ class ObsNormaliser:
         for path, stats in self._running.items():
             self._published[path].load_state_dict(stats.state_dict())
 
-    def _normalise(self, obs: Any, path: tuple[str, ...]) -> Any:
+    def _normalise(self, obs: Value, path: tuple[str, ...]) -> Value:
         if isinstance(obs, Batch):
             return as_tree({str(key): self._normalise(obs[key], (*path, str(key))) for key in obs})
         stats = self._published.get(path)
         return obs if stats is None else stats.normalise(obs, clip=self._clip)
 
 
-def _leaf(obs: Any, path: tuple[str, ...]) -> torch.Tensor:
+def _leaf(obs: Value, path: tuple[str, ...]) -> torch.Tensor:
     for key in path:
+        assert isinstance(obs, Batch)
         obs = obs[key]
-    leaf: torch.Tensor = obs
-    return leaf
+    assert isinstance(obs, torch.Tensor)
+    return obs
 
 
 def _name(path: tuple[str, ...]) -> str:

@@ -9,13 +9,24 @@ from typing import Any, ClassVar, Self, TypedDict, TypeVar
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from easydict import EasyDict
 from torch import nn
 
 from dmiddleware.config import Configurable, Option, Range, at_least, check_value, optional, switch
-from dmiddleware.data.batch import Batch, as_tree, from_numpy, leaves, map_nested, to_device
+from dmiddleware.data.batch import (
+    Batch,
+    Nested,
+    Value,
+    as_tree,
+    from_numpy,
+    leaves,
+    map_nested,
+    to_device,
+)
+from dmiddleware.env import BatchedTimestep, EnvTimestep
 from dmiddleware.errors import (
     ConfigError,
     NonFiniteLoss,
@@ -269,7 +280,7 @@ class Policy(Configurable):
         """Build what evaluating needs."""
 
     @to_be_written
-    def _forward_learn(self, batch: Any, **kwargs: Any) -> Any:
+    def _forward_learn(self, batch: Batch, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]]:
         """Update the parameters from a batch ``[B, …]``.
 
         Returns:
@@ -289,7 +300,7 @@ class Policy(Configurable):
         raise NotImplementedError
 
     def _process_transition(
-        self, obs: Any, policy_output: Mapping[str, Any], timestep: Any
+        self, obs: Value, policy_output: Mapping[str, Any], timestep: EnvTimestep | BatchedTimestep
     ) -> dict[str, Any]:
         """Return one transition; by default the standard columns and what forward returned."""
         return {
@@ -306,17 +317,19 @@ class Policy(Configurable):
         """Turn one trajectory into training samples; by default the transitions themselves."""
         return transitions
 
-    def _forward_collect_batch(self, obs: Any, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:
+    def _forward_collect_batch(
+        self, obs: Value, env_id: np.ndarray, **kwargs: Any
+    ) -> dict[str, Any]:
         return self._joined("_forward_collect", obs, env_id, kwargs)
 
-    def _forward_eval_batch(self, obs: Any, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:
+    def _forward_eval_batch(self, obs: Value, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:
         return self._joined("_forward_eval", obs, env_id, kwargs)
 
-    def _get_train_batch(self, batch: Any) -> Any:
+    def _get_train_batch(self, batch: Batch) -> Batch:
         return sample_by_trajectory(batch, self._get_train_sample)
 
     def _joined(
-        self, name: str, obs: Any, env_id: np.ndarray, kwargs: dict[str, Any]
+        self, name: str, obs: Value, env_id: np.ndarray, kwargs: dict[str, Any]
     ) -> dict[str, Any]:
         env_ids = env_id.tolist()
         data = {one: row(obs, index) for index, one in enumerate(env_ids)}
@@ -372,7 +385,9 @@ class Policy(Configurable):
     def _load_state_dict_eval(self, state_dict: dict[str, Any]) -> None:
         self._load_state_dict_collect(state_dict)
 
-    def _check_spaces(self, observation_space: Any, action_space: Any) -> None:
+    def _check_spaces(
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+    ) -> None:
         """Refuse spaces that the model does not fit.
 
         Raises:
@@ -380,7 +395,7 @@ class Policy(Configurable):
         """
         check_spaces(self._model, self._probe, observation_space, action_space)
 
-    def _probe(self, obs: Any) -> torch.Tensor | None:
+    def _probe(self, obs: Value) -> torch.Tensor | None:
         """Return the action for one observation, leaving the policy as it was."""
         field = next((one for one in ("eval", "collect") if one in self._enabled), None)
         if field is None:
@@ -524,7 +539,9 @@ class Policy(Configurable):
         else:
             GradientReducer(model).reduce()
 
-    def _public_learn(self, data: Any, **kwargs: Any) -> Any:
+    def _public_learn(
+        self, data: Batch | list[dict[str, Any]], **kwargs: Any
+    ) -> dict[str, Any] | list[dict[str, Any]]:
         if "learn" not in self._enabled:
             raise self._not_enabled("learn")
         batch = collate(data) if isinstance(data, list) else data
@@ -547,13 +564,19 @@ class Policy(Configurable):
             )
         return output
 
-    def _public_collect(self, data: Any, *, env_id: Any = None, **kwargs: Any) -> dict[Any, Any]:
+    def _public_collect(
+        self, data: Nested, *, env_id: npt.ArrayLike | None = None, **kwargs: Any
+    ) -> dict[Any, Any]:
         return self._act("collect", data, env_id, kwargs)
 
-    def _public_eval(self, data: Any, *, env_id: Any = None, **kwargs: Any) -> dict[Any, Any]:
+    def _public_eval(
+        self, data: Nested, *, env_id: npt.ArrayLike | None = None, **kwargs: Any
+    ) -> dict[Any, Any]:
         return self._act("eval", data, env_id, kwargs)
 
-    def _act(self, field: str, data: Any, env_id: Any, kwargs: dict[str, Any]) -> dict[Any, Any]:
+    def _act(
+        self, field: str, data: Nested, env_id: npt.ArrayLike | None, kwargs: dict[str, Any]
+    ) -> dict[Any, Any]:
         if field not in self._enabled:
             raise self._not_enabled(field)
         if self._model.training:
@@ -578,7 +601,7 @@ class Policy(Configurable):
                     )
         return _to_cpu(outputs) if self._on_gpu else outputs
 
-    def _check_answers(self, answers: Any, name: str) -> None:
+    def _check_answers(self, answers: object, name: str) -> None:
         if not isinstance(answers, Mapping):
             raise PolicyOutputError(
                 f"{type(self).__name__}.{name} returned {answers!r:.100}; it must return a "
@@ -591,9 +614,14 @@ class Policy(Configurable):
                     'must return a dictionary with the key "action" for every env id'
                 )
 
-    def _public_transition(self, obs: Any, policy_output: Any, timestep: Any) -> Any:
+    def _public_transition(
+        self,
+        obs: Nested,
+        policy_output: Mapping[str, Any],
+        timestep: EnvTimestep | BatchedTimestep,
+    ) -> dict[str, Any] | Batch:
         """Make one transition, or, of batched data, the columns of one step of all envs."""
-        if not isinstance(timestep.env_id, np.ndarray):
+        if not isinstance(timestep, BatchedTimestep):
             transition = self._process_transition(obs, policy_output, timestep)
             if not isinstance(transition, Mapping):
                 raise PolicyOutputError(
@@ -611,7 +639,9 @@ class Policy(Configurable):
             ]
         )
 
-    def _public_train_sample(self, data: Any) -> Any:
+    def _public_train_sample(
+        self, data: Batch | list[dict[str, Any]]
+    ) -> Batch | list[dict[str, Any]]:
         """Turn a list of transitions, or a batch, into training samples of the same kind."""
         if not isinstance(data, list):
             return self._get_train_batch(data)
@@ -639,11 +669,12 @@ class Policy(Configurable):
             f"cannot {field}; add {field!r}, or build it with enable_field=None"
         )
 
-    def _as_obs(self, data: Any) -> Any:
+    def _as_obs(self, data: Nested) -> Value:
         """Bring a batch of observations to the policy's device, as a tensor or treetensor."""
         if not isinstance(data, torch.Tensor) and isinstance(data, np.ndarray | Mapping | tuple):
             data = from_numpy(data)
-        return to_device(data, self._device) if self._on_gpu else data
+        obs: Value = to_device(data, self._device) if self._on_gpu else data
+        return obs
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -660,38 +691,34 @@ class Policy(Configurable):
             for module, flag in zip(self._submodules, flags, strict=True):
                 object.__setattr__(module, "training", flag)
 
-    def _descend(
-        self, loss: torch.Tensor, batch: Any, *, clip_norm: float | None = None
-    ) -> dict[str, float]:
-        """Make one step of ``self._optimizer`` on a loss, and count it.
-
-        Gradients are averaged over all ranks.
-
-        Args:
-            loss: scalar, known to be finite (:meth:`_check_finite`).
-            batch: the batch it was computed from, for the error message.
-            clip_norm: scale the gradient so that its norm does not exceed this (Pascanu et al.,
-                "On the difficulty of training recurrent neural networks", 2013).
-
-        Returns:
-            ``cur_lr``, and with ``clip_norm`` the ``grad_norm`` before clipping.
-
-        Raises:
-            NonFiniteLoss: before the step, if that norm is NaN or infinite.
-        """
-        optimizer = self._optimizer
-        assert optimizer is not None
-        optimizer.zero_grad(set_to_none=True)
+    def _compute_gradients(self, loss: torch.Tensor) -> None:
+        """Run backward from a loss, known to be finite, and average gradients over all ranks."""
+        assert self._optimizer is not None
+        self._optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         self.sync_gradients(self._model)
-        output = {"cur_lr": optimizer.param_groups[0]["lr"]}
-        if clip_norm is not None:
-            norm = nn.utils.clip_grad_norm_(self._model.parameters(), clip_norm).item()
-            self._check_finite(norm, batch, "the norm of the gradient")
-            output["grad_norm"] = norm
-        optimizer.step()
+
+    def _clip_gradients(self, max_norm: float, batch: Batch) -> float:
+        """Scale the gradient so that its norm is at most ``max_norm``.
+
+        Source: Pascanu et al., "On the difficulty of training recurrent neural networks", 2013.
+
+        Returns:
+            The norm before.
+
+        Raises:
+            NonFiniteLoss: if that norm is NaN or infinite; the batch is named in the message.
+        """
+        norm = nn.utils.clip_grad_norm_(self._model.parameters(), max_norm).item()
+        self._check_finite(norm, batch, "the norm of the gradient")
+        return norm
+
+    def _step_optimizer(self) -> float:
+        """Change the parameters by the gradients, count the update, return the learning rate."""
+        assert self._optimizer is not None
+        self._optimizer.step()
         self._train_iter += 1
-        return output
+        return float(self._optimizer.param_groups[0]["lr"])
 
     def _scalars(self, *tensors: torch.Tensor) -> list[float]:
         """Turn scalar tensors into Python numbers, with one transfer from a GPU."""
@@ -700,7 +727,7 @@ class Policy(Configurable):
         packed: list[float] = torch.stack([tensor.detach().float() for tensor in tensors]).tolist()
         return packed
 
-    def _check_finite(self, value: float, batch: Any, what: str = "the loss") -> None:
+    def _check_finite(self, value: float, batch: Batch, what: str = "the loss") -> None:
         """Raise if a loss (or gradient norm) is NaN or infinite.
 
         Called before the step, so the parameters are unchanged. With several ranks all of them
