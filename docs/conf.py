@@ -3,9 +3,11 @@
 import ast
 import inspect
 import itertools
+import re
 import tomllib
 from pathlib import Path
 
+from docutils import nodes
 from sphinx.pycode import ModuleAnalyzer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +38,8 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+# Otherwise signatures show a batch as "Tensor", as they show torch's tensors.
+autodoc_type_aliases = {"Batch": "dmiddleware.data.Batch"}
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 napoleon_google_docstring = True
@@ -82,6 +86,14 @@ def skip_tuple_fields(app, what, name, obj, skip, options):
     return True if type(obj).__name__ == "_tuplegetter" else None
 
 
+def remove_meaningless_bases(app, doctree):
+    """Remove "Bases: object", and base classes that are private."""
+    for paragraph in list(doctree.findall(nodes.paragraph)):
+        if re.fullmatch(r"Bases: (object|_\w+)", paragraph.astext()):
+            paragraph.parent.remove(paragraph)
+
+
 def setup(app):
     app.connect("builder-inited", add_docstrings_of_data)
     app.connect("autodoc-skip-member", skip_tuple_fields)
+    app.connect("doctree-read", remove_meaningless_bases)
