@@ -32,6 +32,7 @@ class Barrier(Exchange):
 
     def __init__(self, name: str = "barrier", *, timeout_s: float = 60.0) -> None:
         super().__init__(timeout_s=timeout_s)
+        self.settings["name"] = name
         self._name = name
         self._round = 0
         self._reached: dict[int, int] = {}

@@ -73,6 +73,7 @@ class CkptSaver:
         self._mode = as_learn_mode(policy, user="CkptSaver")
         self._run = check_run_folder(run, user="CkptSaver")
         self.owns = (run.ckpt_dir,)
+        self.settings = {"every_train_iter": every_train_iter, "keep": keep}
         self._every = every_train_iter
         self._keep = keep
         self._kept: deque[Path] = deque()

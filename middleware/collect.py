@@ -39,6 +39,7 @@ class _Collector:
         self._worker = RolloutCollector(self._mode, env_manager)
         self.owns = (env_manager,)
         self.policy_settings: dict[str, Any] = {}
+        self.settings: dict[str, Any] = {"env_num": env_manager.env_num}
 
     def setup(self, task: Task[Any]) -> None:
         """Launch the envs, after a check that they fit the policy.
@@ -159,6 +160,7 @@ class StepCollector(_Collector):
         )
         self.random_steps = random_steps
         self.policy_settings["collect.n_sample"] = self._n_sample
+        self.settings |= {"n_sample": self._n_sample, "random_steps": random_steps}
         if random_steps:
             self._worker.check_random_actions()
 
@@ -226,6 +228,7 @@ class EpisodeCollector(_Collector):
             n_episode, self._mode, "collect.n_episode", user="EpisodeCollector", name="n_episode"
         )
         self.policy_settings["collect.n_episode"] = self._n_episode
+        self.settings["n_episode"] = self._n_episode
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Collect."""

@@ -89,6 +89,14 @@ class InteractionEvaluator:
         self._launched_here = False
         self.owns = (env_manager,)
         self.snapshot_parts = {"env_manager": env_manager}
+        self.settings = {
+            "env_num": env_manager.env_num,
+            "n_episode": n_episode,
+            "every_train_iter": every_train_iter,
+            "stop_value": stop_value,
+            "film_every": film_every,
+            "max_frames": max_frames,
+        }
 
     def setup(self, task: Task[Any]) -> None:
         """Launch the envs, after a check that they fit the policy; stop a run that was finished.

@@ -81,6 +81,7 @@ class ContextExchanger(Exchange):
     ) -> None:
         super().__init__(timeout_s=timeout_s)
         check_positive(samples_per_insert=samples_per_insert, max_ahead=max_ahead)
+        self.settings |= {"samples_per_insert": samples_per_insert, "max_ahead": max_ahead}
         self._max_ahead = max_ahead
         self._pace = None if samples_per_insert is None else Pace(samples_per_insert)
         # Identifies this process among those that have the same node id one after the other.
@@ -311,6 +312,7 @@ class ModelExchanger(Exchange):
         self._policy = check_instance(
             policy, Policy, user=type(self).__name__, hint="pass the policy itself, not a mode"
         )
+        self.settings |= {"every_train_iter": every_train_iter, "max_policy_lag": max_policy_lag}
         self._every = every_train_iter
         self._published = -1
         self._epoch = 0.0

@@ -17,7 +17,14 @@ from rich.console import Console
 
 from dmiddleware.data import load_checkpoint
 from dmiddleware.errors import TaskStateError
-from dmiddleware.pipeline import ChainView, Context, OnlineRLContext, Role, Task
+from dmiddleware.pipeline import (
+    ChainView,
+    Context,
+    OnlineRLContext,
+    Role,
+    Task,
+    middleware_name,
+)
 from dmiddleware.policy import Policy
 from dmiddleware.seeding import seed_libraries
 from middleware.checkpoint import CkptSaver
@@ -93,9 +100,10 @@ class Experiment:
     It makes a new folder for the run and combines :class:`~middleware.CkptSaver`,
     :class:`~middleware.OnlineLogger` (offline: :class:`~middleware.OfflineLogger`),
     :class:`~middleware.ProgressBar`, :class:`~middleware.LearningCurve` and
-    :class:`~middleware.FinalCtxSaver`. It also writes ``config.yaml``, with the settings that the
-    run used, and the text log ``log.txt``. When the run ends, it evaluates the best policy in
-    episodes with new seeds, in the envs of the chain's
+    :class:`~middleware.FinalCtxSaver`. It also writes the text log ``log.txt`` and ``config.yaml``,
+    with the settings that the run used: those of the policy, and those of each middleware of the
+    chain, from its mapping ``settings`` if it has one. When the run ends, it evaluates the best
+    policy in episodes with new seeds, in the envs of the chain's
     :class:`~middleware.InteractionEvaluator`, and prints the result.
 
     While the task runs, the random generators of Python, numpy and torch are seeded from the task's
@@ -136,6 +144,7 @@ class Experiment:
         hint = "build one first, for example with DQNPolicy.for_env(env)"
         self._policy = check_instance(policy, Policy, user="Experiment", hint=hint)
         check_positive(n_fresh_episode=n_fresh_episode)
+        self.settings = {"n_fresh_episode": n_fresh_episode}
         self._n_fresh = n_fresh_episode
         self.run = name if isinstance(name, RunFolder) else RunFolder.create(name, root=root)
         self.owns = (self.run.ckpt_dir, self.run.curve_path)
@@ -143,6 +152,7 @@ class Experiment:
         self._bar = ProgressBar()
         self._parts: dict[str, Any] = {}
         self._config: dict[str, Any] = {}
+        self._chain: list[dict[str, Any]] = []
         self._evaluator: InteractionEvaluator | None = None
         self._task: Task[Any] | None = None
         self._cleanup = ExitStack()
@@ -166,6 +176,9 @@ class Experiment:
             if isinstance(one, InteractionEvaluator):
                 self._evaluator = one
         self._config = _used_config(self._policy.cfg, chain)
+        self._chain = [
+            {middleware_name(one): getattr(one, "settings", {})} for one in chain.middleware
+        ]
         return self._bar.preflight(chain)
 
     def setup(self, task: Task[Any]) -> None:
@@ -189,7 +202,12 @@ class Experiment:
         self._start_log()
         self._limit_threads()
         self.run.save_config(
-            {"seed": task.seed, "algorithm": type(self._policy).__name__, "policy": self._config}
+            {
+                "seed": task.seed,
+                "algorithm": type(self._policy).__name__,
+                "policy": self._config,
+                "chain": self._chain,
+            }
         )
         for part in self._parts.values():
             part.setup(task)

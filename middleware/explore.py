@@ -66,6 +66,12 @@ class EpsGreedyHandler:
         self._schedule = EpsilonSchedule(eps["start"], eps["end"], eps["decay"], eps["type"])
         self._assumed = {} if policy is not None else {k: eps[k] for k in eps if k not in given}
         self.policy_settings: dict[str, Any] = {"other.eps": eps}
+        self.settings = {
+            "start": eps["start"],
+            "end": eps["end"],
+            "decay_steps": eps["decay"],
+            "kind": eps["type"],
+        }
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Refuse a default that differs from the schedule of the policy that collects."""

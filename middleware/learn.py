@@ -46,12 +46,12 @@ class _PolicyUpdater:
     roles = (Role.LEARNER,)
     writes = ("train_output", "train_iter")
 
-    def __init__(self, learner: Learner) -> None:
-        self._learner = learner if isinstance(learner, BaseLearner) else None
+    def __init__(self, policy: Learner) -> None:
+        self._learner = policy if isinstance(policy, BaseLearner) else None
         self._mode = (
-            learner.policy
-            if isinstance(learner, BaseLearner)
-            else as_learn_mode(learner, user=type(self).__name__)
+            policy.policy
+            if isinstance(policy, BaseLearner)
+            else as_learn_mode(policy, user=type(self).__name__)
         )
         self._forward: Callable[[Batch], Any] = (
             self._mode.forward if self._learner is None else self._train
@@ -151,6 +151,13 @@ class OffPolicyLearner(_PolicyUpdater):
         self.draws_from = (buffer,)
         self.snapshot_parts["buffer"] = buffer
         self.policy_settings["learn.batch_size"] = self._batch_size
+        self.settings = {
+            "batch_size": self._batch_size,
+            "updates_per_collect": updates_per_collect,
+            "learn_start": self._learn_start,
+            "pass_train_iter": pass_train_iter,
+            "buffer": buffer.settings,
+        }
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Refuse different n-step lengths, and collecting with a policy that never explores."""
@@ -238,6 +245,7 @@ class OnPolicyLearner(_PolicyUpdater):
         self._generator = torch.Generator()
         self.policy_settings["learn.batch_size"] = self._batch_size
         self.policy_settings["learn.epoch_per_collect"] = self._epochs
+        self.settings = {"batch_size": self._batch_size, "epochs": self._epochs}
 
     def setup(self, task: Task[Any]) -> None:
         """Seed the order of the minibatches from the task's seed."""

@@ -46,6 +46,7 @@ class LearningCurve:
     def __init__(self, run: RunFolder, *, title: str | None = None) -> None:
         self._run = check_run_folder(run, user="LearningCurve")
         self._title = run.name if title is None else title
+        self.settings = {"title": title}
         self._axis = "env_step"
         self._training: list[tuple[int, float]] = []
         self._evaluation: list[tuple[int, float]] = []

@@ -175,6 +175,7 @@ class OnlineLogger(_Logger):
     def __init__(self, run: RunFolder, *, every_env_step: int = 1000) -> None:
         check_positive(every_env_step=every_env_step)
         super().__init__(run, every=every_env_step)
+        self.settings = {"every_env_step": every_env_step}
 
 
 class OfflineLogger(_Logger):
@@ -200,6 +201,7 @@ class OfflineLogger(_Logger):
     def __init__(self, run: RunFolder, *, every_train_iter: int = 100) -> None:
         check_positive(every_train_iter=every_train_iter)
         super().__init__(run, every=every_train_iter)
+        self.settings = {"every_train_iter": every_train_iter}
 
 
 def _as_number(value: object) -> float | None:

@@ -66,6 +66,7 @@ class OfflineDataSaver:
             raise ValueError(
                 f"columns must include 'done', which separates episodes, got {self._columns}"
             )
+        self.settings = {"path": str(path), "columns": self._columns, "max_rows": max_rows}
         self._path = Path(path)
         self._max_rows = max_rows
         self._metadata = dict(metadata or {})
@@ -145,6 +146,7 @@ class OfflineDataFetcher:
         self._batch_size = batch_size
         self._minibatches = self._make_minibatches(seed=0)
         self.policy_settings = {"learn.batch_size": batch_size}
+        self.settings = {"dataset": str(dataset.path), "batch_size": batch_size}
 
     def setup(self, task: Task[Any]) -> None:
         """Seed the order of the minibatches from the task's seed."""

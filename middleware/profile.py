@@ -47,4 +47,5 @@ def epoch_timer(*, every_step: int = 100) -> Middleware[Context]:
             total_s, n_steps = 0.0, 0
             _log.info("%d steps took %.3f ms each", every_step, mean_s * 1e3)
 
+    epoch_timer.settings = {"every_step": every_step}  # type: ignore[attr-defined]
     return epoch_timer

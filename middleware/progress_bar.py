@@ -119,6 +119,7 @@ class ProgressBar:
 
     def __init__(self, *, every_s: float = 5.0, console: Console | None = None) -> None:
         check_positive(every_s=every_s)
+        self.settings = {"every_s": every_s}
         self._limits: Mapping[str, float] = {}
         self._console = Console(stderr=True) if console is None else console
         self._clock: Clock = SystemClock()

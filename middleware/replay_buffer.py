@@ -68,6 +68,7 @@ def data_pusher(
                 push_rows(buffer, episode, train_iter=ctx.train_iter)
 
     data_pusher.fills = (buffer,)  # type: ignore[attr-defined]
+    data_pusher.settings = {"what": what}  # type: ignore[attr-defined]
     data_pusher.snapshot_parts = {"buffer": buffer}  # type: ignore[attr-defined]
     return data_pusher
 
@@ -127,6 +128,12 @@ def offpolicy_data_fetcher(
 
     offpolicy_data_fetcher.draws_from = (buffer,)  # type: ignore[attr-defined]
     offpolicy_data_fetcher.snapshot_parts = {"buffer": buffer}  # type: ignore[attr-defined]
+    offpolicy_data_fetcher.settings = {  # type: ignore[attr-defined]
+        "batch_size": batch_size,
+        "learn_start": start,
+        "pass_train_iter": pass_train_iter,
+        "buffer": buffer.settings,
+    }
     offpolicy_data_fetcher.policy_settings = {  # type: ignore[attr-defined]
         "learn.batch_size": batch_size
     }

@@ -96,6 +96,7 @@ class SnapshotSaver:
                     "state_dict() and load_state_dict(); give it both, or leave it out"
                 )
         self._parts: dict[str, Stateful] = dict(self._further)
+        self.settings = {"every_train_iter": every_train_iter, "keep": keep}
         self._every = every_train_iter
         self._keep = keep
         self._saved_iter = 0

@@ -53,6 +53,7 @@ class TerminationChecker:
         if not self.limits:
             raise ValueError("termination_checker needs at least one limit, such as max_env_step")
         self.reads = tuple(name for name in self.limits if name != "time_s")
+        self.settings = {f"max_{name}": limit for name, limit in limits.items()}
         self._elapsed_before = 0.0
         self._started: float | None = None
         self._task: Task[Any] | None = None

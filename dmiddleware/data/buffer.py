@@ -57,6 +57,11 @@ class Buffer:
         return self._size
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The class and the arguments that are plain values."""
+        return {"type": type(self).__name__, "size": self._size}
+
+    @property
     def generator(self) -> np.random.Generator:
         """The buffer's random generator, which buffer middleware uses too."""
         return self._generator

@@ -231,6 +231,12 @@ class PrioritySampler:
             raise ValueError("eps must be positive, or rows of priority 0 are never drawn; got 0")
         if beta_anneal_steps is not None:
             check_count("beta_anneal_steps", beta_anneal_steps)
+        self.settings = {
+            "alpha": alpha,
+            "beta": beta,
+            "beta_anneal_steps": beta_anneal_steps,
+            "eps": eps,
+        }
         self._first_beta = check_number("beta", beta, high=1.0)
         self._anneal_steps = beta_anneal_steps
         self._highest = 1.0

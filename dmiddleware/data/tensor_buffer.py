@@ -78,6 +78,7 @@ class TensorBuffer(Buffer):
         if sampler is not None:
             _check_sampler(sampler)
         self._unroll_len = unroll_len
+        self._store_next_obs = store_next_obs
         self._unroll_pad = unroll_pad
         self._sampler: Sampler = UniformSampler() if sampler is None else sampler
         self._storage = make_storage(storage)
@@ -97,6 +98,20 @@ class TensorBuffer(Buffer):
         self._sampler.attach(size)
         self._deleted = DeletedRows(size)
         self._closed = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The class and the arguments that are plain values, with those of the sampler."""
+        return super().settings | {
+            "n_step": self._n_step,
+            "unroll_len": self._unroll_len,
+            "unroll_pad": self._unroll_pad,
+            "store_next_obs": self._store_next_obs,
+            "sampler": {
+                "type": type(self._sampler).__name__,
+                **getattr(self._sampler, "settings", {}),
+            },
+        }
 
     @property
     def sampler(self) -> Sampler:

@@ -52,6 +52,7 @@ class Exchange:
     def __init__(self, *, timeout_s: float) -> None:
         check_positive(timeout_s=timeout_s)
         self._timeout_s = timeout_s
+        self.settings: dict[str, Any] = {"timeout_s": timeout_s}
         self._changed = threading.Condition()
         self._task: Task[Any] | None = None
         self._node: CurrentNode | None = None

@@ -126,6 +126,15 @@ def test_saved_config_has_the_values_that_the_run_used(tmp_path: Path) -> None:
     assert policy["collect"] == {"n_sample": 20}
     assert policy["other"]["eps"] == {"start": 0.5, "end": 0.1, "decay": 100, "type": "linear"}
     assert DQNPolicy(policy).cfg.learn.batch_size == 16
+    chain = {name: settings for one in config["chain"] for name, settings in one.items()}
+    assert list(chain)[:2] == ["EpsGreedyHandler", "StepCollector"]
+    assert chain["StepCollector"] == {"env_num": 2, "n_sample": 20, "random_steps": 0}
+    assert chain["OffPolicyLearner"]["updates_per_collect"] == 4
+    assert chain["OffPolicyLearner"]["buffer"]["size"] == 1000
+    assert chain["OffPolicyLearner"]["buffer"]["sampler"] == {"type": "UniformSampler"}
+    assert chain["InteractionEvaluator"]["every_train_iter"] == 20
+    assert chain["InteractionEvaluator"]["stop_value"] is None
+    assert chain["Experiment"] == {"n_fresh_episode": 4}
 
 
 def test_failed_run_is_recorded_without_a_final_evaluation(

@@ -1,0 +1,78 @@
+"""The settings of the stock middleware, which a run saves in its config."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import middleware
+from dmiddleware.data import PrioritySampler, TensorBuffer, save_dataset
+from dmiddleware.data.offline_dataset import OfflineDataset
+from dmiddleware.env import make_env_manager
+from dmiddleware.policy import DQNPolicy
+from middleware import RunFolder
+
+NOT_SETTINGS = {
+    "policy", "env_manager", "buffer", "run", "parts", "learner", "dataset", "priority_fn",
+    "console", "root", "metadata", "period",
+}  # fmt: skip
+"""Arguments that are objects, or where files go; ``period`` is another name."""
+
+NO_SETTINGS = {
+    "priority_calculator", "nstep_reward_enhancer", "gae_estimator", "montecarlo_return_estimator",
+    "Trainer", "trainer", "MultistepTrainer", "multistep_trainer", "FinalCtxSaver",
+    "final_ctx_saver",
+}  # fmt: skip
+OTHERS = {"ExperimentResult", "RunFolder"}
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    envs = make_env_manager("CartPole-v1", env_num=2, seed=0)
+    policy = DQNPolicy.for_env(envs, seed=0)
+    path = tmp_path / "data.safetensors"
+    save_dataset(path, {"obs": torch.zeros(4, 4), "done": torch.zeros(4, dtype=torch.bool)})
+    with OfflineDataset(path) as dataset, RunFolder.create("run", root=tmp_path) as run:
+        yield {
+            "policy": policy,
+            "env_manager": envs,
+            "buffer": TensorBuffer(100, sampler=PrioritySampler(alpha=0.5)),
+            "run": run,
+            "dataset": dataset,
+            "path": path,
+            "name": "tried",
+            "root": tmp_path,
+            "batch_size": 2,
+            "epochs": 3,
+            "n_episode": 2,
+            "n_sample": 4,
+            "period": 5,
+            "max_env_step": 100,
+        }
+
+
+@pytest.mark.parametrize("name", sorted(set(middleware.__all__) - NO_SETTINGS - OTHERS))
+def test_settings_have_every_plain_argument_of_a_middleware(
+    name: str, arguments: dict[str, Any]
+) -> None:
+    factory = getattr(middleware, name)
+    parameters = set(inspect.signature(factory).parameters)
+    built = factory(**{key: value for key, value in arguments.items() if key in parameters})
+    expected = parameters - NOT_SETTINGS - ({"name"} if name == "Experiment" else set())
+    assert expected <= set(built.settings)
+    given = {key: arguments[key] for key in expected & set(arguments) - {"path"}}
+    assert {key: built.settings[key] for key in given} == given
+
+
+def test_settings_of_a_buffer_have_those_of_its_sampler() -> None:
+    settings = TensorBuffer(100, n_step=3, sampler=PrioritySampler(alpha=0.5)).settings
+    assert settings["type"] == "TensorBuffer"
+    assert (settings["size"], settings["n_step"]) == (100, 3)
+    assert settings["sampler"] == {
+        "type": "PrioritySampler", "alpha": 0.5, "beta": 0.4, "beta_anneal_steps": None, "eps": 1e-6
+    }  # fmt: skip
