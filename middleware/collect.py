@@ -97,7 +97,7 @@ class _Collector:
 
     def _count(self, ctx: OnlineRLContext, env_step: int, env_episode: int) -> None:
         """Add the steps and episodes collected since the worker's counters had these values."""
-        worker = self.worker
+        worker = self._worker
         ctx.env_step += worker.env_step - env_step
         ctx.env_episode += worker.env_episode - env_episode
         returns = worker.episode_returns
@@ -166,7 +166,7 @@ class StepCollector(_Collector):
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Collect."""
-        worker = self.worker
+        worker = self._worker
         before = worker.env_step, worker.env_episode
         still_random = self.random_steps - ctx.env_step
         collected = worker.collect(
@@ -232,7 +232,7 @@ class EpisodeCollector(_Collector):
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Collect."""
-        worker = self.worker
+        worker = self._worker
         before = worker.env_step, worker.env_episode
         collected = worker.collect_episodes(
             self._n_episode, train_iter=ctx.train_iter, policy_kwargs=ctx.collect_kwargs

@@ -114,11 +114,11 @@ def as_tree(mapping: Mapping[str, Any]) -> Batch:
     Raises:
         StructureError: if a value is None, text or anything else that is not a tensor.
     """
+    columns = dict(mapping.items())
     try:
-        columns = {
-            key: item if type(item) is torch.Tensor else _as_value(item)
-            for key, item in mapping.items()
-        }
+        for key, item in mapping.items():
+            if type(item) is not torch.Tensor:
+                columns[key] = _as_value(item)
     except (TypeError, ValueError, RuntimeError) as error:
         raise _not_a_column(mapping, error) from None
     return Batch(create_storage(columns))

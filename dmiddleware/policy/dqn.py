@@ -13,6 +13,7 @@ from torch import nn
 from dmiddleware.config import Option, Range, count, fraction, one_of, optional, positive, switch
 from dmiddleware.data.batch import Batch, Value
 from dmiddleware.errors import ConfigError
+from dmiddleware.model.layers import call
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.batched_policy import BatchedPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
@@ -240,7 +241,7 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
         self, obs: Value, env_id: np.ndarray, *, eps: float = 0.0, **kwargs: Any
     ) -> dict[str, Any]:
         # Exploration draws on the CPU, so a run draws the same numbers with and without a GPU.
-        logit = self._model(obs)["logit"]
+        logit = call(self._model, obs)["logit"]
         if self._on_gpu:
             logit = logit.cpu()
         return {"action": epsilon_greedy(logit, eps, generator=self._generator), "logit": logit}

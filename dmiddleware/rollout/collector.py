@@ -193,9 +193,8 @@ class RolloutCollector:
         """
         if n_sample <= 0:
             raise ValueError(f"n_sample must be positive, got {n_sample}")
-        n_steps = -(-n_sample // self.env_num)
-        self._begin_call()
-        stamps = self._stamps_of(train_iter)
+        n_steps = -(-n_sample // len(self._stamps))
+        stamps = self._begin_call(train_iter)
         kwargs = policy_kwargs or _NO_KWARGS
         store = self._store
         if n_steps == 1 and store.is_empty:
@@ -240,9 +239,9 @@ class RolloutCollector:
                 self.env_num, train_iter=train_iter, policy_kwargs=policy_kwargs, random=random
             )
             return index_rows(batch, 0), np.arange(self.env_num)
-        self._begin_call()
+        stamps = self._begin_call(train_iter)
         while len(self._store) == 0:
-            self._step(policy_kwargs or _NO_KWARGS, self._stamps_of(train_iter), random, None)
+            self._step(policy_kwargs or _NO_KWARGS, stamps, random, None)
         rows, env_id = self._store.take_all()
         return as_tree(rows), env_id
 
@@ -282,12 +281,11 @@ class RolloutCollector:
         """
         if n_episode <= 0:
             raise ValueError(f"n_episode must be positive, got {n_episode}")
-        self._begin_call(keeps_skipping=True)
+        stamps = self._begin_call(train_iter, keeps_skipping=True)
         self._give_up_cut_episodes()
         shares = self._shares(n_episode)
         most = 2 * np.maximum(shares, 1)
         finished = self._store.n_ends
-        stamps = self._stamps_of(train_iter)
         while (lacking := np.flatnonzero(finished < shares)).size:
             step = self._step(policy_kwargs or _NO_KWARGS, stamps, random, lacking)
             for env in step.ended:
@@ -296,7 +294,8 @@ class RolloutCollector:
                 (self._skipped.add if finished[env] >= most[env] else self._skipped.discard)(env)
         return self._store.take_episodes(shares)
 
-    def _begin_call(self, *, keeps_skipping: bool = False) -> None:
+    def _begin_call(self, train_iter: int, *, keeps_skipping: bool = False) -> IdArray:
+        """Prepare for the call's first step; return the column ``collect_iter`` of its steps."""
         self._stepper.episode_returns = []
         given_up = self._stepper.give_up_foreign_episodes()
         if len(given_up):
@@ -305,6 +304,9 @@ class RolloutCollector:
         if self._skipped and not keeps_skipping:
             self._headless.update(self._stepper.episode_id[list(self._skipped)].tolist())
             self._skipped.clear()
+        if self._stamps[0] != train_iter:
+            self._stamps = np.full(len(self._stamps), train_iter, np.int64)
+        return self._stamps
 
     def _is_filled(self, n_steps: int, loans: dict[int, int]) -> bool:
         """Return whether every lane can be filled; add to ``loans`` the lender of each borrower."""
@@ -334,11 +336,6 @@ class RolloutCollector:
         self._headless.clear()
         self._dropped += self._store.drop(cut)
         self._stepper.restart(np.flatnonzero(np.isin(self._stepper.episode_id, cut)))
-
-    def _stamps_of(self, train_iter: int) -> IdArray:
-        if self._stamps[0] != train_iter:
-            self._stamps = np.full(self.env_num, train_iter, np.int64)
-        return self._stamps
 
     def _step(
         self, policy_kwargs: Mapping[str, Any], stamps: IdArray, random: bool, only: IdArray | None
@@ -383,7 +380,7 @@ class RolloutCollector:
             "terminated": timestep.terminated,
             "truncated": timestep.truncated,
             "episode_id": step.episode_id,
-            "collect_iter": stamps[: len(timestep.done)],
+            "collect_iter": stamps if timestep.is_full else stamps[: len(timestep.done)],
             **step.output,
         }
 

@@ -180,12 +180,21 @@ class RowStore:
     def pass_on(self, piece: Columns) -> Batch:
         """Return a piece with one row of every environment, in order, as ``[1, E, …]``.
 
-        The store must be empty.
+        The store must be empty. Arrays are copied.
         """
-        self._last_id = _as_array(piece["episode_id"])
-        self._last_done = _as_array(piece["done"])
+        self._last_id, self._last_done = piece["episode_id"], piece["done"]
         self.ends = _true_at(self._last_done)
-        return as_tree(_add_time(piece))
+        lead: dict[str, Any] = {}
+        for name, column in piece.items():
+            if type(column) is torch.Tensor:
+                lead[name] = column.unsqueeze(0)
+            elif type(column) is np.ndarray:
+                lead[name] = torch.from_numpy(column[None].copy())
+            elif isinstance(column, Batch):
+                lead[name] = map_leaves(lambda leaf: leaf.unsqueeze(0), column)
+            else:
+                lead[name] = from_numpy(map_nested(lambda leaf: leaf[None].copy(), column))
+        return as_tree(lead)
 
     def take_all(self) -> tuple[Columns, IdArray]:
         """Take all rows, as columns ``[R, …]``, and the environment of each, ``[R] int64``."""
@@ -315,21 +324,6 @@ def _as_tensors(column: Any) -> Any:
 
 def _as_array(column: Any) -> npt.NDArray[Any]:
     return column if isinstance(column, np.ndarray) else column.numpy()
-
-
-def _add_time(piece: Columns) -> dict[str, Any]:
-    """Turn the columns ``[E, …]`` of one step into ``[1, E, …]``; arrays are copied."""
-    lead: dict[str, Any] = {}
-    for name, column in piece.items():
-        if type(column) is np.ndarray:
-            lead[name] = torch.from_numpy(column[None].copy())
-        elif type(column) is torch.Tensor:
-            lead[name] = column[None]
-        elif isinstance(column, Batch):
-            lead[name] = map_leaves(lambda leaf: leaf.unsqueeze(0), column)
-        else:
-            lead[name] = from_numpy(map_nested(lambda leaf: leaf[None].copy(), column))
-    return lead
 
 
 def _true_at(flags: npt.NDArray[Any]) -> torch.Tensor:

@@ -191,10 +191,12 @@ class Stepper:
             ConfigError: if ``random`` and the policy is on-policy.
             PolicyOutputError: if the policy does not return one row per env, with ``action``.
         """
-        episode_id = self.episode_id
+        episode_id = self._episode_id
+        if episode_id is None:
+            episode_id = self.episode_id
         manager = self._manager
         env_id, ready_obs = manager.ready_obs_id, manager.ready_obs
-        if manager.in_lockstep:
+        if only is not None and manager.in_lockstep:
             only = None
         if only is not None:
             chosen = np.flatnonzero(np.isin(env_id, only))

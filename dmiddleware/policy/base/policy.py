@@ -589,12 +589,14 @@ class Policy(Configurable):
                 outputs = getattr(self, name)(data, **kwargs)
                 self._check_answers(outputs, name)
             else:
-                obs = self._as_obs(data)
+                obs = data
+                if self._on_gpu or type(data) is not torch.Tensor:
+                    obs = self._as_obs(data)
                 if env_id is None:
                     env_id = np.arange(len(next(iter(leaves(obs)))[1]))
-                name = f"_forward_{field}_batch"
+                name = _BATCHED_FORWARD[field]
                 outputs = getattr(self, name)(obs, np.asarray(env_id), **kwargs)
-                if not isinstance(outputs, Mapping) or "action" not in outputs:
+                if not isinstance(outputs, dict | Mapping) or "action" not in outputs:
                     raise PolicyOutputError(
                         f"{type(self).__name__}.{name} returned {outputs!r:.100}; it must return a "
                         'dictionary of tensors [E, …] with the key "action"'
@@ -814,6 +816,8 @@ class Policy(Configurable):
         value = self._cfg[key] if key in self._cfg else self._cfg.get(section, {}).get(key)
         return None if value is None else int(value)
 
+
+_BATCHED_FORWARD = {"collect": "_forward_collect_batch", "eval": "_forward_eval_batch"}
 
 _SIGNATURES = {
     "_forward_learn": "self, batch), which takes a treetensor [B, …] and returns numbers to log",
