@@ -73,7 +73,7 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def _is_whole(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     # 1e9 and 1_000_000_000 mean the same to the author of a config.
     if isinstance(value, bool):
         return False
@@ -96,13 +96,13 @@ fraction = Range("a number from 0 to 1", lambda value: _is_real(value) and 0 <= 
 """A number from 0 to 1."""
 positive = Range("a positive number", lambda value: _is_finite(value) and value > 0)
 """A positive finite number."""
-count = Range("a whole number ≥ 1", lambda value: _is_whole(value) and value >= 1)
-"""A whole number of at least 1."""
+count = Range("an integer ≥ 1", lambda value: _is_integer(value) and value >= 1)
+"""An integer of at least 1."""
 
 
 def at_least(least: float, *, whole: bool = False) -> Range:
     """Return the range of the finite (``whole``: integer) numbers from ``least`` up."""
-    is_number = _is_whole if whole else _is_finite
+    is_number = _is_integer if whole else _is_finite
     words = f"a {'whole ' if whole else ''}number ≥ {least:g}"
     return Range(words, lambda value: is_number(value) and value >= least)
 
@@ -334,7 +334,7 @@ def _type_fits(default: Any, value: Any) -> bool:
     if isinstance(default, bool) or isinstance(value, bool):
         return isinstance(default, bool) and isinstance(value, bool)
     if isinstance(default, numbers.Integral):
-        return _is_whole(value)
+        return _is_integer(value)
     if isinstance(default, numbers.Real):
         return isinstance(value, numbers.Real)
     if isinstance(default, list | tuple):

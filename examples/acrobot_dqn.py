@@ -22,7 +22,7 @@ ENV = "Acrobot-v1"
 
 
 def make_policy(seed: int = 0) -> DQNPolicy:
-    """Build a Q-network with two hidden layers and the settings of its learning."""
+    """Build a DQN policy with two hidden layers."""
     return DQNPolicy.for_env(
         make_env_manager(ENV, env_num=1),
         seed=seed,

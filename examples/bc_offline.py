@@ -1,4 +1,4 @@
-"""Offline learning: train an expert, save its actions as a data set, and clone it from the data."""
+"""Offline learning: train an expert, save its actions as a dataset, and clone it from the data."""
 
 from pathlib import Path
 

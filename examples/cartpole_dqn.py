@@ -1,6 +1,6 @@
 """Deep Q-learning on CartPole-v1: the example to read first.
 
-The policy learns from 3-step returns, so rewards spread faster over the values of states.
+The policy learns from 3-step returns, which propagate rewards faster than 1-step returns.
 """
 
 from dmiddleware import Task
@@ -25,7 +25,7 @@ ENV = "CartPole-v1"
 
 
 def make_policy(seed: int = 0) -> DQNPolicy:
-    """Build a Q-network with two hidden layers and the settings of its learning."""
+    """Build a DQN policy with two hidden layers."""
     return DQNPolicy.for_env(
         make_env_manager(ENV, env_num=1),
         seed=seed,

@@ -25,7 +25,7 @@ ENV = "CartPole-v1"
 
 
 def make_policy(seed: int = 0) -> DQNPolicy:
-    """Build a dueling Q-network and the settings of its learning."""
+    """Build a DQN policy with a dueling network and 5-step returns."""
     return DQNPolicy.for_env(
         make_env_manager(ENV, env_num=1),
         seed=seed,

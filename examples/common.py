@@ -132,7 +132,7 @@ def command(
 
 
 def _check_film(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
-    """Refuse an unusable path before any episode is played."""
+    """Reject an unusable path before any episode is played."""
     if path is not None and path.suffix.lower() not in (".mp4", ".gif"):
         raise click.BadParameter(f"{path} must end in .mp4 or .gif")
     if path is not None and not path.parent.is_dir():

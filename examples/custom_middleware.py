@@ -33,7 +33,7 @@ class CuriousContext(OnlineRLContext):
 
 @middleware(roles=(Role.COLLECTOR,), reads=("recent_return",), writes=("collect_kwargs",))
 def explore_by_return(ctx: CuriousContext) -> None:
-    """Lower the probability of random actions from 1 at a return of 0 to 0.04 at 100."""
+    """Lower the probability of random actions from 1 (mean return 0) to 0.04 (mean return 100)."""
     ctx.collect_kwargs["eps"] = max(0.04, 1.0 - ctx.recent_return / 100)
     ctx.log("collect/eps", ctx.collect_kwargs["eps"])
 

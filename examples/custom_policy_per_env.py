@@ -1,7 +1,7 @@
 """A custom policy in the per-env style: observations by env id in, actions by env id out.
 
 It is Q-learning with a target network. The base class derives the batched style, so the same
-collectors, buffers and learners work with it. A policy that is written for batches is faster.
+collectors, buffers and learners work with it. A policy written for batches is faster.
 """
 
 import copy

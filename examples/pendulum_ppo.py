@@ -27,7 +27,7 @@ def make_policy(seed: int = 0) -> PPOPolicy:
         discount_factor=0.9,
         learning_rate=1e-3,
         obs_norm=True,
-        # Rewards go down to -16; scaled ones suit a value network that starts near zero.
+        # Rewards are as low as -16. Scaling suits a value network whose outputs start near zero.
         reward_norm=True,
     )
 

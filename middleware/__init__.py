@@ -1,7 +1,7 @@
-"""Stock middleware: each fits one part of the learning floor into a chain.
+"""Stock middleware: collect, explore, learn, evaluate, record and exchange data in a chain.
 
 Observers (:class:`Experiment` and its parts) work on the way back of a step, so their position in
-the chain does not matter. The others are used in the order of the work: exchange, explore, collect,
+the chain does not matter. Use the others in the order of the work: exchange, explore, collect,
 push, learn, evaluate.
 """
 

@@ -19,9 +19,8 @@ def gae_estimator(policy: HasModes | LearnMode) -> Middleware[OnlineRLContext]:
     """Estimate advantages and returns of the collected transitions.
 
     The discount and λ are the policy's. The values are those of the column ``value``, which the
-    policy returned when it acted. Only for a row that no row of its episode follows, the policy is
-    asked for the value of the true successor. Time limits and the end of the data therefore
-    bootstrap too.
+    policy returned when it acted. Where no row of the same episode follows a row, the policy
+    computes the value of the true successor, so time limits and the end of the data bootstrap too.
 
     Args:
         policy: a policy (or its learn mode) with ``discount_factor``, ``gae_lambda`` and an
@@ -35,7 +34,7 @@ def gae_estimator(policy: HasModes | LearnMode) -> Middleware[OnlineRLContext]:
         ctx.train_data: the same rows with the columns ``adv`` and ``ret`` float32.
 
     Raises:
-        ConfigError: if ``policy`` is something else, or has no discount or λ.
+        ConfigError: if ``policy`` is not a policy, or has no discount or λ.
     """
     mode = as_learn_mode(policy, user="gae_estimator")
     discount = _setting(mode, "discount_factor", user="gae_estimator")
@@ -79,7 +78,7 @@ def montecarlo_return_estimator(policy: HasModes | LearnMode) -> Middleware[Onli
             float32.
 
     Raises:
-        ConfigError: if ``policy`` is something else, or has no discount.
+        ConfigError: if ``policy`` is not a policy, or has no discount.
     """
     mode = as_learn_mode(policy, user="montecarlo_return_estimator")
     discount = _setting(mode, "discount_factor", user="montecarlo_return_estimator")
@@ -94,7 +93,7 @@ def montecarlo_return_estimator(policy: HasModes | LearnMode) -> Middleware[Onli
 
 
 def nstep_reward_enhancer(policy: HasModes | LearnMode) -> Middleware[OnlineRLContext]:
-    """Turn the collected transitions into n-step ones, for a buffer that does not do so itself.
+    """Turn the collected transitions into n-step ones, for a buffer that cannot do so itself.
 
     The length n and the discount are the policy's. Rows near the end of an episode, or of the
     batch, sum fewer rewards; the column ``discount`` accounts for that. (A
@@ -113,7 +112,7 @@ def nstep_reward_enhancer(policy: HasModes | LearnMode) -> Middleware[OnlineRLCo
             bootstrapped value.
 
     Raises:
-        ConfigError: if ``policy`` is something else, or has no discount.
+        ConfigError: if ``policy`` is not a policy, or has no discount.
     """
     mode = as_learn_mode(policy, user="nstep_reward_enhancer")
     discount = _setting(mode, "discount_factor", user="nstep_reward_enhancer")
@@ -158,7 +157,7 @@ def _setting(mode: LearnMode, name: str, *, user: str) -> float:
 
 
 def _cuts(rows: Batch) -> torch.Tensor:
-    """Return the rows that the next step of their episode does not follow, ``[T, …]`` bool."""
+    """Return which rows are not followed by the next step of their episode, ``[T, …]`` bool."""
     cut: torch.Tensor = rows["done"].clone()
     cut[-1] = True
     if "episode_id" in rows:

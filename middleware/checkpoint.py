@@ -44,7 +44,8 @@ class CkptSaver:
     Args:
         policy: a policy or its learn mode.
         run: the folder to save to.
-        every_train_iter: updates from one periodic checkpoint to the next; None: none of these.
+        every_train_iter: updates from one periodic checkpoint to the next; None: no periodic
+            checkpoints.
         keep: how many periodic checkpoints to keep.
 
     Reads:
@@ -52,7 +53,7 @@ class CkptSaver:
         ctx.eval_value, ctx.eval_output: on the way back, if there was an evaluation.
 
     Raises:
-        ConfigError: if ``policy`` or ``run`` is something else.
+        ConfigError: if ``policy`` or ``run`` has the wrong type.
         ValueError: if ``every_train_iter`` or ``keep`` is not positive.
         CheckpointWriteError: if a file cannot be written; the one before it is intact.
     """
@@ -100,7 +101,7 @@ class CkptSaver:
             self._best = max(self._best, best)
 
     def __call__(self, ctx: RLContext) -> Iterator[None]:
-        """Save on the way back, after the best evaluation so far or if it is time."""
+        """Save on the way back, after the best evaluation so far or at the interval."""
         yield
         # NaN is never the best: every comparison with it is false.
         if ctx.eval_value is not None and ctx.eval_value > self._best:
@@ -122,7 +123,7 @@ class CkptSaver:
         except CheckpointWriteError as error:
             if not failed_before:
                 raise
-            # A failure to save has ended the run already; it need not be raised twice.
+            # A failure to save has already ended the run; it need not be raised twice.
             _log.error("cannot save the final checkpoint either: %s", error)
 
     def state_dict(self) -> dict[str, Any]:

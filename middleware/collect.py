@@ -42,7 +42,7 @@ class _Collector:
         self.settings: dict[str, Any] = {"env_num": env_manager.env_num}
 
     def setup(self, task: Task[Any]) -> None:
-        """Launch the envs, after a check that they fit the policy.
+        """Check that the envs fit the policy, and launch them.
 
         In a run of several processes, each explores with a seed derived from its node id.
 
@@ -62,7 +62,7 @@ class _Collector:
             self._envs.close()
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Refuse a chain that collects for a learner that is missing."""
+        """Reject a chain that collects data but has no learner."""
         if chain.writes("train_iter") or chain.writes("train_output"):
             return
         all_declared = all(
@@ -137,8 +137,8 @@ class StepCollector(_Collector):
         ctx.env_step, ctx.env_episode: with the steps and episodes collected.
 
     Raises:
-        ConfigError: if ``policy`` or ``env_manager`` is something else, ``n_sample`` is missing, or
-            ``random_steps`` are given for an on-policy policy, which must learn from its actions.
+        ConfigError: if ``policy`` or ``env_manager`` has the wrong type, ``n_sample`` is missing,
+            or ``random_steps`` are given for an on-policy policy, which learns from its actions.
         ValueError: if ``n_sample`` is not positive or ``random_steps`` is negative.
     """
 
@@ -208,10 +208,9 @@ class EpisodeCollector(_Collector):
         ctx.env_step, ctx.env_episode: with the steps and episodes collected.
 
     Raises:
-        ConfigError: if ``policy`` or ``env_manager`` is something else, or
+        ConfigError: if ``policy`` or ``env_manager`` has the wrong type, or
             ``n_episode`` is missing.
         ValueError: if ``n_episode`` is not positive.
-        ConfigError: if an argument has the wrong type.
     """
 
     writes = ("episodes", "trajectories", "trajectory_end_idx", "env_step", "env_episode")

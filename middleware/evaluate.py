@@ -47,7 +47,7 @@ class InteractionEvaluator:
             ``video`` uint8 ``[N, T, C, H, W]``.
 
     Raises:
-        ConfigError: if ``policy`` or ``env_manager`` is something else.
+        ConfigError: if ``policy`` or ``env_manager`` has the wrong type.
         ValueError: if a number is not positive, or there are fewer episodes than envs.
     """
 
@@ -99,7 +99,7 @@ class InteractionEvaluator:
         }
 
     def setup(self, task: Task[Any]) -> None:
-        """Launch the envs, after a check that they fit the policy; stop a run that was finished.
+        """Check that the envs fit the policy, and launch them; stop a run that is already finished.
 
         Raises:
             SpaceError: if the policy's model does not fit the envs' spaces.
@@ -113,7 +113,7 @@ class InteractionEvaluator:
             self._stop_if_reached(task.ctx, task.ctx.last_eval_value)
 
     def __call__(self, ctx: RLContext) -> None:
-        """Evaluate, if it is time."""
+        """Evaluate, if the interval has passed."""
         if ctx.last_eval_iter >= 0 and ctx.train_iter - ctx.last_eval_iter < self._every:
             return
         films = self._film_every is not None and self._n_evaluations % self._film_every == 0

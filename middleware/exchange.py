@@ -44,9 +44,9 @@ class ContextExchanger(Exchange):
 
     Args:
         samples_per_insert: how many rows the learner draws from its buffer per collected row,
-            counted from its first update. The faster side waits: the learner for data, the
-            collectors for room. It is for chains with a buffer: some steps have no new data, and
-            some steps do not learn. None: each step has one batch and all updates of the chain.
+            counted from its first update. The faster side waits: the learner for data, or the
+            collectors for the learner. It is for chains with a buffer: some steps have no new data,
+            and some do not learn. None: each step has one batch and all updates of the chain.
         max_ahead: how many batches a collector may send before the learner has taken them.
         timeout_s: how long to wait for other nodes.
 
@@ -64,7 +64,8 @@ class ContextExchanger(Exchange):
 
     Raises:
         ValueError: if a number is not positive.
-        WaitTimeout: if data, counters or room do not come in time; the message says which.
+        WaitTimeout: if data, counters or acknowledgements do not arrive in time; the message says
+            which.
     """
 
     reads = ("env_step", "env_episode", "train_iter")
@@ -228,8 +229,8 @@ class ContextExchanger(Exchange):
         if not self._learned:
             return "the first counters of the learner"
         return (
-            f"room at the learner (it has taken {self._consumed} of the {self._sent} batches of "
-            "this collector)"
+            "an acknowledgement from the learner (it has taken "
+            f"{self._consumed} of the {self._sent} batches of this collector)"
         )
 
     def _send_collected(

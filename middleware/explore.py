@@ -1,4 +1,4 @@
-"""Exploration: how often the collecting policy acts at random."""
+"""Exploration: the probability of a random action while collecting."""
 
 from __future__ import annotations
 

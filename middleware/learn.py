@@ -92,8 +92,8 @@ class OffPolicyLearner(_PolicyUpdater):
     """Update the policy from batches that it draws from a buffer.
 
     Learning starts when the buffer holds ``learn_start`` rows. Priorities that the policy returns
-    are written to the buffer. An update for which the buffer cannot supply enough rows, because a
-    buffer middleware withholds stale ones for example, is skipped, counted and logged.
+    are written to the buffer. If the buffer cannot supply enough rows for an update, for example
+    because a buffer middleware deleted stale ones, the update is skipped, counted and logged.
 
     Args:
         policy: a policy, its learn mode, or a learner with hooks.
@@ -110,12 +110,12 @@ class OffPolicyLearner(_PolicyUpdater):
 
     Writes:
         ctx.train_output: a list with the output of each update; None while the buffer fills, or
-            while an exchange holds learning to keep its pace.
+            while an exchange pauses learning to keep its pace.
         ctx.train_iter: with the updates made.
         ctx.trained_env_step: with the rows drawn, if the context has it.
 
     Raises:
-        ConfigError: if ``policy`` or ``buffer`` is something else, or the buffer's ``n_step`` or
+        ConfigError: if ``policy`` or ``buffer`` has the wrong type, or the buffer's ``n_step`` or
             discount differs from the policy's.
         ValueError: if a number is not positive, ``learn_start`` is less than ``batch_size``, or
             more than the buffer's size.
@@ -160,7 +160,7 @@ class OffPolicyLearner(_PolicyUpdater):
         }
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Refuse different n-step lengths, and collecting with a policy that never explores."""
+        """Reject an n-step length that is not the policy's, and a chain that never explores."""
         yield from n_step_problems(self._buffer, self._mode, chain)
         collectors = collectors_of(chain)
         if not collectors or self._mode.get_attribute("explores"):
@@ -220,7 +220,7 @@ class OnPolicyLearner(_PolicyUpdater):
         ctx.train_iter: with the updates made.
 
     Raises:
-        ConfigError: if ``policy`` is something else.
+        ConfigError: if ``policy`` is not a policy.
         ValueError: if a number is not positive.
         NonFiniteLoss: from the policy; the parameters are those from before the update.
     """
@@ -271,7 +271,7 @@ class OnPolicyLearner(_PolicyUpdater):
                 break
 
     def _one_epoch(self, ctx: RLContext, data: Batch) -> bool:
-        """Learn from all rows once; return whether the policy can take more."""
+        """Learn from all rows once; return whether to continue with another epoch."""
         n_rows = data["done"].shape[0]
         order = torch.randperm(n_rows, generator=self._generator)
         for rows in order.tensor_split(max(1, n_rows // self._batch_size)):
@@ -297,13 +297,13 @@ class Trainer(_PolicyUpdater):
         ctx.train_iter: plus one.
 
     Raises:
-        ConfigError: if ``policy`` is something else.
+        ConfigError: if ``policy`` is not a policy.
     """
 
     reads = ("train_data", "train_iter")
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Refuse a buffer in the chain whose n-step length or discount is not the policy's."""
+        """Reject a buffer in the chain whose n-step length or discount is not the policy's."""
         for one in chain.middleware:
             for buffer in getattr(one, "draws_from", ()):
                 try:
@@ -337,7 +337,7 @@ class MultistepTrainer(Trainer):
         ctx.train_iter: with the updates made.
 
     Raises:
-        ConfigError: if ``policy`` is something else.
+        ConfigError: if ``policy`` is not a policy.
     """
 
     def __call__(self, ctx: RLContext) -> None:

@@ -55,7 +55,7 @@ class _Logger:
         self._next = getattr(task.ctx, self.axis) + self._every
 
     def __call__(self, ctx: RLContext) -> Iterator[None]:
-        """Collect the metrics of the step on its way back; write them if it is time."""
+        """Collect the metrics of the step on its way back; write them at intervals."""
         yield
         for name, value in ctx.logged.items():
             self._add(name, value)
@@ -153,7 +153,7 @@ class OnlineLogger(_Logger):
     written as well.
 
     The position in the chain does not matter, because it works on the way back. In a run of several
-    processes each one writes its metrics to a folder of its own.
+    processes each one writes its metrics to a separate folder.
 
     Args:
         run: the folder whose tensorboard writer is used.

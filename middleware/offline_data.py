@@ -28,7 +28,7 @@ __all__ = [
 
 
 class OfflineDataSaver:
-    """Save all collected data as one data set when the task ends, also after an error.
+    """Save all collected data as one dataset when the task ends, even after an error.
 
     Until then the rows stay in memory. They are part of each snapshot, so a resumed run also saves
     the rows from before.
@@ -38,7 +38,7 @@ class OfflineDataSaver:
             :class:`~dmiddleware.data.OfflineDataset` reads.
         columns: the columns to save, including ``done``; None: all.
         max_rows: stop the task after this number of rows; None: never.
-        metadata: notes to keep with the data.
+        metadata: strings to store with the data.
 
     Reads:
         ctx.trajectories: the data collected in this step.
@@ -113,10 +113,10 @@ class OfflineDataSaver:
 
 
 class OfflineDataFetcher:
-    """Read the next minibatch of a data set, epoch after epoch, each in a new random order.
+    """Read the next minibatch of a dataset, epoch after epoch, each in a new random order.
 
     Args:
-        dataset: the data set. It stays open; its owner closes it.
+        dataset: the dataset. It stays open; its owner closes it.
         batch_size: rows in a minibatch; rows that are left over at the end of an epoch are skipped.
 
     Reads:
@@ -124,13 +124,13 @@ class OfflineDataFetcher:
 
     Writes:
         ctx.train_data: a batch ``[batch_size, …]``.
-        ctx.train_epoch: passes over the data set that are finished with this minibatch.
+        ctx.train_epoch: passes over the dataset that are finished with this minibatch.
         ctx.trained_env_step: plus ``batch_size``.
 
     Raises:
-        ConfigError: if ``dataset`` is something else.
+        ConfigError: if ``dataset`` is not an OfflineDataset.
         ValueError: if ``batch_size`` is not positive.
-        NotEnoughData: if the data set has fewer rows than a minibatch.
+        NotEnoughData: if the dataset has fewer rows than a minibatch.
     """
 
     roles = (Role.LEARNER,)
@@ -159,7 +159,7 @@ class OfflineDataFetcher:
         ctx.trained_env_step += self._batch_size
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the data set."""
+        """Return the position in the dataset."""
         return self._minibatches.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -171,7 +171,7 @@ class OfflineDataFetcher:
 
 
 def _by_env(batch: Batch) -> Batch:
-    """Return rows ``[N, …]`` in the order in which a data set has them: env by env."""
+    """Return rows ``[N, …]`` in the order in which a dataset has them: env by env."""
     if batch["done"].dim() == 1:
         return batch
     return map_leaves(lambda leaf: leaf.transpose(0, 1).flatten(0, 1), batch)

@@ -164,7 +164,7 @@ class ProgressBar:
             self._bar.refresh()
 
     def __call__(self, ctx: RLContext) -> Iterator[None]:
-        """Update the bar on the way back, if it is time."""
+        """Update the bar on the way back, if the interval has passed."""
         yield
         train_return = ctx.logged.get("collect/return_mean")
         if train_return is not None:

@@ -43,11 +43,11 @@ def data_pusher(
 
     Reads:
         ctx.trajectories, or ctx.episodes: the data collected in this step; None if an exchange
-            holds collecting to keep its pace.
+        pauses collecting to keep its pace.
 
     Raises:
         ConfigError: if ``buffer`` is not a buffer.
-        ValueError: if ``what`` is something else.
+        ValueError: if ``what`` is neither.
         StructureError: from the buffer, if a batch differs in structure from the first one.
     """
     check_buffer(buffer)
@@ -95,8 +95,8 @@ def offpolicy_data_fetcher(
 
     Writes:
         ctx.train_data: a batch ``[batch_size, …]``, or a list of samples if the buffer is a
-            :class:`~dmiddleware.data.DequeBuffer`. None while the buffer fills, while it can supply
-            too few rows, and while an exchange holds learning to keep its pace.
+            :class:`~dmiddleware.data.DequeBuffer`. None while the buffer fills, while it has too
+            few rows to sample, and while an exchange pauses learning to keep its pace.
         ctx.trained_env_step: with the rows drawn, if the context has it.
 
     Raises:

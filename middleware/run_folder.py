@@ -171,7 +171,7 @@ def check_run_folder(run: object, *, user: str) -> RunFolder:
     """Return ``run`` if it is a run folder.
 
     Raises:
-        ConfigError: if it is something else.
+        ConfigError: if it is not.
     """
     hint = "make a new folder with RunFolder.create('name') and pass it"
     return check_instance(run, RunFolder, user=user, hint=hint)

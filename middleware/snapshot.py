@@ -109,7 +109,7 @@ class SnapshotSaver:
         return sorted(self._folder.glob(_PATTERN), reverse=True)
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Find what the chain's middleware use, and refuse what cannot be saved."""
+        """Find what the chain's middleware use, and reject what cannot be saved."""
         self._parts = dict(self._further)
         for number, one in enumerate(chain.active):
             for name, part in getattr(one, "snapshot_parts", {}).items():
@@ -218,9 +218,9 @@ class SnapshotSaver:
         return True
 
     def _end_step(self, task: Task[Any]) -> None:
-        """Save if it is time, or if this was the last step.
+        """Save if the interval has passed, or if this was the last step.
 
-        This does not happen on the step's way back: a stop may come after it, or end the step
+        This cannot happen on the step's way back, because a stop may come after it, or end the step
         before it.
         """
         if task.finish:
@@ -288,6 +288,6 @@ def _set_random_state(state: Mapping[str, Any]) -> None:
     np.random.set_state((name, np.asarray(keys), position, has_gauss, cached))
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available():
-        # There may be fewer devices here than where the snapshot was saved.
+        # This machine may have fewer devices than the one where the snapshot was saved.
         for device, drawn in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
             torch.cuda.set_rng_state(drawn, device)

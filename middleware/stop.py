@@ -21,7 +21,7 @@ class TerminationChecker:
     Args:
         max_env_step: environment steps, summed over all collectors.
         max_train_iter: updates of the policy.
-        max_train_epoch: passes over the data set (offline).
+        max_train_epoch: passes over the dataset (offline).
         max_time_s: seconds since the first step, by the task's clock. A resumed run continues to
             count.
 

@@ -181,7 +181,7 @@ def map_leaves(function: Callable[..., Any], tree: Batch, *others: Batch) -> Bat
     """Apply ``function`` to every leaf, together with the leaves of the others at the same path."""
     columns: dict[str, Any] = {}
     for key, value in tree.items():
-        # Where the tree has a batch, so have the others.
+        # Where the tree has a batch, the others have one too.
         matching: list[Any] = [other[key] for other in others]
         if isinstance(value, Batch | Mapping):
             columns[str(key)] = map_leaves(function, value, *matching)

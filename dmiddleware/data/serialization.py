@@ -38,7 +38,7 @@ _FACTORIES: dict[str, type | None] = {
     "None": None,
     **{kind.__name__: kind for kind in (int, float, str, bytes, bool, list, dict, set, tuple)},
 }
-"""What a defaultdict may make its missing values with."""
+"""The factories that a defaultdict may have."""
 
 _INT64 = range(-(2**63), 2**63)
 

@@ -49,7 +49,7 @@ class SumTree:
         # A matrix product sums small blocks in half the time of reduce or cumsum.
         self._add_up = np.ones(fan_out)
         self._add_to_each = np.triu(np.ones((fan_out, fan_out)))
-        # The last end is doubled, so it exceeds any remainder in spite of rounding.
+        # The last end is doubled, so it exceeds any remainder despite rounding.
         self._add_to_each[:, -1] = 2.0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SumTree:

@@ -40,8 +40,8 @@ class TensorBuffer(Buffer):
         n_step: if above 1, ``reward`` is the discounted sum over up to ``n_step`` steps of the
             episode; ``next_obs``, ``done``, ``terminated`` and ``truncated`` come from the last of
             these steps; ``discount`` is γ^k for k steps, the factor of the bootstrap value.
-        discount: γ of the n-step sum. None takes the policy's: the learner middleware gives it by
-            :meth:`bind`, and without middleware you call that yourself.
+        discount: γ of the n-step sum. None: set later with :meth:`bind`, which the learner
+            middleware calls with the policy's value.
         unroll_len: if given, samples are sequences ``[n, unroll_len, …]`` within one episode, with
             ``mask`` bool ``[n, unroll_len]``.
         unroll_pad: pad sequences that reach the end of the known part of their episode: the last
@@ -129,11 +129,10 @@ class TensorBuffer(Buffer):
         return self._discount
 
     def bind(self, *, n_step: int, discount: float) -> None:
-        """Agree with the policy on its n-step returns.
+        """Set the discount of n-step returns, or check that it is the policy's.
 
-        The policy holds both settings. A buffer that was built without ``discount`` takes it from
-        here; one that was built with it must have the policy's value. Binding twice to the same
-        values has no effect.
+        The policy holds n and γ. A buffer built without ``discount`` gets it here; a buffer built
+        with one must have the policy's value. Binding again to the same values has no effect.
 
         Args:
             n_step: length of the policy's n-step returns.

@@ -121,7 +121,7 @@ class AsyncEnvManager(BaseEnvManager):
             pool.close(timeout_s=self._close_timeout_s)
 
     def reset(self, env_ids: Iterable[int] | None = None) -> None:
-        """Begin a new episode in some envs, see :meth:`BaseEnvManager.reset`."""
+        """Start new episodes in some envs, see :meth:`BaseEnvManager.reset`."""
         self._require_open("reset")
         ids = self._checked_ids(env_ids)
         with self._closing_on_error():
@@ -144,7 +144,7 @@ class AsyncEnvManager(BaseEnvManager):
             infos, failures = self._running.step(ids)
             lost: set[int] = set()
             if failures:
-                self._refuse_bad_actions(failures, ids, rows)
+                self._reject_bad_actions(failures, ids, rows)
                 lost = _envs_of(failures)
                 self._dropped_steps += sum(map(self._totals.length_of, lost))
                 infos.first |= self._restart(failures)
@@ -153,7 +153,7 @@ class AsyncEnvManager(BaseEnvManager):
             return self._assemble(ids, infos, lost)
 
     def render(self, env_ids: Iterable[int] | None = None) -> list[npt.NDArray[np.uint8]]:
-        """Return a picture of each env, see :meth:`BaseEnvManager.render`."""
+        """Return an image of each env, see :meth:`BaseEnvManager.render`."""
         self._require_open("render")
         ids = self._checked_ids(env_ids)
         pictures = self._ask(b"p", dict.fromkeys(ids), "render")
@@ -235,10 +235,10 @@ class AsyncEnvManager(BaseEnvManager):
             infos |= begun
         return infos
 
-    def _refuse_bad_actions(
+    def _reject_bad_actions(
         self, failures: Iterable[ProcessFailure], ids: list[int] | None, rows: list[Any]
     ) -> None:
-        """Report an action outside the action space, rather than a crash of the env."""
+        """Report an action outside the action space as such, not as a crash of the env."""
         for failure in failures:
             if failure.doing != "step" or (ids is not None and failure.env_id not in ids):
                 continue
@@ -250,7 +250,7 @@ class AsyncEnvManager(BaseEnvManager):
                 )
 
     def _reseed(self, env_ids: Iterable[int], count: int) -> None:
-        # With the seed of the start, the same failure would happen again.
+        # With the first seed, the same failure would happen again.
         if self._seeds is not None:
             for env_id in env_ids:
                 seed = derive_seed(self._seeds[env_id], "restart", count)

@@ -35,7 +35,7 @@ class Closable(Protocol):
 
 
 def check_env(env: Any, index: int) -> None:
-    """Refuse an env that lacks a part of Gymnasium's interface.
+    """Reject an env that lacks a part of Gymnasium's interface.
 
     Raises:
         EnvProtocolError: naming what is missing.
@@ -63,7 +63,7 @@ def check_env(env: Any, index: int) -> None:
 def check_same_spaces(
     found: Sequence[tuple[spaces.Space[Any], spaces.Space[Any]]],
 ) -> None:
-    """Refuse envs whose (observation, action) spaces differ.
+    """Reject envs whose (observation, action) spaces differ.
 
     Raises:
         EnvProtocolError: with the first difference.
@@ -78,7 +78,7 @@ def check_same_spaces(
 
 
 def check_result(result: Any, env_id: int) -> None:
-    """Refuse what a step returned if it is not (obs, reward, terminated, truncated, info).
+    """Reject what a step returned if it is not (obs, reward, terminated, truncated, info).
 
     Raises:
         EnvProtocolError: with what was returned.
@@ -103,7 +103,7 @@ def check_result(result: Any, env_id: int) -> None:
 
 
 def check_flag(flag: Any, name: str, env_id: int) -> None:
-    """Refuse a ``terminated`` or ``truncated`` that is not one boolean (or number).
+    """Reject a ``terminated`` or ``truncated`` that is not one boolean (or number).
 
     Raises:
         EnvProtocolError: with what was returned.
@@ -116,7 +116,7 @@ def check_flag(flag: Any, name: str, env_id: int) -> None:
 
 
 def check_first(result: Any, env_id: int) -> tuple[Any, Any]:
-    """Return what a reset returned, or refuse it if it is not (obs, info).
+    """Return what a reset returned, or reject it if it is not (obs, info).
 
     Raises:
         EnvProtocolError: with what was returned.

@@ -94,7 +94,7 @@ def set_state(env: Any, state: Mapping[str, Any]) -> None:
     """Restore a state that :func:`get_state` returned, in an env made by the same factory.
 
     Raises:
-        MissingObjectError: if the env lacks an object that the state has; reset the env then.
+        MissingObjectError: if the env lacks an object that the state has; the caller must reset it.
         CheckpointMismatch: if the state belongs to another env.
     """
     Decoder().set_layers(env, state["layers"])
@@ -119,7 +119,7 @@ def decode_infos(plain: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 class _Ordinary:
-    """An ordinary Python class, to compare sizes with."""
+    """An ordinary Python class, whose size is compared with that of others."""
 
 
 class NotSavableError(Exception):

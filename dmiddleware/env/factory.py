@@ -36,7 +36,7 @@ def make_env_manager(
     reset_timeout_s: float = 60.0,
     envs_per_process: int = 1,
 ) -> BaseEnvManager:
-    """Make an env manager, which ``with`` or ``launch()`` launches.
+    """Create an env manager; a ``with`` block or ``launch()`` launches it.
 
     Args:
         env: an id registered with Gymnasium ("CartPole-v1", "module:Env-v0"), or a function that
@@ -44,7 +44,7 @@ def make_env_manager(
         env_num: the number of envs.
         mode: "sync" steps the envs one after another in this process, best for envs that take
             microseconds; "async" steps them in separate processes, for envs that take milliseconds,
-            crash or hang; "vector" uses the env's own vectorized implementation.
+            crash or hang; "vector" uses the env's own vectorised implementation.
         env_kwargs: keyword arguments for the env.
         wrappers: applied to each env, the first one innermost; with "vector" to the vector env.
         seed: an integer, from which the seed of each env is derived, or one seed per env; None
@@ -55,8 +55,8 @@ def make_env_manager(
         envs_per_process: how many envs share a process ("async").
 
     Raises:
-        ConfigError: if an argument has the wrong type or an impossible value, or the env has no
-            vectorized implementation ("vector").
+        ConfigError: if an argument has the wrong type or an invalid value, or the env has no
+            vectorised implementation ("vector").
         RegistryError: if no env is registered under the id; the message lists the nearest ones.
     """
     if mode not in ("sync", "async", "vector"):
@@ -118,7 +118,7 @@ def _vector_maker(maker: Maker, env_num: int) -> Callable[..., Any]:
         return maker
     if maker.vector_entry_point is None:
         raise ConfigError(
-            f"{maker.id} has no vectorized implementation; use mode='sync' or mode='async'"
+            f"{maker.id} has no vectorised implementation; use mode='sync' or mode='async'"
         )
     return functools.partial(
         gym.make_vec, maker, num_envs=env_num, vectorization_mode="vector_entry_point"

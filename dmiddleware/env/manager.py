@@ -518,7 +518,7 @@ class BaseEnvManager(ABC):
 
 
 def check_env_fns(env_fns: object) -> list[Callable[[], gym.Env[Any, Any]]]:
-    """Return the factories as a list, or refuse them.
+    """Return the factories as a list, or reject them.
 
     Raises:
         ConfigError: if this is not a sequence of at least one function.
@@ -542,7 +542,7 @@ def is_int(value: object) -> TypeGuard[int]:
 
 
 def check_env_manager(value: object, *, user: str) -> None:
-    """Refuse a value that is not an env manager.
+    """Reject a value that is not an env manager.
 
     Args:
         value: what was passed as an env manager.

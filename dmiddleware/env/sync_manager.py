@@ -233,7 +233,7 @@ class SyncEnvManager(BaseEnvManager):
             except Exception as another:  # noqa: BLE001 - an env may raise anything
                 failure = another
             assert failure is not None
-            self._refuse_bad_action(env_id, rows[row], failure)
+            self._reject_bad_action(env_id, rows[row], failure)
             self._dropped_steps += self._totals.length_of(env_id)
             obs, info = self._restart(env_id, "step", failure)
             results.append((obs, 0.0, False, False, {**info, "abnormal": True}))
@@ -241,8 +241,8 @@ class SyncEnvManager(BaseEnvManager):
             failure = None
         return failed
 
-    def _refuse_bad_action(self, env_id: int, action: Any, error: Exception) -> None:
-        """Report an action outside the action space, rather than a crash of the env."""
+    def _reject_bad_action(self, env_id: int, action: Any, error: Exception) -> None:
+        """Report an action outside the action space as such, not as a crash of the env."""
         if not self.action_space.contains(action):
             self.close()
             raise StructureError(
@@ -258,7 +258,7 @@ class SyncEnvManager(BaseEnvManager):
             self._failures.record_failure(env_id, doing, summary, details)
             close_quietly(self._envs[env_id])
             if self._seeds is not None:
-                # With the seed of the start, the same failure would happen again.
+                # With the first seed, the same failure would happen again.
                 count = self._failures.restarts_of(env_id)
                 self._pending_seeds[env_id] = derive_seed(self._seeds[env_id], "restart", count)
             try:

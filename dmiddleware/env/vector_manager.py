@@ -1,4 +1,4 @@
-"""Envs that are vectorized already: any ``gymnasium.vector.VectorEnv``."""
+"""Envs that are vectorised already: any ``gymnasium.vector.VectorEnv``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _FINAL_KEYS = ("final_obs", "_final_obs", "final_info", "_final_info")
 
 
 class VectorEnvManager(BaseEnvManager):
-    """Steps a vectorized env, such as a simulator that advances many worlds at once.
+    """Steps a vectorised env, such as a simulator that advances many worlds at once.
 
     All three of Gymnasium's ways to start the next episode are supported; the vector env declares
     its own in ``metadata["autoreset_mode"]``:
@@ -154,7 +154,7 @@ class VectorEnvManager(BaseEnvManager):
             except Exception as error:  # noqa: BLE001 - an env may raise anything
                 failure = error
             # Not in the except clause: every later error would show this one as its context.
-            self._refuse_bad_actions(batch, failure)
+            self._reject_bad_actions(batch, failure)
             return self._recover(failure)
         except BaseException:
             self.close()
@@ -309,7 +309,7 @@ class VectorEnvManager(BaseEnvManager):
                 close_quietly(self._vector)
                 self._vector = None
             if self._seeds is not None:
-                # With the seeds of the start, the same failure would happen again.
+                # With the first seeds, the same failure would happen again.
                 count = self._failures.restarts
                 self._seed_envs([derive_seed(seed, "restart", count) for seed in self._seeds])
             try:
@@ -348,8 +348,8 @@ class VectorEnvManager(BaseEnvManager):
                 "per env of ready_obs_id"
             )
 
-    def _refuse_bad_actions(self, batch: NestedArrays, error: Exception) -> None:
-        """Report actions outside the action space, rather than a crash of the env."""
+    def _reject_bad_actions(self, batch: NestedArrays, error: Exception) -> None:
+        """Report actions outside the action space as such, not as a crash of the env."""
         if self._vector is not None and not self._vector.action_space.contains(batch):
             self.close()
             raise StructureError(
@@ -447,7 +447,7 @@ class VectorEnvManager(BaseEnvManager):
 
 
 def _autoreset_mode(vector: Any, env_num: int) -> AutoresetMode:
-    """Return how a vector env starts new episodes, or refuse it if it is not a vector env."""
+    """Return how a vector env starts new episodes, or reject it if it is not a vector env."""
     if not isinstance(vector, gym.vector.VectorEnv):
         raise EnvProtocolError(
             f"the factory made a {type(vector).__name__}; mode 'vector' needs a "

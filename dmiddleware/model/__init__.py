@@ -1,4 +1,4 @@
-"""Networks: encoders for vectors, images and nested observations, and what policies put on them."""
+"""Networks: encoders for vectors, images and nested observations, and the heads on top."""
 
 from dmiddleware.model.actor_critic import Actor, ActorCritic
 from dmiddleware.model.encoders import (

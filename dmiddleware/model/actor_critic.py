@@ -51,7 +51,7 @@ class Actor(Network):
         log_std_init: logarithm of the first standard deviation of continuous actions.
 
     Raises:
-        SpaceError: if a shape is impossible.
+        SpaceError: if a shape is invalid.
         ValueError: if another option is.
     """
 
@@ -124,7 +124,7 @@ class Actor(Network):
 
 @MODEL_REGISTRY.register("actor_critic")
 class ActorCritic(Actor):
-    """An :class:`Actor` with a state value, for PPO and its kin.
+    """An :class:`Actor` with a state value, for PPO and similar algorithms.
 
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.
@@ -141,7 +141,7 @@ class ActorCritic(Actor):
         log_std_init: logarithm of the first standard deviation of continuous actions.
 
     Raises:
-        SpaceError: if a shape is impossible.
+        SpaceError: if a shape is invalid.
         ValueError: if another option is.
     """
 

@@ -235,7 +235,7 @@ def make_encoder(
 
     Raises:
         SpaceError: if the shape is none of these, or an image too small for the convolutions.
-        ValueError: if another option is impossible.
+        ValueError: if another option is invalid.
     """
     shape = as_obs_shape(obs_shape)
     options: dict[str, Any] = {"activation": activation, "norm": norm, "init": init}

@@ -39,7 +39,7 @@ def activation_of(name: str) -> nn.Module:
     if name not in _ACTIVATIONS:
         near = nearest(str(name), _ACTIVATIONS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(_ACTIVATIONS)}"
-        raise ValueError(f"no activation is called {name!r}; {hint}")
+        raise ValueError(f"unknown activation {name!r}; {hint}")
     return _ACTIVATIONS[name]()
 
 
@@ -112,7 +112,7 @@ class MLP(nn.Sequential):
         """Return ``[…, out_features]`` of ``x [… , in_features]``."""
         # With small layers and batches, calling a module, and even getting its weight as an
         # attribute (torch looks it up in Python), costs more than the arithmetic.
-        unseen = None  # what a linear layer gave, and nobody else holds
+        unseen = None  # a linear layer's output, which nothing else refers to
         for layer in self._modules.values():
             if type(layer) is nn.Linear and not _has_hooks(layer):
                 parameters: dict[str, Any] = layer._parameters
@@ -149,7 +149,7 @@ def as_float(x: torch.Tensor) -> torch.Tensor:
 
 
 def check_sizes(name: str, sizes: Any) -> None:
-    """Refuse sizes that are not positive integers.
+    """Reject sizes that are not positive integers.
 
     Raises:
         ValueError: naming the option and its value.
@@ -162,7 +162,7 @@ def check_sizes(name: str, sizes: Any) -> None:
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Refuse a value that is not one of the choices.
+    """Reject a value that is not one of the choices.
 
     Raises:
         ValueError: naming the option, its value and the choices.

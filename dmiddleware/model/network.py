@@ -34,7 +34,7 @@ class Network(nn.Module):
         action_space: as given.
 
     Raises:
-        SpaceError: if a shape is none.
+        SpaceError: if a shape is invalid.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Network(nn.Module):
         self.action_space = action_space
 
     def check_spaces(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
-        """Refuse an environment whose spaces this network was not built for.
+        """Reject an environment whose spaces this network was not built for.
 
         Args:
             observation_space: that of one environment.

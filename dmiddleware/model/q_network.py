@@ -1,4 +1,4 @@
-"""Action values."""
+"""Q-networks: the values of discrete actions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class QNetwork(Network):
         init: ``"orthogonal"`` or None (torch's own).
 
     Raises:
-        SpaceError: if a shape is impossible.
+        SpaceError: if a shape is invalid.
         ValueError: if another option is.
     """
 
@@ -79,7 +79,7 @@ class QNetwork(Network):
         return cls(obs_shape_of(observation_space), action_shape_of(action_space), **options)
 
     def check_spaces(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
-        """Refuse an environment whose spaces this network was not built for.
+        """Reject an environment whose spaces this network was not built for.
 
         Args:
             observation_space: that of one environment.

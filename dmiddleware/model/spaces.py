@@ -9,7 +9,7 @@ An observation shape is one of
 - a mapping of names to observation shapes: a Dict space, or a Tuple space with the names ``"0"``,
   ``"1"``, …
 
-They survive a YAML file, where tuples become lists.
+All of these can be written in YAML, where tuples become lists.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ObsShape: TypeAlias = Any
 """``int | tuple | Mapping[str, ObsShape]``, as the module's docstring says."""
 
 ActionKind: TypeAlias = Literal["discrete", "continuous"]
-"""Whether actions are numbers of choices or vectors."""
+"""Whether an action is the number of a choice or a vector."""
 
 ONE_HOT = "one_hot"
 
@@ -82,7 +82,7 @@ def spaces_of(env: HasSpaces) -> tuple[gym.Space[Any], gym.Space[Any]]:
 
 
 def as_obs_shape(shape: ObsShape) -> ObsShape:
-    """Bring an observation shape into one form: tuples for leaves, sorted dictionaries.
+    """Normalise an observation shape: tuples for leaves, sorted dictionaries.
 
     Raises:
         SpaceError: if it is not an observation shape.
@@ -119,7 +119,7 @@ def shape_leaves(shape: ObsShape) -> Iterator[tuple[tuple[str, ...], tuple[Any, 
 
 
 def is_one_hot(shape: tuple[Any, ...]) -> bool:
-    """Return whether a leaf shape is of integers that the network sees one-hot."""
+    """Return whether a leaf shape is that of one-hot encoded integers."""
     return len(shape) > 1 and shape[0] == ONE_HOT
 
 
@@ -135,18 +135,18 @@ def obs_shape_of(space: gym.Space[Any]) -> ObsShape:
     one.
 
     Raises:
-        SpaceError: for a space that no network here takes, with the wrapper that makes it one.
+        SpaceError: for an unsupported space, naming a wrapper that converts it.
     """
     match space:
         case gym.spaces.Box() | gym.spaces.MultiBinary():
             return _plain(tuple(space.shape or ()))
         case gym.spaces.Discrete():
-            _refuse_start(space, int(space.start), "observation")
+            _reject_start(space, int(space.start), "observation")
             return (ONE_HOT, int(space.n))
         case gym.spaces.MultiDiscrete():
-            _refuse_start(space, int(np.max(np.abs(space.start))), "observation")
+            _reject_start(space, int(np.max(np.abs(space.start))), "observation")
             if space.nvec.ndim == 1:
-                _refuse_one_number(space)
+                _reject_one_number(space)
                 return (ONE_HOT, *map(int, space.nvec))
         case gym.spaces.Dict():
             return {str(key): obs_shape_of(inner) for key, inner in space.spaces.items()}
@@ -160,13 +160,13 @@ def obs_shape_of(space: gym.Space[Any]) -> ObsShape:
 
 
 def action_shape_of(space: gym.Space[Any]) -> int:
-    """Return how many numbers the network gives for an action.
+    """Return how many numbers the network outputs for an action.
 
     Returns:
         ``n`` of a Discrete space; the length of a one-dimensional Box.
 
     Raises:
-        SpaceError: for another space, with the wrapper that makes it one of these.
+        SpaceError: for an unsupported space, naming a wrapper that converts it.
     """
     action_kind_of(space)
     if isinstance(space, gym.spaces.Discrete):
@@ -176,13 +176,13 @@ def action_shape_of(space: gym.Space[Any]) -> int:
 
 
 def action_kind_of(space: gym.Space[Any]) -> ActionKind:
-    """Return whether actions of a space are numbers of choices or vectors.
+    """Return whether an action of a space is the number of a choice or a vector.
 
     Raises:
         SpaceError: for a space that is neither Discrete nor a one-dimensional floating-point Box.
     """
     if isinstance(space, gym.spaces.Discrete):
-        _refuse_start(space, int(space.start), "action")
+        _reject_start(space, int(space.start), "action")
         return "discrete"
     if isinstance(space, gym.spaces.Box):
         if len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating):
@@ -204,7 +204,7 @@ def check_spaces(
     observation_space: gym.Space[Any],
     action_space: gym.Space[Any],
 ) -> None:
-    """Refuse spaces that do not fit a model.
+    """Reject spaces that do not fit a model.
 
     A model with a method ``check_spaces`` checks its shapes itself; any other model is tried with
     one observation of zeros.
@@ -236,7 +236,7 @@ def check_spaces(
         )
 
 
-def _refuse_start(space: gym.Space[Any], start: int, what: str) -> None:
+def _reject_start(space: gym.Space[Any], start: int, what: str) -> None:
     if start == 0:
         return
     wrapper = "TransformObservation" if what == "observation" else "TransformAction"
@@ -246,7 +246,7 @@ def _refuse_start(space: gym.Space[Any], start: int, what: str) -> None:
     )
 
 
-def _refuse_one_number(space: gym.spaces.MultiDiscrete) -> None:
+def _reject_one_number(space: gym.spaces.MultiDiscrete) -> None:
     # Its shape would be that of a Discrete space, whose observations have one dimension less.
     if len(space.nvec) > 1:
         return

@@ -35,10 +35,10 @@ class BCOptions(ActorOptions, total=False):
 class BCPolicy(ActorPolicy):
     """Behaviour cloning: supervised learning of an expert's actions (Pomerleau, "ALVINN", 1989).
 
-    Discrete actions by cross-entropy, continuous ones by the mean squared error of the mean action,
-    relative to the action bounds (see :class:`ActorPolicy`), so all dimensions count alike. Learns
-    from the columns ``obs`` and ``action``, and ``weight`` if there is one; needs no environment.
-    Collecting acts greedily, like evaluating.
+    The loss is the cross-entropy for discrete actions. For continuous ones it is the mean squared
+    error of the mean action, relative to the action bounds (see :class:`ActorPolicy`), so all
+    dimensions count equally. Learns from the columns ``obs`` and ``action``, and ``weight`` if
+    there is one; needs no environment. Collecting acts greedily, like evaluating.
     """
 
     config: ClassVar[dict[str, Any]] = {

@@ -61,14 +61,14 @@ def _is_tau(value: object) -> bool:
 class DQNPolicy(BatchedPolicy, CommandModePolicy):
     """Deep Q-learning (Mnih et al., "Human-level control through deep RL", Nature 2015).
 
-    With the parts that became standard:
+    With the usual extensions:
 
     - the double target of van Hasselt et al., "Deep RL with Double Q-learning" (2016):
       ``learn.double``;
     - the dueling network of Wang et al. (2016): ``model.dueling``;
-    - n-step targets (Sutton and Barto, 2nd edition, chapter 7) of ``nstep`` steps, made by the
-      buffer: a batch's column ``discount`` multiplies its bootstraps, and must consist of powers of
-      ``discount_factor`` up to ``nstep``;
+    - n-step targets (Sutton and Barto, 2nd edition, chapter 7) of ``nstep`` steps, computed by the
+      buffer: a batch's column ``discount`` multiplies the bootstrap values, and must consist of
+      powers of ``discount_factor`` up to ``nstep``;
     - prioritized replay (Schaul et al., 2016): a batch's column ``weight`` weights its errors, and
       the output has ``priority``, the absolute TD errors (also with ``priority=True``);
     - a target network that is copied every ``target_update_freq`` updates (Mnih,
@@ -90,18 +90,22 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
     explores: ClassVar[bool] = False
 
     config: ClassVar[dict[str, Any]] = {
-        "priority": Option(False, switch, "return the TD errors as priorities of the batch's rows"),
+        "priority": Option(False, switch, "whether to return the TD errors as priorities"),
         "discount_factor": Option(0.99, fraction, "γ, the discount of future rewards"),
-        "nstep": Option(1, count, "steps that a target sums before it bootstraps"),
+        "nstep": Option(1, count, "number of rewards in an n-step target"),
         "learn": {
             "batch_size": Option(64, count, "rows per update"),
             "learning_rate": Option(1e-3, positive, "Adam's learning rate"),
             "adam_eps": Option(1e-8, positive, "Adam's ε"),
-            "double": Option(True, switch, "choose the target's action by the online network"),
-            "loss": Option("huber", one_of("huber", "mse"), "the loss of the TD error"),
+            "double": Option(
+                True, switch, "double Q-learning: the online network chooses the target's action"
+            ),
+            "loss": Option("huber", one_of("huber", "mse"), "loss function of the TD error"),
             "target_update_freq": Option(500, count, "updates between target updates"),
             "target_tau": Option(
-                1.0, Range("a number above 0, up to 1", _is_tau), "the step of a target update"
+                1.0,
+                Range("a number above 0, up to 1", _is_tau),
+                "fraction of the way that a target update moves; 1 copies the weights",
             ),
             "grad_clip_norm": Option(
                 None, optional(positive), "largest norm of the gradient; None does not clip"
@@ -116,7 +120,7 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
                 "type": Option(
                     "linear",
                     one_of("linear", "exponential"),
-                    "the shape of ε's schedule",
+                    "shape of the schedule of ε",
                     keyword="eps_type",
                 ),
                 "start": Option(1.0, fraction, "the first ε", keyword="eps_start"),
@@ -213,7 +217,7 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
         )
 
     def _check_discount(self, column: torch.Tensor) -> None:
-        """Refuse a column ``discount`` that is not made of powers of this policy's γ.
+        """Reject a column ``discount`` with values that are not powers of this policy's γ.
 
         Only the first batch is checked, since reading the column back from a GPU takes time.
         """

@@ -37,10 +37,10 @@ def create_policy(cfg: Mapping[str, Any], **kwargs: Any) -> Policy:
     Args:
         cfg: the policy's config, with ``type`` and, for classes that live elsewhere,
             ``import_names``.
-        kwargs: given to the class's constructor (``model``, ``enable_field``).
+        kwargs: passed to the class's constructor (``model``, ``enable_field``).
 
     Raises:
-        ConfigError: if ``cfg`` has no ``type``, or for what the class refuses.
+        ConfigError: if ``cfg`` has no ``type``, or if the class rejects the config.
         RegistryError: if the name is not registered; the nearest names are listed.
     """
     return get_policy_cls(cfg)(cfg, **kwargs)

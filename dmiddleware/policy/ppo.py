@@ -75,15 +75,15 @@ class PPOPolicy(ActorPolicy):
 
     The details follow Huang et al., "The 37 Implementation Details of PPO" (2022): orthogonal
     initialisation (the model's), Adam with ε = 1e-5, advantages normalised in each minibatch, a
-    clipped value loss, an entropy bonus, a clipped gradient, and, if asked for, a learning rate
-    that falls linearly, normalised observations and scaled rewards.
+    clipped value loss, an entropy bonus, a clipped gradient, and, as options, a learning rate that
+    falls linearly, normalised observations and scaled rewards.
 
     One learn forward is one minibatch. Learns from the columns ``obs``, ``action`` (``raw_action``
     where there is one), ``log_prob``, ``value``, ``adv`` and ``ret``; advantages and returns come
-    from ``gae_estimator``, which gets the values of successors from the attribute ``value_fn``.
+    from ``gae_estimator``, which computes the values of successors with the attribute ``value_fn``.
 
     - Collecting returns ``action``, ``log_prob``, ``value`` and ``logit``, or, for continuous
-      actions, ``mu``, ``sigma`` and ``raw_action``: the draw that ``log_prob`` is the density of.
+      actions, ``mu``, ``sigma`` and ``raw_action``, the draw whose log-density is ``log_prob``.
       ``action`` is within the environment's bounds.
     - ``obs_norm``: collecting updates the statistics; evaluating does not. Observations are stored
       unnormalised and normalised in every forward. The statistics do not change between collecting
@@ -100,15 +100,19 @@ class PPOPolicy(ActorPolicy):
         "on_policy": True,
         "discount_factor": Option(0.99, fraction, "γ, the discount of future rewards"),
         "gae_lambda": Option(0.95, fraction, "λ of generalised advantage estimation"),
-        "obs_norm": Option(False, switch, "normalise observations by running statistics"),
+        "obs_norm": Option(
+            False, switch, "whether to normalise observations by running statistics"
+        ),
         "reward_norm": Option(
-            False, switch, "divide rewards by the running standard deviation of the return"
+            False, switch, "whether to divide rewards by the running standard deviation of returns"
         ),
         "norm_clip": Option(
             10.0, positive, "largest absolute value of normalised observations and rewards"
         ),
         "target_kl": Option(
-            None, optional(positive), "KL divergence at which learning stops early; None: never"
+            None,
+            optional(positive),
+            "KL divergence at which learning stops early; None never stops",
         ),
         "learn": {
             "batch_size": Option(64, count, "rows per minibatch"),
@@ -122,14 +126,14 @@ class PPOPolicy(ActorPolicy):
             "adam_eps": Option(1e-5, positive, "Adam's ε"),
             "clip_ratio": Option(0.2, positive, "ε of the clipped objective"),
             "dual_clip": Option(
-                None, optional(above(1)), "lower bound factor of dual clipping; None: no bound"
+                None, optional(above(1)), "factor of dual clipping; None disables it"
             ),
             "value_clip": Option(
                 None, optional(positive), "range of the clipped value loss; None does not clip"
             ),
             "value_weight": Option(0.5, at_least(0), "weight of the value loss"),
             "entropy_weight": Option(0.0, at_least(0), "weight of the entropy bonus"),
-            "adv_norm": Option(True, switch, "normalise advantages in each minibatch"),
+            "adv_norm": Option(True, switch, "whether to normalise advantages in each minibatch"),
             "grad_clip_norm": Option(
                 0.5, optional(positive), "largest norm of the gradient; None does not clip"
             ),
@@ -162,13 +166,13 @@ class PPOPolicy(ActorPolicy):
 
     @classmethod
     def check_config(cls, cfg: EasyDict) -> None:
-        """Refuse impossible combinations."""
+        """Reject invalid combinations."""
         super().check_config(cfg)
         check_value(
             not (cfg.multi_gpu and (cfg.obs_norm or cfg.reward_norm)),
             "multi_gpu",
             cfg.multi_gpu,
-            "False with obs_norm or reward_norm, since every rank would have other statistics",
+            "False with obs_norm or reward_norm, since the ranks would have different statistics",
         )
 
     def default_model(self) -> tuple[str, list[str]]:
@@ -238,7 +242,7 @@ class PPOPolicy(ActorPolicy):
         }
 
     def scale_rewards(self, batch: Batch) -> torch.Tensor:
-        """Take the rewards of a collected batch into ``reward_norm`` and return them scaled.
+        """Update ``reward_norm`` with the rewards of a collected batch, and return them scaled.
 
         Called once per collected batch, in the learner's process, before advantages are estimated;
         without ``reward_norm`` the rewards are returned unchanged.
@@ -359,7 +363,7 @@ class PPOPolicy(ActorPolicy):
 
 
 def _check_option(state_dict: dict[str, Any], part: str, option: str, chosen: bool) -> None:
-    """Refuse a state that was saved with another value of the option.
+    """Reject a state that was saved with another value of the option.
 
     A network must see observations normalised as in training.
     """

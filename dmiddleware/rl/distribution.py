@@ -127,8 +127,8 @@ def gaussian_log_prob(
     Args:
         mu: ``[…, A]``.
         sigma: ``[…, A]`` standard deviations, positive.
-        action: ``[…, A]``; with ``squash``, in ``[-1, 1]``, where what lies within 1e-6 of the
-            bounds counts as 1e-6 away, since the density has no value at them.
+        action: ``[…, A]``; with ``squash``, in ``[-1, 1]``, clamped to within 1e-6 of the bounds,
+            where the density is undefined.
         squash: the actions went through tanh.
     """
     if not squash:

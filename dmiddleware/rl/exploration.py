@@ -126,7 +126,7 @@ def epsilon_greedy(
         q: ``[…, A]`` action values.
         eps: probability of a random action; a tensor ``[…]`` gives each row its own.
         generator: source of randomness, on the values' device; None: torch's own.
-        mask: ``[…, A]`` bool, True where the action is allowed; neither choice takes another.
+        mask: ``[…, A]`` bool, True where the action is allowed; no other action is ever chosen.
 
     Returns:
         ``[…]`` int64 actions.

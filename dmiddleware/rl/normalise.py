@@ -107,12 +107,12 @@ class RunningMeanStd:
         """Restore the statistics.
 
         Raises:
-            CheckpointMismatch: if they are of items of another shape.
+            CheckpointMismatch: if they belong to items of another shape.
         """
         shape = tuple(state["mean"].shape)
         if shape != self._shape:
             raise CheckpointMismatch(
-                f"these statistics are of items of shape {shape}, this normaliser is for shape "
+                f"these statistics belong to items of shape {shape}, this normaliser is for shape "
                 f"{self._shape}; load them into one of the same observation shape"
             )
         device = self.mean.device

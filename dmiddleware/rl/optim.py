@@ -18,7 +18,7 @@ class _Lists(NamedTuple):
     second_moments: list[torch.Tensor]
     steps: list[torch.Tensor]
     counter: torch.Tensor
-    """The tensor that the steps are items of, which counts them all in one addition."""
+    """The tensor that holds all step counters, so one addition increments them."""
 
     @classmethod
     def of(cls, optimizer: torch.optim.Adam) -> _Lists | None:

@@ -43,7 +43,7 @@ def ppo_policy_loss(
         clip_ratio: epsilon of the paper, positive.
         dual_clip: also bound the objective from below by ``dual_clip * adv`` where the advantage is
             negative (Ye et al., "Mastering Complex Control in MOBA Games", 2020, equation 5);
-            above 1, or None for not at all.
+            above 1; None: no lower bound.
         weight: ``[B]`` weights of the samples.
 
     Raises:
@@ -88,7 +88,7 @@ def ppo_value_loss(
         value: ``[B]`` estimates, with gradient.
         ret: ``[B]`` targets.
         old_value: ``[B]`` estimates of the policy that collected; needed for ``clip_range``.
-        clip_range: how far an estimate may move for free, positive; None: no clipping.
+        clip_range: how far an estimate may move before it is clipped, positive; None: no clipping.
         weight: ``[B]`` weights of the samples.
 
     Raises:

@@ -8,7 +8,7 @@ from dmiddleware.errors import StructureError
 
 __all__ = ["discounted_scan"]
 
-# Above this many values a time step, one pass a step is bound by memory, not by call overhead,
+# Above this many values per time step, one pass per step is bound by memory, not by call overhead,
 # and beats the doubling scan, which touches everything log2(T) times (measured on one CPU core).
 _WIDE_ROW = 256
 
@@ -33,7 +33,7 @@ def discounted_scan(value: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 
 def check_time_first(reward: torch.Tensor, **columns: torch.Tensor | None) -> None:
-    """Refuse columns that are not all ``[T, …]`` of one shape with ``T >= 1``.
+    """Reject columns that are not all ``[T, …]`` of one shape with ``T >= 1``.
 
     Raises:
         StructureError: naming the column, its shape, and the shape of the reward.
@@ -58,7 +58,7 @@ def check_time_first(reward: torch.Tensor, **columns: torch.Tensor | None) -> No
 
 
 def check_fraction(**named: float) -> None:
-    """Refuse numbers outside ``[0, 1]``.
+    """Reject numbers outside ``[0, 1]``.
 
     Raises:
         ValueError: naming the number and its value.

@@ -222,7 +222,7 @@ def lambda_return(
 
 
 def take_rows(column: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Take ``column[index[t, e…], e…]``: for each place the row of time that ``index`` names.
+    """Take ``column[index[t, e…], e…]``: for each row, the time step in ``index``.
 
     Args:
         column: ``[T, E…, …]``, such as ``next_obs`` with its own dimensions at the end.
@@ -239,12 +239,12 @@ def take_rows(column: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def _as_float(reward: torch.Tensor) -> torch.Tensor:
-    """Return rewards that are integers as float32: factors like them would be integers, too."""
+    """Return integer rewards as float32, because factors of their dtype would be integers too."""
     return reward if reward.is_floating_point() else reward.float()
 
 
 def _last_row_of_episode(done: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-    """Return, for each place, the next row at or after it where ``done``, else the last row."""
+    """Return, for each row, the first row from it on where ``done``, else the last row."""
     last = done.shape[0] - 1
     ends = torch.where(done, row, last)
     return ends.flip(0).cummin(0).values.flip(0)
@@ -259,7 +259,7 @@ def _close_sums(
     *,
     share_within: float = 0.0,
 ) -> torch.Tensor:
-    """Add the discounted bootstrap to the rows: whole where a sum ends, else a share of it."""
+    """Add the discounted bootstrap to the rows: in full where a sum ends, else a share of it."""
     share = torch.full_like(reward, share_within).masked_fill_(done, 1.0)
     share[-1] = 1.0
     share.mul_(next_value).masked_fill_(terminated, 0.0)

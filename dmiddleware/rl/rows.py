@@ -10,7 +10,7 @@ __all__ = ["check_shape"]
 
 
 def check_shape(wanted: torch.Size, **columns: torch.Tensor | None) -> None:
-    """Refuse columns that would be broadcast, each row against every other.
+    """Reject columns that would be broadcast, combining every row with every other.
 
     Args:
         wanted: the shape that follows from the network's output.
@@ -22,6 +22,6 @@ def check_shape(wanted: torch.Size, **columns: torch.Tensor | None) -> None:
     for name, column in columns.items():
         if column is not None and column.shape != wanted:
             raise StructureError(
-                f"{name} has shape {tuple(column.shape)}, but the network's output asks for "
+                f"{name} has shape {tuple(column.shape)}, but the network's output requires "
                 f"{tuple(wanted)}; squeeze it, or add a dimension with .unsqueeze(-1)"
             )

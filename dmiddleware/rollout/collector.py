@@ -34,13 +34,13 @@ class RolloutCollector:
     env's lane, also from one batch to the next.
 
     Nothing is lost between calls: an episode that is cut at the end of a call continues in the next
-    one, and rows that do not fit into a rectangle wait for the next one. Where envs step in
-    lockstep and some spend steps on their resets, the others would pile up more and more rows. Once
-    an env has many, a batch holds some of them in the lane of an env that lacks rows, and the rest
-    of their episode gets another ``episode_id``.
+    one, and rows that do not fit into a rectangle wait for the next one. If envs step in lockstep
+    and some spend steps on their resets, the others get ahead. Once an env has many waiting rows, a
+    batch puts some of them into the lane of an env that lacks rows, and the rest of their episode
+    gets another ``episode_id``.
 
-    Rows of an unfinished episode are dropped, and counted, only if its env fails, or if somebody
-    else launches, resets or steps the envs between two calls: the collector then starts new
+    Rows of an unfinished episode are dropped, and counted, only if its env fails, or if something
+    else launches, resets or steps the envs between two calls. In that case the collector starts new
     episodes in all of them.
 
     Args:
@@ -67,8 +67,6 @@ class RolloutCollector:
     def _use_mode(self, mode: CollectMode) -> None:
         self._mode = mode
         self._makes_transitions = not mode.get_attribute("batched")
-
-    # State ----------------------------------------------------------------------------------------
 
     @property
     def env_num(self) -> int:
@@ -127,7 +125,7 @@ class RolloutCollector:
             self.env_manager.launch()
 
     def check_random_actions(self) -> None:
-        """Refuse ``random=True`` in advance.
+        """Check before the first step that random actions are possible.
 
         Raises:
             ConfigError: if the policy is on-policy: it learns from the actions of its own
@@ -160,8 +158,6 @@ class RolloutCollector:
         self._stamps = np.zeros(self.env_num, np.int64)
         self._skipped.clear()
         self._headless.clear()
-
-    # Collecting -----------------------------------------------------------------------------------
 
     def collect(
         self,
@@ -230,7 +226,7 @@ class RolloutCollector:
 
         Raises:
             ConfigError: as in :meth:`collect`; so are the following.
-            PolicyOutputError: if the policy returns something else than it must.
+            PolicyOutputError: if the policy returns something invalid.
             SpaceError: at the first call, if the policy's model does not fit the envs.
             EnvCrashed: if an env keeps failing.
         """
@@ -253,15 +249,15 @@ class RolloutCollector:
         policy_kwargs: Mapping[str, Any] | None = None,
         random: bool = False,
     ) -> list[Batch]:
-        """Collect whole episodes, a fixed share from every env, so that short ones are not favored.
+        """Collect whole episodes, a fixed share from every env, to avoid favouring short ones.
 
-        The shares are fixed before the first step; "the first ``n_episode`` that end" would favor
+        The shares are fixed before the first step; "the first ``n_episode`` that end" would favour
         short episodes. They differ by at most one, and the extra episodes go to other envs in the
         next call. An env that has delivered its share pauses. Where the manager cannot step some
         envs without the others, the next episodes of that env are kept for the next call, at most
-        as many as its share; later ones are dropped and counted. Episodes whose first rows a
-        previous call has returned already are given up, and those of their rows that still wait
-        are counted as dropped.
+        as many as its share; later ones are dropped and counted. Episodes whose first rows an
+        earlier call has already returned are abandoned, and their waiting rows are counted as
+        dropped.
 
         Args:
             n_episode: how many.
@@ -275,7 +271,7 @@ class RolloutCollector:
         Raises:
             ValueError: if ``n_episode`` is not positive.
             ConfigError: as in :meth:`collect`; so are the following.
-            PolicyOutputError: if the policy returns something else than it must.
+            PolicyOutputError: if the policy returns something invalid.
             SpaceError: at the first call, if the policy's model does not fit the envs.
             EnvCrashed: if an env keeps failing.
         """
@@ -408,8 +404,6 @@ class RolloutCollector:
             "episode_id": step.episode_id[wanted],
             "collect_iter": stamps[: len(wanted)],
         }
-
-    # Snapshots ------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return counters, episode ids, waiting rows, and the envs' state where they have one."""

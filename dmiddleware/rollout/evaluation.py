@@ -24,7 +24,7 @@ Frame = npt.NDArray[np.uint8]
 
 @dataclass(slots=True)
 class _Film:
-    """The frames of one episode, compressed: most of them are almost flat color."""
+    """The frames of one episode, compressed: most of them are almost flat colour."""
 
     shape: tuple[int, ...]
     frames: list[bytes] = field(default_factory=list)
@@ -110,7 +110,7 @@ class VectorEvalMonitor:
         return sum(map(len, self._returns))
 
     def get_episode_info(self) -> dict[str, float]:
-        """Return the means of the numbers in the last infos, over the episodes that have them."""
+        """Return the mean of each number in the last infos, over the episodes that have it."""
         values: dict[str, list[float]] = {}
         for infos in self._infos:
             for info in infos:

@@ -1,4 +1,4 @@
-"""Rows of several environments, from the step that makes them to the batch that returns them.
+"""The rows of several environments that wait for a batch.
 
 A step of an env manager gives one row for each environment that made a transition: usually one for
 every environment, sometimes fewer (an environment was restarted, or spends a step on its reset).
@@ -98,7 +98,7 @@ class RowStore:
 
     @property
     def cut_episodes(self) -> IdArray:
-        """Ids of the episodes of which some rows were taken, but not the last one."""
+        """Ids of the episodes of which some rows, but not the last one, were taken."""
         return self._last_id[~self._last_done]
 
     @property
@@ -141,7 +141,7 @@ class RowStore:
                 follow the lender's oldest ``n_steps``. An episode that continues from its own lane
                 into the other one is split there, since no id may occur in two lanes of a
                 rectangle. An environment lends once at most, and none both lends and borrows.
-            split: gives the rest of an episode an id of its own, and returns that id.
+            split: gives the rest of an episode a new id, and returns that id.
         """
         if self._regular:
             taken = self._pieces[:n_steps]

@@ -59,7 +59,7 @@ class Stepper:
     Args:
         mode: the policy's collect or eval mode.
         env_manager: the envs; launched at the first step if they are closed.
-        user: what uses the stepper, named in messages.
+        user: the caller's name, for messages.
 
     Raises:
         ConfigError: if ``env_manager`` is not an env manager.
@@ -127,10 +127,10 @@ class Stepper:
             raise
 
     def give_up_foreign_episodes(self) -> IdArray:
-        """Start new episodes if somebody else has launched, reset or stepped the envs.
+        """Start new episodes if something else has launched, reset or stepped the envs.
 
         Returns:
-            The ids of the episodes that are over because of that.
+            The ids of the episodes that were abandoned.
         """
         if self._episode_id is None or self._revision == self._manager.revision:
             return _NO_IDS
@@ -142,7 +142,7 @@ class Stepper:
         return given_up
 
     def restart(self, env_ids: IdArray) -> None:
-        """Give up the current episodes of these envs and start others."""
+        """Abandon the current episodes of these envs and start new ones."""
         if len(env_ids) == 0:
             return
         self._manager.reset(env_ids.tolist())
@@ -282,7 +282,7 @@ class Stepper:
         return taken
 
     def split_episode(self, episode_id: int) -> int:
-        """Give the remaining rows of an episode an id of their own, and return that id."""
+        """Give the remaining rows of an episode a new id, and return that id."""
         rest = self._take_id()
         self._episode_id = np.where(self.episode_id == episode_id, rest, self.episode_id)
         return rest
@@ -291,7 +291,7 @@ class Stepper:
         wrong = [name for name in _OF_DRAWN_ACTION if name in output]
         if wrong:
             raise ConfigError(
-                f"{self._user} cannot replace this policy's actions by random ones, because its "
+                f"{self._user} cannot replace this policy's actions with random ones, because its "
                 f"output also has {', '.join(wrong)} of the replaced actions; collect without "
                 "random actions"
             )
@@ -337,11 +337,11 @@ class Stepper:
 
 
 def check_random_actions(mode: CollectMode | EvalMode, *, user: str) -> None:
-    """Refuse random actions for an on-policy policy, which would learn from them wrongly.
+    """Reject random actions for an on-policy policy, which cannot learn from them.
 
     Args:
         mode: the policy's mode.
-        user: what is to act at random, named in the message.
+        user: the caller's name, for the message.
 
     Raises:
         ConfigError: if the policy is on-policy.
@@ -359,7 +359,7 @@ def _draw_first_id() -> int:
 
 
 def _check_output(output: Mapping[str, object], n_envs: int) -> None:
-    """Refuse what a policy returned if it is not tensors with one row per env.
+    """Check that a policy returned tensors with one row per env.
 
     Raises:
         PolicyOutputError: with what was returned.

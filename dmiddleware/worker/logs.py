@@ -17,7 +17,7 @@ _COLUMNS = 6
 
 @runtime_checkable
 class _Writer(Protocol):
-    """What tells a ``SummaryWriter`` (of tensorboardX or of torch) from a path or a config."""
+    """The methods of a ``SummaryWriter`` (tensorboardX's or torch's) that workers call."""
 
     add_scalar: Callable[..., Any]
     close: Callable[..., Any]

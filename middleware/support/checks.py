@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def check_positive(**options: float | None) -> None:
-    """Refuse options that are not positive; None means that the option is off.
+    """Reject options that are not positive; None (an option that is off) passes.
 
     Raises:
         TypeError: naming the option and its value, if it is not a number.
@@ -36,7 +36,7 @@ def check_positive(**options: float | None) -> None:
 
 
 def check_fraction(**options: float) -> None:
-    """Refuse options outside ``[0, 1]``.
+    """Reject options outside ``[0, 1]``.
 
     Raises:
         ValueError: naming the option and its value.
@@ -76,7 +76,7 @@ def policy_setting(mode: LearnMode | CollectMode | EvalMode, path: str) -> Any:
 def value_or_setting(
     value: int | None, mode: LearnMode | CollectMode, path: str, *, user: str, name: str
 ) -> int:
-    """Return an option of a chain, or the policy's setting if the option was left out.
+    """Return an option of a middleware, or the policy's setting if the option was omitted.
 
     Raises:
         ConfigError: if neither is given.

@@ -43,7 +43,7 @@ ReplayBuffer: TypeAlias = TensorBuffer | DequeBuffer
 
 
 def check_buffer(buffer: object) -> None:
-    """Refuse anything but a buffer.
+    """Reject anything but a buffer.
 
     Raises:
         ConfigError: with the value.

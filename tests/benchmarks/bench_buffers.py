@@ -1,10 +1,10 @@
 """Buffers.
 
-A row holds obs, action, reward, next_obs and done. The reference of pushing and sampling is what
-one writes by hand: one preallocated numpy array per column, written and read with an index array
+A row holds obs, action, reward, next_obs and done. The reference for pushing and sampling is
+written by hand: one preallocated numpy array per column, written and read with an index array
 (`column[(at + arange(32)) % size] = rows`, `column[rng.integers(count, size=256)]`), from numpy
-arrays to numpy arrays. Ours takes a treetensor of torch tensors, checks it, and gives one back.
-Both are full. The prioritized reference is cpprb's PrioritizedReplayBuffer, written in C++.
+arrays to numpy arrays. Ours takes a treetensor of torch tensors, checks it, and returns one. Both
+buffers are full. The prioritized reference is cpprb's PrioritizedReplayBuffer, written in C++.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Both sides step 8 CartPole environments with an epsilon-greedy Q-network with hi
 128 and 64, on one thread. The reference is a hand-written loop over the environments, with one
 forward for all of them and preallocated arrays for the rows (`tests/benchmarks/hand_written.py`).
 `RolloutCollector` is measured alone; `StepCollector` runs in the chain of a task, after the
-middleware that sets epsilon. "1 step a call" returns a batch after every step of all environments,
-"128 steps a call" after 128.
+middleware that sets epsilon. With "1 step a call", a batch is returned after every step of all
+environments; with "128 steps a call", after 128.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A whole DQN training.
+"""DQN training.
 
 Both sides train on CartPole-v1 with 8 environments, a Q-network with hidden layers of 128, 128 and
 64, and 5 updates of 64 rows after each step of all environments. Ours is a chain of stock

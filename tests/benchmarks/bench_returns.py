@@ -1,9 +1,8 @@
 """Advantages and n-step returns.
 
-Computed over 256 steps of 8 environments. The references are written the way one writes them by
-hand for speed: one loop over time with one pass over all environments per step (for n-step returns,
-one pass over all rows for each of the n rewards), with rows unpacked once and memory allocated
-once.
+Computed over 256 steps of 8 environments. The references are hand-written for speed: one loop over
+time with one pass over all environments per step (for n-step returns, one pass over all rows for
+each of the n rewards), with rows unpacked once and memory allocated once.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Collecting in many processes.
 
-`ditask` starts a learner, which only takes batches, and collectors, which act with the Q-network of
-the other benchmarks. The first environment sleeps for 2 ms in each step, like one that waits for an
-external simulator. It compares eight collectors with one; each steps eight environments one after
-the other and sends batches of 512 steps. The second environment is CartPole, with 8 environments
-per collector and batches of 1,024, compared with the same program in one process. There, the
-machine's cores are the limit.
+`ditask` starts a learner, which only receives batches, and collectors, which act with the Q-network
+of the other benchmarks. In the first benchmark, each environment sleeps for 2 ms in each step, like
+one that waits for an external simulator. It compares eight collectors with one; each steps eight
+environments one after the other and sends batches of 512 steps. The second benchmark steps
+CartPole, with 8 environments per collector and batches of 1,024, and compares with the same program
+in one process. Here the machine's cores are the limit.
 """
 
 from __future__ import annotations

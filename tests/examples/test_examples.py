@@ -108,7 +108,7 @@ def test_episode_is_filmed(ckpt: Path, suffix: str) -> None:
     assert film.stat().st_size > 500
 
 
-def test_checkpoint_of_another_model_is_refused_in_one_line(ckpt: Path) -> None:
+def test_checkpoint_of_another_model_is_rejected_in_one_line(ckpt: Path) -> None:
     result = call("acrobot_dqn", "--evaluate", str(ckpt))
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: ")
@@ -141,7 +141,7 @@ def test_number_out_of_range_is_a_usage_error(options: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("film", ["film", "film.txt", "nowhere/film.gif"])
-def test_film_that_cannot_be_written_is_refused_before_playing(ckpt: Path, film: str) -> None:
+def test_film_that_cannot_be_written_is_rejected_before_playing(ckpt: Path, film: str) -> None:
     result = call("cartpole_dqn", "--evaluate", str(ckpt), "--video", film)
     assert result.exit_code == 2
     assert "Invalid value for '--video'" in result.stderr

@@ -185,13 +185,13 @@ def test_nstep_rows_sum_rewards_and_look_ahead(run_steps: Any, ppo: PPOPolicy) -
         (nstep_reward_enhancer, "discount_factor"),
     ],
 )
-def test_policy_without_the_setting_is_refused(estimator: Any, setting: str) -> None:
+def test_policy_without_the_setting_is_rejected(estimator: Any, setting: str) -> None:
     policy = BCPolicy({"model": {"obs_shape": 4, "action_shape": 2}})
     with pytest.raises(ConfigError, match=setting):
         estimator(policy)
 
 
-def test_gae_of_a_policy_without_lambda_is_refused() -> None:
+def test_gae_of_a_policy_without_lambda_is_rejected() -> None:
     with pytest.raises(ConfigError, match="gae_lambda"):
         gae_estimator(dqn())
 

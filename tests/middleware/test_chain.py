@@ -116,7 +116,7 @@ def test_chain_of_ppo_learns_cartpole() -> None:
     assert sum(returns[-3:]) / 3 > 60
 
 
-def test_something_that_is_not_callable_is_refused(dqn: DQNPolicy) -> None:
+def test_something_that_is_not_callable_is_rejected(dqn: DQNPolicy) -> None:
     with Task(OnlineRLContext()) as task, pytest.raises(MiddlewareError, match="not callable"):
         task.use(TensorBuffer(10))  # type: ignore[arg-type]
 
@@ -125,7 +125,7 @@ def test_something_that_is_not_callable_is_refused(dqn: DQNPolicy) -> None:
     "name",
     sorted(name for name in middleware.__all__ if not isinstance(getattr(middleware, name), type)),
 )
-def test_factory_that_was_not_called_is_refused(name: str) -> None:
+def test_factory_that_was_not_called_is_rejected(name: str) -> None:
     with Task(OnlineRLContext()) as task, pytest.raises(MiddlewareError, match="call it"):
         task.use(getattr(middleware, name))
 
@@ -134,12 +134,12 @@ def test_factory_that_was_not_called_is_refused(name: str) -> None:
     "name",
     sorted(name for name in middleware.__all__ if isinstance(getattr(middleware, name), type)),
 )
-def test_class_that_was_not_built_is_refused(name: str) -> None:
+def test_class_that_was_not_built_is_rejected(name: str) -> None:
     with Task(OnlineRLContext()) as task, pytest.raises(MiddlewareError, match="pass an instance"):
         task.use(getattr(middleware, name))
 
 
-def test_second_yield_is_refused_while_envs_and_files_are_closed(
+def test_second_yield_is_rejected_while_envs_and_files_are_closed(
     run: RunFolder, dqn: DQNPolicy
 ) -> None:
     def twice(ctx: OnlineRLContext) -> Any:
@@ -171,7 +171,7 @@ def test_reads_that_nothing_writes_are_all_reported(dqn: DQNPolicy) -> None:
     assert "gae_estimator(" in message
 
 
-def test_estimator_before_its_collector_is_refused(dqn: DQNPolicy) -> None:
+def test_estimator_before_its_collector_is_rejected(dqn: DQNPolicy) -> None:
     with Task(OnlineRLContext()) as task:
         task.use(gae_estimator(PPOPolicy({"model": MODEL})))
         task.use(StepCollector(dqn, envs(), n_sample=2))
@@ -184,7 +184,7 @@ def test_unknown_key_of_a_config_names_the_nearest() -> None:
         DQNPolicy({"learn": {"learning_rat": 1e-3}})
 
 
-def test_envs_that_do_not_fit_are_refused_before_anything_is_collected(
+def test_envs_that_do_not_fit_are_rejected_before_anything_is_collected(
     run: RunFolder, dqn: DQNPolicy
 ) -> None:
     buffer = TensorBuffer(100)

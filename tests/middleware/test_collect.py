@@ -149,7 +149,7 @@ def test_envs_are_closed_after_an_error(run_steps: Any, dqn: DQNPolicy, envs: An
 
 
 @pytest.mark.parametrize("make", [StepCollector, EpisodeCollector])
-def test_envs_that_do_not_fit_the_model_are_refused_before_the_first_step(
+def test_envs_that_do_not_fit_the_model_are_rejected_before_the_first_step(
     dqn: DQNPolicy, make: Any
 ) -> None:
     envs = make_env_manager("Acrobot-v1", env_num=2)
@@ -221,13 +221,13 @@ def test_continuous_actions_are_collected(run_steps: Any) -> None:
     assert ctx.trajectories["action"].dtype == torch.float32
 
 
-def test_random_steps_of_an_on_policy_policy_are_refused(envs: Any) -> None:
+def test_random_steps_of_an_on_policy_policy_are_rejected(envs: Any) -> None:
     policy = PPOPolicy({"model": {"obs_shape": 4, "action_shape": 2, "action_space": "discrete"}})
     with pytest.raises(ConfigError, match="on-policy"):
         StepCollector(policy, envs, n_sample=8, random_steps=8)
 
 
-def test_wrong_types_of_policy_and_envs_are_refused(dqn: DQNPolicy, envs: Any) -> None:
+def test_wrong_types_of_policy_and_envs_are_rejected(dqn: DQNPolicy, envs: Any) -> None:
     for collector, option in ((StepCollector, "n_sample"), (EpisodeCollector, "n_episode")):
         with pytest.raises(ConfigError, match=rf"{collector.__name__}.*env manager"):
             collector(dqn, "CartPole-v1", **{option: 1})

@@ -123,7 +123,7 @@ def test_only_envs_launched_by_the_middleware_are_closed(run_steps: Any, dqn: DQ
         assert not envs.closed
 
 
-def test_envs_that_do_not_fit_the_model_are_refused_before_the_first_step(
+def test_envs_that_do_not_fit_the_model_are_rejected_before_the_first_step(
     dqn: DQNPolicy,
 ) -> None:
     envs = make_env_manager("Acrobot-v1", env_num=2)
@@ -179,7 +179,7 @@ def test_options_must_be_positive(dqn: DQNPolicy, name: str) -> None:
         interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2, **{name: 0})  # type: ignore[arg-type]
 
 
-def test_fewer_episodes_than_envs_are_refused(dqn: DQNPolicy) -> None:
+def test_fewer_episodes_than_envs_are_rejected(dqn: DQNPolicy) -> None:
     with pytest.raises(ValueError, match="at least one per env, got 2 for 3 envs"):
         interaction_evaluator(dqn.eval_mode, cartpole(3), n_episode=2)
 

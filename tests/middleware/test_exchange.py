@@ -340,7 +340,7 @@ def test_a_failed_learner_is_waited_for_and_named(tmp_path: Path) -> None:
         return str(caught.value)
 
     _, message = run_nodes(tmp_path, (Role.LEARNER, run_learner), (Role.COLLECTOR, run_collector))
-    assert message.startswith("room at the learner (it has taken 3 of the 5 batches")
+    assert "it has taken 3 of the 5 batches" in message
     assert message.endswith("did not arrive within 3 s; disconnected: node 0 (said goodbye)")
 
 
@@ -484,7 +484,7 @@ def test_the_pace_continues_from_a_snapshot(learner: Task[Any], tmp_path: Path) 
 @pytest.mark.parametrize(
     "options", [{"samples_per_insert": 0}, {"max_ahead": 0}, {"timeout_s": -1}]
 )
-def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be positive"):
         ContextExchanger(**options)
 

@@ -152,7 +152,7 @@ def test_failed_run_is_recorded_without_a_final_evaluation(
     assert capsys.readouterr().out == ""
 
 
-def test_result_before_the_end_is_refused(tmp_path: Path) -> None:
+def test_result_before_the_end_is_rejected(tmp_path: Path) -> None:
     task, experiment = experiment_chain(tmp_path)
     with task, pytest.raises(TaskStateError, match="no result yet"):
         _ = experiment.result

@@ -17,7 +17,7 @@ def test_epsilon_falls_with_the_environment_steps(run_steps: Any) -> None:
     assert seen == pytest.approx([1.0, 0.6, 0.2, 0.2])
 
 
-def test_exponential_decay_has_1_e_of_the_way_left_after_decay_steps(run_steps: Any) -> None:
+def test_exponential_decay_has_1_over_e_of_the_way_left_after_decay_steps(run_steps: Any) -> None:
     handler = eps_greedy_handler(start=1.0, end=0.0, decay_steps=100, kind="exponential")
     ctx = run_steps(handler, ctx=OnlineRLContext(env_step=100))
     assert ctx.collect_kwargs["eps"] == pytest.approx(0.36788, abs=1e-5)
@@ -42,6 +42,6 @@ def test_it_is_active_in_the_role_collector() -> None:
     assert handler.writes == ("collect_kwargs",)
 
 
-def test_impossible_probability_is_refused() -> None:
+def test_invalid_probability_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"got 1\.5"):
         eps_greedy_handler(start=1.5)

@@ -318,14 +318,14 @@ def test_run_continues_from_the_checkpoint_that_a_hook_loads(
     assert ctx.train_iter == learner.train_iter == 41
 
 
-def test_argument_that_is_not_a_buffer_is_refused(dqn: DQNPolicy) -> None:
+def test_argument_that_is_not_a_buffer_is_rejected(dqn: DQNPolicy) -> None:
     with pytest.raises(ConfigError, match="TensorBuffer or a DequeBuffer"):
         OffPolicyLearner(dqn.learn_mode, [], batch_size=16)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="TensorBuffer or a DequeBuffer"):
         offpolicy_data_fetcher([], batch_size=16)  # type: ignore[arg-type]
 
 
-def test_argument_that_is_not_a_learner_is_refused(dqn: DQNPolicy) -> None:
+def test_argument_that_is_not_a_learner_is_rejected(dqn: DQNPolicy) -> None:
     with pytest.raises(ConfigError, match="OffPolicyLearner takes a policy"):
         OffPolicyLearner(dqn.eval_mode, filled(), batch_size=16)  # type: ignore[arg-type]
 
@@ -340,7 +340,7 @@ def test_argument_that_is_not_a_learner_is_refused(dqn: DQNPolicy) -> None:
         ({"batch_size": 1001}, r"batch_size must be at most the buffer's size \(1000\)"),
     ],
 )
-def test_impossible_options_are_refused(
+def test_invalid_options_are_rejected(
     dqn: DQNPolicy, options: dict[str, int], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -494,12 +494,12 @@ def test_fetcher_asks_for_a_trainer(dqn: DQNPolicy) -> None:
             task.run(max_step=1)
 
 
-def test_fetcher_refuses_a_start_that_never_comes() -> None:
+def test_fetcher_rejects_a_start_that_is_never_reached() -> None:
     with pytest.raises(ValueError, match=r"at most the buffer's size \(1000\).*; got 1001"):
         offpolicy_data_fetcher(filled(), batch_size=8, learn_start=1001)
 
 
-def test_fetcher_refuses_a_start_below_the_batch() -> None:
+def test_fetcher_rejects_a_start_below_the_batch_size() -> None:
     with pytest.raises(ValueError, match=r"learn_start must be at least batch_size \(8\), got 7"):
         offpolicy_data_fetcher(filled(), batch_size=8, learn_start=7)
 

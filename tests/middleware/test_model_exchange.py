@@ -199,7 +199,7 @@ def test_weights_are_published_at_the_given_period(tmp_path: Path) -> None:
         ({"every_train_iter": 5, "max_policy_lag": 4}, "at least every_train_iter"),
     ],
 )
-def test_impossible_options_are_refused(options: dict[str, int], message: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ModelExchanger(make_policy(), **options)
 

@@ -118,7 +118,7 @@ def test_missing_column_is_named(run_steps: Any, collector: StepCollector, tmp_p
         run_steps(collector, saver)
 
 
-def test_impossible_options_are_refused(tmp_path: Path) -> None:
+def test_invalid_options_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_rows must be positive, got 0"):
         offline_data_saver(tmp_path / "x", max_rows=0)
     with pytest.raises(ValueError, match="columns must include 'done'"):
@@ -178,7 +178,7 @@ def test_resumed_run_continues_with_the_same_minibatches(
     assert ctx.trained_env_step == 35
 
 
-def test_cloning_learns_from_a_data_set(dataset: OfflineDataset) -> None:
+def test_cloning_learns_from_a_dataset(dataset: OfflineDataset) -> None:
     policy = BCPolicy({"seed": 0, "learn": {"learning_rate": 0.05}, "model": MODEL})
     accuracy = []
 
@@ -193,7 +193,7 @@ def test_cloning_learns_from_a_data_set(dataset: OfflineDataset) -> None:
     assert sum(accuracy[-10:]) == 10.0
 
 
-def test_data_set_smaller_than_a_minibatch_is_refused(dataset: OfflineDataset) -> None:
+def test_dataset_smaller_than_a_minibatch_is_rejected(dataset: OfflineDataset) -> None:
     with pytest.raises(NotEnoughData, match="no minibatch of 11 is full"):
         offline_data_fetcher(dataset, batch_size=11)
 

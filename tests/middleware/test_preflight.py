@@ -60,14 +60,14 @@ def refused(*chain: Any) -> str:
     return str(raised.value)
 
 
-def test_buffer_that_nothing_fills_is_refused(dqn: DQNPolicy, buffer: TensorBuffer) -> None:
+def test_buffer_that_nothing_fills_is_rejected(dqn: DQNPolicy, buffer: TensorBuffer) -> None:
     message = refused(
         eps_greedy_handler(), StepCollector(dqn, envs(), n_sample=8), OffPolicyLearner(dqn, buffer)
     )
     assert "add data_pusher(buffer)" in message
 
 
-def test_policy_that_never_explores_is_refused(dqn: DQNPolicy, buffer: TensorBuffer) -> None:
+def test_policy_that_never_explores_is_rejected(dqn: DQNPolicy, buffer: TensorBuffer) -> None:
     message = refused(
         StepCollector(dqn, envs(), n_sample=8), data_pusher(buffer), OffPolicyLearner(dqn, buffer)
     )
@@ -108,7 +108,7 @@ def test_exploration_by_random_steps_or_custom_middleware_is_accepted(
         task.check()
 
 
-def test_run_that_collects_and_never_learns_is_refused(
+def test_run_that_collects_and_never_learns_is_rejected(
     dqn: DQNPolicy, buffer: TensorBuffer
 ) -> None:
     message = refused(StepCollector(dqn, envs(), n_sample=8), data_pusher(buffer))
@@ -120,7 +120,7 @@ def test_run_that_collects_and_never_learns_is_refused(
     assert "nothing in the chain learns" in message
 
 
-def test_roles_that_are_silent_here_count_as_part_of_the_chain(
+def test_roles_that_are_inactive_here_count_as_part_of_the_chain(
     dqn: DQNPolicy, buffer: TensorBuffer
 ) -> None:
     for role in ("learner", "collector", "evaluator"):
@@ -138,7 +138,7 @@ def given_trajectories(ctx: OnlineRLContext) -> None:
     """Fake exchange."""
 
 
-def test_env_manager_of_two_middleware_is_refused(dqn: DQNPolicy, buffer: TensorBuffer) -> None:
+def test_env_manager_of_two_middleware_is_rejected(dqn: DQNPolicy, buffer: TensorBuffer) -> None:
     shared = envs()
     message = refused(
         eps_greedy_handler(),
@@ -152,7 +152,7 @@ def test_env_manager_of_two_middleware_is_refused(dqn: DQNPolicy, buffer: Tensor
     assert "give each its own" in message
 
 
-def test_two_savers_of_one_run_folder_are_refused(
+def test_two_savers_of_one_run_folder_are_rejected(
     dqn: DQNPolicy, buffer: TensorBuffer, run: RunFolder
 ) -> None:
     buffer_chain = (data_pusher(buffer), OffPolicyLearner(dqn, buffer))
@@ -162,7 +162,7 @@ def test_two_savers_of_one_run_folder_are_refused(
     assert "ckpt" in message
 
 
-def test_n_step_length_that_differs_from_the_policy_is_refused(dqn: DQNPolicy) -> None:
+def test_n_step_length_that_differs_from_the_policy_is_rejected(dqn: DQNPolicy) -> None:
     three = DQNPolicy.for_env(envs(), nstep=3)
     with pytest.raises(ConfigError, match=r"n_step=3.*n_step=1"):
         OffPolicyLearner(dqn, TensorBuffer(100, n_step=3))
@@ -177,7 +177,7 @@ def test_n_step_length_that_differs_from_the_policy_is_refused(dqn: DQNPolicy) -
     assert "n_step=1" in message
 
 
-def test_discount_that_differs_from_the_policy_is_refused() -> None:
+def test_discount_that_differs_from_the_policy_is_rejected() -> None:
     policy = DQNPolicy.for_env(envs(), discount_factor=0.5, nstep=3)
     buffer = TensorBuffer(100, n_step=3, discount=0.99)
     with pytest.raises(ConfigError, match=r"0\.99.*0\.5"):
@@ -234,7 +234,7 @@ def test_settings_of_the_policy_replace_omitted_options(run: RunFolder) -> None:
         lambda value: offline_data_fetcher(value, batch_size=8),
     ],
 )
-def test_argument_of_a_wrong_type_is_refused_at_construction(
+def test_argument_of_a_wrong_type_is_rejected_at_construction(
     build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -45,7 +45,7 @@ def test_episodes_are_pushed_one_by_one(run_steps: Any) -> None:
     assert buffer.count() == 8
 
 
-def test_batch_of_another_structure_is_refused_and_the_leaf_named(run_steps: Any) -> None:
+def test_batch_of_another_structure_is_rejected_and_the_leaf_named(run_steps: Any) -> None:
     buffer = TensorBuffer(100)
     run_steps(write(trajectories=rows(3, 2)), data_pusher(buffer))
     other = rows(3, 2, obs=torch.zeros(3, 2, 7))
@@ -66,7 +66,7 @@ def test_column_priority_becomes_the_priority_in_the_buffer(run_steps: Any) -> N
     assert batch["obs"].unique().tolist() == [2.0]
 
 
-def test_priorities_of_rows_that_found_no_room_are_left_out(run_steps: Any) -> None:
+def test_priorities_of_rows_that_do_not_fit_are_left_out(run_steps: Any) -> None:
     buffer = TensorBuffer(3, sampler=PrioritySampler(alpha=1.0, eps=1e-9), seed=0)
     run_steps(
         write(trajectories=rows(8)),
@@ -76,7 +76,7 @@ def test_priorities_of_rows_that_found_no_room_are_left_out(run_steps: Any) -> N
     assert buffer.sample(3)["obs"].unique().tolist() == [6.0]
 
 
-def test_priorities_of_a_wrong_shape_are_refused(run_steps: Any) -> None:
+def test_priorities_of_a_wrong_shape_are_rejected(run_steps: Any) -> None:
     with pytest.raises(StructureError, match=r"shape \(2,\) for rows of shape \(2, 3\)"):
         run_steps(write(trajectories=rows(2, 3)), priority_calculator(lambda batch: torch.ones(2)))
 
@@ -119,7 +119,7 @@ def test_deque_buffer_stores_whole_episodes(run_steps: Any) -> None:
     assert [len(item.data["done"]) for item in buffer] == [3, 5]
 
 
-def test_argument_that_is_not_a_buffer_is_refused() -> None:
+def test_argument_that_is_not_a_buffer_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"TensorBuffer or a DequeBuffer, got \[\]"):
         data_pusher([])  # type: ignore[arg-type]
 
@@ -132,6 +132,6 @@ def test_pusher_reads_what_it_pushes() -> None:
     assert trajectories.roles == (Role.LEARNER,)
 
 
-def test_unknown_field_to_push_is_refused() -> None:
+def test_unknown_field_to_push_is_rejected() -> None:
     with pytest.raises(ValueError, match="'trajectories' or 'episodes', got 'obs'"):
         data_pusher(TensorBuffer(1), what="obs")  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ def test_name_may_be_a_path_below_the_root(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "  ", ".", "..", "../outside", "/tmp/outside", "a/../../b"])
-def test_name_that_leaves_the_root_is_refused(tmp_path: Path, name: str) -> None:
+def test_name_that_leaves_the_root_is_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="exp_name must be a folder name"):
         RunFolder.create(name, root=tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -203,7 +203,7 @@ def test_without_a_snapshot_nothing_is_resumed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "bit", "other"])
-def test_a_damaged_snapshot_is_refused_and_the_one_before_it_is_used(
+def test_a_damaged_snapshot_is_rejected_and_the_one_before_it_is_used(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = DQNRun(tmp_path, every_train_iter=10)
@@ -276,7 +276,7 @@ def test_a_run_resumed_from_an_older_snapshot_replaces_the_later_ones(tmp_path: 
     assert snapshots.paths == [saved]
 
 
-def test_a_snapshot_of_other_parts_or_of_another_chain_is_refused(tmp_path: Path) -> None:
+def test_a_snapshot_of_other_parts_or_of_another_chain_is_rejected(tmp_path: Path) -> None:
     run = DQNRun(tmp_path)
     with run.task:
         run.task.run(max_step=2)
@@ -307,7 +307,7 @@ def test_a_snapshot_that_cannot_be_written_leaves_those_before_it(tmp_path: Path
         assert run.snapshots.paths == [kept]
 
 
-def test_impossible_options_are_refused(tmp_path: Path) -> None:
+def test_invalid_options_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep"):
         SnapshotSaver(tmp_path, {}, keep=0)
     with pytest.raises(ValueError, match="every_train_iter"):
@@ -352,7 +352,7 @@ def test_kept_fields_of_several_types_come_back_as_they_were(tmp_path: Path) -> 
         assert type(ctx.best) is np.float32
 
 
-def test_field_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path: Path) -> None:
+def test_field_that_cannot_be_saved_is_rejected_before_the_first_step(tmp_path: Path) -> None:
     ctx = OnlineRLContext()
     ctx.writer = object()  # type: ignore[attr-defined]
     ctx.keep("writer")
@@ -381,7 +381,7 @@ class Notes:
         self.notes = state["notes"]
 
 
-def test_middleware_whose_state_cannot_be_saved_is_refused_before_the_first_step(
+def test_middleware_whose_state_cannot_be_saved_is_rejected_before_the_first_step(
     tmp_path: Path,
 ) -> None:
     notes = Notes({"file": [object()]}, needs_setup=False)
@@ -400,7 +400,7 @@ def test_state_that_exists_only_after_setup_is_checked_in_the_first_step(tmp_pat
             task.run(max_step=1)
 
 
-def test_part_without_a_state_is_refused_at_construction(tmp_path: Path) -> None:
+def test_part_without_a_state_is_rejected_at_construction(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'counter'"):
         SnapshotSaver(tmp_path, {"counter": object()})  # type: ignore[dict-item]
 

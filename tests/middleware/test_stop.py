@@ -96,7 +96,7 @@ def test_checker_reads_only_counters_with_a_limit() -> None:
     assert checker.reads == ("train_iter",)
 
 
-def test_checker_without_a_limit_is_refused() -> None:
+def test_checker_without_a_limit_is_rejected() -> None:
     with pytest.raises(ValueError, match="at least one limit"):
         termination_checker()
 
@@ -104,6 +104,6 @@ def test_checker_without_a_limit_is_refused() -> None:
 @pytest.mark.parametrize(
     "name", ["max_env_step", "max_train_iter", "max_train_epoch", "max_time_s"]
 )
-def test_limit_that_is_not_positive_is_refused(name: str) -> None:
+def test_limit_that_is_not_positive_is_rejected(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be positive, got 0"):
         termination_checker(**{name: 0})

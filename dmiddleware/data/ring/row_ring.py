@@ -310,7 +310,7 @@ class RowRing:
     def _continues(self, rows: Mapping[str, Array], first: int, tail: Ints, head: Ints) -> Bools:
         """Return whether ``next_obs`` of each tail is ``obs`` of its head, bit for bit.
 
-        Episode ids alone do not tell: two collectors may number their episodes alike.
+        Episode ids alone are not enough, because two data sources may use the same ids.
         """
         same = np.ones(len(tail), np.bool_)
         paths = [path for path in self.paths if _root(path) == _NEXT and _obs_path(path) in rows]
@@ -332,7 +332,7 @@ class RowRing:
             _log.warning(
                 "rows pushed with episode_id %d do not continue the rows of that id before them: "
                 "obs differs from the last next_obs, as if two collectors used the same ids. They "
-                "are treated as separate episodes; give every episode an id of its own",
+                "are treated as separate episodes; give every episode a unique id",
                 rows["episode_id"].reshape(-1)[head[~same][0] - first],
             )
         return same

@@ -346,7 +346,7 @@ class EnvPool:
         return _merged(infos), [*failures, *more, *still_more]
 
     def _take_spaces(self, found: list[SpacePair]) -> None:
-        """Create the memory once the spaces are known, and refuse envs whose spaces differ."""
+        """Create the memory once the spaces are known, and reject envs whose spaces differ."""
         if not found:
             return
         check_same_spaces(found if self._spaces is None else [self._spaces, *found])

@@ -13,7 +13,7 @@ request   content                                       answers
 ``r``     {env id: seed or None}                        ``k`` the infos of the resets
 ``s``     the env ids, or nothing for all               ``r`` when resets begin; ``k``
                                                         :class:`StepInfos`, or nothing
-``p``     {env id: None}                                ``k`` the pictures and render modes
+``p``     {env id: None}                                ``k`` the images and render modes
 ``g``     {env id: None}                                ``k`` the states
 ``l``     {env id: state}                               ``k`` the mismatches, or None
 ``d``     {env id: seed}                                ``k``

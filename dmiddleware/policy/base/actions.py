@@ -83,7 +83,7 @@ class ActionBounds:
         return (action - self._center.to(device)) / self._half.to(device)
 
     def check(self, space: gym.Space[Any]) -> None:
-        """Refuse a space with other bounds than these.
+        """Reject a space with different bounds.
 
         Raises:
             SpaceError: with both bounds.
@@ -114,7 +114,7 @@ class ActionBounds:
         return {"low": self._low.clone(), "high": self._high.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the bounds; a state without any leaves the present ones in use."""
+        """Restore the bounds; a state without bounds leaves the present ones."""
         if "low" in state:
             self._set(state["low"], state["high"])
         self._unbounded = bool(state.get("unbounded", False))
@@ -152,16 +152,19 @@ class ActorPolicy(BatchedPolicy):
 
     config: ClassVar[dict[str, Any]] = {
         "action_low": Option(
-            None, optional(_BOUND), "lower bounds of continuous actions; None takes the env's"
+            None,
+            optional(_BOUND),
+            "lower bounds of continuous actions; None uses the environment's",
         ),
         "action_high": Option(
-            None, optional(_BOUND), "upper bounds of continuous actions; None takes the env's"
+            None,
+            optional(_BOUND),
+            "upper bounds of continuous actions; None uses the environment's",
         ),
         "action_bounding": Option(
             "rescale",
             one_of("rescale", "clip"),
-            "how the network's actions get between the bounds: [-1, 1] is mapped to them, or "
-            "actions are clipped",
+            "how to keep actions within the bounds: by mapping [-1, 1] to them, or by clipping",
         ),
     }
 

@@ -51,8 +51,8 @@ class BatchedPolicy(Policy):
         for per_env, remedy in _INSTEAD.items():
             if per_env in vars(cls):
                 raise PolicyError(
-                    f"{cls.__name__} writes {per_env}, but it derives from BatchedPolicy, whose "
-                    f"batches never reach that method; {remedy}, or derive from Policy"
+                    f"{cls.__name__} defines {per_env}, which a BatchedPolicy never calls; "
+                    f"{remedy}, or derive from Policy"
                 )
 
     @to_be_written

@@ -1,4 +1,4 @@
-"""From per-env data to batches and back.
+"""Conversion between per-env data and batches.
 
 A policy is written per env (dictionaries keyed by env id, lists of transitions) or batched
 (tensors whose first dimension is the env); these functions turn one into the other.
@@ -95,14 +95,14 @@ def join_outputs(
     """Turn ``{env_id: {key: […]}}`` into ``{key: [E, …]}``, in the order of ``env_ids``.
 
     Raises:
-        PolicyError: if the policy did not answer for an env.
-        StructureError: if the answers differ in keys or shapes.
+        PolicyError: if the policy returned no output for an env.
+        StructureError: if the outputs differ in keys or shapes.
     """
     missing = [env_id for env_id in env_ids if env_id not in outputs]
     if missing:
         raise PolicyError(
-            f"the policy was given observations of the envs {list(env_ids)} but answered nothing "
-            f"for {missing}; return one output for every env id"
+            f"the policy was given observations of the envs {list(env_ids)}, but returned no "
+            f"output for {missing}; return one output for every env id"
         )
     stacked = _collate_mappings([outputs[env_id] for env_id in env_ids], "output")
     return {key: as_tree(item) if isinstance(item, dict) else item for key, item in stacked.items()}
@@ -138,15 +138,15 @@ def split_trajectories(transitions: Sequence[dict[str, Any]]) -> list[list[dict[
 def sample_by_trajectory(
     batch: Batch, get_train_sample: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
 ) -> Batch:
-    """Give every trajectory of a batch to a per-env ``get_train_sample`` and stack the answers.
+    """Apply a per-env ``get_train_sample`` to every trajectory of a batch and stack the samples.
 
     Args:
         batch: ``[T, E, …]``, or one episode ``[T, …]``.
         get_train_sample: turns a list of transitions into a list of samples.
 
     Returns:
-        ``[T, E, …]`` if every env's trajectories gave ``T`` samples; otherwise all samples in one
-        dimension, ``[N, …]``, env after env. An episode gives ``[N, …]``.
+        ``[T, E, …]`` if every env's trajectories yield ``T`` samples; otherwise all samples in one
+        dimension, ``[N, …]``, env after env. For an episode, ``[N, …]``.
     """
     if batch["done"].dim() == 1:
         return collate(_samples_of(to_rows(batch), get_train_sample))

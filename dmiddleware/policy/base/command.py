@@ -1,4 +1,4 @@
-"""Policies with a command mode: training progress in, arguments of the next forward out."""
+"""Policies with a command mode, which turns training progress into arguments of forward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["CommandModePolicy"]
 
 
 class CommandModePolicy(Policy):
-    """A policy with a fourth mode, which a commander uses.
+    """A policy with a fourth mode, for commanders.
 
     ``_get_setting_learn``, ``_get_setting_collect`` and ``_get_setting_eval`` take the training's
     progress (``train_iter``, ``envstep``, evaluation results) and return keyword arguments for the
@@ -31,7 +31,7 @@ class CommandModePolicy(Policy):
         )
 
     def _init_command(self) -> None:
-        """Build what commanding needs."""
+        """Build what the command mode needs."""
 
     def _get_setting_learn(self, command_info: dict[str, Any]) -> dict[str, Any]:
         """Return keyword arguments for the next learn forward."""

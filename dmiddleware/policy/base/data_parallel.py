@@ -42,7 +42,7 @@ def data_parallel(*, backend: str | None = None, timeout_s: float = 300.0) -> It
 
 
 def require_process_group() -> None:
-    """Refuse ``multi_gpu=True`` outside of a process group.
+    """Reject ``multi_gpu=True`` outside of a process group.
 
     Raises:
         ConfigError: saying how to start the processes.
@@ -66,8 +66,8 @@ def broadcast_model(model: nn.Module) -> None:
 class GradientReducer:
     """Averages a model's gradients over all ranks.
 
-    Parameters without a gradient take part with zeros, so ranks whose losses touch different
-    parameters stay in step.
+    Parameters without a gradient count as zeros, so ranks whose losses use different parameters
+    stay in sync.
 
     Args:
         model: its parameters that require a gradient are reduced.

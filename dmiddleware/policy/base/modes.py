@@ -32,9 +32,9 @@ class LearnMode(NamedTuple):
     An output with ``kl_stop=True`` is not an update: its minibatch made no step.
 
     An output may have ``priority``, float32 ``[b]``, the new priorities of the ``b`` rows of its
-    own minibatch, and ``priority_index``, int64 ``[b]``, which says which rows of the batch these
-    are. Without it they are all rows of the batch, or, in a list of outputs, the rows that follow
-    those of the output before. See :func:`priorities_of_rows`.
+    minibatch, and ``priority_index``, int64 ``[b]``, the positions of these rows in the batch.
+    Without ``priority_index``, the priorities are for all rows of the batch, or, in a list of
+    outputs, for the rows after those of the previous output. See :func:`priorities_of_rows`.
     """
 
     forward: Callable[..., dict[str, Any] | list[dict[str, Any]]]
@@ -83,7 +83,7 @@ class EvalMode(NamedTuple):
 
 
 class CommandMode(NamedTuple):
-    """The methods that a commander may call: from progress to arguments of the next forward."""
+    """The methods that a commander may call; each turns progress into arguments of a forward."""
 
     get_setting_learn: Callable[[dict[str, Any]], dict[str, Any]]
     get_setting_collect: Callable[[dict[str, Any]], dict[str, Any]]
@@ -91,7 +91,7 @@ class CommandMode(NamedTuple):
 
 
 class HasModes(Protocol):
-    """A policy, as far as its modes are concerned."""
+    """A policy: an object with the three modes."""
 
     @property
     def learn_mode(self) -> LearnMode:
@@ -114,7 +114,7 @@ def as_learn_mode(policy: HasModes | LearnMode, *, user: str) -> LearnMode:
 
     Args:
         policy: a policy or its learn mode.
-        user: the name of what takes it, for the error message.
+        user: the name of the caller, for the error message.
 
     Raises:
         ConfigError: if ``policy`` is neither.

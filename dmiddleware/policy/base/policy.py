@@ -67,7 +67,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def to_be_written(method: F) -> F:
-    """Mark a method that a policy must write if it enables the part that calls it."""
+    """Mark a method that a subclass must define if it enables the mode that calls it."""
     method.__isabstractmethod__ = True  # type: ignore[attr-defined]
     return method
 
@@ -126,25 +126,25 @@ class Policy(Configurable):
             "whether the algorithm learns only from its latest data; fixed by the class",
             keyword=None,
         ),
-        "cuda": Option(False, switch, "whether the model is on the GPU"),
+        "cuda": Option(False, switch, "whether to put the model on the GPU"),
         "multi_gpu": Option(
-            False, switch, "whether gradients are averaged over the ranks of torch.distributed"
+            False, switch, "whether to average gradients over the ranks of torch.distributed"
         ),
         "bp_update_sync": Option(
             True,
             switch,
-            "with multi_gpu: False averages gradients while backward still runs",
+            "with multi_gpu: False overlaps the averaging of gradients with backward",
         ),
         "traj_len_inf": Option(
             False,
             switch,
-            "whether SampleSerialCollector passes on whole episodes only",
+            "whether SampleSerialCollector uses whole episodes only",
             keyword=None,
         ),
         "seed": Option(
             None,
             optional(at_least(0, whole=True)),
-            "the seed of the initial weights and of acting; None follows torch's seed",
+            "seed of the initial weights and of acting; None uses torch's seed",
         ),
         "model": Option(
             {},
@@ -156,7 +156,7 @@ class Policy(Configurable):
     config_open: ClassVar[tuple[str, ...]] = ("model",)
     fields: ClassVar[tuple[str, ...]] = ("learn", "collect", "eval")
     learn_columns: ClassVar[tuple[str, ...]] = ()
-    """Columns without which a batch cannot be learned from."""
+    """The columns that a batch needs for learning."""
     batched: ClassVar[bool] = False
     """Whether the class is written for batches; see :class:`BatchedPolicy`."""
     _required: ClassVar[dict[str, str]] = {
@@ -212,7 +212,7 @@ class Policy(Configurable):
                 for ``learn.learning_rate``; see :doc:`/reference/configuration`.
 
         Raises:
-            ConfigError: for an unknown option, with the nearest known one, or an impossible value.
+            ConfigError: for an unknown option, with the nearest known one, or an invalid value.
             SpaceError: if the algorithm does not support the environment's spaces.
         """
         observation_space, action_space = spaces_of(env)
@@ -347,11 +347,11 @@ class Policy(Configurable):
         """Clear the evaluating state of the given env ids; None: of all."""
 
     def _monitor_vars_learn(self) -> list[str]:
-        """Return the keys of ``_forward_learn``'s answer to log."""
+        """Return the keys of ``_forward_learn``'s output that are logged."""
         return ["cur_lr", "total_loss"]
 
     def _state_dict_learn(self) -> dict[str, Any]:
-        """Return all that resuming needs: model, optimiser, update count, generator."""
+        """Return everything needed to resume: model, optimiser, update count, generator."""
         whole = {
             **self._state_dict_collect(),
             "generator": self._generator.get_state(),
@@ -388,7 +388,7 @@ class Policy(Configurable):
     def _check_spaces(
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any]
     ) -> None:
-        """Refuse spaces that the model does not fit.
+        """Reject spaces that the model does not fit.
 
         Raises:
             SpaceError: with both shapes.
@@ -410,10 +410,10 @@ class Policy(Configurable):
         return action
 
     def _after_loading_weights(self) -> None:
-        """Bring what learning derives from the weights in line with them.
+        """Update what learning derives from the weights, such as a target network.
 
-        Called after ``collect_mode`` or ``eval_mode`` loaded weights into a policy that also
-        learns; a policy with a target network copies them there.
+        Called after ``collect_mode`` or ``eval_mode`` has loaded weights into a policy that also
+        learns.
         """
 
     def _get_n_sample(self) -> int | None:
@@ -493,7 +493,7 @@ class Policy(Configurable):
         self._generator.manual_seed(seed)
 
     def get_attribute(self, name: str) -> Any:
-        """Return what ``_get_<name>()`` gives, else ``_<name>``, else the property ``<name>``.
+        """Return ``_get_<name>()``, ``_<name>`` or the property ``<name>``, whichever exists first.
 
         Raises:
             AttributeError: if there is none of them; the nearest names are listed.
@@ -519,7 +519,7 @@ class Policy(Configurable):
         return f"{type(self).__name__}(device={self._device}, model={self._model})"
 
     def scale_rewards(self, batch: Batch) -> torch.Tensor:
-        """Return the rewards that returns and advantages of a collected batch are computed from.
+        """Return the rewards from which a batch's returns and advantages are computed.
 
         Called once per batch, in the learner's process; by default returns ``batch["reward"]``.
         """
@@ -672,7 +672,7 @@ class Policy(Configurable):
         )
 
     def _as_obs(self, data: Nested) -> Value:
-        """Bring a batch of observations to the policy's device, as a tensor or treetensor."""
+        """Convert observations to a tensor or treetensor on the policy's device."""
         if not isinstance(data, torch.Tensor) and isinstance(data, np.ndarray | Mapping | tuple):
             data = from_numpy(data)
         obs: Value = to_device(data, self._device) if self._on_gpu else data
@@ -680,7 +680,7 @@ class Policy(Configurable):
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Put the model into eval mode within the block, so that it keeps no batch statistics.
+        """Put the model into eval mode within the block, so it updates no batch statistics.
 
         Sets the flags directly: ``model.eval()`` costs as much as a small network's forward.
         """
@@ -709,14 +709,14 @@ class Policy(Configurable):
             The norm before.
 
         Raises:
-            NonFiniteLoss: if that norm is NaN or infinite; the batch is named in the message.
+            NonFiniteLoss: if that norm is NaN or infinite; the message describes the batch.
         """
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), max_norm).item()
         self._check_finite(norm, batch, "the norm of the gradient")
         return norm
 
     def _step_optimizer(self) -> float:
-        """Change the parameters by the gradients, count the update, return the learning rate."""
+        """Take an optimiser step, count the update, and return the learning rate."""
         assert self._optimizer is not None
         self._optimizer.step()
         self._train_iter += 1
@@ -732,8 +732,8 @@ class Policy(Configurable):
     def _check_finite(self, value: float, batch: Batch, what: str = "the loss") -> None:
         """Raise if a loss (or gradient norm) is NaN or infinite.
 
-        Called before the step, so the parameters are unchanged. With several ranks all of them
-        raise, so none waits for the others' gradients.
+        Called before the step, so the parameters are unchanged. With several ranks, all of them
+        raise, because otherwise some would wait for the others' gradients.
 
         Raises:
             NonFiniteLoss: naming the policy iterations that collected the batch.

@@ -40,13 +40,13 @@ def part_of(state: Mapping[str, Any], name: str) -> Any:
     if name not in state:
         raise CheckpointMismatch(
             f"the state to load has no {name}, only {', '.join(map(str, state)) or 'nothing'}; "
-            "load what the same kind of policy saved, into learn_mode what learn_mode saved"
+            "load a state of the same kind of policy; learn_mode needs one that learn_mode saved"
         )
     return state[name]
 
 
 def check_model_state(model: nn.Module, state: Mapping[str, Any], what: str = "model") -> None:
-    """Refuse a state that belongs to another model.
+    """Reject a state that belongs to another model.
 
     Raises:
         CheckpointMismatch: naming the first parameter that differs, and both shapes.

@@ -35,7 +35,7 @@ def update_outputs(answer: object) -> list[Output]:
 def is_update(output: Mapping[str, Any]) -> bool:
     """Return whether an output counts as an update: one with ``kl_stop`` does not.
 
-    With ``kl_stop`` the policy reports that it left the update out.
+    With ``kl_stop`` the policy reports that it skipped the update.
     """
     return not output.get("kl_stop")
 
@@ -45,9 +45,9 @@ def priorities_of_rows(
 ) -> tuple[torch.Tensor | None, Any] | None:
     """Join the priorities in the outputs of one forward, and find the rows that they are for.
 
-    The ``priority`` of an output has one value for each of: the rows that its ``priority_index``
-    lists, or else all rows of the batch, or else the part of the batch that follows the part of the
-    output before. The last value for a row counts.
+    The ``priority`` of an output has one value for each row in its ``priority_index``. Without
+    ``priority_index``, it has one for each row of the batch, or for each of the rows after those of
+    the previous output. If a row gets several values, the last one counts.
 
     Args:
         outputs: the outputs, in order.

@@ -33,7 +33,7 @@ class EpisodeSerialCollector(ISerialCollector):
 
     config: ClassVar[dict[str, Any]] = {
         "get_train_sample": Option(
-            False, switch, "return the samples that the policy makes of the episodes"
+            False, switch, "whether to return training samples instead of episodes"
         )
     }
 

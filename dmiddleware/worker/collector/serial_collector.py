@@ -55,8 +55,10 @@ class ISerialCollector(SerialWorker[CollectMode]):
     """
 
     config: ClassVar[dict[str, Any]] = {
-        "deepcopy_obs": Option(False, switch, "give each transition its own copy of obs, next_obs"),
-        "transform_obs": Option(False, switch, "convert observations to float32"),
+        "deepcopy_obs": Option(
+            False, switch, "whether to copy obs and next_obs for each transition"
+        ),
+        "transform_obs": Option(False, switch, "whether to convert observations to float32"),
         "collect_print_freq": Option(100, count, "training iterations between logs"),
     }
 
@@ -186,10 +188,8 @@ class ISerialCollector(SerialWorker[CollectMode]):
                 f"collect.{name} in the policy's config"
             )
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value <= 0:
-            raise ConfigError(f"{name} must be a positive whole number, got {value!r}")
+            raise ConfigError(f"{name} must be a positive integer, got {value!r}")
         return int(value)
-
-    # Statistics -----------------------------------------------------------------------------------
 
     def _clear_stats(self) -> None:
         self._steps = self._samples = self._episodes = 0

@@ -53,7 +53,9 @@ class InteractionSerialEvaluator(ISerialEvaluator):
 
     config: ClassVar[dict[str, Any]] = {
         "n_episode": Option(None, optional(count), "episodes per evaluation, at least one per env"),
-        "stop_value": Option(None, optional(number), "mean return at which to stop; None: never"),
+        "stop_value": Option(
+            None, optional(number), "mean return at which to stop; None never stops"
+        ),
         "render": {
             "render_freq": Option(
                 -1,

@@ -79,19 +79,19 @@ class BaseLearner(Configurable):
         "train_iterations": Option(int(1e9), at_least(0, whole=True), "updates made by start()"),
         "dataloader": {
             "num_workers": Option(0, at_least(0, whole=True), "workers that load samples"),
-            "worker": Option("thread", one_of("thread", "process"), "what the workers are"),
+            "worker": Option("thread", one_of("thread", "process"), "kind of worker"),
             "prefetch": Option(2, count, "batches to load ahead"),
             "timeout_s": Option(600.0, positive, "seconds to wait for a batch"),
         },
-        "log_policy": Option(True, switch, "log the policy's model at the start"),
-        "only_monitor_rank0": Option(True, switch, "keep statistics on rank 0 only"),
+        "log_policy": Option(True, switch, "whether to log the policy's model at the start"),
+        "only_monitor_rank0": Option(True, switch, "whether to keep statistics on rank 0 only"),
         "hook": {
-            "load_ckpt_before_run": Option("", text, "checkpoint to load first; empty: none"),
+            "load_ckpt_before_run": Option("", text, "checkpoint to load first; empty loads none"),
             "log_show_after_iter": Option(100, optional(count), "iterations between logs"),
             "save_ckpt_after_iter": Option(
                 10000, optional(count), "iterations between checkpoints"
             ),
-            "save_ckpt_after_run": Option(True, switch, "save a checkpoint at the end"),
+            "save_ckpt_after_run": Option(True, switch, "whether to save a checkpoint at the end"),
         },
     }
     config_open: ClassVar[tuple[str, ...]] = ("hook",)
@@ -130,8 +130,6 @@ class BaseLearner(Configurable):
         if policy is not None:
             self._set_policy(policy)
 
-    # Training -------------------------------------------------------------------------------------
-
     def train(
         self, data: Any, envstep: int = -1, policy_kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -148,7 +146,7 @@ class BaseLearner(Configurable):
 
         Raises:
             ConfigError: if no policy was set.
-            PolicyOutputError: if the forward returns something else.
+            PolicyOutputError: if the forward returns anything else.
             NonFiniteLoss: if the loss is NaN or infinite; the ``after_iter`` hooks do not run.
         """
         if envstep >= 0:
@@ -264,8 +262,6 @@ class BaseLearner(Configurable):
             raise ConfigError(f"get_data must be a function of the batch size, got {function!r}")
         self._get_data = function
 
-    # Hooks ----------------------------------------------------------------------------------------
-
     def call_hook(self, position: str) -> None:
         """Call the hooks of one position, in order of priority.
 
@@ -332,8 +328,6 @@ class BaseLearner(Configurable):
         self._last_iter.update(last_iter)
         self._collector_envstep = last_step
 
-    # Logs -----------------------------------------------------------------------------------------
-
     def info(self, s: str) -> None:
         """Write to the text log, on rank 0."""
         if self._rank == 0:
@@ -367,8 +361,6 @@ class BaseLearner(Configurable):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._instance_name!r}, iteration {self.train_iter})"
-
-    # Properties -----------------------------------------------------------------------------------
 
     @property
     def learn_info(self) -> dict[str, Any]:

@@ -116,7 +116,7 @@ class _PeriodicHook(LearnerHook):
         super().__init__(*args, position=position)
         freq = self._option(ext_args, "freq", 1)
         if isinstance(freq, bool) or not isinstance(freq, int | float) or freq != int(freq):
-            raise ConfigError(f"hook {self.name!r}: freq must be a whole number, got {freq!r}")
+            raise ConfigError(f"hook {self.name!r}: freq must be an integer, got {freq!r}")
         if freq < 1:
             raise ConfigError(f"hook {self.name!r}: freq must be at least 1, got {freq}")
         self._freq = int(freq)

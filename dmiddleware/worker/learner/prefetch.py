@@ -36,7 +36,7 @@ class PrefetchLoader:
         timeout_s: how long to wait for a batch.
 
     Raises:
-        ValueError: for impossible numbers or an unknown kind of worker.
+        ValueError: for invalid numbers or an unknown kind of worker.
     """
 
     def __init__(

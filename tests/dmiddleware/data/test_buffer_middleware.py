@@ -91,7 +91,7 @@ def test_an_object_that_cannot_be_called_is_not_accepted():
         (lambda buffer: padding(), "returns a mask"),
     ],
 )
-def test_a_tensor_buffer_refuses_what_only_a_deque_buffer_needs(make, instead):
+def test_a_tensor_buffer_rejects_middleware_for_deque_buffers_only(make, instead):
     buffer = TensorBuffer(4)
     with pytest.raises(TypeError, match=f"does not work on a TensorBuffer: .*{instead}"):
         buffer.use(make(buffer))
@@ -203,7 +203,7 @@ class TestPriority:
             buffer.sample(-1)
 
     @pytest.mark.parametrize("odd", [-1.0, float("nan"), float("inf")])
-    def test_impossible_priorities_are_refused_and_change_nothing(self, odd):
+    def test_invalid_priorities_are_rejected_and_change_nothing(self, odd):
         buffer = DequeBuffer(8, seed=0)
         buffer.use(PriorityExperienceReplay(buffer))
         buffer.push("a")
@@ -324,7 +324,7 @@ class TestUse:
         other.sample(2)
         assert len(other) == 0
 
-    def test_an_impossible_limit_is_refused(self):
+    def test_an_invalid_limit_is_rejected(self):
         with pytest.raises(ValueError, match="at least 1"):
             use_time_check(DequeBuffer(1), max_use=0)
 
@@ -375,7 +375,7 @@ class TestGroups:
         buffer = self.groups(padding(), group_sample(3))
         assert {len(group) for group in buffer.sample(3, groupby="g")} == {3}
 
-    def test_mistakes_are_refused(self):
+    def test_mistakes_are_rejected(self):
         with pytest.raises(ValueError, match="group_sample works on groups"):
             self.groups(group_sample(3)).sample(2)
         with pytest.raises(ValueError, match="size_in_group must be at least 1"):

@@ -172,7 +172,7 @@ class Settings(dict):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_value_that_would_come_back_as_another_type_is_refused(value, tmp_path):
+def test_a_value_that_would_come_back_as_another_type_is_rejected(value, tmp_path):
     for refuse in (check_saveable, partial(save_checkpoint, tmp_path / "c.safetensors")):
         with pytest.raises(TypeError, match=r"state\['kept'\]\[0\] is "):
             refuse({"kept": [value]})
@@ -185,7 +185,7 @@ def test_any_safetensors_reader_can_read_the_tensors(tmp_path):
     assert torch.equal(load_file(path)["model.weight"], torch.ones(2, 3))
 
 
-def test_unsupported_values_are_refused_with_their_path_before_writing(tmp_path):
+def test_unsupported_values_are_rejected_with_their_path_before_writing(tmp_path):
     path = tmp_path / "c.safetensors"
     with pytest.raises(TypeError, match=r"state\['a'\]\[1\] is of type builtins.object"):
         save_checkpoint(path, {"a": [0, object()]})
@@ -225,7 +225,7 @@ def test_a_changed_byte_is_detected_or_has_no_effect(tmp_path_factory, data):
 
 @settings(max_examples=30, deadline=None)
 @given(st.data())
-def test_a_truncated_file_is_refused(tmp_path_factory, data):
+def test_a_truncated_file_is_rejected(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "cut.safetensors"
     save_checkpoint(path, {"w": torch.arange(8.0)})
     content = path.read_bytes()
@@ -244,7 +244,7 @@ def test_a_foreign_file_and_a_missing_file_raise_different_errors(tmp_path):
         load_checkpoint(tmp_path / "missing.safetensors")
 
 
-def test_pickled_files_are_refused_without_loading_them(tmp_path):
+def test_pickled_files_are_rejected_without_loading_them(tmp_path):
     path = tmp_path / "c.pt"
     torch.save({"a": torch.ones(1)}, path)
     with pytest.raises(CheckpointDamaged):

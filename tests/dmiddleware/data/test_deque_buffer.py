@@ -121,12 +121,12 @@ def test_changing_a_sample_does_not_change_the_metadata_in_the_buffer():
         ({"size": -1}, "at least 0"),
     ],
 )
-def test_options_that_contradict_one_another_are_refused(options, message):
+def test_options_that_contradict_one_another_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         filled().sample(**options)
 
 
-def test_values_that_cannot_be_grouped_are_refused():
+def test_values_that_cannot_be_grouped_are_rejected():
     buffer = DequeBuffer(2)
     buffer.push("a", {"episode": [1]})
     for _ in range(2):
@@ -135,7 +135,7 @@ def test_values_that_cannot_be_grouped_are_refused():
 
 
 @pytest.mark.parametrize("odd", [[1], (1, [2])])
-def test_an_item_that_cannot_be_grouped_is_refused_and_the_others_stay(odd):
+def test_an_item_that_cannot_be_grouped_is_rejected_and_the_others_stay(odd):
     buffer = DequeBuffer(3)
     for number in range(3):
         buffer.push(number, {"episode": number})
@@ -335,7 +335,7 @@ def test_items_can_be_selected_by_numpy_integers():
         (lambda b: b.use(PriorityExperienceReplay), "not a class"),
     ],
 )
-def test_arguments_of_a_wrong_type_are_refused(use, message):
+def test_arguments_of_a_wrong_type_are_rejected(use, message):
     buffer = DequeBuffer(3)
     buffer.push("a")
     with pytest.raises(TypeError, match=message):

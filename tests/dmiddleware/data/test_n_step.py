@@ -278,7 +278,7 @@ def test_a_buffer_without_a_discount_takes_it_from_the_policy():
     ("options", "name"),
     [({"n_step": 3}, "n_step=1"), ({"n_step": 1, "discount": 0.9}, "discount=0.99")],
 )
-def test_a_buffer_and_a_policy_with_different_n_step_returns_are_refused(options, name):
+def test_a_buffer_and_a_policy_with_different_n_step_returns_are_rejected(options, name):
     buffer = TensorBuffer(10, **options)
     with pytest.raises(ConfigError, match=name):
         buffer.bind(n_step=1, discount=0.99)

@@ -139,7 +139,7 @@ def test_an_incomplete_last_batch_can_be_left_out(dataset):
     assert list(dataset.batches(4, epochs=0)) == []
 
 
-def test_mistakes_are_refused(dataset, tmp_path):
+def test_mistakes_are_rejected(dataset, tmp_path):
     with pytest.raises(IndexError, match=r"0 … 10, got 3 … 11"):
         dataset.rows([3, 11])
     with pytest.raises(IndexError, match=r"must be int64 \[n\], got bool\[11\]"):
@@ -156,7 +156,7 @@ def test_mistakes_are_refused(dataset, tmp_path):
         dataset.rows([0])
 
 
-def test_files_that_are_not_complete_datasets_are_refused(dataset, tmp_path):
+def test_files_that_are_not_complete_datasets_are_rejected(dataset, tmp_path):
     with pytest.raises(DatasetError, match="does not exist"):
         OfflineDataset(tmp_path / "missing")
     content = dataset.path.read_bytes()

@@ -42,7 +42,7 @@ def test_a_uniform_sampler_without_replacement_never_repeats_a_row():
     assert chi_square(counts[30:], np.full(50, 1 / 50)) < 1.6
 
 
-def test_without_replacement_a_range_that_is_too_small_is_refused():
+def test_without_replacement_a_range_that_is_too_small_is_rejected():
     sampler = UniformSampler(replace=False)
     eligible = Eligible(0, 6, 6, 8, accept=lambda index: index % 2 == 0)
     index, _ = sampler.draw(3, eligible, np.random.default_rng(0))
@@ -154,7 +154,7 @@ def test_a_priority_that_is_not_finite_and_positive_changes_nothing(odd):
     assert np.array_equal(sampler.state_dict(np.arange(4))["mass"], before)
 
 
-def test_mistakes_with_priorities_are_refused():
+def test_mistakes_with_priorities_are_rejected():
     buffer = TensorBuffer(4)
     buffer.push(rows(0, 4))
     with pytest.raises(TypeError, match=r"sampler=PrioritySampler\(\)"):

@@ -56,7 +56,7 @@ def test_it_finds_what_a_cumulative_sum_finds(case, fan_out, seed):
     FAN_OUTS,
     st.integers(0, 2**32 - 1),
 )
-def test_it_never_finds_a_zero_in_spite_of_rounding(values, fan_out, seed):
+def test_it_never_finds_a_zero_despite_rounding(values, fan_out, seed):
     if not any(values):
         values[0] = 1.0
     tree = SumTree(len(values), fan_out=fan_out)
@@ -96,6 +96,6 @@ def test_values_are_read_only():
 
 
 @pytest.mark.parametrize(("size", "fan_out"), [(0, 16), (4, 1)])
-def test_impossible_sizes_are_refused(size, fan_out):
+def test_invalid_sizes_are_rejected(size, fan_out):
     with pytest.raises(ValueError, match="must be at least"):
         SumTree(size, fan_out=fan_out)

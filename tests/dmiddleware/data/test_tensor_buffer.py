@@ -135,7 +135,7 @@ def damaged(**changes):
         (as_tree({}), "this one is empty"),
     ],
 )
-def test_a_batch_with_a_different_structure_is_refused_with_the_leaf(batch, message):
+def test_a_batch_with_a_different_structure_is_rejected_with_the_leaf(batch, message):
     buffer = TensorBuffer(10)
     buffer.push(rows(0, 6))
     with pytest.raises(StructureError, match=message):
@@ -143,7 +143,7 @@ def test_a_batch_with_a_different_structure_is_refused_with_the_leaf(batch, mess
     assert len(buffer) == 6
 
 
-def test_a_flat_batch_with_a_different_structure_is_refused_too():
+def test_a_flat_batch_with_a_different_structure_is_rejected_too():
     buffer = TensorBuffer(10)
     buffer.push(as_tree({"x": torch.zeros(3), "y": torch.zeros(3, 2)}))
     for other, message in [
@@ -250,7 +250,7 @@ def test_only_integers_select_rows(odd):
         ({"size": 3, "store_next_obs": None}, TypeError, "store_next_obs must be"),
     ],
 )
-def test_impossible_options_are_refused(options, error, message):
+def test_invalid_options_are_rejected(options, error, message):
     with pytest.raises(error, match=re.escape(message)):
         TensorBuffer(**options)
 
@@ -316,7 +316,7 @@ def test_a_loaded_buffer_continues_as_the_original(name, n_pushes, tmp_path):
     live([original, restored], 8)
 
 
-def test_a_state_with_different_options_or_leaves_is_refused():
+def test_a_state_with_different_options_or_leaves_is_rejected():
     buffer = TensorBuffer(10)
     buffer.push(rows(0, 4))
     state = buffer.state_dict()
@@ -393,7 +393,7 @@ def test_a_list_of_transitions_is_pushed_as_one_batch():
         ({"done": torch.zeros(2, 1, dtype=torch.bool)}, "squeeze"),
     ],
 )
-def test_columns_that_cannot_be_stored_are_refused_with_the_remedy(column, message):
+def test_columns_that_cannot_be_stored_are_rejected_with_the_remedy(column, message):
     buffer = TensorBuffer(10)
     columns = {
         "obs": torch.zeros(2, 3),
@@ -444,7 +444,7 @@ def test_a_buffer_in_shared_memory_cannot_be_copied():
         ({"n": 1, "groupby": "episode"}, TypeError),
     ],
 )
-def test_impossible_samples_are_refused(arguments, error):
+def test_invalid_samples_are_rejected(arguments, error):
     buffer = TensorBuffer(10)
     buffer.push(rows(0, 6))
     with pytest.raises(error, match=r"n must be|sample_range|groupby"):
@@ -452,6 +452,6 @@ def test_impossible_samples_are_refused(arguments, error):
 
 
 @pytest.mark.parametrize("buffer", [TensorBuffer(3), DequeBuffer(3)])
-def test_a_state_of_something_else_is_refused(buffer):
+def test_a_state_of_something_else_is_rejected(buffer):
     with pytest.raises(CheckpointMismatch, match="it has no"):
         buffer.load_state_dict({"model": {}})

@@ -128,7 +128,7 @@ def test_a_factory_that_cannot_be_imported_in_the_process_is_raised_immediately(
         manager.launch()
 
 
-def test_a_factory_that_cannot_be_pickled_is_refused():
+def test_a_factory_that_cannot_be_pickled_is_rejected():
     manager = managed(functools.partial(Walk, (one for one in ())))
     with pytest.raises(ConfigError, match="cannot be sent to a process"):
         manager.launch()
@@ -150,7 +150,7 @@ def test_an_env_that_breaks_the_protocol_is_not_retried(env, message):
         assert manager.restarts == 0
 
 
-def test_an_env_without_spaces_is_refused():
+def test_an_env_without_spaces_is_rejected():
     with pytest.raises(EnvProtocolError, match=r"env 0 .NoSpaces. has observation_space = None"):
         managed(NoSpaces).launch()
 
@@ -193,7 +193,7 @@ def test_an_episode_lost_in_the_reset_of_another_env_shows_in_the_next_step(tmp_
         assert manager.step(stay(3)).is_full
 
 
-def test_large_infos_and_unpicklable_ones():
+def test_large_and_unpicklable_infos_are_returned():
     class Chatty(Walk):
         def step(self, action):
             obs, *rest, _ = super().step(action)

@@ -99,7 +99,7 @@ def test_a_read_element_is_a_copy():
 
 @pytest.mark.parametrize("write", [True, False])
 @pytest.mark.parametrize("obs", [np.zeros(3), np.zeros((1, 2)), 0.0, None, "ab"])
-def test_an_observation_of_another_shape_is_refused(obs, write):
+def test_an_observation_of_another_shape_is_rejected(obs, write):
     space = spaces.Box(-1, 1, (2,), np.float32)
     with pytest.raises((ValueError, TypeError)):
         if write:
@@ -138,7 +138,7 @@ def test_box_actions_take_the_dtype_of_the_space():
     assert [action.dtype for action in actions] == [np.float32] * 3
 
 
-def test_box_actions_of_another_shape_are_refused():
+def test_box_actions_of_another_shape_are_rejected():
     with pytest.raises(StructureError, match=r"shape \(3, 4\).*numbers of shape \[E, 2\]"):
         make_check(spaces.Box(-1, 1, (2,), np.float32))(np.zeros((3, 4)))
 
@@ -167,7 +167,7 @@ def test_tuple_actions_may_come_as_a_treetensor_has_them():
 
 
 @pytest.mark.parametrize("space", [spaces.Text(5), spaces.Sequence(spaces.Discrete(2))])
-def test_a_space_without_a_shape_is_refused_with_what_to_do(space):
+def test_a_space_without_a_shape_is_rejected_with_what_to_do(space):
     for make in (make_collate, make_split, make_write, make_check):
         with pytest.raises(EnvProtocolError, match=r"have no fixed shape.*wrap the env"):
             make(spaces.Dict(a=space))

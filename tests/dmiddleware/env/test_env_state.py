@@ -104,7 +104,7 @@ def test_arrays_come_back(array):
         [object],
     ],
 )
-def test_what_is_not_understood_is_refused_and_classes_are_code(value):
+def test_unknown_objects_are_rejected_and_classes_are_skipped(value):
     if value == [object]:
         assert Decoder().decode(Encoder().encode(value), [int]) == [int]
     else:
@@ -112,21 +112,21 @@ def test_what_is_not_understood_is_refused_and_classes_are_code(value):
             Encoder().encode({"deep": [value]})
 
 
-def test_what_two_names_share_is_shared_again():
+def test_objects_shared_by_two_names_stay_shared():
     shared = [1, np.zeros(2)]
     again = Decoder().decode(Encoder().encode({"a": shared, "b": (shared, shared[1])}))
     assert again["a"] is again["b"][0]
     assert again["a"][1] is again["b"][1]
 
 
-def test_two_views_of_one_memory_are_refused():
+def test_two_views_of_one_memory_are_rejected():
     memory = np.zeros(4)
     with pytest.raises(NotSavableError):
         Encoder().encode([memory, memory[:2]])
     assert Decoder().decode(Encoder().encode([memory[:2]]))[0].shape == (2,)
 
 
-def test_a_container_that_contains_itself_is_refused():
+def test_a_container_that_contains_itself_is_rejected():
     loop = []
     loop.append(loop)
     with pytest.raises(NotSavableError):
@@ -151,7 +151,7 @@ class Seeded(random.Random):
 
 
 @pytest.mark.parametrize("value", [Slotted(), WithSlotsAndDict(), Seeded(1)])
-def test_objects_that_hold_more_than_their_attributes_show_are_refused(value):
+def test_objects_that_hold_more_than_their_attributes_show_are_rejected(value):
     with pytest.raises(NotSavableError):
         Encoder().encode(value)
 
@@ -197,7 +197,7 @@ def test_members_of_enums_come_back_and_stay_what_they_are():
         Encoder().encode(Side.LEFT | Side.RIGHT)
 
 
-def test_members_of_local_enums_are_known_by_what_is_there():
+def test_members_of_local_enums_are_found_in_the_existing_values():
     class Local(Enum):
         A = 1
         B = 2
@@ -210,7 +210,7 @@ def test_members_of_local_enums_are_known_by_what_is_there():
         Decoder().decode({**encoded, "value": "C"}, Local.A)
 
 
-def test_what_is_frozen_is_restored_too():
+def test_frozen_dataclasses_are_restored_too():
     @dataclass(frozen=True)
     class Options:
         size: int
@@ -220,7 +220,7 @@ def test_what_is_frozen_is_restored_too():
     assert new.options == Options(3)
 
 
-def test_an_env_may_give_its_spaces_by_properties():
+def test_the_spaces_of_an_env_may_be_properties():
     class ByProperty(Walk):
         @property
         def action_space(self):
@@ -235,7 +235,7 @@ def test_an_env_may_give_its_spaces_by_properties():
 
 
 @pytest.mark.parametrize("bit_generator", [np.random.PCG64, np.random.MT19937, np.random.Philox])
-def test_generators_go_on_where_they_were(bit_generator):
+def test_generators_continue_where_they_were(bit_generator):
     old, new = np.random.Generator(bit_generator(1)), np.random.Generator(bit_generator(2))
     encoded = Encoder().encode({"a": old, "python": random.Random(3)})
     expected = old.random(4)
@@ -278,7 +278,7 @@ CLASSIC = ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "Mounta
 
 
 @pytest.mark.parametrize("name", [*CLASSIC, "FrozenLake-v1", "Blackjack-v1", "complicated"])
-def test_a_saved_env_goes_on_as_if_nothing_had_happened(name, tmp_path):
+def test_a_restored_env_continues_as_if_never_interrupted(name, tmp_path):
     def make(seed):
         env = Complicated() if name == "complicated" else gym.make(name, max_episode_steps=9)
         env = gym.wrappers.RecordEpisodeStatistics(env)
@@ -328,7 +328,7 @@ def test_a_state_is_a_copy():
     assert repr(state) == before
 
 
-def test_the_state_of_another_env_is_refused():
+def test_the_state_of_another_env_is_rejected():
     walk, wrapped = Walk(), gym.wrappers.ClipReward(Walk(), 0, 1)
     walk.reset(seed=0)
     with pytest.raises(

@@ -128,19 +128,19 @@ def test_the_number_of_envs_is_a_positive_integer(env_num, mode):
         make_env_manager("CartPole-v1", env_num=env_num, mode=mode)
 
 
-def test_other_mistakes_are_refused():
+def test_other_mistakes_are_rejected():
     with pytest.raises(
         ConfigError, match="mode must be 'sync', 'async' or 'vector', got 'threads'"
     ):
         make_env_manager("CartPole-v1", env_num=1, mode="threads")
     with pytest.raises(ConfigError, match=r"env must be the id of an env.*got 5"):
         make_env_manager(5, env_num=1)
-    with pytest.raises(ConfigError, match="Acrobot-v1 has no vectorized implementation"):
+    with pytest.raises(ConfigError, match="Acrobot-v1 has no vectorised implementation"):
         make_env_manager("Acrobot-v1", env_num=1, mode="vector")
     with pytest.raises(ConfigError, match="max_retry must be an integer of at least 0, got -1"):
         make_env_manager("CartPole-v1", env_num=1, max_retry=-1)
 
 
-def test_a_wrapper_that_does_not_return_an_env_is_refused():
+def test_a_wrapper_that_does_not_return_an_env_is_rejected():
     with pytest.raises(Exception, match="env 0 is a NoneType without a method reset"):
         make_env_manager(Walk, env_num=1, wrappers=[lambda env: None]).launch()

@@ -42,7 +42,7 @@ class Flagged(Walk):
 
 @pytest.mark.parametrize("name", ["terminated", "truncated"])
 @pytest.mark.parametrize("value", TRUTHY, ids=repr)
-def test_whatever_is_true_ends_the_episode(name, value):
+def test_any_true_flag_ends_the_episode(name, value):
     with SyncEnvManager([functools.partial(Flagged, name, value)] * 2) as manager:
         for _ in range(3):
             batch = manager.step(np.zeros(2, int))
@@ -53,7 +53,7 @@ def test_whatever_is_true_ends_the_episode(name, value):
 
 
 @pytest.mark.parametrize("value", [0, 0.0, np.False_, np.array(False), torch.tensor(False)])
-def test_whatever_is_false_ends_nothing(value):
+def test_a_false_flag_does_not_end_the_episode(value):
     with SyncEnvManager([functools.partial(Flagged, "terminated", value, at=1)]) as manager:
         for _ in range(3):
             assert not manager.step(np.zeros(1, int)).done.any()
@@ -66,7 +66,7 @@ def test_whatever_is_false_ends_nothing(value):
     ids=repr,
 )
 @pytest.mark.parametrize("name", ["terminated", "truncated"])
-def test_flags_that_are_not_scalar_are_refused(name, value, at):
+def test_flags_that_are_not_scalar_are_rejected(name, value, at):
     with (
         SyncEnvManager([Walk, functools.partial(Flagged, name, value, at=at)]) as manager,
         pytest.raises(EnvProtocolError, match=f"env 1 returned {name}.*bool"),
@@ -77,14 +77,14 @@ def test_flags_that_are_not_scalar_are_refused(name, value, at):
 
 @pytest.mark.process
 @pytest.mark.parametrize("value", [2, np.array(True), torch.tensor(True)], ids=repr)
-def test_whatever_is_true_ends_the_episode_in_another_process(value):
+def test_any_true_flag_ends_the_episode_in_another_process(value):
     with AsyncEnvManager([functools.partial(Flagged, "terminated", value)]) as manager:
         done = [manager.step(np.zeros(1, int)).done.tolist() for _ in range(3)]
     assert done == [[False], [False], [True]]
 
 
 @pytest.mark.process
-def test_flags_that_are_not_scalar_are_refused_in_another_process():
+def test_flags_that_are_not_scalar_are_rejected_in_another_process():
     with (
         AsyncEnvManager([functools.partial(Flagged, "truncated", np.array([True]))]) as manager,
         pytest.raises(EnvProtocolError, match=r"env 0 returned truncated.*bool"),

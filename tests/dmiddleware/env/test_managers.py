@@ -247,7 +247,7 @@ def test_infos_of_resets_come_with_the_observations_to_act_on(kind):
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_actions_that_do_not_fit_are_refused_before_any_env_steps(kind):
+def test_actions_that_do_not_fit_are_rejected_before_any_env_steps(kind):
     with make(kind, Walk) as manager:
         with pytest.raises(StructureError, match="given 2 actions for 3 ready envs"):
             manager.step(np.zeros(2, np.int64))
@@ -436,7 +436,7 @@ def test_envs_that_cannot_be_restored_start_over(kind, caplog):
 
 
 @pytest.mark.parametrize("kind", [*PLAIN, ASYNC])
-def test_the_state_of_other_envs_is_refused(kind):
+def test_the_state_of_other_envs_is_rejected(kind):
     with make(kind, Walk) as manager:
         state = manager.state_dict()
     two = make(kind, Walk, env_num=2)

@@ -68,6 +68,6 @@ def test_each_restart_is_logged_with_the_traceback_of_its_failure_alone(make, ca
         (lambda: make_env_manager("CartPole-v1", env_num=1, env_kwargs=[1]), "env_kwargs"),
     ],
 )
-def test_arguments_of_the_wrong_type_are_refused(make, message):
+def test_arguments_of_the_wrong_type_are_rejected(make, message):
     with pytest.raises(ConfigError, match=message):
         make()

@@ -284,7 +284,7 @@ def test_flags_of_numpy_are_understood():
         assert manager.step(np.zeros(1, int)).truncated.all()
 
 
-def test_an_empty_list_of_envs_is_refused():
+def test_an_empty_list_of_envs_is_rejected():
     with pytest.raises(ConfigError, match="env_fns must be a list of functions"):
         SyncEnvManager([])
 

@@ -169,7 +169,7 @@ def test_an_info_may_be_one_value_for_all_envs(mode):
         assert manager.restarts == 0
 
 
-def test_gymnasiums_vectorized_cartpole_plays_whole_episodes():
+def test_gymnasiums_vectorised_cartpole_plays_whole_episodes():
     with make_env_manager("CartPole-v1", env_num=4, mode="vector", seed=3) as manager:
         lengths = np.zeros(4, int)
         n_episodes = 0
@@ -330,7 +330,7 @@ def broken_vector(**changes):
         ({"infos": {}}, "no 'final_obs'"),
     ],
 )
-def test_a_vector_env_that_breaks_the_protocol_is_refused(changes, message):
+def test_a_vector_env_that_breaks_the_protocol_is_rejected(changes, message):
     manager = VectorEnvManager(functools.partial(broken_vector, **changes), 3)
     with manager, pytest.raises(EnvProtocolError, match=message):
         for _ in range(2):
@@ -339,7 +339,7 @@ def test_a_vector_env_that_breaks_the_protocol_is_refused(changes, message):
     assert manager.restarts == 0
 
 
-def test_anything_but_a_vector_env_is_refused():
+def test_anything_but_a_vector_env_is_rejected():
     with pytest.raises(EnvProtocolError, match=r"made a Walk; mode 'vector' needs"):
         VectorEnvManager(Walk, 1).launch()
     with pytest.raises(ConfigError, match="the vector env has 3 envs, but env_num is 4"):

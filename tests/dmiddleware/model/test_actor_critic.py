@@ -37,7 +37,7 @@ def test_sigma_depends_on_its_own_parameter_only():
 
 @pytest.mark.parametrize("share_encoder", [False, True])
 @pytest.mark.parametrize("action_space", ["discrete", "continuous"])
-def test_each_half_alone_gives_what_the_whole_gives(action_space, share_encoder):
+def test_actor_and_critic_alone_return_the_same_as_together(action_space, share_encoder):
     network = ActorCritic(4, 2, action_space=action_space, share_encoder=share_encoder)
     obs = torch.randn(6, 4)
     whole, actor = network(obs), network.compute_actor(obs)
@@ -82,7 +82,7 @@ def test_first_policy_is_close_to_uniform_and_first_value_has_unit_gain():
     assert network.value_head.weight.norm().item() == pytest.approx(1.0, abs=1e-5)
 
 
-def test_torchs_own_initialisation_can_be_kept():
+def test_the_default_initialisation_of_torch_can_be_kept():
     torch.manual_seed(0)
     network = ActorCritic(4, 3, init=None)
     assert network.policy_head.bias.any()
@@ -103,19 +103,19 @@ def test_a_network_built_from_spaces_knows_its_kind_of_action(kind, action_space
     network.check_spaces(observation_space, action_space)
 
 
-def test_a_kind_of_action_that_does_not_exist_is_refused():
+def test_a_kind_of_action_that_does_not_exist_is_rejected():
     with pytest.raises(SpaceError, match="must be 'discrete' or 'continuous', got 'hybrid'"):
         ActorCritic(4, 2, action_space="hybrid")
 
 
-def test_a_discrete_network_refuses_a_continuous_environment():
+def test_a_discrete_network_rejects_a_continuous_environment():
     network = ActorCritic(4, 2)
     with pytest.raises(SpaceError, match=r"built for discrete actions of size 2, .*continuous"):
         network.check_spaces(spaces.Box(-1, 1, (4,)), spaces.Box(-1, 1, (2,)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_go_from_one_network_to_another(kind):
+def test_weights_can_be_loaded_into_another_network(kind):
     one, other = (kind(4, 2, action_space="continuous") for _ in range(2))
     with torch.no_grad():
         one.log_std.add_(1.0)

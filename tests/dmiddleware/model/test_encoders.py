@@ -35,7 +35,7 @@ def test_leading_dimensions_do_not_change_the_features():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int8, torch.int64])
-def test_numbers_of_other_dtypes_count_as_they_are(dtype):
+def test_numbers_of_other_dtypes_are_not_scaled(dtype):
     encoder = VectorEncoder((3,), (8,))
     obs = torch.tensor([[1, 2, 3]], dtype=dtype)
     torch.testing.assert_close(encoder(obs), encoder(obs.float()))
@@ -55,7 +55,7 @@ def test_an_image_as_bytes_equals_the_image_as_fractions():
 
 
 @pytest.mark.parametrize("lead", LEADS, ids=str)
-def test_integers_are_shown_one_hot(lead):
+def test_integers_are_encoded_one_hot(lead):
     encoder = OneHotEncoder((4,), (6,))
     obs = torch.randint(4, lead)
     features = encoder(obs)
@@ -65,7 +65,7 @@ def test_integers_are_shown_one_hot(lead):
 
 
 @pytest.mark.parametrize("lead", LEADS, ids=str)
-def test_several_integers_are_shown_side_by_side(lead):
+def test_several_integers_are_encoded_side_by_side(lead):
     encoder = OneHotEncoder((2, 3), (6,))
     first, second = torch.randint(2, lead), torch.randint(3, lead)
     features = encoder(torch.stack((first, second), dim=-1))
@@ -102,7 +102,7 @@ def test_images_of_every_allowed_size_fit(side):
         ((84, 84), r"images \(C, H, W\), got shape \(84, 84\).*FrameStackObservation"),
     ],
 )
-def test_images_that_do_not_fit_are_refused_with_what_to_do(shape, message):
+def test_images_that_do_not_fit_are_rejected_with_what_to_do(shape, message):
     with pytest.raises(SpaceError, match=message):
         NatureCNN(shape)
 
@@ -190,7 +190,7 @@ def test_hidden_sizes_set_the_width_of_every_encoder(shape):
     assert make_encoder(shape, (24, 12)).out_features == 12
 
 
-def test_no_hidden_layer_at_all_is_refused():
+def test_no_hidden_layer_at_all_is_rejected():
     with pytest.raises(ValueError, match="hidden_sizes needs at least one layer"):
         make_encoder(4, ())
 

@@ -22,7 +22,7 @@ def test_an_mlp_is_a_plain_sequential_of_its_layers():
     assert torch.equal(mlp(x), by_hand)
 
 
-def test_out_features_tells_the_width_of_the_output():
+def test_out_features_is_the_width_of_the_output():
     assert MLP(4, (8, 6)).out_features == 6
     assert MLP(4, (8, 6), out_features=2).out_features == 2
     assert MLP(4, (), out_features=3)(torch.zeros(7, 4)).shape == (7, 3)
@@ -58,7 +58,7 @@ def test_without_an_initialisation_layers_start_as_in_torch():
     assert mlp[0].bias.any()
 
 
-def test_an_unknown_activation_is_refused_with_the_nearest():
+def test_an_unknown_activation_is_rejected_with_the_nearest():
     with pytest.raises(ValueError, match=r"no activation is called 'reluu'; did you mean 'relu'\?"):
         activation_of("reluu")
     with pytest.raises(ValueError, match="known are: relu, tanh"):
@@ -78,7 +78,7 @@ def test_an_unknown_activation_is_refused_with_the_nearest():
         ((4, (8,)), {"init": "zeros"}, r"init must be one of 'orthogonal', None, got 'zeros'"),
     ],
 )
-def test_impossible_options_are_refused(arguments, options, message):
+def test_invalid_options_are_rejected(arguments, options, message):
     with pytest.raises(ValueError, match=message):
         MLP(*arguments, **options)
 
@@ -93,7 +93,7 @@ def test_hooks_of_inner_layers_are_called(position, register):
     assert called == [position]
 
 
-def test_what_a_hook_keeps_is_not_written_over():
+def test_tensors_kept_by_a_hook_are_not_overwritten():
     kept = []
     mlp = MLP(3, [4], out_features=2)
     mlp[0].register_forward_hook(lambda layer, inputs, output: kept.append(output))

@@ -28,17 +28,17 @@ def test_a_config_builds_its_network():
     assert cfg.type == "q_network"
 
 
-def test_an_unknown_name_is_refused_with_the_nearest():
+def test_an_unknown_name_is_rejected_with_the_nearest():
     with pytest.raises(RegistryError, match=r"'q_netwrk'; did you mean q_network"):
         create_model({"type": "q_netwrk"})
 
 
-def test_a_config_without_a_type_is_refused():
+def test_a_config_without_a_type_is_rejected():
     with pytest.raises(ConfigError, match=r"needs the key type, one of: .*q_network"):
         create_model({"obs_shape": 4})
 
 
-def test_an_unknown_option_is_refused_with_the_nearest():
+def test_an_unknown_option_is_rejected_with_the_nearest():
     with pytest.raises(ConfigError, match=r"unknown key duelling; did you mean dueling\?"):
         create_model({"type": "q_network", "obs_shape": 4, "action_shape": 2, "duelling": True})
 

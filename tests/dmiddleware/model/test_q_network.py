@@ -61,7 +61,7 @@ def test_dueling_streams_are_joined_by_equation_9():
     torch.testing.assert_close(network(obs)["logit"].mean(1), value.squeeze(1))
 
 
-def test_default_layers_are_those_of_the_speed_bars():
+def test_default_layers_are_those_of_the_benchmarks():
     sizes = [layer.out_features for layer in QNetwork(4, 2).encoder if hasattr(layer, "weight")]
     assert sizes == [128, 128, 64]
 
@@ -95,12 +95,12 @@ def test_a_whole_episode_of_a_real_environment_goes_through():
             done = terminated or truncated
 
 
-def test_continuous_actions_are_refused_with_what_to_do():
+def test_continuous_actions_are_rejected_with_what_to_do():
     with pytest.raises(SpaceError, match=r"need a Discrete action space.*Box.*use PPO"):
         QNetwork.from_spaces(spaces.Box(-1, 1, (4,)), spaces.Box(-1, 1, (2,)))
 
 
-def test_other_observations_than_the_network_was_built_for_are_refused():
+def test_other_observations_than_the_network_was_built_for_are_rejected():
     network = QNetwork(4, 2)
     with pytest.raises(
         SpaceError,
@@ -114,7 +114,7 @@ def test_other_observations_than_the_network_was_built_for_are_refused():
     [(spaces.Discrete(3), "action_shape to 3"), (spaces.Box(-1, 1, (2,)), "use PPO")],
     ids=str,
 )
-def test_other_actions_than_the_network_was_built_for_are_refused(space, remedy):
+def test_other_actions_than_the_network_was_built_for_are_rejected(space, remedy):
     network = QNetwork(4, 2)
     with pytest.raises(SpaceError, match=remedy):
         network.check_spaces(spaces.Box(-1, 1, (4,)), space)
@@ -127,12 +127,12 @@ def test_a_network_of_nested_shapes_accepts_its_space_in_any_order():
 
 
 @pytest.mark.parametrize("action_shape", [0, -1, 2.0, (2,), None, True])
-def test_an_impossible_number_of_actions_is_refused(action_shape):
+def test_an_invalid_number_of_actions_is_rejected(action_shape):
     with pytest.raises(SpaceError, match="action_shape must be a positive integer"):
         QNetwork(4, action_shape)
 
 
-def test_weights_go_from_one_network_to_another():
+def test_weights_can_be_loaded_into_another_network():
     one, other = QNetwork(4, 2, dueling=True), QNetwork(4, 2, dueling=True)
     other.load_state_dict(one.state_dict())
     obs = torch.randn(3, 4)

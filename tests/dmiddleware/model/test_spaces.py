@@ -58,7 +58,7 @@ def test_each_supported_space_has_its_shape(space, shape):
     ],
     ids=lambda space: type(space).__name__,
 )
-def test_an_observation_that_no_network_takes_is_refused_with_what_to_do(space):
+def test_an_observation_that_no_network_takes_is_rejected_with_what_to_do(space):
     with pytest.raises(SpaceError, match=r"(?s)no network here takes .*TransformObservation"):
         obs_shape_of(space)
 
@@ -66,7 +66,7 @@ def test_an_observation_that_no_network_takes_is_refused_with_what_to_do(space):
 @pytest.mark.parametrize(
     "space", [spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 2], start=[0, -1])], ids=str
 )
-def test_integers_that_do_not_count_from_zero_are_refused(space):
+def test_integers_that_do_not_count_from_zero_are_rejected(space):
     with pytest.raises(SpaceError, match=r"count from 0.*gymnasium\.wrappers\.TransformObs"):
         obs_shape_of(space)
 
@@ -93,7 +93,7 @@ def test_actions_are_choices_or_vectors(space, kind, size):
     ],
     ids=str,
 )
-def test_an_action_that_no_network_gives_is_refused_with_what_to_do(space, message):
+def test_an_action_that_no_network_gives_is_rejected_with_what_to_do(space, message):
     for function in (action_kind_of, action_shape_of):
         with pytest.raises(SpaceError, match=message):
             function(space)
@@ -110,7 +110,7 @@ def test_the_wrapper_that_a_message_names_exists():
         assert hasattr(gym.wrappers, name)
 
 
-def test_one_form_for_all_ways_to_write_a_shape():
+def test_all_notations_of_a_shape_become_the_same():
     assert as_obs_shape(4) == as_obs_shape([4]) == as_obs_shape((np.int64(4),)) == (4,)
     assert as_obs_shape(["one_hot", 3]) == ("one_hot", 3)
     assert list(as_obs_shape({"b": 1, "a": {"c": [2, 3]}}).items()) == [
@@ -135,11 +135,11 @@ def as_lists(shape):
     [0, -1, True, None, "4", 4.0, (3, 0), ("one_hot",), ("one_hot", 0), ("hot", 3)],
     ids=str,
 )
-def test_what_is_no_shape_is_refused(shape):
+def test_an_invalid_shape_is_rejected(shape):
     with pytest.raises(SpaceError, match="an observation shape is a positive integer"):
         as_obs_shape(shape)
 
 
-def test_an_empty_mapping_is_no_shape():
+def test_an_empty_mapping_is_not_a_shape():
     with pytest.raises(SpaceError, match="needs at least one entry"):
         as_obs_shape({"inner": {}})

@@ -19,7 +19,7 @@ def test_discrete_actions_are_cloned_by_cross_entropy(small, transitions):
     assert answer["cur_lr"] == 1e-3
 
 
-def test_weights_of_samples_count(small, transitions):
+def test_samples_are_weighted(small, transitions):
     batch = transitions(4, weight=torch.tensor([0.0, 0.0, 0.0, 4.0]))
     policy = BCPolicy({"model": small})
     logit = policy.get_attribute("model")(batch["obs"])["logit"]
@@ -44,7 +44,7 @@ def test_discrete_actions_may_be_any_integers(small, transitions, dtype):
     assert answers[0] == answers[1]
 
 
-def test_discrete_actions_of_another_kind_are_refused(small, transitions):
+def test_discrete_actions_of_another_kind_are_rejected(small, transitions):
     learn = BCPolicy({"model": small}).learn_mode.forward
     with pytest.raises(StructureError, match=r"action has shape \(8, 1\).* asks for \(8,\)"):
         learn(transitions(8, action=torch.zeros(8, 1, dtype=torch.int64)))
@@ -54,7 +54,7 @@ def test_discrete_actions_of_another_kind_are_refused(small, transitions):
         learn(transitions(8, weight=torch.ones(8, 1)))
 
 
-def test_continuous_actions_without_their_dimension_are_refused(pendulum_spaces):
+def test_continuous_actions_without_their_dimension_are_rejected(pendulum_spaces):
     learn = BCPolicy.for_env(pendulum_spaces).learn_mode.forward
     obs = torch.randn(8, 3)
     with pytest.raises(StructureError, match=r"action has shape \(8,\).* asks for \(8, 1\)"):
@@ -98,7 +98,7 @@ def test_an_actor_critic_serves_as_model(small, transitions):
     BCPolicy({"model": {**small, "type": "actor_critic"}}).learn_mode.forward(transitions(4))
 
 
-def test_a_loss_that_is_not_finite_is_refused(small, transitions):
+def test_a_loss_that_is_not_finite_is_rejected(small, transitions):
     batch = transitions(4)
     batch["obs"][0] = float("nan")
     with pytest.raises(NonFiniteLoss, match="train_iter 7 to 10"):

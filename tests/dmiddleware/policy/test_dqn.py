@@ -31,7 +31,7 @@ def by_hand(model, target, batch, *, double, loss, discount=0.99, weight=None):
 
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("loss", ["huber", "mse"])
-def test_an_update_is_what_the_papers_write(small, transitions, double, loss):
+def test_an_update_equals_the_equations_of_the_papers(small, transitions, double, loss):
     policy = DQNPolicy({"model": small, "learn": {"double": double, "loss": loss}, "seed": 1})
     batch = transitions(32)
     for _ in range(3):  # so that online and target network differ
@@ -90,7 +90,7 @@ def test_a_truncated_row_bootstraps(small, transitions):
     assert other.learn_mode.forward(batch)["total_loss"] == plain
 
 
-def test_a_hard_target_jumps_at_its_updates_only(small, transitions):
+def test_a_hard_target_is_copied_only_at_its_updates(small, transitions):
     policy = DQNPolicy({"model": small, "learn": {"target_update_freq": 3}})
     first = copy.deepcopy(policy.get_attribute("target").state_dict())
     for update in range(1, 7):
@@ -103,7 +103,7 @@ def test_a_hard_target_jumps_at_its_updates_only(small, transitions):
         assert all(equal) if update % 3 == 0 else not any(equal)
 
 
-def test_a_soft_target_goes_a_fraction_of_the_way(small, transitions):
+def test_a_soft_target_moves_by_a_fraction(small, transitions):
     policy = DQNPolicy({"model": small, "learn": {"target_update_freq": 1, "target_tau": 0.25}})
     before = copy.deepcopy(policy.get_attribute("target").state_dict())
     policy.learn_mode.forward(transitions(8))
@@ -198,7 +198,7 @@ def test_the_commander_lowers_epsilon_with_the_env_steps(small):
     assert got == pytest.approx([1.0, 0.55, 0.1])
 
 
-def test_dueling_is_a_matter_of_the_model(small, transitions):
+def test_dueling_is_an_option_of_the_model(small, transitions):
     policy = DQNPolicy({"model": {**small, "dueling": True}})
     assert policy.get_attribute("model").value_head is not None
     policy.learn_mode.forward(transitions(8))
@@ -220,7 +220,7 @@ def test_shapes_are_taken_from_spaces(cartpole_spaces):
     policy.collect_mode.get_attribute("check_spaces")(*cartpole_spaces)
 
 
-def test_spaces_that_do_not_fit_are_refused(small, cartpole_spaces, pendulum_spaces):
+def test_spaces_that_do_not_fit_are_rejected(small, cartpole_spaces, pendulum_spaces):
     check = DQNPolicy({"model": small}).collect_mode.get_attribute("check_spaces")
     check(*cartpole_spaces)
     with pytest.raises(SpaceError, match=r"\(4,\).*\(3,\)"):
@@ -276,7 +276,7 @@ def test_trying_a_model_leaves_no_hidden_state(linear, cartpole_spaces, field):
     assert mode.forward(torch.zeros(3, 4))["hidden"].tolist() == [1, 1, 1]
 
 
-def test_a_learner_alone_has_no_action_to_judge(linear, cartpole_spaces):
+def test_a_learner_alone_has_no_action_to_check(linear, cartpole_spaces):
     DQNPolicy({}, model=linear(), enable_field=["learn"]).get_attribute("check_spaces")(
         *cartpole_spaces
     )

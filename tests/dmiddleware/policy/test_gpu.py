@@ -77,7 +77,7 @@ def test_a_state_moves_between_devices(small, transitions):
     assert ours == pytest.approx(theirs, rel=1e-3)
 
 
-def test_a_loss_that_is_not_finite_is_refused(small, transitions):
+def test_a_loss_that_is_not_finite_is_rejected(small, transitions):
     batch = transitions(4)
     batch["reward"][0] = float("nan")
     with pytest.raises(NonFiniteLoss, match="train_iter 7 to 10"):

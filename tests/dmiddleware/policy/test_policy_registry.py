@@ -70,6 +70,6 @@ def test_an_unknown_name_lists_the_nearest():
         create_policy({"type": "dqnn"})
 
 
-def test_a_config_without_a_name_is_refused():
+def test_a_config_without_a_name_is_rejected():
     with pytest.raises(ConfigError, match="no key type"):
         create_policy({})

@@ -53,7 +53,7 @@ def test_evaluating_is_greedy_and_draws_nothing(small, continuous):
 
 
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
-def test_the_loss_is_what_the_paper_writes(small, continuous, ppo_batch, kind):
+def test_the_loss_equals_the_equations_of_the_paper(small, continuous, ppo_batch, kind):
     learn = {"entropy_weight": 0.03, "clip_ratio": 0.1, "value_clip": 0.05, "learning_rate": 0.02}
     model, size = (small, 4) if kind == "discrete" else (continuous, 3)
     bounds = {} if kind == "discrete" else {"action_low": [-2, 0], "action_high": [2, 1]}
@@ -92,12 +92,12 @@ def test_the_first_minibatch_sees_ratios_of_1(small, ppo_batch):
     assert answer["clip_fraction"] == 0
 
 
-def test_one_row_is_learned_from_without_normalising(small, ppo_batch):
+def test_the_advantage_of_a_single_row_is_not_normalised(small, ppo_batch):
     policy = PPOPolicy({"model": small})
     assert np.isfinite(policy.learn_mode.forward(ppo_batch(policy, n=1))["total_loss"])
 
 
-def test_a_policy_that_moved_too_far_makes_no_step_and_says_so(small, ppo_batch):
+def test_a_policy_that_moved_too_far_makes_no_step_and_reports_kl_stop(small, ppo_batch):
     policy = PPOPolicy({"model": small, "target_kl": 0.01, "learn": {"learning_rate": 0.05}})
     assert policy.learn_mode.get_attribute("target_kl") == 0.01
     batch = ppo_batch(policy)
@@ -116,7 +116,7 @@ def test_a_policy_that_moved_too_far_makes_no_step_and_says_so(small, ppo_batch)
     assert "cur_lr" in stopped
 
 
-def test_the_learning_rate_falls_linearly_to_nothing(small, ppo_batch):
+def test_the_learning_rate_falls_linearly_to_zero(small, ppo_batch):
     learn = {"learning_rate": 1.0e-3, "lr_anneal_updates": 4}
     policy = PPOPolicy({"model": small, "learn": learn})
     batch = ppo_batch(policy)
@@ -139,7 +139,7 @@ def test_the_network_starts_orthogonal(small):
     torch.testing.assert_close(gram / gram[0, 0], torch.eye(4), atol=1e-5, rtol=0)
 
 
-def test_a_loss_that_is_not_finite_is_refused(small, ppo_batch):
+def test_a_loss_that_is_not_finite_is_rejected(small, ppo_batch):
     policy = PPOPolicy({"model": small})
     batch = ppo_batch(policy)
     batch["ret"][0] = float("inf")
@@ -159,7 +159,7 @@ def test_the_value_function_takes_any_leading_dimensions(small):
     )
 
 
-def test_the_value_function_does_not_drop_out(small):
+def test_the_value_function_is_computed_without_dropout(small):
     class DropsOut(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -195,7 +195,7 @@ def test_observations_are_normalised_by_what_was_seen_before_learning(small):
     assert all(torch.equal(torch.as_tensor(before[k]), torch.as_tensor(after[k])) for k in before)
 
 
-def test_statistics_stay_put_between_collecting_a_batch_and_learning_from_it(small, ppo_batch):
+def test_statistics_do_not_change_between_collecting_a_batch_and_learning_from_it(small, ppo_batch):
     policy = PPOPolicy({"model": small, "obs_norm": True})
     policy.learn_mode.forward(ppo_batch(policy))
     for seed in range(1, 4):
@@ -302,7 +302,7 @@ def test_normalising_observations_needs_their_shape(small):
     assert policy.get_attribute("value_fn")(torch.randn(3, 4)).shape == (3,)
 
 
-def test_normalising_and_several_ranks_do_not_go_together(small):
+def test_normalising_over_several_ranks_is_rejected(small):
     with pytest.raises(ConfigError, match="multi_gpu must be False with obs_norm"):
         PPOPolicy({"model": small, "multi_gpu": True, "obs_norm": True})
 

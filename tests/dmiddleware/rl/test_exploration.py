@@ -22,7 +22,7 @@ def test_linear_schedule_goes_straight_down_and_stays():
     assert [schedule(step) for step in (0, 50, 100, 10**9)] == [1.0, 0.525, 0.05, 0.05]
 
 
-def test_exponential_schedule_has_one_eth_of_the_way_left_after_decay_steps():
+def test_exponential_schedule_has_1_over_e_of_the_way_left_after_decay_steps():
     schedule = ExponentialSchedule(1.0, 0.1, 100)
     assert schedule(0) == pytest.approx(1.0)
     assert schedule(100) == pytest.approx(0.1 + 0.9 / math.e)
@@ -67,7 +67,7 @@ def test_epsilon_kinds_are_the_two_schedules():
         ({"kind": "cosine"}, "kind must be 'linear' or 'exponential', got 'cosine'"),
     ],
 )
-def test_impossible_epsilon_schedules_are_refused(options, message):
+def test_invalid_epsilon_schedules_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         EpsilonSchedule(**options)
 
@@ -104,7 +104,7 @@ def test_few_rows_explore_as_often_and_as_evenly():
     torch.testing.assert_close(shares, torch.tensor([0.1, 0.8, 0.1]), atol=0.01, rtol=0)
 
 
-def test_every_row_of_a_grid_explores_for_itself():
+def test_every_row_of_a_grid_explores_independently():
     q = torch.tensor([0.0, 1.0]).expand(10_000, 1, 2)
     action = epsilon_greedy(q, 0.5, generator=seeded())
     assert action.double().mean().item() == pytest.approx(0.75, abs=0.02)
@@ -128,7 +128,7 @@ def test_a_masked_action_is_neither_best_nor_drawn(eps):
     assert counts[0].item() / 10_000 == pytest.approx(eps / 2, abs=0.02)
 
 
-def test_a_mask_that_allows_nothing_is_refused():
+def test_a_mask_that_allows_nothing_is_rejected():
     with pytest.raises(ValueError, match="allows no action"):
         epsilon_greedy(torch.zeros(1, 2), 0.1, mask=torch.zeros(1, 2, dtype=torch.bool))
 

@@ -19,7 +19,7 @@ def test_discrete_loss_weights_the_samples():
     assert loss.item() == pytest.approx(math.log(1 + math.exp(2)))
 
 
-def test_label_smoothing_asks_for_some_of_every_action():
+def test_label_smoothing_gives_every_action_some_probability():
     sure = torch.tensor([[50.0, 0.0]])
     action = torch.tensor([0])
     assert bc_discrete_loss(sure, action).item() == pytest.approx(0.0, abs=1e-6)

@@ -57,7 +57,7 @@ def test_normalising_clips_and_leaves_its_input_alone():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64, torch.uint8])
-def test_items_of_any_dtype_are_taken(dtype):
+def test_items_of_any_dtype_are_accepted(dtype):
     stats = RunningMeanStd(())
     stats.update(torch.tensor([0, 2], dtype=dtype))
     scaled = stats.normalise(torch.tensor([0, 1, 2], dtype=dtype))
@@ -65,13 +65,13 @@ def test_items_of_any_dtype_are_taken(dtype):
     assert scaled.dtype == torch.float32
 
 
-def test_flags_are_taken_as_zeros_and_ones():
+def test_flags_count_as_zeros_and_ones():
     stats = RunningMeanStd((2,))
     stats.update(torch.tensor([[True, False], [False, False]]))
     assert stats.normalise(torch.tensor([True, False])).tolist() == [1.0, 0.0]
 
 
-def test_large_float64_observations_lose_nothing_before_the_mean_is_taken_off():
+def test_large_float64_observations_keep_their_precision_until_the_mean_is_subtracted():
     batch = torch.tensor([1e9, 1e9 + 1.0], dtype=torch.float64)
     stats = RunningMeanStd(())
     stats.update(batch)
@@ -97,7 +97,7 @@ def test_a_constant_item_is_normalised_to_zero():
     assert stats.normalise(torch.full((1, 2), 4.0)).tolist() == [[0.0, 0.0]]
 
 
-def test_items_of_another_shape_are_refused():
+def test_items_of_another_shape_are_rejected():
     with pytest.raises(
         StructureError, match=r"shape \(5, 4\) does not end in the item shape \(3,\)"
     ):
@@ -113,7 +113,7 @@ def test_eps_must_be_positive():
         RunningMeanStd((), eps=0)
 
 
-def test_restored_statistics_go_on_as_if_never_saved():
+def test_restored_statistics_continue_as_if_never_saved():
     first, second, probe = torch.randn(3, 8, 2)
     stats = RunningMeanStd((2,))
     stats.update(first)
@@ -230,7 +230,7 @@ def test_an_episode_that_a_failing_env_cut_starts_a_new_return():
 
 
 @pytest.mark.parametrize("shapes", [((3,), (3,)), ((2, 3), (2, 4)), ((2, 2, 2), (2, 2, 2))])
-def test_rewards_that_are_not_time_by_environment_are_refused(shapes):
+def test_rewards_that_are_not_time_by_environment_are_rejected(shapes):
     reward, done = torch.zeros(shapes[0]), torch.zeros(shapes[1], dtype=torch.bool)
     with pytest.raises(StructureError, match=r"must all be \[T, E\]"):
         RewardNormaliser(discount=0.9).update(reward, done, done.long())
@@ -248,6 +248,6 @@ def test_a_restored_reward_normaliser_continues_unfinished_episodes():
     assert resumed.std == pytest.approx(whole.std)
 
 
-def test_a_discount_outside_its_range_is_refused():
+def test_a_discount_outside_its_range_is_rejected():
     with pytest.raises(ValueError, match=r"discount must be in \[0, 1\], got 1\.5"):
         RewardNormaliser(discount=1.5)

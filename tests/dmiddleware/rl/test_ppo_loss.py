@@ -69,7 +69,7 @@ def test_policy_statistics_have_no_gradient():
     assert not result.clip_fraction.requires_grad
 
 
-def test_impossible_clip_options_are_refused():
+def test_invalid_clip_options_are_rejected():
     zero = torch.zeros(1)
     with pytest.raises(ValueError, match=r"clip_ratio must be positive, got 0\.0"):
         ppo_policy_loss(zero, zero, zero, clip_ratio=0.0)
@@ -124,14 +124,14 @@ def test_approx_kl_estimates_the_divergence_of_two_gaussians():
 
 
 @pytest.mark.parametrize("name", ["old_log_prob", "adv", "weight"])
-def test_a_policy_column_with_a_trailing_one_is_refused_not_broadcast(name):
+def test_a_policy_column_with_a_trailing_one_is_rejected_not_broadcast(name):
     columns = {"log_prob": torch.zeros(4), "old_log_prob": torch.zeros(4), "adv": torch.ones(4)}
     with pytest.raises(StructureError, match=rf"{name} has shape \(4, 1\).*asks for \(4,\)"):
         ppo_policy_loss(**{**columns, name: torch.ones(4, 1)})
 
 
 @pytest.mark.parametrize("name", ["ret", "old_value", "weight"])
-def test_a_value_column_with_a_trailing_one_is_refused_not_broadcast(name):
+def test_a_value_column_with_a_trailing_one_is_rejected_not_broadcast(name):
     columns = {"value": torch.zeros(4), "ret": torch.ones(4), name: torch.ones(4, 1)}
     with pytest.raises(StructureError, match=rf"{name} has shape \(4, 1\).*asks for \(4,\)"):
         ppo_value_loss(**columns)

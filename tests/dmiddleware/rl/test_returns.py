@@ -100,7 +100,7 @@ def test_gae_at_a_truncation_bootstraps_but_cuts_the_sum():
     assert gae_of_two_steps(terminated=False, done=True) == [1.0 + 0.5 * 4.0 - 0.5, 12.0]
 
 
-def test_gae_at_a_termination_neither_bootstraps_nor_goes_on():
+def test_gae_at_a_termination_neither_bootstraps_nor_continues():
     assert gae_of_two_steps(terminated=True, done=True) == [1.0 - 0.5, 12.0]
 
 
@@ -212,7 +212,7 @@ def test_take_rows_fetches_the_observation_to_bootstrap_from():
             assert torch.equal(taken[t, e], next_obs[row[t, e], e])
 
 
-def test_take_rows_keeps_each_place_of_a_grid_of_environments():
+def test_take_rows_keeps_environments_apart():
     column = torch.randn(5, 2, 3, 4)
     row = torch.randint(5, (5, 2, 3))
     taken = take_rows(column, row)
@@ -338,32 +338,32 @@ def every_function(reward, terminated, done, *, discount=0.9, gae_lambda=0.9):
     )
 
 
-def test_no_time_step_is_refused():
+def test_no_time_step_is_rejected():
     nothing = torch.zeros(0, 3)
     for call in every_function(nothing, nothing.bool(), nothing.bool()):
         with pytest.raises(StructureError, match=r"at least one time step, got shape \(0, 3\)"):
             call()
 
 
-def test_a_lone_number_is_refused():
+def test_a_lone_number_is_rejected():
     with pytest.raises(StructureError, match=r"got shape \(\)"):
         discounted_return(torch.tensor(1.0), torch.tensor(True), torch.tensor(True), discount=1.0)
 
 
-def test_columns_of_another_shape_are_refused_by_name():
+def test_columns_of_another_shape_are_rejected_by_name():
     reward = torch.zeros(4, 2)
     for call in every_function(reward, torch.zeros(4, 2).bool(), torch.zeros(4, 1).bool()):
         with pytest.raises(StructureError, match=r"done has shape \(4, 1\) and reward \(4, 2\)"):
             call()
 
 
-def test_a_value_with_a_trailing_one_is_refused_not_broadcast():
+def test_a_value_with_a_trailing_one_is_rejected_not_broadcast():
     reward, masks = torch.zeros(4), torch.zeros(4).bool()
     with pytest.raises(StructureError, match=r"value has shape \(4, 1\)"):
         gae(reward, reward.unsqueeze(1), reward, masks, masks, discount=0.9, gae_lambda=0.9)
 
 
-def test_masks_that_are_not_bool_are_refused():
+def test_masks_that_are_not_bool_are_rejected():
     reward = torch.zeros(4)
     for call in every_function(reward, torch.zeros(4), torch.zeros(4)):
         with pytest.raises(StructureError, match=r"terminated must be of dtype bool.*\.bool\(\)"):
@@ -371,26 +371,26 @@ def test_masks_that_are_not_bool_are_refused():
 
 
 @pytest.mark.parametrize("discount", [-0.1, 1.1, float("nan")])
-def test_a_discount_outside_its_range_is_refused(discount):
+def test_a_discount_outside_its_range_is_rejected(discount):
     reward, masks = torch.zeros(4), torch.zeros(4).bool()
     for call in every_function(reward, masks, masks, discount=discount):
         with pytest.raises(ValueError, match=r"discount must be in \[0, 1\], got"):
             call()
 
 
-def test_a_lambda_outside_its_range_is_refused():
+def test_a_lambda_outside_its_range_is_rejected():
     reward, masks = torch.zeros(4), torch.zeros(4).bool()
     with pytest.raises(ValueError, match=r"gae_lambda must be in \[0, 1\], got 2"):
         gae(reward, reward, reward, masks, masks, discount=0.9, gae_lambda=2.0)
 
 
-def test_n_below_one_is_refused():
+def test_n_below_one_is_rejected():
     reward, masks = torch.zeros(4), torch.zeros(4).bool()
     with pytest.raises(ValueError, match="n must be at least 1, got 0"):
         nstep_return(reward, masks, masks, n=0, discount=0.9)
 
 
-def test_columns_that_are_views_of_other_memory_are_taken():
+def test_columns_may_be_views_of_other_memory():
     reward = torch.randn(3, 20).T
     masks = (torch.rand(3, 20) < 0.2).T
     assert not reward.is_contiguous()

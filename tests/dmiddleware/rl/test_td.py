@@ -14,7 +14,7 @@ def batch(size: int = 16, n_actions: int = 3, seed: int = 0):
     return q, next_q, next_online, action, reward, terminated
 
 
-def test_target_takes_the_best_next_value_where_the_episode_goes_on():
+def test_target_takes_the_best_next_value_where_the_episode_continues():
     _, next_q, _, _, reward, terminated = batch()
     target = q_target(next_q, reward, terminated, discount=0.9)
     for b in range(len(reward)):
@@ -22,7 +22,7 @@ def test_target_takes_the_best_next_value_where_the_episode_goes_on():
         assert target[b].item() == pytest.approx(reward[b].item() + future, abs=1e-6)
 
 
-def test_double_target_lets_the_online_network_choose_and_the_target_network_judge():
+def test_double_target_lets_the_online_network_choose_and_the_target_network_evaluate():
     _, next_q, next_online, _, reward, terminated = batch()
     target = q_target(next_q, reward, terminated, discount=0.9, next_q_online=next_online)
     for b in range(len(reward)):
@@ -83,7 +83,7 @@ def test_td_error_has_no_gradient():
     assert not td_loss(q, torch.tensor([0]), torch.ones(1)).td_error.requires_grad
 
 
-def test_an_unknown_criterion_is_refused():
+def test_an_unknown_criterion_is_rejected():
     with pytest.raises(ValueError, match="criterion must be 'huber' or 'mse', got 'l1'"):
         td_loss(torch.zeros(1, 2), torch.tensor([0]), torch.zeros(1), criterion="l1")
 
@@ -100,13 +100,13 @@ def test_huber_of_a_huge_error_does_not_overflow():
 
 
 @pytest.mark.parametrize("name", ["action", "target", "weight"])
-def test_a_column_with_a_trailing_one_is_refused_not_broadcast(name):
+def test_a_column_with_a_trailing_one_is_rejected_not_broadcast(name):
     columns = {"action": torch.zeros(4).long(), "target": torch.zeros(4), "weight": torch.ones(4)}
     columns[name] = columns[name].unsqueeze(1)
     with pytest.raises(StructureError, match=rf"{name} has shape \(4, 1\).*asks for \(4,\)"):
         td_loss(torch.zeros(4, 2), **columns)
 
 
-def test_a_reward_with_an_extra_dimension_is_refused():
+def test_a_reward_with_an_extra_dimension_is_rejected():
     with pytest.raises(StructureError, match="reward"):
         q_target(torch.zeros(4, 2), torch.zeros(4, 1), torch.zeros(4).bool(), discount=0.9)

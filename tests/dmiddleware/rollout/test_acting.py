@@ -46,14 +46,14 @@ def test_a_policy_and_its_mode_act_alike(envs):
 
 
 @pytest.mark.parametrize("wrong", [None, "CartPole-v1", lambda: None])
-def test_something_else_than_an_env_manager_is_refused(batched_policy, wrong):
+def test_something_else_than_an_env_manager_is_rejected(batched_policy, wrong):
     with pytest.raises(ConfigError, match="RolloutCollector takes an env manager"):
         RolloutCollector(batched_policy, wrong)
     with pytest.raises(ConfigError, match="evaluate_episodes takes an env manager"):
         evaluate_episodes(batched_policy, wrong, 1)
 
 
-def test_something_else_than_a_policy_is_refused(envs, batched_policy):
+def test_something_else_than_a_policy_is_rejected(envs, batched_policy):
     with pytest.raises(ConfigError, match="RolloutCollector takes a policy"):
         RolloutCollector(batched_policy.eval_mode, envs)
     with pytest.raises(ConfigError, match="evaluate_episodes takes a policy"):
@@ -65,7 +65,7 @@ def test_something_else_than_a_policy_is_refused(envs, batched_policy):
         collector.reset(policy=batched_policy.eval_mode)
 
 
-def test_random_actions_are_refused_for_an_on_policy_policy(envs):
+def test_random_actions_are_rejected_for_an_on_policy_policy(envs):
     collector = RolloutCollector(make_ppo(), envs)
     with pytest.raises(ConfigError, match="on-policy"):
         collector.check_random_actions()
@@ -76,7 +76,7 @@ def test_random_actions_are_refused_for_an_on_policy_policy(envs):
 
 
 @pytest.mark.parametrize("name", ["log_prob", "raw_action"])
-def test_random_actions_are_refused_where_columns_describe_the_replaced_action(envs, name):
+def test_random_actions_are_rejected_where_columns_describe_the_replaced_action(envs, name):
     policy = make_policy(
         lambda n: {"action": torch.zeros(n, dtype=torch.int64), name: torch.zeros(n)}
     )
@@ -120,7 +120,7 @@ def test_an_error_says_what_forward_must_return(envs, answer, message):
         evaluate_episodes(policy, envs, 3)
 
 
-def test_a_wrong_output_in_a_later_step_is_refused_too(envs):
+def test_a_wrong_output_in_a_later_step_is_rejected_too(envs):
     answers = iter([{"action": torch.zeros(3, dtype=torch.int64)}, None])
     collector = RolloutCollector(make_policy(lambda n: next(answers)), envs)
     collector.collect(3)

@@ -187,13 +187,13 @@ def test_envs_that_were_launched_again_start_new_episodes(counting_envs, batched
     assert collector.dropped_steps == n_waiting
 
 
-def test_envs_that_do_not_fit_the_policy_are_refused_before_the_first_step(dqn_policy):
+def test_envs_that_do_not_fit_the_policy_are_rejected_before_the_first_step(dqn_policy):
     with make_env_manager("Acrobot-v1", env_num=2) as envs, pytest.raises(SpaceError):
         RolloutCollector(dqn_policy, envs).collect(2)
 
 
 @pytest.mark.parametrize("n_sample", [0, -1])
-def test_a_number_of_samples_that_is_not_positive_is_refused(
+def test_a_number_of_samples_that_is_not_positive_is_rejected(
     counting_envs, batched_policy, n_sample
 ):
     collector = RolloutCollector(batched_policy, counting_envs(LENGTHS))

@@ -50,7 +50,7 @@ def test_an_env_without_an_episode_has_no_latest_return():
         VectorEvalMonitor(1, 1).get_latest_reward(0)
 
 
-def test_fewer_episodes_than_envs_are_refused():
+def test_fewer_episodes_than_envs_are_rejected():
     with pytest.raises(ConfigError, match=r"3 episode\(s\) cannot be spread over 4 envs"):
         VectorEvalMonitor(4, 3)
 

@@ -178,7 +178,7 @@ def test_a_full_disk_is_detected_at_the_first_push(tmp_path):
     assert not (tmp_path / "columns").exists()
 
 
-def test_an_unknown_storage_is_refused():
+def test_an_unknown_storage_is_rejected():
     with pytest.raises(ValueError, match=r"'shared' or a pathlib\.Path"):
         TensorBuffer(8, storage="disk")
 

@@ -14,7 +14,7 @@ width = st.floats(0.125, 100, width=32)
 
 @settings(deadline=None)
 @given(low=number, width=width, raw=st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=5))
-def test_the_way_there_and_back_leads_home(low, width, raw):
+def test_mapping_to_env_actions_and_back_is_the_identity(low, width, raw):
     bounds = ActionBounds([low], [low + width])
     raw = torch.tensor(raw).unsqueeze(-1)
     error = 1e-5 * (abs(low) + width)
@@ -64,13 +64,13 @@ def test_without_bounds_nothing_changes():
     assert ActionBounds().state_dict() == {"unbounded": False}
 
 
-def test_one_bound_alone_is_refused():
+def test_one_bound_alone_is_rejected():
     with pytest.raises(ConfigError, match="belong together"):
         ActionBounds([0.0], None)
 
 
 @pytest.mark.parametrize(("low", "high"), [([1.0], [1.0]), ([0.0, 0.0], [1.0]), (0.0, 1.0)])
-def test_invalid_bounds_are_refused(low, high):
+def test_invalid_bounds_are_rejected(low, high):
     with pytest.raises(ConfigError, match="each lower bound below"):
         ActionBounds(low, high)
 

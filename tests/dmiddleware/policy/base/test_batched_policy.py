@@ -28,7 +28,7 @@ def same(ours, theirs):
         torch.testing.assert_close(ours[key], theirs[key], rtol=1e-6, atol=1e-6)
 
 
-def test_the_base_class_says_the_style(per_env, batched):
+def test_the_base_class_determines_the_style(per_env, batched):
     assert batched.collect_mode.get_attribute("batched") is True
     assert per_env.collect_mode.get_attribute("batched") is False
 
@@ -59,7 +59,7 @@ def test_without_env_ids_envs_are_counted_from_0(batched):
     same(batched.collect_mode.forward(obs), batched.collect_mode.forward(obs, env_id=np.arange(3)))
 
 
-def test_no_env_gets_no_answer(per_env, batched):
+def test_no_envs_get_no_outputs(per_env, batched):
     assert per_env.collect_mode.forward({}) == {}
     assert batched.eval_mode.forward({}) == {}
 
@@ -183,13 +183,13 @@ def test_a_custom_process_transition_works_on_batches_too(per_env, timestep):
         ("_process_transition", "from _forward_collect_batch"),
     ],
 )
-def test_a_per_env_method_in_a_batched_class_is_refused(method, remedy):
-    with pytest.raises(PolicyError, match=rf"Loud writes {method}.*{remedy}"):
+def test_a_per_env_method_in_a_batched_class_is_rejected(method, remedy):
+    with pytest.raises(PolicyError, match=rf"Loud defines {method}.*{remedy}"):
         type("Loud", (DQNPolicy,), {method: lambda self, data, **kwargs: data})
 
 
 @pytest.mark.parametrize("answer", [None, {}, {"logit": torch.zeros(2)}, torch.zeros(2)])
-def test_a_batched_answer_without_an_action_is_refused(linear, batched, answer):
+def test_a_batched_output_without_an_action_is_rejected(linear, batched, answer):
     class Wrong(type(batched)):
         def _forward_collect_batch(self, obs, env_id, **kwargs):
             return answer
@@ -202,7 +202,7 @@ def test_a_batched_answer_without_an_action_is_refused(linear, batched, answer):
 
 
 @pytest.mark.parametrize("answer", [None, {0: None}, {0: {"logit": 1}}, {0: 1}, [1]])
-def test_a_per_env_answer_without_an_action_is_refused(linear, per_env, answer):
+def test_a_per_env_output_without_an_action_is_rejected(linear, per_env, answer):
     class Wrong(type(per_env)):
         def _forward_collect(self, data, **kwargs):
             return answer
@@ -214,7 +214,7 @@ def test_a_per_env_answer_without_an_action_is_refused(linear, per_env, answer):
 
 
 @pytest.mark.parametrize("answer", [None, 0.5, [None]])
-def test_learning_that_returns_no_dictionary_is_refused(linear, batched, answer, transitions):
+def test_learning_that_returns_no_dictionary_is_rejected(linear, batched, answer, transitions):
     class Wrong(type(batched)):
         def _forward_learn(self, batch):
             return answer
@@ -223,17 +223,17 @@ def test_learning_that_returns_no_dictionary_is_refused(linear, batched, answer,
         Wrong({}, model=linear()).learn_mode.forward(transitions())
 
 
-def test_an_env_without_an_answer_is_named(linear, per_env):
+def test_an_env_without_an_output_is_named(linear, per_env):
     class Forgetful(type(per_env)):
         def _forward_collect(self, data, **kwargs):
             return {0: {"action": 1}}
 
     mode = Forgetful({}, model=linear()).collect_mode
-    with pytest.raises(PolicyError, match=r"answered nothing for \[3\]"):
+    with pytest.raises(PolicyError, match=r"no output for \[3\]"):
         mode.forward(torch.zeros(2, 4), env_id=np.array([0, 3]))
 
 
-def test_answers_that_differ_in_keys_are_refused(linear, per_env):
+def test_outputs_that_differ_in_keys_are_rejected(linear, per_env):
     class Fickle(type(per_env)):
         def _forward_collect(self, data, **kwargs):
             return {i: {"action": 1} if i else {"action": 1, "extra": 2} for i in data}

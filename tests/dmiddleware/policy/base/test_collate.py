@@ -39,12 +39,12 @@ def test_samples_of_every_kind_of_value_are_stacked():
     }
 
 
-def test_no_samples_make_no_batch():
+def test_an_empty_list_of_samples_is_rejected():
     with pytest.raises(StructureError, match="at least one sample"):
         collate([])
 
 
-def test_samples_that_differ_in_keys_are_refused():
+def test_samples_that_differ_in_keys_are_rejected():
     with pytest.raises(StructureError, match=r"sample 1 differs .* extra"):
         collate([{"a": 1}, {"a": 1, "extra": 2}])
 
@@ -81,7 +81,7 @@ def test_rows_are_views():
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 1)), max_size=12), st.booleans())
-def test_pieces_put_together_are_the_whole_and_end_where_episodes_end(steps, with_id):
+def test_trajectories_add_up_to_the_whole_and_end_where_episodes_end(steps, with_id):
     rows, episode = [], 0
     for number, (done, change) in enumerate(steps):
         episode += change
@@ -109,5 +109,5 @@ def test_pieces_put_together_are_the_whole_and_end_where_episodes_end(steps, wit
         (torch.zeros(2), False),
     ],
 )
-def test_a_dictionary_of_env_ids_is_told_from_a_nested_observation(data, answer):
+def test_a_dictionary_of_env_ids_is_distinguished_from_a_nested_observation(data, answer):
     assert is_per_env(data) is answer

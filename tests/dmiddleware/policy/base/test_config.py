@@ -67,7 +67,7 @@ def nested(path, value):
 
 
 @pytest.mark.parametrize(("policy", "path", "value"), IMPOSSIBLE)
-def test_an_impossible_value_is_refused_with_its_path(policy, path, value):
+def test_an_invalid_value_is_rejected_with_its_path(policy, path, value):
     with pytest.raises(ConfigError, match=re.escape(path)):
         policy(nested(path, value))
 
@@ -82,12 +82,12 @@ def test_an_unknown_key_names_the_nearest_one():
         DQNPolicy({"learn": {"batchsize": 3}})
 
 
-def test_a_wrong_type_is_refused():
+def test_a_wrong_type_is_rejected():
     with pytest.raises(ConfigError, match=r"learn\.double must be True or False, got 1"):
         DQNPolicy({"learn": {"double": 1}})
 
 
-def test_an_unknown_model_option_is_refused(small):
+def test_an_unknown_model_option_is_rejected(small):
     with pytest.raises(ConfigError, match="duelling"):
         DQNPolicy({"model": {**small, "duelling": True}})
 
@@ -148,18 +148,18 @@ def test_for_env_adopts_the_bounds_of_continuous_actions(policy):
     ("keyword", "hint"),
     [("learning_rat", "did you mean learning_rate"), ("update_per_collect", "known here are")],
 )
-def test_an_unknown_keyword_of_for_env_is_refused(keyword, hint):
+def test_an_unknown_keyword_of_for_env_is_rejected(keyword, hint):
     with pytest.raises(ConfigError, match=rf"unknown keyword {keyword}; {hint}"):
         DQNPolicy.for_env(gym.make("CartPole-v1"), **{keyword: 1})
 
 
-def test_for_env_refuses_what_has_no_spaces():
+def test_for_env_rejects_an_env_without_spaces():
     with pytest.raises(SpaceError, match="env manager or a Gymnasium env"):
         DQNPolicy.for_env("CartPole-v1")
 
 
 @pytest.mark.parametrize("value", ["1e-4", "0.1"])
-def test_a_number_that_yaml_read_as_text_is_refused_with_the_way_to_write_it(value):
+def test_a_number_that_yaml_read_as_text_is_rejected_with_the_way_to_write_it(value):
     with pytest.raises(ConfigError, match=r"learn\.learning_rate must be .* write 1\.0e-4"):
         DQNPolicy({"learn": {"learning_rate": value}})
 

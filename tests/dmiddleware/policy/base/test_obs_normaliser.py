@@ -55,7 +55,7 @@ def test_images_and_one_hot_integers_pass_nested_numbers_are_normalised():
 
 
 @pytest.mark.parametrize("moment", ["fresh", "learned", "collecting", "learned again"])
-def test_a_restored_normaliser_goes_on_alike(moment):
+def test_a_restored_normaliser_continues_identically(moment):
     ours, theirs = ObsNormaliser(2), ObsNormaliser(2)
     ours.update(torch.randn(5, 2))
     if moment != "fresh":
@@ -75,6 +75,6 @@ def test_a_restored_normaliser_goes_on_alike(moment):
         assert torch.equal(ours(probe), theirs(probe))
 
 
-def test_a_state_of_other_observations_is_refused():
+def test_a_state_of_other_observations_is_rejected():
     with pytest.raises(CheckpointMismatch, match="normalises the observations"):
         ObsNormaliser({"a": 2}).load_state_dict(ObsNormaliser({"b": 2}).state_dict())

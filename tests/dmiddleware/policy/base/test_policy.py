@@ -116,7 +116,7 @@ def test_a_part_that_is_not_enabled_says_so(small, transitions, use):
 
 
 @pytest.mark.parametrize("field", [["leern"], []])
-def test_an_unknown_or_empty_field_is_refused(small, field):
+def test_an_unknown_or_empty_field_is_rejected(small, field):
     with pytest.raises(ConfigError, match="subset of learn, collect, eval"):
         DQNPolicy({"model": small}, enable_field=field)
 
@@ -145,12 +145,12 @@ def test_a_policy_that_cannot_act_names_the_method_to_write(linear, field, base,
 
 
 @pytest.mark.parametrize("make", [DQNPolicy, BCPolicy])
-def test_a_batch_without_rows_is_refused(small, transitions, make):
+def test_a_batch_without_rows_is_rejected(small, transitions, make):
     with pytest.raises(StructureError, match="the batch has no rows"):
         make({"model": small}).learn_mode.forward(transitions(0))
 
 
-def test_cuda_without_a_device_is_refused(small, monkeypatch):
+def test_cuda_without_a_device_is_rejected(small, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="finds no CUDA device"):
         DQNPolicy({"model": small, "cuda": True})
@@ -162,7 +162,7 @@ def test_a_given_model_is_used_as_it_is(linear):
     assert policy.get_attribute("model") is model
 
 
-def test_something_else_as_model_is_refused():
+def test_something_else_as_model_is_rejected():
     with pytest.raises(PolicyError, match=r"torch\.nn\.Module, got 'resnet'"):
         DQNPolicy({}, model="resnet")
 
@@ -274,7 +274,7 @@ def test_reset_takes_env_ids_or_none(small):
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
-def test_a_copy_goes_on_alone(small, transitions, copied):
+def test_a_copy_is_independent(small, transitions, copied):
     policy = DQNPolicy({"model": small, "seed": 0})
     policy.learn_mode.forward(transitions(8))
     twin = copied(policy)

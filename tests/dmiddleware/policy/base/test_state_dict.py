@@ -147,7 +147,7 @@ def test_a_missing_and_an_extra_parameter_are_named(small):
         plain.eval_mode.load_state_dict(dueling.eval_mode.state_dict())
 
 
-def test_a_target_network_that_differs_is_refused_before_anything_is_loaded(small):
+def test_a_target_network_that_differs_is_rejected_before_anything_is_loaded(small):
     policy, other = DQNPolicy({"model": small, "seed": 0}), DQNPolicy({"model": small, "seed": 1})
     state = other.learn_mode.state_dict()
     name = next(iter(state["target"]))
@@ -158,7 +158,7 @@ def test_a_target_network_that_differs_is_refused_before_anything_is_loaded(smal
     same_states(policy.learn_mode.state_dict(), before)
 
 
-def test_an_optimiser_of_other_parameters_is_refused(small):
+def test_an_optimiser_of_other_parameters_is_rejected(small):
     policy = DQNPolicy({"model": small})
     state = policy.learn_mode.state_dict()
     state["optimizer"]["param_groups"][0]["params"] = [0]
@@ -173,7 +173,7 @@ def test_an_optimiser_of_other_parameters_is_refused(small):
         (PPOPolicy, "generator"),
     ],
 )
-def test_a_learner_refuses_what_an_actor_saved(small, make, missing):
+def test_a_learner_rejects_what_an_actor_saved(small, make, missing):
     policy, other = make({"model": small, "seed": 0}), make({"model": small, "seed": 1})
     before = policy.learn_mode.state_dict()
     with pytest.raises(CheckpointMismatch, match=rf"has no {missing}, only model.*learn_mode"):
@@ -181,14 +181,14 @@ def test_a_learner_refuses_what_an_actor_saved(small, make, missing):
     same_states(policy.learn_mode.state_dict(), before)
 
 
-def test_a_state_without_a_model_is_refused(small):
+def test_a_state_without_a_model_is_rejected(small):
     with pytest.raises(CheckpointMismatch, match="has no model, only nothing"):
         DQNPolicy({"model": small}).eval_mode.load_state_dict({})
 
 
 @pytest.mark.parametrize("chosen", [True, False])
 @pytest.mark.parametrize("mode", ["learn_mode", "collect_mode", "eval_mode"])
-def test_statistics_of_observations_are_neither_lost_nor_missed(small, mode, chosen):
+def test_observation_statistics_must_match_the_option(small, mode, chosen):
     policy = PPOPolicy({"model": small, "obs_norm": chosen, "seed": 0})
     other = PPOPolicy({"model": small, "obs_norm": not chosen, "seed": 1})
     before = policy.learn_mode.state_dict()
@@ -198,7 +198,7 @@ def test_statistics_of_observations_are_neither_lost_nor_missed(small, mode, cho
 
 
 @pytest.mark.parametrize("chosen", [True, False])
-def test_the_scale_of_rewards_is_neither_lost_nor_missed(small, chosen):
+def test_reward_statistics_must_match_the_option(small, chosen):
     policy = PPOPolicy({"model": small, "reward_norm": chosen, "seed": 0})
     other = PPOPolicy({"model": small, "reward_norm": not chosen, "seed": 1})
     before = policy.learn_mode.state_dict()

@@ -15,7 +15,7 @@ def test_one_output_and_a_list_of_outputs_are_both_a_list() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, 1.5, [None], torch.zeros(2)])
-def test_anything_but_dictionaries_is_refused(answer: object) -> None:
+def test_anything_but_dictionaries_is_rejected(answer: object) -> None:
     with pytest.raises(PolicyOutputError, match="_forward_learn"):
         update_outputs(answer)
 
@@ -65,6 +65,6 @@ def test_the_last_priority_of_a_row_counts() -> None:
         ({"priority": torch.ones(2), "priority_index": [0, -1]}, "priority_index"),
     ],
 )
-def test_priorities_that_fit_no_rows_are_refused(output: dict[str, object], word: str) -> None:
+def test_priorities_that_fit_no_rows_are_rejected(output: dict[str, object], word: str) -> None:
     with pytest.raises(PolicyOutputError, match=word):
         priorities_of_rows([output], 4)

@@ -354,7 +354,7 @@ def test_a_missing_target_is_named(counting_envs, batched_policy, tmp_path, cls,
         with pytest.raises(ConfigError, match=rf"collect\({name}="):
             collector.collect()
         for target in (0, 2.5, "2", True):
-            with pytest.raises(ConfigError, match=f"{name} must be a positive whole number"):
+            with pytest.raises(ConfigError, match=f"{name} must be a positive integer"):
                 collector.collect(target)
 
 
@@ -435,7 +435,7 @@ def test_a_policy_is_accepted_as_its_collect_mode(counting_envs, batched_policy,
         assert collector.collect(3)
 
 
-def test_an_argument_of_the_wrong_type_is_refused(batched_policy, sampler):
+def test_an_argument_of_the_wrong_type_is_rejected(batched_policy, sampler):
     with pytest.raises(ConfigError, match="make_env_manager"):
         SampleSerialCollector({}, "CartPole-v1", batched_policy)
     with pytest.raises(ConfigError, match="collect_mode"):
@@ -450,7 +450,7 @@ def test_an_argument_of_the_wrong_type_is_refused(batched_policy, sampler):
 
 @pytest.mark.parametrize("answer", [None, [1.0], torch.zeros(3)])
 @pytest.mark.parametrize("method", ["_process_transition", "_get_train_sample"])
-def test_a_policy_that_returns_no_transition_or_sample_is_refused(
+def test_a_policy_that_returns_no_transition_or_sample_is_rejected(
     counting_envs, per_env_policy, tmp_path, monkeypatch, method, answer
 ):
     policy = per_env_policy

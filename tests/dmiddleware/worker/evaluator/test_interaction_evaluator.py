@@ -190,7 +190,7 @@ def test_the_number_of_episodes_is_required(counting_envs, batched_policy, tmp_p
         assert evaluator.eval(n_episode=3)[1]["episode_count"] == 3
 
 
-def test_envs_that_do_not_fit_the_policy_are_refused(dqn_policy, tmp_path):
+def test_envs_that_do_not_fit_the_policy_are_rejected(dqn_policy, tmp_path):
     with (
         make_env_manager("Acrobot-v1", env_num=2) as envs,
         InteractionSerialEvaluator(
@@ -272,7 +272,7 @@ def test_a_policy_is_accepted_as_its_eval_mode(evaluator, batched_policy):
     assert created.policy == batched_policy.eval_mode
 
 
-def test_an_argument_of_the_wrong_type_is_refused(evaluator, batched_policy):
+def test_an_argument_of_the_wrong_type_is_rejected(evaluator, batched_policy):
     with pytest.raises(ConfigError, match="make_env_manager"):
         InteractionSerialEvaluator({}, [batched_policy], batched_policy)
     with pytest.raises(ConfigError, match="eval_mode"):

@@ -278,7 +278,7 @@ def test_training_from_a_checkpoint_equals_uninterrupted_training(learner, dqn_p
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-def test_a_checkpoint_of_another_model_is_refused(learner, tmp_path):
+def test_a_checkpoint_of_another_model_is_rejected(learner, tmp_path):
     learner.save_checkpoint("mine")
     path = tmp_path / "run" / "ckpt_learner" / "mine.safetensors"
     cfg = {"hook": {"load_ckpt_before_run": str(path)}}
@@ -439,7 +439,7 @@ def test_a_signal_ends_a_learner_that_waits_for_data(tmp_path, number):
     assert (tmp_path / "ckpt_learner" / "iteration_0.safetensors").is_file()
 
 
-def test_a_wrong_argument_of_a_method_is_refused(learner):
+def test_a_wrong_argument_of_a_method_is_rejected(learner):
     with pytest.raises(ConfigError, match="batch"):
         learner.train(None)
     with pytest.raises(ConfigError, match="after_iter"):
@@ -465,7 +465,7 @@ def test_a_missing_argument_is_named(tmp_path):
             learner.start()
 
 
-def test_a_config_with_an_unknown_key_is_refused():
+def test_a_config_with_an_unknown_key_is_rejected():
     with pytest.raises(ConfigError, match="train_iterations"):
         BaseLearner({"train_iteration": 5})
     with pytest.raises(ConfigError, match="train_iterations must be"):
@@ -506,7 +506,7 @@ def test_a_policy_is_accepted_as_its_learn_mode(dqn_policy, tmp_path):
         ({"dist_info": (2, 2)}, "world_size"),
     ],
 )
-def test_an_argument_of_the_wrong_type_is_refused(tmp_path, arguments, word):
+def test_an_argument_of_the_wrong_type_is_rejected(tmp_path, arguments, word):
     with pytest.raises(ConfigError, match=word):
         BaseLearner({}, **{"exp_name": str(tmp_path), **arguments})
 
@@ -572,7 +572,7 @@ def test_priorities_of_some_rows_come_with_those_rows_only(tmp_path):
 
 
 @pytest.mark.parametrize("answer", [None, 0.5, [None]])
-def test_a_forward_that_returns_no_dictionary_is_refused(tmp_path, answer):
+def test_a_forward_that_returns_no_dictionary_is_rejected(tmp_path, answer):
     with (
         BaseLearner({}, Stub([answer]), exp_name=str(tmp_path)) as learner,
         pytest.raises(PolicyOutputError, match="_forward_learn"),

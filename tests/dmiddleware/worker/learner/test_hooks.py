@@ -92,8 +92,8 @@ def test_long_forms_build_registered_types():
         ({"log_show_after_itr": 5}, ConfigError, "did you mean log_show_after_iter"),
         ({"save_ckpt_after_run": 5}, ConfigError, "True or False"),
         ({"log_show_after_iter": 0}, ConfigError, "at least 1"),
-        ({"log_show_after_iter": 1.5}, ConfigError, "whole number"),
-        ({"log_show_after_iter": True}, ConfigError, "whole number"),
+        ({"log_show_after_iter": 1.5}, ConfigError, "integer"),
+        ({"log_show_after_iter": True}, ConfigError, "integer"),
         ({"x": {"type": "log_show", "priority": 1}}, ConfigError, "lacks position"),
         (
             {"x": {"type": "log_show", "positions": "after_iter"}},
@@ -129,7 +129,7 @@ def test_long_forms_build_registered_types():
         ),
     ],
 )
-def test_a_hook_that_cannot_be_built_is_refused(cfg, error, message):
+def test_a_hook_that_cannot_be_built_is_rejected(cfg, error, message):
     with pytest.raises(error, match=message):
         build_learner_hook_by_cfg(cfg)
 

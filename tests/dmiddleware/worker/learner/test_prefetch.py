@@ -131,6 +131,6 @@ def test_closing_wakes_a_thread_that_waits_for_a_batch():
 @pytest.mark.parametrize(
     "options", [{"num_workers": -1}, {"prefetch": 0}, {"num_workers": 1, "worker": "fiber"}]
 )
-def test_impossible_options_are_refused(options):
+def test_invalid_options_are_rejected(options):
     with pytest.raises(ValueError, match=r"must be"):
         PrefetchLoader(numbers(), 2, **options)

@@ -24,6 +24,6 @@ def test_a_name_without_values_has_no_mean():
             ask("unknown")
 
 
-def test_an_empty_window_is_refused():
+def test_an_empty_window_is_rejected():
     with pytest.raises(ValueError, match="positive"):
         MovingAverages(["loss"], window=0)
