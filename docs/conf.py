@@ -38,8 +38,6 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
-# Otherwise signatures show a batch as "Tensor", as they show torch's tensors.
-autodoc_type_aliases = {"Batch": "dmiddleware.data.Batch"}
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 napoleon_google_docstring = True
@@ -86,6 +84,12 @@ def skip_tuple_fields(app, what, name, obj, skip, options):
     return True if type(obj).__name__ == "_tuplegetter" else None
 
 
+def name_batches(app, what, name, obj, options, signature, returns):
+    """Show a batch as "Batch" in signatures, not as "Tensor" like one of torch's tensors."""
+    tree = re.compile(r"~?treetensor\.torch\.(tensor\.)?Tensor")
+    return tuple(text and tree.sub("Batch", text) for text in (signature, returns))
+
+
 def remove_meaningless_bases(app, doctree):
     """Remove "Bases: object", and base classes that are private."""
     for paragraph in list(doctree.findall(nodes.paragraph)):
@@ -96,4 +100,5 @@ def remove_meaningless_bases(app, doctree):
 def setup(app):
     app.connect("builder-inited", add_docstrings_of_data)
     app.connect("autodoc-skip-member", skip_tuple_fields)
+    app.connect("autodoc-process-signature", name_batches)
     app.connect("doctree-read", remove_meaningless_bases)
