@@ -101,7 +101,7 @@ class Buffer:
         """Free what the buffer holds; may be called twice."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy the buffer with everything it holds, its generator and its middleware objects.
+        """Copy the buffer with everything it holds, its generator and its buffer middleware.
 
         Raises:
             TypeError: for a buffer whose storage is shared memory or files.
@@ -138,7 +138,7 @@ class Buffer:
             return chain(*args, **kwargs)
 
     def _common_state(self) -> dict[str, Any]:
-        """Return the state of the generator and of the middleware."""
+        """Return the state of the generator and of the buffer middleware."""
         return {
             "generator": _generator_to_text(self._generator),
             "middleware": [

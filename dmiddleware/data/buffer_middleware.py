@@ -74,11 +74,11 @@ class _ActionMiddleware:
         return chain(*args, **kwargs) if method is None else method(chain, *args, **kwargs)
 
     def attach(self, buffer: Buffer) -> None:
-        """Check that this middleware works on the buffer.
+        """Check that this buffer middleware works on the buffer.
 
         Raises:
             TypeError: if it does not.
-            ValueError: if the middleware was made for another buffer.
+            ValueError: if the buffer middleware was made for another buffer.
         """
         name = type(self).__name__
         if isinstance(buffer, TensorBuffer) and self.instead is not None:

@@ -1,4 +1,4 @@
-"""Start ditask in a separate process."""
+"""Start ditask in a subprocess."""
 
 from __future__ import annotations
 
@@ -7,23 +7,38 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 
 __all__ = ["DITASK", "start"]
 
 DITASK = [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; ditask()"]
 
 
+class _Ditask(subprocess.Popen[str]):
+    """A process that is killed if its ``with`` block fails, instead of being waited for."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.kill()
+        super().__exit__(kind, error, traceback)
+
+
 def start(
     folder: Path, *options: str, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """Start it in a folder, which also has its temporary files; its output can be read.
+    """Start ditask; its output and errors can be read from ``stdout``.
 
     Args:
-        folder: the folder of its program.
-        options: the command line's options.
-        env: variables in addition to those of this process.
+        folder: the working directory, and the folder for temporary files.
+        options: command-line options.
+        env: environment variables in addition to those of this process.
     """
-    return subprocess.Popen(
+    return _Ditask(
         [*DITASK, *options],
         cwd=folder,
         stdout=subprocess.PIPE,

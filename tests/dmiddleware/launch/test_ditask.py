@@ -247,6 +247,15 @@ def test_the_nodes_of_a_killed_launcher_stop_and_report_why(folder: Path) -> Non
     assert all("the launcher has died" in reason for reason in stop_reasons(folder))
 
 
+def test_a_failing_test_kills_its_launcher_instead_of_waiting_for_it(folder: Path) -> None:
+    with (
+        pytest.raises(AssertionError, match="a failing check"),
+        start(folder, "--main", "program.forever", "--parallel-workers", "1") as launcher,
+    ):
+        raise AssertionError("a failing check")
+    assert launcher.returncode == -signal.SIGKILL
+
+
 def _await_running(launcher: subprocess.Popen[str], count: int) -> list[psutil.Process]:
     assert launcher.stdout is not None
     lines = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import subprocess
 import textwrap
 from pathlib import Path
@@ -33,25 +35,38 @@ PROGRAM = """
 
 OPTIONS = (
     "--main", "program.main", "--platform", "slurm", "--protocol", "tcp", "--key-file", "key",
-    "--platform-spec", '{"roles": ["learner,evaluator", "collector=2", "collector"], "port":25511}',
 )  # fmt: skip
+ROLES = ["learner,evaluator", "collector=2", "collector"]
 JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "127.0.0.[2-4]", "SLURM_NTASKS": "3"}
 
 
-def start(folder: Path, index: int) -> subprocess.Popen[str]:
-    return ditask_process.start(folder, *OPTIONS, env=JOB | {"SLURM_PROCID": str(index)})
+def start(folder: Path, index: int, *, port: int) -> subprocess.Popen[str]:
+    spec = json.dumps({"roles": ROLES, "port": port})
+    return ditask_process.start(
+        folder, *OPTIONS, "--platform-spec", spec, env=JOB | {"SLURM_PROCID": str(index)}
+    )
+
+
+def free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
 
 
 def test_the_first_node_waits_for_the_nodes_of_all_hosts(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
     (tmp_path / "key").write_text("k" * 40)
-    with start(tmp_path, 0) as first:
+    port = free_port("127.0.0.2")
+    with start(tmp_path, 0, port=port) as first:
         assert first.stdout is not None
         line = first.stdout.readline()
-        while "listens on tcp://127.0.0.2:25511" not in line:
+        while f"listens on tcp://127.0.0.2:{port}" not in line:
             line = first.stdout.readline()
             assert line
-        with start(tmp_path, 1) as second, start(tmp_path, 2) as third:
+        with (
+            start(tmp_path, 1, port=port) as second,
+            start(tmp_path, 2, port=port) as third,
+        ):
             for launcher in (second, third, first):
                 text, _ = launcher.communicate(timeout=80)
                 assert launcher.returncode == 0, text
