@@ -68,6 +68,8 @@ class RowRing:
         self._links: EpisodeLinks | None = None
         self._side: SideTable | None = None
         self._has_warned = False
+        # Leaves of next_obs that can be compared with obs of the following row.
+        self._compared: list[str] = []
 
     @property
     def paths(self) -> list[str]:
@@ -280,6 +282,11 @@ class RowRing:
         self._schema = schema
         if self._linked:
             self._links = EpisodeLinks(self.size)
+            self._compared = [
+                leaf.path
+                for leaf in schema.below(_NEXT)
+                if str(schema.leaves.get(_obs_path(leaf.path))) == str(leaf)
+            ]
         if not self._store_next_obs:
             self._side = SideTable(self.size, schema.below(_NEXT))
 
@@ -313,20 +320,19 @@ class RowRing:
         Episode ids alone are not enough, because two data sources may use the same ids.
         """
         same = np.ones(len(tail), np.bool_)
-        paths = [path for path in self.paths if _root(path) == _NEXT and _obs_path(path) in rows]
-        if not paths or not len(tail):
+        if not self._compared or not len(tail):
             return same
         inner = tail >= first
-        old, new = tail[~inner] % self.size, tail[inner] - first
-        for path in paths:
+        n_inner = np.count_nonzero(inner)
+        old: Any = slice(None) if n_inner == 0 else ~inner
+        new: Any = slice(None) if n_inner == len(tail) else inner
+        for path in self._compared:
             obs = rows[_obs_path(path)]
-            if obs.dtype != rows[path].dtype or obs.shape != rows[path].shape:
-                continue
-            if len(old):
-                before = self._next_obs_of_tails(path, old)
-                same[~inner] &= _same_rows(before, obs[head[~inner] - first])
-            if len(new):
-                same[inner] &= _same_rows(rows[path][new], obs[head[inner] - first])
+            if n_inner < len(tail):
+                before = self._next_obs_of_tails(path, tail[old] % self.size)
+                same[old] &= _same_rows(before, obs[head[old] - first])
+            if n_inner:
+                same[new] &= _same_rows(rows[path][tail[new] - first], obs[head[new] - first])
         if not same.all() and not self._has_warned:
             self._has_warned = True
             _log.warning(
@@ -341,7 +347,7 @@ class RowRing:
         assert self._columns is not None  # set up by push
         if self._side is not None:  # an open tail always has its next_obs there
             return self._side.get(path, slots)
-        return self._columns.take(slots, (path,))[path]
+        return self._columns.arrays[path].take(slots, axis=0)
 
     def _keep_next_obs(
         self, side: SideTable, links: EpisodeLinks, rows: Mapping[str, Array], first: int
@@ -451,6 +457,8 @@ def _check_next_obs(schema: Schema) -> None:
 
 def _same_rows(a: Array, b: Array) -> npt.NDArray[np.bool_]:
     """Return for each row whether two arrays have the same bits (NaN equals NaN)."""
+    if a.tobytes() == b.tobytes():  # the usual case; for few rows, much faster than the following
+        return np.ones(len(a), np.bool_)
     bits = np.dtype(f"V{a.dtype.itemsize}") if a.dtype.itemsize > 8 else f"u{a.dtype.itemsize}"
     equal = a.view(bits) == b.view(bits)
     same: npt.NDArray[np.bool_] = equal.all(axis=tuple(range(1, equal.ndim)))
