@@ -27,7 +27,7 @@ from dmiddleware.errors import LaunchError
 from dmiddleware.launch.plan import NodeConfig
 from dmiddleware.launch.status import NodeStatus
 from dmiddleware.pipeline import CurrentNode, running_as
-from dmiddleware.router import NodeOptions, Router
+from dmiddleware.router import Router
 from dmiddleware.router.transport import Transport
 from dmiddleware.router.transport.default import SocketTransport
 from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
@@ -77,7 +77,6 @@ class _NodeProcess:
             dial=plan.dial,
             key=bytes.fromhex(config.key_hex) or None,
             transport=_transport(config),
-            options=NodeOptions(),
             expected_peers=plan.n_peers,
             start_timeout_s=config.start_timeout_s,
         )

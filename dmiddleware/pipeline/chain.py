@@ -158,17 +158,17 @@ class PlanItem:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The fields that it declares it reads."""
+        """The fields that it declares to read."""
         return string_tuple(self._declared("reads"))
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The fields that it declares it writes."""
+        """The fields that it declares to write."""
         return string_tuple(self._declared("writes"))
 
     @property
     def receives(self) -> tuple[str, ...]:
-        """The fields that it declares it writes if there are other processes."""
+        """The fields that it declares to write if there are other processes."""
         return string_tuple(self._declared("receives"))
 
     @property

@@ -341,7 +341,7 @@ class EventBus:
         """Accept an event from another process.
 
         Raises:
-            EventQueueFull: when the queue is still full at the deadline; to be delivered again.
+            EventQueueFull: when the queue is still full at the deadline; deliver it again later.
         """
         self._accept_remote(name, Emission(args, kwargs), waits=True)
 

@@ -220,7 +220,7 @@ class Router:
                 undelivered,
                 deadline_s,
             )
-        # All of them first, because each may have to wait for a peer that does not reply.
+        # Stop all of them first, because closing one may wait for a peer that does not reply.
         for dialer in self._dialers:
             dialer.stop()
         for dialer in self._dialers:
