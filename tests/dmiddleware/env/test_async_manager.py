@@ -102,11 +102,19 @@ def test_a_reset_has_a_separate_deadline(tmp_path):
     with managed(slow, step_timeout_s=2.0, reset_timeout_s=60) as manager:
         assert manager.step(stay(1)).done.all()
         assert manager.restarts == 0
+    hangs = functools.partial(Fragile, how="hang", where="reset", at=1)
+    with pytest.raises(EnvTimeout, match="did not answer in time"):
+        managed(hangs, step_timeout_s=60, reset_timeout_s=0.5).launch()
+
+
+@pytest.mark.slow
+def test_the_deadline_of_a_reset_holds_for_the_reset_within_a_step():
     hangs = functools.partial(Fragile, how="hang", where="reset", at=2, limit=1)
-    with managed(hangs, step_timeout_s=60, max_retry=0) as manager:
-        manager._pool._reset_timeout_s = 0.5
-        with pytest.raises(EnvTimeout, match="in reset, it did not answer in time"):
-            manager.step(stay(1))
+    with (
+        managed(hangs, step_timeout_s=60, reset_timeout_s=10, max_retry=0) as manager,
+        pytest.raises(EnvTimeout, match="in reset, it did not answer in time"),
+    ):
+        manager.step(stay(1))
 
 
 @pytest.mark.parametrize("how", ["raise", "exit"])

@@ -3,7 +3,7 @@ import functools
 import gymnasium as gym
 import numpy as np
 import pytest
-from strange_envs import Walk
+from strange_envs import Fragile, Walk
 
 import dmiddleware.env
 from dmiddleware.env import (
@@ -12,7 +12,7 @@ from dmiddleware.env import (
     VectorEnvManager,
     make_env_manager,
 )
-from dmiddleware.errors import ConfigError, RegistryError
+from dmiddleware.errors import ConfigError, EnvCrashed, EnvTimeout, RegistryError
 
 
 def test_the_public_names_are_these():
@@ -74,23 +74,46 @@ def test_wrappers_are_applied_to_each_env_first_one_innermost():
         assert manager.step(np.zeros(1, int)).reward.tolist() == [4.0]
 
 
-def test_options_reach_the_manager():
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("where", "timeouts"),
+    [
+        ("step", {"step_timeout_s": 0.5, "reset_timeout_s": 60}),
+        ("reset", {"step_timeout_s": 60, "reset_timeout_s": 0.5}),
+    ],
+)
+def test_each_deadline_reaches_the_manager(where, timeouts):
     manager = make_env_manager(
-        Walk,
-        env_num=3,
+        Fragile,
+        env_num=1,
         mode="async",
-        seed=4,
-        max_retry=7,
-        step_timeout_s=1.5,
-        reset_timeout_s=2.5,
-        envs_per_process=3,
+        env_kwargs={"how": "hang", "where": where, "at": 1},
+        max_retry=0,
+        **timeouts,
     )
-    assert manager._step_timeout_s == 1.5
-    assert manager._reset_timeout_s == 2.5
-    assert manager._envs_per_process == 3
-    assert manager._max_retry == 7
-    assert manager._seeds == make_env_manager(Walk, env_num=3, seed=4)._seeds
-    assert make_env_manager(Walk, env_num=1, max_retry=7)._max_retry == 7
+    with pytest.raises(EnvTimeout, match="did not answer in time"), manager:
+        manager.step(np.zeros(1, int))
+
+
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.process)])
+@pytest.mark.parametrize("max_retry", [0, 2])
+def test_an_env_is_restarted_as_often_as_asked(mode, max_retry):
+    with make_env_manager(
+        Fragile, env_num=1, mode=mode, env_kwargs={"at": 1}, max_retry=max_retry
+    ) as manager:
+        for _ in range(max_retry):
+            assert manager.step(np.zeros(1, int)).abnormal.all()
+        with pytest.raises(EnvCrashed, match=f"failed {max_retry + 1} time"):
+            manager.step(np.zeros(1, int))
+
+
+@pytest.mark.process
+def test_envs_share_processes_as_asked():
+    with make_env_manager(Walk, env_num=3, mode="async", envs_per_process=2) as manager:
+        assert len(set(manager.pids)) == 2
+
+
+def test_the_number_of_envs_may_be_a_numpy_integer():
     assert make_env_manager(Walk, env_num=np.int64(2)).env_num == 2
 
 

@@ -80,17 +80,24 @@ class Counters(gym.vector.VectorEnv):
 ACTIONS = np.zeros(3, np.float64)
 
 
-def managed(mode, **kwargs):
+def managed(mode, *, made=None, **kwargs):
+    """Return a manager of ``Counters``, which are appended to the list ``made``."""
     options = {key: kwargs.pop(key) for key in ("seed", "max_retry") if key in kwargs}
-    return VectorEnvManager(functools.partial(Counters, mode, **kwargs), 3, **options)
+    made = [] if made is None else made
+
+    def make():
+        made.append(Counters(mode, **kwargs))
+        return made[-1]
+
+    return VectorEnvManager(make, 3, **options)
 
 
 @pytest.mark.parametrize("final_as", ["objects", "stacked"])
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
 def test_final_and_first_observations_are_kept_apart(mode, final_as):
-    with managed(mode, final_as=final_as) as manager:
+    made = []
+    with managed(mode, made=made, final_as=final_as) as manager:
         steps = [manager.step(ACTIONS) for _ in range(6)]
-        vector = manager._env
     assert [step.next_obs[:, 0].tolist() for step in steps] == [
         [1, 1, 1],
         [2, 2, 2],
@@ -115,7 +122,7 @@ def test_final_and_first_observations_are_kept_apart(mode, final_as):
     assert steps[5].info["eval_episode_return"].dtype == np.float32
     assert "final_obs" not in steps[5].info
     assert steps[4].next_obs is steps[4].obs
-    assert vector.n_closed == 1
+    assert [vector.n_closed for vector in made] == [1]
 
 
 def test_a_step_that_resets_is_not_a_transition():
@@ -234,9 +241,10 @@ def test_infos_of_a_reset_by_mask_belong_to_the_envs_that_were_reset():
 
 
 def test_a_custom_vector_env_gets_one_seed():
-    with managed(AutoresetMode.NEXT_STEP, seed=[7, 8, 9]) as manager:
+    made = []
+    with managed(AutoresetMode.NEXT_STEP, made=made, seed=[7, 8, 9]) as manager:
         manager.reset()
-        assert manager._env.seeds == [7, None]
+    assert [vector.seeds for vector in made] == [[7, None]]
 
 
 def test_all_envs_are_stepped_together():
@@ -250,10 +258,10 @@ def test_all_envs_are_stepped_together():
 
 
 def test_a_failing_vector_env_is_made_again_and_all_episodes_are_lost(caplog):
-    with managed(AutoresetMode.NEXT_STEP, fails_at=3, max_retry=2, seed=4) as manager:
+    made = []
+    with managed(AutoresetMode.NEXT_STEP, made=made, fails_at=3, max_retry=2, seed=4) as manager:
         for _ in range(2):
             manager.step(ACTIONS)
-        old = manager._env
         with caplog.at_level(logging.WARNING):
             batch = manager.step(ACTIONS)
         assert batch.abnormal.all()
@@ -262,8 +270,9 @@ def test_a_failing_vector_env_is_made_again_and_all_episodes_are_lost(caplog):
         assert [row.info for row in batch] == [{"new": True, "abnormal": True}] * 3
         assert not batch.done.any()
         assert (manager.restarts, manager.dropped_steps) == (1, 4)  # env 0 had ended
-        assert manager._env.seeds != old.seeds
-        assert old.n_closed == 1
+        old, new = made
+        assert new.seeds != old.seeds
+        assert (old.n_closed, new.n_closed) == (1, 0)
         assert manager.step(ACTIONS).is_full
     assert "vector env 0 failed in step: it raised RuntimeError: the simulator diverged" in (
         caplog.text

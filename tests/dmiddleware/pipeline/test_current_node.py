@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -50,26 +52,29 @@ def test_seeds_depend_on_the_node_in_a_run_of_several_processes(router: Router) 
 
 def test_a_signal_can_stop_the_node_while_a_task_is_registered() -> None:
     node = CurrentNode()
+    reasons: list[str] = []
 
-    class Interrupted:
-        """A task; a signal handler runs while it is registered, on the same thread."""
-
+    class Registered:
         ctx, stop_reason, stopped_ok, ends_run = Context(), None, True, False
 
         def stop(
             self, reason: str, *, ok: bool = True, only_local: bool = False, final: bool = True
-        ) -> None: ...
+        ) -> None:
+            reasons.append(reason)
 
-    tasks: list[Any] = []
-
-    class Tasks(list[Any]):
-        def append(self, task: Any) -> None:
+    def signal_before_each_line(frame: FrameType, event: str, arg: object) -> Any:
+        # A signal handler runs between two lines, on the same thread.
+        if frame.f_code is CurrentNode.register.__code__ and event == "line":
             node.stop("received SIGTERM")
-            tasks.append(task)
+        return signal_before_each_line
 
-    node._tasks = Tasks()
-    node.register(Interrupted())
-    assert len(tasks) == 1
+    before = sys.gettrace()
+    sys.settrace(signal_before_each_line)
+    try:
+        node.register(Registered())
+    finally:
+        sys.settrace(before)
+    assert set(reasons) == {"received SIGTERM"}
 
 
 def test_a_node_knows_whether_it_stops_alone_or_with_the_run() -> None:
