@@ -11,67 +11,70 @@ from dmiddleware.errors import ConfigError, NonFiniteLoss, SpaceError
 from dmiddleware.policy import BatchedPolicy, DQNPolicy
 
 
-def by_hand(model, target, batch, *, double, loss, discount=0.99, weight=None):
-    """The loss and absolute TD errors, row by row, as the papers have them."""
-    losses, errors = [], []
-    for i in range(len(batch["action"])):
-        next_q = target(batch["next_obs"][i : i + 1])["logit"][0]
-        chooser = model(batch["next_obs"][i : i + 1])["logit"][0] if double else next_q
-        wanted = batch["reward"][i]
-        if not batch["terminated"][i]:
-            gamma = discount[i] if isinstance(discount, torch.Tensor) else discount
-            wanted = wanted + gamma * next_q[chooser.argmax()]
-        q = model(batch["obs"][i : i + 1])["logit"][0, batch["action"][i]]
-        error = (q - wanted.detach()).abs()
-        one = torch.where(error < 1, 0.5 * error**2, error - 0.5) if loss == "huber" else error**2
-        losses.append(one if weight is None else weight[i] * one)
-        errors.append(error.detach())
-    return torch.stack(losses).mean(), torch.stack(errors)
+class Table(torch.nn.Module):
+    """Q-values of two actions in two states: the observation is the state as a one-hot vector."""
+
+    def __init__(self):
+        super().__init__()
+        self.q = torch.nn.Linear(2, 2, bias=False)  # weight [action, state]
+
+    def forward(self, obs):
+        return {"logit": self.q(obs)}
 
 
-@pytest.mark.parametrize("double", [True, False])
-@pytest.mark.parametrize("loss", ["huber", "mse"])
-def test_an_update_equals_the_equations_of_the_papers(small, transitions, double, loss):
-    policy = DQNPolicy({"model": small, "learn": {"double": double, "loss": loss}, "seed": 1})
-    batch = transitions(32)
-    for _ in range(3):  # so that online and target network differ
-        policy.learn_mode.forward(transitions(32, seed=9))
-    model = copy.deepcopy(policy.get_attribute("model"))
-    target = policy.get_attribute("target")
-    wanted, errors = by_hand(model, target, batch, double=double, loss=loss)
-    gradient = torch.autograd.grad(wanted, list(model.parameters()))
-    output = policy.learn_mode.forward(batch)
-    assert output["total_loss"] == pytest.approx(wanted.item(), rel=1e-5)
+def policy_with_tables(cfg):
+    """Return a policy whose online and target network are known tables."""
+    policy = DQNPolicy({"discount_factor": 0.5, **cfg}, model=Table())
+    state = policy.learn_mode.state_dict()
+    state["model"] = {"q.weight": torch.tensor([[1.0, 3.0], [2.0, 1.0]])}
+    state["target"] = {"q.weight": torch.tensor([[0.5, 2.0], [4.0, 5.0]])}
+    policy.learn_mode.load_state_dict(state)
+    return policy
+
+
+def table_batch(**columns):
+    state = torch.eye(2)
+    return as_tree(
+        {
+            "obs": state[[0, 1, 0, 1]],
+            "action": torch.tensor([0, 1, 1, 0]),  # of the values 1, 1, 2, 3
+            "reward": torch.tensor([1.0, -2.0, 0.0, 0.25]),
+            "next_obs": state[[1, 0, 0, 0]],
+            "terminated": torch.tensor([False, True, False, False]),
+            **columns,
+        }
+    )
+
+
+# In state 1, the target network's value of the online network's best action is 2, its best is 5.
+# So the targets are 2 (double) or 3.5, then -2, 2 and 2.25.
+@pytest.mark.parametrize(
+    ("double", "loss", "wanted", "target", "gradient"),
+    [
+        (True, "huber", 0.8203125, 1.0625, [[-0.25, 0.1875], [0.0, 0.25]]),
+        (True, "mse", 2.640625, 1.0625, [[-0.5, 0.375], [0.0, 1.5]]),
+        (False, "huber", 1.1953125, 1.4375, [[-0.25, 0.1875], [0.0, 0.25]]),
+        (False, "mse", 3.953125, 1.4375, [[-1.25, 0.375], [0.0, 1.5]]),
+    ],
+)
+def test_loss_and_gradient_are_those_computed_by_hand(double, loss, wanted, target, gradient):
+    policy = policy_with_tables({"learn": {"double": double, "loss": loss}})
+    output = policy.learn_mode.forward(table_batch())
+    assert output["total_loss"] == pytest.approx(wanted)
+    assert output["target_q_value"] == pytest.approx(target)
+    assert output["q_value"] == pytest.approx(1.75)
     assert "priority" not in output
-    got = [p.grad for p in policy.get_attribute("model").parameters()]
-    for ours, theirs in zip(got, gradient, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-    assert output["target_q_value"] - output["q_value"] == pytest.approx(
-        (-by_hand_signed(model, target, batch, double)).mean().item(), abs=1e-5
-    )
-    assert errors.shape == (32,)
+    assert policy.get_attribute("model").q.weight.grad.tolist() == gradient
 
 
-def by_hand_signed(model, target, batch, double):
-    next_q = target(batch["next_obs"])["logit"]
-    chooser = model(batch["next_obs"])["logit"] if double else next_q
-    bootstrap = next_q.gather(1, chooser.argmax(1, keepdim=True)).squeeze(1)
-    wanted = batch["reward"] + 0.99 * bootstrap * ~batch["terminated"]
-    return model(batch["obs"])["logit"].gather(1, batch["action"][:, None]).squeeze(1) - wanted
-
-
-def test_discount_and_weight_columns_are_honoured(small, transitions):
-    weight = torch.rand(32)
-    discount = 0.99 ** torch.randint(4, (32,)).float()
-    batch = transitions(32, weight=weight, discount=discount)
-    policy = DQNPolicy({"model": small, "nstep": 3})
-    model, target = policy.get_attribute("model"), policy.get_attribute("target")
-    wanted, errors = by_hand(
-        model, target, batch, double=True, loss="huber", discount=discount, weight=weight
-    )
-    output = policy.learn_mode.forward(batch)
-    assert output["total_loss"] == pytest.approx(wanted.item(), rel=1e-5)
-    torch.testing.assert_close(output["priority"], errors, rtol=1e-4, atol=1e-6)
+def test_discount_and_weight_columns_are_honoured():
+    policy = policy_with_tables({"nstep": 3})
+    discount = torch.tensor([0.25, 0.5, 0.125, 0.5])
+    weight = torch.tensor([1.0, 0.5, 2.0, 0.0])
+    output = policy.learn_mode.forward(table_batch(discount=discount, weight=weight))
+    # Huber's losses are 0.125, 2.5, 1 and 0.28125.
+    assert output["total_loss"] == pytest.approx((0.125 + 0.5 * 2.5 + 2 * 1.0) / 4)
+    assert output["priority"].tolist() == [0.5, 3.0, 1.5, 0.75]
     assert output["priority"].dtype == torch.float32
 
 
