@@ -84,21 +84,30 @@ def skip_tuple_fields(app, what, name, obj, skip, options):
     return True if type(obj).__name__ == "_tuplegetter" else None
 
 
-def name_batches(app, what, name, obj, options, signature, returns):
-    """Show a batch as "Batch" in signatures, not as "Tensor" like one of torch's tensors."""
-    tree = re.compile(r"~?treetensor\.torch\.(tensor\.)?Tensor")
-    return tuple(text and tree.sub("Batch", text) for text in (signature, returns))
+# Autodoc resolves type aliases. A batch would be shown as "Tensor", like one of torch's tensors.
+ALIASES = {
+    r"~?treetensor\.torch\.(?:tensor\.)?Tensor": "Batch",
+    r"~?[\w.]+\.Callable\[\[([^\[\]]+)\], ~?[\w.]+\.Iterator\[None\] \| None\]": r"Middleware[\1]",
+}
+
+
+def restore_aliases(app, what, name, obj, options, signature, returns):
+    for pattern, alias in ALIASES.items():
+        signature, returns = (
+            text and re.sub(pattern, alias, text) for text in (signature, returns)
+        )
+    return signature, returns
 
 
 def remove_meaningless_bases(app, doctree):
-    """Remove "Bases: object", and base classes that are private."""
+    """Remove "Bases: object", and base classes that are not public."""
     for paragraph in list(doctree.findall(nodes.paragraph)):
-        if re.fullmatch(r"Bases: (object|_\w+)", paragraph.astext()):
+        if re.fullmatch(r"Bases: (object|Exchange|_\w+)", paragraph.astext()):
             paragraph.parent.remove(paragraph)
 
 
 def setup(app):
     app.connect("builder-inited", add_docstrings_of_data)
     app.connect("autodoc-skip-member", skip_tuple_fields)
-    app.connect("autodoc-process-signature", name_batches)
+    app.connect("autodoc-process-signature", restore_aliases)
     app.connect("doctree-read", remove_meaningless_bases)
