@@ -69,7 +69,10 @@ class BCPolicy(ActorPolicy):
         enable_field: Iterable[str] | None = None,
         **options: Unpack[BCOptions],
     ) -> Self:
-        """Build the policy for an environment; see :meth:`Policy.for_env`."""
+        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
+
+        :doc:`/reference/configuration` lists the options.
+        """
         return super().for_env(env, model=model, enable_field=enable_field, **options)
 
     def default_model(self) -> tuple[str, list[str]]:

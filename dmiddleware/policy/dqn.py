@@ -148,7 +148,10 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
         enable_field: Iterable[str] | None = None,
         **options: Unpack[DQNOptions],
     ) -> Self:
-        """Build the policy for an environment; see :meth:`Policy.for_env`."""
+        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
+
+        :doc:`/reference/configuration` lists the options.
+        """
         return super().for_env(env, model=model, enable_field=enable_field, **options)
 
     def default_model(self) -> tuple[str, list[str]]:

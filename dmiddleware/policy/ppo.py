@@ -161,7 +161,10 @@ class PPOPolicy(ActorPolicy):
         enable_field: Iterable[str] | None = None,
         **options: Unpack[PPOOptions],
     ) -> Self:
-        """Build the policy for an environment; see :meth:`Policy.for_env`."""
+        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
+
+        :doc:`/reference/configuration` lists the options.
+        """
         return super().for_env(env, model=model, enable_field=enable_field, **options)
 
     @classmethod
