@@ -166,7 +166,7 @@ def _cuts(rows: Batch) -> torch.Tensor:
     return cut
 
 
-def _with(rows: Batch, **columns: Any) -> Batch:
+def _with(rows: Batch, **columns: torch.Tensor) -> Batch:
     return as_tree({**dict(rows.items()), **columns})
 
 

@@ -17,6 +17,7 @@ from middleware.support import RLContext
 from middleware.support.checks import check_positive, value_or_setting
 from middleware.support.replay import (
     ReplayBuffer,
+    Samples,
     SkippedDraws,
     bind_to_policy,
     check_buffer,
@@ -53,7 +54,7 @@ class _PolicyUpdater:
             if isinstance(policy, BaseLearner)
             else as_learn_mode(policy, user=type(self).__name__)
         )
-        self._forward: Callable[[Batch], Any] = (
+        self._forward: Callable[[Samples], object] = (
             self._mode.forward if self._learner is None else self._train
         )
         self._env_step = -1
@@ -76,14 +77,14 @@ class _PolicyUpdater:
             self._running = False
             self._learner.call_hook("after_run")
 
-    def _update(self, ctx: RLContext, batch: Batch) -> list[dict[str, Any]]:
+    def _update(self, ctx: RLContext, batch: Samples) -> list[dict[str, Any]]:
         """Call the policy's forward once; each of its outputs counts as an update."""
         self._env_step = getattr(ctx, "env_step", -1)
         outputs = update_outputs(self._forward(batch))
         ctx.train_iter += sum(map(is_update, outputs))
         return outputs
 
-    def _train(self, batch: Batch) -> Any:
+    def _train(self, batch: Samples) -> object:
         assert self._learner is not None
         return self._learner.train(batch, envstep=self._env_step)
 

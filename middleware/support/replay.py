@@ -24,6 +24,8 @@ from dmiddleware.policy import LearnMode, priorities_of_rows
 
 __all__ = [
     "ReplayBuffer",
+    "RowIndex",
+    "Samples",
     "check_buffer",
     "check_start",
     "count_drawn",
@@ -40,6 +42,12 @@ _log = logging.getLogger(__name__)
 
 ReplayBuffer: TypeAlias = TensorBuffer | DequeBuffer
 """A buffer that stores rows in columns, or one that stores Python objects."""
+
+Samples: TypeAlias = Batch | list[dict[str, Any]]
+"""Data to learn from, in the form that its buffer gives."""
+
+RowIndex: TypeAlias = torch.Tensor | list[int]
+"""Where a buffer keeps the rows of a draw."""
 
 
 def check_buffer(buffer: object) -> None:
@@ -99,7 +107,9 @@ def push_item(buffer: DequeBuffer, item: Any, *, train_iter: int, **meta: Any) -
     buffer.push(item, meta={"train_iter_data_collected": train_iter, **meta})
 
 
-def draw(buffer: ReplayBuffer, n: int, *, train_iter: int | None = None) -> tuple[Any, Any]:
+def draw(
+    buffer: ReplayBuffer, n: int, *, train_iter: int | None = None
+) -> tuple[Samples, RowIndex]:
     """Draw data to learn from.
 
     Args:
@@ -128,7 +138,7 @@ def draw(buffer: ReplayBuffer, n: int, *, train_iter: int | None = None) -> tupl
     return samples, [item.index for item in items]
 
 
-def update_priorities(buffer: ReplayBuffer, index: Any, outputs: list[dict[str, Any]]) -> None:
+def update_priorities(buffer: ReplayBuffer, index: RowIndex, outputs: list[dict[str, Any]]) -> None:
     """Write the priorities that one forward returned, if any, to the rows that they are for.
 
     The key ``priority`` is removed from the outputs.
@@ -140,8 +150,10 @@ def update_priorities(buffer: ReplayBuffer, index: Any, outputs: list[dict[str, 
         return
     rows, priority = found
     if isinstance(buffer, TensorBuffer):
+        assert isinstance(index, torch.Tensor)
         buffer.update_priority(index if rows is None else index[rows], priority)
         return
+    assert isinstance(index, list)
     chosen = index if rows is None else [index[row] for row in rows.tolist()]
     for one, value in zip(chosen, torch.as_tensor(priority).tolist(), strict=True):
         buffer.update(one, meta={"priority": value})
