@@ -59,7 +59,7 @@ def test_without_an_initialisation_layers_start_as_in_torch():
 
 
 def test_an_unknown_activation_is_rejected_with_the_nearest():
-    with pytest.raises(ValueError, match=r"no activation is called 'reluu'; did you mean 'relu'\?"):
+    with pytest.raises(ValueError, match=r"unknown activation 'reluu'; did you mean 'relu'\?"):
         activation_of("reluu")
     with pytest.raises(ValueError, match="known are: relu, tanh"):
         activation_of("xyz")
