@@ -9,6 +9,7 @@ import gymnasium as gym
 import torch
 from torch import nn
 
+from dmiddleware.data.batch import Nested
 from dmiddleware.model.encoders import make_encoder
 from dmiddleware.model.layers import Init, Norm, call, orthogonal_init
 from dmiddleware.model.model_registry import MODEL_REGISTRY
@@ -107,7 +108,7 @@ class Actor(Network):
             **options,
         )
 
-    def forward(self, obs: Any) -> dict[str, torch.Tensor]:
+    def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
         """Return the distribution: ``{"logit"}``, or ``{"mu", "sigma"}``, each ``[…, A]``.
 
         Args:
@@ -174,7 +175,7 @@ class ActorCritic(Actor):
         if init == "orthogonal":
             orthogonal_init(self.value_head, _VALUE_GAIN)
 
-    def forward(self, obs: Any) -> dict[str, torch.Tensor]:
+    def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
         """Return the distribution and the value.
 
         Args:
@@ -190,11 +191,11 @@ class ActorCritic(Actor):
         output["value"] = call(self.value_head, features).squeeze(-1)
         return output
 
-    def compute_actor(self, obs: Any) -> dict[str, torch.Tensor]:
+    def compute_actor(self, obs: Nested) -> dict[str, torch.Tensor]:
         """Return the distribution alone, without the critic's work."""
         return self._distribution(call(self.encoder, obs))
 
-    def compute_critic(self, obs: Any) -> torch.Tensor:
+    def compute_critic(self, obs: Nested) -> torch.Tensor:
         """Return the value ``[…]`` alone, without the actor's work."""
         encoder = self.encoder if self.critic_encoder is None else self.critic_encoder
         value: torch.Tensor = call(self.value_head, call(encoder, obs)).squeeze(-1)

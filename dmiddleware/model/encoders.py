@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.layers import MLP, Init, Norm, as_float, orthogonal_init
 from dmiddleware.model.spaces import ObsShape, as_obs_shape, is_image, is_one_hot, shape_leaves
@@ -195,7 +196,7 @@ class NestedEncoder(nn.Module):
         self.join = MLP(sum(encoder.out_features for encoder in encoders), (width,), **options)
         self.out_features = width
 
-    def forward(self, obs: Any) -> torch.Tensor:
+    def forward(self, obs: Nested) -> torch.Tensor:
         """Return features ``[…, out_features]``.
 
         Args:

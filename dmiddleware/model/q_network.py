@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import torch
 
+from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.encoders import make_encoder
 from dmiddleware.model.layers import MLP, Init, Norm, call
@@ -91,7 +92,7 @@ class QNetwork(Network):
         _require_discrete(action_space)
         super().check_spaces(observation_space, action_space)
 
-    def forward(self, obs: Any) -> dict[str, torch.Tensor]:
+    def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
         """Return ``{"logit": [… , A]}``, the actions' values.
 
         Args:

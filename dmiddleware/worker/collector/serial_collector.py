@@ -12,6 +12,7 @@ import torch
 
 from dmiddleware.config import Option, count, switch
 from dmiddleware.data import map_leaves
+from dmiddleware.data.batch import Value
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
@@ -161,7 +162,7 @@ class ISerialCollector(SerialWorker[CollectMode]):
         if not self._cfg.transform_obs:
             return mode
 
-        def forward(obs: Any, **kwargs: Any) -> dict[Any, Any]:
+        def forward(obs: Value, **kwargs: Any) -> dict[Any, Any]:
             return mode.forward(_map_tree(torch.Tensor.float, obs), **kwargs)
 
         return mode._replace(forward=forward)
@@ -268,7 +269,7 @@ def _spread(returns: list[float]) -> dict[str, float]:
     }
 
 
-def _map_tree(function: Callable[[torch.Tensor], torch.Tensor], obs: Any) -> Any:
+def _map_tree(function: Callable[[torch.Tensor], torch.Tensor], obs: Value) -> Value:
     return function(obs) if isinstance(obs, torch.Tensor) else map_leaves(function, obs)
 
 
