@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 __all__ = ["Clock", "Running", "SystemClock"]
+
+
+_SIGNAL_CHECK_S: Final = 0.25
+"""How long the main thread may overlook what a signal handler has changed."""
 
 
 class Running(Protocol):
@@ -89,7 +94,15 @@ class SystemClock:
         timeout_s: float | None,
     ) -> bool:
         """Wait until the predicate holds or the time is up."""
-        return condition.wait_for(predicate, timeout_s)
+        if threading.current_thread() is not threading.main_thread():
+            return condition.wait_for(predicate, timeout_s)
+        # A signal handler runs in the main thread. If it runs between a call of the predicate and
+        # the wait, its notification reaches nobody, so the main thread looks again after a while.
+        end = math.inf if timeout_s is None else self.now() + timeout_s
+        while not condition.wait_for(predicate, min(_SIGNAL_CHECK_S, max(end - self.now(), 0.0))):
+            if self.now() >= end:
+                return False
+        return True
 
     def spawn(self, function: Callable[[], None], *, name: str) -> Running:
         """Start a daemon thread."""

@@ -59,3 +59,17 @@ def test_a_wait_without_a_limit_ends_when_its_predicate_holds(clock: Clock) -> N
         condition.notify_all()
     assert thread.join(DEADLINE_S)
     assert seen == [True]
+
+
+@pytest.mark.timeout(60)
+def test_the_main_thread_notices_what_a_signal_handler_changed_just_before_the_wait() -> None:
+    condition = threading.Condition()
+    calls = []
+
+    def predicate() -> bool:
+        # As if a handler ran after the first call: it changed something, but nobody waited yet.
+        calls.append(len(calls))
+        return len(calls) > 1
+
+    with condition:
+        assert SystemClock().wait_for(condition, predicate, 1000.0)

@@ -17,7 +17,7 @@ from dmiddleware.router.transport.nng import NngChannel, NngListener, NngTranspo
 from tests.dmiddleware.router.request_handlers import replying_with
 
 DEADLINE_S = 20.0
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 class Service:
