@@ -6,8 +6,6 @@ learning components are in the packages ``env``, ``data``, ``model``, ``rl``, ``
 this package does not import torch.
 """
 
-from importlib.metadata import version as _version
-
 from dmiddleware.errors import (
     ChainError,
     ContextError,
@@ -35,8 +33,6 @@ from dmiddleware.pipeline import (
     renewed,
 )
 
-__version__ = _version("dmiddleware")
-
 __all__ = [
     "Task",
     "Context",
@@ -61,3 +57,12 @@ __all__ = [
     "WaitTimeout",
     "EventQueueFull",
 ]
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":
+        # Looked up only when it is asked for: this import takes a sixth of the package's.
+        from importlib.metadata import version
+
+        return version("dmiddleware")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

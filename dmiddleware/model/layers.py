@@ -125,7 +125,7 @@ class MLP(nn.Sequential):
 
 
 def call(module: nn.Module, x: Any) -> Any:
-    """Return ``module(x)``, skipping torch's hook handling if there are no hooks."""
+    """Return ``module(x)``, without torch's hook handling unless it has hooks."""
     return module(x) if _has_hooks(module) else module.forward(x)
 
 
