@@ -705,10 +705,14 @@ class Task(Generic[C]):
 
     def _run_step(self, chain: Chain) -> None:
         try:
-            with OnError(self._unwind_step):
-                chain.run(self.ctx)
-                if self._layers:
-                    self.backward()
+            chain.run(self.ctx)
+            if self._layers:
+                self.backward()
+        except BaseException as error:
+            leaving = self._unwind_step(error)
+            if leaving is error:
+                raise
+            raise leaving from leaving.__cause__
         finally:
             self._step_done = True
         if self._at_step_end or self.events.has_errors:

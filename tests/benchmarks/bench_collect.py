@@ -6,6 +6,13 @@ forward for all of them and preallocated arrays for the rows (`tests/benchmarks/
 `RolloutCollector` is measured alone; `StepCollector` runs in the chain of a task, after the
 middleware that sets epsilon. With "1 step a call", a batch is returned after every step of all
 environments; with "128 steps a call", after 128.
+
+`StepCollector` misses the bar with 1 step a call. There, each step of 8 small environments pays for
+a batch of ten columns that the caller owns (the reference writes five columns into arrays that it
+reuses), for the sum of each episode's rewards, and for one step of the task. These costs do not
+grow with the number of environments or the size of the network. Several steps a call spread them
+over more rows: with 128 steps the bar is met. A whole training step, with its updates, is as fast
+as the hand-written loop (see "DQN training").
 """
 
 from __future__ import annotations
