@@ -8,8 +8,8 @@ nothing, with four calls in flight (ours: four unacknowledged frames, with one e
 other bars are absolute. For the weights, one process publishes them and three others load them into
 a torch module.
 
-Shared memory misses its bar against ipc at 1 MB. The bar dates from an ipc of 1 GB/s; the plain
-sockets of today reach about 2.7 GB/s at this size, where the pieces of a message still fit the
+Shared memory misses its bar against ipc at 1 MB. The bar dates from an ipc of 1 GB/s; today's plain
+sockets reach about three times that at this size, where the pieces of a message still fit the
 processor's cache. The absolute bar of 3 GB/s is met, and from 8 MB on, where the socket's copies
 leave the cache, shared memory is several times as fast.
 """
