@@ -13,7 +13,8 @@ that fits it best, so that either can be caught::
     │   └── TaskStateError (RuntimeError)   a call that the task's state does not allow
     ├── EventError
     │   ├── WaitTimeout (TimeoutError)      an event that did not arrive in time
-    │   └── EventQueueFull (TimeoutError)   a queue that was still full at the deadline
+    │   ├── EventQueueFull (TimeoutError)   a queue that was still full at the deadline
+    │   └── NoSubscriber (LookupError)      a required event that no handler receives
     ├── DataError
     │   ├── StructureError (ValueError)     a batch that differs from what was stored before
     │   ├── NotEnoughData (ValueError)      a buffer asked for more than it holds
@@ -59,6 +60,7 @@ __all__ = [
     "EventError",
     "WaitTimeout",
     "EventQueueFull",
+    "NoSubscriber",
     "DataError",
     "StructureError",
     "NotEnoughData",
@@ -137,6 +139,10 @@ class WaitTimeout(EventError, TimeoutError):
 
 class EventQueueFull(EventError, TimeoutError):
     """A bounded event queue was still full at the emitter's deadline."""
+
+
+class NoSubscriber(EventError, LookupError):
+    """No handler receives an event that is declared as required; nothing was sent."""
 
 
 class DataError(DMiddlewareError):

@@ -9,10 +9,22 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from dmiddleware.errors import EventError
 
-__all__ = ["Delivery", "Event", "Emission", "EventCounters", "Handler", "QueuedEvent", "EventQueue"]
+__all__ = [
+    "Acknowledged",
+    "Delivery",
+    "Event",
+    "Emission",
+    "EventCounters",
+    "Handler",
+    "QueuedEvent",
+    "EventQueue",
+]
 
 Delivery = Literal["reliable", "latest", "lossy"]
 """What happens to an event that is emitted faster than it is handled; see :class:`Event`."""
+
+Acknowledged = Literal["accepted", "handled"]
+"""When a reliable event counts as delivered to another process; see :class:`Event`."""
 
 _GLOB_CHARACTERS = frozenset("*?[")
 
@@ -32,6 +44,12 @@ class Event:
             full.
         capacity: how many emissions may wait in the queue.
         timeout_s: how many seconds an emitter waits for room in a full queue.
+        acknowledged: when another process confirms a reliable event, after which its sender drops
+            it: ``"accepted"``: when it is in that process's memory, so that a handler that runs
+            long does not delay the next events; ``"handled"``: when its handlers have returned.
+            If the process dies before, its successor receives the event.
+        required: whether an emission of a reliable event that no handler receives is an error
+            (:class:`~dmiddleware.errors.NoSubscriber`), and not only counted.
 
     Raises:
         EventError: for an invalid value.
@@ -41,6 +59,8 @@ class Event:
     delivery: Delivery = "reliable"
     capacity: int = 1024
     timeout_s: float = 30.0
+    acknowledged: Acknowledged = "accepted"
+    required: bool = False
 
     def __post_init__(self) -> None:
         if not self.name or _GLOB_CHARACTERS.intersection(self.name):
@@ -57,6 +77,17 @@ class Event:
             raise EventError(
                 f"event {self.name!r}: capacity must be at least 1 and timeout_s at least 0, got "
                 f"{self.capacity} and {self.timeout_s}"
+            )
+        if self.acknowledged not in get_args(Acknowledged):
+            raise EventError(
+                f"event {self.name!r}: acknowledged must be one of "
+                f"{', '.join(get_args(Acknowledged))}, got {self.acknowledged!r}"
+            )
+        if self.delivery != "reliable" and (self.acknowledged == "handled" or self.required):
+            option = "required=True" if self.required else 'acknowledged="handled"'
+            raise EventError(
+                f"event {self.name!r}: {option} needs a reliable event, but its delivery is "
+                f"{self.delivery!r}"
             )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
-from dmiddleware.errors import EventError, EventQueueFull, WaitTimeout
+from dmiddleware.errors import EventError, EventQueueFull, NoSubscriber, WaitTimeout
 from dmiddleware.pipeline.clock import Clock, Running, SystemClock
 from dmiddleware.pipeline.event import (
     Emission,
@@ -56,8 +56,26 @@ class EventRouter(Protocol):
         """Start, or stop, receiving the event from the peers."""
         ...
 
-    def emit(self, event: Event, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Send the event to the peers that subscribed to it, as its contract says."""
+    def emit(
+        self,
+        event: Event,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        to: Collection[int] | None = None,
+    ) -> None:
+        """Send the event to the peers that subscribed to it, as its contract says.
+
+        Args:
+            event: the event.
+            args: positional arguments for the handlers.
+            kwargs: keyword arguments for the handlers.
+            to: node ids of the only peers that may receive it; None: all peers.
+
+        Raises:
+            NoSubscriber: if the event is required, and no peer, or not each of ``to``, has
+                subscribed to it.
+        """
         ...
 
     def peer_ids(self) -> Collection[int]:
@@ -157,6 +175,7 @@ class EventBus:
         *args: Any,
         only_local: bool = False,
         only_remote: bool = False,
+        to: int | Collection[int] | None = None,
         **kwargs: Any,
     ) -> None:
         """Emit an event to its handlers in this process and, with a router, in other processes.
@@ -170,18 +189,40 @@ class EventBus:
             args: positional arguments for the handlers.
             only_local: do not send the event to other processes.
             only_remote: do not call handlers in this process.
+            to: node ids of the only processes that receive the event, this one included if it is
+                among them; None: all processes.
             kwargs: keyword arguments for the handlers.
 
         Raises:
             EventQueueFull: when the queue is still full at the deadline.
+            NoSubscriber: when the event is required, and no handler, or none in one of the
+                processes ``to``, would receive it.
             EventError: when the bus is closed.
         """
         if only_local and only_remote:
             raise EventError("an event cannot be both only_local and only_remote")
         declared = self._resolve(event)
-        if self._router is not None and not only_local:
-            self._router.emit(declared, args, kwargs)
-        if not only_remote:
+        for_here, for_peers = not only_remote, self._router is not None and not only_local
+        peers: Collection[int] | None = None
+        if to is not None:
+            nodes = {to} if isinstance(to, int) else set(to)
+            own = 0 if self._router is None else self._router.node_id
+            peers = nodes - {own}
+            for_here, for_peers = for_here and own in nodes, for_peers and bool(peers)
+        received = for_here and bool(self._handlers.get(declared.name))
+        if declared.required and not received and (not for_peers or (for_here and to is not None)):
+            raise NoSubscriber(
+                f"the event {declared.name!r} is required, but has no handler in this process; "
+                "register one with on() before it is emitted, or declare it with required=False"
+            )
+        if self._router is not None and for_peers:
+            try:
+                self._router.emit(declared, args, kwargs, to=peers)
+            except NoSubscriber:
+                # Without named nodes, a handler in one process is enough.
+                if to is not None or not received:
+                    raise
+        if for_here:
             self._accept(declared, Emission(args, kwargs))
 
     def wait_for(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast, overload
@@ -373,14 +373,18 @@ class Task(Generic[C]):
         *args: Any,
         only_local: bool = False,
         only_remote: bool = False,
+        to: int | Collection[int] | None = None,
         **kwargs: Any,
     ) -> None:
         """Emit an event; see :meth:`EventBus.emit`.
 
         Raises:
             EventQueueFull: when the queue is still full at the event's deadline.
+            NoSubscriber: when the event is required, and no handler would receive it.
         """
-        self.events.emit(event, *args, only_local=only_local, only_remote=only_remote, **kwargs)
+        self.events.emit(
+            event, *args, only_local=only_local, only_remote=only_remote, to=to, **kwargs
+        )
 
     def wait_for(self, event: str | Event, timeout_s: float) -> Emission:
         """Wait for the next emission of the event.

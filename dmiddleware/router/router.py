@@ -280,13 +280,29 @@ class Router:
             )
         self._engine.flush()
 
-    def emit(self, event: Event, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def emit(
+        self,
+        event: Event,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        to: Collection[int] | None = None,
+    ) -> None:
         """Send an event to the peers that subscribe to it, under its delivery contract.
 
         Returns once the event is accepted; the router delivers it from there. The newest ``latest``
-        event of each name is kept and also sent to later subscribers.
+        event of each name is kept and also sent to later subscribers, unless it is for named peers.
+
+        Args:
+            event: the event.
+            args: positional arguments for the handlers.
+            kwargs: keyword arguments for the handlers.
+            to: node ids of the only peers that may receive it; None: all peers. Those that have not
+                subscribed to it do not receive it.
 
         Raises:
+            NoSubscriber: if the event is required, and no peer, or not each of ``to``, has
+                subscribed to it; nothing was sent.
             DeliveryTimeout: if a peer had no room for a reliable event until the deadline.
             RouterStateError: if the router is closed.
             RouterError: if this node has failed, for example because a peer refused it.
@@ -294,7 +310,7 @@ class Router:
             FrameTooLarge: if the event is larger than peers accept.
         """
         self._check_process()
-        self._engine.emit(event, args, kwargs)
+        self._engine.emit(event, args, kwargs, to)
 
     def peers(self) -> list[Identity]:
         """Return the identities of the connected peers."""

@@ -21,6 +21,8 @@ class EventTraffic:
         received_bytes: their bytes.
         blocked_s: seconds that emitters spent waiting for room.
         undecodable: received emissions that could not be decoded.
+        unsubscribed: emissions that no peer had subscribed to, and peers named in ``emit(to=…)``
+            that had not.
     """
 
     sent: int = 0
@@ -29,6 +31,7 @@ class EventTraffic:
     received_bytes: int = 0
     blocked_s: float = 0.0
     undecodable: int = 0
+    unsubscribed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

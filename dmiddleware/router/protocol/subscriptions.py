@@ -109,11 +109,19 @@ class Subscriptions:
                 "smaller parts"
             )
 
-    def put_latest(self, event: EncodedEvent) -> None:
-        """Send an event that supersedes earlier ones of its name, and keep it for newcomers."""
-        self._latest[event.event] = event
-        for node_id in self.subscribers(event.event):
-            self._peers[node_id].outgoing.put_latest(event)
+    def put_latest(self, event: EncodedEvent, to: Iterable[str] | None = None) -> None:
+        """Send an event that supersedes earlier ones of its name.
+
+        Args:
+            event: the event.
+            to: the peers that receive it; None: all subscribers, later ones included.
+        """
+        if to is None:
+            self._latest[event.event] = event
+            to = self.subscribers(event.event)
+        for node_id in to:
+            if (peer := self._peers.get(node_id)) is not None:
+                peer.outgoing.put_latest(event)
 
     def on_announcement(self, peer: PeerSession, event: EncodedEvent) -> None:
         """Process the subscriptions that a peer announces.

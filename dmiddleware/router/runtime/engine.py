@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from dmiddleware.errors import DeliveryTimeout, RouterError
+from dmiddleware.errors import DeliveryTimeout, NoSubscriber, RouterError
 from dmiddleware.pipeline import Clock, Event
 from dmiddleware.router.protocol.counters import TrafficCounters
 from dmiddleware.router.protocol.membership import MembershipChange
@@ -76,13 +76,23 @@ class Engine:
         self._n_sessions = 0
         self._next_tick = 0.0
 
-    def emit(self, event: Event, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def emit(
+        self,
+        event: Event,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        to: Collection[int] | None = None,
+    ) -> None:
         """Send an event to its subscribers; see :meth:`dmiddleware.router.Router.emit`."""
         with self.lock:
             if self.fatal is not None:
                 raise self.fatal
             targets = self.node.subscriptions.subscribers(event.name)
-        if not targets and event.delivery != "latest":
+            if to is not None:
+                targets = self._named(event, targets, to)
+            elif not targets and event.delivery != "latest":
+                self._note_unsubscribed(event)
+        if not targets and (event.delivery != "latest" or to is not None):
             return
         encoded = encode_event(
             event.name, [list(args), kwargs], self._codec, self.transport.stage_arrays
@@ -93,7 +103,7 @@ class Engine:
             if event.delivery == "reliable":
                 waiting = self._offer(encoded, targets)
             elif event.delivery == "latest":
-                self.node.subscriptions.put_latest(encoded)
+                self.node.subscriptions.put_latest(encoded, None if to is None else targets)
                 self._count_sent(encoded, len(targets))
             else:
                 for node_id in targets:
@@ -104,6 +114,26 @@ class Engine:
         send_all(sends)
         if waiting:
             self._wait_for_room(event, encoded, waiting)
+
+    def _named(
+        self, event: Event, subscribers: tuple[str, ...], to: Collection[int]
+    ) -> tuple[str, ...]:
+        """Return the subscribers among the named peers, and note the other named ones."""
+        named = dict.fromkeys(map(str, to))
+        found = tuple(node_id for node_id in named if node_id in subscribers)
+        if len(found) < len(named):
+            self._note_unsubscribed(event, [one for one in named if one not in found])
+        return found
+
+    def _note_unsubscribed(self, event: Event, named: Sequence[str] = ()) -> None:
+        """Count an emission that peers do not receive; it is an error if they must."""
+        self.traffic.of(event.name).unsubscribed += len(named) or 1
+        if event.required:
+            peers = "no peer" if not named else f"not node {', '.join(named)}"
+            raise NoSubscriber(
+                f"the event {event.name!r} is required, but {peers} has subscribed to it; emit it "
+                "when the peers are ready, or declare it with required=False"
+            )
 
     def _offer(self, encoded: EncodedEvent, targets: Iterable[str]) -> list[str]:
         """Offer an event to peers; return those whose outbox is full."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dmiddleware import Event
+from dmiddleware.errors import EventError
 from dmiddleware.pipeline.event import Emission, EventCounters, EventQueue, QueuedEvent
 
 EVENTS = (
@@ -74,6 +76,19 @@ class QueueMachine(RuleBasedStateMachine):
                 counts.dropped,
                 counts.replaced,
             )
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"acknowledged": "seen"}, "acknowledged"),
+        ({"acknowledged": "handled", "delivery": "latest"}, "reliable"),
+        ({"required": True, "delivery": "lossy"}, "reliable"),
+    ],
+)
+def test_contracts_that_contradict_themselves_are_refused(options, match):
+    with pytest.raises(EventError, match=match):
+        Event("a", **options)
 
 
 TestEventQueue = QueueMachine.TestCase

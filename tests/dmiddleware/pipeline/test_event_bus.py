@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
 
 from dmiddleware import Context, Event, EventError, EventQueueFull, Task, WaitTimeout
+from dmiddleware.errors import NoSubscriber
 from dmiddleware.pipeline import EventBus, SystemClock
 from dmiddleware.testing import FakeClock, Tape
 
@@ -617,10 +619,16 @@ class WireEnd:
     def subscribe(self, name, *, active):
         (self.names.add if active else self.names.discard)(name)
 
-    def emit(self, event, args, kwargs):
-        for end in self.wire.ends:
-            if end is not self and event.name in end.names:
-                end.deliver(event.name, args, kwargs)
+    def emit(self, event, args, kwargs, *, to=None):
+        peers = [
+            end
+            for end in self.wire.ends
+            if end is not self and event.name in end.names and (to is None or end.node_id in to)
+        ]
+        if event.required and len(peers) < (1 if to is None else len(to)):
+            raise NoSubscriber
+        for end in peers:
+            end.deliver(event.name, args, kwargs)
 
 
 def test_a_router_carries_events_to_other_tasks(tape):
@@ -637,6 +645,60 @@ def test_a_router_carries_events_to_other_tasks(tape):
     marks = list(tape)
     assert sorted(marks[:2]) == [("here", 0), ("there", 0)]
     assert marks[2:] == [("here", 1), ("there", 1)]
+
+
+def test_an_event_may_be_for_named_nodes_only(tape):
+    wire = Wire()
+    with contextlib.ExitStack() as stack:
+        tasks = [stack.enter_context(Task(Context(), wire.end())) for _ in range(3)]
+        for number, task in enumerate(tasks):
+            task.on("a", lambda n, number=number: tape(number, n))
+        for n, to in enumerate([0, 2, [0, 1], {1, 2, 7}, [], 8]):
+            tasks[0].emit("a", n, to=to)
+        tasks[0].emit("a", 6, to=[0, 1], only_remote=True)
+        for task in tasks:
+            task.sync()
+    assert sorted(tape) == [(0, 0), (0, 2), (1, 2), (1, 3), (1, 6), (2, 1), (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("on", "options", "missing"),
+    [
+        ([], {}, True),
+        ([0], {}, False),
+        ([1], {}, False),
+        ([0], {"only_remote": True}, True),
+        ([1], {"only_local": True}, True),
+        ([0], {"to": 0}, False),
+        ([1], {"to": 0}, True),
+        ([0], {"to": [0, 1]}, True),
+        ([1], {"to": [0, 1]}, True),
+        ([0, 1], {"to": [0, 1]}, False),
+    ],
+)
+def test_a_required_event_without_a_handler_is_an_error(tape, on, options, missing):
+    wire = Wire()
+    with Task(Context(), wire.end()) as here, Task(Context(), wire.end()) as there:
+        for number in on:
+            (here, there)[number].on("a", lambda: tape("handled"))
+        with pytest.raises(NoSubscriber) if missing else contextlib.nullcontext():
+            here.emit(Event("a", required=True), **options)
+        here.sync()
+        there.sync()
+    assert list(tape) == ([] if missing else ["handled"] * (len(on)))
+
+
+def test_without_a_router_a_required_event_needs_a_handler_here():
+    with Task(Context()) as task:
+        event = Event("a", required=True)
+        for options in ({}, {"only_remote": True}, {"to": 0}, {"to": 1}):
+            with pytest.raises(NoSubscriber, match="handler"):
+                task.emit(event, **options)
+        task.on(event, lambda: None)
+        task.emit(event)
+        task.emit(event, to=0)
+        with pytest.raises(NoSubscriber):
+            task.emit(event, to=1)
 
 
 def test_the_router_is_updated_about_subscriptions():

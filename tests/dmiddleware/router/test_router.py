@@ -16,6 +16,7 @@ import pytest
 from dmiddleware.errors import (
     DeliveryTimeout,
     HandshakeRefused,
+    NoSubscriber,
     RouterError,
     RouterStateError,
     TopologyError,
@@ -97,7 +98,8 @@ def test_events_reach_subscribers_whole_and_in_order(listen: str) -> None:
         assert all((one[1] == one[0]).all() for one in args)
         assert got.count("unwanted") == 0
         assert collector.traffic()["trajectories"].sent == 300
-        assert "unwanted" not in collector.traffic()
+        assert collector.traffic()["unwanted"].unsubscribed == 1
+        assert collector.counters()["event/unwanted/unsubscribed"] == 1.0
 
 
 def test_a_listener_sends_to_its_dialers_too(listen: str) -> None:
@@ -119,6 +121,51 @@ def test_a_late_subscriber_gets_the_latest_event(listen: str) -> None:
         assert got.of("model", 1) == [(4,)]
         learner.emit(model, (5,), {})
         assert got.of("model", 2)[-1] == (5,)
+
+
+@pytest.mark.parametrize("delivery", ["reliable", "latest", "lossy"])
+def test_an_event_may_be_for_named_peers_only(tmp_path: Path, delivery: Any) -> None:
+    event, end = Event("e", delivery=delivery), Event("end")
+    with contextlib.ExitStack() as stack:
+        learner = stack.enter_context(Router(node_id=0, listen=f"ipc://{tmp_path}/0.sock"))
+        Received(learner)
+        collectors = [
+            stack.enter_context(Router(node_id=number, dial=[learner.address]))
+            for number in (1, 2, 3)
+        ]
+        got = [Received(one, "e", "end") for one in collectors[:2]]
+        Received(collectors[2], "end")
+        learner.wait_for_peers(3, timeout_s=DEADLINE_S)
+        learner.emit(event, (12,), {}, to=[1, 2])
+        for one in got:
+            assert one.of("e", 1) == [(12,)]
+        learner.emit(event, (1,), {}, to={1, 3, 0, 99})
+        assert got[0].of("e", 2) == [(12,), (1,)]
+        learner.emit(end, (), {})
+        for one in got:
+            one.of("end", 1)
+        assert got[1].count("e") == 1
+        assert learner.traffic()["e"].sent == 3
+        assert learner.traffic()["e"].unsubscribed == 3
+        late = Received(collectors[2], "e")
+        learner.emit(end, (), {})
+        late.of("end", 1)
+        assert late.count("e") == 0
+
+
+def test_a_required_event_that_no_peer_subscribes_to_is_an_error(listen: str) -> None:
+    event = Event("e", required=True)
+    with two(listen) as (learner, collector):
+        got = Received(learner, "e")
+        Received(collector)
+        collector.wait_for_peers(1, timeout_s=DEADLINE_S)
+        collector.emit(event, (0,), {})
+        with pytest.raises(NoSubscriber, match="not node 7"):
+            collector.emit(event, (1,), {}, to=[0, 7])
+        with pytest.raises(NoSubscriber, match="no peer"):
+            collector.emit(Event("f", required=True), (2,), {})
+        collector.emit(event, (3,), {}, to=[0])
+        assert got.of("e", 2) == [(0,), (3,)]
 
 
 def test_nodes_that_start_before_their_peer_connect(tmp_path: Path) -> None:
