@@ -1,0 +1,206 @@
+"""Many nodes.
+
+One process is the hub of a star, and a few other processes hold its peers, each with a socket of
+its own. Every figure is the CPU time of the hub's process. A small event to all peers is measured
+until the last frame is sent, and once more with the acknowledgements that come back, less the share
+that the hub uses when it is idle. Weights go over tcp, and a false departure is a peer that counts
+as lost while it lives.
+
+With the variable ``BENCH_BEFORE`` set to another checkout of the repository, the same program also
+measures that one in the same run, and each row is repeated against it. ``BENCH_SMALL=1`` measures
+an eighth of the peers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.report import Row
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = Path(__file__).with_name("nodes_program.py")
+N_PROCESSES = 4
+MB = 1 << 20
+
+_SMALL = bool(os.environ.get("BENCH_SMALL"))
+N_IDLE = 64 if _SMALL else 512
+N_BROADCAST = 32 if _SMALL else 256
+N_WEIGHTS = 8 if _SMALL else 64
+WEIGHTS_BYTES = 20 * MB
+IDLE_S = 5.0 if _SMALL else 10.0
+ROUNDS = 3
+_DEADLINE_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The figures of one checkout.
+
+    Attributes:
+        idle: from a star of idle peers.
+        broadcast: from small events to all peers.
+        weights: from large events to all peers.
+    """
+
+    idle: dict[str, Any]
+    broadcast: dict[str, Any]
+    weights: dict[str, Any]
+
+
+def rows() -> list[Row]:
+    """Measure an idle star, a broadcast, and weights."""
+    before = os.environ.get("BENCH_BEFORE")
+    ours = measure(ROOT)
+    found = [
+        bar(f"{N_IDLE} idle peers", ours.idle["share"] * 100, 5, "% of a core"),
+        bar(
+            f"a small event to {N_BROADCAST}, sent", ours.broadcast["sent_s"] * 1e3, 2, "ms of CPU"
+        ),
+        bar(
+            f"a small event to {N_BROADCAST}, acknowledged",
+            ours.broadcast["total_s"] * 1e3,
+            2,
+            "ms of CPU",
+        ),
+        bar("threads per peer", ours.idle["threads"] / N_IDLE, 1, "threads"),
+        bar("descriptors per peer", ours.idle["descriptors"] / N_IDLE, 1, "descriptors"),
+        bar(
+            f"20 MB to {N_WEIGHTS}: false departures and lost copies",
+            ours.weights["left"] + ours.weights["missing"],
+            0,
+            "",
+        ),
+    ]
+    return found + ([] if before is None else compared(ours, measure(Path(before))))
+
+
+def compared(ours: Measured, before: Measured) -> list[Row]:
+    """Return rows that compare two checkouts."""
+    pairs = [
+        ("idle peers", "% of a core", 100, ours.idle["share"], before.idle["share"]),
+        ("threads per peer", "", 1 / N_IDLE, ours.idle["threads"], before.idle["threads"]),
+        (
+            "descriptors per peer",
+            "",
+            1 / N_IDLE,
+            ours.idle["descriptors"],
+            before.idle["descriptors"],
+        ),
+        ("forming", "s of CPU", 1, ours.idle["form_cpu_s"], before.idle["form_cpu_s"]),
+        ("sent", "ms of CPU", 1e3, ours.broadcast["sent_s"], before.broadcast["sent_s"]),
+        ("acknowledged", "ms of CPU", 1e3, ours.broadcast["total_s"], before.broadcast["total_s"]),
+        ("20 MB, each time", "s", 1, ours.weights["round_s"], before.weights["round_s"]),
+        ("20 MB, each time", "s of CPU", 1, ours.weights["cpu_s"], before.weights["cpu_s"]),
+        ("20 MB, false departures", "", 1, ours.weights["left"], before.weights["left"]),
+        ("20 MB, lost copies", "", 1, ours.weights["missing"], before.weights["missing"]),
+    ]
+    return [
+        Row(
+            name,
+            "the version before",
+            ours=factor * one,
+            reference=factor * other,
+            ratio=one / other if other else None,
+            unit=unit,
+        )
+        for name, unit, factor, one, other in pairs
+    ]
+
+
+def measure(checkout: Path) -> Measured:
+    """Run the program with the code of a checkout."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        with star(checkout, f"ipc://{folder}/idle", N_IDLE) as hub:
+            idle = hub.ask("wait_for", N_IDLE) | hub.ask("idle", IDLE_S)
+        with star(checkout, f"ipc://{folder}/broadcast", N_BROADCAST) as hub:
+            hub.ask("wait_for", N_BROADCAST)
+            broadcast = hub.ask("broadcast", 9)
+        with star(checkout, f"tcp://127.0.0.1:{_free_port()}", N_WEIGHTS) as hub:
+            hub.ask("wait_for", N_WEIGHTS)
+            weights = hub.ask("weights", WEIGHTS_BYTES, N_WEIGHTS, ROUNDS)
+    return Measured(idle, broadcast, weights)
+
+
+class RunningHub:
+    """The process of the hub."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.address = str(self._read()["address"])
+
+    def ask(self, name: str, *arguments: Any) -> dict[str, Any]:
+        """Let it run a method of ``Hub`` and return the result."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([name, *arguments]) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the hub ended early; its error is printed above")
+        return dict(json.loads(line))
+
+
+@contextlib.contextmanager
+def star(checkout: Path, address: str, n_peers: int) -> Iterator[RunningHub]:
+    """Run a hub and its peers until the block ends."""
+    with contextlib.ExitStack() as stack:
+        hub = RunningHub(stack.enter_context(_running(checkout, "hub", address)))
+        share, extra = divmod(n_peers, N_PROCESSES)
+        first = 1
+        for index in range(N_PROCESSES):
+            count = share + (index < extra)
+            stack.enter_context(
+                _running(checkout, "peers", hub.address, str(first), str(count))
+            )
+            first += count
+        yield hub
+
+
+@contextlib.contextmanager
+def _running(checkout: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(PROGRAM), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=checkout,
+        env=os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        yield process
+    finally:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        try:
+            process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def bar(name: str, ours: float, limit: float, unit: str) -> Row:
+    """Return a row whose reference is the largest figure that is allowed."""
+    ratio = ours / limit if limit else 1 + ours
+    return Row(
+        name, "absolute bar", ours=ours, reference=limit, ratio=ratio, unit=unit, at_most=1.0
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
