@@ -204,7 +204,7 @@ class Router:
         self._check_process()
         engine, node = self._engine, self._node
         with engine.lock:
-            node.closing = True
+            node.close()
         engine.flush()
         with engine.lock:
             engine.clock.wait_for(engine.room, self._is_flushed, deadline_s)

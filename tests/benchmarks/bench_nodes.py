@@ -162,9 +162,7 @@ def star(checkout: Path, address: str, n_peers: int) -> Iterator[RunningHub]:
         first = 1
         for index in range(N_PROCESSES):
             count = share + (index < extra)
-            stack.enter_context(
-                _running(checkout, "peers", hub.address, str(first), str(count))
-            )
+            stack.enter_context(_running(checkout, "peers", hub.address, str(first), str(count)))
             first += count
         yield hub
 

@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,8 +53,8 @@ class Hub:
         return {
             "form_s": time.perf_counter() - started,
             "form_cpu_s": time.process_time() - before,
-            "threads": len(os.listdir("/proc/self/task")),
-            "descriptors": len(os.listdir("/proc/self/fd")),
+            "threads": _count("/proc/self/task"),
+            "descriptors": _count("/proc/self/fd"),
         }
 
     def idle(self, seconds: float) -> dict[str, Any]:
@@ -70,8 +71,10 @@ class Hub:
         for _ in range(times):
             time.sleep(_SETTLE_S)
             before, started = time.process_time(), time.perf_counter()
+            # Acknowledgements arrive meanwhile, on other threads.
+            sending = time.thread_time()
             self.router.emit(NEWS, (1, "a small event"), {})
-            sent.append(time.process_time() - before)
+            sent.append(time.thread_time() - sending)
             time.sleep(_SETTLE_S)
             waited = time.perf_counter() - started
             total.append(time.process_time() - before - idle * waited)
@@ -109,6 +112,10 @@ class Hub:
             self._got.release()
         self.n_left += name == "node.left"
         return True
+
+
+def _count(folder: str) -> int:
+    return len(list(Path(folder).iterdir()))
 
 
 def peers(address: str, first: int, count: int) -> None:

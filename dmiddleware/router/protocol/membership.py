@@ -76,13 +76,14 @@ class Membership:
         self._own = own
         self._silence_s = heartbeat_s * missed
         self._members: dict[str, Member] = {}
+        # The connected nodes, the one that was heard longest ago first.
         self._heard_at: dict[str, float] = {}
 
     def __iter__(self) -> Iterator[Member]:
         return (member for member in self._members.values() if member.connected)
 
     def __len__(self) -> int:
-        return sum(member.connected for member in self._members.values())
+        return len(self._heard_at)
 
     def get(self, node_id: str) -> Member | None:
         """Return a connected node, or None."""
@@ -111,7 +112,7 @@ class Membership:
         known = self._members.get(identity.node_id)
         member = Member(identity, session)
         self._members[identity.node_id] = member
-        self._heard_at[identity.node_id] = now
+        self._note_heard(identity.node_id, now)
         if known is None:
             return [MembershipChange("joined", member)]
         newer = identity.incarnation > known.identity.incarnation
@@ -131,7 +132,7 @@ class Membership:
         known = self._members.get(node_id)
         if known is None or known.session != session:
             return []
-        self._heard_at[node_id] = now
+        self._note_heard(node_id, now)
         if known.connected:
             return []
         member = self._members[node_id] = replace(known, connected=True)
@@ -152,13 +153,19 @@ class Membership:
             return []
         gone = replace(known, connected=False, session=0 if for_good else known.session)
         self._members[node_id] = gone
+        del self._heard_at[node_id]
         return [MembershipChange("left", gone, reason)]
 
     def tick(self, now: float) -> list[MembershipChange]:
         """Find the nodes that have been silent for too long."""
-        changes = []
-        for member in list(self):
-            silent = now - self._heard_at[member.node_id]
-            if silent > self._silence_s:
-                changes += self.on_left(member.node_id, f"no heartbeat for {silent:.1f} s")
+        changes: list[MembershipChange] = []
+        while self._heard_at:
+            node_id, heard_at = next(iter(self._heard_at.items()))
+            if now - heard_at <= self._silence_s:
+                break
+            changes += self.on_left(node_id, f"no heartbeat for {now - heard_at:.1f} s")
         return changes
+
+    def _note_heard(self, node_id: str, now: float) -> None:
+        self._heard_at.pop(node_id, None)
+        self._heard_at[node_id] = now

@@ -74,6 +74,8 @@ class NodeProtocol:
         peers: all known peers by node id, disconnected ones included.
         subscriptions: which peer receives which events.
         changes: membership changes that the router has not processed yet.
+        unsent: peers for whom something may have to be sent that no frame of theirs and no emitted
+            event accounts for, as an ordered set; the router clears it.
         n_refused: how many handshakes and frames were refused.
         closing: whether this node is about to say goodbye.
         n_sessions: how many sessions have started or ended.
@@ -91,7 +93,8 @@ class NodeProtocol:
         self.identity = identity
         self.options = options
         self.peers: dict[str, PeerSession] = {}
-        self.subscriptions = Subscriptions(identity.node_id, self.peers, options)
+        self.unsent: dict[str, None] = {}
+        self.subscriptions = Subscriptions(identity.node_id, self.peers, options, self.unsent)
         self.changes: list[MembershipChange] = []
         self.n_refused = 0
         self.closing = False
@@ -110,6 +113,8 @@ class NodeProtocol:
             admit=self._admit,
         )
         self._by_session: dict[int, PeerSession] = {}
+        self._with_events: dict[str, PeerSession] = {}
+        self._gone: dict[str, PeerSession] = {}
         self._orphaned: deque[tuple[str, EncodedEvent]] = deque()
 
     def offer(self, node_id: str, event: EncodedEvent) -> bool:
@@ -128,19 +133,20 @@ class NodeProtocol:
         """
         taken = list(self._orphaned)
         self._orphaned.clear()
-        for peer in self.peers.values():
-            if peer.incoming.has_events:
-                for event in peer.incoming.take(n, max_bytes=TAKE_BYTES):
-                    if event.event == SUBSCRIPTIONS_EVENT:
-                        self._on_announcement(peer, event)
-                    else:
-                        taken.append((peer.node_id, event))
+        for peer in list(self._with_events.values()):
+            for event in peer.incoming.take(n, max_bytes=TAKE_BYTES):
+                if event.event == SUBSCRIPTIONS_EVENT:
+                    self._on_announcement(peer, event)
+                else:
+                    taken.append((peer.node_id, event))
+            if not peer.incoming.has_events:
+                del self._with_events[peer.node_id]
         return taken
 
     @property
     def has_events(self) -> bool:
         """Whether :meth:`take` would return something."""
-        return bool(self._orphaned) or any(x.incoming.has_events for x in self.peers.values())
+        return bool(self._orphaned or self._with_events)
 
     def connected_peers(self) -> list[Identity]:
         """Return the identities of the connected peers."""
@@ -159,15 +165,19 @@ class NodeProtocol:
         self._record(self._members.tick(now), now)
         forgotten = [
             peer
-            for peer in self.peers.values()
-            if peer.gone_since is not None
-            and not peer.forgotten
-            and now - peer.gone_since > self.options.forget_after_s
+            for peer in self._gone.values()
+            if peer.gone_since is not None and now - peer.gone_since > self.options.forget_after_s
         ]
         for peer in forgotten:
             peer.forgotten = True
+            del self._gone[peer.node_id]
             self.subscriptions.on_peers_changed()
         return [(peer.node_id, peer.outgoing.give_up()) for peer in forgotten]
+
+    def close(self) -> None:
+        """Say goodbye to each peer once everything was sent to it."""
+        self.closing = True
+        self.unsent |= dict.fromkeys(self.peers)
 
     def on_connection_lost(self, node_id: str, reason: str, now: float) -> None:
         """Note that the connection to a peer broke."""
@@ -391,11 +401,13 @@ class NodeProtocol:
         peer.replay_window, peer.n_requests = ReplayWindow(), 0
         peer.use_keys(session, dialed=dialed, cover_body=cover_body)
         self.peers[node_id] = peer
+        self.unsent[node_id] = None
         self.subscriptions.on_peers_changed()
         if not dialed:
             self._by_session[session.number] = peer
         self._record(self._members.on_session(session.identity, session.number, now), now)
         peer.gone_since = None
+        self._gone.pop(node_id, None)
         if peer is not known:
             self.subscriptions.announce_to(peer)
         return peer
@@ -404,9 +416,11 @@ class NodeProtocol:
         """Note that a peer leaves for good, or that this node has left it."""
         self._record(self._members.on_left(peer.node_id, "said goodbye", for_good=True), now)
         self.n_sessions += 1
+        self.unsent[peer.node_id] = None
         if self.peers.get(peer.node_id) is peer:
             self._keep_received(peer)
             del self.peers[peer.node_id]
+            self._gone.pop(peer.node_id, None)
             self.subscriptions.on_peers_changed()
         if not peer.dialed:
             self._by_session.pop(peer.session.number, None)
@@ -418,6 +432,7 @@ class NodeProtocol:
                 self._on_announcement(peer, event)
             else:
                 self._orphaned.append((peer.node_id, event))
+        self._with_events.pop(peer.node_id, None)
 
     def _on_announcement(self, peer: PeerSession, event: EncodedEvent) -> None:
         try:
@@ -430,7 +445,12 @@ class NodeProtocol:
         for change in changes:
             peer = self.peers.get(change.member.node_id)
             if peer is not None:
-                peer.gone_since = now if change.kind == "left" else None
+                if change.kind == "left":
+                    peer.gone_since = now
+                    self._gone[peer.node_id] = peer
+                else:
+                    peer.gone_since = None
+                    self._gone.pop(peer.node_id, None)
                 if peer.forgotten and change.kind != "left":
                     self.subscriptions.readmit(peer)
         self.changes += changes
@@ -457,6 +477,8 @@ class NodeProtocol:
             peer.busy.append((stream, sequence, BUSY_DELAY_S))
         else:
             peer.acks.append((stream, sequence, peer.incoming.inbox.credit))
+            if peer.incoming.has_events:
+                self._with_events[peer.node_id] = peer
         return verdict
 
     def _on_acknowledgements(self, peer: PeerSession, frame: Frame, now: float) -> None:

@@ -25,6 +25,7 @@ class Subscriptions:
         node_id: this node.
         peers: the peers; call :meth:`on_peers_changed` when they change.
         options: limits of this node.
+        unsent: gains the peers for whom something is queued here.
 
     Attributes:
         ready: the peers that have announced all their initial subscriptions.
@@ -32,19 +33,24 @@ class Subscriptions:
     """
 
     def __init__(
-        self, node_id: str, peers: Mapping[str, PeerSession], options: NodeOptions
+        self,
+        node_id: str,
+        peers: Mapping[str, PeerSession],
+        options: NodeOptions,
+        unsent: dict[str, None],
     ) -> None:
         self.ready: set[str] = set()
         self.n_announcements = 0
         self._node_id = node_id
         self._peers = peers
         self._options = options
+        self._unsent = unsent
         self._own: tuple[str, ...] = ()
         self._is_ready = False
         self._latest: dict[str, EncodedEvent] = {}
         # Both are cached until the peers or their subscriptions change.
         self._subscribers: dict[str, tuple[str, ...]] = {}
-        self._smallest_limit = 0
+        self._smallest_limit: int | None = None
 
     def subscribe(self, patterns: Iterable[str]) -> None:
         """Set the events (globs allowed) that this node receives, and announce them."""
@@ -66,6 +72,7 @@ class Subscriptions:
         skeleton = _encode((self._is_ready, self._own))
         # Peers never wait for each other's announcements, however full the outbox is.
         peer.outgoing.outbox.push(EncodedEvent(SUBSCRIPTIONS_EVENT, skeleton, (), len(skeleton)))
+        self._unsent[peer.node_id] = None
 
     def _announce(self) -> None:
         for peer in self._peers.values():
@@ -88,6 +95,9 @@ class Subscriptions:
         Raises:
             FrameTooLarge: if one of them does not; the error names it.
         """
+        if self._smallest_limit is None:
+            limits = [peer.session.limits.max_frame_bytes for peer in self._peers.values()]
+            self._smallest_limit = min([self._options.max_frame_bytes, *limits]) - FRAME_OVERHEAD
         if event.size <= self._smallest_limit and len(event.buffers) < MAX_BUFFERS:
             return
         limit, strictest = self._options.max_frame_bytes, ""
@@ -151,13 +161,13 @@ class Subscriptions:
     def on_peers_changed(self) -> None:
         """Drop the caches, because the peers, their subscriptions or their limits changed."""
         self._subscribers.clear()
-        limits = [peer.session.limits.max_frame_bytes for peer in self._peers.values()]
-        self._smallest_limit = min([self._options.max_frame_bytes, *limits]) - FRAME_OVERHEAD
+        self._smallest_limit = None
 
     def _send_latest(self, peer: PeerSession, had: Iterable[str]) -> None:
         for name, event in self._latest.items():
             if name not in had and peer.subscribes_to(name):
                 if event.size + FRAME_OVERHEAD <= peer.session.limits.max_frame_bytes:
                     peer.outgoing.put_latest(event)
+                    self._unsent[peer.node_id] = None
                 else:
                     peer.outgoing.counters.dropped += 1

@@ -73,6 +73,7 @@ class Engine:
         self.fatal: RouterError | None = None
         self.closing = False
         self._codec = codec
+        self._ticking = threading.Condition(self.lock)
         self._n_sessions = 0
         self._next_tick = 0.0
 
@@ -189,7 +190,7 @@ class Engine:
         """Process what a frame or the time has changed; called with the lock held.
 
         Args:
-            node_id: the affected peer; None: possibly all.
+            node_id: the peer that sent the frame, if any.
 
         Returns:
             What to send; pass it to :meth:`deliver_and_send`, without the lock.
@@ -200,16 +201,16 @@ class Engine:
                 self.receiver.add(_membership_event(change))
             node.changes.clear()
             self.members.notify_all()
-        if node.n_sessions != self._n_sessions:
-            # Polls that are parked in a session that has ended get their reply now.
-            self._n_sessions, node_id = node.n_sessions, None
-        sends = self.sender.take_sends(now, None if node_id is None else (node_id,))
+        sends = self.sender.take_sends(now, () if node_id is None else (node_id,))
         self.room.notify_all()
-        if node_id is None or node.closing:
+        if node.closing or node.n_sessions != self._n_sessions:
+            self._n_sessions = node.n_sessions
             self.members.notify_all()
-        elif (due_at := node.due_at(node_id)) is not None and now < due_at < self._next_tick:
-            self._next_tick = due_at
-            self.members.notify_all()
+        if node_id is not None:
+            due_at = self.sender.due.get(node_id)
+            if due_at is not None and now < due_at < self._next_tick:
+                self._next_tick = due_at
+                self._ticking.notify_all()
         return sends
 
     def deliver_and_send(self, sends: Iterable[SendAction]) -> None:
@@ -224,6 +225,7 @@ class Engine:
         """Send whatever can be sent to any peer, and re-check all waits."""
         with self.lock:
             sends = self.update()
+            self.members.notify_all()
         self.deliver_and_send(sends)
 
     def fail(self, error: RouterError) -> None:
@@ -245,7 +247,9 @@ class Engine:
             now = self.clock.now()
             for node_id, undelivered in self.node.tick(now):
                 self.receiver.add(("node.forgotten", (int(node_id), undelivered), {}))
-            sends = self.sender.expire_polls(now) + self.update()
+            sends = self.sender.expire_polls(now)
+            sends += self.sender.take_sends(now, self.sender.overdue(now))
+            sends += self.update()
             self._next_tick = now + TICK_S
         self.deliver_and_send(sends)
         with self.lock:
@@ -254,17 +258,17 @@ class Engine:
     def _wake_all(self) -> None:
         self.room.notify_all()
         self.members.notify_all()
+        self._ticking.notify_all()
 
     def _wait_for_tick(self) -> None:
         """Wait until something may be due, which a frame that arrives can bring forward."""
         now = self.clock.now()
-        due = (self.node.due_at(node_id) for node_id in self.node.peers)
         # Overdue frames have no open route, and are sent as soon as there is one.
-        soon = [time for time in due if time is not None and time > now]
+        soon = [due_at for due_at in self.sender.due.values() if due_at > now]
         self._next_tick = min([self._next_tick, *soon])
         while not self.closing and (left_s := self._next_tick - self.clock.now()) > 0:
             planned = self._next_tick
-            self.clock.wait_for(self.members, partial(self._is_tick_before, planned), left_s)
+            self.clock.wait_for(self._ticking, partial(self._is_tick_before, planned), left_s)
 
     def _is_tick_before(self, planned: float) -> bool:
         return self.closing or self._next_tick < planned

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol, TypeAlias
 
@@ -45,11 +46,35 @@ class DataChannel(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class _Poll:
     parked: ParkedPoll
     reply: Reply
     until: float
+    has_reply: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Link:
+    """The open routes to one peer, and the frames that are on their way to it.
+
+    Frames are made under the router's lock and sent without it. One thread at a time sends those of
+    a link, so that they leave in the order in which they were made.
+    """
+
+    polls: deque[_Poll] = field(default_factory=deque)
+    channel: DataChannel | None = None
+    unsent: deque[SendAction] = field(default_factory=deque)
+    sending: threading.Lock = field(default_factory=threading.Lock)
+
+    def send(self) -> None:
+        """Send what is on its way, unless another thread does."""
+        while self.unsent and self.sending.acquire(blocking=False):
+            try:
+                while self.unsent:
+                    self.unsent.popleft()()
+            finally:
+                self.sending.release()
 
 
 class Sender:
@@ -59,60 +84,98 @@ class Sender:
 
     Args:
         node: makes the frames.
+
+    Attributes:
+        due: when frames are sent again, for each peer that has not acknowledged all of them.
     """
 
     def __init__(self, node: NodeProtocol) -> None:
+        self.due: dict[str, float] = {}
         self._node = node
-        self._polls: dict[str, deque[_Poll]] = {}
-        self._channels: dict[str, DataChannel] = {}
+        self._links: dict[str, _Link] = {}
+        # In the order in which they expire.
+        self._parked: deque[_Poll] = deque()
 
     def park(self, parked: ParkedPoll, reply: Reply, now: float) -> None:
         """Keep a poll until there is something to reply with."""
-        polls = self._polls.setdefault(parked.node_id, deque())
-        polls.append(_Poll(parked, reply, now + POLL_TIMEOUT_S))
+        poll = _Poll(parked, reply, now + POLL_TIMEOUT_S)
+        self._link(parked.node_id).polls.append(poll)
+        self._parked.append(poll)
 
     def connect(self, channel: DataChannel) -> None:
         """Add a channel to a listener; it replaces an older one."""
-        self._channels[channel.peer.node_id] = channel
+        self._link(channel.peer.node_id).channel = channel
 
     def disconnect(self, node_id: str) -> None:
         """Remove the channel to a listener."""
-        self._channels.pop(node_id, None)
+        self._link(node_id).channel = None
 
-    def take_sends(self, now: float, node_ids: Iterable[str] | None = None) -> list[SendAction]:
+    def take_sends(self, now: float, node_ids: Iterable[str] = ()) -> list[SendAction]:
         """Make frames of what is waiting, as many as there are open routes.
 
         Args:
             now: the time in seconds.
-            node_ids: the peers; None: all.
+            node_ids: the peers, in addition to those that the node names in ``unsent``.
 
         Returns:
             The actions that send them.
         """
-        if node_ids is None:
-            node_ids = [*self._polls, *self._channels]
+        node = self._node
+        if node.unsent:
+            node_ids = dict.fromkeys(node_ids) | node.unsent
+            node.unsent.clear()
         sends: list[SendAction] = []
         for node_id in node_ids:
-            if (polls := self._polls.get(node_id)) is not None:
-                while polls and (frame := self._node.resume(polls[0].parked, now)) is not None:
-                    sends.append(partial(polls.popleft().reply, frame))
-            if (channel := self._channels.get(node_id)) is not None:
-                while channel.has_room:
-                    request = self._node.data_request(channel.peer, now)
-                    if request is None:
-                        break
-                    channel.reserve()
-                    sends.append(partial(channel.send, *request))
+            link = self._links.get(node_id)
+            if link is not None and self._fill(link, now):
+                sends.append(link.send)
+            due_at = node.due_at(node_id)
+            if due_at is not None:
+                self.due[node_id] = due_at
+            elif node_id in self.due:
+                del self.due[node_id]
         return sends
+
+    def overdue(self, now: float) -> list[str]:
+        """Return the peers to which frames should have been sent again by now."""
+        return [node_id for node_id, due_at in self.due.items() if due_at <= now]
 
     def expire_polls(self, now: float) -> list[SendAction]:
         """Reply to the polls that have waited for :data:`POLL_TIMEOUT_S`."""
         sends: list[SendAction] = []
-        for polls in self._polls.values():
-            while polls and polls[0].until <= now:
-                poll = polls.popleft()
+        while self._parked and (self._parked[0].has_reply or self._parked[0].until <= now):
+            poll = self._parked.popleft()
+            if not poll.has_reply:
+                self._link(poll.parked.node_id).polls.remove(poll)
                 sends.append(partial(poll.reply, self._node.nothing(poll.parked)))
         return sends
+
+    def _link(self, node_id: str) -> _Link:
+        link = self._links.get(node_id)
+        if link is None:
+            link = self._links[node_id] = _Link()
+        return link
+
+    def _fill(self, link: _Link, now: float) -> bool:
+        """Make frames for the open routes to a peer; return whether there were any to make."""
+        filled = False
+        while link.polls:
+            frame = self._node.resume(link.polls[0].parked, now)
+            if frame is None:
+                break
+            poll = link.polls.popleft()
+            poll.has_reply = True
+            link.unsent.append(partial(poll.reply, frame))
+            filled = True
+        channel = link.channel
+        while channel is not None and channel.has_room:
+            request = self._node.data_request(channel.peer, now)
+            if request is None:
+                break
+            channel.reserve()
+            link.unsent.append(partial(channel.send, *request))
+            filled = True
+        return filled
 
 
 def send_all(sends: Iterable[SendAction]) -> None:

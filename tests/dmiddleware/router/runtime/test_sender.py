@@ -9,9 +9,11 @@ from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.protocol.session import ParkedPoll, PeerSession
 from dmiddleware.router.protocol.streams import EventBatch
 from dmiddleware.router.runtime.sender import POLL_TIMEOUT_S, Sender
+from dmiddleware.router.transport import Reply
 from dmiddleware.router.wire.byte_pieces import WireBytes
+from dmiddleware.router.wire.envelope import encode_event
 from dmiddleware.router.wire.frame import FrameType
-from tests.dmiddleware.router.node_pairs import emit, exchange, join, make_node, taken
+from tests.dmiddleware.router.node_pairs import CODEC, emit, exchange, join, make_node, taken
 
 
 class Polls:
@@ -47,7 +49,7 @@ def polls() -> Polls:
 
 
 def run(sender: Sender, now: float = 0.0, node_ids: tuple[str, ...] | None = None) -> int:
-    sends = sender.take_sends(now, node_ids)
+    sends = sender.take_sends(now, ("collector", "learner") if node_ids is None else node_ids)
     for send in sends:
         send()
     return len(sends)
@@ -129,7 +131,8 @@ def test_a_channel_gets_as_many_frames_as_it_has_room_for() -> None:
         assert emit(dialer, "learner", "e", b"%3d" % number + bytes(150))
     assert run(sender) == 0
     sender.connect(way)
-    assert run(sender) == 2
+    assert run(sender) == 1, "one action sends all frames of a peer"
+    assert len(way.sent) == 2
     assert run(sender) == 0
     way.reserved -= 1
     assert run(sender) == 1
@@ -140,3 +143,42 @@ def test_a_channel_gets_as_many_frames_as_it_has_room_for() -> None:
     assert run(sender) == 0
     sender.connect(way)
     assert run(sender) == 1
+
+
+def test_two_threads_send_the_frames_of_a_peer_in_order(polls: Polls) -> None:
+    """While one thread sends the first frame, another one makes and sends the second."""
+    order: list[str] = []
+
+    def reply(name: str) -> Reply:
+        def note(raw: WireBytes | None) -> None:
+            if name == "first":
+                for send in polls.sender.take_sends(0.0, ("collector",)):
+                    send()
+            order.append(name)
+
+        return note
+
+    for name in ("first", "second"):
+        raw = polls.dialer.request(polls.peer, FrameType.POLL)
+        parked = polls.listener.on_request(raw, 0.0, cover_body=True)
+        assert isinstance(parked, ParkedPoll)
+        polls.sender.park(parked, reply(name), 0.0)
+    assert emit(polls.listener, "collector", "e", 1)
+    (send,) = polls.sender.take_sends(0.0, ("collector",))
+    polls.listener.peers["collector"].outgoing.put_lossy(encode_event("e", [1], CODEC))
+    send()
+    assert order == ["first", "second"]
+
+
+def test_peers_without_work_are_not_looked_at(polls: Polls) -> None:
+    polls.park()
+    assert run(polls.sender) == 0, "the session is new"
+    assert polls.listener.unsent == {} and polls.sender.due == {}
+    assert emit(polls.listener, "collector", "e", 1)
+    assert polls.sender.take_sends(0.0) == [], "whoever offers an event names its targets"
+    polls.listener.subscriptions.subscribe(["e"])
+    assert list(polls.listener.unsent) == ["collector"]
+    assert len(polls.sender.take_sends(0.0)) == 1
+    assert polls.sender.take_sends(0.0) == []
+    assert list(polls.sender.due) == ["collector"], "the frame is not acknowledged yet"
+    assert polls.sender.overdue(0.5) == [] and polls.sender.overdue(1.0) == ["collector"]
