@@ -241,13 +241,14 @@ class HandshakeRefused(RouterError, ConnectionError):
     """A listener refuses a node.
 
     Attributes:
-        code: the kind of reason: ``version``, ``run``, ``key``, ``node_id_taken``, ``stale`` or
-            ``closing``.
+        code: the kind of reason, for example ``version``, ``run``, ``key`` or ``node_id_taken``.
+        verified: whether the listener has proved that it has the run's key.
     """
 
-    def __init__(self, reason: str, *, code: str = "unknown") -> None:
+    def __init__(self, reason: str, *, code: str = "unknown", verified: bool = False) -> None:
         super().__init__(reason)
         self.code = code
+        self.verified = verified
 
 
 class TopologyError(RouterError, ValueError):

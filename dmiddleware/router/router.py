@@ -66,7 +66,8 @@ class Router:
         adapters: for types beyond the built-in ones.
         pickle: ``(dumps, loads)`` for values that nothing else can encode; both ends must opt in.
         expected_peers: how many peers must be ready before the task's first step.
-        start_timeout_s: how long the first step waits for them.
+        start_timeout_s: how long the first step waits for them, and how long a peer may refuse
+            this node before the router fails.
 
     Raises:
         TopologyError: if an address is not valid, or is reachable from other hosts without a key;
@@ -347,12 +348,20 @@ class Router:
         with self._engine.lock:
             self._node.subscriptions.announce_ready()
         self._engine.flush()
-        self._wait_for(
-            self._expected_peers,
-            lambda: self._node.subscriptions.ready,
-            self._start_timeout_s,
-            stopped,
-        )
+        try:
+            self._wait_for(
+                self._expected_peers,
+                lambda: self._node.subscriptions.ready,
+                self._start_timeout_s,
+                stopped,
+            )
+        except WaitTimeout:
+            with self._engine.lock:
+                refusals = list(self._engine.refusals.values())
+            if not refusals:
+                raise
+            self._engine.fail(refusals[0])
+            raise refusals[0] from None
 
     def traffic(self) -> dict[str, EventTraffic]:
         """Return the counters of each event."""
@@ -386,7 +395,7 @@ class Router:
         with self._engine.lock:
             if self._node.closing:
                 raise RouterStateError("the router is closed; create a new one")
-            dialer = Dialer(self._engine, address)
+            dialer = Dialer(self._engine, address, start_timeout_s=self._start_timeout_s)
             self._dialers.append(dialer)
         dialer.start()
 
@@ -436,11 +445,12 @@ class Router:
                 return self._node.connected_peers()
             connected = sorted(int(identity.node_id) for identity in self._node.connected_peers())
             ready = sorted(map(int, found()))
+            refusals = [f"; {address}: {error}" for address, error in engine.refusals.items()]
         raise WaitTimeout(
             f"expected {count} peers within {timeout_s:g} s, but only {len(connected)} connected "
             f"(nodes {connected}) and {len(ready)} became ready (nodes {ready}); check that the "
             "others are running, have the same key, and can reach "
-            f"{self.address or ', '.join(self._dial_addresses)}"
+            f"{self.address or ', '.join(self._dial_addresses)}{''.join(refusals)}"
         )
 
     def _is_flushed(self) -> bool:

@@ -306,7 +306,7 @@ def _is_wanted(router: Router) -> bool:
 
 
 def _knock(address: str, key: bytes | None) -> None:
-    with Router(node_id=9, dial=[address], key=key) as stranger:
+    with Router(node_id=9, dial=[address], key=key, start_timeout_s=0.3) as stranger:
         try:
             stranger.wait_for_peers(1, timeout_s=5.0)
         except HandshakeRefused:

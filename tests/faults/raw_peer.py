@@ -154,9 +154,9 @@ class Stranger:
     def data(self, to: str, event: str, value: object) -> bytes:
         """Return a signed frame with an event."""
         self.node.offer(to, encode_event(event, [[value], {}], Codec()))
-        made = self.node.data_request(self.node.peers[to], 0.0)
-        assert made is not None
-        return bytes(made[1])
+        request = self.node.data_request(self.node.peers[to], 0.0)
+        assert request is not None
+        return bytes(request.raw)
 
 
 def _whole(answer: bytes | None) -> bytes:

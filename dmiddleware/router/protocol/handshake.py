@@ -111,10 +111,17 @@ class Session:
 
 
 class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Why a listener refuses a dialer."""
+    """Why a listener refuses a dialer.
+
+    Attributes:
+        code: the kind of reason.
+        reason: the reason in words.
+        proof: HMAC over the refused request and both of them; empty without a key.
+    """
 
     code: str
     reason: str
+    proof: bytes = b""
 
 
 class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -219,14 +226,19 @@ class DialerHandshake:
             limits=welcome.limits,
         )
 
-    @staticmethod
-    def on_refused(raw: bytes | memoryview) -> HandshakeRefused:
-        """Read a refusal; return the error to raise.
+    def on_refused(self, raw: bytes | memoryview) -> HandshakeRefused:
+        """Read a refusal of the latest request; return the error to raise.
 
-        Refusals are unsigned, so they end one attempt only.
+        It is ``verified`` if the listener has signed it with the run's key. Anyone can forge or
+        replay others, so they end one attempt only.
+
+        Raises:
+            FrameError: if it is not a valid REFUSED.
         """
         refusal = _read(_refusal_decoder, raw, "REFUSED")
-        return HandshakeRefused(refusal.reason, code=refusal.code)
+        expected = _refusal_proof(self._key, self._auth or self._hello, refusal)
+        verified = hmac.compare_digest(expected, refusal.proof)
+        return HandshakeRefused(refusal.reason, code=refusal.code, verified=verified)
 
     def _transcript(self) -> bytes:
         return _transcript(self._hello, self._challenge)
@@ -336,11 +348,18 @@ class ListenerHandshake:
         )
         return _encode(_Welcome(number, self._limits, proof)), session
 
-    @staticmethod
-    def refusal(error: HandshakeRefused | AuthError) -> bytes:
-        """Return the REFUSED that gives the dialer the reason."""
+    def refusal(self, error: HandshakeRefused | AuthError, request: bytes | memoryview) -> bytes:
+        """Return the REFUSED that gives the dialer the reason.
+
+        Args:
+            error: the reason.
+            request: the refused HELLO or AUTH. Both depend on fresh nonces, so the signature is
+                valid for this attempt only.
+        """
         code = error.code if isinstance(error, HandshakeRefused) else "key"
-        return _encode(Refusal(code, str(error)))
+        refusal = Refusal(code, str(error))
+        proof = _refusal_proof(self._key, request, refusal)
+        return _encode(msgspec.structs.replace(refusal, proof=proof))
 
     def _forget(self, now: float) -> None:
         while self._pending:
@@ -392,6 +411,11 @@ def _promise(welcome: _Welcome) -> bytes:
 
 def _proof(key: bytes | None, side: bytes, said: bytes) -> bytes:
     return b"" if key is None else hmac.digest(key, b"dmw " + side + b"\x00" + said, "sha256")
+
+
+def _refusal_proof(key: bytes | None, request: bytes | memoryview, refusal: Refusal) -> bytes:
+    said = hashlib.sha256(request).digest() + _encode((refusal.code, refusal.reason))
+    return _proof(key, b"refusal", said)
 
 
 def _check_proof(key: bytes | None, side: bytes, said: bytes, proof: bytes) -> None:

@@ -28,7 +28,13 @@ from dmiddleware.router.protocol.handshake import (
 )
 from dmiddleware.router.protocol.membership import Membership, MembershipChange
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.protocol.session import ParkedPoll, PeerSession, ReplayWindow
+from dmiddleware.router.protocol.session import (
+    ParkedPoll,
+    PeerSession,
+    ReplayWindow,
+    Request,
+    Response,
+)
 from dmiddleware.router.protocol.streams import EventBatch, Verdict
 from dmiddleware.router.protocol.subscriptions import Subscriptions
 from dmiddleware.router.wire.byte_pieces import WireBytes
@@ -56,6 +62,7 @@ __all__ = ["NodeProtocol"]
 BUSY_DELAY_S: Final = 0.02
 TAKE_BYTES: Final = 1 << 20
 _LARGE: Final = 64 * 1024
+_SESSION_OVER: Final = "the session is over; start a new handshake"
 
 _acknowledgements_decoder = msgspec.msgpack.Decoder(Acknowledgements)
 
@@ -183,9 +190,7 @@ class NodeProtocol:
         """Note that the connection to a peer broke."""
         self._record(self._members.on_left(node_id, reason), now)
 
-    def on_request(
-        self, raw: bytes | memoryview, now: float, *, cover_body: bool
-    ) -> WireBytes | ParkedPoll:
+    def on_request(self, raw: bytes | memoryview, now: float, *, cover_body: bool) -> Response:
         """Process a dialer's request.
 
         Args:
@@ -194,8 +199,8 @@ class NodeProtocol:
             cover_body: whether new sessions sign the buffers of their frames too.
 
         Returns:
-            The frame to reply with, or a :class:`ParkedPoll`: call :meth:`resume` when something
-            was emitted, and :meth:`nothing` when the dialer has waited long enough.
+            The response. If its content is a :class:`ParkedPoll`, call :meth:`resume` when
+            something was emitted, and :meth:`nothing` when the dialer has waited long enough.
 
         Raises:
             FrameError: if it is not a valid frame; close the connection.
@@ -206,9 +211,7 @@ class NodeProtocol:
             return self._on_handshake_request(raw, now, cover_body)
         peer = self._by_session.get(session)
         if peer is None:
-            return self._refuse(
-                HandshakeRefused("the session is over; start a new handshake", code="stale")
-            )
+            return Response(self._session_over(), 0)
         frame = self._read(peer, raw)
         if not peer.replay_window.add(frame.sequence):
             raise AuthError(
@@ -216,14 +219,16 @@ class NodeProtocol:
                 "was ignored"
             )
         self._heard(peer, len(raw), now)
+        number = frame.sequence
         if frame.type is FrameType.DATA:
             verdict = self._on_data(peer, frame)
             kind = FrameType.BUSY if verdict is Verdict.BUSY else FrameType.ACK
-            return self._frame(kind, session, peer.sign, 0, peer.take_acknowledgements())
+            content = self._frame(kind, session, peer.sign, number, peer.take_acknowledgements())
+            return Response(content, session)
         self._on_acknowledgements(peer, frame, now)
         if frame.type is FrameType.POLL:
-            parked = ParkedPoll(peer.node_id, session)
-            return self.resume(parked, now) or parked
+            parked = ParkedPoll(peer.node_id, session, number)
+            return Response(self.resume(parked, now) or parked, session)
         if frame.type is FrameType.BYE:
             self._on_goodbye(peer, now)
         elif frame.type is not FrameType.HEARTBEAT:
@@ -231,21 +236,19 @@ class NodeProtocol:
                 f"got a {frame.type.name} request, which dialers never send; install the same "
                 "version of dmiddleware on all hosts"
             )
-        return self._frame(frame.type, session, peer.sign)
+        return Response(self._frame(frame.type, session, peer.sign, number), session)
 
     def resume(self, parked: ParkedPoll, now: float) -> WireBytes | None:
         """Return the reply to a parked poll, or None while there is nothing to send."""
         peer = self.peers.get(parked.node_id)
         if peer is None or peer.session.number != parked.session or peer.dialed:
-            return self._refuse(
-                HandshakeRefused("the session is over; start a new handshake", code="stale")
-            )
+            return self._session_over()
         batch = peer.outgoing.next_batch(now)
         if batch is not None:
-            return self._data(peer, batch)
+            return self._data(peer, batch, parked.number)
         if self.closing and peer.outgoing.empty:
             peer.goodbye_sent = True
-            return self._frame(FrameType.BYE, parked.session, peer.sign)
+            return self._frame(FrameType.BYE, parked.session, peer.sign, parked.number)
         return None
 
     def node_of(self, session: int) -> str | None:
@@ -262,7 +265,7 @@ class NodeProtocol:
         """Return the reply that there is nothing to send."""
         peer = self.peers.get(parked.node_id)
         sign = peer.sign if peer is not None and peer.session.number == parked.session else None
-        return self._frame(FrameType.NOTHING, parked.session, sign)
+        return self._frame(FrameType.NOTHING, parked.session, sign, parked.number)
 
     def hello(self) -> tuple[DialerHandshake, bytes]:
         """Start a handshake; return its state and the first request."""
@@ -281,7 +284,7 @@ class NodeProtocol:
             HandshakeRefused: if the listener refuses.
             FrameError: if it is not a valid CHALLENGE.
         """
-        frame = self._read_handshake(raw, FrameType.CHALLENGE)
+        frame = self._read_handshake(raw, FrameType.CHALLENGE, handshake)
         return self._handshake_frame(FrameType.AUTH, handshake.on_challenge(frame.metadata))
 
     def on_welcome(
@@ -294,60 +297,66 @@ class NodeProtocol:
             AuthError: if the listener does not have the key.
             FrameError: if it is not a valid WELCOME.
         """
-        frame = self._read_handshake(raw, FrameType.WELCOME)
+        frame = self._read_handshake(raw, FrameType.WELCOME, handshake)
         session = handshake.on_welcome(frame.metadata)
         return self._start_session(session, now, dialed=True, cover_body=cover_body)
 
-    def request(self, peer: PeerSession, kind: FrameType) -> bytes:
+    def request(self, peer: PeerSession, kind: FrameType) -> Request:
         """Return a HEARTBEAT, BYE or POLL request, with the acknowledgements due to the peer."""
-        return self._frame(
-            kind, peer.session.number, peer.sign, peer.next_number(), peer.take_acknowledgements()
-        )
+        number, acknowledgements = peer.next_number(), peer.take_acknowledgements()
+        raw = self._frame(kind, peer.session.number, peer.sign, number, acknowledgements)
+        return Request(number, raw)
 
-    def data_request(self, peer: PeerSession, now: float) -> tuple[EventBatch, WireBytes] | None:
+    def data_request(self, peer: PeerSession, now: float) -> Request | None:
         """Return a request with the next events for a listener, or None."""
         batch = peer.outgoing.next_batch(now)
-        return None if batch is None else (batch, self._data(peer, batch))
+        if batch is None:
+            return None
+        number = peer.next_number()
+        return Request(number, self._data(peer, batch, number), batch)
 
     def on_reply(
-        self,
-        peer: PeerSession,
-        raw: bytes | memoryview,
-        now: float,
-        *,
-        sent: EventBatch | None = None,
+        self, peer: PeerSession, request: Request, raw: bytes | memoryview, now: float
     ) -> FrameType:
         """Process a listener's reply.
 
         Args:
             peer: the listener.
+            request: the request that it replies to.
             raw: the received frame.
             now: the time in seconds.
-            sent: the events that the request carried.
 
         Returns:
             The type of the reply.
 
         Raises:
             HandshakeRefused: if the session is over; start a new handshake.
-            FrameError, AuthError: if it is not a valid reply of this session; replace the
+            FrameError, AuthError: if it is not a valid reply to this request; replace the
                 connection.
         """
         if session_of(raw) == 0:
-            self._read_handshake(raw, FrameType.REFUSED)
+            raise HandshakeRefused(_SESSION_OVER, code="stale")
         frame = self._read(peer, raw)
+        if frame.sequence != request.number or request.number not in peer.pending:
+            raise AuthError(
+                f"got a reply to request {frame.sequence} of node {peer.node_id} for request "
+                f"{request.number}; it is a replay and was ignored"
+            )
+        peer.pending.remove(request.number)
         self._heard(peer, len(raw), now)
         if frame.type is FrameType.DATA:
             self._on_data(peer, frame)
         elif frame.type in (FrameType.ACK, FrameType.BUSY):
             self._on_acknowledgements(peer, frame, now)
-        elif sent is not None:
-            peer.outgoing.on_failed(sent, now)
+        elif request.batch is not None:
+            peer.outgoing.on_failed(request.batch, now)
         if frame.type is FrameType.BYE:
             self._on_goodbye(peer, now)
         return frame.type
 
-    def _on_handshake_request(self, raw: bytes | memoryview, now: float, cover_body: bool) -> bytes:
+    def _on_handshake_request(
+        self, raw: bytes | memoryview, now: float, cover_body: bool
+    ) -> Response:
         if len(raw) > MAX_HANDSHAKE_BYTES + HEADER_SIZE:
             raise FrameError(
                 f"got a frame of {len(raw)} bytes before authentication, at most "
@@ -357,13 +366,13 @@ class NodeProtocol:
         try:
             if frame.type is FrameType.HELLO:
                 challenge = self._handshake.on_hello(frame.metadata, now)
-                return self._handshake_frame(FrameType.CHALLENGE, challenge)
+                return Response(self._handshake_frame(FrameType.CHALLENGE, challenge), 0)
             if frame.type is FrameType.AUTH:
                 welcome, session = self._handshake.on_auth(frame.metadata, now)
                 self._start_session(session, now, dialed=False, cover_body=cover_body)
-                return self._handshake_frame(FrameType.WELCOME, welcome)
+                return Response(self._handshake_frame(FrameType.WELCOME, welcome), session.number)
         except (HandshakeRefused, AuthError) as error:
-            return self._refuse(error)
+            return Response(self._refuse(error, frame.metadata), 0)
         raise FrameError(f"got {frame.type.name} before the handshake; the frame was ignored")
 
     def _admit(self, identity: Identity) -> Refusal | None:
@@ -398,7 +407,7 @@ class NodeProtocol:
                 self._keep_received(known)
             peer = PeerSession.start(session, known, self.options, dialed=dialed)
         peer.session, peer.dialed = session, dialed
-        peer.replay_window, peer.n_requests = ReplayWindow(), 0
+        peer.replay_window, peer.n_requests, peer.pending = ReplayWindow(), 0, set()
         peer.use_keys(session, dialed=dialed, cover_body=cover_body)
         self.peers[node_id] = peer
         self.unsent[node_id] = None
@@ -490,7 +499,7 @@ class NodeProtocol:
         for stream, sequence, delay_s in received.busy:
             peer.outgoing.on_busy(stream, sequence, min(delay_s, 1.0), now)
 
-    def _data(self, peer: PeerSession, batch: EventBatch) -> WireBytes:
+    def _data(self, peer: PeerSession, batch: EventBatch, number: int) -> WireBytes:
         metadata, buffers, flags = pack_events(batch.events)
         raw = frame_pieces(
             Frame(
@@ -498,7 +507,7 @@ class NodeProtocol:
                 session=peer.session.number,
                 incarnation=self.identity.incarnation,
                 stream=batch.stream,
-                sequence=peer.next_number() if peer.dialed else 0,
+                sequence=number,
                 data_sequence=batch.sequence,
                 metadata=metadata,
                 buffers=buffers,
@@ -532,15 +541,22 @@ class NodeProtocol:
     def _handshake_frame(self, kind: FrameType, content: bytes) -> bytes:
         return self._frame(kind, 0, None, 0, content)
 
-    def _refuse(self, error: HandshakeRefused | AuthError) -> bytes:
+    def _refuse(self, error: HandshakeRefused | AuthError, request: bytes | memoryview) -> bytes:
         self.n_refused += 1
-        return self._handshake_frame(FrameType.REFUSED, ListenerHandshake.refusal(error))
+        refusal = self._handshake.refusal(error, request)
+        return self._handshake_frame(FrameType.REFUSED, refusal)
+
+    def _session_over(self) -> bytes:
+        # The key of the session is gone, so the dialer cannot verify this and just dials again.
+        return self._refuse(HandshakeRefused(_SESSION_OVER, code="stale"), b"")
 
     @staticmethod
-    def _read_handshake(raw: bytes | memoryview, expected: FrameType) -> Frame:
+    def _read_handshake(
+        raw: bytes | memoryview, expected: FrameType, handshake: DialerHandshake
+    ) -> Frame:
         frame = decode_frame(raw)
         if frame.type is FrameType.REFUSED:
-            raise DialerHandshake.on_refused(frame.metadata)
+            raise handshake.on_refused(frame.metadata)
         if frame.type is not expected:
             raise FrameError(
                 f"expected {expected.name}, got {frame.type.name}; check the address, and install "

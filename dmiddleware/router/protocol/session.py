@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import fnmatch
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from dmiddleware.router.protocol.handshake import Session, hkdf
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.protocol.streams import IncomingStreams, OutgoingStreams
+from dmiddleware.router.protocol.streams import EventBatch, IncomingStreams, OutgoingStreams
+from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.envelope import FRAME_OVERHEAD, MAX_BATCH_BYTES, Acknowledgements
 from dmiddleware.router.wire.frame import FrameMac
 
-__all__ = ["ParkedPoll", "PeerCounters", "PeerSession", "ReplayWindow"]
+__all__ = ["ParkedPoll", "PeerCounters", "PeerSession", "ReplayWindow", "Request", "Response"]
 
 HOLD_BYTES: Final = 1 << 14
 """While a frame is unacknowledged, fewer bytes of events than this are held back."""
@@ -73,9 +74,39 @@ class ParkedPoll:
     Attributes:
         node_id: the dialer that polls.
         session: the session of the poll; a newer session ends the wait.
+        number: number of the poll, which its reply repeats.
     """
 
     node_id: str
+    session: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request of a dialer.
+
+    Attributes:
+        number: its number in the session, which the reply must repeat.
+        raw: the frame.
+        batch: the events in it; None for other requests.
+    """
+
+    number: int
+    raw: WireBytes
+    batch: EventBatch | None = None
+
+
+class Response(NamedTuple):
+    """A listener's response to a request.
+
+    Attributes:
+        content: the frame to reply with, or a poll to reply to later.
+        session: number of the authenticated session that the request belongs to or has started;
+            0 without one.
+    """
+
+    content: WireBytes | ParkedPoll
     session: int
 
 
@@ -101,6 +132,7 @@ class PeerSession:
         forgotten: whether its waiting events were dropped.
         goodbye_sent: whether this node has said goodbye.
         n_requests: number of the latest request to the peer.
+        pending: numbers of the requests to the peer that have no reply yet.
         replay_window: numbers of the requests from the peer.
         counters: frames and bytes.
     """
@@ -120,6 +152,7 @@ class PeerSession:
     forgotten: bool = False
     goodbye_sent: bool = False
     n_requests: int = 0
+    pending: set[int] = field(default_factory=set)
     replay_window: ReplayWindow = field(default_factory=ReplayWindow)
     counters: PeerCounters = field(default_factory=PeerCounters)
     _matches: dict[str, bool] = field(default_factory=dict)
@@ -174,6 +207,7 @@ class PeerSession:
     def next_number(self) -> int:
         """Return the number of the next request in this session."""
         self.n_requests += 1
+        self.pending.add(self.n_requests)
         return self.n_requests
 
     def take_acknowledgements(self) -> bytes:

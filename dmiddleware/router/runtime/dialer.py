@@ -16,12 +16,10 @@ from dmiddleware.errors import (
     TransportError,
 )
 from dmiddleware.pipeline import Running
-from dmiddleware.router.protocol.session import PeerSession
-from dmiddleware.router.protocol.streams import EventBatch
+from dmiddleware.router.protocol.session import PeerSession, Request
 from dmiddleware.router.runtime.engine import Engine
 from dmiddleware.router.runtime.sender import SendAction
 from dmiddleware.router.transport import Channel
-from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.frame import FrameType
 
 __all__ = ["Dialer", "REPLY_TIMEOUT_S"]
@@ -38,7 +36,11 @@ REPLY_TIMEOUT_S: Final = 3.0
 
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
-_FATAL: Final = frozenset({"version", "run", "key", "node_id_taken", "replaced"})
+_FINAL: Final = frozenset({"run", "node_id_taken", "replaced"})
+"""Signed refusals with these codes end this node at once."""
+
+_TEMPORARY: Final = frozenset({"closing", "dialed", "stale"})
+"""Signed refusals with these codes never end it."""
 
 
 class Dialer:
@@ -47,11 +49,15 @@ class Dialer:
     Args:
         engine: drives this node.
         address: the peer's address; the peer may start late, stop, and come back.
+        start_timeout_s: how long the peer may refuse this node before the node fails.
     """
 
-    def __init__(self, engine: Engine, address: str) -> None:
+    def __init__(self, engine: Engine, address: str, *, start_timeout_s: float) -> None:
         self._engine = engine
         self._address = address
+        self._start_timeout_s = start_timeout_s
+        self._was_connected = False
+        self._refused_since: float | None = None
         self._changed = threading.Condition(engine.lock)
         self._closing = False
         self._thread: Running | None = None
@@ -92,35 +98,67 @@ class Dialer:
         if self._thread is not None and not self._thread.is_current():
             self._thread.join(2 * REPLY_TIMEOUT_S)
 
+    def forget_refusals(self) -> None:
+        """Forget earlier refusals, because the peer has accepted this node or is gone."""
+        self._refused_since = None
+        with self._engine.lock:
+            self._engine.refusals.pop(self._address, None)
+
     def _run(self) -> None:
+        clock = self._engine.clock
         pause_s = _FIRST_PAUSE_S
         while not self._closing:
+            connection = _Connection(self)
+            started_at = clock.now()
             try:
-                _Connection(self).run()
-                pause_s = _FIRST_PAUSE_S
-            except HandshakeRefused as error:
-                if error.code in _FATAL:
-                    self._engine.fail(error)
-                    return
-                _logger.info("%s refused the connection, retrying: %s", self._address, error)
-            except AuthError as error:
-                self._engine.fail(error)
-                return
+                connection.run()
             except RouterError as error:
                 _logger.debug("%s: %s", self._address, error)
+                if not connection.authenticated and self._is_final(error):
+                    self._engine.fail(error)
+                    return
             except Exception as error:
                 # Nothing else would dial this peer again.
                 self._engine.fail(_internal_error(f"dialing {self._address}", error))
                 raise
+            if connection.authenticated:
+                self._was_connected = True
+                if clock.now() - started_at >= _LONGEST_PAUSE_S:
+                    pause_s = _FIRST_PAUSE_S
             with self._changed:
-                self._engine.clock.wait_for(self._changed, lambda: self._closing, pause_s)
+                clock.wait_for(self._changed, lambda: self._closing, pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _is_final(self, error: RouterError) -> bool:
+        """Return whether a failed handshake ends this node, rather than one attempt.
+
+        Anyone on the way can forge an unsigned refusal or a damaged reply. These count only until
+        the first session, where they usually mean that one side has a wrong key or version.
+        """
+        verified = isinstance(error, HandshakeRefused) and error.verified
+        code = error.code if isinstance(error, HandshakeRefused) else ""
+        if verified and code in _FINAL:
+            return True
+        counts = code not in _TEMPORARY if verified else not self._was_connected
+        if isinstance(error, TransportError) or not counts:
+            self.forget_refusals()
+            return False
+        with self._engine.lock:
+            self._engine.refusals[self._address] = error
+        now = self._engine.clock.now()
+        if self._refused_since is None:
+            self._refused_since = now
+            _logger.warning("%s refused this node, retrying: %s", self._address, error)
+        return now - self._refused_since >= self._start_timeout_s
 
 
 class _Connection:
     """One connection, from the handshake until it breaks or the dialer closes.
 
     It uses two channels, so that bulk data does not delay the heartbeats.
+
+    Attributes:
+        authenticated: whether the handshake has succeeded.
     """
 
     def __init__(self, dialer: Dialer) -> None:
@@ -129,11 +167,14 @@ class _Connection:
         self._address = dialer.address
         self._broken = False
         self._reason = "the connection broke"
+        self.authenticated = False
 
     def run(self) -> None:
         with contextlib.ExitStack() as stack:
             control = self._connect(stack)
             peer = self._handshake(control)
+            self.authenticated = True
+            self._dialer.forget_refusals()
             try:
                 _EventExchange(self, peer, self._connect(stack)).start()
                 self._send_heartbeats(control, peer)
@@ -211,10 +252,10 @@ class _Connection:
     def _request(self, channel: Channel, peer: PeerSession, kind: FrameType) -> None:
         engine, node = self._engine, self._engine.node
         with engine.lock:
-            raw = node.request(peer, kind)
-        reply = channel.request(raw)
+            request = node.request(peer, kind)
+        reply = channel.request(request.raw)
         with engine.lock:
-            node.on_reply(peer, reply, engine.clock.now())
+            node.on_reply(peer, request, reply, engine.clock.now())
 
     def _end(self, stack: contextlib.ExitStack, peer: PeerSession) -> None:
         engine = self._engine
@@ -265,41 +306,40 @@ class _EventExchange:
         """Count a frame that is about to be sent; called with the router's lock held."""
         self._n_pending += 1
 
-    def send(self, batch: EventBatch, raw: WireBytes) -> None:
-        """Send a frame with events, without blocking."""
-        self._channel.send(raw, partial(self._on_reply, batch))
+    def send(self, request: Request) -> None:
+        """Send a frame with events, or a poll, without blocking."""
+        self._channel.send(request.raw, partial(self._on_reply, request))
 
     def _poll(self) -> SendAction:
         """Make a poll; called with the router's lock held."""
-        raw = self._engine.node.request(self._peer, FrameType.POLL)
-        return partial(self._channel.send, raw, partial(self._on_reply, None))
+        return partial(self.send, self._engine.node.request(self._peer, FrameType.POLL))
 
-    def _on_reply(self, batch: EventBatch | None, reply: memoryview | TransportError) -> None:
-        """Process the outcome of a frame with events, or of a poll."""
+    def _on_reply(self, request: Request, reply: memoryview | TransportError) -> None:
+        """Process the outcome of a request."""
         try:
-            self._process(batch, reply)
+            self._process(request, reply)
         except (TransportError, HandshakeRefused, AuthError, FrameError) as error:
             self._connection.mark_broken(str(error))
         except Exception as error:
             self._connection.fail(error)
             raise
 
-    def _process(self, batch: EventBatch | None, reply: memoryview | TransportError) -> None:
+    def _process(self, request: Request, reply: memoryview | TransportError) -> None:
         engine, node, peer = self._engine, self._engine.node, self._peer
         with engine.lock:
             now = engine.clock.now()
-            self._n_pending -= batch is not None
+            self._n_pending -= request.batch is not None
             if isinstance(reply, TransportError):
-                if batch is not None:
-                    peer.outgoing.on_failed(batch, now)
+                if request.batch is not None:
+                    peer.outgoing.on_failed(request.batch, now)
                 raise reply
             if self._connection.broken:
                 return
-            kind = node.on_reply(peer, reply, now, sent=batch)
+            kind = node.on_reply(peer, request, reply, now)
             sends = engine.update(peer.node_id)
             if kind is FrameType.BYE:
                 self._connection.mark_broken("said goodbye")
-            elif batch is None:
+            elif request.batch is None:
                 sends.insert(0, self._poll())
         engine.deliver_and_send(sends)
 

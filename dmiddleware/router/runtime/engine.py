@@ -48,6 +48,7 @@ class Engine:
         receiver: delivers what they have sent.
         traffic: counts events.
         fatal: the error that stopped this node; emitters raise it.
+        refusals: why peers currently refuse this node, by address.
         closing: whether the threads are to end.
     """
 
@@ -71,6 +72,7 @@ class Engine:
             on_subscriptions_changed=self.flush,
         )
         self.fatal: RouterError | None = None
+        self.refusals: dict[str, RouterError] = {}
         self.closing = False
         self._codec = codec
         self._ticking = threading.Condition(self.lock)

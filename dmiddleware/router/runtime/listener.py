@@ -12,7 +12,6 @@ from dmiddleware.errors import AuthError, FrameError, RouterError
 from dmiddleware.router.protocol.session import ParkedPoll
 from dmiddleware.router.runtime.engine import Engine
 from dmiddleware.router.transport import Listener, Reply
-from dmiddleware.router.wire.frame import session_of
 
 __all__ = ["NodeListener"]
 
@@ -90,15 +89,15 @@ class NodeListener:
                 self._warn(error, now)
                 reply(None)
                 return
-            session = session_of(raw)
+            content, session = response
             # The last request of a connection may be served after the connection is known as lost.
-            if connection in self._sessions or connection not in self._lost:
+            if session and (connection in self._sessions or connection not in self._lost):
                 self._sessions[connection] = session
-            if isinstance(response, ParkedPoll):
-                engine.sender.park(response, reply, now)
+            if isinstance(content, ParkedPoll):
+                engine.sender.park(content, reply, now)
             sends = engine.update(engine.node.node_of(session))
-        if not isinstance(response, ParkedPoll):
-            sends.insert(0, partial(reply, response))
+        if not isinstance(content, ParkedPoll):
+            sends.insert(0, partial(reply, content))
         engine.deliver_and_send(sends)
 
     def _warn(self, error: RouterError, now: float) -> None:

@@ -10,10 +10,8 @@ from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 from dmiddleware.router.protocol.node import NodeProtocol
-from dmiddleware.router.protocol.session import ParkedPoll, PeerSession
-from dmiddleware.router.protocol.streams import EventBatch
+from dmiddleware.router.protocol.session import ParkedPoll, PeerSession, Request
 from dmiddleware.router.transport import Reply
-from dmiddleware.router.wire.byte_pieces import WireBytes
 
 __all__ = ["DataChannel", "POLL_TIMEOUT_S", "SendAction", "Sender", "send_all"]
 
@@ -41,7 +39,7 @@ class DataChannel(Protocol):
         """Count a frame that is about to be sent."""
         ...
 
-    def send(self, batch: EventBatch, raw: WireBytes) -> None:
+    def send(self, request: Request) -> None:
         """Send a frame without blocking."""
         ...
 
@@ -173,7 +171,7 @@ class Sender:
             if request is None:
                 break
             channel.reserve()
-            link.unsent.append(partial(channel.send, *request))
+            link.unsent.append(partial(channel.send, request))
             filled = True
         return filled
 

@@ -183,7 +183,7 @@ def test_without_the_key_nothing_is_started(folder: Path) -> None:
 def test_another_key_is_refused_with_the_reason(folder: Path) -> None:
     with (
         running(folder, "--key-file", "key") as (_, address),
-        joining(folder, address, "--key-file", "other-key") as joined,
+        joining(folder, address, "--key-file", "other-key", "--start-timeout", "2") as joined,
     ):
         text, _ = joined.communicate(timeout=80)
     assert joined.returncode == 1

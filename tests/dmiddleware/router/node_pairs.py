@@ -40,8 +40,19 @@ def join(dialer: NodeProtocol, listener: NodeProtocol, now: float = 0.0) -> Peer
 
 
 def replied(listener: NodeProtocol, raw: bytes | bytearray, now: float) -> bytearray:
-    answer = listener.on_request(bytes(raw), now, cover_body=True)
+    answer = listener.on_request(bytes(raw), now, cover_body=True).content
     return listener.nothing(answer) if isinstance(answer, ParkedPoll) else answer
+
+
+def asked(
+    dialer: NodeProtocol,
+    listener: NodeProtocol,
+    peer: PeerSession,
+    kind: FrameType,
+    now: float = 0.0,
+) -> FrameType:
+    request = dialer.request(peer, kind)
+    return dialer.on_reply(peer, request, replied(listener, request.raw, now), now)
 
 
 def emit(node: NodeProtocol, to: str, event: str, value: Any) -> bool:
@@ -56,10 +67,8 @@ def exchange(
     dialer: NodeProtocol, listener: NodeProtocol, peer: PeerSession, now: float = 0.0
 ) -> None:
     """Exchange everything that is waiting, both ways, over a perfect network."""
-    while (made := dialer.data_request(peer, now)) is not None:
-        batch, raw = made
-        dialer.on_reply(peer, replied(listener, raw, now), now, sent=batch)
+    while (request := dialer.data_request(peer, now)) is not None:
+        dialer.on_reply(peer, request, replied(listener, request.raw, now), now)
     kind = FrameType.DATA
     while kind is FrameType.DATA:
-        raw = dialer.request(peer, FrameType.POLL)
-        kind = dialer.on_reply(peer, replied(listener, raw, now), now)
+        kind = asked(dialer, listener, peer, FrameType.POLL, now)

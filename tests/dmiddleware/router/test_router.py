@@ -216,13 +216,31 @@ def test_a_slow_reader_makes_the_emitter_wait_and_its_deadline_names_the_peer(li
         assert b.traffic()["e"].sent == accepted
 
 
-def test_a_wrong_key_ends_the_wait_for_peers(listen: str) -> None:
+@pytest.mark.parametrize("key", [bytes(32), None])
+def test_a_wrong_key_ends_the_wait_for_peers(listen: str, key: bytes | None) -> None:
     with (
         Router(node_id=0, listen=listen, key=KEY) as learner,
-        Router(node_id=1, dial=[learner.address], key=bytes(32)) as collector,
+        Router(node_id=1, dial=[learner.address], key=key, start_timeout_s=0.3) as collector,
         pytest.raises(HandshakeRefused, match="key"),
     ):
         collector.wait_for_peers(1, timeout_s=DEADLINE_S)
+
+
+def test_a_node_that_is_refused_until_its_start_timeout_gives_the_reason(listen: str) -> None:
+    with (
+        Router(node_id=0, listen=listen, key=KEY) as learner,
+        Router(
+            node_id=1,
+            dial=[learner.address],
+            key=bytes(32),
+            expected_peers=1,
+            start_timeout_s=0.5,
+        ) as collector,
+    ):
+        with pytest.raises(WaitTimeout, match="does not have this run's key"):
+            collector.wait_for_peers(1, timeout_s=0.3)
+        with pytest.raises(HandshakeRefused, match="key"):
+            collector.wait_until_ready()
 
 
 def test_the_older_of_two_nodes_with_one_id_is_refused(listen: str) -> None:
@@ -341,7 +359,7 @@ def test_waiting_for_room_ends_when_the_router_fails(tmp_path: Path) -> None:
             errors.append(error)
 
     with (
-        Router(node_id=2, listen=elsewhere, key=bytes(32)),
+        Router(node_id=2, listen=elsewhere, run_id="other", key=KEY),
         two(f"ipc://{tmp_path}/0.sock", outbox_bytes=1000, inbox_bytes=1000) as (reader, router),
         contextlib.ExitStack() as stack,
     ):

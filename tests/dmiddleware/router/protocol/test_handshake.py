@@ -172,11 +172,39 @@ def test_each_side_learns_the_frame_size_limit_of_the_other() -> None:
 def test_a_refusal_reaches_the_dialer_with_its_reason() -> None:
     theirs = listener(refuse=Refusal("node_id_taken", "collector-0 is here already"))
     ours = dialer()
+    auth = ours.on_challenge(theirs.on_hello(ours.hello(), 0.0))
     with pytest.raises(HandshakeRefused) as refused:
-        theirs.on_auth(ours.on_challenge(theirs.on_hello(ours.hello(), 0.0)), 0.0)
-    received = DialerHandshake.on_refused(theirs.refusal(refused.value))
+        theirs.on_auth(auth, 0.0)
+    received = ours.on_refused(theirs.refusal(refused.value, auth))
+    assert received.verified
     assert received.code == "node_id_taken"
     assert "is here already" in str(received)
+
+
+def test_a_refused_hello_is_signed_too() -> None:
+    ours, theirs = dialer(run_id="other"), listener()
+    with pytest.raises(HandshakeRefused) as refused:
+        theirs.on_hello(ours.hello(), 0.0)
+    assert ours.on_refused(theirs.refusal(refused.value, ours.hello())).verified
+
+
+@pytest.mark.parametrize("change", ["code", "reason", "key", "nonce", "challenge", "no proof"])
+def test_a_refusal_is_verified_only_for_its_own_attempt(change: str) -> None:
+    theirs = listener(bytes(32) if change == "key" else KEY)
+    ours = dialer()
+    auth = ours.on_challenge(theirs.on_hello(ours.hello(), 0.0))
+    error = HandshakeRefused("a newer process replaced it", code="replaced")
+    refusal = msgspec.msgpack.decode(theirs.refusal(error, auth))
+    if change in refusal:
+        refusal[change] += "x"
+    elif change == "no proof":
+        del refusal["proof"]
+    elif change in ("nonce", "challenge"):
+        ours = dialer(nonce=8 if change == "nonce" else 7)
+        ours.on_challenge(theirs.on_hello(ours.hello(), 0.0))
+    received = ours.on_refused(msgspec.msgpack.encode(refusal))
+    assert not received.verified
+    assert received.code == refusal["code"]
 
 
 def test_a_hello_over_the_limit_is_not_read() -> None:

@@ -7,6 +7,7 @@ import gc
 import random
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,14 @@ from hypothesis import strategies as st
 from dmiddleware.errors import AuthError, FrameError, FrameTooLarge, HandshakeRefused
 from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.protocol.session import ParkedPoll, PeerSession
+from dmiddleware.router.protocol.session import ParkedPoll, PeerSession, Request
+from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.envelope import EncodedEvent, encode_event
 from dmiddleware.router.wire.frame import FrameType
 from tests.dmiddleware.router.node_pairs import (
     CODEC,
     OPTIONS,
+    asked,
     emit,
     exchange,
     join,
@@ -90,52 +93,54 @@ class World:
         self.dialer, self.listener = make_node("collector"), make_node("learner")
         self.peer = join(self.dialer, self.listener)
         self.wire: list[Callable[[], None]] = []
-        self.parked: list[ParkedPoll] = []
+        self.parked: list[tuple[ParkedPoll, Request]] = []
 
     def lost(self) -> bool:
         return self.chance.random() < self.loss
 
-    def request(self, raw: bytearray, sent: Any = None) -> None:
+    def request(self, request: Request) -> None:
         def arrive() -> None:
             try:
-                answer = self.listener.on_request(bytes(raw), self.now, cover_body=True)
+                answer, _ = self.listener.on_request(request.raw, self.now, cover_body=True)
             except AuthError:
                 return  # a duplicate
             if isinstance(answer, ParkedPoll):
-                self.parked.append(answer)
+                self.parked.append((answer, request))
             else:
-                self.answer(answer, sent)
+                self.answer(answer, request)
 
         for _ in range(self.chance.choice([1, 1, 1, 2])):
             if not self.lost():
                 self.wire.append(arrive)
 
-    def answer(self, raw: bytearray, sent: Any = None) -> None:
+    def answer(self, raw: WireBytes, request: Request) -> None:
         peer = self.peer
 
         def arrive() -> None:
-            with contextlib.suppress(HandshakeRefused, AuthError):  # of an ended session
-                self.dialer.on_reply(peer, bytes(raw), self.now, sent=sent)
+            # Of an ended session, or a duplicate.
+            with contextlib.suppress(HandshakeRefused, AuthError):
+                self.dialer.on_reply(peer, request, bytes(raw), self.now)
 
-        if not self.lost():
-            self.wire.append(arrive)
+        for _ in range(self.chance.choice([1, 1, 1, 2])):
+            if not self.lost():
+                self.wire.append(arrive)
 
     def step(self) -> None:
         self.now += 0.3
         if self.chance.random() < 0.02:
             self.peer = join(self.dialer, self.listener, self.now)
-        while (made := self.dialer.data_request(self.peer, self.now)) is not None:
-            self.request(made[1], made[0])
+        while (request := self.dialer.data_request(self.peer, self.now)) is not None:
+            self.request(request)
         self.request(self.dialer.request(self.peer, FrameType.POLL))
-        self.parked = [parked for parked in self.parked if not self.resume(parked)]
+        self.parked = [parked for parked in self.parked if not self.resume(*parked)]
         self.chance.shuffle(self.wire)
         for _ in range(self.chance.randrange(len(self.wire) + 1)):
             self.wire.pop()()
 
-    def resume(self, parked: ParkedPoll) -> bool:
+    def resume(self, parked: ParkedPoll, request: Request) -> bool:
         answer = self.listener.resume(parked, self.now)
         if answer is not None:
-            self.answer(answer)
+            self.answer(answer, request)
         return answer is not None
 
 
@@ -186,8 +191,8 @@ def test_an_older_version_that_arrives_late_is_not_delivered(
     outgoing.put_latest(encode_event("weights", 2, CODEC))
     second = dialer.data_request(peer, 2.0)
     assert first is not None and second is not None
-    replied(listener, second[1], 2.0)
-    replied(listener, first[1], 2.0)
+    replied(listener, second.raw, 2.0)
+    replied(listener, first.raw, 2.0)
     assert [value for _, event, value in taken(listener) if event == "weights"] == [2]
 
 
@@ -208,10 +213,10 @@ def test_a_full_outbox_refuses_and_a_slow_reader_makes_the_sender_wait(
     for _ in range(100):
         while emit(dialer, "learner", "e", (sent, bytes(100))):
             sent += 1
-        made = dialer.data_request(peer, 0.0)
-        if made is None:
+        request = dialer.data_request(peer, 0.0)
+        if request is None:
             break
-        dialer.on_reply(peer, replied(listener, made[1], 0.0), 0.0, sent=made[0])
+        dialer.on_reply(peer, request, replied(listener, request.raw, 0.0), 0.0)
     bound = OPTIONS.outbox_bytes + OPTIONS.inbox_bytes + 2 * OPTIONS.batch_bytes
     assert 0 < sent * 100 <= bound
     assert dialer.peers["learner"].outgoing.outbox.counters.refused_frames > 0
@@ -243,7 +248,7 @@ def test_a_peer_that_is_gone_for_too_long_is_forgotten_and_may_rejoin(
     taken(listener)
     emit(listener, "collector", "e", "lost one")
     under_way = dialer.request(peer, FrameType.POLL)
-    replied(listener, under_way, 0.0)  # sent, and lost by the network
+    replied(listener, under_way.raw, 0.0)  # sent, and lost by the network
     listener.tick(4.0)
     assert listener.tick(200.0) == [("collector", 1)]
     assert listener.subscriptions.subscribers("e") == ()
@@ -302,7 +307,7 @@ def test_a_forgotten_peer_may_continue_in_its_old_session(
     listener.tick(200.0)
     assert listener.subscriptions.subscribers("e") == ()
     # Like a process that was stopped while its connection stayed open.
-    replied(listener, dialer.request(peer, FrameType.HEARTBEAT), 201.0)
+    replied(listener, dialer.request(peer, FrameType.HEARTBEAT).raw, 201.0)
     assert listener.changes[-1].kind == "rejoined"
     assert listener.subscriptions.subscribers("e") == ("collector",)
     emit(listener, "collector", "e", "after")
@@ -338,12 +343,10 @@ def test_a_restarted_peer_gets_the_events_that_waited_for_it(
 
 def test_goodbye_ends_the_session(pair: tuple[NodeProtocol, NodeProtocol, PeerSession]) -> None:
     dialer, listener, peer = pair
-    raw = dialer.request(peer, FrameType.BYE)
-    assert dialer.on_reply(peer, replied(listener, raw, 0.0), 0.0) is FrameType.BYE
+    assert asked(dialer, listener, peer, FrameType.BYE) is FrameType.BYE
     assert listener.peers == {} and listener.changes[-1].reason == "said goodbye"
     with pytest.raises(HandshakeRefused) as refused:
-        raw = dialer.request(peer, FrameType.POLL)
-        dialer.on_reply(peer, replied(listener, raw, 0.0), 0.0)
+        asked(dialer, listener, peer, FrameType.POLL)
     assert refused.value.code == "stale"
 
 
@@ -357,7 +360,7 @@ def test_events_sent_before_a_peer_left_are_delivered(
     if returns:
         join(make_node("collector", incarnation=2), listener, 1.0)
     else:
-        replied(listener, dialer.request(peer, FrameType.BYE), 0.0)
+        replied(listener, dialer.request(peer, FrameType.BYE).raw, 0.0)
     assert listener.has_events
     assert taken(listener) == [("collector", "e", "last words")]
 
@@ -366,7 +369,7 @@ def test_a_replayed_request_is_refused(
     pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
 ) -> None:
     dialer, listener, peer = pair
-    raw = dialer.request(peer, FrameType.HEARTBEAT)
+    raw = dialer.request(peer, FrameType.HEARTBEAT).raw
     replied(listener, raw, 0.0)
     with pytest.raises(AuthError, match="replay"):
         replied(listener, raw, 0.1)
@@ -376,9 +379,9 @@ def test_a_heartbeat_may_be_overtaken_by_thousands_of_requests(
     pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
 ) -> None:
     dialer, listener, peer = pair
-    made_early = dialer.request(peer, FrameType.HEARTBEAT)
+    made_early = dialer.request(peer, FrameType.HEARTBEAT).raw
     for _ in range(4000):
-        raw = dialer.request(peer, FrameType.HEARTBEAT)
+        raw = dialer.request(peer, FrameType.HEARTBEAT).raw
         replied(listener, raw, 0.0)
     assert replied(listener, made_early, 0.0)
     for old in (made_early, raw):
@@ -390,11 +393,57 @@ def test_a_request_below_the_replay_window_is_refused(
     pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
 ) -> None:
     dialer, listener, peer = pair
-    made_early = dialer.request(peer, FrameType.HEARTBEAT)
+    made_early = dialer.request(peer, FrameType.HEARTBEAT).raw
     peer.n_requests += 5000
-    replied(listener, dialer.request(peer, FrameType.HEARTBEAT), 0.0)
+    replied(listener, dialer.request(peer, FrameType.HEARTBEAT).raw, 0.0)
     with pytest.raises(AuthError, match="replay"):
         replied(listener, made_early, 0.0)
+
+
+def test_a_reply_counts_once_and_only_for_its_request(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    dialer, listener, peer = pair
+    first, second = (dialer.request(peer, FrameType.HEARTBEAT) for _ in range(2))
+    reply = replied(listener, first.raw, 0.0)
+    with pytest.raises(AuthError, match="replay"):
+        dialer.on_reply(peer, second, reply, 0.0)
+    assert dialer.on_reply(peer, first, reply, 0.0) is FrameType.HEARTBEAT
+    with pytest.raises(AuthError, match="replay"):
+        dialer.on_reply(peer, first, reply, 0.0)
+    reply = replied(listener, second.raw, 0.0)
+    assert dialer.on_reply(peer, second, reply, 0.0) is FrameType.HEARTBEAT
+
+
+def test_replayed_answers_do_not_keep_a_dead_listener_connected(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    dialer, listener, peer = pair
+    request = dialer.request(peer, FrameType.HEARTBEAT)
+    recorded = replied(listener, request.raw, 0.0)
+    dialer.on_reply(peer, request, recorded, 0.0)
+    for second in range(1, 4):
+        request = dialer.request(peer, FrameType.HEARTBEAT)
+        with pytest.raises(AuthError):
+            dialer.on_reply(peer, request, recorded, float(second))
+    dialer.tick(3.1)
+    assert not dialer.is_connected("learner")
+
+
+def test_a_response_names_the_session_that_its_request_belongs_to() -> None:
+    dialer, listener = make_node("collector"), make_node("learner")
+    handshake, hello = dialer.hello()
+    challenge = listener.on_request(hello, 0.0, cover_body=True)
+    auth = dialer.on_challenge(handshake, challenge.content)
+    welcome = listener.on_request(auth, 0.0, cover_body=True)
+    peer = dialer.on_welcome(handshake, welcome.content, 0.0, cover_body=True)
+    heartbeat = dialer.request(peer, FrameType.HEARTBEAT)
+    reply = listener.on_request(heartbeat.raw, 0.0, cover_body=True)
+    assert challenge.session == 0
+    assert welcome.session == reply.session == peer.session.number != 0
+    peer.session = replace(peer.session, number=12345)
+    unknown = dialer.request(peer, FrameType.HEARTBEAT)
+    assert listener.on_request(unknown.raw, 0.0, cover_body=True).session == 0
 
 
 def test_a_frame_cannot_be_sent_back_to_its_sender(
@@ -402,10 +451,10 @@ def test_a_frame_cannot_be_sent_back_to_its_sender(
 ) -> None:
     dialer, _, peer = pair
     emit(dialer, "learner", "e", 1)
-    made = dialer.data_request(peer, 0.0)
-    assert made is not None
+    request = dialer.data_request(peer, 0.0)
+    assert request is not None
     with pytest.raises(AuthError):
-        dialer.on_reply(peer, bytes(made[1]), 0.0)
+        dialer.on_reply(peer, request, bytes(request.raw), 0.0)
 
 
 def test_a_large_frame_before_authentication_is_refused(
@@ -447,12 +496,12 @@ def test_a_flipped_bit_is_never_accepted(place: int, bit: int) -> None:
     dialer, listener = make_node("collector"), make_node("learner")
     peer = join(dialer, listener)
     emit(dialer, "learner", "e", [1, 2, 3])
-    made = dialer.data_request(peer, 0.0)
-    assert made is not None
-    raw = bytearray(bytes(made[1]))
+    request = dialer.data_request(peer, 0.0)
+    assert request is not None
+    raw = bytearray(bytes(request.raw))
     raw[place % len(raw)] ^= 1 << bit
     try:
-        answer = listener.on_request(bytes(raw), 0.0, cover_body=True)
+        answer = listener.on_request(bytes(raw), 0.0, cover_body=True).content
     except (AuthError, FrameError):
         answer = None
     # A changed session number is refused with a reply, everything else without one.
@@ -588,7 +637,8 @@ def test_a_silent_reader_keeps_no_old_version_in_memory() -> None:
         return weakref.ref(event)
 
     first = version(1)
-    replied(listener, dialer.request(peer, FrameType.POLL), 0.0)  # sent, and lost by the network
+    lost = dialer.request(peer, FrameType.POLL)
+    replied(listener, lost.raw, 0.0)
     assert first() is not None, "it may have to be sent again"
     second = version(2)
     gc.collect()
@@ -596,5 +646,5 @@ def test_a_silent_reader_keeps_no_old_version_in_memory() -> None:
     assert second() is not None
     later = 2 * OPTIONS.retry_s
     peer.outgoing.on_reconnect(later)
-    dialer.on_reply(peer, replied(listener, dialer.request(peer, FrameType.POLL), later), later)
+    asked(dialer, listener, peer, FrameType.POLL, later)
     assert taken(dialer) == [("0", "weights", 2)]

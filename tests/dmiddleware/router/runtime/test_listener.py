@@ -41,11 +41,11 @@ def test_a_request_served_after_its_connection_broke_does_not_keep_the_peer_conn
     auth = dialer.on_challenge(handshake, network.make_requests(hello, 1))
     peer = dialer.on_welcome(handshake, network.make_requests(auth, 1), 0.0, cover_body=True)
     for connection in (1, 2):
-        network.make_requests(dialer.request(peer, FrameType.HEARTBEAT), connection)
+        network.make_requests(dialer.request(peer, FrameType.HEARTBEAT).raw, connection)
     network.on_disconnect(2)
     listener.process_disconnects(0.0)
     assert node.is_connected("1"), "it has another connection"
-    network.make_requests(dialer.request(peer, FrameType.HEARTBEAT), 2)
+    network.make_requests(dialer.request(peer, FrameType.HEARTBEAT).raw, 2)
     network.on_disconnect(1)
     listener.process_disconnects(0.0)
     assert not node.is_connected("1")

@@ -6,8 +6,7 @@ import pytest
 
 from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.protocol.session import ParkedPoll, PeerSession
-from dmiddleware.router.protocol.streams import EventBatch
+from dmiddleware.router.protocol.session import ParkedPoll, PeerSession, Request
 from dmiddleware.router.runtime.sender import POLL_TIMEOUT_S, Sender
 from dmiddleware.router.transport import Reply
 from dmiddleware.router.wire.byte_pieces import WireBytes
@@ -22,11 +21,12 @@ class Polls:
     def __init__(self, dialer: NodeProtocol, listener: NodeProtocol, peer: PeerSession) -> None:
         self.dialer, self.listener, self.peer = dialer, listener, peer
         self.sender = Sender(listener)
+        self.requests: list[Request] = []
         self.replies: list[WireBytes | None] = []
 
     def park(self, now: float = 0.0) -> None:
-        raw = self.dialer.request(self.peer, FrameType.POLL)
-        parked = self.listener.on_request(raw, now, cover_body=True)
+        self.requests.append(self.dialer.request(self.peer, FrameType.POLL))
+        parked, _ = self.listener.on_request(self.requests[-1].raw, now, cover_body=True)
         assert isinstance(parked, ParkedPoll)
         self.sender.park(parked, self.replies.append, now)
 
@@ -34,7 +34,8 @@ class Polls:
         kinds = []
         for answer in self.replies:
             assert answer is not None
-            kinds.append(self.dialer.on_reply(self.peer, bytes(answer), now))
+            request = self.requests.pop(0)
+            kinds.append(self.dialer.on_reply(self.peer, request, bytes(answer), now))
         self.replies.clear()
         return kinds
 
@@ -69,8 +70,8 @@ def test_each_poll_gets_one_frame(polls: Polls) -> None:
     for number in range(3):
         assert emit(polls.listener, "collector", "e", b"%3d" % number + bytes(150))
     assert run(polls.sender) == 0
-    raw = polls.dialer.request(polls.peer, FrameType.POLL)
-    answer = polls.listener.on_request(raw, 0.0, cover_body=True)
+    polls.requests.append(polls.dialer.request(polls.peer, FrameType.POLL))
+    answer, _ = polls.listener.on_request(polls.requests[-1].raw, 0.0, cover_body=True)
     assert not isinstance(answer, ParkedPoll), "waiting events are sent at once"
     polls.replies.append(answer)
     assert run(polls.sender) == 0
@@ -108,7 +109,7 @@ class FakeChannel:
     def __init__(self, peer: PeerSession) -> None:
         self.peer = peer
         self.reserved = 0
-        self.sent: list[EventBatch] = []
+        self.sent: list[Request] = []
 
     @property
     def has_room(self) -> bool:
@@ -117,8 +118,8 @@ class FakeChannel:
     def reserve(self) -> None:
         self.reserved += 1
 
-    def send(self, batch: EventBatch, raw: WireBytes) -> None:
-        self.sent.append(batch)
+    def send(self, request: Request) -> None:
+        self.sent.append(request)
 
 
 def test_a_channel_gets_as_many_frames_as_it_has_room_for() -> None:
@@ -136,7 +137,8 @@ def test_a_channel_gets_as_many_frames_as_it_has_room_for() -> None:
     assert run(sender) == 0
     way.reserved -= 1
     assert run(sender) == 1
-    assert [batch.sequence for batch in way.sent] == [2, 3, 4], "1 is the announcement"
+    sent = [request.batch.sequence for request in way.sent if request.batch is not None]
+    assert sent == [2, 3, 4], "1 is the announcement"
     assert emit(dialer, "learner", "e", bytes(200))
     sender.disconnect("learner")
     way.reserved = 0
@@ -159,8 +161,8 @@ def test_two_threads_send_the_frames_of_a_peer_in_order(polls: Polls) -> None:
         return note
 
     for name in ("first", "second"):
-        raw = polls.dialer.request(polls.peer, FrameType.POLL)
-        parked = polls.listener.on_request(raw, 0.0, cover_body=True)
+        request = polls.dialer.request(polls.peer, FrameType.POLL)
+        parked, _ = polls.listener.on_request(request.raw, 0.0, cover_body=True)
         assert isinstance(parked, ParkedPoll)
         polls.sender.park(parked, reply(name), 0.0)
     assert emit(polls.listener, "collector", "e", 1)
