@@ -24,7 +24,7 @@ train: setup ## Train DQN on CartPole-v1 until it is solved (about a minute)
 	$(BIN)/python -m examples.cartpole_dqn
 
 train-distributed: setup ## Train the same in four processes: a learner, two collectors, an evaluator
-	$(BIN)/ditask --package . --main examples.cartpole_dqn.main --parallel-workers 4 --topology mesh
+	$(BIN)/ditask --package . --main examples.cartpole_dqn.main --parallel-workers 4
 
 test: setup ## Run the test suite and measure its coverage (under ten minutes)
 	$(BIN)/python -m pytest -m 'not slow' -n $(TEST_PROCESSES) --dist loadfile --cov --cov-report=term-missing:skip-covered

@@ -45,11 +45,11 @@ __all__ = ["ditask"]
 )
 @click.option(
     "--topology",
-    default="mesh",
+    default="star",
     show_default=True,
-    type=click.Choice(["mesh", "star", "alone"]),
-    help="How processes connect: mesh, each to all others; star, all to the first; alone, only to "
-    "the addresses in --attach-to.",
+    type=click.Choice(["star", "mesh", "alone"]),
+    help="How processes connect: star, all to the learner (or to the first process if none "
+    "learns); mesh, each to all others; alone, only to the addresses in --attach-to.",
 )
 @click.option(
     "--protocol",
@@ -84,16 +84,24 @@ __all__ = ["ditask"]
 )
 @click.option(
     "--address",
-    default="127.0.0.1",
-    show_default=True,
-    help="The address of this host, for tcp and tls+tcp.",
+    default="",
+    metavar="HOST",
+    help="The address of this host, as other hosts reach it, for tcp and tls+tcp.  "
+    "[default: 127.0.0.1]",
+)
+@click.option(
+    "--bind",
+    default="",
+    metavar="HOST",
+    help="The local address to listen on, for example 0.0.0.0 for all. Needed only if other hosts "
+    "reach this one by another address, as with NAT or in containers.  [default: --address]",
 )
 @click.option(
     "--ports",
     default="",
     metavar="P,…",
-    help="The ports to listen on. With fewer ports than listening processes, the rest count up "
-    "from the last one.  [default: free ports from 25515 to 29514]",
+    help="The ports to listen on, first the learner's. With fewer ports than listening processes, "
+    "the rest count up from the last one.  [default: free ports from 25515 to 29514]",
 )
 @click.option(
     "--attach-to",
@@ -186,7 +194,7 @@ __all__ = ["ditask"]
     "--platform-spec",
     default="",
     metavar="JSON",
-    help='Roles per host and the first host\'s port, for slurm and k8s: {"roles": ["learner=1", '
+    help='Roles per host and the learner\'s port, for slurm and k8s: {"roles": ["learner=1", '
     '"collector=8"], "port": 25515}.',
 )
 def ditask(**options: Any) -> None:
@@ -199,7 +207,7 @@ def ditask(**options: Any) -> None:
       ditask --main examples.cartpole_dqn.main --parallel-workers 4
              --protocol tcp --ports 25515 --key-file run.key
     Add two collectors from another terminal while it runs:
-      ditask --main examples.cartpole_dqn.main --roles collector=2 --topology alone
+      ditask --main examples.cartpole_dqn.main --roles collector=2
              --attach-to tcp://127.0.0.1:25515 --key-file run.key
     """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
     from dmiddleware.errors import DMiddlewareError

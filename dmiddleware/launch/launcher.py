@@ -24,6 +24,7 @@ from dmiddleware.launch.plan import (
     NodeConfig,
     NodePlan,
     assign_roles,
+    hub_index,
     needs_key,
     parse_roles,
     plan_nodes,
@@ -31,11 +32,12 @@ from dmiddleware.launch.plan import (
 from dmiddleware.launch.platforms import DEFAULT_PORT, KEY_VARIABLE, Placement, place
 from dmiddleware.launch.shared_folder import shared_folder
 from dmiddleware.launch.supervisor import Supervisor, SupervisorOptions
-from dmiddleware.router.protocol.topology import Scheme
+from dmiddleware.router.protocol.topology import Scheme, count_listening
 from dmiddleware.router.transport.nng import TlsFiles
 
 __all__ = ["launch"]
 
+_THIS_HOST: Final = "127.0.0.1"
 _MIN_KEY_LENGTH: Final = 32
 _NODES_PER_HOST: Final = 1000
 _FIRST_JOINED_BLOCK: Final = 1_000
@@ -56,8 +58,7 @@ def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
     """
     with _run_dir() as run_dir:
         scheme = "tls+tcp" if options["protocol"] == "tls+tcp" else "tcp"
-        port = _spec(options).get("port")
-        placement = place(options["platform"], env, port=port, scheme=scheme)
+        placement = place(options["platform"], env, port=_port(options), scheme=scheme)
         request = _request(options, placement, run_dir)
         plans = plan_nodes(request, free_ports=_free_ports(request))
         is_alone = not request.joins and placement.count == 1
@@ -69,7 +70,7 @@ def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
         ):
             for plan in plans:
                 if plan.listen and request.protocol != "ipc":
-                    display.note(f"node {plan.node_id} listens on {plan.listen}")
+                    display.note(f"node {plan.node_id} listens on {_where(plan)}")
             if is_new_key and request.protocol != "ipc":
                 display.note(f"to join it from this host: --key-file {_write_key(run_dir, key)}")
             configs = [
@@ -96,20 +97,7 @@ def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
 
 
 def _request(options: Mapping[str, Any], placement: Placement, run_dir: Path) -> LaunchRequest:
-    spec = _spec(options)
-    address, protocol = options["address"], _protocol(options)
-    redis = _redis(options, placement) if protocol == "redis" else ""
-    attach_to = _attach_to(options)
-    joins = bool(attach_to)
-    ports = _numbers(options["ports"], "--ports")
-    if placement.count > 1:
-        if protocol == "ipc":
-            raise LaunchError("--protocol ipc cannot connect hosts; use --protocol tcp or tls+tcp")
-        if protocol == "redis":
-            attach_to = (*attach_to, *((f"{redis}/0",) if placement.index else ()))
-        else:
-            address, ports = placement.address, ports or (placement.port,)
-            attach_to = (*attach_to, *placement.attach_to)
+    spec, protocol = _spec(options), _protocol(options)
     roles_of_hosts = [
         assign_roles(
             parse_roles(_roles_of_host(spec, host, placement.count, options)),
@@ -119,14 +107,37 @@ def _request(options: Mapping[str, Any], placement: Placement, run_dir: Path) ->
         )
         for host in range(placement.count)
     ]
+    hub_host = hub_index([tuple(chain.from_iterable(roles)) for roles in roles_of_hosts])
+    has_hub = placement.index == hub_host
+    redis = _redis(options, placement) if protocol == "redis" else ""
+    attach_to = _attach_to(options)
+    joins = bool(attach_to)
+    ports = _numbers(options["ports"], "--ports")
+    bind = options["bind"]
+    if placement.count == 1:
+        address = _address(options)
+    else:
+        _check_hosts(options)
+        address = _THIS_HOST
+        if protocol == "redis":
+            hub = f"{redis}/{_NODES_PER_HOST * hub_host + hub_index(roles_of_hosts[hub_host])}"
+        else:
+            hub = placement.hub_address(hub_host)
+            address, bind = placement.address, bind or placement.bind
+        if not has_hub and not joins:
+            attach_to = (hub,)
+        if protocol != "redis":
+            listens = options["topology"] == "mesh" or not attach_to
+            ports = (ports or (placement.port,)) if listens else ()
     roles = roles_of_hosts.pop(placement.index)
     return LaunchRequest(
         main=options["main"],
         roles=roles,
         elsewhere=tuple(chain.from_iterable(roles_of_hosts)),
-        is_first_host=placement.index == 0,
+        has_hub=has_hub,
         protocol=protocol,
         address=address,
+        bind=bind,
         ports=ports,
         topology=options["topology"],
         attach_to=attach_to,
@@ -137,6 +148,50 @@ def _request(options: Mapping[str, Any], placement: Placement, run_dir: Path) ->
         run_dir=run_dir,
         redis=redis,
     )
+
+
+def _check_hosts(options: Mapping[str, Any]) -> None:
+    """Check the options that have no use, or another one, if a platform runs several hosts."""
+    if options["protocol"] == "ipc" and options["mq_type"] != "redis":
+        raise LaunchError("--protocol ipc cannot connect hosts; use --protocol tcp or tls+tcp")
+    if options["address"]:
+        raise LaunchError(
+            f"--address {options['address']} has no effect with --platform {options['platform']}, "
+            "which names the hosts; use --bind to choose the address to listen on"
+        )
+    if options["topology"] == "alone":
+        raise LaunchError(
+            "--topology alone connects no hosts; with --platform use star (the default) or mesh"
+        )
+
+
+def _address(options: Mapping[str, Any]) -> str:
+    """Return this host's address, as other hosts reach it."""
+    address, bind = options["address"], options["bind"]
+    if address:
+        return str(address)
+    if bind.strip("[]") in ("0.0.0.0", "::"):
+        raise LaunchError(
+            f"--bind {bind} listens on all addresses of this host; give the one that other hosts "
+            "dial with --address"
+        )
+    return bind or _THIS_HOST
+
+
+def _port(options: Mapping[str, Any]) -> int | None:
+    """Return the hub's port on a platform, which the other hosts dial; None: the default."""
+    ports, spec = _numbers(options["ports"], "--ports"), _spec(options)
+    port: int | None = spec.get("port", ports[0] if ports else None)
+    if ports and port != ports[0]:
+        raise LaunchError(
+            f'--ports {options["ports"]} and the "port" {port} in --platform-spec differ; give '
+            "only one of them"
+        )
+    return port
+
+
+def _where(plan: NodePlan) -> str:
+    return f"{plan.advertise} (bound to {plan.listen})" if plan.advertise else plan.listen
 
 
 def _attach_to(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -299,31 +354,34 @@ def _free_ports(request: LaunchRequest) -> list[int]:
     connection could otherwise take the port of a node that is being restarted. The search starts at
     a random port, so runs that start together choose different ones.
     """
-    if request.protocol in ("ipc", "redis") or request.ports or request.topology == "alone":
+    if request.protocol in ("ipc", "redis") or request.ports:
         return []
-    wanted = 1 if request.topology == "star" else len(request.roles)
+    wanted = count_listening(request.topology, len(request.roles), request.attach_to)
     ports: list[int] = []
     first = secrets.randbelow(_N_PORTS)
     for offset in range(_N_PORTS):
         if len(ports) == wanted:
             break
         port = DEFAULT_PORT + (first + offset) % _N_PORTS
-        if _is_free(request.address, port):
+        if _is_free(request.bind or request.address, port):
             ports.append(port)
     return ports
 
 
-def _is_free(address: str, port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind((address, port))
-        except OSError as error:
-            if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                return False
-            raise LaunchError(
-                f"cannot listen on --address {address} ({error.strerror}); give an address of this "
-                "host that the other hosts can reach"
-            ) from error
+def _is_free(host: str, port: int) -> bool:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            return False
+        raise LaunchError(
+            f"cannot listen on {host} ({error.strerror}); give an address of this host with "
+            "--address, and if other hosts reach it by another one, the local one with --bind"
+        ) from error
     return True
 
 

@@ -74,6 +74,7 @@ class _NodeProcess:
             roles=plan.roles,
             labels=plan.labels,
             listen=plan.listen,
+            advertise=plan.advertise,
             dial=plan.dial,
             key=bytes.fromhex(config.key_hex) or None,
             transport=_transport(config),

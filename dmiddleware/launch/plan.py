@@ -16,7 +16,13 @@ import msgspec
 from dmiddleware.errors import LaunchError, TopologyError
 from dmiddleware.pipeline import Role
 from dmiddleware.registry import nearest
-from dmiddleware.router.protocol.topology import Scheme, TopologyName, is_loopback, plan
+from dmiddleware.router.protocol.topology import (
+    NodeAddresses,
+    Scheme,
+    TopologyName,
+    is_loopback,
+    plan,
+)
 from dmiddleware.router.transport.nng import TlsFiles
 
 __all__ = [
@@ -25,6 +31,7 @@ __all__ = [
     "NodeConfig",
     "NodePlan",
     "assign_roles",
+    "hub_index",
     "needs_key",
     "parse_roles",
     "plan_nodes",
@@ -44,10 +51,12 @@ class LaunchRequest:
         main: the function to run in each node, ``package.module.function``.
         roles: the roles of each node; a node without roles runs the whole chain.
         elsewhere: the roles of each node that the launchers on other hosts start.
-        is_first_host: whether the nodes of all other hosts connect to this host's first node.
+        has_hub: whether the hub, which the nodes of all other hosts dial, is started here. It is
+            the learner if this launcher starts it, otherwise the first node.
         protocol: ``ipc``, ``tcp``, ``tls+tcp`` or ``redis``.
         address: this host's address for tcp.
-        ports: ports to listen on, one per listening node; empty: use free ones.
+        bind: the local address to listen on, if it differs from ``address``.
+        ports: ports to listen on, first the hub's; empty: use free ones.
         topology: ``mesh``, ``star`` or ``alone``.
         attach_to: addresses of nodes that other launchers started.
         joins: whether the nodes join a run that was started before.
@@ -61,11 +70,12 @@ class LaunchRequest:
     main: str
     roles: tuple[tuple[str, ...], ...] = ((),)
     elsewhere: tuple[tuple[str, ...], ...] = ()
-    is_first_host: bool = True
+    has_hub: bool = True
     protocol: Scheme = "ipc"
     address: str = "127.0.0.1"
+    bind: str = ""
     ports: tuple[int, ...] = ()
-    topology: TopologyName = "mesh"
+    topology: TopologyName = "star"
     attach_to: tuple[str, ...] = ()
     joins: bool = False
     node_ids: tuple[int, ...] = ()
@@ -85,6 +95,7 @@ class NodePlan:
         labels: its labels.
         listen: the address to listen on; empty: it only dials.
         dial: the addresses to dial.
+        advertise: the address that other hosts dial; empty: the same as ``listen``.
         n_peers: how many peers must connect before the first step.
         run_roles: the roles that nodes of the run have; None: unknown, because the node joins a
             run that others started.
@@ -95,6 +106,7 @@ class NodePlan:
     labels: tuple[str, ...] = ()
     listen: str = ""
     dial: tuple[str, ...] = ()
+    advertise: str = ""
     n_peers: int = 0
     run_roles: tuple[str, ...] | None = None
 
@@ -212,39 +224,48 @@ def plan_nodes(request: LaunchRequest, *, free_ports: Sequence[int] = ()) -> lis
     _check_learners(request)
     request = replace(request, attach_to=tuple(dict.fromkeys(request.attach_to)))
     node_ids = _node_ids(request)
+    hub = hub_index(request.roles)
+    # The hub is planned first: it gets the first port, and in a star it is the node that listens.
+    order = [hub, *(index for index in range(len(node_ids)) if index != hub)]
     try:
         nodes = plan(
             request.topology,
-            node_ids=[str(node_id) for node_id in node_ids],
+            node_ids=[str(node_ids[index]) for index in order],
             protocol=request.protocol,
             run_dir=request.run_dir,
             address=request.address,
+            bind=request.bind,
             ports=_ports(request, free_ports),
             attach_to=request.attach_to,
             redis=request.redis,
         )
     except TopologyError as error:
         raise LaunchError(str(error)) from error
-    return [
-        NodePlan(
-            node_id=node_id,
-            roles=roles,
+    run_roles = _run_roles(request)
+    planned = {
+        index: NodePlan(
+            node_id=node_ids[index],
+            roles=request.roles[index],
             labels=request.labels,
             listen=node.listen,
             dial=node.dial,
-            n_peers=_n_peers(request, node.listen, len(node.dial), len(nodes))
-            + (len(request.elsewhere) if request.is_first_host and index == 0 else 0),
-            run_roles=_run_roles(request),
+            advertise=node.advertise,
+            n_peers=_n_peers(request, node, len(nodes)),
+            run_roles=run_roles,
         )
-        for index, (node_id, roles, node) in enumerate(
-            zip(node_ids, request.roles, nodes, strict=True)
-        )
-    ]
+        for index, node in zip(order, nodes, strict=True)
+    }
+    return [planned[index] for index in range(len(node_ids))]
+
+
+def hub_index(roles: Sequence[Sequence[str]]) -> int:
+    """Return the index of the learner, or 0: the node that a star's other nodes dial."""
+    return next((index for index, names in enumerate(roles) if Role.LEARNER in names), 0)
 
 
 def needs_key(plans: Sequence[NodePlan]) -> bool:
     """Return whether other hosts can reach a node; the user must then provide a key."""
-    addresses = [address for one in plans for address in (one.listen, *one.dial) if address]
+    addresses = [a for one in plans for a in (one.listen, one.advertise, *one.dial) if a]
     return not all(map(is_loopback, addresses))
 
 
@@ -310,30 +331,33 @@ def _ports(request: LaunchRequest, free_ports: Sequence[int]) -> tuple[int, ...]
         raise LaunchError(
             f"--protocol must be one of {', '.join(get_args(Scheme))}, got {request.protocol!r}"
         )
-    if request.protocol == "redis":
-        if request.ports or request.address not in _THIS_HOST:
-            raise LaunchError(
-                "--ports and --address have no effect with --mq-type redis, where processes "
-                "connect only to the redis server; leave them out"
-            )
-        return ()
-    if request.protocol == "ipc":
-        if request.ports:
-            raise LaunchError("--ports has no effect with --protocol ipc; use --protocol tcp")
-        if request.address not in _THIS_HOST:
-            raise LaunchError(
-                f"--address {request.address} has no effect with --protocol ipc, which connects "
-                "processes of one host; use --protocol tcp"
-            )
+    if request.protocol in ("ipc", "redis"):
+        remedy = (
+            "has no effect with --mq-type redis, where processes connect only to the redis server; "
+            "leave it out"
+            if request.protocol == "redis"
+            else "has no effect with --protocol ipc, which connects processes of one host; use "
+            "--protocol tcp"
+        )
+        for option, is_set in (
+            ("--ports", bool(request.ports)),
+            (f"--address {request.address}", request.address not in _THIS_HOST),
+            (f"--bind {request.bind}", bool(request.bind)),
+        ):
+            if is_set:
+                raise LaunchError(f"{option} {remedy}")
         return ()
     if request.ports:
         return request.ports
-    return tuple(free_ports) if request.topology != "alone" else ()
+    return tuple(free_ports)
 
 
-def _n_peers(request: LaunchRequest, listen: str, n_dials: int, n_nodes: int) -> int:
-    if request.topology == "alone":
-        return n_dials
-    if request.topology == "star":
-        return n_nodes - 1 if listen else n_dials
-    return n_nodes - 1 + len(request.attach_to)
+def _n_peers(request: LaunchRequest, node: NodeAddresses, n_nodes: int) -> int:
+    """Return how many peers a node waits for before its first step."""
+    others = n_nodes - 1
+    if request.topology == "mesh":
+        others += len(request.attach_to)
+    elif not node.listen:
+        others = len(node.dial)
+    is_hub = request.has_hub and not request.joins and node.index == 0
+    return others + (len(request.elsewhere) if is_hub else 0)

@@ -5,12 +5,14 @@ Pure: a mapping of variables in, a :class:`Placement` out.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from dmiddleware.errors import LaunchError
+from dmiddleware.router.protocol.topology import socket_address
 
 __all__ = [
     "DEFAULT_PORT",
@@ -30,6 +32,9 @@ DEFAULT_PORT: Final = 25515
 """The default port: not registered for any service, and below the range that systems use for
 outgoing connections (from 32768 on Linux, from 49152 elsewhere), which could otherwise take it."""
 
+_HOST_PATTERN: Final = re.compile(r"(?:[^,\s\[\]]|\[[^\[\]]*\])+")
+"""A name in Slurm's list of hosts; commas within brackets do not end it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -37,24 +42,31 @@ class Placement:
 
     Attributes:
         index: this launcher's number, from 0.
-        count: number of launchers in the run.
-        address: this host's address, as the other hosts reach it.
-        first_address: the address of the host with index 0.
-        port: the port on which the first host's first node listens.
+        hosts: the address of each launcher's host, as the other hosts reach it.
+        port: the port on which the hub listens, the node that all other hosts dial.
         scheme: the protocol between hosts: ``tcp`` or ``tls+tcp``.
+        bind: the local address to listen on; empty: the host's address.
     """
 
     index: int
-    count: int
-    address: str
-    first_address: str
+    hosts: tuple[str, ...]
     port: int = DEFAULT_PORT
     scheme: str = "tcp"
+    bind: str = ""
 
     @property
-    def attach_to(self) -> tuple[str, ...]:
-        """The addresses to dial to reach the run: the first host's, except on that host."""
-        return () if self.index == 0 else (f"{self.scheme}://{self.first_address}:{self.port}",)
+    def count(self) -> int:
+        """Number of launchers in the run."""
+        return len(self.hosts)
+
+    @property
+    def address(self) -> str:
+        """This host's address, as the other hosts reach it."""
+        return self.hosts[self.index]
+
+    def hub_address(self, host: int) -> str:
+        """The address to dial if the hub runs on the host with this index."""
+        return socket_address(self.scheme, self.hosts[host], self.port)
 
 
 def place(
@@ -67,41 +79,41 @@ def place(
     """Read the placement from a platform's variables.
 
     Args:
-        platform: ``slurm``: one task per host, started by ``srun``; ``k8s``: an indexed Job, or a
-            StatefulSet with a headless service.
+        platform: ``slurm``: one task per host, started by ``srun``; ``k8s``: an indexed Job or a
+            StatefulSet, each with a headless service.
         env: the environment variables.
-        port: the port of the first host; None: :data:`DEFAULT_PORT`.
+        port: the hub's port; None: :data:`DEFAULT_PORT`.
         scheme: the protocol between hosts: ``tcp`` or ``tls+tcp``.
 
     Raises:
         LaunchError: if a variable is missing or malformed; the message names it.
     """
-    chosen = DEFAULT_PORT if port is None else port
-    if platform == "slurm":
-        return replace(_slurm(env, chosen), scheme=scheme)
-    if platform == "k8s":
-        return replace(_k8s(env, chosen), scheme=scheme)
-    return Placement(0, 1, "127.0.0.1", "127.0.0.1", chosen)
+    read = {"slurm": _slurm, "k8s": _k8s}.get(platform)
+    placement = read(env) if read is not None else Placement(0, ("127.0.0.1",))
+    return replace(placement, port=DEFAULT_PORT if port is None else port, scheme=scheme)
 
 
 def expand_slurm_hosts(text: str) -> list[str]:
     """Expand Slurm's list of hosts: ``gpu[01-03,7],login`` becomes five names.
 
+    A name may have several brackets, of which the last one counts fastest, as in
+    ``rack[1-2]n[01-02]``. Numbers are padded to the width of the first one in their range.
+
     Raises:
         LaunchError: if the list is malformed.
     """
+    parts = _HOST_PATTERN.findall(text)
+    if not parts or _HOST_PATTERN.sub("", text).strip(", \t\n"):
+        raise LaunchError(f"{text!r} is not a list of Slurm hosts such as gpu[01-03,7],login")
     hosts: list[str] = []
-    for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
-        matched = re.fullmatch(r"([^\[\]]*)(?:\[([^\]]+)\])?([^\[\]]*)", part)
-        if matched is None:
-            raise LaunchError(f"SLURM_JOB_NODELIST: {part!r} is not a list of hosts")
-        prefix, ranges, suffix = matched.groups()
-        if ranges is None:
-            hosts.append(part)
-        else:
-            hosts += [f"{prefix}{number}{suffix}" for number in _expand_ranges(ranges)]
-    if not hosts:
-        raise LaunchError(f"SLURM_JOB_NODELIST={text!r} has no host")
+    for part in parts:
+        # Literal text and the content of brackets alternate.
+        pieces = re.split(r"\[([^\]]*)\]", part)
+        choices = [
+            _expand_ranges(piece) if position % 2 else [piece]
+            for position, piece in enumerate(pieces)
+        ]
+        hosts += map("".join, itertools.product(*choices))
     return hosts
 
 
@@ -109,43 +121,65 @@ def _expand_ranges(ranges: str) -> list[str]:
     numbers: list[str] = []
     for one in ranges.split(","):
         first, dash, last = one.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise LaunchError(f"SLURM_JOB_NODELIST: [{ranges}] is not a range of numbers")
-        width = len(first)
-        end = int(last) if dash else int(first)
-        numbers += [str(number).zfill(width) for number in range(int(first), end + 1)]
+        last = last if dash else first
+        if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
+            raise LaunchError(
+                f"[{ranges}] in Slurm's list of hosts is not a range of numbers such as [01-03,7]"
+            )
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return numbers
 
 
-def _slurm(env: Mapping[str, str], port: int) -> Placement:
-    index, count = _number(env, "SLURM_PROCID"), _number(env, "SLURM_NTASKS")
-    hosts = expand_slurm_hosts(_word(env, "SLURM_JOB_NODELIST"))
+def _slurm(env: Mapping[str, str]) -> Placement:
+    # A step (srun) may run on a part of the job's hosts. Slurm counts its tasks within the step.
+    tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
+    nodes = "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in env else "SLURM_JOB_NODELIST"
+    index, count = _number(env, "SLURM_PROCID"), _number(env, tasks)
+    hosts = expand_slurm_hosts(_word(env, nodes))
     if not 0 <= index < count:
-        raise LaunchError(f"SLURM_PROCID={index} does not fit SLURM_NTASKS={count}")
+        raise LaunchError(f"SLURM_PROCID={index} does not fit {tasks}={count}")
     if len(hosts) != count:
         raise LaunchError(
-            f"Slurm runs {count} tasks on {len(hosts)} hosts; start one ditask per host "
-            "(--ntasks-per-node=1), which starts all processes of that host"
+            f"Slurm runs {count} tasks on {len(hosts)} hosts ({nodes}={env[nodes]}); start one "
+            "ditask per host (srun --ntasks-per-node=1), which starts all processes of that host"
         )
-    return Placement(index, count, hosts[index], hosts[0], port)
+    return Placement(index, tuple(hosts))
 
 
-def _k8s(env: Mapping[str, str], port: int) -> Placement:
+def _k8s(env: Mapping[str, str]) -> Placement:
     count = _number(env, "DITASK_REPLICAS")
-    pod = env.get("POD_NAME") or env.get("HOSTNAME", "")
-    index = env.get("JOB_COMPLETION_INDEX") or pod.rpartition("-")[2]
-    if not index.isdecimal():
-        raise LaunchError(
-            f"found no index for this pod; set JOB_COMPLETION_INDEX (an indexed Job does) or a "
-            f"POD_NAME that ends in -<index> (a StatefulSet does), got POD_NAME={pod!r}"
-        )
-    number = int(index)
-    if not 0 <= number < count:
-        raise LaunchError(f"this pod's index {number} does not fit DITASK_REPLICAS={count}")
     service = _word(env, "DITASK_SERVICE")
-    base = pod.rpartition("-")[0] if pod.rpartition("-")[2].isdecimal() else pod
-    address = env.get("POD_IP") or f"{base}-{number}.{service}"
-    return Placement(number, count, address, f"{base}-0.{service}", port)
+    base, index = _pod(env)
+    if not 0 <= index < count:
+        raise LaunchError(f"this pod's index {index} does not fit DITASK_REPLICAS={count}")
+    hosts = tuple(f"{base}-{number}.{service}" for number in range(count))
+    # A pod's own name in the service may not resolve before the pod is ready.
+    return Placement(index, hosts, bind=env.get("POD_IP") or "0.0.0.0")
+
+
+def _pod(env: Mapping[str, str]) -> tuple[str, int]:
+    """Return the name of the Job or StatefulSet, and this pod's index.
+
+    Both give the pod the host name ``<name>-<index>``. The pod's own name is the same in a
+    StatefulSet; in a Job it has a random suffix, which is not part of any address.
+    """
+    names = [name for variable in ("HOSTNAME", "POD_NAME") if (name := env.get(variable))]
+    if "JOB_COMPLETION_INDEX" in env:
+        index = _number(env, "JOB_COMPLETION_INDEX")
+        pattern = rf"(.+)-({index})(?:-[a-z0-9]{{5}})?"
+    else:
+        pattern = r"(.+)-(\d+)"
+    for name in names:
+        if matched := re.fullmatch(pattern, name):
+            return matched[1], int(matched[2])
+    raise LaunchError(
+        "found no index for this pod; an indexed Job sets JOB_COMPLETION_INDEX and the host name "
+        "<job>-<index>, a StatefulSet the host name <set>-<index>; got "
+        + ", ".join(
+            f"{variable}={env.get(variable, '')!r}"
+            for variable in ("JOB_COMPLETION_INDEX", "HOSTNAME", "POD_NAME")
+        )
+    )
 
 
 def _word(env: Mapping[str, str], name: str) -> str:

@@ -55,6 +55,7 @@ class Router:
         roles: the roles of this process, announced to peers.
         labels: arbitrary labels, announced to peers.
         listen: the address to listen on; empty: peers cannot dial this node.
+        advertise: the address that peers dial, if it differs from ``listen``, as with NAT.
         dial: addresses of peers to dial; the peers may start later.
         key: the run's secret key; without one only loopback addresses are allowed.
         transport: moves the bytes; None: Unix-domain sockets on this host and nng between hosts.
@@ -82,6 +83,7 @@ class Router:
         roles: Iterable[str] = (),
         labels: Iterable[str] = (),
         listen: str = "",
+        advertise: str = "",
         dial: Sequence[str] = (),
         key: bytes | None = None,
         transport: Transport | None = None,
@@ -98,9 +100,12 @@ class Router:
             check_address(address)
         if listen:
             check_address(listen, any_port=True)
-        if listen and not is_loopback(listen) and key is None:
+        if advertise:
+            check_address(advertise)
+        reachable = next((one for one in (listen, advertise) if one and not is_loopback(one)), "")
+        if reachable and key is None:
             raise TopologyError(
-                f"{listen} can be reached from other hosts, but the router has no key; give all "
+                f"{reachable} can be reached from other hosts, but the router has no key; give all "
                 "nodes of the run the same key, from a file or the environment"
             )
         if clock is None:
@@ -130,6 +135,7 @@ class Router:
             clock=clock,
         )
         self._listen_address = listen
+        self._advertise = advertise
         self._dial_addresses = tuple(dict.fromkeys(dial))
         self._pid = os.getpid()
         self._subscribed: dict[str, bool] = {}
@@ -260,7 +266,9 @@ class Router:
     @property
     def address(self) -> str:
         """Where peers can dial; empty if this node does not listen."""
-        return self._listener.address if self._listener is not None else ""
+        if self._listener is None:
+            return ""
+        return self._advertise or self._listener.address
 
     def attach(self, deliver: Deliver, offer: Offer | None = None) -> None:
         """Set the functions that receive each event's name and arguments.

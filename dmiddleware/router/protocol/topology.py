@@ -18,8 +18,10 @@ __all__ = [
     "RedisAddress",
     "TopologyName",
     "check_address",
+    "count_listening",
     "is_loopback",
     "plan",
+    "socket_address",
 ]
 
 TopologyName = Literal["mesh", "star", "alone"]
@@ -31,6 +33,14 @@ _MEMORY = "memory://"
 MAX_IPC_PATH = 107
 """The longest path of a Unix socket in bytes (``sockaddr_un`` on Linux)."""
 
+_HOST = r"(?P<host>\[[0-9a-fA-F:.]+(?:%[^\]\s]+)?\]|[^:/@\[\]\s]+)"
+"""A name, an IPv4 address, or an IPv6 address in brackets, possibly with a zone."""
+
+_HOST_AND_PORT = re.compile(_HOST + r":(?P<port>\d+)")
+
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""What a node of the same host dials if a listener uses all interfaces."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeAddresses:
@@ -41,12 +51,14 @@ class NodeAddresses:
         node_id: the node's id.
         listen: the address to listen on; empty: the node only dials.
         dial: the addresses to dial.
+        advertise: the address that nodes on other hosts dial; empty: the same as ``listen``.
     """
 
     index: int
     node_id: str
     listen: str
     dial: tuple[str, ...]
+    advertise: str = ""
 
 
 def plan(
@@ -56,6 +68,7 @@ def plan(
     protocol: Scheme = "ipc",
     run_dir: Path | None = None,
     address: str = "127.0.0.1",
+    bind: str = "",
     ports: Sequence[int] = (),
     attach_to: Sequence[str] = (),
     redis: str = "",
@@ -63,7 +76,8 @@ def plan(
     """Plan the network of nodes that are started together.
 
     ``mesh``: each node listens and dials the nodes before it. ``star``: the first node listens and
-    the others dial it. ``alone``: no node listens; they reach others through ``attach_to`` only.
+    the others dial it, unless the hub was started elsewhere, at ``attach_to``. ``alone``: no node
+    listens; they reach others through ``attach_to`` only.
 
     Args:
         topology: the topology.
@@ -72,6 +86,8 @@ def plan(
             server that all nodes can reach.
         run_dir: folder for the sockets of ``ipc``.
         address: the host's address, for ``tcp`` and ``tls+tcp``.
+        bind: the local address to listen on, such as ``0.0.0.0`` for all interfaces, if it differs
+            from ``address``. The planned nodes dial each other there.
         ports: for ``tcp`` and ``tls+tcp``, the ports of the listening nodes; if there are fewer,
             the numbers after the last one are used.
         attach_to: addresses of nodes that were started elsewhere; every node dials them.
@@ -91,23 +107,48 @@ def plan(
         raise TopologyError(f"each node needs a unique id, got {list(node_ids)}")
     for other in attach_to:
         check_address(other)
-    n_listening = {"mesh": len(node_ids), "star": 1, "alone": 0}[topology]
+    n_listening = count_listening(topology, len(node_ids), attach_to)
     listening = node_ids[:n_listening]
     if protocol == "redis":
-        addresses = [f"{redis}/{node_id}" for node_id in listening]
-        for one in addresses:
-            check_address(one)
+        advertised = listen = local = [f"{redis}/{node_id}" for node_id in listening]
+    elif protocol == "ipc":
+        if run_dir is None and listening:
+            raise TopologyError("ipc needs a folder for its sockets; pass run_dir")
+        advertised = listen = local = [
+            f"ipc://{run_dir}/{index}.sock" for index in range(n_listening)
+        ]
     else:
-        addresses = _addresses(listening, protocol, run_dir, address, ports)
+        chosen = _ports(n_listening, ports)
+        bound = bind or address
+        advertised, listen, local = (
+            [socket_address(protocol, host, port) for port in chosen]
+            for host in (address, bound, _LOOPBACK.get(bound.strip("[]"), bound))
+        )
+    for one in (*advertised, *listen):
+        check_address(one)
     return [
         NodeAddresses(
             index,
             node_id,
-            listen=addresses[index] if index < n_listening else "",
-            dial=(*addresses[: min(index, n_listening)], *attach_to),
+            listen=listen[index] if index < n_listening else "",
+            dial=(*local[: min(index, n_listening)], *attach_to),
+            advertise=advertised[index] if index < n_listening and advertised != listen else "",
         )
         for index, node_id in enumerate(node_ids)
     ]
+
+
+def count_listening(topology: TopologyName, n_nodes: int, attach_to: Sequence[str]) -> int:
+    """Return how many of the planned nodes listen; these are the first ones."""
+    if topology == "star":
+        return 0 if attach_to else 1
+    return n_nodes if topology == "mesh" else 0
+
+
+def socket_address(scheme: str, host: str, port: int) -> str:
+    """Return the address of a port, with brackets around an IPv6 host: ``tcp://[::1]:5555``."""
+    host = host.strip("[]")
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def check_address(address: str, *, any_port: bool = False) -> None:
@@ -138,10 +179,11 @@ def check_address(address: str, *, any_port: bool = False) -> None:
                 f"{MAX_IPC_PATH}; use a shorter run folder, for example under /tmp"
             )
         return
-    host, separator, port = rest.rpartition(":")
-    if not host or not port.isdecimal() or not (not any_port) <= int(port) < 65536:
+    matched = _HOST_AND_PORT.fullmatch(rest)
+    if matched is None or not (not any_port) <= int(matched["port"]) < 65536:
         raise TopologyError(
-            f"{address!r} needs a host and a port from 1 to 65535, as in tcp://host:5555"
+            f"{address!r} needs a host and a port from 1 to 65535, as in tcp://host:5555, and "
+            "brackets around an IPv6 address, as in tcp://[::1]:5555"
         )
 
 
@@ -164,24 +206,6 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def _addresses(
-    node_ids: Sequence[str],
-    protocol: Scheme,
-    run_dir: Path | None,
-    address: str,
-    ports: Sequence[int],
-) -> list[str]:
-    if protocol == "ipc":
-        if run_dir is None and node_ids:
-            raise TopologyError("ipc needs a folder for its sockets; pass run_dir")
-        found = [f"ipc://{run_dir}/{index}.sock" for index, _ in enumerate(node_ids)]
-    else:
-        found = [f"{protocol}://{address}:{port}" for port in _ports(len(node_ids), ports)]
-    for one in found:
-        check_address(one)
-    return found
-
-
 def _ports(count: int, ports: Sequence[int]) -> list[int]:
     if count and not ports:
         raise TopologyError("tcp needs ports to listen on; pass at least the first one")
@@ -196,9 +220,7 @@ def _ports(count: int, ports: Sequence[int]) -> list[int]:
     return found
 
 
-_FORM = re.compile(
-    r"redis://(?P<host>\[[^\]/]+\]|[^:/@\[]+):(?P<port>\d+)/(?P<db>\d+)/(?P<name>\S+)"
-)
+_FORM = re.compile(r"redis://" + _HOST + r":(?P<port>\d+)/(?P<db>\d+)/(?P<name>\S+)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,23 @@ def test_four_processes_connect_and_end_together(folder: Path) -> None:
     assert left_behind(folder) == []
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--roles", "collector=2,evaluator=1,learner=1"),
+        ("--parallel-workers", "3", "--topology", "mesh"),
+        ("--parallel-workers", "3", "--protocol", "tcp", "--address", "::1"),
+    ],
+    ids=["learner last", "mesh", "IPv6"],
+)
+def test_processes_connect_whatever_the_order_the_topology_and_the_address(
+    folder: Path, options: tuple[str, ...]
+) -> None:
+    code, text = run(folder, "--main", "program.main", *options)
+    assert code == 0, text
+    assert text.count("got fifty numbers") >= 3
+
+
 def test_a_failure_is_shown_with_its_node_and_ends_the_run(folder: Path) -> None:
     roles = "learner=1,evaluator=1"
     code, text = run(folder, "--main", "program.fail", "--roles", roles)
@@ -155,6 +172,7 @@ def test_contradictory_options_start_nothing(folder: Path) -> None:
 
 
 SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "a[1-2]"}
+SLURM_TCP = ("--platform", "slurm", "--protocol", "tcp")
 
 
 @pytest.mark.parametrize(
@@ -165,9 +183,17 @@ SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "a[1-2]
         (("--start-timeout", "0"), 2, "0.0 is not in the range x>0"),
         (("--startup-interval", "-1"), 2, "-1.0 is not in the range x>=0"),
         (
-            ("--platform", "slurm", "--protocol", "tcp", "--platform-spec", '{"port": "5000"}'),
+            (*SLURM_TCP, "--platform-spec", '{"port": "5000"}'),
             1,
             "\"port\" must be a number from 1 to 65535, got '5000'",
+        ),
+        (("--protocol", "tcp", "--bind", "0.0.0.0"), 1, "--bind 0.0.0.0 listens on all addresses"),
+        ((*SLURM_TCP, "--address", "10.0.0.1"), 1, "--address 10.0.0.1 has no effect"),
+        ((*SLURM_TCP, "--topology", "alone"), 1, "use star"),
+        (
+            (*SLURM_TCP, "--ports", "26000", "--platform-spec", '{"port": 27000}'),
+            1,
+            '--ports 26000 and the "port" 27000 in --platform-spec differ',
         ),
     ],
 )
@@ -191,7 +217,7 @@ def test_an_address_of_another_host_is_named(folder: Path) -> None:
     tcp = ("--protocol", "tcp", "--address", "192.0.2.1")
     code, text = run(folder, "--main", "program.main", "--parallel-workers", "2", *tcp)
     assert code == 1
-    assert "cannot listen on --address 192.0.2.1" in text
+    assert "cannot listen on 192.0.2.1" in text and "--bind" in text
 
 
 @pytest.mark.parametrize(

@@ -37,14 +37,16 @@ OPTIONS = (
     "--main", "program.main", "--platform", "slurm", "--protocol", "tcp", "--key-file", "key",
 )  # fmt: skip
 ROLES = ["learner,evaluator", "collector=2", "collector"]
-JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "127.0.0.[2-4]", "SLURM_NTASKS": "3"}
+JOB = {"SLURM_JOB_ID": "4711"}
 
 
-def start(folder: Path, index: int, *, port: int) -> subprocess.Popen[str]:
-    spec = json.dumps({"roles": ROLES, "port": port})
-    return ditask_process.start(
-        folder, *OPTIONS, "--platform-spec", spec, env=JOB | {"SLURM_PROCID": str(index)}
-    )
+def start(
+    folder: Path, index: int, *options: str, port: int, roles: list[str] = ROLES
+) -> subprocess.Popen[str]:
+    spec = json.dumps({"roles": roles, "port": port})
+    job = JOB | {"SLURM_PROCID": str(index), "SLURM_NTASKS": str(len(roles))}
+    job["SLURM_JOB_NODELIST"] = f"127.0.0.[2-{len(roles) + 1}]"
+    return ditask_process.start(folder, *OPTIONS, *options, "--platform-spec", spec, env=job)
 
 
 def free_port(host: str) -> int:
@@ -53,21 +55,44 @@ def free_port(host: str) -> int:
         return port
 
 
-def test_the_first_node_waits_for_the_nodes_of_all_hosts(tmp_path: Path) -> None:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
     (tmp_path / "key").write_text("k" * 40)
+    return tmp_path
+
+
+def test_the_first_node_waits_for_the_nodes_of_all_hosts(folder: Path) -> None:
     port = free_port("127.0.0.2")
-    with start(tmp_path, 0, port=port) as first:
+    with start(folder, 0, port=port) as first:
         assert first.stdout is not None
         line = first.stdout.readline()
         while f"listens on tcp://127.0.0.2:{port}" not in line:
             line = first.stdout.readline()
             assert line
         with (
-            start(tmp_path, 1, port=port) as second,
-            start(tmp_path, 2, port=port) as third,
+            start(folder, 1, port=port) as second,
+            start(folder, 2, port=port) as third,
         ):
             for launcher in (second, third, first):
                 text, _ = launcher.communicate(timeout=80)
                 assert launcher.returncode == 0, text
     assert "peers at the first step: [1, 1000, 1001, 2000]" in text
+
+
+@pytest.mark.parametrize("options", [("--bind", "0.0.0.0"), ("--topology", "mesh")])
+def test_the_learner_may_be_on_any_host_and_anywhere_in_its_roles(
+    folder: Path, options: tuple[str, ...]
+) -> None:
+    roles = ["collector=2", "evaluator,learner"]
+    port = free_port("127.0.0.3")
+    with (
+        start(folder, 0, *options, port=port, roles=roles) as first,
+        start(folder, 1, *options, port=port, roles=roles) as second,
+    ):
+        for launcher in (first, second):
+            text, _ = launcher.communicate(timeout=80)
+            assert launcher.returncode == 0, text
+    bound = f" (bound to tcp://0.0.0.0:{port})" if "--bind" in options else ""
+    assert f"node 1001 listens on tcp://127.0.0.3:{port}{bound}" in text
+    assert "peers at the first step: [0, 1, 1000]" in text

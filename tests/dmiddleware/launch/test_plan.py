@@ -36,7 +36,7 @@ def test_named_roles_become_nodes_in_order() -> None:
         ("evaluator",),
     ]
     assert [plan.node_id for plan in plans] == [0, 1, 2, 3]
-    assert {plan.n_peers for plan in plans} == {3}
+    assert [plan.n_peers for plan in plans] == [3, 1, 1, 1]
     assert plans[0].run_roles == ("learner", "collector", "evaluator")
 
 
@@ -59,9 +59,47 @@ def test_without_named_roles_all_hosts_together_have_one_learner() -> None:
     assert hosts == [(("learner",), ("collector",)), COLLECTORS, (("collector",), ("evaluator",))]
 
 
-def test_in_a_star_the_others_wait_only_for_the_hub() -> None:
-    plans = plan_nodes(request(n_workers=4, topology="star"))
-    assert [plan.n_peers for plan in plans] == [3, 1, 1, 1]
+def test_in_a_mesh_each_node_waits_for_all_others() -> None:
+    plans = plan_nodes(request(n_workers=4, topology="mesh"))
+    assert {plan.n_peers for plan in plans} == {3}
+
+
+def test_the_learner_is_the_hub_of_the_star_whatever_the_order_of_the_roles() -> None:
+    roles = assign_roles(parse_roles("collector=2,evaluator,learner"), None)
+    plans = plan_nodes(request(roles=roles, protocol="tcp", ports=(5000,)))
+    assert [(plan.node_id, plan.listen, plan.n_peers) for plan in plans] == [
+        (0, "", 1),
+        (1, "", 1),
+        (2, "", 1),
+        (3, "tcp://127.0.0.1:5000", 3),
+    ]
+    assert {plan.dial for plan in plans[:3]} == {("tcp://127.0.0.1:5000",)}
+
+
+def test_the_learner_of_a_mesh_has_the_first_port() -> None:
+    roles = assign_roles(parse_roles("collector=2,learner"), None)
+    plans = plan_nodes(request(roles=roles, protocol="tcp", ports=(5000,), topology="mesh"))
+    assert [plan.listen[-4:] for plan in plans] == ["5001", "5002", "5000"]
+
+
+def test_nodes_that_join_a_star_only_dial_its_hub() -> None:
+    hub = "tcp://127.0.0.1:5000"
+    plans = plan_nodes(request(roles=COLLECTORS, protocol="tcp", attach_to=(hub,), joins=True))
+    assert [(plan.listen, plan.dial, plan.n_peers) for plan in plans] == [("", (hub,), 1)] * 2
+
+
+def test_a_bind_address_is_dialled_on_this_host_and_the_other_one_elsewhere() -> None:
+    roles = assign_roles(parse_roles("learner,collector"), None)
+    learner, collector = plan_nodes(
+        request(roles=roles, protocol="tcp", ports=(5000,), address="learner.lan", bind="0.0.0.0")
+    )
+    assert (learner.listen, learner.advertise) == ("tcp://0.0.0.0:5000", "tcp://learner.lan:5000")
+    assert collector.dial == ("tcp://127.0.0.1:5000",)
+
+
+def test_a_forwarded_local_port_needs_a_key() -> None:
+    plans = plan_nodes(request(protocol="tcp", ports=(5000,), address="10.0.0.1", bind="127.0.0.1"))
+    assert needs_key(plans)
 
 
 def test_collectors_that_join_wait_for_the_nodes_that_they_dial() -> None:
@@ -82,7 +120,8 @@ def test_collectors_that_join_wait_for_the_nodes_that_they_dial() -> None:
 
 
 def test_without_named_ports_free_ones_are_used() -> None:
-    plans = plan_nodes(request(n_workers=2, protocol="tcp"), free_ports=[5001, 5002])
+    tcp = request(n_workers=2, protocol="tcp", topology="mesh")
+    plans = plan_nodes(tcp, free_ports=[5001, 5002])
     assert [plan.listen[-4:] for plan in plans] == ["5001", "5002"]
 
 
@@ -118,6 +157,8 @@ def test_roles_that_cannot_be_assigned_are_refused(
         ({"n_workers": 2, "node_ids": (1, 1)}, "twice"),
         ({"ports": (5000,)}, "--protocol tcp"),
         ({"address": "10.0.0.1"}, "--protocol tcp"),
+        ({"bind": "0.0.0.0"}, "--protocol tcp"),
+        ({"protocol": "redis", "redis": "redis://h:1/0/r", "bind": "0.0.0.0"}, "--mq-type redis"),
         ({"topology": "ring"}, "ring"),
         ({"protocol": "tcp", "ports": (5, 6, 7), "n_workers": 2}, "3 ports"),
         ({"roles": COLLECTORS, "attach_to": ("nowhere",), "joins": True}, "nowhere"),

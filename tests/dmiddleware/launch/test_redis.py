@@ -130,7 +130,7 @@ def test_a_wrong_password_is_reported(folder: Path, server: RedisServer) -> None
     ("options", "message"),
     [
         (("--mq-type", "redis", "--protocol", "tcp"), "--protocol tcp is for --mq-type nng"),
-        (("--mq-type", "redis", "--ports", "5000"), "have no effect with --mq-type redis"),
+        (("--mq-type", "redis", "--ports", "5000"), "has no effect with --mq-type redis"),
         (("--mq-type", "redis", "--redis-url", "http://x"), "http://x"),
         (("--attach-to", "redis://127.0.0.1:6379/0/run/0"), "does not fit --mq-type"),
         (("--mq-type", "redis", "--attach-to", "tcp://127.0.0.1:5000"), "does not fit --mq-type"),

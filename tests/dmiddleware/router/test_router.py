@@ -178,6 +178,17 @@ def test_nodes_that_start_before_their_peer_connect(tmp_path: Path) -> None:
             got.of("hello", 1)
 
 
+def test_a_router_behind_nat_reports_the_address_that_peers_dial() -> None:
+    advertised = "tcp://203.0.113.5:5000"
+    with Router(listen="tcp://127.0.0.1:0", advertise=advertised, key=KEY) as router:
+        assert router.address == advertised
+
+
+def test_an_advertised_address_that_other_hosts_can_reach_needs_a_key() -> None:
+    with pytest.raises(TopologyError, match="key"):
+        Router(listen="tcp://127.0.0.1:5000", advertise="tcp://203.0.113.5:5000")
+
+
 def test_a_peer_that_closes_leaves_with_a_goodbye(listen: str) -> None:
     with Router(node_id=0, listen=listen, key=KEY) as learner:
         got = Received(learner)

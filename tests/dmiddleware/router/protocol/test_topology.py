@@ -28,6 +28,43 @@ def test_the_nodes_of_a_star_dial_the_first_one() -> None:
     assert {(node.listen, node.dial) for node in others} == {("", ("tcp://127.0.0.1:5000",))}
 
 
+def test_the_hub_of_a_star_can_be_elsewhere() -> None:
+    hub = "tcp://10.0.0.1:5000"
+    nodes = plan("star", node_ids=["b", "c"], protocol="tcp", attach_to=[hub])
+    assert [(node.listen, node.dial) for node in nodes] == [("", (hub,))] * 2
+
+
+@pytest.mark.parametrize("host", ["fd00::1", "[fd00::1]"])
+def test_an_ipv6_address_is_put_in_brackets(host: str) -> None:
+    hub, other = plan("star", node_ids="ab", protocol="tcp", address=host, ports=[5000])
+    assert hub.listen == "tcp://[fd00::1]:5000"
+    assert other.dial == ("tcp://[fd00::1]:5000",)
+
+
+@pytest.mark.parametrize(
+    ("bind", "listen", "local"),
+    [
+        ("0.0.0.0", "tcp://0.0.0.0:5000", "tcp://127.0.0.1:5000"),
+        ("::", "tcp://[::]:5000", "tcp://[::1]:5000"),
+        ("[::]", "tcp://[::]:5000", "tcp://[::1]:5000"),
+        ("192.168.0.2", "tcp://192.168.0.2:5000", "tcp://192.168.0.2:5000"),
+    ],
+)
+def test_nodes_of_one_host_dial_the_bind_address_and_other_hosts_the_advertised_one(
+    bind: str, listen: str, local: str
+) -> None:
+    hub, other = plan(
+        "star", node_ids="ab", protocol="tcp", address="203.0.113.5", bind=bind, ports=[5000]
+    )
+    assert (hub.listen, hub.advertise) == (listen, "tcp://203.0.113.5:5000")
+    assert other.dial == (local,)
+
+
+def test_without_a_bind_address_the_advertised_one_is_not_repeated() -> None:
+    (hub,) = plan("star", node_ids="a", protocol="tcp", ports=[5000])
+    assert hub.advertise == ""
+
+
 def test_nodes_of_the_alone_topology_attach_to_others() -> None:
     (node,) = plan("alone", node_ids=["a"], attach_to=["tcp://10.0.0.1:5000"])
     assert (node.listen, node.dial) == ("", ("tcp://10.0.0.1:5000",))
@@ -95,10 +132,29 @@ def test_arguments_that_do_not_fit_together_are_refused(
         plan(**arguments)
 
 
-@pytest.mark.parametrize("address", ["tcp://host", "tcp://:80", "tcp://host:0", "ftp://host:1", ""])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "tcp://host",
+        "tcp://:80",
+        "tcp://host:0",
+        "ftp://host:1",
+        "",
+        "tcp://::1:80",
+        "tcp://fd00::1:80",
+        "tcp://[::1]",
+        "tcp://[::1:80",
+        "tcp://[host]:80",
+    ],
+)
 def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(TopologyError):
         check_address(address)
+
+
+@pytest.mark.parametrize("address", ["tcp://[::1]:80", "tls+tcp://[fe80::1%eth0]:80"])
+def test_an_ipv6_address_in_brackets_is_valid(address: str) -> None:
+    check_address(address)
 
 
 @pytest.mark.parametrize(
