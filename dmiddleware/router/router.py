@@ -28,7 +28,6 @@ from dmiddleware.router.runtime.dialer import Dialer
 from dmiddleware.router.runtime.engine import Engine
 from dmiddleware.router.runtime.listener import NodeListener
 from dmiddleware.router.runtime.receiver import Deliver, Offer
-from dmiddleware.router.runtime.sender import POLL_TIMEOUT_S
 from dmiddleware.router.transport import Transport
 from dmiddleware.router.transport.default import SocketTransport
 from dmiddleware.router.wire.codec import Adapter, Codec
@@ -36,6 +35,9 @@ from dmiddleware.router.wire.codec import Adapter, Codec
 __all__ = ["Router"]
 
 _logger = logging.getLogger(__name__)
+
+GOODBYE_S: Final = 2.0
+"""How long closing waits until the peers have received a goodbye."""
 
 CHECK_S: Final = 0.2
 """How often a wait checks whether the task has been stopped."""
@@ -232,7 +234,7 @@ class Router:
             dialer.stop()
         for dialer in self._dialers:
             dialer.close()
-        self._wait_for_goodbyes(min(deadline_s, 2 * POLL_TIMEOUT_S))
+        self._wait_for_goodbyes(min(deadline_s, GOODBYE_S))
         with engine.lock:
             self._closed = True
             engine.end()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pynng
 
-from dmiddleware.router.transport import Channel, Listener
+from dmiddleware.router.transport import Channel, Listener, ListenLimits
 from dmiddleware.router.transport.interface import OnReply, RequestHandler
 from dmiddleware.router.transport.nng import NngTransport
 from dmiddleware.router.wire.byte_pieces import WireBytes
@@ -46,12 +46,10 @@ class BusTransport:
         serve: RequestHandler,
         *,
         on_disconnect: Callable[[int], None],
-        max_frame_bytes: int,
+        limits: ListenLimits,
     ) -> Listener:
-        real = self._real.listen(
-            address, serve, on_disconnect=on_disconnect, max_frame_bytes=max_frame_bytes
-        )
-        return _BusListener(real, serve, max_frame_bytes)
+        real = self._real.listen(address, serve, on_disconnect=on_disconnect, limits=limits)
+        return _BusListener(real, serve, limits.max_frame_bytes)
 
     def dial(
         self,
@@ -90,6 +88,9 @@ class _BusListener:
     def address(self) -> str:
         return self._real.address
 
+    def trust(self, connection: int) -> None:
+        self._real.trust(connection)
+
     def close(self) -> None:
         self._closed = True
         self._thread.join(5.0)
@@ -99,7 +100,11 @@ class _BusListener:
     def _work(self) -> None:
         while not self._closed:
             with contextlib.suppress(pynng.Timeout):
-                self._serve(memoryview(self._bus.recv()), 0, lambda answer: None)
+                self._serve(memoryview(self._bus.recv()), 0, _ignore)
+
+
+def _ignore(raw: WireBytes | None, *, urgent: bool = False) -> None:
+    """Drop the reply: Bus0 has none."""
 
 
 class _BusChannel:
@@ -114,10 +119,17 @@ class _BusChannel:
         answer = self._drop(raw)
         return self._real.request(raw) if answer is None else answer
 
-    def send(self, raw: WireBytes, on_reply: OnReply) -> None:
+    def send(
+        self,
+        raw: WireBytes,
+        on_reply: OnReply,
+        *,
+        timeout_s: float | None,
+        urgent: bool = False,
+    ) -> None:
         answer = self._drop(raw)
         if answer is None:
-            self._real.send(raw, on_reply)
+            self._real.send(raw, on_reply, timeout_s=timeout_s, urgent=urgent)
         else:
             self._answers.put((answer, on_reply))
 

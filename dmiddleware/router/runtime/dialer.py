@@ -155,8 +155,6 @@ class Dialer:
 class _Connection:
     """One connection, from the handshake until it breaks or the dialer closes.
 
-    It uses two channels, so that bulk data does not delay the heartbeats.
-
     Attributes:
         authenticated: whether the handshake has succeeded.
     """
@@ -171,13 +169,13 @@ class _Connection:
 
     def run(self) -> None:
         with contextlib.ExitStack() as stack:
-            control = self._connect(stack)
-            peer = self._handshake(control)
+            channel = self._connect(stack)
+            peer = self._handshake(channel)
             self.authenticated = True
             self._dialer.forget_refusals()
             try:
-                _EventExchange(self, peer, self._connect(stack)).start()
-                self._send_heartbeats(control, peer)
+                _EventExchange(self, peer, channel).start()
+                self._send_heartbeats(channel, peer)
             except AuthError as error:
                 # The peer has proved that it has the key, so this frame was damaged on the way.
                 self.mark_broken(str(error))
@@ -273,6 +271,8 @@ class _Connection:
 class _EventExchange:
     """The events of a connection: frames to the peer, and polls for frames from it.
 
+    Its requests have no deadlines: the heartbeats notice a dead connection.
+
     It runs on the threads of emitters and of the channel, and has none of its own.
     """
 
@@ -307,12 +307,14 @@ class _EventExchange:
         self._n_pending += 1
 
     def send(self, request: Request) -> None:
-        """Send a frame with events, or a poll, without blocking."""
-        self._channel.send(request.raw, partial(self._on_reply, request))
+        """Send a frame with events, without blocking."""
+        self._channel.send(request.raw, partial(self._on_reply, request), timeout_s=None)
 
     def _poll(self) -> SendAction:
         """Make a poll; called with the router's lock held."""
-        return partial(self.send, self._engine.node.request(self._peer, FrameType.POLL))
+        request = self._engine.node.request(self._peer, FrameType.POLL)
+        on_reply = partial(self._on_reply, request)
+        return partial(self._channel.send, request.raw, on_reply, timeout_s=None, urgent=True)
 
     def _on_reply(self, request: Request, reply: memoryview | TransportError) -> None:
         """Process the outcome of a request."""

@@ -249,8 +249,7 @@ class Engine:
             now = self.clock.now()
             for node_id, undelivered in self.node.tick(now):
                 self.receiver.add(("node.forgotten", (int(node_id), undelivered), {}))
-            sends = self.sender.expire_polls(now)
-            sends += self.sender.take_sends(now, self.sender.overdue(now))
+            sends = self.sender.take_sends(now, self.sender.overdue(now))
             sends += self.update()
             self._next_tick = now + TICK_S
         self.deliver_and_send(sends)

@@ -9,9 +9,11 @@ from functools import partial
 from typing import Final
 
 from dmiddleware.errors import AuthError, FrameError, RouterError
+from dmiddleware.router.protocol.handshake import MAX_HANDSHAKE_BYTES
 from dmiddleware.router.protocol.session import ParkedPoll
 from dmiddleware.router.runtime.engine import Engine
-from dmiddleware.router.transport import Listener, Reply
+from dmiddleware.router.transport import Listener, ListenLimits, Reply
+from dmiddleware.router.wire.frame import HEADER_SIZE, FrameType, type_of
 
 __all__ = ["NodeListener"]
 
@@ -47,7 +49,10 @@ class NodeListener:
             address,
             self._serve,
             on_disconnect=self._disconnected.append,
-            max_frame_bytes=engine.node.options.max_frame_bytes,
+            limits=ListenLimits(
+                max_frame_bytes=engine.node.options.max_frame_bytes,
+                max_untrusted_frame_bytes=MAX_HANDSHAKE_BYTES + HEADER_SIZE,
+            ),
         )
 
     @property
@@ -93,11 +98,13 @@ class NodeListener:
             # The last request of a connection may be served after the connection is known as lost.
             if session and (connection in self._sessions or connection not in self._lost):
                 self._sessions[connection] = session
+            if session:
+                self._listener.trust(connection)
             if isinstance(content, ParkedPoll):
-                engine.sender.park(content, reply, now)
+                engine.sender.park(content, reply)
             sends = engine.update(engine.node.node_of(session))
         if not isinstance(content, ParkedPoll):
-            sends.insert(0, partial(reply, content))
+            sends.insert(0, partial(reply, content, urgent=type_of(raw) is not FrameType.POLL))
         engine.deliver_and_send(sends)
 
     def _warn(self, error: RouterError, now: float) -> None:

@@ -7,16 +7,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.protocol.session import ParkedPoll, PeerSession, Request
 from dmiddleware.router.transport import Reply
 
-__all__ = ["DataChannel", "POLL_TIMEOUT_S", "SendAction", "Sender", "send_all"]
-
-POLL_TIMEOUT_S: Final = 1.0
-"""How long a poll waits for something to send."""
+__all__ = ["DataChannel", "SendAction", "Sender", "send_all"]
 
 SendAction: TypeAlias = Callable[[], None]
 """Sends one frame without blocking; called once, without the router's lock."""
@@ -48,8 +45,6 @@ class DataChannel(Protocol):
 class _Poll:
     parked: ParkedPoll
     reply: Reply
-    until: float
-    has_reply: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -91,14 +86,10 @@ class Sender:
         self.due: dict[str, float] = {}
         self._node = node
         self._links: dict[str, _Link] = {}
-        # In the order in which they expire.
-        self._parked: deque[_Poll] = deque()
 
-    def park(self, parked: ParkedPoll, reply: Reply, now: float) -> None:
+    def park(self, parked: ParkedPoll, reply: Reply) -> None:
         """Keep a poll until there is something to reply with."""
-        poll = _Poll(parked, reply, now + POLL_TIMEOUT_S)
-        self._link(parked.node_id).polls.append(poll)
-        self._parked.append(poll)
+        self._link(parked.node_id).polls.append(_Poll(parked, reply))
 
     def connect(self, channel: DataChannel) -> None:
         """Add a channel to a listener; it replaces an older one."""
@@ -138,16 +129,6 @@ class Sender:
         """Return the peers to which frames should have been sent again by now."""
         return [node_id for node_id, due_at in self.due.items() if due_at <= now]
 
-    def expire_polls(self, now: float) -> list[SendAction]:
-        """Reply to the polls that have waited for :data:`POLL_TIMEOUT_S`."""
-        sends: list[SendAction] = []
-        while self._parked and (self._parked[0].has_reply or self._parked[0].until <= now):
-            poll = self._parked.popleft()
-            if not poll.has_reply:
-                self._link(poll.parked.node_id).polls.remove(poll)
-                sends.append(partial(poll.reply, self._node.nothing(poll.parked)))
-        return sends
-
     def _link(self, node_id: str) -> _Link:
         link = self._links.get(node_id)
         if link is None:
@@ -161,9 +142,7 @@ class Sender:
             frame = self._node.resume(link.polls[0].parked, now)
             if frame is None:
                 break
-            poll = link.polls.popleft()
-            poll.has_reply = True
-            link.unsent.append(partial(poll.reply, frame))
+            link.unsent.append(partial(link.polls.popleft().reply, frame))
             filled = True
         channel = link.channel
         while channel is not None and channel.has_room:

@@ -3,10 +3,19 @@
 from dmiddleware.router.transport.interface import (
     Channel,
     Listener,
+    ListenLimits,
     OnReply,
     Reply,
     RequestHandler,
     Transport,
 )
 
-__all__ = ["Channel", "Listener", "OnReply", "Reply", "RequestHandler", "Transport"]
+__all__ = [
+    "Channel",
+    "ListenLimits",
+    "Listener",
+    "OnReply",
+    "Reply",
+    "RequestHandler",
+    "Transport",
+]

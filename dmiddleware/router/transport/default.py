@@ -5,7 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from dmiddleware.router.transport.interface import Channel, Listener, RequestHandler, Transport
+from dmiddleware.router.transport.interface import (
+    Channel,
+    Listener,
+    ListenLimits,
+    RequestHandler,
+    Transport,
+)
 from dmiddleware.router.transport.nng import NngTransport
 from dmiddleware.router.transport.tls import TlsFiles
 from dmiddleware.router.transport.unix import UnixTransport
@@ -33,12 +39,10 @@ class SocketTransport:
         serve: RequestHandler,
         *,
         on_disconnect: Callable[[int], None],
-        max_frame_bytes: int,
+        limits: ListenLimits,
     ) -> Listener:
         """Listen on an address; see :class:`~dmiddleware.router.transport.interface.Transport`."""
-        return self._for(address).listen(
-            address, serve, on_disconnect=on_disconnect, max_frame_bytes=max_frame_bytes
-        )
+        return self._for(address).listen(address, serve, on_disconnect=on_disconnect, limits=limits)
 
     def dial(
         self,

@@ -3,19 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from dmiddleware.errors import TransportError
 from dmiddleware.router.wire.byte_pieces import WireBytes
 
-__all__ = ["Channel", "Listener", "OnReply", "Reply", "RequestHandler", "Transport"]
+__all__ = [
+    "Channel",
+    "ListenLimits",
+    "Listener",
+    "OnReply",
+    "Reply",
+    "RequestHandler",
+    "Transport",
+]
 
-Reply: TypeAlias = Callable[[WireBytes | None], None]
-"""Replies to one request, now or later, from any thread; only the first call counts.
 
-It never blocks and never raises: a reply to a closed connection is dropped. None closes the
-connection without a reply.
-"""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenLimits:
+    """What connections to a listener may cost it.
+
+    A connection is untrusted until :meth:`Listener.trust` is called for it.
+
+    Attributes:
+        max_frame_bytes: a longer request closes its connection without being read.
+        max_untrusted_frame_bytes: the same for an untrusted connection.
+        handshake_s: how long a connection may stay untrusted before it is closed.
+        max_untrusted: if more untrusted connections are open, the oldest is closed.
+    """
+
+    max_frame_bytes: int
+    max_untrusted_frame_bytes: int
+    handshake_s: float = 2.0
+    max_untrusted: int = 128
+
+
+class Reply(Protocol):
+    """Replies to one request, now or later, from any thread; only the first call counts."""
+
+    def __call__(self, raw: WireBytes | None, *, urgent: bool = False) -> None:
+        """Send the reply.
+
+        It never blocks and never raises: a reply to a closed connection is dropped.
+
+        Args:
+            raw: the reply; its bytes must not change until it is sent. None closes the connection
+                without a reply.
+            urgent: whether it overtakes replies that are waiting to be sent.
+        """
+        ...
+
 
 OnReply: TypeAlias = Callable[[memoryview | TransportError], None]
 """Called once with the reply to a request, or the error, on one of the channel's threads.
@@ -46,6 +84,13 @@ class Listener(Protocol):
         """Where others can dial; port 0 is replaced by the real one."""
         ...
 
+    def trust(self, connection: int) -> None:
+        """Lift the limits of a connection whose peer has authenticated.
+
+        Without effect if the connection is closed or already trusted.
+        """
+        ...
+
     def close(self) -> None:
         """Stop listening; requests without a reply get none. May be called twice."""
         ...
@@ -55,7 +100,7 @@ class Channel(Protocol):
     """A connection to an address, with any number of pending requests."""
 
     def request(self, raw: WireBytes) -> memoryview:
-        """Make a request and wait for the reply; called by several threads at a time.
+        """Make an urgent request and wait for the reply; called by several threads at a time.
 
         Raises:
             TransportError: if no reply arrived by the channel's deadline, or the connection
@@ -63,12 +108,23 @@ class Channel(Protocol):
         """
         ...
 
-    def send(self, raw: WireBytes, on_reply: OnReply) -> None:
+    def send(
+        self,
+        raw: WireBytes,
+        on_reply: OnReply,
+        *,
+        timeout_s: float | None,
+        urgent: bool = False,
+    ) -> None:
         """Make a request without waiting; called by several threads at a time.
 
         Args:
             raw: the request; its bytes must not change until ``on_reply`` is called.
             on_reply: called with the outcome, even if the channel is already closed.
+            timeout_s: how long to wait for the reply; None: until the connection breaks. A
+                transport that may lose a request on an intact connection sets a deadline of its
+                own.
+            urgent: whether the request overtakes those that are waiting to be sent.
         """
         ...
 
@@ -86,7 +142,7 @@ class Transport(Protocol):
         serve: RequestHandler,
         *,
         on_disconnect: Callable[[int], None],
-        max_frame_bytes: int,
+        limits: ListenLimits,
     ) -> Listener:
         """Listen on an address.
 
@@ -95,7 +151,7 @@ class Transport(Protocol):
             serve: handles requests; if it raises, the connection of the request is closed.
             on_disconnect: called with the number of a connection that broke. It must return at
                 once and call nothing of the transport.
-            max_frame_bytes: a longer request closes its connection without being read.
+            limits: what connections may cost.
 
         Raises:
             TransportError: if the transport cannot listen on the address.
@@ -115,7 +171,7 @@ class Transport(Protocol):
         Args:
             address: the address.
             connect_timeout_s: how long to wait for the connection.
-            reply_timeout_s: how long to wait for each reply.
+            reply_timeout_s: how long :meth:`Channel.request` waits for the reply.
             max_frame_bytes: a longer reply closes the connection without being read.
 
         Raises:

@@ -15,7 +15,7 @@ from typing import Final
 
 from dmiddleware.errors import TransportError
 from dmiddleware.pipeline import Clock, Running, SystemClock
-from dmiddleware.router.transport.interface import OnReply, RequestHandler
+from dmiddleware.router.transport.interface import ListenLimits, OnReply, RequestHandler
 from dmiddleware.router.wire.byte_pieces import WireBytes
 
 __all__ = ["MemoryNetwork", "MemoryTransport"]
@@ -44,13 +44,14 @@ class MemoryNetwork:
         observe: called for each packet that arrives. None: packets are not observed.
 
     Example:
+        >>> from dmiddleware.router.transport import ListenLimits
         >>> network = MemoryNetwork()
         >>> here, there = network.transport("here"), network.transport("there")
         >>> listener = here.listen(
         ...     "memory://here",
         ...     lambda raw, connection, reply: reply(bytes(raw).upper()),
         ...     on_disconnect=lambda connection: None,
-        ...     max_frame_bytes=100,
+        ...     limits=ListenLimits(max_frame_bytes=100, max_untrusted_frame_bytes=100),
         ... )
         >>> channel = there.dial(
         ...     "memory://here", connect_timeout_s=1, reply_timeout_s=1, max_frame_bytes=100
@@ -189,7 +190,7 @@ class MemoryTransport:
         serve: RequestHandler,
         *,
         on_disconnect: Callable[[int], None],
-        max_frame_bytes: int,
+        limits: ListenLimits,
     ) -> MemoryListener:
         """Listen on an address.
 
@@ -202,9 +203,7 @@ class MemoryTransport:
                 raise TransportError(
                     f"could not listen on {address}: it already has a listener, close it first"
                 )
-            listener = MemoryListener(
-                network, self._host, address, serve, on_disconnect, max_frame_bytes
-            )
+            listener = MemoryListener(network, self._host, address, serve, on_disconnect, limits)
             network.listeners[address] = listener
             network.listening.notify_all()
         listener.start()
@@ -279,12 +278,14 @@ class Request:
     Attributes:
         channel: the channel that it was made on.
         packet: the request itself.
+        timeout_s: how long its reply is awaited.
         has_reply: whether the listener has replied.
         response: the packet with the reply.
     """
 
     channel: MemoryChannel
     packet: Packet
+    timeout_s: float
     has_reply: bool = False
     response: Packet | None = None
 
@@ -299,7 +300,7 @@ class MemoryListener:
         address: str,
         serve: RequestHandler,
         on_disconnect: Callable[[int], None],
-        max_frame_bytes: int,
+        limits: ListenLimits,
     ) -> None:
         self.host = host
         self.changed = threading.Condition(network.lock)
@@ -308,7 +309,7 @@ class MemoryListener:
         self._address = address
         self._serve = serve
         self._on_disconnect = on_disconnect
-        self._max_frame_bytes = max_frame_bytes
+        self._limits = limits
         self._turn = threading.Condition(network.lock)
         self._has_watcher = False
         self._threads: list[Running] = []
@@ -318,6 +319,12 @@ class MemoryListener:
     def address(self) -> str:
         """Where others can dial."""
         return self._address
+
+    def trust(self, connection: int) -> None:
+        """Lift the frame limit of a connection; the others do not apply in one process."""
+        with self._network.lock:
+            if (channel := self._network.channels.get(connection)) is not None:
+                channel.trusted = True
 
     def start(self) -> None:
         """Start the threads."""
@@ -413,8 +420,10 @@ class MemoryListener:
             return None
         request = min(self.arriving, key=self._arrival)
         self.arriving.remove(request)
-        if len(request.packet.content) > self._max_frame_bytes:
-            request.channel.abort()
+        limits, channel = self._limits, request.channel
+        allowed = limits.max_frame_bytes if channel.trusted else limits.max_untrusted_frame_bytes
+        if len(request.packet.content) > allowed:
+            channel.abort()
             return None
         network.arrived(request.packet)
         return request
@@ -441,6 +450,7 @@ class MemoryChannel:
         self.source = source
         self.target = listener.host
         self.listener = listener
+        self.trusted = False
         self.changed = threading.Condition(network.lock)
         self.pending: dict[Request, OnReply | None] = {}
         self._network = network
@@ -459,7 +469,7 @@ class MemoryChannel:
         with self._network.lock:
             if self._closed:
                 raise self._closed_error()
-            request = self._transmit(raw, None)
+            request = self._transmit(raw, None, self._reply_timeout_s)
             try:
                 while (outcome := self._outcome(request)) is None:
                     self._wait_for_change(lambda: [request])
@@ -469,8 +479,15 @@ class MemoryChannel:
             raise outcome
         return outcome
 
-    def send(self, raw: WireBytes, on_reply: OnReply) -> None:
-        """Make a request without waiting."""
+    def send(
+        self,
+        raw: WireBytes,
+        on_reply: OnReply,
+        *,
+        timeout_s: float | None,
+        urgent: bool = False,
+    ) -> None:
+        """Make a request without waiting; packets never wait for each other."""
         clock = self._network.clock
         with self._network.lock:
             if self._closed:
@@ -479,10 +496,10 @@ class MemoryChannel:
                 return
             if self._thread is None:
                 self._thread = clock.spawn(self._run_callbacks, name="router-replies")
-            self._transmit(raw, on_reply)
+            self._transmit(raw, on_reply, timeout_s)
             self.changed.notify_all()
 
-    def reply(self, request: Request, response: WireBytes | None) -> None:
+    def reply(self, request: Request, response: WireBytes | None, *, urgent: bool = False) -> None:
         """Reply to a request, on the listener's side; only the first reply counts."""
         network = self._network
         with network.lock:
@@ -513,10 +530,12 @@ class MemoryChannel:
         self.changed.notify_all()
         self.listener.drop_channel(self)
 
-    def _transmit(self, raw: WireBytes, on_reply: OnReply | None) -> Request:
-        deadline = self._network.clock.now() + self._reply_timeout_s
+    def _transmit(
+        self, raw: WireBytes, on_reply: OnReply | None, timeout_s: float | None
+    ) -> Request:
+        deadline = math.inf if timeout_s is None else self._network.clock.now() + timeout_s
         packet = self._network.transmit(self.source, self.target, raw, deadline)
-        request = Request(self, packet)
+        request = Request(self, packet, math.inf if timeout_s is None else timeout_s)
         self.pending[request] = on_reply
         self.listener.send(request)
         return request
@@ -555,7 +574,7 @@ class MemoryChannel:
             return self._closed_error()
         if request.packet.deadline <= now:
             return TransportError(
-                f"no reply from {self.listener.address} within {self._reply_timeout_s:g} s"
+                f"no reply from {self.listener.address} within {request.timeout_s:g} s"
             )
         return None
 

@@ -19,7 +19,7 @@ from pynng.exceptions import check_err
 
 from dmiddleware.errors import TransportError
 from dmiddleware.router.transport.callbacks import run_callback, run_callback_in_thread
-from dmiddleware.router.transport.interface import OnReply, RequestHandler
+from dmiddleware.router.transport.interface import ListenLimits, OnReply, RequestHandler
 from dmiddleware.router.transport.tls import TlsFiles
 from dmiddleware.router.wire.byte_pieces import WireBytes, view_with_release, write_into
 
@@ -49,14 +49,14 @@ class NngTransport:
         serve: RequestHandler,
         *,
         on_disconnect: Callable[[int], None],
-        max_frame_bytes: int,
+        limits: ListenLimits,
     ) -> NngListener:
         """Listen on an address; see :class:`~dmiddleware.router.transport.interface.Transport`."""
         return NngListener(
             address,
             serve,
             on_disconnect=on_disconnect,
-            max_frame_bytes=max_frame_bytes,
+            limits=limits,
             tls=self._tls_for(address),
         )
 
@@ -103,7 +103,7 @@ class NngListener:
         serve: RequestHandler,
         *,
         on_disconnect: Callable[[int], None],
-        max_frame_bytes: int,
+        limits: ListenLimits,
         tls: TlsFiles | None,
     ) -> None:
         self._serve = serve
@@ -115,7 +115,7 @@ class NngListener:
         with _translated(f"listen on {address}"):
             self._socket = pynng.Rep0()
             try:
-                _bound(self._socket, max_frame_bytes)
+                _bound(self._socket, limits.max_frame_bytes)
                 if tls is not None:
                     self._socket.tls_config = tls.config(listens=True)
                 # The callback runs on nng's thread, and must return at once.
@@ -136,6 +136,9 @@ class NngListener:
     def address(self) -> str:
         """Where others can dial; port 0 is replaced by the real one."""
         return self._address
+
+    def trust(self, connection: int) -> None:
+        """Lift the limits of a connection whose peer has authenticated."""
 
     def close(self) -> None:
         """Stop listening and end the threads."""
@@ -198,7 +201,7 @@ class _Reply:
         self._context = context
         self._pipe = pipe
 
-    def __call__(self, raw: WireBytes | None) -> None:
+    def __call__(self, raw: WireBytes | None, *, urgent: bool = False) -> None:
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.answer(self._context, self._pipe, raw)
@@ -217,17 +220,18 @@ class NngChannel:
         tls: TlsFiles | None,
     ) -> None:
         self._address = address
+        self._reply_timeout_s = reply_timeout_s
         self._changed = threading.Condition()
         self._gate = Gate()
         self._idle: list[Context] = []
-        self._sent: deque[tuple[Context, OnReply]] = deque()
+        self._sent: deque[tuple[Context, OnReply, float | None]] = deque()
         self._readers: list[threading.Thread] = []
         self._idle_readers = 0
         self._n_pending = 0
         self._closed = False
         with _translated(f"dial {address}"):
             # nng must not resend requests, because the listener could process one twice.
-            self._socket = pynng.Req0(resend_time=-1, recv_timeout=int(reply_timeout_s * 1000))
+            self._socket = pynng.Req0(resend_time=-1)
             try:
                 _bound(self._socket, max_frame_bytes)
                 if tls is None:
@@ -240,9 +244,16 @@ class NngChannel:
 
     def request(self, raw: WireBytes) -> memoryview:
         """Make a request and wait for the reply."""
-        return self._await(self._begin(raw))
+        return self._await(self._begin(raw), self._reply_timeout_s)
 
-    def send(self, raw: WireBytes, on_reply: OnReply) -> None:
+    def send(
+        self,
+        raw: WireBytes,
+        on_reply: OnReply,
+        *,
+        timeout_s: float | None,
+        urgent: bool = False,
+    ) -> None:
         """Make a request without waiting; ``on_reply`` is called with the outcome."""
         try:
             context = self._begin(raw)
@@ -251,7 +262,7 @@ class NngChannel:
             return
         with self._changed:
             if not self._closed:
-                self._sent.append((context, on_reply))
+                self._sent.append((context, on_reply, timeout_s))
                 if len(self._sent) <= self._idle_readers:
                     self._changed.notify()
                 elif len(self._sent) > 1 or threading.current_thread() not in self._readers:
@@ -294,9 +305,9 @@ class NngChannel:
                 self._idle_readers -= 1
                 if not self._sent:
                     return
-                context, on_reply = self._sent.popleft()
+                context, on_reply, timeout_s = self._sent.popleft()
             try:
-                answer: memoryview | TransportError = self._await(context)
+                answer: memoryview | TransportError = self._await(context, timeout_s)
             except TransportError as error:
                 answer = error
             run_callback(on_reply, answer)
@@ -313,11 +324,11 @@ class NngChannel:
                 if not sent:
                     self._give_back(context, reusable=False)
 
-    def _await(self, context: Context) -> memoryview:
+    def _await(self, context: Context, timeout_s: float | None) -> memoryview:
         answer: memoryview | None = None
         try:
             with _translated(f"send a request to {self._address}"):
-                answer = context.receive()
+                answer = context.receive(timeout_s)
                 return answer
         finally:
             # Without a reply the context may still receive one, meant for no other request.
@@ -449,7 +460,7 @@ class Context:
     """A context of a Req0 or Rep0 socket, used by one thread at a time.
 
     Args:
-        socket: the socket, whose timeouts the context inherits.
+        socket: the socket.
         gate: the socket's gate.
 
     Raises:
@@ -481,20 +492,20 @@ class Context:
             _lib.nng_aio_set_msg(self._sending, _message(content))
             _lib.nng_ctx_send(self._context[0], self._sending)
 
-    def receive(self) -> memoryview:
-        """Wait for a message.
+    def receive(self, timeout_s: float | None) -> memoryview:
+        """Wait for a message, at most ``timeout_s`` unless None.
 
         Returns:
             Its bytes, valid while a view of them is alive.
 
         Raises:
-            NNGException: if none arrived within the socket's timeout, or the socket was closed.
+            NNGException: if none arrived in time, or the socket was closed.
         """
-        return _view(self._receive())
+        return _view(self._receive(timeout_s))
 
     def receive_with_pipe(self) -> tuple[memoryview, Any]:
         """Wait for a message; return it and the pipe that it arrived on."""
-        message = self._receive()
+        message = self._receive(None)
         pipe = _lib.nng_msg_get_pipe(message)
         return _view(message), pipe
 
@@ -512,7 +523,8 @@ class Context:
         _lib.nng_aio_free(self._sending)
         _lib.nng_aio_free(self._receiving)
 
-    def _receive(self) -> Any:
+    def _receive(self, timeout_s: float | None) -> Any:
+        _lib.nng_aio_set_timeout(self._receiving, -1 if timeout_s is None else int(timeout_s * 1e3))
         # Waiting is a separate call: nng_ctx_recvmsg would use the context all the time.
         with self._gate:
             _lib.nng_ctx_recv(self._context[0], self._receiving)

@@ -30,6 +30,7 @@ from dmiddleware.errors import TransportError
 from dmiddleware.router.transport.interface import (
     Channel,
     Listener,
+    ListenLimits,
     OnReply,
     Reply,
     RequestHandler,
@@ -90,7 +91,7 @@ class SharedMemoryTransport:
         serve: RequestHandler,
         *,
         on_disconnect: Callable[[int], None],
-        max_frame_bytes: int,
+        limits: ListenLimits,
     ) -> Listener:
         """Listen on an address; see :class:`~dmiddleware.router.transport.interface.Transport`."""
         return _SharingListener(
@@ -99,7 +100,7 @@ class SharedMemoryTransport:
             address,
             serve,
             on_disconnect=on_disconnect,
-            max_frame_bytes=max_frame_bytes,
+            limits=limits,
         )
 
     def dial(
@@ -255,12 +256,12 @@ class _SharingListener:
         serve: RequestHandler,
         *,
         on_disconnect: Callable[[int], None],
-        max_frame_bytes: int,
+        limits: ListenLimits,
     ) -> None:
         self._folder = folder
         self._serve_frame = serve
         self._on_disconnect = on_disconnect
-        self._max_frame_bytes = max_frame_bytes
+        self._max_frame_bytes = limits.max_frame_bytes
         self._sharing: dict[int, int] = {}
         self._disconnected: deque[int] = deque()
         self._closed = False
@@ -270,7 +271,7 @@ class _SharingListener:
                 address,
                 self._serve,
                 on_disconnect=self._note_disconnect,
-                max_frame_bytes=max_frame_bytes,
+                limits=limits,
             )
         except BaseException:
             folder.leave()
@@ -280,6 +281,10 @@ class _SharingListener:
     def address(self) -> str:
         """Where others can dial."""
         return self._listener.address
+
+    def trust(self, connection: int) -> None:
+        """Lift the limits of a connection whose peer has authenticated."""
+        self._listener.trust(connection)
 
     def close(self) -> None:
         """Stop listening."""
@@ -343,14 +348,14 @@ class _Reply:
         self._lock = threading.Lock()
         self._is_done = False
 
-    def __call__(self, answer: WireBytes | None) -> None:
+    def __call__(self, raw: WireBytes | None, *, urgent: bool = False) -> None:
         with self._lock:
             # A slab for an ignored reply would never be read.
             if self._is_done:
                 return
             self._is_done = True
-        put = None if answer is None else self._listener.put(answer, self._connection)
-        self._reply(answer if put is None else put)
+        put = None if raw is None else self._listener.put(raw, self._connection)
+        self._reply(raw if put is None else put, urgent=urgent)
 
 
 class _SharingChannel:
@@ -373,21 +378,29 @@ class _SharingChannel:
             answer = self._inner.request(raw)
         return self._open(answer)
 
-    def send(self, raw: WireBytes, on_reply: OnReply) -> None:
+    def send(
+        self,
+        raw: WireBytes,
+        on_reply: OnReply,
+        *,
+        timeout_s: float | None,
+        urgent: bool = False,
+    ) -> None:
         """Make a request without waiting."""
         put = self._put(raw)
         on_inner = functools.partial(self._on_reply, on_reply)
+        send = functools.partial(self._inner.send, timeout_s=timeout_s, urgent=urgent)
         if put is None:
-            self._inner.send(raw, on_inner)
+            send(raw, on_inner)
             return
 
         def on_answer_to_ticket(answer: memoryview | TransportError) -> None:
             if not isinstance(answer, TransportError) and self._is_refused(put, answer):
-                self._inner.send(raw, on_inner)
+                send(raw, on_inner)
             else:
                 on_inner(answer)
 
-        self._inner.send(put, on_answer_to_ticket)
+        send(put, on_answer_to_ticket)
 
     def close(self) -> None:
         """Close the connection; pending requests fail at once."""

@@ -16,6 +16,7 @@ import errno
 import fcntl
 import itertools
 import logging
+import math
 import os
 import socket
 import stat
@@ -31,7 +32,7 @@ import numpy as np
 
 from dmiddleware.errors import TransportError
 from dmiddleware.router.transport.callbacks import run_callback, run_callback_in_thread
-from dmiddleware.router.transport.interface import OnReply, RequestHandler
+from dmiddleware.router.transport.interface import ListenLimits, OnReply, RequestHandler
 from dmiddleware.router.wire.byte_pieces import BytePieces, WireBytes
 
 __all__ = ["UnixTransport"]
@@ -55,12 +56,10 @@ class UnixTransport:
         serve: RequestHandler,
         *,
         on_disconnect: Callable[[int], None],
-        max_frame_bytes: int,
+        limits: ListenLimits,
     ) -> UnixListener:
         """Listen on an address; see :class:`~dmiddleware.router.transport.interface.Transport`."""
-        return UnixListener(
-            address, serve, on_disconnect=on_disconnect, max_frame_bytes=max_frame_bytes
-        )
+        return UnixListener(address, serve, on_disconnect=on_disconnect, limits=limits)
 
     def dial(
         self,
@@ -123,7 +122,7 @@ class UnixChannel:
     def request(self, raw: WireBytes) -> memoryview:
         """Make a request and wait for the reply."""
         result = _Result()
-        number = self._start_request(raw, result)
+        number = self._start_request(raw, result, self._reply_timeout_s)
         if number is None:
             raise self._error()
         if not result.wait(self._reply_timeout_s):
@@ -134,9 +133,16 @@ class UnixChannel:
             result.wait(-1)
         return result.get()
 
-    def send(self, raw: WireBytes, on_reply: OnReply) -> None:
+    def send(
+        self,
+        raw: WireBytes,
+        on_reply: OnReply,
+        *,
+        timeout_s: float | None,
+        urgent: bool = False,
+    ) -> None:
         """Make a request without waiting."""
-        if self._start_request(raw, on_reply) is None:
+        if self._start_request(raw, on_reply, timeout_s) is None:
             run_callback_in_thread(on_reply, self._error())
 
     def close(self) -> None:
@@ -145,8 +151,10 @@ class UnixChannel:
         if self._reader is not threading.current_thread():
             self._reader.join(_JOIN_S)
 
-    def _start_request(self, raw: WireBytes, on_reply: OnReply) -> int | None:
-        deadline = time.monotonic() + self._reply_timeout_s
+    def _start_request(
+        self, raw: WireBytes, on_reply: OnReply, timeout_s: float | None
+    ) -> int | None:
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with self._stream.lock:
             if self._ended or self._stream.closed:
                 return None
@@ -191,19 +199,14 @@ class UnixChannel:
         """Give up the requests whose deadline has passed; the oldest come first."""
         now = time.monotonic()
         with self._stream.lock:
-            late = list(
-                itertools.takewhile(lambda number: self._waiting[number][0] <= now, self._waiting)
-            )
+            late = [number for number, (until, _) in self._waiting.items() if until <= now]
             given_up = [self._give_up(number) for number in late]
         for on_reply in given_up:
             if on_reply is not None:
                 run_callback(on_reply, self._late_error())
 
     def _late_error(self) -> TransportError:
-        return TransportError(
-            f"could not send a request to {self._address}: no reply within "
-            f"{self._reply_timeout_s:g} s"
-        )
+        return TransportError(f"could not send a request to {self._address}: no reply in time")
 
     def _error(self) -> TransportError:
         if self._stream.closed:
@@ -242,12 +245,12 @@ class UnixListener:
         serve: RequestHandler,
         *,
         on_disconnect: Callable[[int], None],
-        max_frame_bytes: int,
+        limits: ListenLimits,
     ) -> None:
         self._address = address
         self._serve = serve
         self._on_disconnect = on_disconnect
-        self._max_frame_bytes = max_frame_bytes
+        self._max_frame_bytes = limits.max_frame_bytes
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._connections: dict[int, _Connection] = {}
@@ -262,6 +265,9 @@ class UnixListener:
     def address(self) -> str:
         """Where others can dial."""
         return self._address
+
+    def trust(self, connection: int) -> None:
+        """Lift the limits of a connection whose peer has authenticated."""
 
     def close(self) -> None:
         """Stop listening and end the threads."""
@@ -383,7 +389,7 @@ class _Reply:
         self._number = number
         self._done = False
 
-    def __call__(self, raw: WireBytes | None) -> None:
+    def __call__(self, raw: WireBytes | None, *, urgent: bool = False) -> None:
         stream = self._stream
         with stream.lock:
             if self._done:

@@ -9,15 +9,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from dmiddleware.errors import TransportError
-from dmiddleware.router.transport import Channel, Listener, RequestHandler, Transport
+from dmiddleware.router.transport import Channel, Listener, ListenLimits, RequestHandler, Transport
 
-__all__ = ["DEADLINE_S", "MAX_BYTES", "NEVER_S", "BackgroundRequest", "Endpoints"]
+__all__ = ["DEADLINE_S", "MAX_BYTES", "NEVER_S", "BackgroundRequest", "Endpoints", "unlimited"]
 
 MAX_BYTES = 1 << 20
 DEADLINE_S = 20.0
 
 NEVER_S = 600.0
 """A deadline that is never reached: whatever ends earlier has another reason."""
+
+
+def unlimited(max_frame_bytes: int) -> ListenLimits:
+    """Return limits that do not depend on trust."""
+    return ListenLimits(
+        max_frame_bytes=max_frame_bytes,
+        max_untrusted_frame_bytes=max_frame_bytes,
+        handshake_s=NEVER_S,
+        max_untrusted=10_000,
+    )
 
 
 @dataclass
@@ -39,7 +49,7 @@ class Endpoints:
                 address or self.address,
                 serve,
                 on_disconnect=on_disconnect,
-                max_frame_bytes=MAX_BYTES,
+                limits=unlimited(MAX_BYTES),
             )
         )
 

@@ -11,6 +11,7 @@ import sys
 
 from dmiddleware.router.transport import Channel
 from dmiddleware.router.transport.nng import NngTransport
+from tests.dmiddleware.router.endpoints import unlimited
 from tests.dmiddleware.router.request_handlers import echo, in_threads
 
 ROUNDS = 6
@@ -27,7 +28,7 @@ def main(address: str) -> None:
     nng = NngTransport()
     for _ in range(ROUNDS):
         with contextlib.closing(
-            nng.listen(address, echo, on_disconnect=lambda _: None, max_frame_bytes=MAX_BYTES)
+            nng.listen(address, echo, on_disconnect=lambda _: None, limits=unlimited(MAX_BYTES))
         ) as listener:
             channels = [
                 nng.dial(

@@ -18,6 +18,7 @@ from dmiddleware.router.transport import (
 from dmiddleware.router.transport.nng import NngTransport
 from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
 from dmiddleware.router.wire.byte_pieces import WireBytes
+from tests.dmiddleware.router.endpoints import unlimited
 from tests.dmiddleware.router.request_handlers import echo
 
 __all__ = ["MAX_BYTES", "RecordingTransport", "SlabRemovingTransport", "big", "shared", "talking"]
@@ -35,9 +36,9 @@ class RecordingTransport:
 
     def listen(self, address: str, serve: Any, **options: Any) -> Listener:
         def serve_and_count(raw: memoryview, connection: int, reply: Reply) -> None:
-            def count_and_reply(answer: WireBytes | None) -> None:
+            def count_and_reply(answer: WireBytes | None, *, urgent: bool = False) -> None:
                 self.replied.append(len(answer or b""))
-                reply(answer)
+                reply(answer, urgent=urgent)
 
             serve(raw, connection, count_and_reply)
 
@@ -62,9 +63,9 @@ class RecordingChannel:
         self._asked.append(len(raw))
         return self._inner.request(raw)
 
-    def send(self, raw: WireBytes, on_reply: OnReply) -> None:
+    def send(self, raw: WireBytes, on_reply: OnReply, **options: Any) -> None:
         self._asked.append(len(raw))
-        self._inner.send(raw, on_reply)
+        self._inner.send(raw, on_reply, **options)
 
 
 def shared(folder: Path, inner: Transport | None = None, **options: Any) -> SharedMemoryTransport:
@@ -79,7 +80,7 @@ def talking(
     serve: RequestHandler = echo,
 ) -> Iterator[Channel]:
     listener = listens.listen(
-        address, serve, on_disconnect=lambda _: None, max_frame_bytes=MAX_BYTES
+        address, serve, on_disconnect=lambda _: None, limits=unlimited(MAX_BYTES)
     )
     try:
         channel = dials.dial(
@@ -108,9 +109,9 @@ class SlabRemovingTransport(RecordingTransport):
 
     def listen(self, address: str, serve: Any, **options: Any) -> Listener:
         def serve_and_remove(raw: memoryview, connection: int, reply: Reply) -> None:
-            def remove_and_reply(answer: WireBytes | None) -> None:
+            def remove_and_reply(answer: WireBytes | None, *, urgent: bool = False) -> None:
                 self._remove()
-                reply(answer)
+                reply(answer, urgent=urgent)
 
             self._remove()
             serve(raw, connection, remove_and_reply)

@@ -14,6 +14,7 @@ from typing import Final
 from dmiddleware.errors import TransportError
 from dmiddleware.router.transport.interface import Reply, RequestHandler
 from dmiddleware.router.transport.unix import UnixChannel, UnixListener, UnixTransport
+from tests.dmiddleware.router.endpoints import unlimited
 from tests.dmiddleware.router.request_handlers import echo
 
 DEADLINE_S: Final = 20.0
@@ -64,7 +65,10 @@ def listen(
 ) -> contextlib.closing[UnixListener]:
     return contextlib.closing(
         UnixTransport().listen(
-            f"ipc://{folder}/s", serve, on_disconnect=on_disconnect, max_frame_bytes=max_frame_bytes
+            f"ipc://{folder}/s",
+            serve,
+            on_disconnect=on_disconnect,
+            limits=unlimited(max_frame_bytes),
         )
     )
 

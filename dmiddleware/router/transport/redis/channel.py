@@ -36,6 +36,9 @@ __all__ = ["RedisChannel"]
 _SHORTEST_BLOCK_S: Final = 0.01
 _JOIN_S: Final = 5.0
 
+_LONGEST_WAIT_S: Final = 30.0
+"""After this time a request without a deadline counts as lost."""
+
 
 @dataclass(slots=True)
 class _Sent:
@@ -87,20 +90,28 @@ class RedisChannel:
     def request(self, raw: WireBytes) -> memoryview:
         """Make a request and wait for the reply."""
         outcomes: queue.SimpleQueue[memoryview | TransportError] = queue.SimpleQueue()
-        self.send(raw, outcomes.put)
+        self.send(raw, outcomes.put, timeout_s=self._reply_timeout_s, urgent=True)
         outcome = outcomes.get()
         if isinstance(outcome, TransportError):
             raise outcome
         return outcome
 
-    def send(self, raw: WireBytes, on_reply: OnReply) -> None:
+    def send(
+        self,
+        raw: WireBytes,
+        on_reply: OnReply,
+        *,
+        timeout_s: float | None,
+        urgent: bool = False,
+    ) -> None:
         """Make a request without waiting."""
         with self._changed:
             refusal = self._refusal(raw)
             if refusal is None:
                 number = next(self._counts)
                 head = REQUEST.pack(MESSAGE, self._number, number, self._max_frame_bytes)
-                self._pending[number] = _Sent(on_reply, time.monotonic() + self._reply_timeout_s)
+                wait_s = _LONGEST_WAIT_S if timeout_s is None else timeout_s
+                self._pending[number] = _Sent(on_reply, time.monotonic() + wait_s)
                 self._to_send.put((number, head + bytes(raw)))
                 self._start()
                 self._changed.notify_all()

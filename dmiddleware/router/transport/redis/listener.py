@@ -17,7 +17,7 @@ import redis
 
 from dmiddleware.errors import TransportError
 from dmiddleware.router.protocol.topology import RedisAddress
-from dmiddleware.router.transport.interface import RequestHandler
+from dmiddleware.router.transport.interface import ListenLimits, RequestHandler
 from dmiddleware.router.transport.redis.channel import RedisChannel
 from dmiddleware.router.transport.redis.lists import (
     GONE,
@@ -79,14 +79,14 @@ class RedisTransport:
         serve: RequestHandler,
         *,
         on_disconnect: Callable[[int], None],
-        max_frame_bytes: int,
+        limits: ListenLimits,
     ) -> RedisListener:
         """Listen on an address; see :class:`~dmiddleware.router.transport.interface.Transport`."""
         return RedisListener(
             Lists(RedisAddress.parse(address), self._login),
             serve,
             on_disconnect=on_disconnect,
-            max_frame_bytes=max_frame_bytes,
+            limits=limits,
         )
 
     def dial(
@@ -122,13 +122,13 @@ class RedisListener:
         serve: RequestHandler,
         *,
         on_disconnect: Callable[[int], None],
-        max_frame_bytes: int,
+        limits: ListenLimits,
     ) -> None:
         self._lists = lists
         self._serve = serve
         self._on_disconnect = on_disconnect
         self._number = secrets.randbits(63)
-        self._presence = PRESENCE.pack(self._number, max_frame_bytes)
+        self._presence = PRESENCE.pack(self._number, limits.max_frame_bytes)
         self._inbox = lists.inbox(self._number)
         self._lock = threading.Lock()
         self._pending: set[_PendingRequest] = set()
@@ -149,6 +149,9 @@ class RedisListener:
     def address(self) -> str:
         """Where others can dial."""
         return self._lists.address
+
+    def trust(self, connection: int) -> None:
+        """Lift the limits of a connection whose peer has authenticated."""
 
     def close(self) -> None:
         """Stop listening and end the threads; requests without a reply are refused."""
@@ -245,7 +248,9 @@ class RedisListener:
             self._pending.add(pending)
         return pending
 
-    def _reply(self, pending: _PendingRequest, response: WireBytes | None) -> None:
+    def _reply(
+        self, pending: _PendingRequest, response: WireBytes | None, *, urgent: bool = False
+    ) -> None:
         with self._lock:
             if pending not in self._pending:
                 return

@@ -9,6 +9,7 @@ from dmiddleware.pipeline import SystemClock
 from dmiddleware.router.runtime.engine import Engine
 from dmiddleware.router.runtime.listener import NodeListener
 from dmiddleware.router.transport import RequestHandler
+from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.frame import FrameType
 from tests.dmiddleware.router.node_pairs import CODEC, make_node
 
@@ -27,9 +28,16 @@ class Network:
     def covers_body(self, address: str) -> bool:
         return True
 
+    def trust(self, connection: int) -> None:
+        pass
+
     def make_requests(self, raw: Any, connection: int) -> bytes:
         replies: list[Any] = []
-        self.serve(memoryview(bytes(raw)), connection, replies.append)
+
+        def reply(answer: WireBytes | None, *, urgent: bool = False) -> None:
+            replies.append(answer)
+
+        self.serve(memoryview(bytes(raw)), connection, reply)
         return bytes(replies[0])
 
 

@@ -7,7 +7,7 @@ import pytest
 from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.protocol.session import ParkedPoll, PeerSession, Request
-from dmiddleware.router.runtime.sender import POLL_TIMEOUT_S, Sender
+from dmiddleware.router.runtime.sender import Sender
 from dmiddleware.router.transport import Reply
 from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.envelope import encode_event
@@ -28,7 +28,10 @@ class Polls:
         self.requests.append(self.dialer.request(self.peer, FrameType.POLL))
         parked, _ = self.listener.on_request(self.requests[-1].raw, now, cover_body=True)
         assert isinstance(parked, ParkedPoll)
-        self.sender.park(parked, self.replies.append, now)
+        self.sender.park(parked, self._reply)
+
+    def _reply(self, raw: WireBytes | None, *, urgent: bool = False) -> None:
+        self.replies.append(raw)
 
     def read(self, now: float = 0.0) -> list[FrameType]:
         kinds = []
@@ -77,21 +80,6 @@ def test_each_poll_gets_one_frame(polls: Polls) -> None:
     assert run(polls.sender) == 0
     assert polls.read() == [FrameType.DATA]
     assert len(taken(polls.dialer)) == 1
-
-
-def test_a_poll_that_was_parked_long_enough_gets_an_empty_reply(polls: Polls) -> None:
-    polls.park(0.0)
-    polls.park(0.5)
-    for now, kinds in (
-        (POLL_TIMEOUT_S - 0.1, []),
-        (POLL_TIMEOUT_S, [FrameType.NOTHING]),
-        (POLL_TIMEOUT_S + 0.1, []),
-    ):
-        for send in polls.sender.expire_polls(now):
-            send()
-        assert polls.read() == kinds
-    assert emit(polls.listener, "collector", "e", 1)
-    assert run(polls.sender) == 1
 
 
 def test_polls_of_an_ended_session_are_refused(polls: Polls) -> None:
@@ -152,7 +140,7 @@ def test_two_threads_send_the_frames_of_a_peer_in_order(polls: Polls) -> None:
     order: list[str] = []
 
     def reply(name: str) -> Reply:
-        def note(raw: WireBytes | None) -> None:
+        def note(raw: WireBytes | None, *, urgent: bool = False) -> None:
             if name == "first":
                 for send in polls.sender.take_sends(0.0, ("collector",)):
                     send()
@@ -164,7 +152,7 @@ def test_two_threads_send_the_frames_of_a_peer_in_order(polls: Polls) -> None:
         request = polls.dialer.request(polls.peer, FrameType.POLL)
         parked, _ = polls.listener.on_request(request.raw, 0.0, cover_body=True)
         assert isinstance(parked, ParkedPoll)
-        polls.sender.park(parked, reply(name), 0.0)
+        polls.sender.park(parked, reply(name))
     assert emit(polls.listener, "collector", "e", 1)
     (send,) = polls.sender.take_sends(0.0, ("collector",))
     polls.listener.peers["collector"].outgoing.put_lossy(encode_event("e", [1], CODEC))

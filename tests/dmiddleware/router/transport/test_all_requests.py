@@ -219,7 +219,7 @@ def test_closing_leaves_no_thread(endpoints: Endpoints) -> None:
     with endpoints.listen(echo) as listener, endpoints.dial(listener) as channel:
         channel.request(b"?")
         outcomes = Tape()
-        channel.send(b"?", outcomes)
+        channel.send(b"?", outcomes, timeout_s=None)
         outcomes.wait_for(1)
     listener.close()
     channel.close()

@@ -19,12 +19,12 @@ class Outcomes:
     def __init__(self) -> None:
         self._tape = Tape()
 
-    def send(self, channel: Channel, content: bytes) -> None:
+    def send(self, channel: Channel, content: bytes, timeout_s: float | None = None) -> None:
         def on_reply(outcome: memoryview | TransportError) -> None:
             answer = None if isinstance(outcome, TransportError) else bytes(outcome)
             self._tape(content, answer, threading.current_thread())
 
-        channel.send(content, on_reply)
+        channel.send(content, on_reply, timeout_s=timeout_s)
 
     def wait(self, n: int) -> list[tuple[bytes, bytes | None]]:
         self._tape.wait_for(n)
@@ -75,25 +75,22 @@ def test_a_reply_callback_may_send_the_next_request(endpoints: Endpoints) -> Non
             assert not isinstance(outcome, TransportError)
             outcomes(bytes(outcome))
             if len(outcomes) < 50:
-                channel.send(b"%d" % len(outcomes), on_reply)
+                channel.send(b"%d" % len(outcomes), on_reply, timeout_s=None)
 
-        channel.send(b"0", on_reply)
+        channel.send(b"0", on_reply, timeout_s=None)
         outcomes.wait_for(50)
     assert outcomes == [b"%d" % number for number in range(50)]
 
 
 def test_a_sent_request_without_a_reply_fails_at_its_deadline(endpoints: Endpoints) -> None:
     outcomes, parking = Outcomes(), Parking()
-    with (
-        endpoints.listen(parking) as listener,
-        endpoints.dial(listener, reply_timeout_s=0.3) as channel,
-    ):
-        outcomes.send(channel, b"slow")
+    with endpoints.listen(parking) as listener, endpoints.dial(listener) as channel:
+        outcomes.send(channel, b"slow", timeout_s=0.3)
         parking.wait_for(1)
         assert outcomes.wait(1) == [(b"slow", None)]
         parking.wait_for(1)[b"slow"](b"slow")
         for number in range(2, 100):
-            outcomes.send(channel, b"%d" % number)
+            outcomes.send(channel, b"%d" % number, timeout_s=0.3)
             parking.wait_for(number)[b"%d" % number](b"its own")
             # On a busy machine its own reply may be late as well.
             answer = outcomes.wait(number)[-1][1]
@@ -150,12 +147,9 @@ def test_reply_callbacks_never_run_inside_send(endpoints: Endpoints) -> None:
 
 def test_all_pending_requests_fail_when_the_connection_breaks(endpoints: Endpoints) -> None:
     outcomes, parking = Outcomes(), Parking()
-    with (
-        endpoints.listen(parking) as listener,
-        endpoints.dial(listener, reply_timeout_s=3.0) as channel,
-    ):
+    with endpoints.listen(parking) as listener, endpoints.dial(listener) as channel:
         for content in (b"0", b"1", b"2"):
-            outcomes.send(channel, content)
+            outcomes.send(channel, content, timeout_s=3.0)
         parking.wait_for(3)
         listener.close()
         assert dict(outcomes.wait(3)) == {b"0": None, b"1": None, b"2": None}
@@ -163,21 +157,15 @@ def test_all_pending_requests_fail_when_the_connection_breaks(endpoints: Endpoin
 
 def test_a_refusal_fails_the_sent_request(endpoints: Endpoints) -> None:
     outcomes, parking = Outcomes(), Parking()
-    with (
-        endpoints.listen(parking) as listener,
-        endpoints.dial(listener, reply_timeout_s=3.0) as channel,
-    ):
-        outcomes.send(channel, b"?")
+    with endpoints.listen(parking) as listener, endpoints.dial(listener) as channel:
+        outcomes.send(channel, b"?", timeout_s=3.0)
         parking.wait_for(1)[b"?"](None)
         assert outcomes.wait(1) == [(b"?", None)]
 
 
 def test_sending_a_request_that_is_too_long_fails(endpoints: Endpoints) -> None:
     outcomes = Outcomes()
-    with (
-        endpoints.listen(echo) as listener,
-        endpoints.dial(listener, reply_timeout_s=1.0) as channel,
-    ):
+    with endpoints.listen(echo) as listener, endpoints.dial(listener) as channel:
         content = bytes(MAX_BYTES + 1000)
-        outcomes.send(channel, content)
+        outcomes.send(channel, content, timeout_s=3.0)
         assert outcomes.wait(1) == [(content, None)]

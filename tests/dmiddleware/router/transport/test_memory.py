@@ -17,6 +17,7 @@ from dmiddleware.router.transport import Channel, Listener, RequestHandler, Tran
 from dmiddleware.router.transport.memory import MemoryNetwork
 from dmiddleware.router.transport.nng import NngTransport
 from dmiddleware.testing import Simulation, SimulationError, Tape
+from tests.dmiddleware.router.endpoints import unlimited
 from tests.dmiddleware.router.request_handlers import Parking, echo, replying_with
 
 ADDRESS = "memory://listener"
@@ -41,7 +42,7 @@ def joined(
     reply_timeout_s: float = 10.0,
 ) -> Iterator[tuple[Listener, Channel]]:
     here, there, address = ends
-    listener = here.listen(address, serve, on_disconnect=gone, max_frame_bytes=LIMIT)
+    listener = here.listen(address, serve, on_disconnect=gone, limits=unlimited(LIMIT))
     with contextlib.closing(listener):
         channel = there.dial(
             address, connect_timeout_s=5.0, reply_timeout_s=reply_timeout_s, max_frame_bytes=LIMIT
@@ -126,7 +127,7 @@ def test_dialing_an_address_without_a_listener_raises(
 def test_an_address_has_at_most_one_listener(ends: tuple[Transport, Transport, str]) -> None:
     _, there, address = ends
     with joined(ends, echo), pytest.raises(TransportError, match=r"already|in use"):
-        there.listen(address, echo, on_disconnect=lambda c: None, max_frame_bytes=1)
+        there.listen(address, echo, on_disconnect=lambda c: None, limits=unlimited(1))
 
 
 def test_closing_the_channel_fails_pending_requests(
@@ -230,9 +231,9 @@ def test_a_request_on_its_way_is_lost_with_its_connection(simulation: Simulation
     ends = network.transport("listener"), network.transport("dialer"), ADDRESS
     parking, outcomes = Parking(), Tape()
     with joined(ends, parking) as (_, channel):
-        channel.send(b"there", outcomes)
+        channel.send(b"there", outcomes, timeout_s=None)
         simulation.run_for(1.5)
-        channel.send(b"on its way", outcomes)
+        channel.send(b"on its way", outcomes, timeout_s=None)
         channel.close()
         simulation.run_for(5.0)
         assert list(parking.wait_for(1)) == [b"there"]
@@ -252,7 +253,7 @@ def test_packets_that_arrived_before_the_cut_are_not_lost(simulation: Simulation
     simulation.spawn(
         lambda: listening.append(
             transports[0].listen(
-                ADDRESS, serve, on_disconnect=lambda _: None, max_frame_bytes=LIMIT
+                ADDRESS, serve, on_disconnect=lambda _: None, limits=unlimited(LIMIT)
             )
         ),
         name="listens",
@@ -263,10 +264,10 @@ def test_packets_that_arrived_before_the_cut_are_not_lost(simulation: Simulation
     )
     simulation.run_for(1.0)
     simulation.freeze("listener")
-    channel.send(b"early", lambda outcome: outcomes(str(outcome), simulation.now()))
+    channel.send(b"early", lambda outcome: outcomes(str(outcome), simulation.now()), timeout_s=5.0)
     simulation.run_for(1.0)
     network.cut("listener", "dialer")
-    channel.send(b"late", lambda outcome: outcomes(str(outcome), simulation.now()))
+    channel.send(b"late", lambda outcome: outcomes(str(outcome), simulation.now()), timeout_s=5.0)
     simulation.run_for(10.0)
     simulation.thaw("listener")
     simulation.run_for(1.0)
@@ -287,7 +288,11 @@ def test_a_sent_request_gets_its_reply(simulation: Simulation) -> None:
     ends = network.transport("listener"), network.transport("dialer"), ADDRESS
     with joined(ends, echo) as (_, channel):
         for number in range(3):
-            channel.send(b"%d" % number, lambda outcome: outcomes(bytes(outcome), simulation.now()))
+            channel.send(
+                b"%d" % number,
+                lambda outcome: outcomes(bytes(outcome), simulation.now()),
+                timeout_s=None,
+            )
         assert simulation.now() == 0.0
         simulation.run_for(5.0)
     assert outcomes == [(b"1", 1.5), (b"2", 2.5), (b"0", 3.5)]
@@ -296,10 +301,14 @@ def test_a_sent_request_gets_its_reply(simulation: Simulation) -> None:
 def test_a_sent_request_fails_at_its_deadline(simulation: Simulation) -> None:
     network, outcomes, parking = MemoryNetwork(clock=simulation), Tape(), Parking()
     ends = network.transport("listener"), network.transport("dialer"), ADDRESS
-    with joined(ends, parking, reply_timeout_s=2.0) as (_, channel):
-        channel.send(b"one", lambda outcome: outcomes(str(outcome), simulation.now()))
+    with joined(ends, parking) as (_, channel):
+        channel.send(
+            b"one", lambda outcome: outcomes(str(outcome), simulation.now()), timeout_s=2.0
+        )
         simulation.run_for(1.0)
-        channel.send(b"other", lambda outcome: outcomes(bytes(outcome), simulation.now()))
+        channel.send(
+            b"other", lambda outcome: outcomes(bytes(outcome), simulation.now()), timeout_s=2.0
+        )
         simulation.run_for(1.5)
         parking.wait_for(2)[b"one"](b"too late")
         parking.wait_for(2)[b"other"](b"in time")
@@ -311,7 +320,9 @@ def test_a_reply_over_a_cut_link_arrives_when_it_is_healed(simulation: Simulatio
     network, outcomes, parking = MemoryNetwork(clock=simulation), Tape(), Parking()
     ends = network.transport("listener"), network.transport("dialer"), ADDRESS
     with joined(ends, parking) as (_, channel):
-        channel.send(b"?", lambda outcome: outcomes(bytes(outcome), simulation.now()))
+        channel.send(
+            b"?", lambda outcome: outcomes(bytes(outcome), simulation.now()), timeout_s=None
+        )
         simulation.run_for(1.0)
         network.cut("listener", "dialer")
         parking.wait_for(1)[b"?"](b"!")

@@ -14,6 +14,7 @@ import pytest
 
 from dmiddleware.errors import TransportError
 from dmiddleware.router.transport.nng import NngChannel, NngListener, NngTransport
+from tests.dmiddleware.router.endpoints import unlimited
 from tests.dmiddleware.router.request_handlers import replying_with
 
 DEADLINE_S = 20.0
@@ -44,7 +45,7 @@ def listen(folder: Path, service: Service) -> NngListener:
         f"ipc://{folder}/node.sock",
         replying_with(service.answer),
         on_disconnect=lambda _: service.gone.release(),
-        max_frame_bytes=1 << 20,
+        limits=unlimited(1 << 20),
     )
 
 

@@ -21,7 +21,7 @@ from dmiddleware.router.transport import Reply, RequestHandler
 from dmiddleware.router.transport.redis import RedisTransport
 from dmiddleware.router.transport.redis.channel import RedisChannel
 from dmiddleware.router.transport.redis.listener import RedisListener
-from tests.dmiddleware.router.endpoints import NEVER_S, BackgroundRequest
+from tests.dmiddleware.router.endpoints import NEVER_S, BackgroundRequest, unlimited
 from tests.dmiddleware.router.redis_server import RedisServer
 from tests.dmiddleware.router.request_handlers import Parking, echo, replying_with
 
@@ -62,7 +62,7 @@ def listening(
         address,
         serve,
         on_disconnect=([] if gone is None else gone).append,
-        max_frame_bytes=MAX_BYTES,
+        limits=unlimited(MAX_BYTES),
     )
     try:
         yield listener

@@ -18,6 +18,7 @@ from dmiddleware.pipeline import Event
 from dmiddleware.router import Router
 from dmiddleware.router.transport.nng import NngTransport
 from dmiddleware.testing import Tape
+from tests.dmiddleware.router.endpoints import unlimited
 from tests.dmiddleware.router.request_handlers import Parking, replying_with
 from tests.dmiddleware.router.shared_folders import (
     MAX_BYTES,
@@ -54,7 +55,7 @@ def test_large_bodies_of_deferred_replies_are_not_sent_over_the_socket(
         counting.replied.clear()
         contents = [bytes([number]) * (1 << 20) for number in range(3)]
         for content in contents:
-            channel.send(content, lambda answer: outcomes(bytes(answer)))
+            channel.send(content, lambda answer: outcomes(bytes(answer)), timeout_s=None)
         parked = parking.wait_for(3)
         for content in contents:
             parked[content](content[:-1])
@@ -73,7 +74,7 @@ def test_a_request_sent_without_waiting_falls_back_to_the_socket(
         shared(folder, counting),
         replying_with(lambda raw, _: bytes(raw[:9])),
     ) as channel:
-        channel.send(content, lambda answer: outcomes(bytes(answer)))
+        channel.send(content, lambda answer: outcomes(bytes(answer)), timeout_s=None)
         outcomes.wait_for(1)
     assert outcomes == [content[:9]]
     assert counting.asked[-2] < 200 and counting.asked[-1] == len(content)
@@ -87,7 +88,7 @@ def test_a_reply_that_cannot_be_opened_fails_the_sent_request(folder: Path, addr
         shared(folder),
         replying_with(lambda raw, _: bytes(LARGE)),
     ) as channel:
-        channel.send(b"?", lambda answer: outcomes(str(answer)))
+        channel.send(b"?", lambda answer: outcomes(str(answer)), timeout_s=None)
         outcomes.wait_for(1)
     assert "from shared memory" in next(iter(outcomes))
 
@@ -101,12 +102,12 @@ def test_ignored_replies_leave_no_slabs(folder: Path, address: str) -> None:
         "max_frame_bytes": MAX_BYTES,
     }
     with contextlib.closing(
-        listens.listen(address, parking, on_disconnect=outcomes, max_frame_bytes=MAX_BYTES)
+        listens.listen(address, parking, on_disconnect=outcomes, limits=unlimited(MAX_BYTES))
     ) as listener:
         with contextlib.closing(dials.dial(address, **options)) as channel:
             replies = Tape()
             for content in (b"0", b"1", b"2"):
-                channel.send(content, replies)
+                channel.send(content, replies, timeout_s=None)
             parked = parking.wait_for(3)
             for _ in range(5):
                 parked[b"0"](bytes(1 << 20))
@@ -125,7 +126,7 @@ def test_sending_on_a_closed_channel_leaves_no_slabs(folder: Path, address: str)
     outcomes = Tape()
     with talking(address, shared(folder), shared(folder)) as channel:
         channel.close()
-        channel.send(bytes(LARGE), outcomes)
+        channel.send(bytes(LARGE), outcomes, timeout_s=None)
         with pytest.raises(TransportError):
             channel.request(bytes(LARGE))
         outcomes.wait_for(1)
@@ -236,7 +237,7 @@ def test_a_reply_that_cannot_be_opened_breaks_only_its_connection(
         address,
         replying_with(lambda raw, _: bytes(LARGE)),
         on_disconnect=lambda _: None,
-        max_frame_bytes=MAX_BYTES,
+        limits=unlimited(MAX_BYTES),
     )
     with contextlib.closing(listens):
         with (

@@ -27,6 +27,7 @@ PROGRAM = """
     from pathlib import Path
     from dmiddleware.router.transport.nng import NngTransport
     from dmiddleware.router.transport import shared_memory, slabs
+    from tests.dmiddleware.router.endpoints import unlimited
 
     phase, address, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 
@@ -48,7 +49,7 @@ PROGRAM = """
     if phase in ("taken", "replied", "waiting"):
         if phase == "waiting":
             serve = lambda raw, _, reply: reply(bytes(1 << 20))
-        transport.listen(address, serve, on_disconnect=lambda _: None, max_frame_bytes=4 << 20)
+        transport.listen(address, serve, on_disconnect=lambda _: None, limits=unlimited(4 << 20))
         print("listening", flush=True)
         sys.stdin.read()
     else:

@@ -17,6 +17,7 @@ from dmiddleware.pipeline import Event
 from dmiddleware.router import Router
 from dmiddleware.router.transport.nng import NngListener, NngTransport, TlsFiles
 from tests.dmiddleware.router.certificates import Authority
+from tests.dmiddleware.router.endpoints import unlimited
 from tests.dmiddleware.router.request_handlers import replying_with
 
 KEY = bytes(range(32))
@@ -40,7 +41,7 @@ def echo(files: TlsFiles) -> Iterator[NngListener]:
         ANYWHERE,
         replying_with(lambda raw, _: bytes(raw)),
         on_disconnect=lambda _: None,
-        max_frame_bytes=MAX_BYTES,
+        limits=unlimited(MAX_BYTES),
     )
     try:
         yield listener
@@ -131,7 +132,7 @@ def test_a_listener_without_tls_and_one_that_refuses_raise_different_errors(
         "tcp://127.0.0.1:0",
         replying_with(lambda raw, _: bytes(raw)),
         on_disconnect=lambda _: None,
-        max_frame_bytes=MAX_BYTES,
+        limits=unlimited(MAX_BYTES),
     )
     try:
         with pytest.raises(TransportError, match="does not speak TLS") as caught:

@@ -70,7 +70,7 @@ def test_large_frames_travel_both_ways_at_once(tmp_path: Path) -> None:
     replies = OutcomeRecorder()
     with listen(tmp_path), dial(tmp_path) as channel:
         for _ in range(8):
-            channel.send(content, replies)
+            channel.send(content, replies, timeout_s=None)
         assert all(answer == content for answer in replies.wait(8))
 
 
@@ -78,7 +78,7 @@ def test_a_slow_listener_does_not_block_the_sender(tmp_path: Path) -> None:
     held, replies = BlockingHandler(), OutcomeRecorder()
     with listen(tmp_path, held), dial(tmp_path) as channel:
         for number in range(40):
-            channel.send(BytePieces([b"%8d" % number, bytes(MB)]), replies)
+            channel.send(BytePieces([b"%8d" % number, bytes(MB)]), replies, timeout_s=None)
         assert held.served == replies.got == []
         held.release.set()
         got = replies.wait(40)
@@ -148,7 +148,7 @@ def test_a_channel_without_a_reply_breaks(tmp_path: Path, sent: bytes) -> None:
         accepted, _ = listening.accept()
         with accepted:
             replies = OutcomeRecorder()
-            channel.send(b"?", replies)
+            channel.send(b"?", replies, timeout_s=None)
             accepted.sendall(sent)
             assert "not a reply, or a reply that is too long" in str(replies.wait(1)[0])
             with pytest.raises(TransportError, match="not a reply, or a reply that is too long"):
@@ -160,11 +160,11 @@ def test_deadlines_hold_while_a_reply_is_stuck_half_way(tmp_path: Path) -> None:
         accepted, _ = listening.accept()
         with accepted:
             replies = OutcomeRecorder()
-            channel.send(b"?", replies)
-            channel.send(b"?", replies)
+            channel.send(b"?", replies, timeout_s=0.2)
+            channel.send(b"?", replies, timeout_s=0.2)
             accepted.sendall(HEAD.pack(b"DMWU", 2, MB, 1) + bytes(100_000))
             assert all(isinstance(answer, TransportError) for answer in replies.wait(2))
-            channel.send(b"?", replies)
+            channel.send(b"?", replies, timeout_s=0.2)
             accepted.sendall(bytes(MB - 100_000) + HEAD.pack(b"DMWU", 2, 2, 3) + b"ok")
             assert replies.wait(3)[2:] == [b"ok"]
 
@@ -176,9 +176,9 @@ def test_an_abandoned_request_is_not_sent(tmp_path: Path) -> None:
             accepted.settimeout(DEADLINE_S)
             replies = OutcomeRecorder()
             for _ in range(30):
-                channel.send(bytes(MB), replies)
+                channel.send(bytes(MB), replies, timeout_s=0.2)
             assert all(isinstance(answer, TransportError) for answer in replies.wait(30))
-            channel.send(b"last", replies)
+            channel.send(b"last", replies, timeout_s=0.2)
             numbers: list[int] = []
             while not numbers or numbers[-1] < 31:
                 head = exactly(accepted, HEAD.size)
