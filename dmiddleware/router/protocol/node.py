@@ -42,7 +42,7 @@ from dmiddleware.router.wire.envelope import (
     SUBSCRIPTIONS_EVENT,
     Acknowledgements,
     EncodedEvent,
-    pack_events,
+    frame_contents,
     unpack_events,
 )
 from dmiddleware.router.wire.frame import (
@@ -50,9 +50,9 @@ from dmiddleware.router.wire.frame import (
     Frame,
     FrameMac,
     FrameType,
+    OutgoingFrame,
     decode_frame,
     encode_frame,
-    frame_pieces,
     read_metadata,
     session_of,
 )
@@ -61,7 +61,6 @@ __all__ = ["NodeProtocol"]
 
 BUSY_DELAY_S: Final = 0.02
 TAKE_BYTES: Final = 1 << 20
-_LARGE: Final = 64 * 1024
 _SESSION_OVER: Final = "the session is over; start a new handshake"
 
 _acknowledgements_decoder = msgspec.msgpack.Decoder(Acknowledgements)
@@ -500,26 +499,21 @@ class NodeProtocol:
             peer.outgoing.on_busy(stream, sequence, min(delay_s, 1.0), now)
 
     def _data(self, peer: PeerSession, batch: EventBatch, number: int) -> WireBytes:
-        metadata, buffers, flags = pack_events(batch.events)
-        raw = frame_pieces(
-            Frame(
-                FrameType.DATA,
-                session=peer.session.number,
-                incarnation=self.identity.incarnation,
-                stream=batch.stream,
-                sequence=number,
-                data_sequence=batch.sequence,
-                metadata=metadata,
-                buffers=buffers,
-                flags=flags,
-            ),
+        raw = OutgoingFrame(
+            FrameType.DATA,
+            frame_contents(batch.events),
             peer.sign,
             max_size=peer.session.limits.max_frame_bytes,
+            session=peer.session.number,
+            incarnation=self.identity.incarnation,
+            stream=batch.stream,
+            sequence=number,
+            data_sequence=batch.sequence,
         )
         peer.counters.sent_frames += 1
         peer.counters.sent_bytes += len(raw)
         peer.counters.retried_frames += batch.is_retry
-        return raw if len(raw) >= _LARGE else bytes(raw)
+        return raw
 
     def _frame(
         self,

@@ -22,11 +22,16 @@ class BytePieces:
         pieces: the pieces, in order.
     """
 
-    __slots__ = ("_size", "pieces")
+    __slots__ = ("_pieces", "_size")
 
     def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
-        self.pieces = pieces
+        self._pieces: Sequence[bytes | memoryview] = pieces
         self._size = sum(map(len, pieces))
+
+    @property
+    def pieces(self) -> Sequence[bytes | memoryview]:
+        """The pieces, in order."""
+        return self._pieces
 
     def __len__(self) -> int:
         return self._size

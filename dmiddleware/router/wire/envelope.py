@@ -10,12 +10,20 @@ import msgspec
 from dmiddleware.errors import FrameError
 from dmiddleware.router.wire.byte_pieces import copy_bytes
 from dmiddleware.router.wire.codec import Codec
-from dmiddleware.router.wire.frame import ALIGNMENT, MAX_BUFFERS, Frame, FrameFlag, read_metadata
+from dmiddleware.router.wire.frame import (
+    ALIGNMENT,
+    MAX_BUFFERS,
+    Frame,
+    FrameContents,
+    FrameFlag,
+    read_metadata,
+)
 
 __all__ = [
     "EncodedEvent",
     "Acknowledgements",
     "encode_event",
+    "frame_contents",
     "pack_events",
     "unpack_events",
     "FRAME_OVERHEAD",
@@ -39,7 +47,7 @@ FRAME_OVERHEAD: Final = 256
 """The most bytes that a frame has in addition to the sizes of its events."""
 
 
-class EncodedEvent(msgspec.Struct, frozen=True):
+class EncodedEvent(msgspec.Struct, eq=False):
     """An event, encoded once for all its subscribers.
 
     Attributes:
@@ -47,12 +55,14 @@ class EncodedEvent(msgspec.Struct, frozen=True):
         skeleton: its arguments without their arrays.
         buffers: the arrays' bytes, owned by the event.
         size: number of bytes that count against bounds.
+        contents: of a frame with this event only, once one was made.
     """
 
     event: str
     skeleton: bytes | memoryview
     buffers: tuple[bytes | memoryview, ...]
     size: int
+    contents: FrameContents | None = None
 
 
 class Acknowledgements(msgspec.Struct, array_like=True, frozen=True):
@@ -99,7 +109,21 @@ def encode_event(
     if views:
         staged = None if stage_arrays is None else stage_arrays(views)
         buffers = tuple([copy_bytes(view) for view in views] if staged is None else staged)
-    return EncodedEvent(event, skeleton, buffers, _size(event, skeleton, buffers))
+    encoded = EncodedEvent(event, skeleton, buffers, _size(event, skeleton, buffers))
+    if encoded.size > _SPILL_BYTES and len(buffers) < MAX_BUFFERS:
+        # It may take long, and this is the last chance without the router's lock.
+        frame_contents((encoded,))
+    return encoded
+
+
+def frame_contents(events: Sequence[EncodedEvent]) -> FrameContents:
+    """Return the contents of a frame with these events; those of one event are made only once."""
+    if len(events) != 1:
+        return FrameContents(*pack_events(events))
+    event = events[0]
+    if event.contents is None:
+        event.contents = FrameContents(*pack_events(events))
+    return event.contents
 
 
 def pack_events(

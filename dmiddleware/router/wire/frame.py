@@ -22,8 +22,9 @@
          …     …  buffers          each at a multiple of 64 bytes from the frame's start
 
 Integers are little-endian. The MAC covers prefix, metadata and table, and with the flag
-``MAC_BODY`` the buffers too. That flag is set on tcp; on ipc and under mutual TLS the kernel or TLS
-protects them.
+``MAC_BODY`` also the BLAKE2b hash of all bytes after the table, which is computed once however many
+peers receive them. That flag is set on tcp; on ipc and under mutual TLS the kernel or TLS protects
+the buffers.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import enum
 import hashlib
 import hmac
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -46,8 +47,9 @@ __all__ = [
     "FrameFlag",
     "Frame",
     "FrameMac",
+    "FrameContents",
+    "OutgoingFrame",
     "encode_frame",
-    "frame_pieces",
     "decode_frame",
     "session_of",
     "type_of",
@@ -109,6 +111,10 @@ class FrameFlag(enum.IntFlag):
 _TYPES: Final = {int(kind): kind for kind in FrameType}
 _FLAGS: Final = [FrameFlag(bits) for bits in range(4)]
 _COVERING: Final = (FrameFlag.MAC_BODY, FrameFlag.MAC_BODY | FrameFlag.SPILLED)
+_MAC_BODY: Final = int(FrameFlag.MAC_BODY)
+
+_JOINED: Final = 4 * 1024
+"""Shorter frames are sent as one piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +166,156 @@ class FrameMac:
         return keyed.digest()
 
 
+class FrameContents:
+    """The metadata and buffers of a frame, laid out once for all peers that receive them.
+
+    Args:
+        metadata: msgpack bytes, at most 64 KiB.
+        buffers: raw bytes.
+        flags: how to read the frame.
+
+    Attributes:
+        size: the frame's length.
+
+    Raises:
+        FrameTooLarge: if there are too many bytes of metadata or too many buffers.
+    """
+
+    __slots__ = ("_body", "_body_digest", "_head", "_metadata_size", "_n_buffers", "flags", "size")
+
+    def __init__(
+        self,
+        metadata: bytes | memoryview = b"",
+        buffers: Sequence[bytes | memoryview] = (),
+        flags: FrameFlag = FrameFlag.NONE,
+    ) -> None:
+        if len(metadata) > MAX_METADATA or len(buffers) > MAX_BUFFERS:
+            raise FrameTooLarge(
+                f"the frame has {len(metadata)} bytes of metadata and {len(buffers)} arrays, but "
+                f"at most {MAX_METADATA} and {MAX_BUFFERS} can be sent; send long lists and "
+                "strings as arrays"
+            )
+        self.flags = flags
+        self._metadata_size, self._n_buffers = len(metadata), len(buffers)
+        self._head: bytes | memoryview = metadata
+        self._body: list[bytes | memoryview] = []
+        self._body_digest: bytes | None = None
+        self.size = HEADER_SIZE + len(metadata)
+        if not buffers:
+            return
+        lengths = [len(buffer) for buffer in buffers]
+        self._head = b"".join((metadata, struct.pack(f"<{len(buffers)}Q", *lengths)))
+        position = HEADER_SIZE + len(self._head)
+        offsets, self.size = _layout(position, lengths)
+        for offset, length, buffer in zip(offsets, lengths, buffers, strict=True):
+            self._body += (bytes(offset - position), buffer)
+            position = offset + length
+
+    def prefix(
+        self,
+        kind: FrameType,
+        mac: FrameMac | None,
+        *,
+        session: int,
+        incarnation: int,
+        stream: int,
+        sequence: int,
+        data_sequence: int,
+    ) -> bytes:
+        """Return the prefix of a frame with these contents."""
+        flags = self.flags
+        if mac is not None and mac.cover_body:
+            flags |= _MAC_BODY
+        return _PREFIX.pack(
+            _MAGIC,
+            VERSION,
+            kind,
+            flags,
+            session,
+            incarnation,
+            stream,
+            self._metadata_size,
+            sequence,
+            self.size,
+            self._n_buffers,
+            data_sequence,
+        )
+
+    def signed(self, prefix: bytes, mac: FrameMac | None) -> list[bytes | memoryview]:
+        """Return the pieces of a frame with these contents."""
+        head = self._head
+        if mac is None:
+            signature = _NO_MAC
+        elif mac.cover_body and self.size > HEADER_SIZE + len(head):
+            if self._body_digest is None:
+                self._body_digest = _digest_of_body(self._body)
+            signature = mac.digest((prefix, head, self._body_digest))
+        else:
+            signature = mac.digest((prefix, head))
+        if self.size <= _JOINED:
+            return [b"".join((prefix, signature, head, *self._body))]
+        return [b"".join((prefix, signature, head)), *self._body]
+
+
+class OutgoingFrame(BytePieces):
+    """A frame that is signed when its bytes are first used, on the thread that sends it.
+
+    Args:
+        kind: the purpose of the frame.
+        contents: its metadata and buffers.
+        mac: signs the frame; None leaves it unsigned.
+        max_size: the largest frame that the receiver accepts, in bytes.
+        session: see :class:`Frame`, as for the arguments after it.
+
+    Raises:
+        FrameTooLarge: if the frame exceeds ``max_size``.
+    """
+
+    __slots__ = ("_contents", "_mac", "_prefix")
+
+    def __init__(
+        self,
+        kind: FrameType,
+        contents: FrameContents,
+        mac: FrameMac | None,
+        *,
+        max_size: int,
+        session: int = 0,
+        incarnation: int = 0,
+        stream: int = 0,
+        sequence: int = 0,
+        data_sequence: int = 0,
+    ) -> None:
+        self._pieces = ()
+        self._size = contents.size
+        if self._size > max_size:
+            raise FrameTooLarge(
+                f"the frame has {self._size} bytes, but the receiver accepts {max_size}; send "
+                "smaller parts, or raise max_frame_bytes on both ends"
+            )
+        self._contents = contents
+        self._mac = mac
+        self._prefix = contents.prefix(
+            kind,
+            mac,
+            session=session,
+            incarnation=incarnation,
+            stream=stream,
+            sequence=sequence,
+            data_sequence=data_sequence,
+        )
+
+    @property
+    def pieces(self) -> Sequence[bytes | memoryview]:
+        """The pieces, in order."""
+        if not self._pieces:
+            self._pieces = self._contents.signed(self._prefix, self._mac)
+        return self._pieces
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.pieces)
+
+
 def encode_frame(frame: Frame, mac: FrameMac | None = None, *, max_size: int) -> bytes:
     """Encode a frame as bytes; each buffer is copied once, to its aligned offset.
 
@@ -171,58 +327,19 @@ def encode_frame(frame: Frame, mac: FrameMac | None = None, *, max_size: int) ->
     Raises:
         FrameTooLarge: if the metadata exceeds 64 KiB or the frame ``max_size``.
     """
-    return bytes(frame_pieces(frame, mac, max_size=max_size))
-
-
-def frame_pieces(frame: Frame, mac: FrameMac | None = None, *, max_size: int) -> BytePieces:
-    """Encode a frame like :func:`encode_frame`, but without copying its buffers.
-
-    Raises:
-        FrameTooLarge: as :func:`encode_frame`.
-    """
-    metadata, buffers = frame.metadata, frame.buffers
-    if len(metadata) > MAX_METADATA or len(buffers) > MAX_BUFFERS:
-        raise FrameTooLarge(
-            f"the frame has {len(metadata)} bytes of metadata and {len(buffers)} arrays, but at "
-            f"most {MAX_METADATA} and {MAX_BUFFERS} can be sent; send long lists and strings as "
-            "arrays"
+    return bytes(
+        OutgoingFrame(
+            frame.type,
+            FrameContents(frame.metadata, frame.buffers, frame.flags),
+            mac,
+            max_size=max_size,
+            session=frame.session,
+            incarnation=frame.incarnation,
+            stream=frame.stream,
+            sequence=frame.sequence,
+            data_sequence=frame.data_sequence,
         )
-    lengths = [len(buffer) for buffer in buffers]
-    head = HEADER_SIZE + len(metadata) + _LENGTH.size * len(buffers)
-    offsets, end = _layout(head, lengths)
-    if end > max_size:
-        raise FrameTooLarge(
-            f"the frame has {end} bytes, but the receiver accepts {max_size}; send smaller parts, "
-            "or raise max_frame_bytes on both ends"
-        )
-    flags = frame.flags
-    if mac is not None and mac.cover_body:
-        flags |= FrameFlag.MAC_BODY
-    prefix = _PREFIX.pack(
-        _MAGIC,
-        VERSION,
-        frame.type,
-        flags,
-        frame.session,
-        frame.incarnation,
-        frame.stream,
-        len(metadata),
-        frame.sequence,
-        end,
-        len(buffers),
-        frame.data_sequence,
     )
-    table = struct.pack(f"<{len(buffers)}Q", *lengths)
-    body: list[bytes | memoryview] = []
-    position = head
-    for offset, length, buffer in zip(offsets, lengths, buffers, strict=True):
-        body += (bytes(offset - position), buffer)
-        position = offset + length
-    signature = _NO_MAC
-    if mac is not None:
-        covered = [prefix, metadata, table, *body] if mac.cover_body else [prefix, metadata, table]
-        signature = mac.digest(covered)
-    return BytePieces([b"".join((prefix, signature, metadata, table)), *body])
 
 
 def decode_frame(raw: bytes | bytearray | memoryview, mac: FrameMac | None = None) -> Frame:
@@ -342,9 +459,18 @@ def _layout(head: int, lengths: Sequence[int]) -> tuple[list[int], int]:
     return offsets, end
 
 
-def _covered(view: memoryview, flags: FrameFlag, head: int) -> list[memoryview]:
-    end = len(view) if flags in _COVERING else head
-    return [view[: _PREFIX.size], view[HEADER_SIZE:end]]
+def _digest_of_body(parts: Iterable[bytes | memoryview]) -> bytes:
+    body = hashlib.blake2b(digest_size=_MAC_SIZE, person=b"dmw-body")
+    for part in parts:
+        body.update(part)
+    return body.digest()
+
+
+def _covered(view: memoryview, flags: FrameFlag, head: int) -> list[bytes | memoryview]:
+    covered: list[bytes | memoryview] = [view[: _PREFIX.size], view[HEADER_SIZE:head]]
+    if flags in _COVERING and head < len(view):
+        covered.append(_digest_of_body([view[head:]]))
+    return covered
 
 
 def _check_mac(view: memoryview, mac: FrameMac | None, flags: FrameFlag, head: int) -> None:

@@ -41,7 +41,7 @@ def join(dialer: NodeProtocol, listener: NodeProtocol, now: float = 0.0) -> Peer
 
 def replied(listener: NodeProtocol, raw: bytes | bytearray, now: float) -> bytearray:
     answer = listener.on_request(bytes(raw), now, cover_body=True).content
-    return listener.nothing(answer) if isinstance(answer, ParkedPoll) else answer
+    return bytearray(listener.nothing(answer) if isinstance(answer, ParkedPoll) else bytes(answer))
 
 
 def asked(

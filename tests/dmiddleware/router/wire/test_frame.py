@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ from dmiddleware.router.wire.frame import (
     HEADER_SIZE,
     MAX_METADATA,
     Frame,
+    FrameContents,
     FrameMac,
     FrameType,
+    OutgoingFrame,
     decode_frame,
     encode_frame,
 )
@@ -178,3 +181,43 @@ def test_a_frame_of_another_version_is_refused_with_its_version() -> None:
 def test_a_key_of_the_wrong_length_is_refused() -> None:
     with pytest.raises(ValueError, match="32 bytes"):
         FrameMac(b"short", cover_body=True)
+
+
+class CountingMac(FrameMac):
+    """Records how many bytes each signature covers."""
+
+    def __init__(self, key: bytes = KEY) -> None:
+        super().__init__(key, cover_body=True)
+        self.covered: list[int] = []
+
+    def digest(self, parts: Sequence[bytes | memoryview]) -> bytes:
+        self.covered.append(sum(map(len, parts)))
+        return super().digest(parts)
+
+
+def test_a_frame_is_signed_once_and_only_when_its_bytes_are_used() -> None:
+    mac = CountingMac()
+    frame = OutgoingFrame(FrameType.DATA, FrameContents(b"abc"), mac, max_size=MAX_SIZE)
+    assert len(frame) == HEADER_SIZE + 3 and mac.covered == []
+    assert bytes(frame) == bytes(frame) and len(mac.covered) == 1
+    assert decode_frame(bytes(frame), mac).metadata == b"abc"
+
+
+def test_frames_to_several_peers_share_their_buffers_and_the_hash_of_them() -> None:
+    array = bytes(1 << 20)
+    contents = FrameContents(b"abc", [array])
+    macs = [CountingMac(bytes(31) + bytes([number])) for number in range(3)]
+    sent = [
+        OutgoingFrame(FrameType.DATA, contents, mac, max_size=MAX_SIZE, session=number)
+        for number, mac in enumerate(macs)
+    ]
+    for frame, mac in zip(sent, macs, strict=True):
+        assert frame.pieces[-1] is array
+        assert max(mac.covered) < 1000, "the megabyte itself is hashed without a session's key"
+        decode_frame(bytes(frame), mac)
+    with pytest.raises(AuthError):
+        decode_frame(bytes(sent[0]), macs[1])
+    damaged = bytearray(bytes(sent[0]))
+    damaged[-1] ^= 1
+    with pytest.raises(AuthError):
+        decode_frame(damaged, macs[0])
