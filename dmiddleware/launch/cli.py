@@ -129,8 +129,8 @@ __all__ = ["ditask"]
 @click.option(
     "--key-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File with the run's key, at least 32 characters; DITASK_KEY can hold the key instead. A "
-    "run on one host generates one.",
+    help="File with the run's key, at least 32 characters, that no other user can read; DITASK_KEY "
+    "can hold the key instead. A run on one host generates one.",
 )
 @click.option(
     "--tls-ca",
@@ -203,7 +203,8 @@ def ditask(**options: Any) -> None:
     \b
     On one host:
       ditask --main examples.cartpole_dqn.main --parallel-workers 4
-    Over tcp, so that others can join (make a key with: openssl rand -hex 32 > run.key):
+    Over tcp, with a key, so that others can join:
+      openssl rand -hex 32 > run.key; chmod 600 run.key
       ditask --main examples.cartpole_dqn.main --parallel-workers 4
              --protocol tcp --ports 25515 --key-file run.key
     Add two collectors from another terminal while it runs:

@@ -9,6 +9,7 @@ import json
 import secrets
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -18,6 +19,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from dmiddleware.errors import LaunchError
+from dmiddleware.launch.descriptor_limit import descriptors_needed, raise_descriptor_limit
 from dmiddleware.launch.display import choose_display
 from dmiddleware.launch.plan import (
     LaunchRequest,
@@ -61,6 +63,7 @@ def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
         placement = place(options["platform"], env, port=_port(options), scheme=scheme)
         request = _request(options, placement, run_dir)
         plans = plan_nodes(request, free_ports=_free_ports(request))
+        raise_descriptor_limit(descriptors_needed(plans))
         is_alone = not request.joins and placement.count == 1
         key, is_new_key = _key(options, env, plans, is_alone=is_alone)
         tls, stamp = _tls(options), _stamp(placement, env)
@@ -267,7 +270,7 @@ def _key(
     It comes from a file or the environment; for a run on a single host it is generated.
     """
     file = options["key_file"]
-    text = env.get(KEY_VARIABLE, "").encode() if file is None else file.read_bytes().strip()
+    text = env.get(KEY_VARIABLE, "").encode() if file is None else _read_key(file)
     if text or file is not None:
         if len(text) < _MIN_KEY_LENGTH:
             raise LaunchError(
@@ -286,6 +289,16 @@ def _key(
         "joining a run requires its key; start both sides with the same --key-file, or with "
         f"{KEY_VARIABLE} set to the same value"
     )
+
+
+def _read_key(file: Path) -> bytes:
+    mode = stat.S_IMODE(file.stat().st_mode)
+    if mode & 0o077:
+        raise LaunchError(
+            f"other users can read --key-file {file} (mode {mode:04o}), and could join the run; "
+            f"run: chmod 600 {file}"
+        )
+    return file.read_bytes().strip()
 
 
 def _shared(options: Mapping[str, Any], plans: list[NodePlan]) -> Path | None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["DITASK", "start"]
+__all__ = ["DITASK", "start", "write_key"]
 
 DITASK = [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; ditask()"]
 
@@ -46,3 +46,10 @@ def start(
         text=True,
         env={**os.environ, "TMPDIR": str(folder), **(env or {})},
     )
+
+
+def write_key(file: Path, text: str = "k" * 40) -> Path:
+    """Write a key file that only this user can read."""
+    file.touch(mode=0o600)
+    file.write_text(text)
+    return file

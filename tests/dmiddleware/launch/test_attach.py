@@ -90,8 +90,8 @@ class Entry:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
-    (tmp_path / "key").write_text("k" * 40)
-    (tmp_path / "other-key").write_text("o" * 40)
+    ditask_process.write_key(tmp_path / "key")
+    ditask_process.write_key(tmp_path / "other-key", "o" * 40)
     return tmp_path
 
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from dmiddleware.launch.cli import ditask
-from tests.dmiddleware.launch.ditask_process import start
+from tests.dmiddleware.launch.ditask_process import start, write_key
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
@@ -179,6 +179,7 @@ SLURM_TCP = ("--platform", "slurm", "--protocol", "tcp")
     ("options", "code", "message"),
     [
         (("--key-file", "empty"), 1, "the key in empty has 0 characters, but needs at least 32"),
+        (("--key-file", "shared"), 1, "chmod 600 shared"),
         (("--max-restarts", "-1"), 2, "-1 is not in the range x>=0"),
         (("--start-timeout", "0"), 2, "0.0 is not in the range x>0"),
         (("--startup-interval", "-1"), 2, "-1.0 is not in the range x>=0"),
@@ -205,7 +206,9 @@ def test_invalid_values_are_refused(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("empty").touch()
+    write_key(Path("empty"), "")
+    Path("shared").write_text("k" * 40)
+    Path("shared").chmod(0o644)
     result = CliRunner().invoke(
         ditask, ["--main", "program.main", *options], env=SLURM, catch_exceptions=False
     )

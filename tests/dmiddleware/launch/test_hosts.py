@@ -58,7 +58,7 @@ def free_port(host: str) -> int:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
-    (tmp_path / "key").write_text("k" * 40)
+    ditask_process.write_key(tmp_path / "key")
     return tmp_path
 
 

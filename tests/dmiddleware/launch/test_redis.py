@@ -51,7 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
-    (tmp_path / "key").write_text("k" * 40)
+    ditask_process.write_key(tmp_path / "key")
     return tmp_path
 
 

@@ -42,7 +42,7 @@ PROGRAM = """
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
-    (tmp_path / "key").write_text("k" * 40)
+    ditask_process.write_key(tmp_path / "key")
     return tmp_path
 
 

@@ -1,0 +1,45 @@
+"""The number of files and sockets that a process may have open (``ulimit -n``)."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Sequence
+from typing import Final
+
+from dmiddleware.errors import LaunchError
+from dmiddleware.launch.plan import NodePlan
+
+__all__ = ["descriptors_needed", "raise_descriptor_limit"]
+
+_FOR_THE_PROGRAM: Final = 256
+_PER_PEER: Final = 4
+_PER_PROCESS: Final = 5
+_FOR_JOINING: Final = 4096
+
+
+def descriptors_needed(plans: Sequence[NodePlan]) -> int:
+    """Return how many descriptors the launcher or one of its nodes needs, whichever needs more."""
+    peers = max(plan.n_peers for plan in plans)
+    return _FOR_THE_PROGRAM + max(_PER_PEER * peers, _PER_PROCESS * len(plans))
+
+
+def raise_descriptor_limit(needed: int) -> None:
+    """Raise this process's soft limit, which the processes that it starts inherit.
+
+    The limit is raised beyond what is needed if the hard limit allows it, so that nodes of other
+    launchers can join.
+
+    Raises:
+        LaunchError: if the hard limit is too low.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = float("inf") if hard == resource.RLIM_INFINITY else hard
+    if allowed < needed:
+        raise LaunchError(
+            f"this run needs up to {needed} open files in one process, but the system allows "
+            f"{hard}; raise the hard limit (ulimit -Hn {needed}, or LimitNOFILE of the service), "
+            "or start fewer processes"
+        )
+    wanted = int(min(allowed, max(needed, _FOR_JOINING)))
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
