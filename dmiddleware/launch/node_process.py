@@ -102,6 +102,8 @@ class _NodeProcess:
                 if not self._stop_reason:
                     self._phase = "running"
                     _call(function)
+                if self._node.interrupted:
+                    self._router.suspend()
             self._phase = "finished"
             return 0 if self._node.stopped_ok else 1
         except BaseException as error:  # noqa: BLE001 (the launcher reports any kind of failure)
@@ -116,11 +118,11 @@ class _NodeProcess:
             self._report()
 
     def _on_signal(self, number: int, frame: object) -> None:
-        self._stop(f"received {signal.Signals(number).name}")
+        self._stop(f"received {signal.Signals(number).name}", interrupted=True)
 
-    def _stop(self, reason: str, *, ok: bool = True) -> None:
+    def _stop(self, reason: str, *, ok: bool = True, interrupted: bool = False) -> None:
         self._stop_reason = self._stop_reason or reason
-        self._node.stop(reason, ok=ok, only_local=self._config.attached)
+        self._node.stop(reason, ok=ok, only_local=self._config.attached, interrupted=interrupted)
 
     def _follow_launcher(self) -> None:
         """Stop when the launcher asks for it, or when it has died."""

@@ -90,6 +90,7 @@ class CurrentNode:
         self._lock = threading.RLock()
         self._tasks: list[_StoppableTask] = []
         self._stop = StopRequest()
+        self._interrupted = False
 
     @property
     def node_id(self) -> int:
@@ -122,14 +123,23 @@ class CurrentNode:
         if stop.reason is not None:
             task.stop(stop.reason, ok=stop.ok, only_local=stop.only_local, final=False)
 
-    def stop(self, reason: str, *, ok: bool = True, only_local: bool = False) -> None:
+    def stop(
+        self,
+        reason: str,
+        *,
+        ok: bool = True,
+        only_local: bool = False,
+        interrupted: bool = False,
+    ) -> None:
         """Stop every task of this process, and those that it starts later.
 
         Args:
             reason: why.
             ok: False if the run has failed.
             only_local: True if the peers continue without this process.
+            interrupted: True if another process may replace this one.
         """
+        self._interrupted |= interrupted
         with self._lock:
             self._stop.make(reason, ok=ok, only_local=only_local)
             tasks = list(self._tasks)
@@ -140,6 +150,11 @@ class CurrentNode:
     def stop_reason(self) -> str | None:
         """Why the newest task stopped, or None."""
         return self._tasks[-1].stop_reason if self._tasks else None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether this process was interrupted, so that another one may replace it."""
+        return self._interrupted
 
     @property
     def stopped_ok(self) -> bool:

@@ -56,6 +56,10 @@ class EventRouter(Protocol):
         """Start, or stop, receiving the event from the peers."""
         ...
 
+    def suspend(self) -> None:
+        """Accept no more events until :meth:`attach` is called; the peers keep them meanwhile."""
+        ...
+
     def emit(
         self,
         event: Event,
@@ -316,14 +320,21 @@ class EventBus:
                 for name, counters in self._queue.counters.items()
             }
 
-    def close(self, *, timeout_s: float = 10.0) -> None:
+    def close(self, *, timeout_s: float = 10.0, in_order: bool = True) -> None:
         """Handle what was accepted, accept nothing more, and end the thread; may be called twice.
+
+        Args:
+            timeout_s: the most seconds to wait for handlers.
+            in_order: False if this process fails or is interrupted, and another one may replace it:
+                the peers then keep their events for it.
 
         Raises:
             WaitTimeout: when that takes longer; it names the events that are left.
             EventError: within a handler, which would wait for itself.
         """
         self._refuse_in_handler("close()")
+        if not in_order and self._router is not None and not self._closing:
+            self._router.suspend()
         with self._changed:
             self._closing = True
             self._changed.notify_all()

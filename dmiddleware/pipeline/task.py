@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import weakref
@@ -126,6 +127,7 @@ class Task(Generic[C]):
                 "or pass an instance of a subclass of Context"
             )
         node = current_node() if router is None else None
+        self._node = node
         self._run_roles = None if node is None else node.run_roles
         if node is not None:
             router, roles, labels = node.router, roles or node.roles, (*node.labels, *labels)
@@ -756,7 +758,9 @@ class Task(Generic[C]):
         closers = [layer.close for layer in reversed(self._layers)]
         errors = _call_all(closers)
         errors += self._lifecycle.close()
-        errors += _call_all([*(branches.close for branches in self._branches), self.events.close])
+        in_order = self._stop.ok and not (self._node is not None and self._node.interrupted)
+        close_events = functools.partial(self.events.close, in_order=in_order)
+        errors += _call_all([*(branches.close for branches in self._branches), close_events])
         return errors + self.events.take_errors()
 
     def _change(self, what: str, *, keep_chain: bool = False) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -31,6 +33,7 @@ from dmiddleware.router.runtime.receiver import Deliver, Offer
 from dmiddleware.router.transport import Transport
 from dmiddleware.router.transport.default import SocketTransport
 from dmiddleware.router.wire.codec import Adapter, Codec
+from dmiddleware.router.wire.envelope import SUBSCRIPTIONS_EVENT, EncodedEvent
 
 __all__ = ["Router"]
 
@@ -41,6 +44,9 @@ GOODBYE_S: Final = 2.0
 
 CHECK_S: Final = 0.2
 """How often a wait checks whether the task has been stopped."""
+
+SUSPEND_S: Final = 1.0
+"""How long a router that is suspended may take to deliver what it has accepted."""
 
 
 class Router:
@@ -141,6 +147,8 @@ class Router:
         self._dial_addresses = tuple(dict.fromkeys(dial))
         self._pid = os.getpid()
         self._subscribed: dict[str, bool] = {}
+        self._hold_until: float | None = math.inf
+        self._node.hold(self._is_early)
         self._listener: NodeListener | None = None
         self._dialers: list[Dialer] = []
         self._threads: list[Running] = []
@@ -157,7 +165,8 @@ class Router:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close(deadline_s=5.0 if error is None else 1.0)
+        in_order = error is None and self._node.accepting
+        self.close(deadline_s=5.0 if in_order else 1.0, goodbye=in_order)
 
     def start(self) -> None:
         """Listen and dial; peers may start in any order. Calling it twice is allowed.
@@ -172,6 +181,8 @@ class Router:
         if self._listen_address:
             self._listener = NodeListener(self._engine, self._listen_address)
         self._started = True
+        if self._hold_until == math.inf:
+            self._hold_until = self._engine.clock.now() + self._start_timeout_s
         for work, name in (
             (self._tick_forever, "router-tick"),
             (self._engine.receiver.run, "router-deliver"),
@@ -198,14 +209,21 @@ class Router:
         if self._started:
             self._start_dialer(address)
 
-    def close(self, *, deadline_s: float = 5.0) -> dict[int, int]:
+    def close(self, *, deadline_s: float = 5.0, goodbye: bool = True) -> dict[int, int]:
         """Deliver what was accepted, say goodbye, and end all threads. May be called twice.
+
+        Peers drop what is waiting for a node that says goodbye, and send it nothing more. Without a
+        goodbye they keep it for the process that replaces this one. A ``with`` block that raises,
+        and one after :meth:`suspend`, close without a goodbye.
 
         Args:
             deadline_s: how long to wait for peers to accept what is waiting for them.
+            goodbye: whether no other process will replace this one.
 
         Returns:
-            The number of undelivered events of each peer; empty if everything was delivered.
+            The number of accepted reliable events that each peer has not received, including those
+            that were dropped because the peer said goodbye or was gone for too long; empty if
+            everything was delivered.
         """
         if self._closed or not self._started:
             self._closed = True
@@ -213,28 +231,31 @@ class Router:
         self._check_process()
         engine, node = self._engine, self._node
         with engine.lock:
-            node.close()
+            node.closing = True
+            node.accepting &= goodbye
         engine.flush()
         with engine.lock:
             engine.clock.wait_for(engine.room, self._is_flushed, deadline_s)
-            undelivered = {
-                int(peer.node_id): count
-                for peer in node.peers.values()
-                if (count := peer.outgoing.undelivered)
+            waiting = {
+                int(peer.node_id): peer.outgoing.undelivered.total() for peer in node.peers.values()
             }
-        if undelivered:
+            dropped = {int(name): lost.total() for name, lost in node.undelivered.items()}
+            if goodbye:
+                node.say_goodbye()
+        if any(waiting.values()):
             _logger.warning(
                 "closed the router with undelivered events (number by node: %s); the peers did not "
                 "accept them within %g s, pass a longer deadline_s to close() to wait for them",
-                undelivered,
+                {node_id: count for node_id, count in waiting.items() if count},
                 deadline_s,
             )
         # Stop all of them first, because closing one may wait for a peer that does not reply.
         for dialer in self._dialers:
-            dialer.stop()
+            dialer.stop(goodbye=goodbye)
         for dialer in self._dialers:
-            dialer.close()
-        self._wait_for_goodbyes(min(deadline_s, GOODBYE_S))
+            dialer.join()
+        if goodbye:
+            self._wait_for_goodbyes(min(deadline_s, GOODBYE_S))
         with engine.lock:
             self._closed = True
             engine.end()
@@ -243,7 +264,8 @@ class Router:
         for thread in self._threads:
             if not thread.is_current():
                 thread.join(5.0)
-        return undelivered
+        undelivered = Counter(waiting) + Counter(dropped)
+        return {node_id: undelivered[node_id] for node_id in sorted(undelivered)}
 
     @property
     def node_id(self) -> int:
@@ -280,15 +302,33 @@ class Router:
             offer: receives an event if it can do so without blocking, and returns whether it did;
                 it runs on the receiving thread, which is faster.
         """
+        with self._engine.lock:
+            self._node.accepting = True
         self._engine.receiver.attach(deliver, offer)
+        self._check_held()
+
+    def suspend(self) -> None:
+        """Accept no more events until :meth:`attach` is called; the peers keep them meanwhile.
+
+        For a program that fails and may be restarted: what peers emit from now on waits for the
+        process that replaces this one, and :meth:`subscribe` no longer changes what they send.
+        Returns when what was accepted before has been delivered, or after a second.
+        """
+        with self._engine.lock:
+            self._node.accepting = False
+        self._engine.receiver.deliver_ready()
+        with self._engine.lock:
+            self._engine.receiver.wait_until_delivered(SUSPEND_S)
 
     def subscribe(self, name: str, *, active: bool) -> None:
         """Start, or stop, receiving an event from the peers."""
         with self._engine.lock:
             self._subscribed[name] = active
-            self._node.subscriptions.subscribe(
-                name for name, wanted in self._subscribed.items() if wanted
-            )
+            if self._node.accepting:
+                self._node.subscriptions.subscribe(
+                    name for name, wanted in self._subscribed.items() if wanted
+                )
+        self._check_held()
         self._engine.flush()
 
     def emit(
@@ -357,6 +397,8 @@ class Router:
         """
         with self._engine.lock:
             self._node.subscriptions.announce_ready()
+        self._hold_until = 0.0
+        self._check_held()
         self._engine.flush()
         try:
             self._wait_for(
@@ -376,7 +418,11 @@ class Router:
     def traffic(self) -> dict[str, EventTraffic]:
         """Return the counters of each event."""
         with self._engine.lock:
-            return self._engine.traffic.copy()
+            traffic = self._engine.traffic.copy()
+            for lost in self._node.undelivered.values():
+                for event, count in lost.items():
+                    traffic[event].undelivered += count
+        return traffic
 
     def peer_traffic(self) -> dict[int, PeerTraffic]:
         """Return the counters of each peer."""
@@ -400,6 +446,24 @@ class Router:
             for prefix, one in counted
             for name, value in asdict(one).items()
         }
+
+    def _check_held(self) -> None:
+        """Keep events that arrive before the program has subscribed to them.
+
+        Peers send what was waiting for the predecessor of this process as soon as they connect.
+        """
+        with self._engine.lock:
+            if self._hold_until is not None:
+                if self._engine.clock.now() >= self._hold_until:
+                    self._hold_until = None
+                self._node.hold(None if self._hold_until is None else self._is_early)
+        self._engine.receiver.deliver_ready()
+
+    def _is_early(self, event: EncodedEvent) -> bool:
+        name = event.event
+        return name != SUBSCRIPTIONS_EVENT and not (
+            self._engine.receiver.attached and name in self._subscribed
+        )
 
     def _start_dialer(self, address: str) -> None:
         with self._engine.lock:
@@ -428,6 +492,8 @@ class Router:
             if self._listener is not None:
                 with engine.lock:
                     self._listener.process_disconnects(engine.clock.now())
+            if self._hold_until is not None and engine.clock.now() >= self._hold_until:
+                self._check_held()
             engine.tick()
 
     def _wait_for(

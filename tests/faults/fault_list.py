@@ -18,6 +18,7 @@ from tests.faults.process_faults import (
     start_order,
     stopped,
 )
+from tests.faults.restart_faults import failed_learner
 from tests.faults.shared_memory_faults import full, killed_in_transfer, why_not_full
 from tests.faults.soak import soak
 from tests.faults.training_faults import killed_collectors, killed_learner
@@ -25,6 +26,7 @@ from tests.faults.training_faults import killed_collectors, killed_learner
 __all__ = ["FAULTS", "Fault"]
 
 BOTH = ("ipc", "tcp")
+_STARTS = (("ipc", 0.0), ("ipc", 1.5), ("tcp", 0.0), ("tcp", 1.5))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,11 @@ FAULTS = (
     Fault("kill-sender", "kill -9 of a sender, 20 times", _over_both(killed_dialers, kills=20)),
     Fault(
         "kill-receiver", "kill -9 of the receiver, 5 times", _over_both(killed_listener, kills=5)
+    ),
+    Fault(
+        "raise",
+        "a learner that raises and is restarted",
+        tuple(partial(failed_learner, transport, slow_s=slow) for transport, slow in _STARTS),
     ),
     Fault("cut", "500 cuts of connections in use", _over_both(cut_connections, times=500)),
     Fault("partition", "a partition of 40 s", (partial(partition, cut_s=40.0),), why_not),

@@ -23,6 +23,8 @@ class EventTraffic:
         undecodable: received emissions that could not be decoded.
         unsubscribed: emissions that no peer had subscribed to, and peers named in ``emit(to=…)``
             that had not.
+        undelivered: accepted reliable emissions that were dropped, because their peer said goodbye
+            or was gone for too long.
     """
 
     sent: int = 0
@@ -32,6 +34,7 @@ class EventTraffic:
     blocked_s: float = 0.0
     undecodable: int = 0
     unsubscribed: int = 0
+    undelivered: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ Methods must not be called concurrently; the router holds a lock around each cal
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final
 
@@ -83,7 +83,10 @@ class NodeProtocol:
         unsent: peers for whom something may have to be sent that no frame of theirs and no emitted
             event accounts for, as an ordered set; the router clears it.
         n_refused: how many handshakes and frames were refused.
-        closing: whether this node is about to say goodbye.
+        closing: whether this node admits no more peers, because it is about to close.
+        accepting: whether it accepts events; otherwise their senders try again later.
+        undelivered: accepted reliable events that were dropped because their peer said goodbye or
+            was gone for too long, by node id and event.
         n_sessions: how many sessions have started or ended.
     """
 
@@ -104,6 +107,8 @@ class NodeProtocol:
         self.changes: list[MembershipChange] = []
         self.n_refused = 0
         self.closing = False
+        self.accepting = True
+        self.undelivered: dict[str, Counter[str]] = {}
         self.n_sessions = 0
         self._key = key
         self._nonce = nonce
@@ -122,14 +127,36 @@ class NodeProtocol:
         self._with_events: dict[str, PeerSession] = {}
         self._gone: dict[str, PeerSession] = {}
         self._orphaned: deque[tuple[str, EncodedEvent]] = deque()
+        self._holds: Callable[[EncodedEvent], bool] | None = None
+        self._held: dict[str, PeerSession] = {}
+        self._held_orphans: deque[tuple[str, EncodedEvent]] = deque()
+        self._saying_goodbye = False
 
-    def offer(self, node_id: str, event: EncodedEvent) -> bool:
-        """Accept a reliable event for a peer, or return False if its outbox is full.
+    def offer(self, node_id: str, event: EncodedEvent) -> bool | None:
+        """Accept a reliable event for a peer.
 
-        For a forgotten peer the event is dropped and the result is True.
+        Returns:
+            False if its outbox is full, None if it has left and receives nothing any more.
         """
         peer = self.peers.get(node_id)
-        return peer is None or peer.forgotten or peer.outgoing.outbox.offer(event)
+        if peer is None or peer.forgotten:
+            return None
+        return peer.outgoing.outbox.offer(event)
+
+    def hold(self, holds: Callable[[EncodedEvent], bool] | None) -> None:
+        """Choose the reliable events that :meth:`take` leaves for later.
+
+        Events of the same peer that arrive after them are also left, to keep the order.
+
+        Args:
+            holds: whether an event is left; None: none is. Call this method again when it would
+                return something else than before.
+        """
+        self._holds = holds
+        self._with_events |= self._held
+        self._held.clear()
+        self._orphaned.extendleft(reversed(self._held_orphans))
+        self._held_orphans.clear()
 
     def take(self, n: int) -> list[tuple[str, EncodedEvent]]:
         """Remove and return up to ``n`` events of each peer, as ``(node id, event)``.
@@ -137,16 +164,24 @@ class NodeProtocol:
         Fewer large events are returned: while they wait for a handler they belong in the inbox,
         where they count against its bound.
         """
-        taken = list(self._orphaned)
-        self._orphaned.clear()
+        holds = self._holds
+        taken: list[tuple[str, EncodedEvent]] = []
+        while self._orphaned:
+            if holds is not None and (self._held_orphans or holds(self._orphaned[0][1])):
+                self._held_orphans.append(self._orphaned.popleft())
+            else:
+                taken.append(self._orphaned.popleft())
         for peer in list(self._with_events.values()):
-            for event in peer.incoming.take(n, max_bytes=TAKE_BYTES):
+            events = peer.incoming.take(n, max_bytes=TAKE_BYTES, holds=holds)
+            for event in events:
                 if event.event == SUBSCRIPTIONS_EVENT:
                     self._on_announcement(peer, event)
                 else:
                     taken.append((peer.node_id, event))
             if not peer.incoming.has_events:
                 del self._with_events[peer.node_id]
+            elif not events:
+                self._held[peer.node_id] = self._with_events.pop(peer.node_id)
         return taken
 
     @property
@@ -166,7 +201,7 @@ class NodeProtocol:
         """Find peers that went silent, and forget those disconnected for too long.
 
         Returns:
-            ``(node id, number of undelivered events)`` of each newly forgotten peer.
+            ``(node id, number of dropped reliable events)`` of each newly forgotten peer.
         """
         self._record(self._members.tick(now), now)
         forgotten = [
@@ -178,11 +213,11 @@ class NodeProtocol:
             peer.forgotten = True
             del self._gone[peer.node_id]
             self.subscriptions.on_peers_changed()
-        return [(peer.node_id, peer.outgoing.give_up()) for peer in forgotten]
+        return [(peer.node_id, self._drop_outgoing(peer)) for peer in forgotten]
 
-    def close(self) -> None:
-        """Say goodbye to each peer once everything was sent to it."""
-        self.closing = True
+    def say_goodbye(self) -> None:
+        """Reply to each poll that this node leaves for good."""
+        self._saying_goodbye = True
         self.unsent |= dict.fromkeys(self.peers)
 
     def on_connection_lost(self, node_id: str, reason: str, now: float) -> None:
@@ -242,13 +277,11 @@ class NodeProtocol:
         peer = self.peers.get(parked.node_id)
         if peer is None or peer.session.number != parked.session or peer.dialed:
             return self._session_over()
-        batch = peer.outgoing.next_batch(now)
-        if batch is not None:
-            return self._data(peer, batch, parked.number)
-        if self.closing and peer.outgoing.empty:
+        if self._saying_goodbye:
             peer.goodbye_sent = True
             return self._frame(FrameType.BYE, parked.session, peer.sign, parked.number)
-        return None
+        batch = peer.outgoing.next_batch(now)
+        return None if batch is None else self._data(peer, batch, parked.number)
 
     def node_of(self, session: int) -> str | None:
         """Return the dialer that a session belongs to, or None if the session is over."""
@@ -422,7 +455,10 @@ class NodeProtocol:
 
     def _on_goodbye(self, peer: PeerSession, now: float) -> None:
         """Note that a peer leaves for good, or that this node has left it."""
-        self._record(self._members.on_left(peer.node_id, "said goodbye", for_good=True), now)
+        reason = "said goodbye"
+        if self.peers.get(peer.node_id) is peer and (n_dropped := self._drop_outgoing(peer)):
+            reason += f"; {n_dropped} events that it had not accepted were dropped"
+        self._record(self._members.on_left(peer.node_id, reason, for_good=True), now)
         self.n_sessions += 1
         self.unsent[peer.node_id] = None
         if self.peers.get(peer.node_id) is peer:
@@ -433,6 +469,13 @@ class NodeProtocol:
         if not peer.dialed:
             self._by_session.pop(peer.session.number, None)
 
+    def _drop_outgoing(self, peer: PeerSession) -> int:
+        """Drop and count what is waiting for a peer; return the number of reliable events."""
+        lost = peer.outgoing.give_up()
+        if lost:
+            self.undelivered.setdefault(peer.node_id, Counter()).update(lost)
+        return lost.total()
+
     def _keep_received(self, peer: PeerSession) -> None:
         """Keep the acknowledged events of a process that has ended until they are taken."""
         for event in peer.incoming.take(sys.maxsize):
@@ -441,6 +484,7 @@ class NodeProtocol:
             else:
                 self._orphaned.append((peer.node_id, event))
         self._with_events.pop(peer.node_id, None)
+        self._held.pop(peer.node_id, None)
 
     def _on_announcement(self, peer: PeerSession, event: EncodedEvent) -> None:
         try:
@@ -479,7 +523,11 @@ class NodeProtocol:
 
     def _on_data(self, peer: PeerSession, frame: Frame) -> Verdict:
         stream, sequence = frame.stream, frame.data_sequence
-        verdict = peer.incoming.on_events(stream, sequence, unpack_events(frame))
+        events = unpack_events(frame)
+        if self.accepting:
+            verdict = peer.incoming.on_events(stream, sequence, events)
+        else:
+            verdict = Verdict.BUSY
         if verdict is Verdict.BUSY:
             peer.counters.refused_frames += 1
             peer.busy.append((stream, sequence, BUSY_DELAY_S))

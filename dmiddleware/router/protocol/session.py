@@ -125,6 +125,8 @@ class PeerSession:
         sign: signs frames to the peer; None without a key.
         check: checks frames from the peer; None without a key.
         patterns: events that the peer subscribes to, as globs.
+        inherited: events that the peer's predecessor subscribed to; it receives them too until it
+            is ready.
         has_announced: whether the peer has announced its subscriptions in this incarnation.
         acks: ``(stream, sequence, credit)`` to send with the next frame.
         busy: ``(stream, sequence, delay_s)`` to send with the next frame.
@@ -145,6 +147,7 @@ class PeerSession:
     sign: FrameMac | None = None
     check: FrameMac | None = None
     patterns: tuple[str, ...] = ()
+    inherited: tuple[str, ...] = ()
     has_announced: bool = False
     acks: list[tuple[int, int, int]] = field(default_factory=list)
     busy: list[tuple[int, int, float]] = field(default_factory=list)
@@ -175,8 +178,7 @@ class PeerSession:
         if old is not None:
             old.outgoing.on_new_peer()
             peer = cls(session.identity.node_id, session, dialed, old.outgoing, incoming)
-            # Until the peer announces its subscriptions, those of the old process hold.
-            peer.patterns = old.patterns
+            peer.inherited = tuple(dict.fromkeys((*old.patterns, *old.inherited)))
             return peer
         batch_bytes = min(
             options.batch_bytes, session.limits.max_frame_bytes - FRAME_OVERHEAD, MAX_BATCH_BYTES
@@ -195,13 +197,24 @@ class PeerSession:
         """Return whether the peer subscribes to an event."""
         matches = self._matches.get(event)
         if matches is None:
-            matches = any(fnmatch.fnmatchcase(event, pattern) for pattern in self.patterns)
+            matches = self.has_announced_event(event) or _matches_any(event, self.inherited)
             self._matches[event] = matches
         return matches
 
-    def set_patterns(self, patterns: tuple[str, ...]) -> None:
-        """Store the subscriptions that the peer has announced."""
+    def has_announced_event(self, event: str) -> bool:
+        """Return whether the peer itself, and not its predecessor, has subscribed to an event."""
+        return _matches_any(event, self.patterns)
+
+    def set_patterns(self, patterns: tuple[str, ...], *, ready: bool) -> None:
+        """Store the subscriptions that the peer has announced.
+
+        Args:
+            patterns: the subscriptions.
+            ready: whether they include all initial ones.
+        """
         self.patterns, self.has_announced = patterns, True
+        if ready:
+            self.inherited = ()
         self._matches.clear()
 
     def next_number(self) -> int:
@@ -228,3 +241,7 @@ class PeerSession:
             for direction in (b"dmw to listener", b"dmw to dialer")
         )
         self.sign, self.check = (to_listener, to_dialer) if dialed else (to_dialer, to_listener)
+
+
+def _matches_any(event: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(event, pattern) for pattern in patterns)

@@ -16,8 +16,8 @@ incarnation of either node.
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
@@ -338,13 +338,15 @@ class OutgoingStreams:
         return self.outbox.empty and not self._latest and self._pending_latest is None
 
     @property
-    def undelivered(self) -> int:
-        """How many accepted reliable events have not been acknowledged."""
+    def undelivered(self) -> Counter[str]:
+        """How many accepted reliable events have not been acknowledged, by name."""
+        counts = Counter(event.event for event in self.outbox.unacknowledged())
         # The nodes' own control events are not counted as losses.
-        return sum(event.event != SUBSCRIPTIONS_EVENT for event in self.outbox.unacknowledged())
+        del counts[SUBSCRIPTIONS_EVENT]
+        return counts
 
-    def give_up(self) -> int:
-        """Drop all waiting events; return how many accepted reliable events are lost."""
+    def give_up(self) -> Counter[str]:
+        """Drop all waiting events; return the lost reliable ones, as :attr:`undelivered`."""
         self._latest.clear()
         self._pending_latest = None
         self._lossy.clear()
@@ -546,7 +548,13 @@ class Inbox(Generic[T]):
         self._release()
         return Verdict.ACCEPTED
 
-    def take(self, n: int | None = None, *, max_bytes: int | None = None) -> list[T]:
+    def take(
+        self,
+        n: int | None = None,
+        *,
+        max_bytes: int | None = None,
+        holds: Callable[[T], bool] | None = None,
+    ) -> list[T]:
         """Remove and return the next messages in order.
 
         Args:
@@ -554,10 +562,13 @@ class Inbox(Generic[T]):
             max_bytes: the largest number of bytes, although one message is always returned; None:
                 no limit. Taking messages makes room for new ones, so a caller that takes more than
                 it handles at once raises the bound on memory by that much.
+            holds: whether a message stays here, with those after it; None: none does.
         """
         taken: list[T] = []
         size = 0
         while self._ready and (n is None or len(taken) < n):
+            if holds is not None and holds(self._ready[0]):
+                break
             if taken and max_bytes is not None and size + self._ready[0].size > max_bytes:
                 break
             taken.append(self._ready.popleft())
@@ -638,16 +649,23 @@ class IncomingStreams:
                 self.counters.dropped += 1
         return Verdict.ACCEPTED
 
-    def take(self, n: int, *, max_bytes: int | None = None) -> list[EncodedEvent]:
+    def take(
+        self,
+        n: int,
+        *,
+        max_bytes: int | None = None,
+        holds: Callable[[EncodedEvent], bool] | None = None,
+    ) -> list[EncodedEvent]:
         """Remove and return up to ``n`` events: latest first, then reliable, then lossy ones.
 
         Args:
             n: the largest number of events.
             max_bytes: the largest number of bytes of reliable events, see :meth:`Inbox.take`.
+            holds: which reliable events stay here, see :meth:`Inbox.take`.
         """
         taken = list(self._latest.values())
         self._latest = {}
-        taken += self.inbox.take(max(0, n - len(taken)), max_bytes=max_bytes)
+        taken += self.inbox.take(max(0, n - len(taken)), max_bytes=max_bytes, holds=holds)
         while self._lossy and len(taken) < n:
             taken.append(self._lossy.popleft())
         return taken

@@ -142,8 +142,8 @@ class Subscriptions:
         ready, patterns = read_metadata(
             _announcement_decoder, event.skeleton, "announcement of subscriptions"
         )
-        had = {name for name in self._latest if peer.has_announced and peer.subscribes_to(name)}
-        peer.set_patterns(patterns)
+        had = {name for name in self._latest if peer.has_announced_event(name)}
+        peer.set_patterns(patterns, ready=ready)
         self.n_announcements += 1
         self.on_peers_changed()
         if ready:

@@ -60,6 +60,7 @@ class Dialer:
         self._refused_since: float | None = None
         self._changed = threading.Condition(engine.lock)
         self._closing = False
+        self._goodbye = True
         self._thread: Running | None = None
 
     @property
@@ -86,15 +87,19 @@ class Dialer:
         """Start dialing."""
         self._thread = self._engine.clock.spawn(self._run, name=f"router-dial-{self._address}")
 
-    def stop(self) -> None:
-        """Say goodbye and end, without waiting for either."""
+    @property
+    def goodbye(self) -> bool:
+        """Whether to say goodbye at the end."""
+        return self._goodbye
+
+    def stop(self, *, goodbye: bool) -> None:
+        """End, after saying goodbye or not, without waiting for it."""
         with self._changed:
-            self._closing = True
+            self._closing, self._goodbye = True, goodbye
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """Say goodbye, end, and wait for it, unless called from the dialer's own thread."""
-        self.stop()
+    def join(self) -> None:
+        """Wait for the end, unless called from the dialer's own thread."""
         if self._thread is not None and not self._thread.is_current():
             self._thread.join(2 * REPLY_TIMEOUT_S)
 
@@ -238,7 +243,8 @@ class _Connection:
         while not self._broken:
             self._request(channel, peer, FrameType.HEARTBEAT)
             if self._dialer.closing:
-                self._request(channel, peer, FrameType.BYE)
+                if self._dialer.goodbye:
+                    self._request(channel, peer, FrameType.BYE)
                 return
             with self._dialer.changed:
                 engine.clock.wait_for(

@@ -142,8 +142,11 @@ class Engine:
         """Offer an event to peers; return those whose outbox is full."""
         refused, n_accepted = [], 0
         for node_id in targets:
-            if self.node.offer(node_id, encoded):
+            accepted = self.node.offer(node_id, encoded)
+            if accepted:
                 n_accepted += 1
+            elif accepted is None:
+                self.traffic.of(encoded.event).unsubscribed += 1
             else:
                 refused.append(node_id)
         self._count_sent(encoded, n_accepted)

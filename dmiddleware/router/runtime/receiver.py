@@ -81,6 +81,17 @@ class Receiver:
             self._changed.notify()
         self.deliver_ready()
 
+    @property
+    def attached(self) -> bool:
+        """Whether there is a function to deliver events to."""
+        return self._deliver is not None
+
+    def wait_until_delivered(self, timeout_s: float) -> None:
+        """Wait until everything that has arrived was delivered; called with the lock held."""
+        self._clock.wait_for(
+            self._changed, lambda: not self._busy and not self._has_events(), timeout_s
+        )
+
     def add(self, event: DecodedEvent) -> None:
         """Queue a membership event; called with the lock held."""
         self._local.append(event)
@@ -168,6 +179,7 @@ class Receiver:
             announced = self._node.subscriptions.n_announcements != n_before
             if not batch and not announced:
                 self._busy, self._must_block = False, self._offer is None
+                self._changed.notify_all()
         if announced:
             self._on_subscriptions_changed()
             return batch or self._next_batch(stop=False)

@@ -55,7 +55,7 @@ def asked(
     return dialer.on_reply(peer, request, replied(listener, request.raw, now), now)
 
 
-def emit(node: NodeProtocol, to: str, event: str, value: Any) -> bool:
+def emit(node: NodeProtocol, to: str, event: str, value: Any) -> bool | None:
     return node.offer(to, encode_event(event, value, CODEC))
 
 

@@ -198,6 +198,89 @@ def test_a_peer_that_closes_leaves_with_a_goodbye(listen: str) -> None:
         assert got.events[-1][2] == {"reason": "said goodbye"}
 
 
+def test_a_router_that_ends_with_an_error_leaves_its_events_to_its_successor(listen: str) -> None:
+    with Router(node_id=0, listen=listen, key=KEY) as learner:
+        got = Received(learner)
+        with pytest.raises(KeyError), Router(node_id=1, dial=[learner.address], key=KEY) as failing:
+            Received(failing, "e")
+            learner.wait_for_peers(1, timeout_s=DEADLINE_S)
+            raise KeyError
+        got.of("node.left", 1)
+        assert got.events[-1][2] == {"reason": "the connection broke"}
+        for number in range(3):
+            learner.emit(Event("e", required=True), (number,), {})
+        with Router(node_id=1, dial=[learner.address], key=KEY) as successor:
+            assert comes_true(lambda: bool(successor.peer_ids()))
+            later = Received(successor, "e")
+            assert later.of("e", 3) == [(0,), (1,), (2,)]
+
+
+def test_a_suspended_router_accepts_nothing_and_closes_without_a_goodbye(listen: str) -> None:
+    with Router(node_id=0, listen=listen, key=KEY) as learner:
+        got = Received(learner)
+        with Router(node_id=1, dial=[learner.address], key=KEY) as failing:
+            first = Received(failing, "e")
+            learner.wait_for_peers(1, timeout_s=DEADLINE_S)
+            learner.emit(Event("e"), (0,), {})
+            first.of("e", 1)
+            failing.suspend()
+            failing.subscribe("e", active=False)
+            learner.emit(Event("e"), (1,), {})
+            assert comes_true(lambda: learner.peer_traffic()[1].refused_frames > 0)
+            again = Received(failing, "e")
+            assert again.of("e", 1) == [(1,)]
+            failing.suspend()
+        got.of("node.left", 1)
+        assert got.events[-1][2] == {"reason": "the connection broke"}
+        learner.emit(Event("e"), (2,), {})
+        assert learner.peer_traffic()[1].waiting == 1
+        assert first.count("e") == again.count("e") == 1
+
+
+def test_what_a_goodbye_drops_is_counted_and_reported(listen: str) -> None:
+    learner = Router(node_id=0, listen=listen, key=KEY)
+    with learner:
+        got = Received(learner)
+        leaving = Router(
+            node_id=1, dial=[learner.address], key=KEY, options=NodeOptions(inbox_bytes=1)
+        )
+        with leaving:
+            hanging = Received(leaving, "e")
+            learner.wait_for_peers(1, timeout_s=DEADLINE_S)
+            hanging.hold = True
+            for number in range(600):
+                learner.emit(Event("e"), (number, bytes(1000)), {})
+            assert comes_true(lambda: learner.peer_traffic()[1].refused_frames > 0)
+            waiting = learner.peer_traffic()[1].waiting
+            leaving.node.accepting = False
+            hanging.release()
+            leaving.close()
+        got.of("node.left", 1)
+        assert str(waiting) in got.events[-1][2]["reason"]
+        assert learner.traffic()["e"].undelivered == waiting > 0
+        learner.emit(Event("e"), (600,), {})
+        assert learner.traffic()["e"].unsubscribed == 1
+        assert learner.close() == {1: waiting}
+
+
+def test_events_wait_until_the_program_has_had_time_to_subscribe(listen: str) -> None:
+    with Router(node_id=0, listen=listen, key=KEY) as learner:
+        Received(learner)
+        with (
+            contextlib.suppress(KeyError),
+            Router(node_id=1, dial=[learner.address], key=KEY) as failing,
+        ):
+            Received(failing, "e", "f")
+            learner.wait_for_peers(1, timeout_s=DEADLINE_S)
+            raise KeyError
+        for name in ("e", "f"):
+            learner.emit(Event(name), (name,), {})
+        with Router(node_id=1, dial=[learner.address], key=KEY, start_timeout_s=1.0) as successor:
+            got = Received(successor, "f")
+            # Nothing subscribes to "e", so "f" waits behind it until the start timeout.
+            assert got.of("f", 1) == [("f",)]
+
+
 def test_closing_delivers_what_was_accepted(listen: str) -> None:
     with Router(node_id=0, listen=listen, key=KEY) as learner:
         got = Received(learner, "e")

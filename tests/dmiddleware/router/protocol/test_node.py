@@ -325,8 +325,9 @@ def test_emitting_to_a_forgotten_peer_does_not_block(
     ((_, undelivered),) = listener.tick(200.0)
     assert undelivered == 3
     for _ in range(10):
-        assert emit(listener, "collector", "e", bytes(500))
+        assert emit(listener, "collector", "e", bytes(500)) is None
     assert listener.peers["collector"].outgoing.empty
+    assert listener.undelivered == {"collector": {"e": 3}}
 
 
 def test_a_restarted_peer_gets_the_events_that_waited_for_it(
@@ -348,6 +349,87 @@ def test_goodbye_ends_the_session(pair: tuple[NodeProtocol, NodeProtocol, PeerSe
     with pytest.raises(HandshakeRefused) as refused:
         asked(dialer, listener, peer, FrameType.POLL)
     assert refused.value.code == "stale"
+
+
+def test_events_for_a_peer_that_says_goodbye_are_dropped_and_counted(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    dialer, listener, peer = pair
+    for number in range(3):
+        emit(listener, "collector", "e", number)
+    assert asked(dialer, listener, peer, FrameType.BYE) is FrameType.BYE
+    assert listener.changes[-1].reason == (
+        "said goodbye; 3 events that it had not accepted were dropped"
+    )
+    assert listener.undelivered == {"collector": {"e": 3}}
+    assert emit(listener, "collector", "e", 3) is None
+
+
+def test_a_node_that_leaves_says_goodbye_whatever_is_still_waiting(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    dialer, listener, peer = pair
+    emit(listener, "collector", "e", "waiting")
+    listener.say_goodbye()
+    assert asked(dialer, listener, peer, FrameType.POLL) is FrameType.BYE
+    assert dialer.peers == {}
+
+
+def test_a_node_that_accepts_nothing_leaves_the_events_to_its_successor(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    dialer, listener, peer = pair
+    dialer.subscriptions.subscribe(["e"])
+    exchange(dialer, listener, peer)
+    listener.accepting = False
+    assert emit(dialer, "learner", "e", "waiting")
+    request = dialer.data_request(peer, 1.0)
+    assert request is not None
+    reply = replied(listener, request.raw, 1.0)
+    assert dialer.on_reply(peer, request, reply, 1.0) is FrameType.BUSY
+    again = make_node("learner", incarnation=2)
+    peer = join(dialer, again, 2.0)
+    exchange(dialer, again, peer, 2.0)
+    assert ("collector", "e", "waiting") in taken(again)
+
+
+def test_a_successor_inherits_subscriptions_until_it_is_ready() -> None:
+    dialer, listener = make_node("1"), make_node("0")
+    peer = join(dialer, listener)
+    dialer.subscriptions.subscribe(["a", "b"])
+    exchange(dialer, listener, peer)
+    taken(listener)
+    again = make_node("1", incarnation=2)
+    peer = join(again, listener)
+    for patterns in ((), ("a",)):
+        again.subscriptions.subscribe(patterns)
+        exchange(again, listener, peer)
+        taken(listener)
+        assert listener.subscriptions.subscribers("b") == ("1",)
+    again.subscriptions.announce_ready()
+    exchange(again, listener, peer)
+    taken(listener)
+    assert listener.subscriptions.subscribers("a") == ("1",)
+    assert listener.subscriptions.subscribers("b") == ()
+
+
+@pytest.mark.parametrize("sender_leaves", [False, True])
+def test_held_events_and_those_after_them_are_taken_later_and_in_order(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession], sender_leaves: bool
+) -> None:
+    dialer, listener, peer = pair
+    listener.hold(lambda event: event.event == "early")
+    for name in ("a", "early", "b"):
+        emit(dialer, "learner", name, 0)
+    exchange(dialer, listener, peer)
+    assert taken(listener) == [("collector", "a", 0)]
+    if sender_leaves:
+        asked(dialer, listener, peer, FrameType.BYE)
+    assert taken(listener) == []
+    assert not listener.has_events
+    listener.hold(None)
+    assert listener.has_events
+    assert taken(listener) == [("collector", "early", 0), ("collector", "b", 0)]
 
 
 @pytest.mark.parametrize("returns", [False, True])

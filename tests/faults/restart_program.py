@@ -1,0 +1,60 @@
+"""A run whose learner ends in a given way: the program of :mod:`tests.faults.restart_faults`.
+
+``ditask`` runs :func:`main`. The collector emits numbers, and the learner writes those that it has
+handled to its ledger. In its first start the learner ends half way.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from dmiddleware import Context, Event, Role, Task, middleware
+from tests.faults.ledger import Ledger, Writer
+
+__all__ = ["ENDS", "main"]
+
+ENDS = ("raises", "kill -9", "SIGTERM")
+"""How the learner ends."""
+
+QUIET_S = 5.0
+NUMBER = Event("number")
+
+
+def main() -> None:
+    """Run one node; the figures are in the environment."""
+    count, ends = int(os.environ["FAULT_COUNT"]), os.environ["FAULT_ENDS"]
+    folder, slow_s = Path.cwd(), float(os.environ["FAULT_SLOW_S"])
+    time.sleep(slow_s)
+    with Task(Context()) as task, Writer(folder / f"{task.router.node_id}.ledger") as write:  # type: ignore[union-attr]
+        write("started", os.getpid())
+
+        @middleware(roles=[Role.COLLECTOR])
+        def collect(ctx: Context) -> None:
+            if ctx.total_step < count:
+                ctx.task.emit(NUMBER, ctx.total_step, only_remote=True)
+                write("sent", ctx.total_step)
+            time.sleep(0.005)
+
+        @middleware(roles=[Role.LEARNER])
+        def learn(ctx: Context) -> None:
+            lines = ledger.lines("got")
+            if is_first and len(lines) >= count // 3:
+                if ends == "raises":
+                    raise RuntimeError("the learner fails")
+                os.kill(os.getpid(), signal.SIGKILL if ends == "kill -9" else signal.SIGTERM)
+                time.sleep(0.1)
+            quiet_s = time.monotonic() - max([started_at, *(line[1] for line in lines)])
+            if len({line[2] for line in lines}) == count or quiet_s > QUIET_S:
+                ctx.task.stop("enough")
+            time.sleep(0.005)
+
+        if task.has_role(Role.LEARNER):
+            ledger = Ledger(folder / f"{task.router.node_id}.ledger")  # type: ignore[union-attr]
+            is_first = len(ledger.lines("started")) == 1
+            started_at = time.monotonic()
+            time.sleep(slow_s)
+            task.on(NUMBER, lambda number: write("got", number))
+        task.use(collect).use(learn).run()
