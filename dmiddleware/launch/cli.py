@@ -180,7 +180,37 @@ __all__ = ["ditask"]
     show_default=True,
     metavar="N",
     type=click.IntRange(min=0),
-    help="How often each process may be restarted.",
+    help="How often each process may be restarted within --restart-window.",
+)
+@click.option(
+    "--restart-window",
+    default=3600.0,
+    show_default=True,
+    metavar="SECONDS",
+    type=click.FloatRange(min=0.0, min_open=True),
+    help="How long a restart counts.",
+)
+@click.option(
+    "--hang-timeout",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0.0, min_open=True),
+    help="A process that makes no progress for this long has failed; it is killed. Waiting for "
+    "other processes does not count. Choose a time longer than the longest step and than the "
+    "program's start and end.  [default: never]",
+)
+@click.option(
+    "--kill-after",
+    default=20.0,
+    show_default=True,
+    metavar="SECONDS",
+    type=click.FloatRange(min=0.0),
+    help="How long processes may take to end when the run is stopped; then they are killed.",
+)
+@click.option(
+    "--log-dir",
+    metavar="FOLDER",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where to write the whole output of each process.  [default: logs/DATE_TIME]",
 )
 @click.option(
     "--platform",
@@ -211,6 +241,7 @@ def ditask(**options: Any) -> None:
       ditask --main examples.cartpole_dqn.main --roles collector=2
              --attach-to tcp://127.0.0.1:25515 --key-file run.key
     """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
+    _open_standard_streams()
     from dmiddleware.errors import DMiddlewareError
     from dmiddleware.launch.launcher import launch
 
@@ -219,3 +250,12 @@ def ditask(**options: Any) -> None:
     except DMiddlewareError as error:
         raise click.ClickException(str(error)) from error
     sys.exit(code)
+
+
+def _open_standard_streams() -> None:
+    """Open standard streams that are closed, so that no other file gets their descriptors."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TextIO
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dmiddleware.launch.supervisor import Child
+from dmiddleware.launch.child import Child
+from dmiddleware.launch.output import SteadyStream
 
 __all__ = ["LiveDisplay", "PlainDisplay", "choose_display", "make_table"]
 
 _PLAIN_EVERY_S: Final = 10.0
+_LIVE_EVERY_S: Final = 0.25
 _PHASE_STYLE: Final = {
     "starting": "yellow",
     "running": "green",
@@ -27,9 +27,10 @@ _PHASE_STYLE: Final = {
 }
 
 
-def choose_display(console: Console) -> LiveDisplay | PlainDisplay:
+def choose_display(stream: SteadyStream) -> LiveDisplay | PlainDisplay:
     """Return a live table for a terminal, plain lines for a file or a pipe."""
-    return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
+    console = Console(file=stream)  # type: ignore[arg-type]
+    return LiveDisplay(console) if console.is_terminal else PlainDisplay(stream)
 
 
 class _Rates:
@@ -58,15 +59,15 @@ class _Rates:
 class PlainDisplay:
     """Prints each line with its node, and the status of all nodes every ten seconds.
 
-    It stops printing once its output is closed, as in ``ditask … | tee log`` after Ctrl-C.
-
     Args:
-        console: where to print.
+        stream: where to print.
         now: a monotonic clock, in seconds.
     """
 
-    def __init__(self, console: Console, *, now: Callable[[], float] = time.monotonic) -> None:
-        self._console = console
+    def __init__(
+        self, stream: TextIO | SteadyStream, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = stream
         self._now = now
         self._next = now() + _PLAIN_EVERY_S
         self._rates = _Rates(now)
@@ -101,12 +102,7 @@ class PlainDisplay:
                 self.note(_status_line(child, self._rates.of(child)))
 
     def _print(self, text: str) -> None:
-        try:
-            self._console.print(Text(text), soft_wrap=True)
-        except (BrokenPipeError, SystemExit):
-            # rich exits on a broken pipe, but the launcher still has to stop its nodes in order.
-            self._console.quiet = True
-            _discard_stdout()
+        self._stream.write(text + "\n")
 
 
 class LiveDisplay:
@@ -120,7 +116,10 @@ class LiveDisplay:
     def __init__(self, console: Console, *, now: Callable[[], float] = time.monotonic) -> None:
         self._console = console
         self._rates = _Rates(now)
-        self._live = Live(console=console, refresh_per_second=4, transient=False)
+        self._now = now
+        self._next = now()
+        # Without a thread of its own, whose errors nobody would handle.
+        self._live = Live(console=console, auto_refresh=False, transient=False)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -143,8 +142,10 @@ class LiveDisplay:
         self._console.print(Text(f"ditask │ {text}", style="bold"))
 
     def update(self, children: Sequence[Child]) -> None:
-        """Redraw the table."""
-        self._live.update(make_table(children, self._rates.of))
+        """Redraw the table, at most four times a second."""
+        if self._now() >= self._next:
+            self._next = self._now() + _LIVE_EVERY_S
+            self._live.update(make_table(children, self._rates.of), refresh=True)
 
 
 def make_table(children: Sequence[Child], rates: Callable[[Child], tuple[float, float]]) -> Table:
@@ -173,13 +174,6 @@ def make_table(children: Sequence[Child], rates: Callable[[Child], tuple[float, 
             Text(status.error or status.reason),
         )
     return table
-
-
-def _discard_stdout() -> None:
-    """Redirect standard output to nowhere, because Python flushes it at exit."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())
-    os.close(devnull)
 
 
 def _phase(child: Child) -> str:

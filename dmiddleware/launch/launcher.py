@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib.util
 import json
 import secrets
-import shutil
 import socket
 import stat
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
-
 from dmiddleware.errors import LaunchError
 from dmiddleware.launch.descriptor_limit import descriptors_needed, raise_descriptor_limit
 from dmiddleware.launch.display import choose_display
+from dmiddleware.launch.guard import guard
+from dmiddleware.launch.leftovers import new_mark
+from dmiddleware.launch.main_function import check_main
+from dmiddleware.launch.output import SteadyStream
+from dmiddleware.launch.owned_folder import owned_folder
 from dmiddleware.launch.plan import (
     LaunchRequest,
     NodeConfig,
@@ -32,7 +35,6 @@ from dmiddleware.launch.plan import (
     plan_nodes,
 )
 from dmiddleware.launch.platforms import DEFAULT_PORT, KEY_VARIABLE, Placement, place
-from dmiddleware.launch.shared_folder import shared_folder
 from dmiddleware.launch.supervisor import Supervisor, SupervisorOptions
 from dmiddleware.router.protocol.topology import Scheme, count_listening
 from dmiddleware.router.transport.nng import TlsFiles
@@ -45,7 +47,9 @@ _NODES_PER_HOST: Final = 1000
 _FIRST_JOINED_BLOCK: Final = 1_000
 _JOINED_BLOCKS: Final = 1_000_000
 _N_PORTS: Final = 4000
-_RUN_DIR_PREFIX: Final = "ditask-"
+_LOGS: Final = Path("logs")
+_GUARD_S: Final = 2.0
+"""Seconds after which nodes that should have ended without their launcher are killed."""
 
 
 def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
@@ -58,24 +62,36 @@ def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
     Raises:
         LaunchError: if options contradict each other; nothing was started.
     """
-    with _run_dir() as run_dir:
+    mark = new_mark()
+    stream = SteadyStream(sys.stdout)
+    with owned_folder(Path(tempfile.gettempdir()), mark=mark) as run_folder:
+        if run_folder is None:
+            raise LaunchError(
+                f"cannot write to the folder for temporary files, {tempfile.gettempdir()}; set "
+                "TMPDIR to another one"
+            )
+        run_dir = run_folder.path
         scheme = "tls+tcp" if options["protocol"] == "tls+tcp" else "tcp"
         placement = place(options["platform"], env, port=_port(options), scheme=scheme)
         request = _request(options, placement, run_dir)
         plans = plan_nodes(request, free_ports=_free_ports(request))
         raise_descriptor_limit(descriptors_needed(plans))
+        check_main(options["main"], Path(options["package"]))
         is_alone = not request.joins and placement.count == 1
         key, is_new_key = _key(options, env, plans, is_alone=is_alone)
         tls, stamp = _tls(options), _stamp(placement, env)
-        with (
-            shared_folder(_shared(options, plans)) as shared,
-            choose_display(Console()) as display,
-        ):
-            for plan in plans:
-                if plan.listen and request.protocol != "ipc":
-                    display.note(f"node {plan.node_id} listens on {_where(plan)}")
-            if is_new_key and request.protocol != "ipc":
-                display.note(f"to join it from this host: --key-file {_write_key(run_dir, key)}")
+        supervisor_options = SupervisorOptions(
+            on_failure=options["on_failure"],
+            max_restarts=options["max_restarts"],
+            restart_window_s=options["restart_window"],
+            startup_interval_s=options["startup_interval"],
+            kill_after_s=options["kill_after"],
+            hang_timeout_s=options["hang_timeout"],
+            log_dir=_log_dir(options),
+        )
+        with owned_folder(_shared(options, plans), mark=mark) as shared:
+            folders = [folder for folder in (run_folder, shared) if folder is not None]
+            grace_s = supervisor_options.kill_after_s + _GUARD_S
             configs = [
                 NodeConfig(
                     plan=plan,
@@ -83,20 +99,69 @@ def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
                     package=str(Path(options["package"]).resolve()),
                     run_id=options["run_id"] or "run",
                     start_timeout_s=options["start_timeout"],
+                    kill_after_s=supervisor_options.kill_after_s,
                     key_hex=key.hex(),
                     tls=tls,
                     attached=request.joins,
                     stamp=stamp,
-                    shared_memory="" if shared is None else str(shared),
+                    shared_memory="" if shared is None else str(shared.path),
                 )
                 for plan in plans
             ]
-            supervisor_options = SupervisorOptions(
-                on_failure=options["on_failure"],
-                max_restarts=options["max_restarts"],
-                startup_interval_s=options["startup_interval"],
-            )
-            return Supervisor(configs, options=supervisor_options, display=display).run()
+            with guard(mark, folders, grace_s=grace_s):
+                with choose_display(stream) as display:
+                    for plan in plans:
+                        if plan.listen and request.protocol != "ipc":
+                            display.note(f"node {plan.node_id} listens on {_where(plan)}")
+                    if is_new_key and request.protocol != "ipc":
+                        key_file = _write_key(run_dir, key)
+                        display.note(f"to join it from this host: --key-file {key_file}")
+                    display.note(f"logs of the processes: {supervisor_options.log_dir}")
+                    supervisor = Supervisor(
+                        configs, options=supervisor_options, display=display, mark=mark
+                    )
+                    code = supervisor.run()
+                for line in supervisor.conclusion:
+                    display.note(line)
+    _report_losses(stream, supervisor)
+    return code
+
+
+def _log_dir(options: Mapping[str, Any]) -> Path:
+    """Return the folder for logs; without --log-dir, a new one."""
+    if options["log_dir"] is not None:
+        folder = Path(options["log_dir"])
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LaunchError(
+                f"cannot make the folder --log-dir {folder} ({error.strerror}); give another one"
+            ) from error
+        return folder
+    name = time.strftime("%Y-%m-%d_%H-%M-%S")
+    for folder in (_LOGS / name, *(_LOGS / f"{name}-{number}" for number in range(2, 1000))):
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError:
+            break
+        return folder
+    return Path(tempfile.mkdtemp(prefix="logs-of-ditask-"))
+
+
+def _report_losses(stream: SteadyStream, supervisor: Supervisor) -> None:
+    """Report what the launcher could not write, on standard error."""
+    losses = [f"could not write to {log.path}: {log.error}" for log in supervisor.lost_logs()]
+    if stream.n_lost:
+        losses.append(
+            f"could not write {stream.n_lost} lines or updates to standard output: {stream.error}"
+        )
+    if supervisor.display_error is not None:
+        losses.append(f"could not show all output: {supervisor.display_error!r}")
+    errors = SteadyStream(sys.stderr)
+    for loss in losses:
+        errors.write(f"[ditask] {loss}\n")
 
 
 def _request(options: Mapping[str, Any], placement: Placement, run_dir: Path) -> LaunchRequest:
@@ -404,16 +469,6 @@ def _write_key(run_dir: Path, key: bytes) -> Path:
     file.touch(mode=0o600)
     file.write_bytes(key + b"\n")
     return file
-
-
-@contextlib.contextmanager
-def _run_dir() -> Iterator[Path]:
-    """Make a folder for sockets that only this user can enter, and remove it at the end."""
-    folder = Path(tempfile.mkdtemp(prefix=_RUN_DIR_PREFIX))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -8,25 +8,30 @@ node stops too.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import importlib
+import faulthandler
 import io
 import logging
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from dmiddleware.errors import LaunchError
+from dmiddleware.launch.leftovers import end_processes
+from dmiddleware.launch.main_function import call_main, import_main
 from dmiddleware.launch.plan import NodeConfig
 from dmiddleware.launch.status import NodeStatus
-from dmiddleware.pipeline import CurrentNode, running_as
+from dmiddleware.pipeline import CurrentNode, Progress, SystemClock, running_as
 from dmiddleware.router import Router
 from dmiddleware.router.transport import Transport
 from dmiddleware.router.transport.default import SocketTransport
@@ -37,18 +42,21 @@ __all__ = ["main"]
 _logger = logging.getLogger("ditask")
 
 STATUS_EVERY_S: Final = 1.0
-ORPHAN_EXIT_S: Final = 20.0
-"""Seconds that a node may take to finish after its launcher has died."""
+_LONGEST_TEXT: Final = 500
+_OUR_CODE: Final = tuple(
+    str(Path(__file__).parents[2] / name) + os.sep for name in ("dmiddleware", "middleware")
+)
 
 
 def main() -> None:
     """Run one node; the exit code is 0 if it succeeded."""
     launcher = _take_stdin()
     config = msgspec.json.decode(_read_line(launcher), type=NodeConfig)
-    # Standard output is a pipe here, but people should see a line as soon as it is printed.
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)
+    # Runs after all that the program registers: some of its processes may still have work to do.
+    atexit.register(_end_children, os.getpid(), config.mark)
+    sys.stdout, sys.stderr = _line_output(1, config.log), _line_output(2, config.log)
+    # The launcher sends it to a node that hangs, to see where.
+    faulthandler.register(signal.SIGQUIT, file=2, all_threads=True)
     # As in a run of one process, only warnings reach the terminal.
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
@@ -63,10 +71,13 @@ class _NodeProcess:
         self._config = config
         self._launcher = launcher
         self._phase = "starting"
-        self._error = ""
+        self._error, self._where, self._failed_at = "", "", 0.0
         self._stop_reason = ""
+        self._progress = Progress()
+        self._progressed_at = time.monotonic()
         self._done = threading.Event()
         self._status = os.fdopen(config.status_fd, "wb", buffering=0)
+        self._clock = _WatchedClock()
         plan = config.plan
         self._router = Router(
             node_id=plan.node_id,
@@ -78,6 +89,7 @@ class _NodeProcess:
             dial=plan.dial,
             key=bytes.fromhex(config.key_hex) or None,
             transport=_transport(config),
+            clock=self._clock,
             expected_peers=plan.n_peers,
             start_timeout_s=config.start_timeout_s,
         )
@@ -85,6 +97,7 @@ class _NodeProcess:
             router=self._router,
             roles=plan.roles,
             labels=plan.labels,
+            clock=self._clock,
             stamp=config.stamp,
             run_roles=plan.run_roles,
         )
@@ -98,24 +111,35 @@ class _NodeProcess:
         reporter.start()
         try:
             with self._router, running_as(self._node):
-                function = _find(self._config)
-                if not self._stop_reason:
-                    self._phase = "running"
-                    _call(function)
+                try:
+                    function = import_main(self._config.main, self._config.package)
+                    if not self._stop_reason:
+                        self._phase = "running"
+                        call_main(function, self._config.main)
+                except BaseException as error:
+                    # Leaving the block can take long, and peers can fail meanwhile because of it.
+                    self._fail(error)
+                    raise
                 if self._node.interrupted:
                     self._router.suspend()
             self._phase = "finished"
             return 0 if self._node.stopped_ok else 1
         except BaseException as error:  # noqa: BLE001 (the launcher reports any kind of failure)
-            self._phase = "failed"
-            self._error = _summarize(error)
-            if not isinstance(error, LaunchError):
-                _print_traceback(error)
+            if not self._failed_at:
+                self._fail(error)
             return 1
         finally:
             self._done.set()
             reporter.join(STATUS_EVERY_S)
             self._report()
+
+    def _fail(self, error: BaseException) -> None:
+        self._failed_at = time.monotonic()
+        self._error, self._where = _summarize(error), _where(error)
+        self._phase = "failed"
+        self._report()
+        if not isinstance(error, LaunchError):
+            _print_traceback(error)
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._stop(f"received {signal.Signals(number).name}", interrupted=True)
@@ -130,7 +154,8 @@ class _NodeProcess:
             self._stop(msgspec.json.decode(line, type=str))
         if not self._done.is_set():
             self._stop("the launcher has died", ok=False)
-            if not self._done.wait(ORPHAN_EXIT_S):
+            if not self._done.wait(self._config.kill_after_s):
+                _end_children(os.getpid(), self._config.mark)
                 os._exit(1)
 
     def _report_forever(self) -> None:
@@ -148,12 +173,93 @@ class _NodeProcess:
             blocked_s=progress.blocked_s
             + sum(one.blocked_s for one in self._router.traffic().values()),
             peers=len(self._router.peers()),
-            reason=self._node.stop_reason or self._stop_reason,
+            reason=(self._node.stop_reason or self._stop_reason)[:_LONGEST_TEXT],
             run_is_over=self._node.ends_run,
+            idle_s=self._idle_s(progress),
             error=self._error,
+            where=self._where,
+            failed_at=self._failed_at,
         )
         with contextlib.suppress(OSError):
             self._status.write(msgspec.json.encode(status) + b"\n")
+
+    def _idle_s(self, progress: Progress) -> float:
+        now = time.monotonic()
+        if self._clock.main_thread_waits or replace(progress, blocked_s=0.0) != self._progress:
+            self._progress = replace(progress, blocked_s=0.0)
+            self._progressed_at = now
+        return now - max(self._progressed_at, self._clock.waited_at)
+
+
+class _WatchedClock(SystemClock):
+    """Notes when the main thread waits, which it does only up to a deadline.
+
+    Attributes:
+        main_thread_waits: whether it waits now.
+        waited_at: when its last wait ended, on the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self.main_thread_waits = False
+        self.waited_at = 0.0
+
+    def wait_for(
+        self,
+        condition: threading.Condition,
+        predicate: Callable[[], bool],
+        timeout_s: float | None,
+    ) -> bool:
+        """Wait until the predicate holds or the time is up."""
+        if timeout_s is None or threading.current_thread() is not threading.main_thread():
+            return super().wait_for(condition, predicate, timeout_s)
+        self.main_thread_waits = True
+        try:
+            return super().wait_for(condition, predicate, timeout_s)
+        finally:
+            self.waited_at = time.monotonic()
+            self.main_thread_waits = False
+
+
+class _Output(io.FileIO):
+    """Standard output, which continues in the log file when the launcher no longer reads it."""
+
+    def __init__(self, descriptor: int, log: str) -> None:
+        super().__init__(descriptor, "wb", closefd=False)
+        self._log = log
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data) or 0
+        except BrokenPipeError:
+            file = os.open(self._log or os.devnull, os.O_WRONLY | os.O_APPEND)
+            os.dup2(file, self.fileno())
+            os.close(file)
+            return super().write(data) or 0
+
+
+def _line_output(descriptor: int, log: str) -> io.TextIOWrapper:
+    """Return a text stream that writes each line at once: people should see it."""
+    raw = io.BufferedWriter(_Output(descriptor, log))
+    name = (sys.stdout if descriptor == 1 else sys.stderr).encoding
+    return io.TextIOWrapper(raw, encoding=name, errors="backslashreplace", line_buffering=True)
+
+
+def _end_children(node: int, mark: str) -> None:
+    """End the processes that the node has started; a fork of the node ends none."""
+    if os.getpid() == node:
+        n_left = end_processes((mark,) if mark else (), below=(node,), helpers=False)
+        if n_left:
+            _logger.warning("ended %d processes that the program had left behind", n_left)
+
+
+def _where(error: BaseException) -> str:
+    """Return the line of the user's program that raised the error, as ``file:line``."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*_OUR_CODE, "<"))]
+    program = [frame for frame in own if f"{os.sep}site-packages{os.sep}" not in frame.filename]
+    for frame in reversed(program or own or frames):
+        return f"{Path(frame.filename).name}:{frame.lineno}"
+    return ""
 
 
 def _summarize(error: BaseException) -> str:
@@ -161,7 +267,8 @@ def _summarize(error: BaseException) -> str:
     first, *others = str(error).splitlines() or [""]
     if first.endswith(":") and others:
         first = f"{first} {others[0].strip()}"
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+    text = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return text[:_LONGEST_TEXT]
 
 
 def _print_traceback(error: BaseException) -> None:
@@ -205,37 +312,6 @@ def _transport(config: NodeConfig) -> Transport:
     if not config.shared_memory:
         return sockets
     return SharedMemoryTransport(sockets, directory=Path(config.shared_memory))
-
-
-def _find(config: NodeConfig) -> Callable[[], object]:
-    """Import the user's function.
-
-    Raises:
-        LaunchError: if it does not exist.
-    """
-    module_name, _, name = config.main.rpartition(".")
-    sys.path.insert(0, str(Path(config.package).resolve()))
-    try:
-        function = getattr(importlib.import_module(module_name), name, None)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
-            raise
-        raise LaunchError(
-            f"--main {config.main}: found no module {error.name} in --package "
-            f"{config.package} or on the import path"
-        ) from None
-    if not callable(function):
-        raise LaunchError(f"--main {config.main}: module {module_name} has no function {name!r}")
-    return function  # type: ignore[no-any-return]
-
-
-def _call(function: Callable[[], object]) -> None:
-    try:
-        function()
-    except SystemExit as end:
-        # sys.exit(0) is a normal end of a program.
-        if end.code not in (None, 0):
-            raise
 
 
 if __name__ == "__main__":

@@ -21,7 +21,10 @@ class NodeStatus(msgspec.Struct, kw_only=True):
         peers: number of connected peers.
         reason: why its task stopped; empty while it runs.
         run_is_over: whether its task stopped together with the whole run.
+        idle_s: seconds since the main thread last made progress or waited for a peer.
         error: the error that ended it, on one line.
+        where: the line of the program that raised the error, as ``file:line``; empty: not known.
+        failed_at: when it failed, on the host's monotonic clock; 0: it has not.
     """
 
     phase: str
@@ -33,4 +36,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     peers: int = 0
     reason: str = ""
     run_is_over: bool = False
+    idle_s: float = 0.0
     error: str = ""
+    where: str = ""
+    failed_at: float = 0.0

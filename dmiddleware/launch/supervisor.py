@@ -6,29 +6,39 @@ import contextlib
 import os
 import selectors
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Final, Protocol
 
 import msgspec
 
-from dmiddleware.launch.plan import FailurePolicy, NodeConfig, NodePlan
+from dmiddleware.launch.child import Child, Failure
+from dmiddleware.launch.leftovers import end_processes, new_mark
+from dmiddleware.launch.out_of_memory import OutOfMemoryKills
+from dmiddleware.launch.output import LineSplitter, LogFile
+from dmiddleware.launch.plan import FailurePolicy, NodeConfig
 from dmiddleware.launch.status import NodeStatus
 from dmiddleware.pipeline import Role
 
-__all__ = ["Child", "Display", "Supervisor", "SupervisorOptions"]
+__all__ = ["Display", "Supervisor", "SupervisorOptions"]
 
 KILL_AFTER_S: Final = 20.0
+RESTART_WINDOW_S: Final = 3600.0
 SETTLE_S: Final = 5.0
 """Seconds within which each node must learn from its peers that the run is over."""
 DRAIN_S: Final = 1.0
+DUMP_S: Final = 1.0
 FIRST_BACKOFF_S: Final = 0.5
 LONGEST_BACKOFF_S: Final = 30.0
-EXIT_INTERRUPTED: Final = 130
-EXIT_TERMINATED: Final = 143
+_STEP_S: Final = 0.2
+_LONGEST_STATUS: Final = 1 << 16
+_REASONS: Final = {
+    signal.SIGINT: "received SIGINT (Ctrl-C)",
+    signal.SIGTERM: "received SIGTERM",
+    signal.SIGHUP: "received SIGHUP (the terminal was closed)",
+}
 
 
 class Display(Protocol):
@@ -54,71 +64,39 @@ class SupervisorOptions:
     Attributes:
         on_failure: ``abort``: stop the run; ``continue``: continue without the node; ``restart``:
             restart the node.
-        max_restarts: how often each node may be restarted.
+        max_restarts: how often each node may be restarted within ``restart_window_s``.
+        restart_window_s: after so many seconds a restart no longer counts.
         startup_interval_s: pause between two starts.
         kill_after_s: how long nodes may take to finish after they were asked to stop.
+        hang_timeout_s: a node that makes no progress for so long, while it does not wait for its
+            peers, has failed; None: never.
+        log_dir: folder for one log per node; None: no logs.
     """
 
     on_failure: FailurePolicy = "abort"
     max_restarts: int = 3
+    restart_window_s: float = RESTART_WINDOW_S
     startup_interval_s: float = 0.0
     kill_after_s: float = KILL_AFTER_S
-
-
-@dataclass(slots=True)
-class Child:
-    """One node's process, as the launcher sees it.
-
-    Attributes:
-        config: the node's configuration.
-        process: the operating system's process; None before the start.
-        status: the node's last status.
-        restarts: how often it was restarted.
-        exit_code: its exit code; None while it runs.
-        restart_at: when it will be restarted; None: no restart is planned.
-        asked_at: when the launcher asked it to stop; None: not yet.
-    """
-
-    config: NodeConfig
-    process: subprocess.Popen[bytes] | None = None
-    status: NodeStatus = field(default_factory=lambda: NodeStatus(phase="starting"))
-    restarts: int = 0
-    exit_code: int | None = None
-    restart_at: float | None = None
-    asked_at: float | None = None
-
-    @property
-    def plan(self) -> NodePlan:
-        """The node's part in the run."""
-        return self.config.plan
-
-    @property
-    def name(self) -> str:
-        """The node id and its roles, for messages."""
-        return str(self.plan)
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self.process is not None and self.exit_code is None
-
-    @property
-    def ended_with_run(self) -> bool:
-        """Whether it has ended together with the whole run."""
-        if self.exit_code is None or not self.status.run_is_over:
-            return False
-        # A node that failed after an earlier task had ended the run may have been in a later task.
-        return self.exit_code == 0 or bool(self.status.reason)
+    hang_timeout_s: float | None = None
+    log_dir: Path | None = None
 
 
 class Supervisor:
     """Starts the nodes of a run on this host and watches them until all have ended.
 
     Args:
-        configs: the configuration of each node; ``status_fd`` is filled in here.
+        configs: the configuration of each node; what depends on its process is filled in here.
         options: how nodes are started, and what happens when one fails.
         display: shows the progress.
+        mark: the mark of all processes of the run.
         now: a monotonic clock, in seconds.
+
+    Attributes:
+        children: the nodes.
+        conclusion: why the run has failed or was stopped, the first cause last; empty after a
+            success.
+        display_error: the first error of the display; None: it raised none.
     """
 
     def __init__(
@@ -127,35 +105,61 @@ class Supervisor:
         *,
         options: SupervisorOptions,
         display: Display,
+        mark: str = "",
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.children = [Child(config) for config in configs]
+        folder = options.log_dir
+        self.children = [
+            Child(config, None if folder is None else LogFile(folder / f"{_file_name(config)}.log"))
+            for config in configs
+        ]
         self._options = options
         self._display = display
+        self._mark = mark or new_mark()
         self._now = now
         self._selector = selectors.DefaultSelector()
+        self._kills = OutOfMemoryKills()
         self._stopping_since: float | None = None
+        self._stepped_at = now()
         self._killed = False
         self._signal = 0
+        self._signalled_at = 0.0
         self._asked_again = False
         self._ended_since: float | None = None
+        self._stopped_by_failure = False
         self._failed: list[Child] = []
         self._too_late: list[Child] = []
+        self.conclusion: list[str] = []
+        self.display_error: Exception | None = None
+        self._notes = None if folder is None else LogFile(folder / "ditask.log")
 
     def run(self) -> int:
         """Start all nodes, wait until they have ended, and return the exit code.
 
         Returns:
-            0 if the run succeeded; 130 or 143 after Ctrl-C or SIGTERM; otherwise 1.
+            0 if the run succeeded; 129, 130 or 143 if SIGHUP, Ctrl-C or SIGTERM stopped it;
+            otherwise 1.
         """
         with self._selector, self._signals():
             try:
                 self._start_all()
-                while any(child.alive or child.restart_at is not None for child in self.children):
+                while self._is_running():
                     self._step()
+            except Exception as error:
+                self._stop_without_watching(error)
+                raise
             finally:
                 self._kill_all()
-        return self._exit_code()
+        code = self._exit_code()
+        self.conclusion = list(self._conclude(code))
+        for line in self.conclusion:
+            self._log(line)
+        for log in self._logs():
+            log.close()
+        return code
+
+    def _is_running(self) -> bool:
+        return any(child.alive or child.restart_at is not None for child in self.children)
 
     def _start_all(self) -> None:
         for position, child in enumerate(self.children):
@@ -165,133 +169,175 @@ class Supervisor:
                 self._start(child)
 
     def _start(self, child: Child) -> None:
-        read_end, write_end = os.pipe()
         try:
-            child.process = subprocess.Popen(
-                [sys.executable, "-m", "dmiddleware.launch.node_process"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[write_end],
-                # Only the launcher receives Ctrl-C; it then stops the nodes in order.
-                start_new_session=True,
-            )
-        finally:
-            os.close(write_end)
-        child.exit_code, child.restart_at = None, None
-        child.status = NodeStatus(phase="starting")
-        assert child.process.stdout is not None
-        self._write(child, msgspec.structs.replace(child.config, status_fd=write_end))
-        self._watch(child, child.process.stdout, self._on_output)
-        self._watch(child, os.fdopen(read_end, "rb", buffering=0), self._on_status)
+            status_end = child.start(self._mark)
+        except OSError as error:
+            child.restart_at, child.exit_code = None, 1
+            child.status = NodeStatus(phase="failed", error=f"cannot start its process: {error}")
+            self._on_failure(child)
+            return
+        child.heard_at = self._now()
+        assert child.process is not None and child.process.stdout is not None
+        self._watch(_Output(child, child.process.stdout, self._show_line))
+        self._watch(_StatusStream(child, os.fdopen(status_end, "rb", buffering=0), self._now))
 
-    @staticmethod
-    def _write(child: Child, message: NodeConfig | str) -> None:
-        """Send a line of JSON to a node: first its configuration, then a reason to stop."""
-        if child.process is not None and child.process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError, ValueError):
-                child.process.stdin.write(msgspec.json.encode(message) + b"\n")
-                child.process.stdin.flush()
-
-    def _watch(
-        self, child: Child, stream: IO[bytes], handler: Callable[[Child, bytes], None]
-    ) -> None:
-        os.set_blocking(stream.fileno(), False)
-        self._selector.register(stream, selectors.EVENT_READ, _Reader(child, handler))
+    def _watch(self, reader: _Reader) -> None:
+        os.set_blocking(reader.stream.fileno(), False)
+        self._selector.register(reader.stream, selectors.EVENT_READ, reader)
 
     def _watch_for(self, duration_s: float) -> None:
         until = self._now() + duration_s
         while (left := until - self._now()) > 0 and self._stopping_since is None:
-            self._step(min(left, 0.2))
+            self._step(min(left, _STEP_S))
 
-    def _step(self, timeout_s: float = 0.2) -> None:
+    def _step(self, timeout_s: float = _STEP_S) -> None:
+        self._forgive_pause()
         for key, _ in self._selector.select(timeout_s):
-            self._read(key.fileobj, key.data)  # type: ignore[arg-type]
+            self._read(key.data)
         self._obey()
+        self._reap()
         for child in self.children:
-            self._reap(child)
             if child.restart_at is not None and self._now() >= child.restart_at:
                 self._start(child)
         self._end_with_the_run()
         self._enforce_deadline()
-        self._display.update(self.children)
+        self._end_hung_nodes()
+        self._show(lambda: self._display.update(self.children))
 
-    def _read(self, stream: IO[bytes], reader: _Reader) -> bool:
+    def _read(self, reader: _Reader) -> bool:
         """Read what is available, and return whether there may be more."""
-        data: bytes | None = stream.read(1 << 16)
+        data: bytes | None = reader.stream.read(1 << 16)
         if data is None:
             return False
-        for line in reader.lines(data):
-            reader.handler(reader.child, line)
+        reader.take(data)
         if not data:
-            self._selector.unregister(stream)
-            stream.close()
+            self._selector.unregister(reader.stream)
+            reader.stream.close()
         return bool(data)
 
-    def _on_output(self, child: Child, line: bytes) -> None:
-        self._display.line(child, line.decode(errors="replace").rstrip())
+    def _show_line(self, child: Child, line: str) -> None:
+        child.remember(line)
+        self._show(lambda: self._display.line(child, line))
 
-    def _on_status(self, child: Child, line: bytes) -> None:
-        with contextlib.suppress(msgspec.DecodeError):
-            child.status = msgspec.json.decode(line, type=NodeStatus)
+    def _note(self, text: str) -> None:
+        self._log(text)
+        self._show(lambda: self._display.note(text))
+
+    def _log(self, text: str) -> None:
+        if self._notes is not None:
+            self._notes.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode())
+
+    def _show(self, show: Callable[[], None]) -> None:
+        """Show something; a display that fails must not end the run."""
+        try:
+            show()
+        except Exception as error:  # noqa: BLE001 (the launcher reports it at the end)
+            self.display_error = self.display_error or error
 
     def _drain(self, child: Child) -> None:
         """Read the last output of a process that has ended."""
-        mine = [key for key in self._selector.get_map().values() if key.data.child is child]
+        mine = [key.data for key in self._selector.get_map().values() if key.data.child is child]
         # Processes that it started may still be running and writing.
         until = self._now() + DRAIN_S
-        for key in mine:
-            while self._read(key.fileobj, key.data) and self._now() < until:  # type: ignore[arg-type]
+        for reader in mine:
+            while self._read(reader) and self._now() < until:
                 pass
 
-    def _reap(self, child: Child) -> None:
-        process = child.process
-        if process is None or child.exit_code is not None or process.poll() is None:
+    def _reap(self) -> None:
+        """Notice the processes that have ended."""
+        ended = []
+        for child in self.children:
+            process = child.process
+            if process is not None and child.exit_code is None and process.poll() is not None:
+                ended.append(child)
+        if not ended:
             return
-        self._drain(child)
-        child.exit_code = process.returncode
-        if child.exit_code < 0:
-            # It was killed, so it could not end the processes that it had started.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        if process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-        if child.exit_code != 0 and child not in self._too_late:
-            self._on_failure(child)
+        # Afterwards only, as this reads the status of every process.
+        processes = [child.process for child in ended if child.process is not None]
+        n_left = end_processes(
+            [child.mark for child in ended], sessions=[process.pid for process in processes]
+        )
+        if n_left:
+            names = ", ".join(child.name for child in ended)
+            self._note(f"ended {n_left} processes that {names} had left behind")
+        for child in ended:
+            assert child.process is not None
+            self._drain(child)
+            child.exit_code = child.process.returncode
+            if child.process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    child.process.stdin.close()
+            if child.exit_code != 0 and child not in self._too_late:
+                self._on_failure(child)
 
     def _on_failure(self, child: Child) -> None:
-        failure = _describe_failure(child)
+        was_killed = child.exit_code == -signal.SIGKILL and not child.is_killed
+        failure = child.describe_failure(self._kills.explain() if was_killed else "")
+        child.failure = Failure(child.status.failed_at or self._now(), failure)
+        log = f"; log: {child.log_path}" if child.log_path is not None else ""
         if self._stopping_since is not None:
-            self._display.note(failure)
+            self._note(failure + log)
             self._failed.append(child)
             return
         # A node that finished its program and reports a failed run would only fail again.
         has_crashed = child.status.phase != "finished"
-        policy, limit = self._options.on_failure, self._options.max_restarts
+        policy = self._options.on_failure
         if policy == "restart" and has_crashed and child.plan.n_peers and self._is_over():
-            self._display.note(failure)
+            self._note(failure + log)
             self._give_up(child)
-        elif policy == "restart" and has_crashed and child.restarts < limit:
-            pause_s = min(FIRST_BACKOFF_S * 2**child.restarts, LONGEST_BACKOFF_S)
-            child.restarts += 1
-            child.restart_at = self._now() + pause_s
-            self._display.note(
-                f"{failure}; restarting it in {pause_s:g} s (restart {child.restarts} of {limit})"
-            )
+        elif policy == "restart" and has_crashed and self._may_restart(child):
+            self._plan_restart(child, failure + log)
         elif policy == "continue":
             self._failed.append(child)
-            self._display.note(f"{failure}; the run continues without it (--on-failure continue)")
+            self._note(f"{failure}; the run continues without it (--on-failure continue){log}")
         else:
             self._failed.append(child)
-            self.stop(failure)
+            self._stopped_by_failure = True
+            self.stop(self._first_failure().text)
             if has_crashed:
-                self._display.note(
+                self._note(
                     "--on-failure abort (the default) ends the run; use continue or restart to "
                     "keep it going"
                     if policy == "abort"
-                    else f"it was restarted {limit} times (--max-restarts {limit})"
+                    else f"--max-restarts {self._options.max_restarts} in --restart-window "
+                    f"{self._options.restart_window_s:g} allows no other restart"
                 )
+
+    def _may_restart(self, child: Child) -> bool:
+        since = self._now() - self._options.restart_window_s
+        child.restarted_at = [at for at in child.restarted_at if at > since]
+        return len(child.restarted_at) < self._options.max_restarts
+
+    def _plan_restart(self, child: Child, failure: str) -> None:
+        pause_s = min(FIRST_BACKOFF_S * 2 ** len(child.restarted_at), LONGEST_BACKOFF_S)
+        child.restarts += 1
+        child.restart_at = self._now() + pause_s
+        child.restarted_at.append(child.restart_at)
+        self._note(
+            f"{failure}; restarting it in {pause_s:g} s (restart {len(child.restarted_at)} of "
+            f"{self._options.max_restarts})"
+        )
+
+    def _first_failure(self) -> Failure:
+        """Return the failure that happened first; others may be consequences of it.
+
+        A node that has failed can take long to end, so that others end before it.
+        """
+        failures = [child.failure for child in self._relevant() if child.failure is not None]
+        failures += [
+            Failure(child.status.failed_at, child.describe_failure())
+            for child in self._relevant()
+            if child.alive and child.status.failed_at
+        ]
+        return min(failures, key=lambda failure: failure.at)
+
+    def _relevant(self) -> list[Child]:
+        """Return the nodes whose failure is a failure of the run."""
+        children = [child for child in self.children if child not in self._too_late]
+        if self._options.on_failure == "continue":
+            # The run succeeds if its learner does.
+            return [child for child in children if child.plan.learns] or children
+        return children
 
     def _is_over(self) -> bool:
         """Return whether a node that starts now would find nothing left to do.
@@ -317,10 +363,12 @@ class Supervisor:
         """Stop restarting a node, and stop it if it was just restarted."""
         child.restart_at, child.asked_at = None, self._now()
         if child.plan.learns:
-            self._display.note(f"not restarting {child.name}: the run has ended without it")
+            failure = f"not restarting {child.name}: the run has ended without it"
+            child.failure = child.failure or Failure(self._now(), failure)
+            self._note(failure)
             self._failed.append(child)
         else:
-            self._display.note(f"{child.name} is no longer needed: the run is over")
+            self._note(f"{child.name} is no longer needed: the run is over")
             self._too_late.append(child)
         self._ask_to_stop(child, "the run is over")
 
@@ -335,14 +383,14 @@ class Supervisor:
                 continue
             if child.asked_at is None:
                 child.asked_at = self._now()
-                self._display.note(f"{child.name} has not heard that the run is over; stopping it")
+                self._note(f"{child.name} has not heard that the run is over; stopping it")
                 if not child.plan.learns:
                     self._too_late.append(child)
                 self._ask_to_stop(child, "the run is over")
             elif (
                 not child.plan.learns and self._now() - child.asked_at > self._options.kill_after_s
             ):
-                self._kill(child)
+                child.kill()
 
     def stop(self, reason: str) -> None:
         """Ask all nodes to stop; those that take longer than ``kill_after_s`` are killed.
@@ -353,7 +401,7 @@ class Supervisor:
         if self._stopping_since is not None:
             return
         self._stopping_since = self._now()
-        self._display.note(f"stopping the run: {reason}")
+        self._note(f"stopping the run: {reason}")
         for child in self.children:
             child.restart_at = None
             self._ask_to_stop(child, reason)
@@ -365,37 +413,81 @@ class Supervisor:
         self._killed = True
         for child in self.children:
             if child.alive:
-                self._display.note(
+                self._note(
                     f"{child.name} did not end within {self._options.kill_after_s:g} s; killed"
                 )
         self._kill_all()
 
+    def _forgive_pause(self) -> None:
+        """Do not blame nodes for a pause of this process, as by Ctrl-Z."""
+        now = self._now()
+        pause_s = now - self._stepped_at
+        if pause_s > 1.0:
+            for child in self.children:
+                child.heard_at += pause_s
+        self._stepped_at = now
+
+    def _end_hung_nodes(self) -> None:
+        timeout_s = self._options.hang_timeout_s
+        if timeout_s is None or self._stopping_since is not None:
+            return
+        for child in self.children:
+            if not child.alive or child.hung_s:
+                continue
+            hung_s = self._now() - child.heard_at + child.status.idle_s
+            if hung_s > timeout_s:
+                self._end_hung_node(child, hung_s)
+
+    def _end_hung_node(self, child: Child, hung_s: float) -> None:
+        self._note(
+            f"{child.name} has made no progress for {hung_s:.0f} s (--hang-timeout); its threads:"
+        )
+        child.dump_stacks()
+        until = self._now() + DUMP_S
+        while (left := until - self._now()) > 0:
+            for key, _ in self._selector.select(left):
+                self._read(key.data)
+        child.hung_s = hung_s
+        child.kill()
+
+    def _stop_without_watching(self, error: Exception) -> None:
+        """Stop the nodes in order after an error of the launcher itself."""
+        for key in list(self._selector.get_map().values()):
+            # A node whose output is not read any more writes to its log.
+            self._selector.unregister(key.fileobj)
+            key.data.stream.close()
+        until = time.monotonic() + self._options.kill_after_s
+        for child in self.children:
+            self._ask_to_stop(child, f"the launcher failed: {error!r}")
+        for child in self.children:
+            if child.process is not None:
+                with contextlib.suppress(Exception):
+                    child.process.wait(max(until - time.monotonic(), 0.0))
+
     def _kill_all(self) -> None:
         for child in self.children:
-            self._kill(child)
+            child.kill()
         for child in self.children:
             if child.process is not None:
                 child.process.wait()
+        end_processes((self._mark,))
+
+    def lost_logs(self) -> list[LogFile]:
+        """Return the logs that could not be written completely."""
+        return [log for log in self._logs() if log.n_lost]
+
+    def _logs(self) -> list[LogFile]:
+        logs = [self._notes, *(child.log for child in self.children)]
+        return [log for log in logs if log is not None]
 
     def _ask_to_stop(self, child: Child, reason: str) -> None:
         if child.alive:
-            self._write(child, reason)
-
-    @staticmethod
-    def _kill(child: Child) -> None:
-        if child.alive and child.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                # The whole session: env workers must not outlive their node.
-                os.killpg(child.process.pid, signal.SIGKILL)
+            child.send(reason)
 
     def _obey(self) -> None:
         """Act on a received signal."""
         if self._signal:
-            self.stop(
-                "received SIGINT (Ctrl-C)"
-                if self._signal == signal.SIGINT
-                else f"received {signal.Signals(self._signal).name}"
-            )
+            self.stop(_REASONS[signal.Signals(self._signal)])
         if self._asked_again:
             # A second Ctrl-C: do not wait any longer.
             self._stopping_since = self._now() - self._options.kill_after_s
@@ -406,10 +498,14 @@ class Supervisor:
             # Only set flags: the handler may have interrupted a print, and printing here would be
             # a reentrant call on the same stream.
             self._asked_again |= bool(self._signal) and number == signal.SIGINT
-            self._signal = self._signal or number
+            if not self._signal:
+                self._signal, self._signalled_at = number, self._now()
 
         previous = {
-            number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+            number: signal.signal(number, on_signal)
+            for number in _REASONS
+            # nohup ignores SIGHUP.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
         }
         try:
             yield
@@ -417,36 +513,80 @@ class Supervisor:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
+    def _is_stopped_by_signal(self) -> bool:
+        if not self._signal or self._stopped_by_failure:
+            return False
+        return self._options.on_failure != "abort" or not any(
+            child.failure is not None and child.failure.at < self._signalled_at
+            for child in self.children
+        )
+
     def _exit_code(self) -> int:
-        if self._signal:
-            return EXIT_INTERRUPTED if self._signal == signal.SIGINT else EXIT_TERMINATED
-        children = [child for child in self.children if child not in self._too_late]
-        if self._failed and self._options.on_failure == "continue":
-            # The run succeeded if its learner did.
-            learners = [child for child in children if child.plan.learns]
-            return int(any(child.exit_code != 0 for child in learners or children))
-        return int(bool(self._failed) or any(child.exit_code != 0 for child in children))
+        if self._is_stopped_by_signal():
+            return 128 + self._signal
+        return int(any(child.exit_code != 0 or child in self._failed for child in self._relevant()))
+
+    def _conclude(self, code: int) -> Iterator[str]:
+        if code == 0:
+            return
+        if self._is_stopped_by_signal():
+            yield f"the run was stopped: {_REASONS[signal.Signals(self._signal)]}"
+            return
+        first = self._first_failure()
+        for child in self.children:
+            if child.failure == first and child.last_lines:
+                log = f" (all of it: {child.log_path})" if child.log_path is not None else ""
+                yield f"last output of {child.name}{log}:"
+                yield from (f"  {line}" for line in child.last_lines)
+        yield f"the run failed: {first.text}"
 
 
 class _Reader:
-    """Splits the output of a process into lines."""
+    """Reads one stream of a process.
 
-    def __init__(self, child: Child, handler: Callable[[Child, bytes], None]) -> None:
+    Args:
+        child: the process.
+        stream: what to read.
+    """
+
+    def __init__(self, child: Child, stream: IO[bytes]) -> None:
         self.child = child
-        self.handler = handler
-        self._rest = b""
+        self.stream = stream
 
-    def lines(self, data: bytes) -> list[bytes]:
-        """Return the complete lines; at the end of the stream (no data), also the rest."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if not data and self._rest:
-            lines.append(self._rest)
-            self._rest = b""
-        return lines
+    def take(self, data: bytes) -> None:
+        """Use the bytes that were read; none: the stream has ended."""
+        raise NotImplementedError
 
 
-def _describe_failure(child: Child) -> str:
-    code, error = child.exit_code, child.status.error
-    if code is not None and code < 0:
-        return f"{child.name} was killed by {signal.Signals(-code).name}"
-    return f"{child.name} failed: {error or f'exit code {code}'}"
+class _Output(_Reader):
+    """Writes the output of a process to its log, and shows it line by line."""
+
+    def __init__(self, child: Child, stream: IO[bytes], show: Callable[[Child, str], None]) -> None:
+        super().__init__(child, stream)
+        self._show = show
+        self._lines = LineSplitter()
+
+    def take(self, data: bytes) -> None:
+        if self.child.log is not None:
+            self.child.log.write(data)
+        for line in self._lines.feed(data) if data else self._lines.end():
+            self._show(self.child, line)
+
+
+class _StatusStream(_Reader):
+    """Reads the status of a node."""
+
+    def __init__(self, child: Child, stream: IO[bytes], now: Callable[[], float]) -> None:
+        super().__init__(child, stream)
+        self._now = now
+        self._lines = LineSplitter(_LONGEST_STATUS)
+
+    def take(self, data: bytes) -> None:
+        for line in self._lines.feed(data):
+            with contextlib.suppress(msgspec.DecodeError):
+                self.child.status = msgspec.json.decode(line, type=NodeStatus)
+                self.child.heard_at = self._now()
+
+
+def _file_name(config: NodeConfig) -> str:
+    return f"node-{config.plan.node_id}"

@@ -7,10 +7,11 @@ import io
 import pytest
 from rich.console import Console
 
+from dmiddleware.launch.child import Child
 from dmiddleware.launch.display import LiveDisplay, PlainDisplay, choose_display, make_table
+from dmiddleware.launch.output import SteadyStream
 from dmiddleware.launch.plan import NodeConfig, NodePlan
 from dmiddleware.launch.status import NodeStatus
-from dmiddleware.launch.supervisor import Child
 
 
 class Time:
@@ -21,6 +22,13 @@ class Time:
 
     def __call__(self) -> float:
         return self.now
+
+
+class Terminal(io.StringIO):
+    """A terminal that nobody looks at."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 class Running(Child):
@@ -43,7 +51,7 @@ def time() -> Time:
 
 def plain(time: Time) -> tuple[PlainDisplay, io.StringIO]:
     out = io.StringIO()
-    return PlainDisplay(Console(file=out, width=60), now=time), out
+    return PlainDisplay(out, now=time), out
 
 
 def test_plain_lines_name_their_node_and_are_not_cut(time: Time) -> None:
@@ -102,10 +110,14 @@ def test_the_table_has_a_row_for_each_node(time: Time) -> None:
 
 def test_a_terminal_gets_a_table_and_a_pipe_lines() -> None:
     out = io.StringIO()
-    assert isinstance(choose_display(Console(file=out)), PlainDisplay)
-    console = Console(file=out, force_terminal=True, width=160)
-    display = choose_display(console)
+    assert isinstance(choose_display(SteadyStream(out)), PlainDisplay)
+    display = choose_display(SteadyStream(Terminal()))
     assert isinstance(display, LiveDisplay)
+
+
+def test_a_live_table_shows_lines_above_it() -> None:
+    out = io.StringIO()
+    display = LiveDisplay(Console(file=out, force_terminal=True, width=160))
     with display:
         display.note("it starts")
         display.line(child(2, "collector"), "hello")

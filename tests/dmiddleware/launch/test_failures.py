@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import textwrap
 from pathlib import Path
@@ -141,7 +142,8 @@ def test_a_node_that_fails_is_restarted(tmp_path: Path) -> None:
     code, text = ditask(tmp_path, "fail_once", "--on-failure", "restart")
     assert code == 0, text
     assert "[node 1] ValueError: start 1 fails" in text
-    assert "failed: ValueError: start 1 fails; restarting it in 0.5 s (restart 1 of 3)" in text
+    failure = r"failed: ValueError: start 1 fails \(program.py:\d+\)"
+    assert re.search(failure + r"; log: .*; restarting it in 0.5 s \(restart 1 of 3\)", text), text
     assert "[node 1] evaluated in start 2" in text
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from dmiddleware.launch.child import Child
 from dmiddleware.launch.plan import NodeConfig, NodePlan
-from dmiddleware.launch.supervisor import Child, Supervisor, SupervisorOptions
+from dmiddleware.launch.supervisor import Supervisor, SupervisorOptions
 
 PROGRAM = """
     from pathlib import Path

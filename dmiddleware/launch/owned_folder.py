@@ -1,4 +1,4 @@
-"""A folder in shared memory for the nodes of one run, removed when the run ends."""
+"""Folders for the sockets and the shared memory of one run, removed when the run ends."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["shared_folder"]
+from dmiddleware.launch.leftovers import end_processes, is_mark
+
+__all__ = ["OwnedFolder", "owned_folder"]
 
 _PREFIX: Final = "ditask-"
 _UNFINISHED: Final = "ditask-new-"
@@ -20,15 +23,29 @@ _UNFINISHED_S: Final = 60.0
 _LOCK: Final = "lock"
 
 
+@dataclass(frozen=True, slots=True)
+class OwnedFolder:
+    """A folder of a launcher.
+
+    Attributes:
+        path: the folder.
+        lock: descriptor of the file whose lock shows that the folder is in use.
+    """
+
+    path: Path
+    lock: int
+
+
 @contextlib.contextmanager
-def shared_folder(parent: Path | None) -> Iterator[Path | None]:
+def owned_folder(parent: Path | None, *, mark: str) -> Iterator[OwnedFolder | None]:
     """Make a folder that only this user can enter, and remove it with its content at the end.
 
-    Folders that killed runs left in ``parent`` are removed first. A run holds a lock on its folder,
-    which the system releases when the run dies.
+    Folders that killed runs left in ``parent`` are removed first, and their processes ended. A run
+    holds a lock on its folder, which the system releases when the run dies.
 
     Args:
         parent: where to make the folder; None: make none.
+        mark: the mark of the run's processes.
 
     Yields:
         The folder; None without a parent, or if it cannot be written to.
@@ -38,21 +55,22 @@ def shared_folder(parent: Path | None) -> Iterator[Path | None]:
         if parent is not None:
             with contextlib.suppress(OSError):
                 _sweep(parent)
-                folder = _make(parent, stack)
+                folder = _make(parent, mark, stack)
         yield folder
 
 
-def _make(parent: Path, stack: contextlib.ExitStack) -> Path:
+def _make(parent: Path, mark: str, stack: contextlib.ExitStack) -> OwnedFolder:
     unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=parent))
     stack.callback(shutil.rmtree, unfinished, ignore_errors=True)
     lock = os.open(unfinished / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     stack.callback(os.close, lock)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.write(lock, mark.encode())
     # Other runs look only for the final name, and by then the folder is locked.
     folder = parent / unfinished.name.replace(_UNFINISHED, _PREFIX, 1)
     unfinished.rename(folder)
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    return OwnedFolder(folder, lock)
 
 
 def _sweep(parent: Path) -> None:
@@ -64,6 +82,8 @@ def _sweep(parent: Path) -> None:
                     dead = time.time() - status.st_mtime > _UNFINISHED_S
                 else:
                     dead = _is_unlocked(folder / _LOCK)
+                    if dead and is_mark(mark := (folder / _LOCK).read_text()):
+                        end_processes((mark,))
                 if dead:
                     shutil.rmtree(folder, ignore_errors=True)
 

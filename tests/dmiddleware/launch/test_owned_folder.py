@@ -1,4 +1,4 @@
-"""The shared-memory folder of a run: its permissions, and when it is removed."""
+"""The temporary folders of a run: their permissions, and when they are removed."""
 
 from __future__ import annotations
 
@@ -9,34 +9,37 @@ from pathlib import Path
 
 import pytest
 
-from dmiddleware.launch.shared_folder import shared_folder
+from dmiddleware.launch.leftovers import new_mark
+from dmiddleware.launch.owned_folder import owned_folder
+
+MARK = new_mark()
 
 
 def test_only_this_user_can_enter_it_and_it_is_removed(tmp_path: Path) -> None:
-    with shared_folder(tmp_path) as folder:
-        assert folder is not None and folder.parent == tmp_path
-        assert folder.stat().st_mode & 0o777 == 0o700
-        (folder / "1-0123456789abcdef.slab").write_bytes(b"x")
+    with owned_folder(tmp_path, mark=MARK) as folder:
+        assert folder is not None and folder.path.parent == tmp_path
+        assert folder.path.stat().st_mode & 0o777 == 0o700
+        (folder.path / "1-0123456789abcdef.slab").write_bytes(b"x")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_it_is_removed_after_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), shared_folder(tmp_path):
+    with pytest.raises(ZeroDivisionError), owned_folder(tmp_path, mark=MARK):
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
 
 
 def test_concurrent_runs_have_separate_folders(tmp_path: Path) -> None:
-    with shared_folder(tmp_path) as one, shared_folder(tmp_path) as other:
-        assert one is not None and one.is_dir()
-        assert other is not None and other.is_dir()
+    with owned_folder(tmp_path, mark=MARK) as one, owned_folder(tmp_path, mark=MARK) as other:
+        assert one is not None and one.path.is_dir()
+        assert other is not None and other.path.is_dir()
         assert one != other
 
 
 def test_without_a_usable_parent_there_is_no_folder(tmp_path: Path) -> None:
-    with shared_folder(tmp_path / "nowhere") as folder:
+    with owned_folder(tmp_path / "nowhere", mark=MARK) as folder:
         assert folder is None
-    with shared_folder(None) as folder:
+    with owned_folder(None, mark=MARK) as folder:
         assert folder is None
 
 
@@ -44,15 +47,15 @@ def test_without_a_usable_parent_there_is_no_folder(tmp_path: Path) -> None:
 def test_the_next_run_removes_what_a_killed_run_left(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from dmiddleware.launch.shared_folder import shared_folder\n"
-        "with shared_folder(Path(sys.argv[1])) as folder:\n"
-        "    (folder / 'slab').write_bytes(b'x')\n"
+        "from dmiddleware.launch.owned_folder import owned_folder\n"
+        "with owned_folder(Path(sys.argv[1]), mark=sys.argv[2]) as folder:\n"
+        "    (folder.path / 'slab').write_bytes(b'x')\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    subprocess.run([sys.executable, "-c", program, tmp_path], timeout=80)
+    subprocess.run([sys.executable, "-c", program, tmp_path, MARK], timeout=80)
     (left,) = tmp_path.iterdir()
     assert (left / "slab").exists()
-    with shared_folder(tmp_path):
+    with owned_folder(tmp_path, mark=MARK):
         assert not left.exists()
 
 
@@ -67,6 +70,6 @@ def test_folders_of_other_programs_are_kept(tmp_path: Path) -> None:
         folder.mkdir()
     os.utime(forgotten, (0, 0))
     before = set(tmp_path.iterdir())
-    with shared_folder(tmp_path):
+    with owned_folder(tmp_path, mark=MARK):
         pass
     assert set(tmp_path.iterdir()) == before - {forgotten}

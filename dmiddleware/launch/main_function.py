@@ -1,0 +1,155 @@
+"""The function of ``--main``: check it without importing it, import it, and call it."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import sys
+import tokenize
+from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from dmiddleware.errors import LaunchError
+
+__all__ = ["call_main", "check_main", "import_main"]
+
+_ASYNC = (
+    "--main {main} is an async function{where}, and calling it runs nothing; name a function that "
+    "runs it, such as: def run(): asyncio.run({name}())"
+)
+_GENERATOR = (
+    "--main {main} is a generator function, because it contains yield{where}, and calling it runs "
+    "nothing; name a function without yield"
+)
+
+
+def check_main(main: str, package: Path) -> None:
+    """Refuse a function that would run nothing when it is called, without importing its module.
+
+    A function that cannot be found in the source, for example because it is decorated or comes from
+    another module, is checked by :func:`import_main`.
+
+    Args:
+        main: ``package.module.function``.
+        package: the folder to put first on the import path.
+
+    Raises:
+        LaunchError: if it is an async function or a generator function.
+    """
+    module_name, _, name = main.rpartition(".")
+    file = _find_source(module_name, [str(package.resolve()), *sys.path])
+    if file is None:
+        return
+    try:
+        with tokenize.open(file) as source:
+            tree = ast.parse(source.read())
+    except (OSError, SyntaxError, ValueError):
+        return  # the nodes report it when they import the module
+    function = _find_function(tree, name)
+    if isinstance(function, ast.AsyncFunctionDef):
+        where = f" ({file.name}:{function.lineno})"
+        raise LaunchError(_ASYNC.format(main=main, name=name, where=where))
+    if function is not None:
+        for node in _own_nodes(function):
+            if isinstance(node, ast.Yield | ast.YieldFrom):
+                where = f" ({file.name}:{node.lineno})"
+                raise LaunchError(_GENERATOR.format(main=main, where=where))
+
+
+def import_main(main: str, package: str) -> Callable[[], object]:
+    """Import the function.
+
+    Args:
+        main: ``package.module.function``.
+        package: the folder to put first on the import path.
+
+    Raises:
+        LaunchError: if it does not exist, or would run nothing when it is called.
+    """
+    module_name, _, name = main.rpartition(".")
+    sys.path.insert(0, str(Path(package).resolve()))
+    try:
+        function: Any = getattr(importlib.import_module(module_name), name, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise
+        raise LaunchError(
+            f"--main {main}: found no module {error.name} in --package {package} or on the import "
+            "path"
+        ) from None
+    if not callable(function):
+        raise LaunchError(f"--main {main}: module {module_name} has no function {name!r}")
+    if inspect.iscoroutinefunction(function):
+        raise LaunchError(_ASYNC.format(main=main, name=name, where=""))
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise LaunchError(_GENERATOR.format(main=main, where=""))
+    return function  # type: ignore[no-any-return]
+
+
+def call_main(function: Callable[[], object], main: str) -> None:
+    """Call the function; ``sys.exit(0)`` is a normal end of it.
+
+    Raises:
+        LaunchError: if it returns something that still has to be run.
+        BaseException: what it raises.
+    """
+    try:
+        result = function()
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+        return
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise LaunchError(
+            f"--main {main} returned a {type(result).__name__}, which nothing runs; name a "
+            "function that does its work when it is called"
+        )
+
+
+def _find_source(module_name: str, path: list[str]) -> Path | None:
+    """Return the file of a module, without importing the packages that contain it."""
+    searched: list[str] | None = path
+    parts = module_name.split(".")
+    spec = None
+    for count in range(1, len(parts) + 1):
+        if searched is None:
+            return None
+        spec = PathFinder.find_spec(".".join(parts[:count]), searched)
+        if spec is None:
+            return None
+        locations = spec.submodule_search_locations
+        searched = None if locations is None else list(locations)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    return Path(spec.origin)
+
+
+def _find_function(tree: ast.Module, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """Return the function of this name, unless something may have replaced it."""
+    found: ast.FunctionDef | ast.AsyncFunctionDef | None = None
+    for statement in tree.body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            if statement.name == name:
+                found = None if statement.decorator_list else statement
+        elif any(
+            (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store))
+            or (isinstance(node, ast.alias) and name in (node.asname, node.name))
+            for node in ast.walk(statement)
+        ):
+            found = None
+    return found
+
+
+def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
+    """Return the nodes of a function, without those of functions and classes inside it."""
+    left: list[ast.AST] = list(function.body)
+    while left:
+        node = left.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            left += ast.iter_child_nodes(node)
