@@ -48,11 +48,11 @@ from dmiddleware.router.wire.envelope import (
 from dmiddleware.router.wire.frame import (
     HEADER_SIZE,
     Frame,
+    FrameContents,
     FrameMac,
     FrameType,
     OutgoingFrame,
     decode_frame,
-    encode_frame,
     read_metadata,
     session_of,
 )
@@ -62,6 +62,7 @@ __all__ = ["NodeProtocol"]
 BUSY_DELAY_S: Final = 0.02
 TAKE_BYTES: Final = 1 << 20
 _SESSION_OVER: Final = "the session is over; start a new handshake"
+_NO_CONTENTS: Final = FrameContents()
 
 _acknowledgements_decoder = msgspec.msgpack.Decoder(Acknowledgements)
 
@@ -80,8 +81,8 @@ class NodeProtocol:
         peers: all known peers by node id, disconnected ones included.
         subscriptions: which peer receives which events.
         changes: membership changes that the router has not processed yet.
-        unsent: peers for whom something may have to be sent that no frame of theirs and no emitted
-            event accounts for, as an ordered set; the router clears it.
+        unsent: peers for whom there may be something to send, as an ordered set; the router clears
+            it. Those that an event is offered to are not added.
         n_refused: how many handshakes and frames were refused.
         closing: whether this node admits no more peers, because it is about to close.
         accepting: whether it accepts events; otherwise their senders try again later.
@@ -382,6 +383,7 @@ class NodeProtocol:
             self._on_acknowledgements(peer, frame, now)
         elif request.batch is not None:
             peer.outgoing.on_failed(request.batch, now)
+            self.unsent[peer.node_id] = None
         if frame.type is FrameType.BYE:
             self._on_goodbye(peer, now)
         return frame.type
@@ -538,6 +540,8 @@ class NodeProtocol:
         return verdict
 
     def _on_acknowledgements(self, peer: PeerSession, frame: Frame, now: float) -> None:
+        if not len(frame.metadata):
+            return
         received = read_metadata(
             _acknowledgements_decoder, frame.metadata, "list of acknowledgements"
         )
@@ -545,6 +549,7 @@ class NodeProtocol:
             peer.outgoing.on_ack(stream, sequence, credit)
         for stream, sequence, delay_s in received.busy:
             peer.outgoing.on_busy(stream, sequence, min(delay_s, 1.0), now)
+        self.unsent[peer.node_id] = None
 
     def _data(self, peer: PeerSession, batch: EventBatch, number: int) -> WireBytes:
         raw = OutgoingFrame(
@@ -571,14 +576,16 @@ class NodeProtocol:
         sequence: int = 0,
         metadata: bytes = b"",
     ) -> bytes:
-        frame = Frame(
+        frame = OutgoingFrame(
             kind,
+            FrameContents(metadata) if metadata else _NO_CONTENTS,
+            sign,
+            max_size=self.options.max_frame_bytes,
             session=session,
             incarnation=self.identity.incarnation,
             sequence=sequence,
-            metadata=metadata,
         )
-        return encode_frame(frame, sign, max_size=self.options.max_frame_bytes)
+        return bytes(frame)
 
     def _handshake_frame(self, kind: FrameType, content: bytes) -> bytes:
         return self._frame(kind, 0, None, 0, content)

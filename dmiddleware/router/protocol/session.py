@@ -67,8 +67,7 @@ class ReplayWindow:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class ParkedPoll:
+class ParkedPoll(msgspec.Struct, frozen=True):
     """A poll that waits until there is something to send.
 
     Attributes:
@@ -82,8 +81,7 @@ class ParkedPoll:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """A request of a dialer.
 
     Attributes:
@@ -224,7 +222,9 @@ class PeerSession:
         return self.n_requests
 
     def take_acknowledgements(self) -> bytes:
-        """Return, encoded, the acknowledgements collected since the last call."""
+        """Return, encoded, the acknowledgements collected since the last call; empty for none."""
+        if not self.acks and not self.busy:
+            return b""
         acknowledgements = _encode(Acknowledgements(tuple(self.acks), tuple(self.busy)))
         self.acks.clear()
         self.busy.clear()

@@ -18,8 +18,10 @@ from __future__ import annotations
 import enum
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
+
+import msgspec
 
 from dmiddleware.errors import FrameError
 from dmiddleware.router.wire.envelope import SUBSCRIPTIONS_EVENT, EncodedEvent
@@ -167,7 +169,11 @@ class Outbox(Generic[T]):
 
     def next_time(self) -> float | None:
         """Return when :meth:`next_frame` has something without further input; None: never."""
-        return min((frame.not_before for frame in self._pending.values()), default=None)
+        due_at: float | None = None
+        for frame in self._pending.values():
+            if due_at is None or frame.not_before < due_at:
+                due_at = frame.not_before
+        return due_at
 
     def on_ack(self, sequence: int, credit: int) -> None:
         """Process an acknowledgement.
@@ -265,8 +271,7 @@ class Outbox(Generic[T]):
         return frame
 
 
-@dataclass(frozen=True, slots=True)
-class EventBatch:
+class EventBatch(msgspec.Struct, frozen=True):
     """Events that are sent as one frame.
 
     Attributes:
@@ -363,7 +368,7 @@ class OutgoingStreams:
         if pending is not None:
             # The old version will not be sent again, so a slow reader must not keep it in memory.
             kept = tuple(old for old in pending.events if old.event != event.event)
-            self._pending_latest = replace(pending, events=kept)
+            self._pending_latest = msgspec.structs.replace(pending, events=kept)
 
     def put_lossy(self, event: EncodedEvent) -> None:
         """Queue an event that may be dropped."""
@@ -378,10 +383,10 @@ class OutgoingStreams:
 
     def next_time(self) -> float | None:
         """Return when :meth:`next_batch` has something without further input; None: never."""
-        times = [self.outbox.next_time()]
-        if self._pending_latest is not None:
-            times.append(self._latest_retry_at)
-        return min((time for time in times if time is not None), default=None)
+        due_at = self.outbox.next_time()
+        if self._pending_latest is None or (due_at is not None and due_at < self._latest_retry_at):
+            return due_at
+        return self._latest_retry_at
 
     def on_ack(self, stream: int, sequence: int, credit: int) -> None:
         """Process the acknowledgement of a frame."""

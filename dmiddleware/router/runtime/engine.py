@@ -195,7 +195,7 @@ class Engine:
         """Process what a frame or the time has changed; called with the lock held.
 
         Args:
-            node_id: the peer that sent the frame, if any.
+            node_id: a peer to which there is a new route.
 
         Returns:
             What to send; pass it to :meth:`deliver_and_send`, without the lock.
@@ -211,11 +211,9 @@ class Engine:
         if node.closing or node.n_sessions != self._n_sessions:
             self._n_sessions = node.n_sessions
             self.members.notify_all()
-        if node_id is not None:
-            due_at = self.sender.due.get(node_id)
-            if due_at is not None and now < due_at < self._next_tick:
-                self._next_tick = due_at
-                self._ticking.notify_all()
+        if now < self.sender.earliest < self._next_tick:
+            self._next_tick = self.sender.earliest
+            self._ticking.notify_all()
         return sends
 
     def deliver_and_send(self, sends: Iterable[SendAction]) -> None:
@@ -268,8 +266,7 @@ class Engine:
         """Wait until something may be due, which a frame that arrives can bring forward."""
         now = self.clock.now()
         # Overdue frames have no open route, and are sent as soon as there is one.
-        soon = [due_at for due_at in self.sender.due.values() if due_at > now]
-        self._next_tick = min([self._next_tick, *soon])
+        self._next_tick = min(self._next_tick, self.sender.earliest_after(now))
         while not self.closing and (left_s := self._next_tick - self.clock.now()) > 0:
             planned = self._next_tick
             self.clock.wait_for(self._ticking, partial(self._is_tick_before, planned), left_s)

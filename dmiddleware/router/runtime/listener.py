@@ -13,7 +13,7 @@ from dmiddleware.router.protocol.handshake import MAX_HANDSHAKE_BYTES
 from dmiddleware.router.protocol.session import ParkedPoll
 from dmiddleware.router.runtime.engine import Engine
 from dmiddleware.router.transport import Listener, ListenLimits, Reply
-from dmiddleware.router.wire.frame import HEADER_SIZE, FrameType, type_of
+from dmiddleware.router.wire.frame import HEADER_SIZE, OutgoingFrame
 
 __all__ = ["NodeListener"]
 
@@ -102,9 +102,10 @@ class NodeListener:
                 self._listener.trust(connection)
             if isinstance(content, ParkedPoll):
                 engine.sender.park(content, reply)
-            sends = engine.update(engine.node.node_of(session))
+            sends = engine.update()
         if not isinstance(content, ParkedPoll):
-            sends.insert(0, partial(reply, content, urgent=type_of(raw) is not FrameType.POLL))
+            # The reply to a poll carries events.
+            sends.insert(0, partial(reply, content, urgent=not isinstance(content, OutgoingFrame)))
         engine.deliver_and_send(sends)
 
     def _warn(self, error: RouterError, now: float) -> None:

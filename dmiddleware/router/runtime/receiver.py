@@ -107,6 +107,9 @@ class Receiver:
         Args:
             once: whether to stop after one batch and leave the rest to a later call.
         """
+        # Without the lock: the thread that has added an event sees it, and others need not.
+        if not self._has_events():
+            return
         with self._lock:
             if not self._has_events():
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -80,10 +81,12 @@ class Sender:
 
     Attributes:
         due: when frames are sent again, for each peer that has not acknowledged all of them.
+        earliest: the earliest of the times that were noted since :meth:`earliest_after`.
     """
 
     def __init__(self, node: NodeProtocol) -> None:
         self.due: dict[str, float] = {}
+        self.earliest = math.inf
         self._node = node
         self._links: dict[str, _Link] = {}
 
@@ -121,6 +124,8 @@ class Sender:
             due_at = node.due_at(node_id)
             if due_at is not None:
                 self.due[node_id] = due_at
+                if now < due_at < self.earliest:
+                    self.earliest = due_at
             elif node_id in self.due:
                 del self.due[node_id]
         return sends
@@ -128,6 +133,11 @@ class Sender:
     def overdue(self, now: float) -> list[str]:
         """Return the peers to which frames should have been sent again by now."""
         return [node_id for node_id, due_at in self.due.items() if due_at <= now]
+
+    def earliest_after(self, now: float) -> float:
+        """Return when the next frame is sent again; infinity: never."""
+        self.earliest = min((at for at in self.due.values() if at > now), default=math.inf)
+        return self.earliest
 
     def _link(self, node_id: str) -> _Link:
         link = self._links.get(node_id)

@@ -34,7 +34,6 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import msgspec
@@ -117,8 +116,7 @@ _JOINED: Final = 4 * 1024
 """Shorter frames are sent as one piece."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True):
     """One frame, decoded.
 
     Attributes:
@@ -140,7 +138,7 @@ class Frame:
     sequence: int = 0
     data_sequence: int = 0
     metadata: bytes | memoryview = b""
-    buffers: Sequence[bytes | memoryview] = field(default=())
+    buffers: Sequence[bytes | memoryview] = ()
     flags: FrameFlag = FrameFlag.NONE
 
 
@@ -175,13 +173,16 @@ class FrameContents:
         flags: how to read the frame.
 
     Attributes:
+        flags: how to read the frame.
+        metadata_size: the metadata's length.
+        n_buffers: how many buffers there are.
         size: the frame's length.
 
     Raises:
         FrameTooLarge: if there are too many bytes of metadata or too many buffers.
     """
 
-    __slots__ = ("_body", "_body_digest", "_head", "_metadata_size", "_n_buffers", "flags", "size")
+    __slots__ = ("_body", "_body_digest", "_head", "flags", "metadata_size", "n_buffers", "size")
 
     def __init__(
         self,
@@ -196,7 +197,7 @@ class FrameContents:
                 "strings as arrays"
             )
         self.flags = flags
-        self._metadata_size, self._n_buffers = len(metadata), len(buffers)
+        self.metadata_size, self.n_buffers = len(metadata), len(buffers)
         self._head: bytes | memoryview = metadata
         self._body: list[bytes | memoryview] = []
         self._body_digest: bytes | None = None
@@ -210,36 +211,6 @@ class FrameContents:
         for offset, length, buffer in zip(offsets, lengths, buffers, strict=True):
             self._body += (bytes(offset - position), buffer)
             position = offset + length
-
-    def prefix(
-        self,
-        kind: FrameType,
-        mac: FrameMac | None,
-        *,
-        session: int,
-        incarnation: int,
-        stream: int,
-        sequence: int,
-        data_sequence: int,
-    ) -> bytes:
-        """Return the prefix of a frame with these contents."""
-        flags = self.flags
-        if mac is not None and mac.cover_body:
-            flags |= _MAC_BODY
-        return _PREFIX.pack(
-            _MAGIC,
-            VERSION,
-            kind,
-            flags,
-            session,
-            incarnation,
-            stream,
-            self._metadata_size,
-            sequence,
-            self.size,
-            self._n_buffers,
-            data_sequence,
-        )
 
     def signed(self, prefix: bytes, mac: FrameMac | None) -> list[bytes | memoryview]:
         """Return the pieces of a frame with these contents."""
@@ -295,14 +266,19 @@ class OutgoingFrame(BytePieces):
             )
         self._contents = contents
         self._mac = mac
-        self._prefix = contents.prefix(
+        self._prefix = _PREFIX.pack(
+            _MAGIC,
+            VERSION,
             kind,
-            mac,
-            session=session,
-            incarnation=incarnation,
-            stream=stream,
-            sequence=sequence,
-            data_sequence=data_sequence,
+            contents.flags | _MAC_BODY if mac is not None and mac.cover_body else contents.flags,
+            session,
+            incarnation,
+            stream,
+            contents.metadata_size,
+            sequence,
+            self._size,
+            contents.n_buffers,
+            data_sequence,
         )
 
     @property
@@ -450,7 +426,7 @@ def _frame_type(kind: int) -> FrameType:
 
 def _layout(head: int, lengths: Sequence[int]) -> tuple[list[int], int]:
     """Return each buffer's offset, and the frame's length, after a head of ``head`` bytes."""
-    offsets = []
+    offsets: list[int] = []
     end = head
     for length in lengths:
         offset = -(-end // ALIGNMENT) * ALIGNMENT
