@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from dmiddleware.pipeline import Context, Event, Task
+from dmiddleware.router.protocol.membership import SAID_GOODBYE
 from middleware.support.exchange_base import Exchange
 
 __all__ = ["Barrier"]
@@ -13,10 +16,14 @@ REACHED: Final = Event("exchange.barrier", timeout_s=120.0)
 
 
 class Barrier(Exchange):
-    """Wait until all connected processes have reached this point of the chain equally often.
+    """Wait until all processes of the run have reached this point of the chain equally often.
 
-    It does not wait for a process that has left. A process that reconnects counts from zero, so a
-    barrier is for runs whose processes live as long as the run.
+    All connected processes take part, also those that are connected through another one only, like
+    the collectors of a star. Each of them needs the barrier in its chain.
+
+    A process that joins later or is restarted continues with the count of the others; it may pass
+    once more before it has caught up. A process that has left is not waited for. A process that
+    has lost its connections to all others waits until one of them is back.
 
     Args:
         name: the name of the barrier, if a chain has several.
@@ -34,17 +41,16 @@ class Barrier(Exchange):
         super().__init__(timeout_s=timeout_s)
         self.settings["name"] = name
         self._name = name
-        self._round = 0
-        self._reached: dict[int, int] = {}
+        self._arrivals: Arrivals | None = None
 
     def __call__(self, ctx: Context) -> None:
         """Wait for the others."""
-        task = self._task
-        if task is None:
+        arrivals, task = self._arrivals, self._task
+        if arrivals is None or task is None or task.router is None:
             return
-        assert task.router is not None
-        self._round += 1
-        task.emit(REACHED, self._name, task.router.node_id, self._round, only_remote=True)
+        # The events of the newest connections may not have been handled yet.
+        peers = task.router.peer_ids()
+        self._update(lambda: arrivals.arrive(peers))
         with self._changed:
             blocked_s = self._wait(
                 lambda: not self._missing(),
@@ -53,13 +59,173 @@ class Barrier(Exchange):
         ctx.log(f"exchange/{self._name}_blocked_s", blocked_s)
 
     def _subscribe(self, task: Task[Any]) -> None:
-        task.on(REACHED, self._handler(self._on_reached))
+        assert task.router is not None
+        arrivals = self._arrivals = Arrivals(task.router.node_id, secrets.token_hex(8))
 
-    def _on_reached(self, name: str, node_id: int, number: int) -> None:
-        if name == self._name:
-            self._reached[node_id] = number
+        def on_reached(name: str, sender: int, *arrival: Any) -> None:
+            if name == self._name:
+                self._update(lambda: arrivals.receive(sender, Arrival(*arrival)))
+
+        def on_left(node_id: int, reason: str) -> None:
+            self._update(lambda: arrivals.disconnect(node_id))
+
+        def on_joined(node_id: int, *, new_incarnation: bool = True, **_: Any) -> None:
+            self._update(lambda: arrivals.connect(node_id, is_new=new_incarnation))
+
+        task.on(REACHED, on_reached)
+        task.on("node.left", on_left)
+        task.on("node.joined", on_joined)
+        task.on("node.rejoined", on_joined)
+        peers = task.router.peer_ids()
+        self._update(lambda: arrivals.announce(peers))
+
+    def _update(self, change: Callable[[], ToSend]) -> None:
+        """Apply a change with the lock held, and send what it returns without the lock."""
+        task = self._task
+        assert task is not None and task.router is not None
+        with self._changed:
+            to_send = change()
+            self._changed.notify_all()
+        for arrival, targets in to_send:
+            sender = task.router.node_id
+            task.emit(REACHED, self._name, sender, *arrival, only_remote=True, to=targets)
 
     def _missing(self) -> list[int]:
-        assert self._task is not None and self._task.router is not None
-        here = self._task.router.peer_ids()
-        return sorted(n for n in here if self._reached.get(n, 0) < self._round)
+        assert self._arrivals is not None
+        if not self._arrivals.own.peers:
+            lost = [one for one, why in self._left.items() if not why.startswith(SAID_GOODBYE)]
+            return sorted(lost)
+        return self._arrivals.missing()
+
+
+class Arrival(NamedTuple):
+    """How often one process has reached a barrier, and its connections.
+
+    Attributes:
+        node_id: its node id.
+        token: identifies the process among those with the same node id.
+        number: a newer arrival of the same node id has a larger number.
+        n_times: how often it has reached the barrier.
+        peers: the nodes that it is connected to.
+    """
+
+    node_id: int
+    token: str
+    number: int
+    n_times: int
+    peers: tuple[int, ...]
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Orders the arrivals of a node; the token decides between two processes."""
+        return self.number, self.token
+
+
+ToSend: TypeAlias = "list[tuple[Arrival, tuple[int, ...]]]"
+"""Arrivals, each with the peers to send it to."""
+
+
+class Arrivals:
+    """The newest arrival of each node, as one process knows them. Pure: no lock, no sending.
+
+    A process sends its own arrivals to its peers. They pass them on to those of their peers that
+    the first process is not connected to, so every process knows the arrivals and connections of
+    the whole run, in every topology.
+
+    Args:
+        node_id: this node.
+        token: identifies this process.
+
+    Attributes:
+        own: the newest arrival of this process.
+    """
+
+    def __init__(self, node_id: int, token: str) -> None:
+        self.own = Arrival(node_id, token, 1, 0, ())
+        self._others: dict[int, Arrival] = {}
+
+    def announce(self, peers: Iterable[int]) -> ToSend:
+        """Ask the connected peers for their arrivals, with which this process continues."""
+        self._change(peers=self._with(peers))
+        return [(self.own, self.own.peers)]
+
+    def arrive(self, peers: Iterable[int]) -> ToSend:
+        """Note that this process has reached the barrier, and which peers are connected."""
+        n_times = max(self.own.n_times + 1, *self._counts().values())
+        return self._change(n_times=n_times, peers=self._with(peers))
+
+    def connect(self, node_id: int, *, is_new: bool) -> ToSend:
+        """Note that a peer has connected; ``is_new``: as a process that has not arrived yet."""
+        if is_new:
+            self._reset([node_id])
+        to_send = self._change(peers=self._with([node_id]))
+        # A connection that was interrupted may have lost arrivals.
+        missed = () if is_new else self._others.values()
+        to_send += [(one, (node_id,)) for one in missed]
+        return to_send or [(self.own, (node_id,))]
+
+    def disconnect(self, node_id: int) -> ToSend:
+        """Note that a peer has disconnected."""
+        return self._change(peers=tuple(peer for peer in self.own.peers if peer != node_id))
+
+    def receive(self, sender: int, arrival: Arrival) -> ToSend:
+        """Store an arrival that a peer has sent."""
+        node_id = arrival.node_id
+        if node_id == self.own.node_id:
+            if arrival.token == self.own.token or arrival.order < self.own.order:
+                return []
+            # From an earlier process of this node, after whose numbers those of this one continue.
+            return self._change(number=arrival.number + 1)
+        known = self._others.get(node_id)
+        is_new = known is None or known.token != arrival.token
+        to_send: ToSend = []
+        if is_new and sender == node_id:
+            # A new process has missed what was sent before.
+            missed = (self.own, *self._others.values())
+            to_send = [(one, (sender,)) for one in missed if one.n_times or one is known]
+        is_back = known is not None and arrival.order == known.order and not known.n_times
+        if known is not None and arrival.order <= known.order and not is_back:
+            # A new process may not know the numbers of the one before.
+            return [(known, (sender,))] if is_new and sender != node_id else to_send
+        before = self._counts().keys()
+        self._others[node_id] = arrival
+        self._reset(before - self._counts().keys())
+        reached = {sender, *arrival.peers}
+        targets = tuple(peer for peer in self.own.peers if peer not in reached)
+        # A new process that has not arrived yet is news only where an earlier one is known.
+        if targets and (arrival.n_times or known is not None):
+            to_send.append((arrival, targets))
+        return to_send
+
+    def missing(self) -> list[int]:
+        """Return the nodes of the run that have reached the barrier less often than this one."""
+        return sorted(node for node, count in self._counts().items() if count < self.own.n_times)
+
+    def _change(self, **changes: Any) -> ToSend:
+        """Change this process's own arrival; the others are notified after the first one."""
+        before = self._counts().keys()
+        self.own = self.own._replace(**{"number": self.own.number + 1, **changes})
+        self._reset(before - self._counts().keys())
+        return [(self.own, self.own.peers)] if self.own.n_times else []
+
+    def _with(self, peers: Iterable[int]) -> tuple[int, ...]:
+        return tuple({*self.own.peers, *peers})
+
+    def _counts(self) -> dict[int, int]:
+        """Return the counts of this node and of all that it is connected to, also indirectly."""
+        counts: dict[int, int] = {}
+        found = [self.own.node_id]
+        while found:
+            node_id = found.pop()
+            if node_id in counts:
+                continue
+            arrival = self.own if node_id == self.own.node_id else self._others.get(node_id)
+            counts[node_id] = 0 if arrival is None else arrival.n_times
+            found += () if arrival is None else arrival.peers
+        return counts
+
+    def _reset(self, node_ids: Iterable[int]) -> None:
+        """Discard the counts of nodes that have left; the same arrival counts if it comes again."""
+        for node_id in node_ids:
+            if (known := self._others.get(node_id)) is not None:
+                self._others[node_id] = known._replace(n_times=0, peers=())

@@ -12,13 +12,23 @@ from typing import Final, Literal
 
 from dmiddleware.router.protocol.handshake import Identity, Refusal
 
-__all__ = ["Member", "MembershipChange", "Membership", "HEARTBEAT_S", "MISSED_HEARTBEATS"]
+__all__ = [
+    "Member",
+    "MembershipChange",
+    "Membership",
+    "HEARTBEAT_S",
+    "MISSED_HEARTBEATS",
+    "SAID_GOODBYE",
+]
 
 HEARTBEAT_S: Final = 1.0
 """Seconds between two heartbeats."""
 
 MISSED_HEARTBEATS: Final = 3
 """How many heartbeats a node may miss before it counts as disconnected."""
+
+SAID_GOODBYE: Final = "said goodbye"
+"""The first words of the reason of a node that left at the ordered end of its run."""
 
 ChangeKind = Literal["joined", "left", "rejoined"]
 

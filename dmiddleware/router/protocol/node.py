@@ -26,7 +26,11 @@ from dmiddleware.router.protocol.handshake import (
     Refusal,
     Session,
 )
-from dmiddleware.router.protocol.membership import Membership, MembershipChange
+from dmiddleware.router.protocol.membership import (
+    SAID_GOODBYE,
+    Membership,
+    MembershipChange,
+)
 from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.protocol.session import (
     ParkedPoll,
@@ -457,7 +461,7 @@ class NodeProtocol:
 
     def _on_goodbye(self, peer: PeerSession, now: float) -> None:
         """Note that a peer leaves for good, or that this node has left it."""
-        reason = "said goodbye"
+        reason = SAID_GOODBYE
         if self.peers.get(peer.node_id) is peer and (n_dropped := self._drop_outgoing(peer)):
             reason += f"; {n_dropped} events that it had not accepted were dropped"
         self._record(self._members.on_left(peer.node_id, reason, for_good=True), now)
