@@ -22,7 +22,7 @@ from dmiddleware.errors import (
 )
 from dmiddleware.pipeline import Clock, Event, Running, SystemClock
 from dmiddleware.router.protocol.counters import EventTraffic, PeerTraffic
-from dmiddleware.router.protocol.handshake import MAX_IDENTITY_BYTES, Identity
+from dmiddleware.router.protocol.handshake import INSTANCE_SIZE, Identity
 from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.protocol.topology import check_address, is_loopback
@@ -69,8 +69,6 @@ class Router:
         transport: moves the bytes; None: Unix-domain sockets on this host and nng between hosts.
         options: limits and timeouts.
         clock: times deadlines and starts the threads.
-        incarnation: distinguishes this process from earlier ones with the same node id, and is
-            larger than theirs; None: nanoseconds since 1970.
         random_bytes: returns the given number of unpredictable bytes; replaced in tests only.
         adapters: for types beyond the built-in ones.
         pickle: ``(dumps, loads)`` for values that nothing else can encode; both ends must opt in.
@@ -97,7 +95,6 @@ class Router:
         transport: Transport | None = None,
         options: NodeOptions | None = None,
         clock: Clock | None = None,
-        incarnation: int | None = None,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
         adapters: Iterable[Adapter] = (),
         pickle: tuple[Callable[[Any], bytes], Callable[[bytes], Any]] | None = None,
@@ -118,14 +115,13 @@ class Router:
             )
         if clock is None:
             clock = SystemClock()
-        if incarnation is None:
-            incarnation = int(clock.wall() * 1e9)
-        self._identity = Identity(run_id, str(node_id), incarnation, tuple(roles), tuple(labels))
-        if self._identity.size > MAX_IDENTITY_BYTES:
-            raise TopologyError(
-                f"the run id, roles and labels of node {node_id} have {self._identity.size} bytes, "
-                f"but at most {MAX_IDENTITY_BYTES} fit into a handshake; use shorter ones"
-            )
+        self._identity = Identity(
+            run_id, str(node_id), random_bytes(INSTANCE_SIZE), tuple(roles), tuple(labels)
+        )
+        try:
+            self._identity.check()
+        except ValueError as error:
+            raise TopologyError(f"peers would refuse node {node_id}: {error}") from error
         self._node_id = node_id
         self._expected_peers = expected_peers
         self._start_timeout_s = start_timeout_s
@@ -134,7 +130,7 @@ class Router:
             key,
             options=options if options is not None else NodeOptions(),
             nonce=lambda: random_bytes(32),
-            session_number=lambda: (int.from_bytes(random_bytes(8), "little") >> 1) + 1,
+            session_number=lambda: (int.from_bytes(random_bytes(8), "little") >> 2) + 1,
         )
         self._engine = Engine(
             self._node,
@@ -271,6 +267,16 @@ class Router:
     def node_id(self) -> int:
         """The number of this process in the run."""
         return self._node_id
+
+    @property
+    def incarnation(self) -> int:
+        """How this process orders among all that have used its node id.
+
+        The peers agree on it: a new process gets a larger number than any that they know. It may
+        grow when another peer connects, which knew of more processes.
+        """
+        with self._engine.lock:
+            return self._node.incarnation
 
     @property
     def labels(self) -> Collection[str]:

@@ -283,7 +283,6 @@ class Cluster:
             transport=self.network.transport(_group(plan.node_id)),
             options=self._options,
             clock=self.simulation,
-            incarnation=node.incarnation,
             random_bytes=numbers.randbytes,
             expected_peers=plan.n_peers,
             start_timeout_s=self._start_timeout_s,

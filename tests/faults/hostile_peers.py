@@ -347,7 +347,7 @@ def _flip(stranger: Stranger, learner: str, peer: RawPeer, address: str) -> None
 
 
 def _old_version(address: str) -> None:
-    identity = Identity("run", "14", 1)
+    identity = Identity("run", "14", bytes(16))
     hello = {"version": VERSION - 1, "identity": identity, "nonce": bytes(32), "keyed": True}
 
     greeting = Frame(FrameType.HELLO, metadata=msgspec.msgpack.encode(hello))

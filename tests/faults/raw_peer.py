@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import time
@@ -10,19 +11,14 @@ from typing import Self
 
 import msgspec
 
-from dmiddleware.router.protocol.handshake import (
-    DialerHandshake,
-    Identity,
-    ListenerHandshake,
-    PeerLimits,
-    Session,
-)
+from dmiddleware.router.protocol.handshake import Identity, ListenerHandshake, PeerLimits
+from dmiddleware.router.protocol.membership import Membership
 from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.codec import Codec
 from dmiddleware.router.wire.envelope import encode_event, pack_events
-from dmiddleware.router.wire.frame import Frame, FrameType, encode_frame
+from dmiddleware.router.wire.frame import Frame, FrameType, decode_frame, encode_frame
 
 __all__ = ["RawPeer", "Stranger", "valid_frames"]
 
@@ -135,10 +131,10 @@ class Stranger:
     def __init__(self, node_id: int, key: bytes | None) -> None:
         numbers = iter(range(1, 1 << 30))
         self.node = NodeProtocol(
-            Identity("run", str(node_id), time.time_ns(), ("collector",)),
+            Identity("run", str(node_id), os.urandom(16), ("collector",)),
             key,
             options=NodeOptions(),
-            nonce=lambda: bytes(32),
+            nonce=lambda: os.urandom(32),
             session_number=lambda: next(numbers),
         )
 
@@ -166,25 +162,26 @@ def _whole(answer: bytes | None) -> bytes:
 
 def valid_frames() -> list[bytes]:
     """Return one valid frame of each kind that a dialer sends, of an unknown session."""
-    identity = Identity("run", "7", 1)
     session = 12345
+    identity = Identity("run", "7", os.urandom(16))
     listener = ListenerHandshake(
         identity,
         None,
         limits=PeerLimits(1 << 20, 1 << 20, 8),
-        nonce=lambda: bytes(32),
+        nonce=lambda: os.urandom(32),
         session_number=lambda: session,
-        admit=lambda _: None,
+        incarnation=lambda: 1,
+        known=Membership(identity),
     )
-    dialer = DialerHandshake(
-        Identity("run", "8", 1), None, nonce=bytes(32), max_frame_bytes=1 << 20
-    )
-    auth = dialer.on_challenge(listener.on_hello(dialer.hello(), 0.0))
-    assert isinstance(dialer.on_welcome(listener.on_auth(auth, 0.0)[0]), Session)
+    dialer = Stranger(8, None)
+    handshake, hello = dialer.node.hello()
+    challenge = listener.on_hello(decode_frame(hello).metadata, 0.0)
+    auth = handshake.on_challenge(challenge)
+    assert handshake.on_welcome(listener.on_auth(auth, 0.0)[0])
     metadata, buffers, flags = pack_events([encode_event("e", [[bytes(300)], {}], Codec())])
     answers = msgspec.msgpack.encode(((), ()))
     frames = [
-        Frame(FrameType.HELLO, metadata=dialer.hello()),
+        Frame(FrameType.HELLO, metadata=handshake.hello()),
         Frame(FrameType.AUTH, metadata=auth),
         Frame(FrameType.DATA, session, metadata=metadata, buffers=buffers, flags=flags),
         *(

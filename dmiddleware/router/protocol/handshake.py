@@ -3,14 +3,19 @@
 ::
 
     dialer                                             listener
-    HELLO     {version, identity, nonce}           →
-                                                   ←   CHALLENGE {version, identity, nonce}
-    AUTH      {HMAC over both}                     →
-                                                   ←   WELCOME   {HMAC over all, session, limits}
+    HELLO     {version, identity, incarnation, nonce}  →
+                                                       ←  CHALLENGE {the same, least incarnation}
+    AUTH      {incarnation, least incarnation, HMAC}   →
+                                                       ←  WELCOME   {incarnation, session, limits,
+                                                                     HMAC}
 
 Each side proves that it has the run's key with an HMAC-SHA256 over everything exchanged so far, so
 no message can be altered on the way and no earlier handshake can be replayed. The session key is
 derived from the run's key and both nonces with HKDF (RFC 5869).
+
+Incarnations order the processes that have used a node id. No process counts its own starts: each
+side replies with the least incarnation that the other one may have according to what it knows about
+that node id, and a process takes the largest of these numbers.
 
 Without a key, which is allowed on loopback only, the same four messages agree on the session
 without signatures. Nonces and session numbers are passed in.
@@ -23,9 +28,10 @@ import hmac
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Annotated, Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from dmiddleware.errors import AuthError, FrameError, HandshakeRefused
 from dmiddleware.router.wire.frame import VERSION, read_metadata
@@ -36,8 +42,10 @@ __all__ = [
     "Session",
     "Refusal",
     "DialerHandshake",
+    "KnownPeers",
     "ListenerHandshake",
     "hkdf",
+    "INSTANCE_SIZE",
     "MAX_HANDSHAKE_BYTES",
     "MAX_IDENTITY_BYTES",
 ]
@@ -48,9 +56,29 @@ MAX_HANDSHAKE_BYTES: Final = 4096
 MAX_IDENTITY_BYTES: Final = MAX_HANDSHAKE_BYTES - 256
 """The largest encoded identity; the rest of a handshake message holds its other fields."""
 
+INSTANCE_SIZE: Final = 16
+"""Bytes of a process's random name."""
+
+MAX_INCARNATION: Final = 1 << 48
+MIN_FRAME_BYTES: Final = 8192
+"""The smallest limit for frames that a node may announce."""
+
+MAX_NAMES: Final = 64
+"""The most roles, and the most labels, of a node."""
+
+MAX_NAME: Final = 256
+"""The most characters in a run id, a role or a label."""
+
 NONCE_SIZE: Final = 32
+_CHALLENGE_SIZE: Final = 16
 PENDING_LIMIT: Final = 1024
 PENDING_S: Final = 5.0
+
+_Incarnation: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_INCARNATION)]
+_FrameBytes: TypeAlias = Annotated[int, Meta(ge=MIN_FRAME_BYTES, le=1 << 48)]
+_Name: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME)]
+_Nonce: TypeAlias = Annotated[bytes, Meta(min_length=NONCE_SIZE, max_length=NONCE_SIZE)]
+_Proof: TypeAlias = Annotated[bytes, Meta(max_length=32)]
 
 
 class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,22 +86,31 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         run_id: the run that it belongs to; nodes of different runs refuse each other.
-        node_id: unique in the run.
-        incarnation: increases with each start of the node's process.
+        node_id: a decimal number, unique in the run.
+        instance: random bytes, which distinguish the processes that use a node id.
         roles: the node's roles, for example ``("collector",)``.
         labels: arbitrary labels for ``match_labels``.
     """
 
-    run_id: str
-    node_id: str
-    incarnation: int
-    roles: tuple[str, ...] = ()
-    labels: tuple[str, ...] = ()
+    run_id: _Name
+    node_id: Annotated[str, Meta(pattern=r"\A(0|[1-9][0-9]{0,17})\Z")]
+    instance: Annotated[bytes, Meta(min_length=INSTANCE_SIZE, max_length=INSTANCE_SIZE)]
+    roles: Annotated[tuple[_Name, ...], Meta(max_length=MAX_NAMES)] = ()
+    labels: Annotated[tuple[_Name, ...], Meta(max_length=MAX_NAMES)] = ()
 
-    @property
-    def size(self) -> int:
-        """Encoded size in bytes; at most :data:`MAX_IDENTITY_BYTES` fit into a handshake."""
-        return len(_encode(self))
+    def check(self) -> None:
+        """Check that peers accept this identity.
+
+        Raises:
+            ValueError: if they do not.
+        """
+        raw = _encode(self)
+        msgspec.msgpack.decode(raw, type=Identity)
+        if len(raw) > MAX_IDENTITY_BYTES:
+            raise ValueError(
+                f"the run id, roles and labels have {len(raw)} bytes, but at most "
+                f"{MAX_IDENTITY_BYTES} fit into a handshake; use shorter ones"
+            )
 
 
 class PeerLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,13 +120,11 @@ class PeerLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         max_frame_bytes: the largest frame that it accepts.
         credit_bytes: how many bytes it accepts before an acknowledgement grants more.
         window: how many frames may be unacknowledged.
-        data_address: address for data; empty: the same as for control.
     """
 
-    max_frame_bytes: int
-    credit_bytes: int
-    window: int
-    data_address: str = ""
+    max_frame_bytes: _FrameBytes
+    credit_bytes: Annotated[int, Meta(ge=0, le=1 << 60)]
+    window: Annotated[int, Meta(ge=1, le=1 << 16)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +134,8 @@ class Session:
     Attributes:
         number: chosen by the listener; every frame carries it.
         identity: identity of the other side.
+        incarnation: incarnation of the other side.
+        own_incarnation: incarnation of this side.
         key: 32 bytes to sign frames with; None without a run key.
         limits: limits of the other side. Of a dialer only ``max_frame_bytes`` is known, because
             data for it travels in replies.
@@ -106,6 +143,8 @@ class Session:
 
     number: int
     identity: Identity
+    incarnation: int
+    own_incarnation: int
     key: bytes | None
     limits: PeerLimits
 
@@ -121,15 +160,20 @@ class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     code: str
     reason: str
-    proof: bytes = b""
+    proof: _Proof = b""
 
 
 class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     identity: Identity
-    nonce: bytes
+    incarnation: _Incarnation
+    nonce: _Nonce
     keyed: bool
-    max_frame_bytes: int
+    max_frame_bytes: _FrameBytes
+
+
+class _Challenge(_Hello, frozen=True, forbid_unknown_fields=True):
+    least_incarnation: _Incarnation
 
 
 class _Versioned(msgspec.Struct, frozen=True):
@@ -137,14 +181,17 @@ class _Versioned(msgspec.Struct, frozen=True):
 
 
 class _Auth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    challenge: bytes
-    proof: bytes
+    challenge: Annotated[bytes, Meta(min_length=_CHALLENGE_SIZE, max_length=_CHALLENGE_SIZE)]
+    incarnation: _Incarnation
+    least_incarnation: _Incarnation
+    proof: _Proof
 
 
 class _Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    session: int
+    session: Annotated[int, Meta(ge=1)]
+    incarnation: _Incarnation
     limits: PeerLimits
-    proof: bytes
+    proof: _Proof
 
 
 T = TypeVar("T")
@@ -152,6 +199,7 @@ T = TypeVar("T")
 _encode = msgspec.msgpack.Encoder().encode
 _version_decoder = msgspec.msgpack.Decoder(_Versioned)
 _hello_decoder = msgspec.msgpack.Decoder(_Hello)
+_challenge_decoder = msgspec.msgpack.Decoder(_Challenge)
 _auth_decoder = msgspec.msgpack.Decoder(_Auth)
 _welcome_decoder = msgspec.msgpack.Decoder(_Welcome)
 _refusal_decoder = msgspec.msgpack.Decoder(Refusal)
@@ -163,24 +211,54 @@ def hkdf(key: bytes, *, salt: bytes, info: bytes) -> bytes:
     return hmac.digest(extracted, info + b"\x01", "sha256")
 
 
+class KnownPeers(Protocol):
+    """What a node knows about the processes that have used each node id."""
+
+    def least_incarnation(self, identity: Identity) -> int:
+        """Return the least incarnation that a process may have."""
+        ...
+
+    def admit(self, identity: Identity, incarnation: int) -> Refusal | None:
+        """Return why an authenticated process may not join, or None if it may.
+
+        Args:
+            identity: identity of the process.
+            incarnation: its incarnation before this handshake.
+        """
+        ...
+
+
 class DialerHandshake:
     """The dialer's side of one attempt.
 
     Args:
         identity: identity of the dialer.
         key: the run's key; None without one.
+        incarnation: incarnation of the dialer so far.
         nonce: 32 fresh random bytes.
         max_frame_bytes: the largest frame that the dialer accepts.
+        known: decides about the listener.
     """
 
     def __init__(
-        self, identity: Identity, key: bytes | None, *, nonce: bytes, max_frame_bytes: int
+        self,
+        identity: Identity,
+        key: bytes | None,
+        *,
+        incarnation: int,
+        nonce: bytes,
+        max_frame_bytes: int,
+        known: KnownPeers,
     ) -> None:
         self._key = key
-        self._hello = _encode(_Hello(VERSION, identity, nonce, key is not None, max_frame_bytes))
+        self._run_id = identity.run_id
+        self._incarnation = incarnation
+        self._known = known
+        hello = _Hello(VERSION, identity, incarnation, nonce, key is not None, max_frame_bytes)
+        self._hello = _encode(hello)
         self._challenge = b""
         self._auth = b""
-        self._peer: _Hello | None = None
+        self._peer: _Challenge | None = None
 
     def hello(self) -> bytes:
         """Return the first request."""
@@ -190,17 +268,23 @@ class DialerHandshake:
         """Process the listener's first reply; return the next request.
 
         Raises:
-            HandshakeRefused: if the listener has another protocol version, or only one side has a
-                key.
+            HandshakeRefused: if the listener has another protocol version or run id, if only one
+                side has a key, or if ``known`` refuses the listener.
             FrameError: if it is not a valid CHALLENGE.
         """
-        peer = _read_hello(raw, "CHALLENGE")
-        if peer.keyed != (self._key is not None):
-            raise HandshakeRefused(_KEY_MISMATCH, code="key")
+        peer = _read_hello(_challenge_decoder, raw, "CHALLENGE")
+        _check_run(peer, run_id=self._run_id, keyed=self._key is not None)
+        self._check_listener(peer)
         self._peer, self._challenge = peer, bytes(raw)
-        self._auth = _encode(
-            _Auth(_name_of(self._challenge), _proof(self._key, b"dialer", self._transcript()))
+        self._incarnation = max(self._incarnation, peer.least_incarnation)
+        auth = _Auth(
+            challenge=_name_of(self._challenge),
+            incarnation=self._incarnation,
+            least_incarnation=self._known.least_incarnation(peer.identity),
+            proof=b"",
         )
+        proof = _proof(self._key, b"dialer", self._transcript() + _encode(auth))
+        self._auth = _encode(msgspec.structs.replace(auth, proof=proof))
         return self._auth
 
     def on_welcome(self, raw: bytes | memoryview) -> Session:
@@ -208,6 +292,7 @@ class DialerHandshake:
 
         Raises:
             AuthError: if the listener does not have the run's key.
+            HandshakeRefused: if ``known`` refuses the listener by now.
             FrameError: if it is not a valid WELCOME.
         """
         if self._peer is None:
@@ -216,12 +301,15 @@ class DialerHandshake:
         _check_proof(
             self._key,
             b"listener",
-            self._transcript() + self._auth + _promise(welcome),
+            self._transcript() + self._auth + _unsigned(welcome),
             welcome.proof,
         )
+        self._check_listener(self._peer)
         return Session(
             number=welcome.session,
             identity=self._peer.identity,
+            incarnation=welcome.incarnation,
+            own_incarnation=self._incarnation,
             key=_session_key(self._key, self._transcript()),
             limits=welcome.limits,
         )
@@ -240,6 +328,11 @@ class DialerHandshake:
         verified = hmac.compare_digest(expected, refusal.proof)
         return HandshakeRefused(refusal.reason, code=refusal.code, verified=verified)
 
+    def _check_listener(self, peer: _Challenge) -> None:
+        refusal = self._known.admit(peer.identity, peer.incarnation)
+        if refusal is not None:
+            raise HandshakeRefused(f"the listener is refused: {refusal.reason}", code=refusal.code)
+
     def _transcript(self) -> bytes:
         return _transcript(self._hello, self._challenge)
 
@@ -253,7 +346,8 @@ class ListenerHandshake:
         limits: announced to each dialer.
         nonce: returns 32 fresh random bytes.
         session_number: returns a fresh, non-zero number that was never returned before.
-        admit: returns why an authenticated dialer may not join, or None if it may.
+        incarnation: returns the incarnation of the listener so far.
+        known: decides about the dialers.
     """
 
     def __init__(
@@ -264,14 +358,16 @@ class ListenerHandshake:
         limits: PeerLimits,
         nonce: Callable[[], bytes],
         session_number: Callable[[], int],
-        admit: Callable[[Identity], Refusal | None],
+        incarnation: Callable[[], int],
+        known: KnownPeers,
     ) -> None:
         self._identity = identity
         self._key = key
         self._limits = limits
         self._nonce = nonce
         self._session_number = session_number
-        self._admit = admit
+        self._incarnation = incarnation
+        self._known = known
         self._pending: OrderedDict[bytes, tuple[float, _Hello, bytes, bytes]] = OrderedDict()
 
     @property
@@ -290,23 +386,18 @@ class ListenerHandshake:
             HandshakeRefused: if the dialer is refused; send it the reason in a REFUSED.
             FrameError: if it is not a valid HELLO.
         """
-        hello = _read_hello(raw, "HELLO")
-        if hello.keyed != (self._key is not None):
-            raise HandshakeRefused(_KEY_MISMATCH, code="key")
-        if hello.identity.run_id != self._identity.run_id:
-            raise HandshakeRefused(
-                f"the listener belongs to run {self._identity.run_id!r}, but the dialer to run "
-                f"{hello.identity.run_id!r}; check the address, or give both the same run id",
-                code="run",
-            )
+        hello = _read_hello(_hello_decoder, raw, "HELLO")
+        _check_run(hello, run_id=self._identity.run_id, keyed=self._key is not None)
         self._forget(now)
         challenge = _encode(
-            _Hello(
-                VERSION,
-                self._identity,
-                self._nonce(),
-                self._key is not None,
-                self._limits.max_frame_bytes,
+            _Challenge(
+                version=VERSION,
+                identity=self._identity,
+                incarnation=self._incarnation(),
+                nonce=self._nonce(),
+                keyed=self._key is not None,
+                max_frame_bytes=self._limits.max_frame_bytes,
+                least_incarnation=self._known.least_incarnation(hello.identity),
             )
         )
         self._pending[_name_of(challenge)] = (now, hello, bytes(raw), challenge)
@@ -317,7 +408,7 @@ class ListenerHandshake:
 
         Raises:
             AuthError: if the dialer does not have the run's key.
-            HandshakeRefused: if ``admit`` refuses it, or if its challenge is unknown, used or older
+            HandshakeRefused: if ``known`` refuses it, or if its challenge is unknown, used or older
                 than 5 seconds (``stale``).
             FrameError: if it is not a valid AUTH.
         """
@@ -333,20 +424,29 @@ class ListenerHandshake:
             )
         _, hello, hello_raw, challenge = known
         transcript = _transcript(hello_raw, challenge)
-        _check_proof(self._key, b"dialer", transcript, auth.proof)
-        refusal = self._admit(hello.identity)
+        _check_proof(self._key, b"dialer", transcript + _unsigned(auth), auth.proof)
+        refusal = self._known.admit(hello.identity, hello.incarnation)
         if refusal is not None:
             raise HandshakeRefused(refusal.reason, code=refusal.code)
+        if auth.incarnation < self._known.least_incarnation(hello.identity):
+            raise HandshakeRefused(
+                f"another process has joined as node {hello.identity.node_id} during the "
+                "handshake; start a new one",
+                code="stale",
+            )
         number = self._session_number()
-        promise = _Welcome(number, self._limits, b"")
-        proof = _proof(self._key, b"listener", transcript + bytes(raw) + _promise(promise))
+        incarnation = max(self._incarnation(), auth.least_incarnation)
+        welcome = _Welcome(number, incarnation, self._limits, b"")
+        proof = _proof(self._key, b"listener", transcript + bytes(raw) + _encode(welcome))
         session = Session(
             number=number,
             identity=hello.identity,
+            incarnation=auth.incarnation,
+            own_incarnation=incarnation,
             key=_session_key(self._key, transcript),
             limits=msgspec.structs.replace(self._limits, max_frame_bytes=hello.max_frame_bytes),
         )
-        return _encode(_Welcome(number, self._limits, proof)), session
+        return _encode(msgspec.structs.replace(welcome, proof=proof)), session
 
     def refusal(self, error: HandshakeRefused | AuthError, request: bytes | memoryview) -> bytes:
         """Return the REFUSED that gives the dialer the reason.
@@ -377,7 +477,7 @@ def _read(decoder: msgspec.msgpack.Decoder[T], raw: bytes | memoryview, what: st
     return read_metadata(decoder, raw, what)
 
 
-def _read_hello(raw: bytes | memoryview, what: str) -> _Hello:
+def _read_hello(decoder: msgspec.msgpack.Decoder[T], raw: bytes | memoryview, what: str) -> T:
     # The version first: other versions may encode the rest differently.
     version = _read(_version_decoder, raw, what).version
     if version != VERSION:
@@ -386,15 +486,22 @@ def _read_hello(raw: bytes | memoryview, what: str) -> _Hello:
             "version of dmiddleware on all hosts",
             code="version",
         )
-    hello = _read(_hello_decoder, raw, what)
-    if len(hello.nonce) != NONCE_SIZE:
-        raise FrameError(f"got a nonce of {len(hello.nonce)} bytes, expected {NONCE_SIZE}")
-    return hello
+    return _read(decoder, raw, what)
 
 
-_KEY_MISMATCH: Final = (
-    "one of the two nodes has a key and the other does not; give all nodes of the run the same key"
-)
+def _check_run(peer: _Hello, *, run_id: str, keyed: bool) -> None:
+    if peer.keyed != keyed:
+        raise HandshakeRefused(
+            "one of the two nodes has a key and the other does not; give all nodes of the run the "
+            "same key",
+            code="key",
+        )
+    if peer.identity.run_id != run_id:
+        raise HandshakeRefused(
+            f"one of the two nodes belongs to run {run_id!r}, and the other to run "
+            f"{peer.identity.run_id!r}; check the address, or give both the same run id",
+            code="run",
+        )
 
 
 def _transcript(hello: bytes, challenge: bytes) -> bytes:
@@ -402,11 +509,11 @@ def _transcript(hello: bytes, challenge: bytes) -> bytes:
 
 
 def _name_of(challenge: bytes) -> bytes:
-    return hashlib.sha256(challenge).digest()[:16]
+    return hashlib.sha256(challenge).digest()[:_CHALLENGE_SIZE]
 
 
-def _promise(welcome: _Welcome) -> bytes:
-    return _encode((welcome.session, welcome.limits))
+def _unsigned(message: _Auth | _Welcome) -> bytes:
+    return _encode(msgspec.structs.replace(message, proof=b""))
 
 
 def _proof(key: bytes | None, side: bytes, said: bytes) -> bytes:

@@ -1,16 +1,21 @@
 """Membership: which nodes are connected, which have left and why, and which have returned.
 
 A node is connected from its handshake until it says goodbye, misses its heartbeats, loses its
-connection, or is replaced by a newer incarnation of itself.
+connection, or is replaced by a newer process with its node id.
+
+Two processes with one node id are told apart by their instances, and ordered by their incarnations.
+While one is connected, another is refused until the first has left, unless peers elsewhere have
+agreed that the other one is newer. A process that has been replaced is refused for good.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from dmiddleware.router.protocol.handshake import Identity, Refusal
+from dmiddleware.router.protocol.handshake import Identity, Refusal, Session
 
 __all__ = [
     "Member",
@@ -30,6 +35,9 @@ MISSED_HEARTBEATS: Final = 3
 SAID_GOODBYE: Final = "said goodbye"
 """The first words of the reason of a node that left at the ordered end of its run."""
 
+_MAX_REPLACED: Final = 64
+"""How many replaced processes of a node id are remembered."""
+
 ChangeKind = Literal["joined", "left", "rejoined"]
 
 
@@ -39,11 +47,13 @@ class Member:
 
     Attributes:
         identity: the node's identity.
+        incarnation: the newest incarnation that it has used.
         session: the session that its frames carry.
         connected: whether it is connected.
     """
 
     identity: Identity
+    incarnation: int
     session: int
     connected: bool = True
 
@@ -59,7 +69,7 @@ class MembershipChange:
 
     Attributes:
         kind: ``joined``: seen for the first time; ``left``; ``rejoined``: connected again, as the
-            same or a newer incarnation.
+            same or a newer process.
         member: the node.
         reason: why it left; empty otherwise.
         new_incarnation: whether it rejoined as a new process, which has none of the old state.
@@ -88,6 +98,7 @@ class Membership:
         self._members: dict[str, Member] = {}
         # The connected nodes, the one that was heard longest ago first.
         self._heard_at: dict[str, float] = {}
+        self._replaced: dict[str, deque[bytes]] = {}
 
     def __iter__(self) -> Iterator[Member]:
         return (member for member in self._members.values() if member.connected)
@@ -100,32 +111,58 @@ class Membership:
         member = self._members.get(node_id)
         return member if member is not None and member.connected else None
 
-    def admit(self, identity: Identity) -> Refusal | None:
-        """Return why an authenticated node may not join, or None if it may."""
+    def least_incarnation(self, identity: Identity) -> int:
+        """Return the least incarnation that a process may have."""
+        known = self._members.get(identity.node_id)
+        if known is None:
+            return 1
+        return known.incarnation + (known.identity.instance != identity.instance)
+
+    def admit(self, identity: Identity, incarnation: int) -> Refusal | None:
+        """Return why an authenticated process may not join, or None if it may.
+
+        Args:
+            identity: identity of the process.
+            incarnation: its incarnation before this handshake.
+        """
         name = identity.node_id
         if name == self._own.node_id:
             return Refusal(
                 "node_id_taken",
-                f"the listening node already has node id {name!r}; give each node a unique id",
+                f"both nodes have node id {name}; give each node a unique id",
             )
-        known = self._members.get(name)
-        if known is None or identity.incarnation >= known.identity.incarnation:
+        if identity.instance in self._replaced.get(name, ()):
+            return Refusal(
+                "replaced",
+                f"a newer process has joined as node {name} and replaced this one; give each node "
+                "a unique id, unless you restarted it on purpose",
+            )
+        known = self.get(name)
+        if (
+            known is None
+            or known.identity.instance == identity.instance
+            or incarnation > known.incarnation
+        ):
             return None
         return Refusal(
-            "replaced",
-            f"a newer process has joined as node {name!r} and replaced this one; give each node a "
-            "unique id, unless you restarted it on purpose",
+            "duplicate",
+            f"another process is connected as node {name}; give each node a unique id, or stop the "
+            "other process",
         )
 
-    def on_session(self, identity: Identity, session: int, now: float) -> list[MembershipChange]:
+    def on_session(self, session: Session, now: float) -> list[MembershipChange]:
         """Note a completed handshake."""
+        identity = session.identity
         known = self._members.get(identity.node_id)
-        member = Member(identity, session)
+        member = Member(identity, session.incarnation, session.number)
         self._members[identity.node_id] = member
         self._note_heard(identity.node_id, now)
         if known is None:
             return [MembershipChange("joined", member)]
-        newer = identity.incarnation > known.identity.incarnation
+        newer = identity.instance != known.identity.instance
+        if newer:
+            replaced = self._replaced.setdefault(identity.node_id, deque(maxlen=_MAX_REPLACED))
+            replaced.append(known.identity.instance)
         if known.connected and not newer:
             return []  # The same process over a new connection: it has not been away.
         changes = [MembershipChange("rejoined", member, new_incarnation=newer)]
@@ -134,7 +171,9 @@ class Membership:
             changes.insert(0, MembershipChange("left", gone, "replaced by a new process"))
         return changes
 
-    def on_heard(self, node_id: str, session: int, now: float) -> list[MembershipChange]:
+    def on_heard(
+        self, node_id: str, session: int, incarnation: int, now: float
+    ) -> list[MembershipChange]:
         """Note that an authenticated frame arrived; a disconnected node rejoins.
 
         Frames of a session that has been replaced are ignored.
@@ -143,10 +182,12 @@ class Membership:
         if known is None or known.session != session:
             return []
         self._note_heard(node_id, now)
-        if known.connected:
+        if known.connected and known.incarnation >= incarnation:
             return []
-        member = self._members[node_id] = replace(known, connected=True)
-        return [MembershipChange("rejoined", member)]
+        incarnation = max(known.incarnation, incarnation)
+        member = replace(known, connected=True, incarnation=incarnation)
+        self._members[node_id] = member
+        return [] if known.connected else [MembershipChange("rejoined", member)]
 
     def on_left(
         self, node_id: str, reason: str, *, for_good: bool = False

@@ -93,6 +93,8 @@ class NodeProtocol:
         undelivered: accepted reliable events that were dropped because their peer said goodbye or
             was gone for too long, by node id and event.
         n_sessions: how many sessions have started or ended.
+        incarnation: how this process orders among all that have used its node id, as its peers know
+            it. It grows when a peer knows more of them.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class NodeProtocol:
         self.accepting = True
         self.undelivered: dict[str, Counter[str]] = {}
         self.n_sessions = 0
+        self.incarnation = 1
         self._key = key
         self._nonce = nonce
         self._members = Membership(
@@ -126,7 +129,8 @@ class NodeProtocol:
             limits=PeerLimits(options.max_frame_bytes, options.inbox_bytes, options.window),
             nonce=nonce,
             session_number=session_number,
-            admit=self._admit,
+            incarnation=lambda: self.incarnation,
+            known=self,
         )
         self._by_session: dict[int, PeerSession] = {}
         self._with_events: dict[str, PeerSession] = {}
@@ -257,7 +261,7 @@ class NodeProtocol:
                 f"request {frame.sequence} of node {peer.node_id} is a replay or far too late; it "
                 "was ignored"
             )
-        self._heard(peer, len(raw), now)
+        self._heard(peer, frame, len(raw), now)
         number = frame.sequence
         if frame.type is FrameType.DATA:
             verdict = self._on_data(peer, frame)
@@ -309,8 +313,10 @@ class NodeProtocol:
         handshake = DialerHandshake(
             self.identity,
             self._key,
+            incarnation=self.incarnation,
             nonce=self._nonce(),
             max_frame_bytes=self.options.max_frame_bytes,
+            known=self._members,
         )
         return handshake, self._handshake_frame(FrameType.HELLO, handshake.hello())
 
@@ -380,7 +386,7 @@ class NodeProtocol:
                 f"{request.number}; it is a replay and was ignored"
             )
         peer.pending.remove(request.number)
-        self._heard(peer, len(raw), now)
+        self._heard(peer, frame, len(raw), now)
         if frame.type is FrameType.DATA:
             self._on_data(peer, frame)
         elif frame.type in (FrameType.ACK, FrameType.BUSY):
@@ -413,7 +419,12 @@ class NodeProtocol:
             return Response(self._refuse(error, frame.metadata), 0)
         raise FrameError(f"got {frame.type.name} before the handshake; the frame was ignored")
 
-    def _admit(self, identity: Identity) -> Refusal | None:
+    def least_incarnation(self, identity: Identity) -> int:
+        """Return the least incarnation that a dialer may have."""
+        return self._members.least_incarnation(identity)
+
+    def admit(self, identity: Identity, incarnation: int) -> Refusal | None:
+        """Return why an authenticated dialer may not join, or None if it may."""
         if self.closing:
             return Refusal("closing", f"node {self.identity.node_id} is closing")
         own, name = self.identity.node_id, identity.node_id
@@ -421,23 +432,24 @@ class NodeProtocol:
         if (
             peer is not None
             and peer.dialed
-            and peer.session.identity.incarnation == identity.incarnation
+            and peer.session.identity.instance == identity.instance
             and self.is_connected(name)
             and own < name
         ):
             # Otherwise the two connections would keep replacing each other.
             return Refusal("dialed", f"node {own} has already dialed node {name}")
-        return self._members.admit(identity)
+        return self._members.admit(identity, incarnation)
 
     def _start_session(
         self, session: Session, now: float, *, dialed: bool, cover_body: bool
     ) -> PeerSession:
         self.n_sessions += 1
+        self.incarnation = max(self.incarnation, session.own_incarnation)
         node_id = session.identity.node_id
         known = self.peers.get(node_id)
         if known is not None:
             self._by_session.pop(known.session.number, None)
-        if known is not None and known.session.identity.incarnation == session.identity.incarnation:
+        if known is not None and known.session.identity.instance == session.identity.instance:
             peer = known
             peer.outgoing.on_reconnect(now)
         else:
@@ -452,7 +464,7 @@ class NodeProtocol:
         self.subscriptions.on_peers_changed()
         if not dialed:
             self._by_session[session.number] = peer
-        self._record(self._members.on_session(session.identity, session.number, now), now)
+        self._record(self._members.on_session(session, now), now)
         peer.gone_since = None
         self._gone.pop(node_id, None)
         if peer is not known:
@@ -513,10 +525,11 @@ class NodeProtocol:
                     self.subscriptions.readmit(peer)
         self.changes += changes
 
-    def _heard(self, peer: PeerSession, n_bytes: int, now: float) -> None:
+    def _heard(self, peer: PeerSession, frame: Frame, n_bytes: int, now: float) -> None:
         peer.counters.received_frames += 1
         peer.counters.received_bytes += n_bytes
-        self._record(self._members.on_heard(peer.node_id, peer.session.number, now), now)
+        changes = self._members.on_heard(peer.node_id, frame.session, frame.incarnation, now)
+        self._record(changes, now)
 
     def _read(self, peer: PeerSession, raw: bytes | memoryview) -> Frame:
         frame = decode_frame(raw, peer.check)
@@ -562,7 +575,7 @@ class NodeProtocol:
             peer.sign,
             max_size=peer.session.limits.max_frame_bytes,
             session=peer.session.number,
-            incarnation=self.identity.incarnation,
+            incarnation=self.incarnation,
             stream=batch.stream,
             sequence=number,
             data_sequence=batch.sequence,
@@ -586,7 +599,7 @@ class NodeProtocol:
             sign,
             max_size=self.options.max_frame_bytes,
             session=session,
-            incarnation=self.identity.incarnation,
+            incarnation=self.incarnation,
             sequence=sequence,
         )
         return bytes(frame)

@@ -87,6 +87,9 @@ class NodeListener:
                 reply(None)
                 return
             now = engine.clock.now()
+            # First, because a restarted node may dial as soon as the connection of its old process
+            # breaks.
+            self.process_disconnects(now)
             try:
                 response = engine.node.on_request(raw, now, cover_body=self._cover_body)
             except (FrameError, AuthError) as error:

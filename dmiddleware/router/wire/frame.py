@@ -8,7 +8,7 @@
          6     1  type (FrameType)
          7     1  flags
          8     8  session          agreed in the handshake; 0 before it
-        16     8  incarnation      of the sender; increases with each start
+        16     8  incarnation      of the sender, as agreed with its peers
         24     4  stream           data streams are independent of each other
         28     4  metadata length  (at most 64 KiB)
         32     8  sequence         of the request in its session
@@ -62,7 +62,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_METADATA: Final = 64 * 1024
 MAX_BUFFERS: Final = 8192
 

@@ -20,12 +20,13 @@ OPTIONS = NodeOptions(retry_s=1.0, window=4, batch_bytes=200, outbox_bytes=2000,
 
 
 def make_node(
-    name: str, key: bytes | None = KEY, incarnation: int = 1, options: NodeOptions = OPTIONS
+    name: str, key: bytes | None = KEY, start: int = 1, options: NodeOptions = OPTIONS
 ) -> NodeProtocol:
     numbers = itertools.count(1)
-    secrets = random.Random(f"{name}{incarnation}")
+    """Make a node; those with the same name and another ``start`` are its later processes."""
+    secrets = random.Random(f"{name}/{start}")
     return NodeProtocol(
-        Identity("run", name, incarnation),
+        Identity("run", name, secrets.randbytes(16)),
         key,
         options=options,
         nonce=lambda: secrets.randbytes(32),

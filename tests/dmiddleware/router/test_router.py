@@ -23,7 +23,7 @@ from dmiddleware.errors import (
     TransportError,
     WaitTimeout,
 )
-from dmiddleware.pipeline import Event
+from dmiddleware.pipeline import Event, SystemClock
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport import Channel
 from dmiddleware.router.transport.default import SocketTransport
@@ -337,22 +337,40 @@ def test_a_node_that_is_refused_until_its_start_timeout_gives_the_reason(listen:
             collector.wait_until_ready()
 
 
-def test_the_older_of_two_nodes_with_one_id_is_refused(listen: str) -> None:
-    with two(listen) as (learner, older):
-        older.wait_for_peers(1, timeout_s=DEADLINE_S)
-        with Router(node_id=1, dial=[learner.address], key=KEY) as newer:
-            newer.wait_for_peers(1, timeout_s=DEADLINE_S)
-            with pytest.raises(
-                HandshakeRefused, match=r"newer process has joined as node '1'.* unique id"
-            ):
-                older.wait_for_peers(2, timeout_s=DEADLINE_S)
-            assert newer.peer_ids() == [0]
+def test_the_second_of_two_nodes_with_one_id_fails_at_its_start_timeout(listen: str) -> None:
+    with two(listen) as (learner, first):
+        first.wait_for_peers(1, timeout_s=DEADLINE_S)
+        with (
+            Router(node_id=1, dial=[learner.address], key=KEY, start_timeout_s=0.3) as second,
+            pytest.raises(
+                HandshakeRefused, match=r"another process is connected as node 1.* unique id"
+            ),
+        ):
+            second.wait_for_peers(1, timeout_s=DEADLINE_S)
+        assert first.peer_ids() == [0]
+        assert (learner.incarnation, first.incarnation) == (1, 1)
+
+
+class ClockWithoutDate(SystemClock):
+    """A clock that measures time and does not know the date."""
+
+    def wall(self) -> float:
+        raise AssertionError("the date may differ between hosts")
+
+
+def test_a_restarted_node_needs_no_clock_to_be_accepted(listen: str) -> None:
+    with Router(node_id=0, listen=listen, key=KEY) as learner:
+        for number in (1, 2, 3):
+            clock = ClockWithoutDate()
+            with Router(node_id=1, dial=[learner.address], key=KEY, clock=clock) as collector:
+                collector.wait_for_peers(1, timeout_s=DEADLINE_S)
+                assert collector.incarnation == number
 
 
 def test_an_identity_too_long_for_a_handshake_is_refused_at_construction(listen: str) -> None:
-    with pytest.raises(TopologyError, match=r"labels of node 3 have 4\d\d\d bytes, .* most 3840"):
-        Router(node_id=3, listen=listen, labels=["x" * 4000])
-    labels = ["x" * 3700]
+    with pytest.raises(TopologyError, match=r"node 3: .* labels have 4\d\d\d bytes, .* most 3840"):
+        Router(node_id=3, listen=listen, labels=["x" * 250] * 16)
+    labels = ["x" * 240] * 15
     with (
         Router(node_id=0, listen=listen, labels=labels) as learner,
         Router(node_id=1, dial=[learner.address], labels=labels) as collector,

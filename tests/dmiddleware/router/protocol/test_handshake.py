@@ -26,24 +26,57 @@ KEY = bytes(range(32))
 LIMITS = PeerLimits(max_frame_bytes=1 << 26, credit_bytes=1 << 28, window=8)
 
 
+class Known:
+    """Admits all processes, or refuses them all for one reason."""
+
+    def __init__(self, refusal: Refusal | None = None, least: int = 1) -> None:
+        self.refusal = refusal
+        self.least = least
+
+    def least_incarnation(self, identity: Identity) -> int:
+        return self.least
+
+    def admit(self, identity: Identity, incarnation: int) -> Refusal | None:
+        return self.refusal
+
+
 def listener(
-    key: bytes | None = KEY, run_id: str = "run", refuse: Refusal | None = None
+    key: bytes | None = KEY,
+    run_id: str = "run",
+    refuse: Refusal | None = None,
+    *,
+    incarnation: int = 1,
+    known: Known | None = None,
 ) -> ListenerHandshake:
     nonces = itertools.count(1)
     sessions = itertools.count(1)
     return ListenerHandshake(
-        Identity(run_id, "learner-0", 1, ("learner",)),
+        Identity(run_id, "0", bytes(16), ("learner",)),
         key,
         limits=LIMITS,
         nonce=lambda: next(nonces).to_bytes(32, "big"),
         session_number=lambda: next(sessions),
-        admit=lambda identity: refuse,
+        incarnation=lambda: incarnation,
+        known=known or Known(refuse),
     )
 
 
-def dialer(key: bytes | None = KEY, run_id: str = "run", nonce: int = 7) -> DialerHandshake:
-    identity = Identity(run_id, "collector-0", 3, ("collector",), ("fast",))
-    return DialerHandshake(identity, key, nonce=nonce.to_bytes(32, "big"), max_frame_bytes=1 << 20)
+def dialer(
+    key: bytes | None = KEY,
+    run_id: str = "run",
+    nonce: int = 7,
+    *,
+    incarnation: int = 1,
+    known: Known | None = None,
+) -> DialerHandshake:
+    return DialerHandshake(
+        Identity(run_id, "1", b"\1" * 16, ("collector",), ("fast",)),
+        key,
+        incarnation=incarnation,
+        nonce=nonce.to_bytes(32, "big"),
+        max_frame_bytes=1 << 20,
+        known=known or Known(),
+    )
 
 
 @pytest.mark.parametrize("key", [KEY, None])
@@ -57,7 +90,7 @@ def test_both_sides_agree_on_session_peer_and_key(key: bytes | None) -> None:
     assert at_dialer.key == at_listener.key
     assert (at_dialer.key is None) == (key is None)
     assert at_dialer.limits == LIMITS
-    assert at_listener.identity.node_id == "collector-0"
+    assert at_listener.identity.node_id == "1"
     assert at_listener.identity.labels == ("fast",)
     assert at_dialer.identity.roles == ("learner",)
     assert theirs.pending == 0
@@ -96,7 +129,8 @@ def test_a_dialers_own_proof_is_not_accepted_from_the_listener() -> None:
     ours, theirs = dialer(), listener()
     answer = ours.on_challenge(theirs.on_hello(ours.hello(), 0.0))
     proof = msgspec.msgpack.decode(answer)["proof"]
-    welcome = {"session": 1, "limits": msgspec.to_builtins(LIMITS), "proof": proof}
+    limits = msgspec.to_builtins(LIMITS)
+    welcome = {"session": 1, "incarnation": 1, "limits": limits, "proof": proof}
     with pytest.raises(AuthError):
         ours.on_welcome(msgspec.msgpack.encode(welcome))
 
@@ -145,18 +179,74 @@ def test_a_key_on_one_side_only_is_explained(ours: bytes | None, theirs: bytes |
 def test_a_node_of_another_run_is_refused() -> None:
     with pytest.raises(HandshakeRefused, match=r"run 'run'.*'other'"):
         listener().on_hello(dialer(run_id="other").hello(), 0.0)
+    hello = dialer().hello()
+    challenge = listener().on_hello(hello, 0.0)
+    with pytest.raises(HandshakeRefused, match=r"run 'other'.*'run'"):
+        dialer(run_id="other").on_challenge(challenge)
+
+
+@given(
+    of_dialer=st.integers(1, 9),
+    of_listener=st.integers(1, 9),
+    least_dialer=st.integers(1, 9),
+    least_listener=st.integers(1, 9),
+)
+def test_both_sides_agree_on_incarnations_no_smaller_than_the_other_side_knows(
+    of_dialer: int, of_listener: int, least_dialer: int, least_listener: int
+) -> None:
+    theirs = listener(incarnation=of_listener, known=Known(least=least_dialer))
+    ours = dialer(incarnation=of_dialer, known=Known(least=least_listener))
+    welcome, at_listener = theirs.on_auth(
+        ours.on_challenge(theirs.on_hello(ours.hello(), 0.0)), 0.1
+    )
+    at_dialer = ours.on_welcome(welcome)
+    assert at_dialer.own_incarnation == at_listener.incarnation == max(of_dialer, least_dialer)
+    assert at_listener.own_incarnation == at_dialer.incarnation == max(of_listener, least_listener)
+
+
+@pytest.mark.parametrize("field", ["incarnation", "least_incarnation"])
+def test_incarnations_cannot_be_altered_on_the_way(field: str) -> None:
+    ours, theirs = dialer(), listener()
+    auth = msgspec.msgpack.decode(ours.on_challenge(theirs.on_hello(ours.hello(), 0.0)))
+    auth[field] += 1
+    with pytest.raises(AuthError):
+        theirs.on_auth(msgspec.msgpack.encode(auth), 0.0)
+
+
+def test_a_process_that_joins_during_a_handshake_makes_the_other_one_try_again() -> None:
+    known = Known()
+    ours, theirs = dialer(), listener(known=known)
+    auth = ours.on_challenge(theirs.on_hello(ours.hello(), 0.0))
+    known.least = 2
+    with pytest.raises(HandshakeRefused, match="another process") as refused:
+        theirs.on_auth(auth, 0.0)
+    assert refused.value.code == "stale"
+
+
+def test_the_dialer_too_may_refuse_the_other_side() -> None:
+    theirs, known = listener(), Known(Refusal("replaced", "a newer process has joined"))
+    ours = dialer(known=known)
+    challenge = theirs.on_hello(ours.hello(), 0.0)
+    with pytest.raises(HandshakeRefused, match="newer process") as refused:
+        ours.on_challenge(challenge)
+    assert not refused.value.verified
+    known.refusal = None
+    welcome, _ = theirs.on_auth(ours.on_challenge(challenge), 0.0)
+    known.refusal = Refusal("replaced", "a newer process has joined meanwhile")
+    with pytest.raises(HandshakeRefused, match="meanwhile"):
+        ours.on_welcome(welcome)
 
 
 def test_another_version_is_refused_with_both_versions() -> None:
     hello = msgspec.msgpack.decode(dialer().hello())
     hello["version"] = 99
-    with pytest.raises(HandshakeRefused, match="versions 99 and 1"):
+    with pytest.raises(HandshakeRefused, match="versions 99 and 2"):
         listener().on_hello(msgspec.msgpack.encode(hello), 0.0)
 
 
 def test_another_version_is_refused_even_if_its_hello_differs() -> None:
     hello = {"version": 0, "who": "nobody yet known"}
-    with pytest.raises(HandshakeRefused, match="versions 0 and 1"):
+    with pytest.raises(HandshakeRefused, match="versions 0 and 2"):
         listener().on_hello(msgspec.msgpack.encode(hello), 0.0)
 
 

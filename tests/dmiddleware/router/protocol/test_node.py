@@ -37,7 +37,7 @@ from tests.dmiddleware.router.node_pairs import (
 
 @pytest.fixture
 def pair() -> tuple[NodeProtocol, NodeProtocol, PeerSession]:
-    dialer, listener = make_node("collector"), make_node("learner")
+    dialer, listener = make_node("1"), make_node("0")
     return dialer, listener, join(dialer, listener)
 
 
@@ -49,11 +49,11 @@ def test_peers_learn_each_others_subscriptions(
     listener.subscriptions.subscribe(["traj*"])
     exchange(dialer, listener, peer)
     assert taken(dialer) == taken(listener) == []
-    assert dialer.subscriptions.subscribers("trajectories") == ("learner",)
+    assert dialer.subscriptions.subscribers("trajectories") == ("0",)
     assert dialer.subscriptions.subscribers("weights") == ()
-    assert listener.subscriptions.subscribers("weights") == ("collector",)
+    assert listener.subscriptions.subscribers("weights") == ("1",)
     assert [change.kind for change in dialer.changes + listener.changes] == ["joined", "joined"]
-    assert [identity.node_id for identity in listener.connected_peers()] == ["collector"]
+    assert [identity.node_id for identity in listener.connected_peers()] == ["1"]
 
 
 def test_invalid_announcements_are_counted_and_ignored(
@@ -63,12 +63,12 @@ def test_invalid_announcements_are_counted_and_ignored(
     dialer.subscriptions.subscribe(["weights"])
     exchange(dialer, listener, peer)
     assert taken(listener) == []
-    dialer.offer("learner", EncodedEvent("$wants", b"\xc1", (), 1))
-    emit(dialer, "learner", "e", 1)
+    dialer.offer("0", EncodedEvent("$wants", b"\xc1", (), 1))
+    emit(dialer, "0", "e", 1)
     exchange(dialer, listener, peer)
-    assert taken(listener) == [("collector", "e", 1)]
+    assert taken(listener) == [("1", "e", 1)]
     assert listener.n_refused == 1
-    assert listener.subscriptions.subscribers("weights") == ("collector",)
+    assert listener.subscriptions.subscribers("weights") == ("1",)
 
 
 def test_events_arrive_in_order_both_ways(
@@ -76,11 +76,11 @@ def test_events_arrive_in_order_both_ways(
 ) -> None:
     dialer, listener, peer = pair
     for number in range(6):
-        assert emit(dialer, "learner", "up", number)
-        assert emit(listener, "collector", "down", number)
+        assert emit(dialer, "0", "up", number)
+        assert emit(listener, "1", "down", number)
     exchange(dialer, listener, peer)
-    assert taken(listener) == [("collector", "up", number) for number in range(6)]
-    assert taken(dialer) == [("learner", "down", number) for number in range(6)]
+    assert taken(listener) == [("1", "up", number) for number in range(6)]
+    assert taken(dialer) == [("0", "down", number) for number in range(6)]
 
 
 class World:
@@ -90,7 +90,7 @@ class World:
         self.chance = random.Random(seed)
         self.loss = loss
         self.now = 0.0
-        self.dialer, self.listener = make_node("collector"), make_node("learner")
+        self.dialer, self.listener = make_node("1"), make_node("0")
         self.peer = join(self.dialer, self.listener)
         self.wire: list[Callable[[], None]] = []
         self.parked: list[tuple[ParkedPoll, Request]] = []
@@ -155,19 +155,19 @@ def test_any_network_delivers_all_once_in_order_both_ways(
     seed: int, loss: float, up: list[int], down: list[int]
 ) -> None:
     world = World(seed, loss)
-    to_send = {"learner": list(enumerate(up)), "collector": list(enumerate(down))}
-    got: dict[str, list[Any]] = {"learner": [], "collector": []}
-    nodes = {"learner": world.listener, "collector": world.dialer}
+    to_send = {"0": list(enumerate(up)), "1": list(enumerate(down))}
+    got: dict[str, list[Any]] = {"0": [], "1": []}
+    nodes = {"0": world.listener, "1": world.dialer}
     for _ in range(20_000):
-        for target, source in (("learner", world.dialer), ("collector", world.listener)):
+        for target, source in (("0", world.dialer), ("1", world.listener)):
             queue = to_send[target]
             while queue and emit(source, target, "e", (queue[0][0], bytes(queue[0][1]))):
                 queue.pop(0)
             got[target] += [value[0] for _, _, value in taken(nodes[target])]
-        if [len(got["learner"]), len(got["collector"])] == [len(up), len(down)]:
+        if [len(got["0"]), len(got["1"])] == [len(up), len(down)]:
             break
         world.step()
-    assert got == {"learner": list(range(len(up))), "collector": list(range(len(down)))}
+    assert got == {"0": list(range(len(up))), "1": list(range(len(down)))}
 
 
 def test_a_latest_event_replaces_one_that_was_not_sent(
@@ -175,17 +175,17 @@ def test_a_latest_event_replaces_one_that_was_not_sent(
 ) -> None:
     dialer, listener, peer = pair
     for version in range(5):
-        listener.peers["collector"].outgoing.put_latest(encode_event("weights", version, CODEC))
+        listener.peers["1"].outgoing.put_latest(encode_event("weights", version, CODEC))
     exchange(dialer, listener, peer)
-    assert taken(dialer) == [("learner", "weights", 4)]
-    assert listener.peers["collector"].outgoing.counters.superseded == 4
+    assert taken(dialer) == [("0", "weights", 4)]
+    assert listener.peers["1"].outgoing.counters.superseded == 4
 
 
 def test_an_older_version_that_arrives_late_is_not_delivered(
     pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
 ) -> None:
     dialer, listener, peer = pair
-    outgoing = dialer.peers["learner"].outgoing
+    outgoing = dialer.peers["0"].outgoing
     outgoing.put_latest(encode_event("weights", 1, CODEC))
     first = dialer.data_request(peer, 0.0)
     outgoing.put_latest(encode_event("weights", 2, CODEC))
@@ -199,7 +199,7 @@ def test_an_older_version_that_arrives_late_is_not_delivered(
 def test_lossy_events_over_the_bound_are_dropped_and_counted(
     pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
 ) -> None:
-    outgoing = pair[0].peers["learner"].outgoing
+    outgoing = pair[0].peers["0"].outgoing
     for number in range(1030):
         outgoing.put_lossy(encode_event("metric", number, CODEC))
     assert outgoing.counters.dropped == 6
@@ -211,7 +211,7 @@ def test_a_full_outbox_refuses_and_a_slow_reader_makes_the_sender_wait(
     dialer, listener, peer = pair
     sent = 0
     for _ in range(100):
-        while emit(dialer, "learner", "e", (sent, bytes(100))):
+        while emit(dialer, "0", "e", (sent, bytes(100))):
             sent += 1
         request = dialer.data_request(peer, 0.0)
         if request is None:
@@ -219,7 +219,7 @@ def test_a_full_outbox_refuses_and_a_slow_reader_makes_the_sender_wait(
         dialer.on_reply(peer, request, replied(listener, request.raw, 0.0), 0.0)
     bound = OPTIONS.outbox_bytes + OPTIONS.inbox_bytes + 2 * OPTIONS.batch_bytes
     assert 0 < sent * 100 <= bound
-    assert dialer.peers["learner"].outgoing.outbox.counters.refused_frames > 0
+    assert dialer.peers["0"].outgoing.outbox.counters.refused_frames > 0
 
 
 def test_a_silent_peer_leaves_and_gets_the_accepted_events_when_it_rejoins(
@@ -231,12 +231,12 @@ def test_a_silent_peer_leaves_and_gets_the_accepted_events_when_it_rejoins(
     taken(listener)
     assert listener.tick(4.0) == []
     assert [change.kind for change in listener.changes] == ["joined", "left"]
-    assert listener.subscriptions.subscribers("e") == ("collector",)
-    emit(listener, "collector", "e", "kept")
+    assert listener.subscriptions.subscribers("e") == ("1",)
+    emit(listener, "1", "e", "kept")
     peer = join(dialer, listener, 50.0)
     assert listener.changes[-1].kind == "rejoined"
     exchange(dialer, listener, peer, 50.0)
-    assert ("learner", "e", "kept") in taken(dialer)
+    assert ("0", "e", "kept") in taken(dialer)
 
 
 def test_a_peer_that_is_gone_for_too_long_is_forgotten_and_may_rejoin(
@@ -246,17 +246,17 @@ def test_a_peer_that_is_gone_for_too_long_is_forgotten_and_may_rejoin(
     dialer.subscriptions.subscribe(["e"])
     exchange(dialer, listener, peer)
     taken(listener)
-    emit(listener, "collector", "e", "lost one")
+    emit(listener, "1", "e", "lost one")
     under_way = dialer.request(peer, FrameType.POLL)
     replied(listener, under_way.raw, 0.0)  # sent, and lost by the network
     listener.tick(4.0)
-    assert listener.tick(200.0) == [("collector", 1)]
+    assert listener.tick(200.0) == [("1", 1)]
     assert listener.subscriptions.subscribers("e") == ()
     peer = join(dialer, listener, 300.0)
-    assert listener.subscriptions.subscribers("e") == ("collector",)
-    emit(listener, "collector", "e", "after")
+    assert listener.subscriptions.subscribers("e") == ("1",)
+    emit(listener, "1", "e", "after")
     exchange(dialer, listener, peer, 300.0)
-    assert taken(dialer) == [("learner", "e", "after")]
+    assert taken(dialer) == [("0", "e", "after")]
 
 
 def test_a_forgotten_peer_gets_the_latest_event_when_it_rejoins(
@@ -272,7 +272,7 @@ def test_a_forgotten_peer_gets_the_latest_event_when_it_rejoins(
     listener.subscriptions.put_latest(encode_event("weights", 2, CODEC))
     peer = join(dialer, listener, 300.0)
     exchange(dialer, listener, peer, 300.0)
-    assert taken(dialer) == [("learner", "weights", 2)]
+    assert taken(dialer) == [("0", "weights", 2)]
 
 
 def test_a_forgotten_peer_gets_new_subscriptions_when_it_rejoins(
@@ -282,16 +282,16 @@ def test_a_forgotten_peer_gets_new_subscriptions_when_it_rejoins(
     listener.tick(4.0)
     listener.subscriptions.subscribe(["early"])
     listener.tick(200.0)
-    waiting = listener.peers["collector"].outgoing.outbox.n_messages
+    waiting = listener.peers["1"].outgoing.outbox.n_messages
     listener.subscriptions.subscribe(["early", "late"])
-    assert listener.peers["collector"].outgoing.outbox.n_messages == waiting
+    assert listener.peers["1"].outgoing.outbox.n_messages == waiting
     peer = join(dialer, listener, 300.0)
     exchange(dialer, listener, peer, 300.0)
     assert taken(dialer) == []
     assert (
         dialer.subscriptions.subscribers("early")
         == dialer.subscriptions.subscribers("late")
-        == ("learner",)
+        == ("0",)
     )
 
 
@@ -309,36 +309,37 @@ def test_a_forgotten_peer_may_continue_in_its_old_session(
     # Like a process that was stopped while its connection stayed open.
     replied(listener, dialer.request(peer, FrameType.HEARTBEAT).raw, 201.0)
     assert listener.changes[-1].kind == "rejoined"
-    assert listener.subscriptions.subscribers("e") == ("collector",)
-    emit(listener, "collector", "e", "after")
+    assert listener.subscriptions.subscribers("e") == ("1",)
+    emit(listener, "1", "e", "after")
     exchange(dialer, listener, peer, 201.0)
-    assert taken(dialer) == [("learner", "weights", 1), ("learner", "e", "after")]
+    assert taken(dialer) == [("0", "weights", 1), ("0", "e", "after")]
 
 
 def test_emitting_to_a_forgotten_peer_does_not_block(
     pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
 ) -> None:
     _, listener, _ = pair
-    while emit(listener, "collector", "e", bytes(500)):
+    while emit(listener, "1", "e", bytes(500)):
         pass
     listener.tick(4.0)
     ((_, undelivered),) = listener.tick(200.0)
     assert undelivered == 3
     for _ in range(10):
-        assert emit(listener, "collector", "e", bytes(500)) is None
-    assert listener.peers["collector"].outgoing.empty
-    assert listener.undelivered == {"collector": {"e": 3}}
+        assert emit(listener, "1", "e", bytes(500)) is None
+    assert listener.peers["1"].outgoing.empty
+    assert listener.undelivered == {"1": {"e": 3}}
 
 
 def test_a_restarted_peer_gets_the_events_that_waited_for_it(
     pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
 ) -> None:
     _, listener, _ = pair
-    emit(listener, "collector", "e", "waiting")
-    again = make_node("collector", incarnation=2)
+    emit(listener, "1", "e", "waiting")
+    listener.on_connection_lost("1", "its connection broke", 1.0)
+    again = make_node("1", start=2)
     peer = join(again, listener, 1.0)
     exchange(again, listener, peer, 1.0)
-    assert ("learner", "e", "waiting") in taken(again)
+    assert ("0", "e", "waiting") in taken(again)
     assert [change.kind for change in listener.changes] == ["joined", "left", "rejoined"]
 
 
@@ -356,20 +357,20 @@ def test_events_for_a_peer_that_says_goodbye_are_dropped_and_counted(
 ) -> None:
     dialer, listener, peer = pair
     for number in range(3):
-        emit(listener, "collector", "e", number)
+        emit(listener, "1", "e", number)
     assert asked(dialer, listener, peer, FrameType.BYE) is FrameType.BYE
     assert listener.changes[-1].reason == (
         "said goodbye; 3 events that it had not accepted were dropped"
     )
-    assert listener.undelivered == {"collector": {"e": 3}}
-    assert emit(listener, "collector", "e", 3) is None
+    assert listener.undelivered == {"1": {"e": 3}}
+    assert emit(listener, "1", "e", 3) is None
 
 
 def test_a_node_that_leaves_says_goodbye_whatever_is_still_waiting(
     pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
 ) -> None:
     dialer, listener, peer = pair
-    emit(listener, "collector", "e", "waiting")
+    emit(listener, "1", "e", "waiting")
     listener.say_goodbye()
     assert asked(dialer, listener, peer, FrameType.POLL) is FrameType.BYE
     assert dialer.peers == {}
@@ -382,15 +383,16 @@ def test_a_node_that_accepts_nothing_leaves_the_events_to_its_successor(
     dialer.subscriptions.subscribe(["e"])
     exchange(dialer, listener, peer)
     listener.accepting = False
-    assert emit(dialer, "learner", "e", "waiting")
+    assert emit(dialer, "0", "e", "waiting")
     request = dialer.data_request(peer, 1.0)
     assert request is not None
     reply = replied(listener, request.raw, 1.0)
     assert dialer.on_reply(peer, request, reply, 1.0) is FrameType.BUSY
-    again = make_node("learner", incarnation=2)
+    dialer.on_connection_lost("0", "its connection broke", 2.0)
+    again = make_node("0", start=2)
     peer = join(dialer, again, 2.0)
     exchange(dialer, again, peer, 2.0)
-    assert ("collector", "e", "waiting") in taken(again)
+    assert ("1", "e", "waiting") in taken(again)
 
 
 def test_a_successor_inherits_subscriptions_until_it_is_ready() -> None:
@@ -399,7 +401,8 @@ def test_a_successor_inherits_subscriptions_until_it_is_ready() -> None:
     dialer.subscriptions.subscribe(["a", "b"])
     exchange(dialer, listener, peer)
     taken(listener)
-    again = make_node("1", incarnation=2)
+    listener.on_connection_lost("1", "its connection broke", 0.0)
+    again = make_node("1", start=2)
     peer = join(again, listener)
     for patterns in ((), ("a",)):
         again.subscriptions.subscribe(patterns)
@@ -420,16 +423,16 @@ def test_held_events_and_those_after_them_are_taken_later_and_in_order(
     dialer, listener, peer = pair
     listener.hold(lambda event: event.event == "early")
     for name in ("a", "early", "b"):
-        emit(dialer, "learner", name, 0)
+        emit(dialer, "0", name, 0)
     exchange(dialer, listener, peer)
-    assert taken(listener) == [("collector", "a", 0)]
+    assert taken(listener) == [("1", "a", 0)]
     if sender_leaves:
         asked(dialer, listener, peer, FrameType.BYE)
     assert taken(listener) == []
     assert not listener.has_events
     listener.hold(None)
     assert listener.has_events
-    assert taken(listener) == [("collector", "early", 0), ("collector", "b", 0)]
+    assert taken(listener) == [("1", "early", 0), ("1", "b", 0)]
 
 
 @pytest.mark.parametrize("returns", [False, True])
@@ -437,14 +440,15 @@ def test_events_sent_before_a_peer_left_are_delivered(
     pair: tuple[NodeProtocol, NodeProtocol, PeerSession], returns: bool
 ) -> None:
     dialer, listener, peer = pair
-    emit(dialer, "learner", "e", "last words")
+    emit(dialer, "0", "e", "last words")
     exchange(dialer, listener, peer)
     if returns:
-        join(make_node("collector", incarnation=2), listener, 1.0)
+        listener.on_connection_lost("1", "its connection broke", 1.0)
+        join(make_node("1", start=2), listener, 1.0)
     else:
         replied(listener, dialer.request(peer, FrameType.BYE).raw, 0.0)
     assert listener.has_events
-    assert taken(listener) == [("collector", "e", "last words")]
+    assert taken(listener) == [("1", "e", "last words")]
 
 
 def test_a_replayed_request_is_refused(
@@ -509,11 +513,11 @@ def test_replayed_answers_do_not_keep_a_dead_listener_connected(
         with pytest.raises(AuthError):
             dialer.on_reply(peer, request, recorded, float(second))
     dialer.tick(3.1)
-    assert not dialer.is_connected("learner")
+    assert not dialer.is_connected("0")
 
 
 def test_a_response_names_the_session_that_its_request_belongs_to() -> None:
-    dialer, listener = make_node("collector"), make_node("learner")
+    dialer, listener = make_node("1"), make_node("0")
     handshake, hello = dialer.hello()
     challenge = listener.on_request(hello, 0.0, cover_body=True)
     auth = dialer.on_challenge(handshake, challenge.content)
@@ -532,7 +536,7 @@ def test_a_frame_cannot_be_sent_back_to_its_sender(
     pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
 ) -> None:
     dialer, _, peer = pair
-    emit(dialer, "learner", "e", 1)
+    emit(dialer, "0", "e", 1)
     request = dialer.data_request(peer, 0.0)
     assert request is not None
     with pytest.raises(AuthError):
@@ -562,22 +566,59 @@ def test_if_two_nodes_dial_each_other_the_lower_ones_connection_is_kept() -> Non
     lower.on_connection_lost("2", "its connection broke", 1.0)
     join(higher, lower, 1.0)
     join(lower, higher, 2.0)
-    join(make_node("2", incarnation=2), lower, 3.0)
+    lower.on_connection_lost("2", "its connection broke", 3.0)
+    join(make_node("2", start=2), lower, 3.0)
+
+
+def test_a_restarted_listener_is_known_by_its_dialers_to_be_newer() -> None:
+    dialers = [make_node("1"), make_node("2")]
+    join(dialers[0], make_node("0"))
+    dialers[0].on_connection_lost("0", "its connection broke", 1.0)
+    again = make_node("0", start=2)
+    join(dialers[1], again, 1.0)
+    assert again.incarnation == 1, "no peer has known its predecessor so far"
+    join(dialers[0], again, 1.0)
+    assert again.incarnation == 2
+    # Later frames give the new number to the others.
+    peer = dialers[1].peers["0"]
+    asked(dialers[1], again, peer, FrameType.HEARTBEAT, 2.0)
+    dialers[1].on_connection_lost("0", "its connection broke", 3.0)
+    third = make_node("0", start=3)
+    join(dialers[1], third, 3.0)
+    assert third.incarnation == 3
+
+
+def test_a_second_process_with_a_connected_node_id_is_refused_until_the_first_has_left(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession],
+) -> None:
+    first, listener, peer = pair
+    second = make_node("1", start=2)
+    with pytest.raises(HandshakeRefused, match="another process is connected as node 1") as refused:
+        join(second, listener)
+    assert refused.value.verified and refused.value.code == "duplicate"
+    assert asked(first, listener, peer, FrameType.HEARTBEAT) is FrameType.HEARTBEAT
+    assert second.incarnation == 1
+    listener.tick(9.0)
+    join(second, listener, 9.0)
+    assert second.incarnation == 2
+    with pytest.raises(HandshakeRefused, match="newer process") as refused:
+        join(first, listener, 9.0)
+    assert refused.value.verified and refused.value.code == "replaced"
 
 
 def test_a_wrong_key_is_refused_and_counted() -> None:
-    listener = make_node("learner")
+    listener = make_node("0")
     with pytest.raises(HandshakeRefused, match="key"):
-        join(make_node("collector", key=bytes(32)), listener)
+        join(make_node("1", key=bytes(32)), listener)
     assert listener.n_refused == 1 and listener.peers == {}
 
 
 @settings(max_examples=50)
 @given(place=st.integers(0, 10**6), bit=st.integers(0, 7))
 def test_a_flipped_bit_is_never_accepted(place: int, bit: int) -> None:
-    dialer, listener = make_node("collector"), make_node("learner")
+    dialer, listener = make_node("1"), make_node("0")
     peer = join(dialer, listener)
-    emit(dialer, "learner", "e", [1, 2, 3])
+    emit(dialer, "0", "e", [1, 2, 3])
     request = dialer.data_request(peer, 0.0)
     assert request is not None
     raw = bytearray(bytes(request.raw))
@@ -691,7 +732,8 @@ def test_a_restarted_peer_misses_nothing_emitted_before_it_subscribes() -> None:
     exchange(dialer, listener, peer)
     taken(listener)
     exchange(dialer, listener, peer)
-    again = make_node("1", incarnation=2)
+    listener.on_connection_lost("1", "its connection broke", 0.0)
+    again = make_node("1", start=2)
     peer = join(again, listener)
     assert listener.subscriptions.subscribers("e") == ("1",)
     assert emit(listener, "1", "e", "early")
@@ -733,7 +775,7 @@ def test_a_silent_reader_keeps_no_old_version_in_memory() -> None:
 
 
 def test_a_broadcast_is_laid_out_once_and_copied_for_no_peer() -> None:
-    listener = make_node("learner", options=NodeOptions())
+    listener = make_node("0", options=NodeOptions())
     for name in ("1", "2", "3"):
         dialer = make_node(name, options=NodeOptions())
         exchange(dialer, listener, join(dialer, listener))

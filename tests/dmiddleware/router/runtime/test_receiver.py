@@ -25,7 +25,7 @@ class Scene:
     """A node that gets events, and its receiver with the blocking thread."""
 
     def __init__(self) -> None:
-        self.remote, self.node = make_node("peer", options=LARGE), make_node("node", options=LARGE)
+        self.remote, self.node = make_node("1", options=LARGE), make_node("0", options=LARGE)
         self.peer = join(self.remote, self.node)
         self.lock = threading.RLock()
         self.n_announcements = 0
@@ -48,7 +48,7 @@ class Scene:
     def receive(self, *values: Any) -> None:
         with self.lock:
             for value in values:
-                assert emit(self.remote, "node", "e", [[value], {}])
+                assert emit(self.remote, "0", "e", [[value], {}])
             exchange(self.remote, self.node, self.peer)
 
     def take(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -205,4 +205,4 @@ def test_announcements_are_processed_without_a_callback(scene: Scene) -> None:
         exchange(scene.remote, scene.node, scene.peer)
     scene.receiver.deliver_ready()
     assert comes_true(lambda: scene.n_announcements >= 1)
-    assert scene.node.subscriptions.subscribers("weights") == ("peer",)
+    assert scene.node.subscriptions.subscribers("weights") == ("1",)

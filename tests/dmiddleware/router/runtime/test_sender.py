@@ -45,7 +45,7 @@ class Polls:
 
 @pytest.fixture
 def polls() -> Polls:
-    dialer, listener = make_node("collector"), make_node("learner")
+    dialer, listener = make_node("1"), make_node("0")
     peer = join(dialer, listener)
     exchange(dialer, listener, peer)
     assert taken(dialer) == taken(listener) == []
@@ -53,7 +53,7 @@ def polls() -> Polls:
 
 
 def run(sender: Sender, now: float = 0.0, node_ids: tuple[str, ...] | None = None) -> int:
-    sends = sender.take_sends(now, ("collector", "learner") if node_ids is None else node_ids)
+    sends = sender.take_sends(now, ("1", "0") if node_ids is None else node_ids)
     for send in sends:
         send()
     return len(sends)
@@ -62,16 +62,16 @@ def run(sender: Sender, now: float = 0.0, node_ids: tuple[str, ...] | None = Non
 def test_a_parked_poll_gets_a_reply_when_there_is_something_to_send(polls: Polls) -> None:
     polls.park()
     assert run(polls.sender) == 0
-    assert emit(polls.listener, "collector", "e", 1)
+    assert emit(polls.listener, "1", "e", 1)
     assert run(polls.sender, node_ids=("somebody else",)) == 0
-    assert run(polls.sender, node_ids=("collector",)) == 1
+    assert run(polls.sender, node_ids=("1",)) == 1
     assert polls.read() == [FrameType.DATA]
-    assert taken(polls.dialer) == [("learner", "e", 1)]
+    assert taken(polls.dialer) == [("0", "e", 1)]
 
 
 def test_each_poll_gets_one_frame(polls: Polls) -> None:
     for number in range(3):
-        assert emit(polls.listener, "collector", "e", b"%3d" % number + bytes(150))
+        assert emit(polls.listener, "1", "e", b"%3d" % number + bytes(150))
     assert run(polls.sender) == 0
     polls.requests.append(polls.dialer.request(polls.peer, FrameType.POLL))
     answer, _ = polls.listener.on_request(polls.requests[-1].raw, 0.0, cover_body=True)
@@ -87,7 +87,7 @@ def test_polls_of_an_ended_session_are_refused(polls: Polls) -> None:
     join(polls.dialer, polls.listener)
     assert run(polls.sender) == 1
     assert len(polls.replies) == 1
-    assert emit(polls.listener, "collector", "e", 1)
+    assert emit(polls.listener, "1", "e", 1)
     assert run(polls.sender) == 0
 
 
@@ -112,12 +112,12 @@ class FakeChannel:
 
 def test_a_channel_gets_as_many_frames_as_it_has_room_for() -> None:
     roomy = NodeOptions(window=4, batch_bytes=200)
-    dialer, listener = (make_node(name, options=roomy) for name in ("collector", "learner"))
+    dialer, listener = (make_node(name, options=roomy) for name in ("1", "0"))
     peer = join(dialer, listener)
     exchange(dialer, listener, peer)
     sender, way = Sender(dialer), FakeChannel(peer)
     for number in range(3):
-        assert emit(dialer, "learner", "e", b"%3d" % number + bytes(150))
+        assert emit(dialer, "0", "e", b"%3d" % number + bytes(150))
     assert run(sender) == 0
     sender.connect(way)
     assert run(sender) == 1, "one action sends all frames of a peer"
@@ -127,8 +127,8 @@ def test_a_channel_gets_as_many_frames_as_it_has_room_for() -> None:
     assert run(sender) == 1
     sent = [request.batch.sequence for request in way.sent if request.batch is not None]
     assert sent == [2, 3, 4], "1 is the announcement"
-    assert emit(dialer, "learner", "e", bytes(200))
-    sender.disconnect("learner")
+    assert emit(dialer, "0", "e", bytes(200))
+    sender.disconnect("0")
     way.reserved = 0
     assert run(sender) == 0
     sender.connect(way)
@@ -142,7 +142,7 @@ def test_two_threads_send_the_frames_of_a_peer_in_order(polls: Polls) -> None:
     def reply(name: str) -> Reply:
         def note(raw: WireBytes | None, *, urgent: bool = False) -> None:
             if name == "first":
-                for send in polls.sender.take_sends(0.0, ("collector",)):
+                for send in polls.sender.take_sends(0.0, ("1",)):
                     send()
             order.append(name)
 
@@ -153,9 +153,9 @@ def test_two_threads_send_the_frames_of_a_peer_in_order(polls: Polls) -> None:
         parked, _ = polls.listener.on_request(request.raw, 0.0, cover_body=True)
         assert isinstance(parked, ParkedPoll)
         polls.sender.park(parked, reply(name))
-    assert emit(polls.listener, "collector", "e", 1)
-    (send,) = polls.sender.take_sends(0.0, ("collector",))
-    polls.listener.peers["collector"].outgoing.put_lossy(encode_event("e", [1], CODEC))
+    assert emit(polls.listener, "1", "e", 1)
+    (send,) = polls.sender.take_sends(0.0, ("1",))
+    polls.listener.peers["1"].outgoing.put_lossy(encode_event("e", [1], CODEC))
     send()
     assert order == ["first", "second"]
 
@@ -164,11 +164,11 @@ def test_peers_without_work_are_not_looked_at(polls: Polls) -> None:
     polls.park()
     assert run(polls.sender) == 0, "the session is new"
     assert polls.listener.unsent == {} and polls.sender.due == {}
-    assert emit(polls.listener, "collector", "e", 1)
+    assert emit(polls.listener, "1", "e", 1)
     assert polls.sender.take_sends(0.0) == [], "whoever offers an event names its targets"
     polls.listener.subscriptions.subscribe(["e"])
-    assert list(polls.listener.unsent) == ["collector"]
+    assert list(polls.listener.unsent) == ["1"]
     assert len(polls.sender.take_sends(0.0)) == 1
     assert polls.sender.take_sends(0.0) == []
-    assert list(polls.sender.due) == ["collector"], "the frame is not acknowledged yet"
-    assert polls.sender.overdue(0.5) == [] and polls.sender.overdue(1.0) == ["collector"]
+    assert list(polls.sender.due) == ["1"], "the frame is not acknowledged yet"
+    assert polls.sender.overdue(0.5) == [] and polls.sender.overdue(1.0) == ["1"]
