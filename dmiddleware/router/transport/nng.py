@@ -21,7 +21,8 @@ from dmiddleware.errors import TransportError
 from dmiddleware.router.transport.callbacks import run_callback, run_callback_in_thread
 from dmiddleware.router.transport.interface import ListenLimits, OnReply, RequestHandler
 from dmiddleware.router.transport.tls import TlsFiles
-from dmiddleware.router.wire.byte_pieces import WireBytes, view_with_release, write_into
+from dmiddleware.router.wire.arrays import view_with_release
+from dmiddleware.router.wire.byte_pieces import WireBytes, write_into
 
 __all__ = ["NngTransport", "TlsFiles"]
 

@@ -39,15 +39,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
-from dmiddleware.router.wire.byte_pieces import (
-    ALIGNMENT,
-    BytePieces,
-    WireBytes,
-    view_with_release,
-    write_into,
-)
+from dmiddleware.router.wire.byte_pieces import ALIGNMENT, BytePieces, WireBytes, write_into
 
 __all__ = ["SlabPool", "SlabReader", "sweep"]
 
@@ -94,7 +86,7 @@ class _Slab:
         self.token = b""
         self.reader = 0
         self.filled_at = 0.0
-        self.staged: weakref.ref[_StagedSlab] | None = None
+        self.staged: weakref.ref[_Staged] | None = None
 
     @property
     def state(self) -> int:
@@ -172,6 +164,8 @@ class SlabPool:
             The copies, for :meth:`complete`; the slab is reserved while one of them is alive. None
             if there is not enough memory.
         """
+        from dmiddleware.router.wire.arrays import view_with_owner
+
         starts, end = [], _ARRAYS
         for array in arrays:
             starts.append(-(-end // ALIGNMENT) * ALIGNMENT)
@@ -180,17 +174,16 @@ class SlabPool:
             slab = self._find(end)
             if slab is None:
                 return None
-            whole = np.frombuffer(slab.memory, np.uint8).view(_StagedSlab)
-            whole.slab, whole.n_arrays = slab, len(arrays)
-            slab.staged = weakref.ref(whole)
+            staged = _Staged(slab, len(arrays))
+            slab.staged = weakref.ref(staged)
+        whole = view_with_owner(slab.memory, staged)
         offset = _ARRAYS
         for start, array in zip(starts, arrays, strict=True):
-            whole[offset:start] = 0
+            whole[offset:start] = bytes(start - offset)
             offset = start + len(array)
-            whole[start:offset] = np.frombuffer(array, np.uint8)
+            write_into(whole[start:offset], BytePieces([array]))
         return [
-            whole.data[start : start + len(array)]
-            for start, array in zip(starts, arrays, strict=True)
+            whole[start : start + len(array)] for start, array in zip(starts, arrays, strict=True)
         ]
 
     def complete(self, content: WireBytes, *, reader: int) -> bytes | None:
@@ -207,12 +200,12 @@ class SlabPool:
         found = _staged_in(content)
         if found is None:
             return None
-        head, whole = found
-        slab, start = whole.slab, _ARRAYS - len(head)
+        head, staged = found
+        slab, start = staged.slab, _ARRAYS - len(head)
         with self._lock:
-            if whole.is_used or start < _CONTENT or self._slabs.get(slab.path.name) is not slab:
+            if staged.is_used or start < _CONTENT or self._slabs.get(slab.path.name) is not slab:
                 return None
-            whole.is_used = True
+            staged.is_used = True
             slab.memory[start:_ARRAYS] = head
             self._assign(slab, reader)
         return _ticket(slab, start, len(content))
@@ -337,6 +330,8 @@ class SlabReader:
             ):
                 return None
             memory[_STATE] = _TAKEN
+        from dmiddleware.router.wire.arrays import view_with_release
+
         content = memoryview(memory)[start : start + length]
         return view_with_release(content, partial(_give_back, memory, token))
 
@@ -369,35 +364,36 @@ class SlabReader:
         self._mapped = kept if len(kept) < _KEPT_MAPPINGS else {}
 
 
-class _StagedSlab(np.ndarray):
-    """The memory of a slab with staged arrays; the slab is reserved while it is alive."""
+class _Staged:
+    """Arrays that are staged in a slab, which is reserved while one of them is alive."""
 
-    slab: _Slab
-    n_arrays: int
-    is_used = False
+    def __init__(self, slab: _Slab, n_arrays: int) -> None:
+        self.slab = slab
+        self.n_arrays = n_arrays
+        self.is_used = False
 
 
-def _staged_in(content: WireBytes) -> tuple[bytes, _StagedSlab] | None:
-    """Return a frame's head and slab, if its arrays are all the arrays staged in that slab."""
+def _staged_in(content: WireBytes) -> tuple[bytes, _Staged] | None:
+    """Return a frame's head and arrays, if these are all the arrays staged in one slab."""
     if not isinstance(content, BytePieces):
         return None
-    slabs = [_slab_of(piece) for piece in content.pieces]
-    whole = next((slab for slab in slabs if slab is not None), None)
-    if whole is None:
+    owners = [_staged_at(piece) for piece in content.pieces]
+    staged = next((owner for owner in owners if owner is not None), None)
+    if staged is None:
         return None
-    of_slab = [slab is whole for slab in slabs]
-    first = of_slab.index(True)
-    gaps = [
-        piece for piece, is_staged in zip(content.pieces, of_slab, strict=True) if not is_staged
-    ]
-    if sum(of_slab) != whole.n_arrays or any(any(gap) for gap in gaps[first:]):
+    is_staged = [owner is staged for owner in owners]
+    first = is_staged.index(True)
+    gaps = [piece for piece, inside in zip(content.pieces, is_staged, strict=True) if not inside]
+    if sum(is_staged) != staged.n_arrays or any(any(gap) for gap in gaps[first:]):
         return None
-    return b"".join(gaps[:first]), whole
+    return b"".join(gaps[:first]), staged
 
 
-def _slab_of(piece: bytes | memoryview) -> _StagedSlab | None:
-    owner = piece.obj if isinstance(piece, memoryview) else None
-    return owner if isinstance(owner, _StagedSlab) else None
+def _staged_at(piece: bytes | memoryview) -> _Staged | None:
+    from dmiddleware.router.wire.arrays import owner_of
+
+    owner = owner_of(piece) if isinstance(piece, memoryview) else None
+    return owner if isinstance(owner, _Staged) else None
 
 
 def _ticket(slab: _Slab, start: int, length: int) -> bytes:

@@ -1,13 +1,15 @@
-"""Bytes in several pieces, so that each byte is copied once, to its final place in memory."""
+"""Bytes in several pieces, so that each byte is copied once, to its final place in memory.
+
+numpy copies without the GIL. It is loaded with the first large copy, as in
+:mod:`~dmiddleware.router.wire.arrays`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Sequence
+from typing import Final, TypeAlias
 
-import numpy as np
-
-__all__ = ["ALIGNMENT", "BytePieces", "WireBytes", "copy_bytes", "view_with_release", "write_into"]
+__all__ = ["ALIGNMENT", "BytePieces", "WireBytes", "copy_bytes", "write_into"]
 
 ALIGNMENT: Final = 64
 """The alignment of arrays in a frame, in bytes."""
@@ -48,36 +50,18 @@ def copy_bytes(view: memoryview) -> bytes | memoryview:
     """Copy the bytes of an array; a large copy releases the GIL."""
     if len(view) < _LARGE:
         return view.tobytes()
+    import numpy as np
+
     return np.frombuffer(view, np.uint8).copy().data
 
 
 def write_into(target: memoryview, content: WireBytes) -> None:
     """Copy content to the start of a target; releases the GIL."""
+    import numpy as np
+
     offset = 0
     into = np.frombuffer(target, np.uint8)
     for piece in content.pieces if isinstance(content, BytePieces) else (content,):
         end = offset + len(piece)
         into[offset:end] = np.frombuffer(piece, np.uint8)
         offset = end
-
-
-def view_with_release(memory: Any, release: Callable[[], object]) -> memoryview:
-    """Return a view of foreign memory that is released when no view of it is alive.
-
-    Args:
-        memory: a buffer of bytes.
-        release: called once, on the thread that drops the last view.
-    """
-    view = np.frombuffer(memory, np.uint8).view(_ReleasingView)
-    view.release = release
-    return view.data
-
-
-class _ReleasingView(np.ndarray):
-    """A view that releases its memory when it is deleted."""
-
-    release: Callable[[], object] | None = None
-
-    def __del__(self) -> None:
-        if self.release is not None:
-            self.release()

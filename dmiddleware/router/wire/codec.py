@@ -14,36 +14,20 @@ torch tensors.
 from __future__ import annotations
 
 import struct
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
-import numpy as np
 
 from dmiddleware.errors import DecodeError, EncodeError
 
-__all__ = ["Adapter", "TypeAdapter", "Codec", "DTYPES", "MAX_DEPTH"]
+if TYPE_CHECKING:
+    import numpy as np
 
-DTYPES: Final[tuple[str, ...]] = (
-    "|b1",
-    "|u1",
-    "|i1",
-    "<u2",
-    "<i2",
-    "<u4",
-    "<i4",
-    "<u8",
-    "<i8",
-    "<f2",
-    "<f4",
-    "<f8",
-    "<c8",
-    "<c16",
-)
-"""The array types of the wire. Their index is their code, so the order must never change."""
+__all__ = ["Adapter", "TypeAdapter", "Codec", "MAX_DEPTH"]
 
 MAX_DEPTH: Final = 64
 """The deepest allowed nesting of a value."""
@@ -53,8 +37,6 @@ ENTRY_POINT_GROUP: Final = "dmiddleware.wire"
 _TUPLE, _PAIRS, _BIG_INT, _ARRAY, _SCALAR, _ADAPTED, _PICKLE, _ORDERED = range(1, 9)
 _NATIVE: Final = frozenset({type(None), bool, float, str, bytes})
 _NATIVE_KEYS: Final = frozenset({bool, int, float, str, bytes, type(None)})
-_DTYPE_CODE: Final = {np.dtype(name): code for code, name in enumerate(DTYPES)}
-_DTYPE_OF: Final = tuple(np.dtype(name) for name in DTYPES)
 _INDEX: Final = struct.Struct("<I")
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 
@@ -192,11 +174,7 @@ class Codec:
             return msgspec.msgpack.Ext(_TUPLE, _encoder.encode(items))
         if kind is OrderedDict:
             return msgspec.msgpack.Ext(_ORDERED, self._pairs(value, buffers, path, depth))
-        if kind is np.ndarray:
-            return _plain_array(value, buffers, path)
-        if isinstance(value, np.generic):
-            return _plain_scalar(value, path)
-        return self._plain_adapted(value, buffers, path, depth)
+        return self._plain_object(value, buffers, path, depth)
 
     def _plain_dict(
         self, value: dict[Any, Any], buffers: list[memoryview], path: str, depth: int
@@ -223,9 +201,14 @@ class Codec:
         ]
         return _encoder.encode(pairs)
 
-    def _plain_adapted(
+    def _plain_object(
         self, value: Any, buffers: list[memoryview], path: str, depth: int
     ) -> msgspec.msgpack.Ext:
+        if (numpy := sys.modules.get("numpy")) is not None:
+            if type(value) is numpy.ndarray:
+                return _plain_array(value, buffers, path)
+            if isinstance(value, numpy.generic):
+                return _plain_scalar(value, path)
         adapter = self._adapter_for(type(value))
         if adapter is not None:
             plain = self._plain(adapter.to_plain(value), buffers, path, depth + 1)
@@ -258,6 +241,9 @@ class Codec:
         return adapter
 
     def _load_installed(self, root: str) -> None:
+        # Imported here because most processes need no adapters.
+        from importlib.metadata import entry_points
+
         for entry in entry_points(group=ENTRY_POINT_GROUP, name=root):
             for adapter in entry.load():
                 if adapter.name not in self._by_name:
@@ -294,7 +280,9 @@ class _Reader:
         if code == _ORDERED:
             return OrderedDict(self._list(data))
         if code == _SCALAR:
-            return np.frombuffer(data[1:], _dtype_of(data[0]), count=1)[0]
+            from dmiddleware.router.wire.arrays import scalar_of
+
+            return scalar_of(data)
         if code == _BIG_INT:
             return int.from_bytes(data, "little", signed=True)
         if code == _PICKLE:
@@ -314,8 +302,9 @@ class _Reader:
         code, *shape = self._list(data[_INDEX.size :])
         if index >= len(self._buffers):
             raise DecodeError(f"array {index} is missing, only {len(self._buffers)} arrays arrived")
-        array = np.frombuffer(self._buffers[index], _dtype_of(code))
-        return array.reshape(shape)
+        from dmiddleware.router.wire.arrays import array_of
+
+        return array_of(code, shape, self._buffers[index])
 
     def _unpickle(self, data: memoryview) -> Any:
         codec = self._codec
@@ -348,40 +337,21 @@ def _is_native(value: Any, depth: int) -> bool:
     return kind in _NATIVE
 
 
-def _dtype_of(code: Any) -> np.dtype[Any]:
-    if not isinstance(code, int) or not 0 <= code < len(_DTYPE_OF):
-        raise DecodeError(
-            f"unknown array type {code!r}; install the same version of dmiddleware on all hosts"
-        )
-    return _DTYPE_OF[code]
-
-
-def _dtype_code(dtype: np.dtype[Any], path: str) -> int:
-    code = _DTYPE_CODE.get(dtype.newbyteorder("<"))
-    if code is None:
-        raise EncodeError(
-            f"{path} is an array of {dtype}, which cannot be encoded; convert it to one of "
-            f"{', '.join(np.dtype(name).name for name in DTYPES)}"
-        )
-    return code
-
-
 def _plain_array(
     array: np.ndarray[Any, Any], buffers: list[memoryview], path: str
 ) -> msgspec.msgpack.Ext:
-    code = _dtype_code(array.dtype, path)
-    data = np.ascontiguousarray(array, dtype=_DTYPE_OF[code])
-    index = len(buffers)
-    buffers.append(data.reshape(-1).view(np.uint8).data)
-    head = _INDEX.pack(index)
+    from dmiddleware.router.wire.arrays import array_bytes
+
+    code, data = array_bytes(array, path)
+    head = _INDEX.pack(len(buffers))
+    buffers.append(data)
     return msgspec.msgpack.Ext(_ARRAY, head + _encoder.encode([code, *array.shape]))
 
 
 def _plain_scalar(value: np.generic, path: str) -> msgspec.msgpack.Ext:
-    code = _dtype_code(value.dtype, path)
-    return msgspec.msgpack.Ext(
-        _SCALAR, bytes([code]) + np.asarray(value, _DTYPE_OF[code]).tobytes()
-    )
+    from dmiddleware.router.wire.arrays import scalar_bytes
+
+    return msgspec.msgpack.Ext(_SCALAR, scalar_bytes(value, path))
 
 
 def _big_int(value: int) -> msgspec.msgpack.Ext:

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dmiddleware.errors import DecodeError, EncodeError
-from dmiddleware.router.wire.codec import DTYPES, MAX_DEPTH, Codec, TypeAdapter
+from dmiddleware.router.wire.arrays import DTYPES
+from dmiddleware.router.wire.codec import MAX_DEPTH, Codec, TypeAdapter
 
 scalars = (
     st.none()
