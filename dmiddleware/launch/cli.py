@@ -60,11 +60,12 @@ __all__ = ["ditask"]
 )
 @click.option(
     "--mq-type",
-    default="nng",
+    default="socket",
     show_default=True,
-    type=click.Choice(["nng", "redis"]),
-    help="How events travel: nng, over sockets between the processes; redis, through a redis "
-    "server, for hosts that cannot reach each other.",
+    type=click.Choice(["socket", "nng", "redis"]),
+    help="How events travel: socket, over plain sockets between the processes; nng, over the "
+    "sockets of the nng library; redis, through a redis server, for hosts that cannot reach each "
+    "other.",
 )
 @click.option(
     "--redis-url",

@@ -37,7 +37,7 @@ from dmiddleware.launch.plan import (
 from dmiddleware.launch.platforms import DEFAULT_PORT, KEY_VARIABLE, Placement, place
 from dmiddleware.launch.supervisor import Supervisor, SupervisorOptions
 from dmiddleware.router.protocol.topology import Scheme, count_listening
-from dmiddleware.router.transport.nng import TlsFiles
+from dmiddleware.router.transport.tls import TlsFiles
 
 __all__ = ["launch"]
 
@@ -101,6 +101,7 @@ def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
                     start_timeout_s=options["start_timeout"],
                     kill_after_s=supervisor_options.kill_after_s,
                     key_hex=key.hex(),
+                    mq_type=options["mq_type"],
                     tls=tls,
                     attached=request.joins,
                     stamp=stamp,
@@ -283,9 +284,7 @@ def _protocol(options: Mapping[str, Any]) -> Scheme:
     if options["mq_type"] != "redis":
         return protocol
     if protocol != "ipc":
-        raise LaunchError(
-            f"--protocol {protocol} is for --mq-type nng; leave it out with --mq-type redis"
-        )
+        raise LaunchError(f"--protocol {protocol} has no effect with --mq-type redis; leave it out")
     if importlib.util.find_spec("redis") is None:
         raise LaunchError(
             "--mq-type redis needs redis-py; install it with: pip install 'dmiddleware[redis]'"

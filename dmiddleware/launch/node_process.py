@@ -298,17 +298,24 @@ def _read_line(descriptor: int) -> bytes:
 
 
 def _transport(config: NodeConfig) -> Transport:
-    """Return the transport for this node's addresses."""
-    addresses = (config.plan.listen, *config.plan.dial)
-    if any(address.startswith("redis://") for address in addresses):
-        # Imported here because redis-py is optional.
+    """Return the transport for this node's addresses.
+
+    Each is imported only if it is used: redis-py is optional, and nng takes time to load.
+    """
+    if config.mq_type == "redis":
         from dmiddleware.router.transport.redis import RedisTransport
 
         return RedisTransport(
             username=os.environ.get("DITASK_REDIS_USERNAME"),
             password=os.environ.get("DITASK_REDIS_PASSWORD"),
         )
-    sockets = SocketTransport(tls=config.tls)
+    sockets: Transport
+    if config.mq_type == "nng":
+        from dmiddleware.router.transport.nng import NngTransport
+
+        sockets = NngTransport(tls=config.tls)
+    else:
+        sockets = SocketTransport(tls=config.tls)
     if not config.shared_memory:
         return sockets
     return SharedMemoryTransport(sockets, directory=Path(config.shared_memory))

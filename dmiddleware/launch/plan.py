@@ -23,11 +23,12 @@ from dmiddleware.router.protocol.topology import (
     is_loopback,
     plan,
 )
-from dmiddleware.router.transport.nng import TlsFiles
+from dmiddleware.router.transport.tls import TlsFiles
 
 __all__ = [
     "FailurePolicy",
     "LaunchRequest",
+    "MqType",
     "NodeConfig",
     "NodePlan",
     "assign_roles",
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 FailurePolicy = Literal["abort", "continue", "restart"]
+MqType = Literal["socket", "nng", "redis"]
 
 _ROLES: Final = tuple(map(str, Role))
 _THIS_HOST: Final = ("127.0.0.1", "localhost")
@@ -129,6 +131,7 @@ class NodeConfig(msgspec.Struct, kw_only=True):
         run_id: names the run.
         start_timeout_s: how long to wait for peers.
         key_hex: the run's key; empty: none.
+        mq_type: ``socket``, ``nng`` or ``redis``: how events travel.
         tls: certificates for ``tls+tcp``, or None.
         attached: whether it joined a run of another launcher. When it is stopped, the other nodes
             continue.
@@ -146,6 +149,7 @@ class NodeConfig(msgspec.Struct, kw_only=True):
     run_id: str = "run"
     start_timeout_s: float = 60.0
     key_hex: str = ""
+    mq_type: MqType = "socket"
     tls: TlsFiles | None = None
     attached: bool = False
     stamp: str = ""
