@@ -149,7 +149,14 @@ class Codec:
             return msgspec.msgpack.decode(skeleton, ext_hook=_Reader(self, buffers).extension)
         except DecodeError:
             raise
-        except (msgspec.DecodeError, ValueError, TypeError, RecursionError, struct.error) as error:
+        except (
+            msgspec.DecodeError,
+            ValueError,
+            TypeError,
+            IndexError,
+            RecursionError,
+            struct.error,
+        ) as error:
             raise DecodeError(
                 f"the bytes are not an encoded value: {error}; install the same version of "
                 "dmiddleware on all hosts"

@@ -129,7 +129,10 @@ def test_a_wrong_password_is_reported(folder: Path, server: RedisServer) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--mq-type", "redis", "--protocol", "tcp"), "--protocol tcp is for --mq-type nng"),
+        (
+            ("--mq-type", "redis", "--protocol", "tcp"),
+            "--protocol tcp has no effect with --mq-type redis",
+        ),
         (("--mq-type", "redis", "--ports", "5000"), "has no effect with --mq-type redis"),
         (("--mq-type", "redis", "--redis-url", "http://x"), "http://x"),
         (("--attach-to", "redis://127.0.0.1:6379/0/run/0"), "does not fit --mq-type"),

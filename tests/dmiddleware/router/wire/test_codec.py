@@ -141,6 +141,13 @@ def test_an_unknown_adapter_is_named() -> None:
         Codec().decode(skeleton, buffers)
 
 
+@pytest.mark.parametrize("code", range(1, 9))
+def test_an_extension_without_content_is_decoded_or_refused(code: int) -> None:
+    skeleton = msgspec.msgpack.encode(msgspec.msgpack.Ext(code, b""))
+    with contextlib.suppress(DecodeError):
+        Codec().decode(skeleton, [])
+
+
 def test_infinite_nesting_is_refused() -> None:
     value: Any = 0
     for _ in range(MAX_DEPTH + 1):
