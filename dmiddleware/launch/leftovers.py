@@ -75,7 +75,7 @@ def end_processes(
     search = ProcessSearch(marks, sessions=sessions, below=below)
 
     def running() -> set[int]:
-        return {pid for pid in search.running() if not _is_helper(pid)}
+        return {pid for pid in search.running() if not _ends_by_itself(pid)}
 
     found = running()
     for number in (signal.SIGTERM, signal.SIGKILL) if found else ():
@@ -156,11 +156,12 @@ def _has_mark(pid: int, marks: Collection[bytes]) -> bool:
     return any(mark in environment for mark in marks)
 
 
-def _is_helper(pid: int) -> bool:
+def _ends_by_itself(pid: int) -> bool:
     with contextlib.suppress(OSError):
         command = (_PROC / str(pid) / "cmdline").read_bytes()
-        return any(name in command for name in _HELPERS)
-    return False
+        # A process that is just ending has no command line any more.
+        return not command or any(name in command for name in _HELPERS)
+    return True
 
 
 def wait_until(done: Callable[[], bool], timeout_s: float, *, poll_s: float = _POLL_S) -> bool:

@@ -71,6 +71,7 @@ class _NodeProcess:
         self._config = config
         self._launcher = launcher
         self._phase = "starting"
+        self._failure: BaseException | None = None
         self._error, self._where, self._failed_at = "", "", 0.0
         self._stop_reason = ""
         self._progress = Progress()
@@ -100,6 +101,7 @@ class _NodeProcess:
             clock=self._clock,
             stamp=config.stamp,
             run_roles=plan.run_roles,
+            on_failure=self._note_failure,
         )
 
     def run(self) -> int:
@@ -118,24 +120,38 @@ class _NodeProcess:
                         call_main(function, self._config.main)
                 except BaseException as error:
                     # Leaving the block can take long, and peers can fail meanwhile because of it.
-                    self._fail(error)
+                    self._end_as_failed(error)
                     raise
                 if self._node.interrupted:
                     self._router.suspend()
             self._phase = "finished"
+            self._forget_failure()
             return 0 if self._node.stopped_ok else 1
         except BaseException as error:  # noqa: BLE001 (the launcher reports any kind of failure)
-            if not self._failed_at:
-                self._fail(error)
+            if self._phase != "failed":
+                self._end_as_failed(error)
             return 1
         finally:
             self._done.set()
             reporter.join(STATUS_EVERY_S)
             self._report()
 
-    def _fail(self, error: BaseException) -> None:
-        self._failed_at = time.monotonic()
+    def _note_failure(self, error: BaseException) -> None:
+        """Report an error of the program at once."""
+        self._idle_s(self._node.progress())
+        self._failure, self._failed_at = error, time.monotonic()
         self._error, self._where = _summarize(error), _where(error)
+        self._report()
+
+    def _forget_failure(self) -> None:
+        """Forget an error that the program has handled."""
+        self._failure, self._failed_at = None, 0.0
+        self._error, self._where = "", ""
+
+    def _end_as_failed(self, error: BaseException) -> None:
+        # Closing the task may have added errors; the first one is the reason.
+        if self._failure is None or not _stems_from(error, self._failure):
+            self._note_failure(error)
         self._phase = "failed"
         self._report()
         if not isinstance(error, LaunchError):
@@ -185,9 +201,12 @@ class _NodeProcess:
 
     def _idle_s(self, progress: Progress) -> float:
         now = time.monotonic()
-        if self._clock.main_thread_waits or replace(progress, blocked_s=0.0) != self._progress:
-            self._progress = replace(progress, blocked_s=0.0)
-            self._progressed_at = now
+        if replace(progress, blocked_s=0.0) != self._progress:
+            self._progress, self._progressed_at = replace(progress, blocked_s=0.0), now
+            if self._phase == "running":
+                self._forget_failure()
+        if self._clock.main_thread_waits:
+            return 0.0
         return now - max(self._progressed_at, self._clock.waited_at)
 
 
@@ -250,6 +269,14 @@ def _end_children(node: int, mark: str) -> None:
         n_left = end_processes((mark,) if mark else (), below=(node,), helpers=False)
         if n_left:
             _logger.warning("ended %d processes that the program had left behind", n_left)
+
+
+def _stems_from(error: BaseException | None, first: BaseException) -> bool:
+    """Return whether an error is the first one, contains it, or was raised because of it."""
+    if error is None or error is first:
+        return error is first
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return any(_stems_from(one, first) for one in (*inner, error.__cause__, error.__context__))
 
 
 def _where(error: BaseException) -> str:

@@ -293,7 +293,10 @@ class Supervisor:
         else:
             self._failed.append(child)
             self._stopped_by_failure = True
-            self.stop(self._first_failure().text)
+            first = self._first_failure().text
+            if first != failure:
+                self._note(failure + log)
+            self.stop(first)
             if has_crashed:
                 self._note(
                     "--on-failure abort (the default) ends the run; use continue or restart to "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
@@ -66,6 +66,8 @@ class CurrentNode:
         clock: measures time for its tasks; None: the clock of the machine.
         stamp: identifies the run: all its processes have the same one; empty: none.
         run_roles: the roles of all processes of the run; None: unknown.
+        on_failure: called with the error of a task when it leaves :meth:`Task.run`, before the
+            task is closed.
     """
 
     def __init__(
@@ -77,7 +79,9 @@ class CurrentNode:
         clock: Clock | None = None,
         stamp: str = "",
         run_roles: tuple[str, ...] | None = None,
+        on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
+        self._on_failure = on_failure
         self.router = router
         self.roles = roles
         self.labels = labels
@@ -114,6 +118,11 @@ class CurrentNode:
         """Add the seconds that a middleware waited for another process."""
         with self._lock:
             self._blocked_s += seconds
+
+    def note_failure(self, error: BaseException) -> None:
+        """Report the error that ends a task, which may still take long to close."""
+        if self._on_failure is not None:
+            self._on_failure(error)
 
     def register(self, task: _StoppableTask) -> None:
         """Add a task of this process; if the process was already asked to stop, stop the task."""

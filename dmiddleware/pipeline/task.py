@@ -485,9 +485,11 @@ class Task(Generic[C]):
             self._is_running = True
             try:
                 self._run(max_step)
-            except BaseException:
+            except BaseException as error:
                 # Whether the peers continue without this one is for the launcher to decide.
                 self._stop.ok = False
+                if self._node is not None:
+                    self._node.note_failure(error)
                 raise
             finally:
                 self._is_running = False

@@ -1,0 +1,110 @@
+"""The function of --main: refused if calling it would run nothing."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dmiddleware.errors import LaunchError
+from dmiddleware.launch.cli import ditask
+from dmiddleware.launch.main_function import call_main, check_main
+from tests.dmiddleware.launch.ditask_process import start
+
+PROGRAM = """
+    import asyncio, functools, sys
+
+    sys.stderr.write("imported")
+
+    def plain():
+        def inner():
+            yield 1
+        return len([x for x in inner()])
+
+    async def asynchronous():
+        plain()
+
+    def generator():
+        if plain():
+            yield 1
+
+    async def asynchronous_generator():
+        yield 1
+
+    def runs(function):
+        return lambda: asyncio.run(function())
+
+    @runs
+    async def decorated():
+        pass
+
+    async def replaced():
+        yield 1
+
+    replaced = plain
+
+    hidden = functools.partial(asynchronous)
+    also_hidden = lambda: generator()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("raise RuntimeError('imported')")
+    for file in (tmp_path / "program.py", tmp_path / "package" / "program.py"):
+        file.write_text(textwrap.dedent(PROGRAM))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("asynchronous", r"async function \(program.py:11\).*asyncio.run\(asynchronous\(\)\)"),
+        ("generator", r"generator function.*yield \(program.py:16\)"),
+        ("asynchronous_generator", "async function"),
+    ],
+)
+def test_functions_that_would_run_nothing_are_refused_unseen(
+    folder: Path, name: str, message: str
+) -> None:
+    for module in ("program", "package.program"):
+        with pytest.raises(LaunchError, match=message):
+            check_main(f"{module}.{name}", folder)
+
+
+@pytest.mark.parametrize("name", ["plain", "decorated", "replaced", "hidden", "missing"])
+def test_what_the_source_does_not_show_is_left_to_the_nodes(folder: Path, name: str) -> None:
+    check_main(f"program.{name}", folder)
+    check_main(f"nowhere.{name}", folder)
+    (folder / "program.py").write_text("def plain(:")
+    check_main(f"program.{name}", folder)
+
+
+def test_a_refused_function_starts_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    result = CliRunner().invoke(ditask, ["--main", "program.asynchronous"])
+    assert result.exit_code == 1
+    assert "async function" in result.output and "[node" not in result.output
+    assert not (folder / "logs").exists()
+
+
+def test_a_result_that_still_has_to_run_is_an_error() -> None:
+    async def work() -> None: ...
+
+    with pytest.raises(LaunchError, match="returned a coroutine"):
+        call_main(lambda: work(), "program.main")
+    with pytest.raises(LaunchError, match="returned a generator"):
+        call_main(lambda: (x for x in ()), "program.main")
+    call_main(lambda: 0, "program.main")
+
+
+@pytest.mark.process
+@pytest.mark.timeout(120)
+def test_a_hidden_async_function_fails_in_the_node(folder: Path) -> None:
+    with start(folder, "--main", "program.hidden") as launcher:
+        text, _ = launcher.communicate(timeout=100)
+    assert launcher.returncode == 1
+    assert "async function" in text and "never awaited" not in text
