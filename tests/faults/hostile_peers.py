@@ -352,14 +352,12 @@ def _old_version(address: str) -> None:
 
     greeting = Frame(FrameType.HELLO, metadata=msgspec.msgpack.encode(hello))
     raw = bytearray(encode_frame(greeting, max_size=4096))
-    with RawPeer(address) as peer:
-        peer.send(raw)
-        answer = peer.answer()
-        assert answer is not None and answer[6] == FrameType.REFUSED
-    raw[4:6] = (VERSION - 1).to_bytes(2, "little")
-    with RawPeer(address) as peer:
-        peer.send(raw)
-        assert peer.answer() is None
+    for version in (VERSION, VERSION - 1):
+        raw[4:6] = version.to_bytes(2, "little")
+        with RawPeer(address) as peer:
+            peer.send(raw)
+            answer = peer.answer()
+            assert answer is not None and answer[6] == FrameType.REFUSED
 
 
 class Trap:

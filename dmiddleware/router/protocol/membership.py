@@ -88,12 +88,19 @@ class Membership:
         own: this node's identity; no other node may use its id.
         heartbeat_s: seconds between two heartbeats of a peer.
         missed: how many heartbeats a peer may miss before it counts as disconnected.
+        max_known: how many nodes are remembered, disconnected ones included.
     """
 
     def __init__(
-        self, own: Identity, *, heartbeat_s: float = HEARTBEAT_S, missed: int = MISSED_HEARTBEATS
+        self,
+        own: Identity,
+        *,
+        heartbeat_s: float = HEARTBEAT_S,
+        missed: int = MISSED_HEARTBEATS,
+        max_known: int = 8192,
     ) -> None:
         self._own = own
+        self._max_known = max_known
         self._silence_s = heartbeat_s * missed
         self._members: dict[str, Member] = {}
         # The connected nodes, the one that was heard longest ago first.
@@ -158,6 +165,7 @@ class Membership:
         self._members[identity.node_id] = member
         self._note_heard(identity.node_id, now)
         if known is None:
+            self._forget_oldest()
             return [MembershipChange("joined", member)]
         newer = identity.instance != known.identity.instance
         if newer:
@@ -203,6 +211,8 @@ class Membership:
         if known is None:
             return []
         gone = replace(known, connected=False, session=0 if for_good else known.session)
+        # The nodes that left first come first.
+        del self._members[node_id]
         self._members[node_id] = gone
         del self._heard_at[node_id]
         return [MembershipChange("left", gone, reason)]
@@ -216,6 +226,14 @@ class Membership:
                 break
             changes += self.on_left(node_id, f"no heartbeat for {now - heard_at:.1f} s")
         return changes
+
+    def _forget_oldest(self) -> None:
+        if len(self._members) > self._max_known:
+            gone = (member.node_id for member in self._members.values() if not member.connected)
+            oldest = next(gone, None)
+            if oldest is not None:
+                del self._members[oldest]
+                self._replaced.pop(oldest, None)
 
     def _note_heard(self, node_id: str, now: float) -> None:
         self._heard_at.pop(node_id, None)

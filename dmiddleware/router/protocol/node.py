@@ -9,6 +9,7 @@ Methods must not be called concurrently; the router holds a lock around each cal
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import Counter, deque
 from collections.abc import Callable
@@ -51,17 +52,21 @@ from dmiddleware.router.wire.envelope import (
 )
 from dmiddleware.router.wire.frame import (
     HEADER_SIZE,
+    VERSION,
     Frame,
     FrameContents,
     FrameMac,
     FrameType,
     OutgoingFrame,
     decode_frame,
+    has_other_version,
     read_metadata,
     session_of,
 )
 
 __all__ = ["NodeProtocol"]
+
+_logger = logging.getLogger(__name__)
 
 BUSY_DELAY_S: Final = 0.02
 TAKE_BYTES: Final = 1 << 20
@@ -121,7 +126,10 @@ class NodeProtocol:
         self._key = key
         self._nonce = nonce
         self._members = Membership(
-            identity, heartbeat_s=options.heartbeat_s, missed=options.missed_heartbeats
+            identity,
+            heartbeat_s=options.heartbeat_s,
+            missed=options.missed_heartbeats,
+            max_known=2 * options.max_peers,
         )
         self._handshake = ListenerHandshake(
             identity,
@@ -406,6 +414,13 @@ class NodeProtocol:
                 f"got a frame of {len(raw)} bytes before authentication, at most "
                 f"{MAX_HANDSHAKE_BYTES + HEADER_SIZE} are read"
             )
+        if has_other_version(raw):
+            refusal = HandshakeRefused(
+                f"node {self.identity.node_id} has protocol version {VERSION}, and the dialer "
+                "another; install the same version of dmiddleware on all hosts",
+                code="version",
+            )
+            return Response(self._refuse(refusal, b""), 0)
         frame = decode_frame(raw)
         try:
             if frame.type is FrameType.HELLO:
@@ -429,6 +444,12 @@ class NodeProtocol:
             return Refusal("closing", f"node {self.identity.node_id} is closing")
         own, name = self.identity.node_id, identity.node_id
         peer = self.peers.get(name)
+        if peer is None and self._is_full():
+            return Refusal(
+                "full",
+                f"node {own} already has {self.options.max_peers} peers, the most that it accepts; "
+                "raise max_peers in its NodeOptions",
+            )
         if (
             peer is not None
             and peer.dialed
@@ -439,6 +460,14 @@ class NodeProtocol:
             # Otherwise the two connections would keep replacing each other.
             return Refusal("dialed", f"node {own} has already dialed node {name}")
         return self._members.admit(identity, incarnation)
+
+    def _is_full(self) -> bool:
+        """Return whether there is no room for one more peer; forgotten dialers make room."""
+        if len(self.peers) >= self.options.max_peers:
+            for peer in list(self.peers.values()):
+                if peer.forgotten and not peer.dialed:
+                    self._remove(peer)
+        return len(self.peers) >= self.options.max_peers
 
     def _start_session(
         self, session: Session, now: float, *, dialed: bool, cover_body: bool
@@ -479,6 +508,9 @@ class NodeProtocol:
         self._record(self._members.on_left(peer.node_id, reason, for_good=True), now)
         self.n_sessions += 1
         self.unsent[peer.node_id] = None
+        self._remove(peer)
+
+    def _remove(self, peer: PeerSession) -> None:
         if self.peers.get(peer.node_id) is peer:
             self._keep_received(peer)
             del self.peers[peer.node_id]
@@ -507,9 +539,10 @@ class NodeProtocol:
     def _on_announcement(self, peer: PeerSession, event: EncodedEvent) -> None:
         try:
             self.subscriptions.on_announcement(peer, event)
-        except FrameError:
+        except FrameError as error:
             # The events around it are valid, and the peer keeps its earlier subscriptions.
             self.n_refused += 1
+            _logger.warning("ignored the subscriptions of node %s: %s", peer.node_id, error)
 
     def _record(self, changes: list[MembershipChange], now: float) -> None:
         for change in changes:
@@ -543,6 +576,7 @@ class NodeProtocol:
     def _on_data(self, peer: PeerSession, frame: Frame) -> Verdict:
         stream, sequence = frame.stream, frame.data_sequence
         events = unpack_events(frame)
+        self._check_names(peer, events)
         if self.accepting:
             verdict = peer.incoming.on_events(stream, sequence, events)
         else:
@@ -555,6 +589,18 @@ class NodeProtocol:
             if peer.incoming.has_events:
                 self._with_events[peer.node_id] = peer
         return verdict
+
+    def _check_names(self, peer: PeerSession, events: list[EncodedEvent]) -> None:
+        names = {event.event for event in events}
+        if names <= peer.event_names:
+            return
+        most = self.options.max_event_names
+        if len(names | peer.event_names) > most:
+            raise FrameError(
+                f"node {peer.node_id} has used more than {most} event names; use fewer, or raise "
+                "max_event_names in the NodeOptions of all nodes"
+            )
+        peer.event_names |= names
 
     def _on_acknowledgements(self, peer: PeerSession, frame: Frame, now: float) -> None:
         if not len(frame.metadata):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dmiddleware.router.protocol.handshake import MIN_FRAME_BYTES
 from dmiddleware.router.protocol.membership import HEARTBEAT_S, MISSED_HEARTBEATS
 
 __all__ = ["NodeOptions"]
@@ -25,6 +26,11 @@ class NodeOptions:
         missed_heartbeats: how many heartbeats a peer may miss before it counts as disconnected.
         forget_after_s: how many seconds accepted events are kept for a disconnected peer.
         max_lossy: how many lossy events may wait for one peer.
+        max_peers: how many peers this node accepts.
+        max_event_names: how many event names one peer may use, and how many it may subscribe to.
+
+    Raises:
+        ValueError: if ``max_frame_bytes`` or another limit is too small.
     """
 
     max_frame_bytes: int = 256 << 20
@@ -37,3 +43,15 @@ class NodeOptions:
     missed_heartbeats: int = MISSED_HEARTBEATS
     forget_after_s: float = 120.0
     max_lossy: int = 1024
+    max_peers: int = 4096
+    max_event_names: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.max_frame_bytes < MIN_FRAME_BYTES:
+            raise ValueError(
+                f"max_frame_bytes must be at least {MIN_FRAME_BYTES}, got {self.max_frame_bytes}"
+            )
+        for name in ("window", "max_peers", "max_event_names"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")

@@ -125,6 +125,7 @@ class PeerSession:
         patterns: events that the peer subscribes to, as globs.
         inherited: events that the peer's predecessor subscribed to; it receives them too until it
             is ready.
+        event_names: names of the events that the peer has sent.
         has_announced: whether the peer has announced its subscriptions in this incarnation.
         acks: ``(stream, sequence, credit)`` to send with the next frame.
         busy: ``(stream, sequence, delay_s)`` to send with the next frame.
@@ -146,6 +147,7 @@ class PeerSession:
     check: FrameMac | None = None
     patterns: tuple[str, ...] = ()
     inherited: tuple[str, ...] = ()
+    event_names: set[str] = field(default_factory=set)
     has_announced: bool = False
     acks: list[tuple[int, int, int]] = field(default_factory=list)
     busy: list[tuple[int, int, float]] = field(default_factory=list)

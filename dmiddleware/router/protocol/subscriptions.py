@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Annotated, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
-from dmiddleware.errors import FrameTooLarge
+from dmiddleware.errors import FrameError, FrameTooLarge
 from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.protocol.session import PeerSession
-from dmiddleware.router.wire.envelope import FRAME_OVERHEAD, SUBSCRIPTIONS_EVENT, EncodedEvent
+from dmiddleware.router.wire.envelope import (
+    FRAME_OVERHEAD,
+    MAX_EVENT_NAME,
+    SUBSCRIPTIONS_EVENT,
+    EncodedEvent,
+)
 from dmiddleware.router.wire.frame import MAX_BUFFERS, read_metadata
 
 __all__ = ["Subscriptions"]
 
 _encode = msgspec.msgpack.Encoder().encode
-_announcement_decoder = msgspec.msgpack.Decoder(tuple[bool, tuple[str, ...]])
+_Pattern: TypeAlias = Annotated[str, Meta(max_length=MAX_EVENT_NAME)]
+_announcement_decoder = msgspec.msgpack.Decoder(tuple[bool, tuple[_Pattern, ...]])
 
 
 class Subscriptions:
@@ -53,8 +61,14 @@ class Subscriptions:
         self._smallest_limit: int | None = None
 
     def subscribe(self, patterns: Iterable[str]) -> None:
-        """Set the events (globs allowed) that this node receives, and announce them."""
+        """Set the events (globs allowed) that this node receives, and announce them.
+
+        Raises:
+            ValueError: if these are more than ``max_event_names``.
+        """
         own = tuple(sorted(set(patterns)))
+        if len(own) > self._options.max_event_names:
+            raise ValueError(_too_many(len(own), self._options.max_event_names))
         if own != self._own:
             self._own = own
             self._announce()
@@ -137,11 +151,13 @@ class Subscriptions:
         """Process the subscriptions that a peer announces.
 
         Raises:
-            FrameError: if the announcement cannot be decoded.
+            FrameError: if the announcement cannot be decoded, or has more than ``max_event_names``.
         """
         ready, patterns = read_metadata(
             _announcement_decoder, event.skeleton, "announcement of subscriptions"
         )
+        if len(patterns) > self._options.max_event_names:
+            raise FrameError(_too_many(len(patterns), self._options.max_event_names))
         had = {name for name in self._latest if peer.has_announced_event(name)}
         peer.set_patterns(patterns, ready=ready)
         self.n_announcements += 1
@@ -171,3 +187,10 @@ class Subscriptions:
                     self._unsent[peer.node_id] = None
                 else:
                     peer.outgoing.counters.dropped += 1
+
+
+def _too_many(n_patterns: int, most: int) -> str:
+    return (
+        f"{n_patterns} subscriptions are more than the {most} that max_event_names allows; use "
+        "globs, or raise it in the NodeOptions of all nodes"
+    )

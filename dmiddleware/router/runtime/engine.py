@@ -202,9 +202,9 @@ class Engine:
         """
         now, node = self.clock.now(), self.node
         if node.changes:
-            for change in node.changes:
+            changes, node.changes = node.changes, []
+            for change in changes:
                 self.receiver.add(_membership_event(change))
-            node.changes.clear()
             self.members.notify_all()
         sends = self.sender.take_sends(now, () if node_id is None else (node_id,))
         self.room.notify_all()

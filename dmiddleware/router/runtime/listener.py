@@ -8,7 +8,7 @@ from collections import deque
 from functools import partial
 from typing import Final
 
-from dmiddleware.errors import AuthError, FrameError, RouterError
+from dmiddleware.errors import RouterError
 from dmiddleware.router.protocol.handshake import MAX_HANDSHAKE_BYTES
 from dmiddleware.router.protocol.session import ParkedPoll
 from dmiddleware.router.runtime.engine import Engine
@@ -92,7 +92,8 @@ class NodeListener:
             self.process_disconnects(now)
             try:
                 response = engine.node.on_request(raw, now, cover_body=self._cover_body)
-            except (FrameError, AuthError) as error:
+            except Exception as error:  # noqa: BLE001 (logged)
+                # Whatever a peer sends, the other peers are served.
                 engine.node.n_refused += 1
                 self._warn(error, now)
                 reply(None)
@@ -111,11 +112,16 @@ class NodeListener:
             sends.insert(0, partial(reply, content, urgent=not isinstance(content, OutgoingFrame)))
         engine.deliver_and_send(sends)
 
-    def _warn(self, error: RouterError, now: float) -> None:
+    def _warn(self, error: Exception, now: float) -> None:
         # An attacker may send thousands of bad frames a second, which must not fill the disk.
         if now < self._next_warning:
             self._n_unreported += 1
             return
         more = f" (and {self._n_unreported} more since)" if self._n_unreported else ""
-        _logger.warning("closed a connection because of a rejected frame: %s%s", error, more)
+        _logger.warning(
+            "closed a connection because of a rejected frame: %s%s",
+            error,
+            more,
+            exc_info=None if isinstance(error, RouterError) else error,
+        )
         self._n_unreported, self._next_warning = 0, now + WARN_EVERY_S

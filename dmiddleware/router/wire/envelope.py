@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
-from dmiddleware.errors import FrameError
+from dmiddleware.errors import EncodeError, FrameError
 from dmiddleware.router.wire.byte_pieces import copy_bytes
 from dmiddleware.router.wire.codec import Codec
 from dmiddleware.router.wire.frame import (
@@ -43,6 +44,11 @@ _BUFFER_OVERHEAD: Final = ALIGNMENT + 8
 SUBSCRIPTIONS_EVENT: Final = "$wants"
 """The event that announces a node's subscriptions, in order with its other events."""
 
+MAX_EVENT_NAME: Final = 256
+"""The most characters in the name of an event."""
+
+_Count: TypeAlias = Annotated[int, Meta(ge=0)]
+
 FRAME_OVERHEAD: Final = 256
 """The most bytes that a frame has in addition to the sizes of its events."""
 
@@ -73,21 +79,24 @@ class Acknowledgements(msgspec.Struct, array_like=True, frozen=True):
         busy: ``(stream, sequence, delay in seconds)`` of frames to send again later.
     """
 
-    acks: tuple[tuple[int, int, int], ...] = ()
-    busy: tuple[tuple[int, int, float], ...] = ()
+    acks: tuple[tuple[_Count, _Count, _Count], ...] = ()
+    busy: tuple[tuple[_Count, _Count, Annotated[float, Meta(ge=0, le=3600)]], ...] = ()
 
 
 class _Envelope(msgspec.Struct, array_like=True, frozen=True):
-    event: str
+    event: Annotated[str, Meta(max_length=MAX_EVENT_NAME)]
     skeleton: bytes
-    n_buffers: int
+    n_buffers: _Count
 
 
 MAX_BATCH_BYTES: Final = (MAX_BUFFERS - 1) * _BUFFER_OVERHEAD
 """Events of up to this total size never have more arrays than fit into one frame."""
 
+MAX_EVENTS: Final = MAX_BATCH_BYTES // _EVENT_OVERHEAD
+"""The most events in one frame; no peer joins more."""
+
 _encode = msgspec.msgpack.Encoder().encode
-_envelopes = msgspec.msgpack.Decoder(list[_Envelope])
+_envelopes = msgspec.msgpack.Decoder(Annotated[list[_Envelope], Meta(max_length=MAX_EVENTS)])
 
 
 def encode_event(
@@ -102,8 +111,13 @@ def encode_event(
         stage_arrays: copies arrays to memory that they are sent from; may return None.
 
     Raises:
-        EncodeError: if the value cannot be encoded.
+        EncodeError: if the value cannot be encoded, or the name is too long.
     """
+    if len(event) > MAX_EVENT_NAME:
+        raise EncodeError(
+            f"the event {event[:40]!r}… has a name of {len(event)} characters, but at most "
+            f"{MAX_EVENT_NAME} can be sent; use a shorter name"
+        )
     skeleton, views = codec.encode(value)
     buffers: tuple[bytes | memoryview, ...] = ()
     if views:

@@ -50,6 +50,7 @@ __all__ = [
     "OutgoingFrame",
     "encode_frame",
     "decode_frame",
+    "has_other_version",
     "session_of",
     "type_of",
     "read_metadata",
@@ -403,6 +404,12 @@ def session_of(raw: bytes | bytearray | memoryview) -> int:
         raise FrameError(f"got {len(raw)} bytes, but a frame has at least {HEADER_SIZE}")
     session: int = _SESSION.unpack_from(raw, 8)[0]
     return session
+
+
+def has_other_version(raw: bytes | bytearray | memoryview) -> bool:
+    """Return whether a frame is one of another protocol version, without checking the rest."""
+    magic, version, *_ = _PREFIX.unpack_from(raw)
+    return bool(magic == _MAGIC and version != VERSION)
 
 
 def type_of(raw: bytes | bytearray | memoryview) -> FrameType:

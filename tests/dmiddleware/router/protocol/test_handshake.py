@@ -6,7 +6,7 @@ import itertools
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.errors import AuthError, FrameError, HandshakeRefused
@@ -185,6 +185,7 @@ def test_a_node_of_another_run_is_refused() -> None:
         dialer(run_id="other").on_challenge(challenge)
 
 
+@settings(deadline=None)
 @given(
     of_dialer=st.integers(1, 9),
     of_listener=st.integers(1, 9),
@@ -318,3 +319,90 @@ def test_hkdf_matches_rfc_5869() -> None:
         info=bytes.fromhex("f0f1f2f3f4f5f6f7f8f9"),
     )
     assert derived.hex() == "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("node_id", "abc"),
+        ("node_id", ""),
+        ("node_id", "-1"),
+        ("node_id", "01"),
+        ("node_id", "1\n"),
+        ("node_id", "\u0661"),
+        ("node_id", "1" * 19),
+        ("node_id", 1),
+        ("instance", b""),
+        ("instance", bytes(17)),
+        ("run_id", "x" * 257),
+        ("roles", ["x" * 257]),
+        ("roles", ["collector"] * 65),
+        ("roles", "collector"),
+        ("labels", [1]),
+        ("incarnation", 0),
+        ("incarnation", -1),
+        ("incarnation", 2**63),
+        ("incarnation", 1.0),
+        ("nonce", bytes(31)),
+        ("max_frame_bytes", 0),
+        ("max_frame_bytes", 8191),
+        ("max_frame_bytes", 2**63),
+        ("keyed", 1),
+        ("extra", 1),
+    ],
+)
+def test_a_hello_with_an_impossible_field_is_refused(field: str, value: object) -> None:
+    hello = msgspec.msgpack.decode(dialer().hello())
+    fields = hello if field in hello else hello["identity"]
+    fields[field] = value
+    theirs = listener()
+    with pytest.raises(FrameError, match="not a valid HELLO"):
+        theirs.on_hello(msgspec.msgpack.encode(hello), 0.0)
+    assert theirs.pending == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("challenge", b""),
+        ("challenge", "unhashable"),
+        ("proof", bytes(33)),
+        ("incarnation", 0),
+        ("least_incarnation", 2**49),
+    ],
+)
+def test_an_auth_with_an_impossible_field_is_refused(field: str, value: object) -> None:
+    ours, theirs = dialer(), listener()
+    auth = ours.on_challenge(theirs.on_hello(ours.hello(), 0.0))
+    changed = msgspec.msgpack.decode(auth)
+    changed[field] = value
+    with pytest.raises(FrameError, match="not a valid AUTH"):
+        theirs.on_auth(msgspec.msgpack.encode(changed), 0.0)
+    theirs.on_auth(auth, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("session", 0), ("incarnation", 0), ("window", 0), ("credit_bytes", -1), ("proof", "")],
+)
+def test_a_welcome_with_an_impossible_field_is_refused(field: str, value: object) -> None:
+    ours, theirs = dialer(), listener()
+    welcome, _ = theirs.on_auth(ours.on_challenge(theirs.on_hello(ours.hello(), 0.0)), 0.0)
+    changed = msgspec.msgpack.decode(welcome)
+    fields = changed if field in changed else changed["limits"]
+    fields[field] = value
+    with pytest.raises(FrameError, match="not a valid WELCOME"):
+        ours.on_welcome(msgspec.msgpack.encode(changed))
+    ours.on_welcome(welcome)
+
+
+def test_an_identity_that_peers_would_refuse_is_found_at_home() -> None:
+    Identity("run", "7", bytes(16), ("collector",)).check()
+    for wrong in (
+        Identity("run", "seven", bytes(16)),
+        Identity("run", "7", bytes(15)),
+        Identity("run\ud800", "7", bytes(16)),
+        Identity("run", "7", bytes(16), labels=("x" * 200,) * 30),
+    ):
+        with pytest.raises(ValueError, match=r"."):
+            wrong.check()

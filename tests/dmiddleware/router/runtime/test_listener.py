@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from dmiddleware.pipeline import SystemClock
 from dmiddleware.router.runtime.engine import Engine
@@ -38,7 +41,7 @@ class Network:
             replies.append(answer)
 
         self.serve(memoryview(bytes(raw)), connection, reply)
-        return bytes(replies[0])
+        return bytes(replies[0] or b"")
 
 
 def test_a_request_served_after_its_connection_broke_does_not_keep_the_peer_connected() -> None:
@@ -57,3 +60,27 @@ def test_a_request_served_after_its_connection_broke_does_not_keep_the_peer_conn
     network.on_disconnect(1)
     listener.process_disconnects(0.0)
     assert not node.is_connected("1")
+
+
+def test_a_request_that_cannot_be_processed_does_not_stop_the_service(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    network, node, dialer = Network(), make_node("0"), make_node("1")
+    engine = Engine(node, transport=network, codec=CODEC, clock=SystemClock())  # type: ignore[arg-type]
+    NodeListener(engine, "memory://here")
+    on_request = node.on_request
+
+    def fail(raw: Any, now: float, *, cover_body: bool) -> Any:
+        if bytes(raw) == b"a defect":
+            raise KeyError("a defect")
+        return on_request(raw, now, cover_body=cover_body)
+
+    monkeypatch.setattr(node, "on_request", fail)
+    assert network.make_requests(b"a defect", 1) == b""
+    assert node.n_refused == 1 and "KeyError" in caplog.text
+    other_thread = threading.Thread(target=engine.flush, daemon=True)
+    other_thread.start()
+    other_thread.join(5.0)
+    assert not other_thread.is_alive(), "the lock was released"
+    handshake, hello = dialer.hello()
+    assert dialer.on_challenge(handshake, network.make_requests(hello, 2))
