@@ -11,6 +11,7 @@ from tests.faults.fault_result import FaultResult
 from tests.faults.hostile_peers import false_lengths, noise, oversize, pickles, refusals, silence
 from tests.faults.network_faults import cut_connections, partition, slow_network
 from tests.faults.network_namespaces import why_not
+from tests.faults.nng_faults import deadline_races
 from tests.faults.process_faults import (
     fork_and_close,
     killed_dialers,
@@ -83,6 +84,11 @@ FAULTS = (
     Fault("refusals", "wrong key, no key, replay, flipped bit, old version", _over_both(refusals)),
     Fault("pickles", "a pickle, by default and with one end opted in", _over_both(pickles)),
     Fault("silence", "200 silent connections", _over_both(silence)),
+    Fault(
+        "nng-deadlines",
+        "nng channels closed when their requests reach their deadlines",
+        (partial(deadline_races, runs=5, closes=2_000),),
+    ),
     Fault("fork", "a fork after use, and a close inside a callback", _over_both(fork_and_close)),
     Fault(
         "start-order", "8 nodes in random start order, 50 times", _over_both(start_order, times=50)

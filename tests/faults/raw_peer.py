@@ -15,6 +15,7 @@ from dmiddleware.router.protocol.handshake import Identity, ListenerHandshake, P
 from dmiddleware.router.protocol.membership import Membership
 from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.protocol.options import NodeOptions
+from dmiddleware.router.transport.nng.parts import HEAD, PART
 from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.codec import Codec
 from dmiddleware.router.wire.envelope import encode_event, pack_events
@@ -78,8 +79,10 @@ class RawPeer:
     def send(self, frame: WireBytes) -> bool:
         """Send a frame as a request."""
         self._requests += 1
-        number = b"" if self._ipc else struct.pack(">I", 0x8000_0000 | self._requests)
-        body = number + bytes(frame)
+        body = bytes(frame)
+        if not self._ipc:
+            part = HEAD.pack(PART, self._requests, len(body), 0)
+            body = struct.pack(">I", 0x8000_0000 | self._requests) + part + body
         return self.write(self.head(len(body)) + body)
 
     def answer(self) -> bytes | None:
@@ -93,7 +96,7 @@ class RawPeer:
             return None
         length = _UNIX_HEAD.unpack(head)[2] if self._ipc else struct.unpack(">Q", head)[0]
         body = self._read(length)
-        return body if body is None or self._ipc else body[4:]
+        return body if body is None or self._ipc else body[4 + HEAD.size :]
 
     def closed_after(self) -> float | None:
         """Wait until the other side closes, and return the seconds; None: it did not close."""

@@ -114,25 +114,16 @@ def test_a_request_that_no_listener_accepts_does_not_delay_the_close(tmp_path: P
     asking.join(DEADLINE_S)
 
 
-def test_a_request_is_delivered_when_the_listener_comes_back(tmp_path: Path) -> None:
+def test_a_broken_channel_is_not_restored(tmp_path: Path) -> None:
     service = Service()
     listener = listen(tmp_path, service)
-    channel = dial(listener)
-    listener.close()
-    replies: list[bytes] = []
-
-    def make_requests() -> None:
-        while not replies:
-            with contextlib.suppress(TransportError):
-                replies.append(bytes(channel.request(b"echo" * 1000)))
-
-    asking = threading.Thread(target=make_requests)
-    asking.start()
-    back = listen(tmp_path, service)
-    asking.join(DEADLINE_S)
-    assert replies == [b"echo" * 1000]
-    channel.close()
-    back.close()
+    with contextlib.closing(dial(listener)) as channel:
+        listener.close()
+        with contextlib.closing(listen(tmp_path, service)) as back:
+            request_and_fail(channel, b"echo")
+            with contextlib.closing(dial(back)) as another:
+                assert bytes(another.request(b"echo")) == b"echo"
+            request_and_fail(channel, b"echo")
 
 
 @contextlib.contextmanager

@@ -1,0 +1,139 @@
+"""The launcher.
+
+`ditask` starts 50 real processes, a learner and 49 collectors, with its default options. Their
+program imports no torch and does nothing. They have formed when the last of them is in its first
+step, for which each waits until its peers are ready. The CPU time of idle processes is that of all
+50 and the launcher together.
+
+With the variable ``BENCH_BEFORE`` set to another checkout of the repository, the same program also
+measures that one in the same run, and each row is repeated against it. ``BENCH_SMALL=1`` starts
+eight processes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tests.benchmarks.report import Row
+
+ROOT = Path(__file__).resolve().parents[2]
+_SMALL = bool(os.environ.get("BENCH_SMALL"))
+N_PROCESSES = 8 if _SMALL else 50
+SETTLE_S = 3.0
+IDLE_S = 4.0 if _SMALL else 15.0
+_DEADLINE_S = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The figures of one checkout.
+
+    Attributes:
+        form_s: from the start of `ditask` to the first step of the last process.
+        form_cpu_s: the CPU time of all processes until then.
+        idle: the share of a core that all processes use while they do nothing.
+    """
+
+    form_s: float
+    form_cpu_s: float
+    idle: float
+
+
+def rows() -> list[Row]:
+    """Measure the start of a run and its cost while it is idle."""
+    before = os.environ.get("BENCH_BEFORE")
+    ours = measure(ROOT)
+    found = [
+        _bar(f"{N_PROCESSES} processes form", ours.form_s, 7, "s"),
+        _bar(f"{N_PROCESSES} idle processes", ours.idle * 100, 20, "% of a core"),
+    ]
+    if before is None:
+        return found
+    try:
+        return found + _compared(ours, measure(Path(before)))
+    except RuntimeError:
+        note = f"its processes did not all connect within {_DEADLINE_S:g} s"
+        return [*found, Row.missing("forming", against="the version before", note=note)]
+
+
+def measure(checkout: Path) -> Measured:
+    """Run the program with the code of a checkout."""
+    # As after an installation, Python may keep what it has compiled.
+    env = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    env |= {"PYTHONPATH": f"{checkout}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-m", "dmiddleware.launch"]
+    command += ["--package", str(Path(__file__).parent), "--main", "launch_program.main"]
+    command += ["--roles", f"learner=1,collector={N_PROCESSES - 1}"]
+    command += ["--start-timeout", str(_DEADLINE_S)]
+    compiled = [sys.executable, "-c", "import dmiddleware.launch.node_process"]
+    subprocess.run(compiled, cwd=checkout, env=env, check=True)
+    start = time.perf_counter()
+    launcher = subprocess.Popen(
+        command,
+        cwd=checkout,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    watchdog = threading.Timer(_DEADLINE_S, launcher.kill)
+    watchdog.start()
+    try:
+        _await_first_steps(launcher)
+        form_s = time.perf_counter() - start
+        parent = psutil.Process(launcher.pid)
+        processes = [parent, *parent.children(recursive=True)]
+        form_cpu_s = _cpu_s(processes)
+        time.sleep(SETTLE_S)
+        before_s, since = _cpu_s(processes), time.perf_counter()
+        time.sleep(IDLE_S)
+        idle = (_cpu_s(processes) - before_s) / (time.perf_counter() - since)
+        launcher.send_signal(signal.SIGTERM)
+        launcher.communicate()
+    finally:
+        watchdog.cancel()
+        launcher.kill()
+        launcher.wait()
+    return Measured(form_s, form_cpu_s, idle)
+
+
+def _await_first_steps(launcher: subprocess.Popen[str]) -> None:
+    assert launcher.stdout is not None
+    lines, n_formed = [], 0
+    for line in launcher.stdout:
+        lines.append(line)
+        n_formed += line.endswith("formed\n")
+        if n_formed == N_PROCESSES:
+            return
+    raise RuntimeError("not all processes connected:\n" + "".join(lines[-5:]))
+
+
+def _cpu_s(processes: list[psutil.Process]) -> float:
+    return sum(times.user + times.system for times in (one.cpu_times() for one in processes))
+
+
+def _compared(ours: Measured, before: Measured) -> list[Row]:
+    pairs = [
+        ("forming", "s", ours.form_s, before.form_s),
+        ("forming", "s of CPU", ours.form_cpu_s, before.form_cpu_s),
+        ("idle", "% of a core", ours.idle * 100, before.idle * 100),
+    ]
+    return [
+        Row(name, "the version before", ours=one, reference=other, ratio=one / other, unit=unit)
+        for name, unit, one, other in pairs
+    ]
+
+
+def _bar(name: str, ours: float, limit: float, unit: str) -> Row:
+    return Row(
+        name, "absolute bar", ours=ours, reference=limit, ratio=ours / limit, unit=unit, at_most=1.0
+    )
