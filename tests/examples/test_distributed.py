@@ -48,7 +48,7 @@ def test_example_trains_in_four_processes(tmp_path: Path, example: str, n_steps:
     (tmp_path / "example").write_text(example)
     (tmp_path / "steps").write_text(str(n_steps))
     done = subprocess.run(
-        [*DITASK, "--main", "short.main", "--parallel-workers", "4", "--topology", "mesh"],
+        [*DITASK, "--main", "short.main", "--parallel-workers", "4"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
