@@ -60,12 +60,12 @@ __all__ = ["ditask"]
 )
 @click.option(
     "--mq-type",
-    default="socket",
+    default="socket" if sys.platform == "linux" else "nng",
     show_default=True,
     type=click.Choice(["socket", "nng", "redis"]),
-    help="How events travel: socket, over plain sockets between the processes; nng, over the "
-    "sockets of the nng library; redis, through a redis server, for hosts that cannot reach each "
-    "other.",
+    help="How events travel: socket, over plain sockets between the processes (on Linux); nng, "
+    "over the sockets of the nng library; redis, through a redis server, for hosts that cannot "
+    "reach each other.",
 )
 @click.option(
     "--redis-url",
