@@ -48,6 +48,10 @@ that fits it best, so that either can be caught::
 A message says what happened, with which value, and what to do.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
 __all__ = [
     "DMiddlewareError",
     "ConfigError",
@@ -260,7 +264,21 @@ class TransportError(RouterError, ConnectionError):
 
 
 class DeliveryTimeout(RouterError, TimeoutError):
-    """A peer did not accept an event before the emitter's deadline; the event was not sent."""
+    """Peers had no room for an event before the emitter's deadline.
+
+    To send it to those only, emit it again with ``to=error.refused``.
+
+    Attributes:
+        accepted: node ids of the peers that receive the event.
+        refused: node ids of the peers that do not.
+    """
+
+    def __init__(
+        self, message: str, *, accepted: Sequence[int] = (), refused: Sequence[int] = ()
+    ) -> None:
+        super().__init__(message)
+        self.accepted = tuple(accepted)
+        self.refused = tuple(refused)
 
 
 class RouterStateError(RouterError, RuntimeError):

@@ -148,11 +148,13 @@ class QueuedEvent:
         event: the event that was emitted.
         emission: its arguments.
         handlers: the handlers at the time of the emission, in order of registration.
+        done: called with True when the handlers have returned; None: nothing is.
     """
 
     event: Event
     emission: Emission
     handlers: tuple[Handler, ...] = field(default=(), repr=False)
+    done: Callable[[bool], None] | None = field(default=None, repr=False)
 
 
 class EventQueue:

@@ -40,8 +40,10 @@ class EventRouter(Protocol):
 
     def attach(
         self,
-        deliver: Callable[[str, tuple[Any, ...], dict[str, Any]], None],
-        offer: Callable[[str, tuple[Any, ...], dict[str, Any]], bool] | None = None,
+        deliver: Callable[..., None],
+        offer: Callable[..., bool] | None = None,
+        *,
+        confirms: bool = False,
     ) -> None:
         """Set the functions to call, with name and arguments, for each event that arrives.
 
@@ -49,6 +51,9 @@ class EventRouter(Protocol):
             deliver: accepts an event; it may wait for room.
             offer: accepts an event if there is room for it now, and returns whether it did; None if
                 there is no such function.
+            confirms: whether both take a fourth argument, for events whose sender waits until they
+                are handled: a function to call with True when that is done, in the events' order,
+                or with False if it will never be.
         """
         ...
 
@@ -130,7 +135,7 @@ class EventBus:
         self._closing = False
         self._routing = threading.Lock()
         if router is not None:
-            router.attach(self._deliver, self._offer)
+            router.attach(self._deliver, self._offer, confirms=True)
 
     @property
     def has_errors(self) -> bool:
@@ -389,45 +394,78 @@ class EventBus:
         known_event = self._events.get(event)
         return known_event if known_event is not None else Event(event)
 
-    def _deliver(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _deliver(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        done: Callable[[bool], None] | None = None,
+    ) -> None:
         """Accept an event from another process.
 
         Raises:
             EventQueueFull: when the queue is still full at the deadline; deliver it again later.
         """
-        self._accept_remote(name, Emission(args, kwargs), waits=True)
+        self._accept_remote(name, Emission(args, kwargs), done, waits=True)
 
-    def _offer(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _offer(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        done: Callable[[bool], None] | None = None,
+    ) -> bool:
         """Accept an event from another process if there is room for it now."""
         try:
-            self._accept_remote(name, Emission(args, kwargs), waits=False)
+            self._accept_remote(name, Emission(args, kwargs), done, waits=False)
         except EventQueueFull:
             return False
         return True
 
-    def _accept_remote(self, name: str, emission: Emission, *, waits: bool) -> None:
+    def _accept_remote(
+        self,
+        name: str,
+        emission: Emission,
+        done: Callable[[bool], None] | None,
+        *,
+        waits: bool,
+    ) -> None:
         try:
-            self._accept(self._resolve(name), emission, waits=waits)
+            has_handler = self._accept(self._resolve(name), emission, done, waits=waits)
         except EventQueueFull:
             raise
         except EventError:
             # The sender did not know yet that this task is closed.
             _logger.debug("event %r arrived from another process after the task was closed", name)
+            if done is not None:
+                done(False)
+        else:
+            if done is not None and not has_handler:
+                done(True)
 
-    def _accept(self, event: Event, emission: Emission, *, waits: bool = True) -> None:
+    def _accept(
+        self,
+        event: Event,
+        emission: Emission,
+        done: Callable[[bool], None] | None = None,
+        *,
+        waits: bool = True,
+    ) -> bool:
+        """Queue an emission; return whether it has a handler."""
         in_handler = self._is_in_handler()
         with self._changed:
             if self._closing and not in_handler:
                 raise _closed(event)
             handlers = self._handlers.get(event.name)
             if not handlers:
-                return
-            item = QueuedEvent(event, emission, handlers)
+                return False
+            item = QueuedEvent(event, emission, handlers, done)
             if not self._queue.offer(item, reserve=in_handler):
                 self._wait_for_room(item, in_handler=in_handler, waits=waits)
             if self._thread is None:
                 self._start()
             self._changed.notify_all()
+        return True
 
     def _wait_for_room(self, item: QueuedEvent, *, in_handler: bool, waits: bool) -> None:
         event = item.event
@@ -450,6 +488,8 @@ class EventBus:
         while (item := self._next()) is not None:
             for handler in item.handlers:
                 self._call(item, handler)
+            if item.done is not None:
+                item.done(True)
 
     def _next(self) -> QueuedEvent | None:
         with self._changed:

@@ -300,17 +300,23 @@ class Router:
             return ""
         return self._advertise or self._listener.address
 
-    def attach(self, deliver: Deliver, offer: Offer | None = None) -> None:
+    def attach(
+        self, deliver: Deliver, offer: Offer | None = None, *, confirms: bool = False
+    ) -> None:
         """Set the functions that receive each event's name and arguments.
 
         Args:
             deliver: receives an event; it may block, and runs in a separate thread.
             offer: receives an event if it can do so without blocking, and returns whether it did;
                 it runs on the receiving thread, which is faster.
+            confirms: whether both functions take a fourth argument for events that are acknowledged
+                when handled: a function to call with True when the event was handled, or with False
+                if this program will not handle it. Such events must be confirmed in their order.
+                Otherwise an event counts as handled when the function returns.
         """
         with self._engine.lock:
             self._node.accepting = True
-        self._engine.receiver.attach(deliver, offer)
+        self._engine.receiver.attach(deliver, offer, confirms=confirms)
         self._check_held()
 
     def suspend(self) -> None:

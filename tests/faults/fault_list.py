@@ -15,6 +15,7 @@ from tests.faults.nng_faults import deadline_races
 from tests.faults.process_faults import (
     fork_and_close,
     killed_dialers,
+    killed_handler,
     killed_listener,
     start_order,
     stopped,
@@ -105,6 +106,11 @@ FAULTS = (
     Fault("kill-sender", "kill -9 of a sender, 20 times", _over_both(killed_dialers, kills=20)),
     Fault(
         "kill-receiver", "kill -9 of the receiver, 5 times", _over_both(killed_listener, kills=5)
+    ),
+    Fault(
+        "kill-handler",
+        "kill -9 of a receiver before it has handled what it received, 3 times",
+        _over_both(killed_handler, kills=3, count=2_000),
     ),
     Fault(
         "raise",

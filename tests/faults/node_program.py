@@ -43,6 +43,7 @@ class Sends:
     Attributes:
         event: the event's name.
         delivery: its delivery contract.
+        acknowledged: when the receiver acknowledges it.
         count: number of messages; 0: until the node is stopped.
         size: bytes per message.
         pace_s: pause between messages.
@@ -51,6 +52,7 @@ class Sends:
 
     event: str = "e"
     delivery: str = "reliable"
+    acknowledged: str = "accepted"
     count: int = 0
     size: int = 1024
     pace_s: float = 0.0
@@ -176,7 +178,12 @@ class _Node:
             self._write("error", type(error).__name__, str(error))
 
     def _send_all(self, sends: Sends) -> None:
-        event = Event(sends.event, delivery=sends.delivery, timeout_s=sends.timeout_s)
+        event = Event(
+            sends.event,
+            delivery=sends.delivery,
+            acknowledged=sends.acknowledged,
+            timeout_s=sends.timeout_s,
+        )
         random = np.random.default_rng(self._start)
         payload = random.integers(0, 256, max(8, sends.size), np.uint8)
         number = 0

@@ -118,6 +118,61 @@ def killed_listener(
     return result
 
 
+def killed_handler(
+    transport: str, *, kills: int, count: int, slow_s: float = 0.02, size: int = 1024
+) -> FaultResult:
+    """Kill and replace a receiver whose handler is slow, with events acknowledged when handled.
+
+    Args:
+        transport: ``ipc`` or ``tcp``.
+        kills: number of kills.
+        count: number of events, which the sender emits at once.
+        slow_s: seconds that the handler takes per event.
+        size: bytes per event.
+    """
+    what = f"kill -9 of a receiver that takes {slow_s * 1000:g} ms per event, {kills} times"
+    result = FaultResult(f"{what}, {count:,} events acknowledged when handled", transport)
+    sends = Sends(size=size, count=count, acknowledged="handled")
+    with cluster(transport) as nodes:
+        receiver = nodes.listener(receives=("e",), slow_s=slow_s)
+        sender = nodes.dialer(1, sends=sends, expected=1, at_once=True)
+        sender.await_line("sent all")
+        start = sender.await_line("started")[2]
+        handled: set[int] = set()
+        n_handled, acknowledged, unhandled = 0, 0, 0
+        for number in range(kills + 1):
+            if number < kills:
+                receiver.await_line("got", count=count // (2 * kills))
+                left_at(sender, 0, since=receiver.kill())
+            else:
+                wait_until(
+                    lambda: not sender.status()["peer_traffic"]["0"]["waiting"],
+                    "all events to be handled",
+                    deadline_s=30.0 + 2 * count * slow_s,
+                )
+            got = [number for number, _ in receiver.ledger.got(1, start)]
+            handled |= set(got)
+            n_handled += len(got)
+            acknowledged = count - sender.status()["peer_traffic"]["0"]["waiting"]
+            unhandled += len(set(range(acknowledged)) - handled)
+            if number < kills:
+                receiver = nodes.restart(receiver)
+        sender.stop()
+        receiver.stop()
+    result.check(
+        "every event that the sender saw acknowledged was handled",
+        f"{acknowledged:,} acknowledged, {unhandled} of them not handled",
+        acknowledged > 0 and not unhandled,
+    )
+    lost, again = count - len(handled), n_handled - len(handled)
+    result.check(
+        "after restarts every event is handled, at least once",
+        f"{count:,} accepted, {lost} lost, {again} handled again",
+        not lost,
+    )
+    return result
+
+
 def stopped(transport: str, *, hang_s: float, listener: bool, size: int = 4096) -> FaultResult:
     """Suspend a process with SIGSTOP, and resume it.
 

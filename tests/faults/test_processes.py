@@ -7,6 +7,7 @@ import pytest
 from tests.faults.process_faults import (
     fork_and_close,
     killed_dialers,
+    killed_handler,
     killed_listener,
     start_order,
     stopped,
@@ -27,6 +28,14 @@ def test_killed_senders_are_noticed_and_their_acknowledged_messages_arrive(
 @both
 def test_a_killed_receiver_is_replaced_and_the_senders_continue(transport: str) -> None:
     result = killed_listener(transport, kills=1)
+    assert result.holds, result
+
+
+@both
+def test_events_acknowledged_when_handled_survive_a_receiver_that_is_killed(
+    transport: str,
+) -> None:
+    result = killed_handler(transport, kills=1, count=120, slow_s=0.005)
     assert result.holds, result
 
 

@@ -70,20 +70,25 @@ class PeerTraffic:
     @classmethod
     def of(cls, peer: PeerSession, *, connected: bool) -> Self:
         """Collect the counters of a peer."""
-        counters, outbox = peer.counters, peer.outgoing.outbox
-        outgoing, incoming = peer.outgoing.counters, peer.incoming.counters
+        counters, streams, incoming = peer.counters, peer.outgoing, peer.incoming
+        outboxes, inboxes = (
+            (streams.outbox, streams.outbox_handled),
+            (incoming.inbox, incoming.inbox_handled),
+        )
         return cls(
             connected=connected,
-            waiting=outbox.n_messages,
-            waiting_bytes=outbox.n_bytes,
+            waiting=streams.n_messages,
+            waiting_bytes=streams.n_bytes,
             sent_frames=counters.sent_frames,
             retried_frames=counters.retried_frames,
-            refused_frames=counters.refused_frames + outbox.counters.refused_frames,
+            refused_frames=counters.refused_frames
+            + sum(outbox.counters.refused_frames for outbox in outboxes),
             received_frames=counters.received_frames,
             sent_bytes=counters.sent_bytes,
             received_bytes=counters.received_bytes,
-            dropped=outgoing.dropped + incoming.dropped,
-            duplicates=peer.incoming.inbox.counters.duplicates + incoming.duplicates,
+            dropped=streams.counters.dropped + incoming.counters.dropped,
+            duplicates=incoming.counters.duplicates
+            + sum(inbox.counters.duplicates for inbox in inboxes),
         )
 
 

@@ -149,8 +149,13 @@ class NodeProtocol:
         self._held_orphans: deque[tuple[str, EncodedEvent]] = deque()
         self._saying_goodbye = False
 
-    def offer(self, node_id: str, event: EncodedEvent) -> bool | None:
+    def offer(self, node_id: str, event: EncodedEvent, *, handled: bool = False) -> bool | None:
         """Accept a reliable event for a peer.
+
+        Args:
+            node_id: the peer.
+            event: the event.
+            handled: whether the peer acknowledges it when it was handled, and not when accepted.
 
         Returns:
             False if its outbox is full, None if it has left and receives nothing any more.
@@ -158,7 +163,8 @@ class NodeProtocol:
         peer = self.peers.get(node_id)
         if peer is None or peer.forgotten:
             return None
-        return peer.outgoing.outbox.offer(event)
+        outgoing = peer.outgoing
+        return (outgoing.outbox_handled if handled else outgoing.outbox).offer(event)
 
     def hold(self, holds: Callable[[EncodedEvent], bool] | None) -> None:
         """Choose the reliable events that :meth:`take` leaves for later.
@@ -200,6 +206,28 @@ class NodeProtocol:
             elif not events:
                 self._held[peer.node_id] = self._with_events.pop(peer.node_id)
         return taken
+
+    def take_handled(self, n: int) -> list[tuple[PeerSession, EncodedEvent]]:
+        """Remove and return up to ``n`` events of each peer that are acknowledged when handled.
+
+        Call :meth:`on_handled` with the peer for each of them, in this order.
+        """
+        taken: list[tuple[PeerSession, EncodedEvent]] = []
+        for peer in self._with_events.values():
+            inbox = peer.incoming.inbox_handled
+            if inbox.has_ready:
+                events = inbox.take(n, max_bytes=TAKE_BYTES, holds=self._holds)
+                taken += [(peer, event) for event in events]
+        return taken
+
+    def on_handled(self, peer: PeerSession) -> None:
+        """Note that the oldest event that :meth:`take_handled` returned has been handled."""
+        if peer.incoming.inbox_handled.on_handled():
+            peer.acknowledge_handled()
+            peer.owes_acknowledgement = True
+            self.unsent[peer.node_id] = None
+        if peer.incoming.has_events and self.peers.get(peer.node_id) is peer:
+            self._with_events[peer.node_id] = peer
 
     @property
     def has_events(self) -> bool:
@@ -287,16 +315,28 @@ class NodeProtocol:
                 f"got a {frame.type.name} request, which dialers never send; install the same "
                 "version of dmiddleware on all hosts"
             )
-        return Response(self._frame(frame.type, session, peer.sign, number), session)
+        acknowledgements = b""
+        if frame.type is FrameType.HEARTBEAT:
+            # Repeated, because the reply that carried it may have been lost.
+            peer.acknowledge_handled()
+            acknowledgements = peer.take_acknowledgements()
+        content = self._frame(frame.type, session, peer.sign, number, acknowledgements)
+        return Response(content, session)
 
     def resume(self, parked: ParkedPoll, now: float) -> WireBytes | None:
         """Return the reply to a parked poll, or None while there is nothing to send."""
         peer = self.peers.get(parked.node_id)
         if peer is None or peer.session.number != parked.session or peer.dialed:
             return self._session_over()
-        if self._saying_goodbye:
-            peer.goodbye_sent = True
-            return self._frame(FrameType.BYE, parked.session, peer.sign, parked.number)
+        if self._saying_goodbye or peer.owes_acknowledgement:
+            peer.goodbye_sent = self._saying_goodbye
+            return self._frame(
+                FrameType.BYE if self._saying_goodbye else FrameType.ACK,
+                parked.session,
+                peer.sign,
+                parked.number,
+                peer.take_acknowledgements(),
+            )
         batch = peer.outgoing.next_batch(now)
         return None if batch is None else self._data(peer, batch, parked.number)
 
@@ -354,17 +394,22 @@ class NodeProtocol:
 
     def request(self, peer: PeerSession, kind: FrameType) -> Request:
         """Return a HEARTBEAT, BYE or POLL request, with the acknowledgements due to the peer."""
+        if kind is FrameType.HEARTBEAT:
+            # Repeated, because the frame that carried it may have been lost.
+            peer.acknowledge_handled()
         number, acknowledgements = peer.next_number(), peer.take_acknowledgements()
         raw = self._frame(kind, peer.session.number, peer.sign, number, acknowledgements)
-        return Request(number, raw)
+        return Request(number, raw, kind)
 
     def data_request(self, peer: PeerSession, now: float) -> Request | None:
-        """Return a request with the next events for a listener, or None."""
+        """Return a request with what is due to a listener, usually events, or None."""
+        if peer.owes_acknowledgement:
+            return self.request(peer, FrameType.HEARTBEAT)
         batch = peer.outgoing.next_batch(now)
         if batch is None:
             return None
         number = peer.next_number()
-        return Request(number, self._data(peer, batch, number), batch)
+        return Request(number, self._data(peer, batch, number), FrameType.DATA, batch)
 
     def on_reply(
         self, peer: PeerSession, request: Request, raw: bytes | memoryview, now: float
@@ -397,11 +442,11 @@ class NodeProtocol:
         self._heard(peer, frame, len(raw), now)
         if frame.type is FrameType.DATA:
             self._on_data(peer, frame)
-        elif frame.type in (FrameType.ACK, FrameType.BUSY):
+        else:
             self._on_acknowledgements(peer, frame, now)
-        elif request.batch is not None:
-            peer.outgoing.on_failed(request.batch, now)
-            self.unsent[peer.node_id] = None
+            if request.batch is not None and frame.type not in (FrameType.ACK, FrameType.BUSY):
+                peer.outgoing.on_failed(request.batch, now)
+                self.unsent[peer.node_id] = None
         if frame.type is FrameType.BYE:
             self._on_goodbye(peer, now)
         return frame.type
@@ -528,7 +573,8 @@ class NodeProtocol:
 
     def _keep_received(self, peer: PeerSession) -> None:
         """Keep the acknowledged events of a process that has ended until they are taken."""
-        for event in peer.incoming.take(sys.maxsize):
+        incoming = peer.incoming
+        for event in (*incoming.take(sys.maxsize), *incoming.inbox_handled.take()):
             if event.event == SUBSCRIPTIONS_EVENT:
                 self._on_announcement(peer, event)
             else:
@@ -585,7 +631,13 @@ class NodeProtocol:
             peer.counters.refused_frames += 1
             peer.busy.append((stream, sequence, BUSY_DELAY_S))
         else:
-            peer.acks.append((stream, sequence, peer.incoming.inbox.credit))
+            inbox = peer.incoming.inbox_of(stream)
+            if inbox is None:
+                peer.acks.append((stream, sequence, peer.incoming.inbox.credit))
+            elif sequence <= inbox.acknowledged:
+                peer.acks.append((stream, inbox.acknowledged, inbox.credit))
+            else:
+                peer.kept.append((stream, sequence))
             if peer.incoming.has_events:
                 self._with_events[peer.node_id] = peer
         return verdict
@@ -610,6 +662,8 @@ class NodeProtocol:
         )
         for stream, sequence, credit in received.acks:
             peer.outgoing.on_ack(stream, sequence, credit)
+        for stream, sequence in received.kept:
+            peer.outgoing.on_kept(stream, sequence)
         for stream, sequence, delay_s in received.busy:
             peer.outgoing.on_busy(stream, sequence, min(delay_s, 1.0), now)
         self.unsent[peer.node_id] = None

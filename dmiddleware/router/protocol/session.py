@@ -10,10 +10,15 @@ import msgspec
 
 from dmiddleware.router.protocol.handshake import Session, hkdf
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.protocol.streams import EventBatch, IncomingStreams, OutgoingStreams
+from dmiddleware.router.protocol.streams import (
+    HANDLED,
+    EventBatch,
+    IncomingStreams,
+    OutgoingStreams,
+)
 from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.envelope import FRAME_OVERHEAD, MAX_BATCH_BYTES, Acknowledgements
-from dmiddleware.router.wire.frame import FrameMac
+from dmiddleware.router.wire.frame import FrameMac, FrameType
 
 __all__ = ["ParkedPoll", "PeerCounters", "PeerSession", "ReplayWindow", "Request", "Response"]
 
@@ -87,11 +92,13 @@ class Request(msgspec.Struct, frozen=True):
     Attributes:
         number: its number in the session, which the reply must repeat.
         raw: the frame.
+        kind: the type of the frame.
         batch: the events in it; None for other requests.
     """
 
     number: int
     raw: WireBytes
+    kind: FrameType
     batch: EventBatch | None = None
 
 
@@ -129,6 +136,8 @@ class PeerSession:
         has_announced: whether the peer has announced its subscriptions in this incarnation.
         acks: ``(stream, sequence, credit)`` to send with the next frame.
         busy: ``(stream, sequence, delay_s)`` to send with the next frame.
+        kept: ``(stream, sequence)`` to send with the next frame.
+        owes_acknowledgement: whether a frame must be sent for them.
         gone_since: when the peer disconnected; None while it is connected.
         forgotten: whether its waiting events were dropped.
         goodbye_sent: whether this node has said goodbye.
@@ -151,6 +160,8 @@ class PeerSession:
     has_announced: bool = False
     acks: list[tuple[int, int, int]] = field(default_factory=list)
     busy: list[tuple[int, int, float]] = field(default_factory=list)
+    kept: list[tuple[int, int]] = field(default_factory=list)
+    owes_acknowledgement: bool = False
     gone_since: float | None = None
     forgotten: bool = False
     goodbye_sent: bool = False
@@ -225,12 +236,23 @@ class PeerSession:
 
     def take_acknowledgements(self) -> bytes:
         """Return, encoded, the acknowledgements collected since the last call; empty for none."""
-        if not self.acks and not self.busy:
+        if not self.acks and not self.busy and not self.kept:
             return b""
-        acknowledgements = _encode(Acknowledgements(tuple(self.acks), tuple(self.busy)))
+        acknowledgements = _encode(
+            Acknowledgements(tuple(self.acks), tuple(self.busy), tuple(self.kept))
+        )
         self.acks.clear()
         self.busy.clear()
+        self.kept.clear()
+        self.owes_acknowledgement = False
         return acknowledgements
+
+    def acknowledge_handled(self) -> None:
+        """Add the newest acknowledgement of events that were handled, if there is one."""
+        inbox = self.incoming.inbox_handled
+        if inbox.acknowledged:
+            self.acks = [ack for ack in self.acks if ack[0] != HANDLED]
+            self.acks.append((HANDLED, inbox.acknowledged, inbox.credit))
 
     def use_keys(self, session: Session, *, dialed: bool, cover_body: bool) -> None:
         """Derive one key per direction from a session, so no frame can be sent back."""

@@ -2,12 +2,17 @@
 
 Reliable events arrive once, in order and whole, within bounded memory. :class:`Outbox` numbers
 frames, keeps each until it is acknowledged, and sends it again under the same number if no
-acknowledgement arrives. :class:`Inbox` accepts each number once, restores the order, and tells the
-sender to wait when it is full. An acknowledgement means *accepted into the inbox*.
+acknowledgement arrives. :class:`Inbox` accepts each number once, restores the order, and makes the
+sender wait when it is full. Frames are acknowledged in order: an acknowledgement covers all frames
+up to its number. A frame that arrives early is only *kept*: the sender does not send it to this
+process again, but it does to a process that replaces it.
 
-:class:`OutgoingStreams` and :class:`IncomingStreams` add the other two streams: of ``latest``
-events only the newest of each name is sent, and ``lossy`` events are dropped, and counted, when too
-many are waiting.
+There are two such streams. In one, an acknowledgement means *accepted into the inbox*; in the
+other, that all events of the frame have been *handled*.
+
+:class:`OutgoingStreams` and :class:`IncomingStreams` add two more: of ``latest`` events only the
+newest of each name is sent, and ``lossy`` events are dropped, and counted, when too many are
+waiting.
 
 One pair serves one direction between two nodes. It outlives connections and ends with the
 incarnation of either node.
@@ -16,10 +21,11 @@ incarnation of either node.
 from __future__ import annotations
 
 import enum
+import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -30,6 +36,7 @@ __all__ = [
     "RELIABLE",
     "LATEST",
     "LOSSY",
+    "HANDLED",
     "EventBatch",
     "IncomingStreams",
     "Inbox",
@@ -40,8 +47,14 @@ __all__ = [
     "Verdict",
 ]
 
-RELIABLE, LATEST, LOSSY = range(3)
-"""The stream numbers on the wire."""
+RELIABLE, LATEST, LOSSY, HANDLED = range(4)
+"""The stream numbers on the wire; ``HANDLED`` is reliable, and acknowledged after the handlers."""
+
+MAX_UNHANDLED: Final = 64
+"""How many events that are acknowledged when handled may wait for their handlers.
+
+More of them stay in the inbox, so that they do not delay other events.
+"""
 
 
 class Message(Protocol):
@@ -65,6 +78,7 @@ class PendingFrame(Generic[T]):
         size: total bytes of the messages.
         attempts: how often it has been sent.
         not_before: earliest time of the next attempt, in seconds.
+        kept: whether the receiver has it, although it has not acknowledged it.
     """
 
     sequence: int
@@ -72,6 +86,7 @@ class PendingFrame(Generic[T]):
     size: int
     attempts: int = 0
     not_before: float = 0.0
+    kept: bool = False
 
 
 @dataclass(slots=True)
@@ -171,7 +186,7 @@ class Outbox(Generic[T]):
         """Return when :meth:`next_frame` has something without further input; None: never."""
         due_at: float | None = None
         for frame in self._pending.values():
-            if due_at is None or frame.not_before < due_at:
+            if not frame.kept and (due_at is None or frame.not_before < due_at):
                 due_at = frame.not_before
         return due_at
 
@@ -179,33 +194,40 @@ class Outbox(Generic[T]):
         """Process an acknowledgement.
 
         Args:
-            sequence: the frame that the receiver has accepted.
-            credit: how many more bytes it accepts.
+            sequence: the newest frame that is acknowledged, with all before it.
+            credit: how many more bytes the receiver accepts.
         """
         self._credit = credit
-        frame = self._pending.pop(sequence, None)
-        if frame is not None:
+        while self._pending and next(iter(self._pending)) <= sequence:
+            _, frame = self._pending.popitem(last=False)
             self._bytes -= frame.size
             self.counters.acknowledged += len(frame.messages)
+
+    def on_kept(self, sequence: int) -> None:
+        """Note that the receiver has a frame, and will acknowledge it later."""
+        frame = self._pending.get(sequence)
+        if frame is not None:
+            frame.kept, frame.not_before = True, math.inf
 
     def on_busy(self, sequence: int, delay_s: float, now: float) -> None:
         """Note that the receiver is full; the frame is sent again after ``delay_s`` seconds."""
         frame = self._pending.get(sequence)
-        if frame is not None:
+        if frame is not None and not frame.kept:
             frame.not_before = now + delay_s
             self.counters.refused_frames += 1
 
     def on_failed(self, sequence: int, now: float) -> None:
         """Note that a send failed; the frame may be sent again at once."""
         frame = self._pending.get(sequence)
-        if frame is not None:
+        if frame is not None and not frame.kept:
             frame.not_before = now
 
     def on_reconnect(self, now: float) -> None:
-        """Start a new connection to the same incarnation: send all pending frames again."""
+        """Start a new connection to the same incarnation: send pending frames again."""
         self._credit = 2**63
         for frame in self._pending.values():
-            frame.not_before = now
+            if not frame.kept:
+                frame.not_before = now
 
     def on_new_peer(self) -> None:
         """Start over with a new incarnation of the peer.
@@ -240,7 +262,7 @@ class Outbox(Generic[T]):
     def _pack(self) -> PendingFrame[T] | None:
         if not self._waiting or not self._window_open():
             return None
-        if self._pending and self._waiting_bytes < self._hold_bytes:
+        if self._waiting_bytes < self._hold_bytes and self._is_in_flight():
             return None
         if self._pending and self._credit < self._waiting[0].size:
             # With nothing pending, a frame is sent regardless: its BUSY or ACK brings new credit.
@@ -259,6 +281,10 @@ class Outbox(Generic[T]):
         self._pending[frame.sequence] = frame
         return frame
 
+    def _is_in_flight(self) -> bool:
+        """Whether the newest frame has not reached the receiver yet, as far as is known."""
+        return bool(self._pending) and not self._pending[self._next_sequence - 1].kept
+
     def _window_open(self) -> bool:
         # The window starts at the oldest unacknowledged frame, as the receiver counts it.
         oldest = next(iter(self._pending), self._next_sequence)
@@ -275,7 +301,7 @@ class EventBatch(msgspec.Struct, frozen=True):
     """Events that are sent as one frame.
 
     Attributes:
-        stream: ``RELIABLE``, ``LATEST`` or ``LOSSY``.
+        stream: ``RELIABLE``, ``LATEST``, ``LOSSY`` or ``HANDLED``.
         sequence: the frame's number in its stream.
         events: the events, in order.
         is_retry: whether it has been sent before.
@@ -296,18 +322,19 @@ class OutgoingCounters:
 
 
 class OutgoingStreams:
-    """The three streams to one peer.
+    """The streams to one peer.
 
     Args:
-        max_bytes: bound of the reliable stream.
-        window: how many reliable frames may be unacknowledged.
+        max_bytes: bound of each of the two reliable streams.
+        window: how many frames of each of them may be unacknowledged.
         batch_bytes: small events are joined into frames of up to this size.
         hold_bytes: see :class:`Outbox`.
         retry_s: seconds after which an unacknowledged frame is sent again.
         max_lossy: how many lossy events may wait; beyond that the oldest are dropped and counted.
 
     Attributes:
-        outbox: the reliable stream.
+        outbox: the reliable stream that is acknowledged when accepted.
+        outbox_handled: the one that is acknowledged when handled.
     """
 
     def __init__(
@@ -320,13 +347,17 @@ class OutgoingStreams:
         retry_s: float = 2.0,
         max_lossy: int = 1024,
     ) -> None:
-        self.outbox: Outbox[EncodedEvent] = Outbox(
-            max_bytes=max_bytes,
-            window=window,
-            batch_bytes=batch_bytes,
-            hold_bytes=hold_bytes,
-            retry_s=retry_s,
+        self.outbox, self.outbox_handled = (
+            Outbox[EncodedEvent](
+                max_bytes=max_bytes,
+                window=window,
+                batch_bytes=batch_bytes,
+                hold_bytes=hold_bytes,
+                retry_s=retry_s,
+            )
+            for _ in range(2)
         )
+        self._outboxes = {RELIABLE: self.outbox, HANDLED: self.outbox_handled}
         self.counters = OutgoingCounters()
         self._retry_s = retry_s
         self._latest: dict[str, EncodedEvent] = {}
@@ -340,12 +371,24 @@ class OutgoingStreams:
     @property
     def empty(self) -> bool:
         """Whether no reliable or latest event is waiting or unacknowledged."""
-        return self.outbox.empty and not self._latest and self._pending_latest is None
+        is_sent = self.outbox.empty and self.outbox_handled.empty
+        return is_sent and not self._latest and self._pending_latest is None
+
+    @property
+    def n_messages(self) -> int:
+        """How many reliable events have not been acknowledged."""
+        return self.outbox.n_messages + self.outbox_handled.n_messages
+
+    @property
+    def n_bytes(self) -> int:
+        """How many bytes they have."""
+        return self.outbox.n_bytes + self.outbox_handled.n_bytes
 
     @property
     def undelivered(self) -> Counter[str]:
         """How many accepted reliable events have not been acknowledged, by name."""
-        counts = Counter(event.event for event in self.outbox.unacknowledged())
+        events = self.outbox.unacknowledged() + self.outbox_handled.unacknowledged()
+        counts = Counter(event.event for event in events)
         # The nodes' own control events are not counted as losses.
         del counts[SUBSCRIPTIONS_EVENT]
         return counts
@@ -356,7 +399,8 @@ class OutgoingStreams:
         self._pending_latest = None
         self._lossy.clear()
         lost = self.undelivered
-        self.outbox.give_up()
+        for outbox in self._outboxes.values():
+            outbox.give_up()
         return lost
 
     def put_latest(self, event: EncodedEvent) -> None:
@@ -379,33 +423,46 @@ class OutgoingStreams:
 
     def next_batch(self, now: float) -> EventBatch | None:
         """Return what to send now: latest events first, then reliable, then lossy ones."""
-        return self._next_latest(now) or self._next_reliable(now) or self._next_lossy()
+        return (
+            self._next_latest(now)
+            or self._next_reliable(RELIABLE, now)
+            or self._next_reliable(HANDLED, now)
+            or self._next_lossy()
+        )
 
     def next_time(self) -> float | None:
         """Return when :meth:`next_batch` has something without further input; None: never."""
         due_at = self.outbox.next_time()
+        if not self.outbox_handled.empty:
+            times = (due_at, self.outbox_handled.next_time())
+            due_at = min((time for time in times if time is not None), default=None)
         if self._pending_latest is None or (due_at is not None and due_at < self._latest_retry_at):
             return due_at
         return self._latest_retry_at
 
     def on_ack(self, stream: int, sequence: int, credit: int) -> None:
         """Process the acknowledgement of a frame."""
-        if stream == RELIABLE:
-            self.outbox.on_ack(sequence, credit)
+        if (outbox := self._outboxes.get(stream)) is not None:
+            outbox.on_ack(sequence, credit)
         elif stream == LATEST:
             pending = self._pending_latest
             if pending is not None and sequence >= pending.sequence:
                 self._pending_latest = None
 
+    def on_kept(self, stream: int, sequence: int) -> None:
+        """Note that the peer has a frame, and will acknowledge it later."""
+        if (outbox := self._outboxes.get(stream)) is not None:
+            outbox.on_kept(sequence)
+
     def on_busy(self, stream: int, sequence: int, delay_s: float, now: float) -> None:
         """Note that the peer is full."""
-        if stream == RELIABLE:
-            self.outbox.on_busy(sequence, delay_s, now)
+        if (outbox := self._outboxes.get(stream)) is not None:
+            outbox.on_busy(sequence, delay_s, now)
 
     def on_failed(self, batch: EventBatch, now: float) -> None:
         """Note that a send failed; its lossy events count as dropped."""
-        if batch.stream == RELIABLE:
-            self.outbox.on_failed(batch.sequence, now)
+        if (outbox := self._outboxes.get(batch.stream)) is not None:
+            outbox.on_failed(batch.sequence, now)
         elif batch.stream == LATEST:
             self._latest_retry_at = min(self._latest_retry_at, now)
         else:
@@ -413,12 +470,14 @@ class OutgoingStreams:
 
     def on_reconnect(self, now: float) -> None:
         """Start a new connection to the same process."""
-        self.outbox.on_reconnect(now)
+        for outbox in self._outboxes.values():
+            outbox.on_reconnect(now)
         self._latest_retry_at = now
 
     def on_new_peer(self) -> None:
         """Start over with another process under the same node id."""
-        self.outbox.on_new_peer()
+        for outbox in self._outboxes.values():
+            outbox.on_new_peer()
         if self._pending_latest is not None:
             for event in self._pending_latest.events:
                 self._latest.setdefault(event.event, event)
@@ -455,11 +514,11 @@ class OutgoingStreams:
             count += 1
         return tuple(newest.values())[:count]
 
-    def _next_reliable(self, now: float) -> EventBatch | None:
-        frame = self.outbox.next_frame(now)
+    def _next_reliable(self, stream: int, now: float) -> EventBatch | None:
+        frame = self._outboxes[stream].next_frame(now)
         if frame is None:
             return None
-        return EventBatch(RELIABLE, frame.sequence, frame.messages, is_retry=frame.attempts > 1)
+        return EventBatch(stream, frame.sequence, frame.messages, is_retry=frame.attempts > 1)
 
     def _next_lossy(self) -> EventBatch | None:
         if not self._lossy:
@@ -501,12 +560,21 @@ class Inbox(Generic[T]):
     Args:
         max_bytes: how many bytes may wait to be taken.
         window: how many frames the sender may have unacknowledged.
+        max_unhandled: acknowledge a frame once :meth:`on_handled` was called for each of its
+            messages, of which at most so many are taken before; None: once it is accepted.
+
+    Attributes:
+        acknowledged: the newest frame that is acknowledged, with all before it; 0: none.
     """
 
     max_bytes: int
     window: int = 8
+    max_unhandled: int | None = None
+    acknowledged: int = 0
     counters: InboxCounters = field(default_factory=InboxCounters)
     _highest: int = 0
+    _unhandled: deque[list[int]] = field(default_factory=deque)
+    _n_taken: int = 0
     _early: dict[int, tuple[T, ...]] = field(default_factory=dict)
     _ready: deque[T] = field(default_factory=deque)
     _bytes: int = 0
@@ -524,12 +592,19 @@ class Inbox(Generic[T]):
     def __len__(self) -> int:
         return len(self._ready)
 
+    @property
+    def has_ready(self) -> bool:
+        """Whether messages can be taken."""
+        # After the limit was reached, half of the messages are handled before more are taken.
+        limit = self.max_unhandled
+        return bool(self._ready) and (limit is None or self._n_taken <= limit // 2)
+
     def on_frame(self, sequence: int, messages: Sequence[T]) -> Verdict:
         """Process a frame.
 
         Returns:
-            ``ACCEPTED`` and ``DUPLICATE`` are to be acknowledged with :attr:`credit`; ``BUSY``
-            frames are not.
+            ``BUSY`` frames have to be sent again. Others are acknowledged up to
+            :attr:`acknowledged`, and kept if they come after it.
 
         Raises:
             FrameError: if no sender with this window can have sent this number.
@@ -571,6 +646,8 @@ class Inbox(Generic[T]):
         """
         taken: list[T] = []
         size = 0
+        if n is not None and self.max_unhandled is not None:
+            n = min(n, self.max_unhandled - self._n_taken)
         while self._ready and (n is None or len(taken) < n):
             if holds is not None and holds(self._ready[0]):
                 break
@@ -579,8 +656,19 @@ class Inbox(Generic[T]):
             taken.append(self._ready.popleft())
             size += taken[-1].size
         self._bytes -= size
+        self._n_taken += len(taken)
         self.counters.delivered += len(taken)
         return taken
+
+    def on_handled(self) -> bool:
+        """Note that the oldest message that was taken has been handled.
+
+        Returns:
+            Whether :attr:`acknowledged` has changed.
+        """
+        self._n_taken -= 1
+        self._unhandled[0][1] -= 1
+        return self._acknowledge_handled()
 
     def _must_accept(self, fills_gap: bool) -> bool:
         # An empty inbox accepts a message of any size; a full one the frame that fills the gap.
@@ -589,7 +677,20 @@ class Inbox(Generic[T]):
     def _release(self) -> None:
         while self._highest + 1 in self._early:
             self._highest += 1
-            self._ready.extend(self._early.pop(self._highest))
+            messages = self._early.pop(self._highest)
+            self._ready.extend(messages)
+            if self.max_unhandled is not None:
+                self._unhandled.append([self._highest, len(messages)])
+        if self.max_unhandled is None:
+            self.acknowledged = self._highest
+        else:
+            self._acknowledge_handled()
+
+    def _acknowledge_handled(self) -> bool:
+        before = self.acknowledged
+        while self._unhandled and self._unhandled[0][1] == 0:
+            self.acknowledged = self._unhandled.popleft()[0]
+        return self.acknowledged != before
 
 
 @dataclass(slots=True)
@@ -602,19 +703,21 @@ class IncomingCounters:
 
 
 class IncomingStreams:
-    """The three streams from one peer.
+    """The streams from one peer.
 
     Args:
-        max_bytes: bound of the reliable stream.
-        window: how many reliable frames the peer may have unacknowledged.
+        max_bytes: bound of each of the two reliable streams.
+        window: how many frames of each of them the peer may have unacknowledged.
         max_lossy: how many lossy events may wait; beyond that the oldest are dropped and counted.
 
     Attributes:
-        inbox: the reliable stream.
+        inbox: the reliable stream that is acknowledged when accepted.
+        inbox_handled: the one that is acknowledged when handled.
     """
 
     def __init__(self, *, max_bytes: int, window: int, max_lossy: int = 1024) -> None:
         self.inbox: Inbox[EncodedEvent] = Inbox(max_bytes, window)
+        self.inbox_handled: Inbox[EncodedEvent] = Inbox(max_bytes, window, MAX_UNHANDLED)
         self.counters = IncomingCounters()
         self._latest: dict[str, EncodedEvent] = {}
         self._lossy: deque[EncodedEvent] = deque()
@@ -623,8 +726,14 @@ class IncomingStreams:
 
     @property
     def has_events(self) -> bool:
-        """Whether :meth:`take` would return something."""
-        return bool(self._latest or self._lossy or len(self.inbox))
+        """Whether :meth:`take`, or the inbox of events to be handled, would return something."""
+        return bool(self._latest or self._lossy or len(self.inbox) or self.inbox_handled.has_ready)
+
+    def inbox_of(self, stream: int) -> Inbox[EncodedEvent] | None:
+        """Return the inbox of a reliable stream; None for other streams."""
+        if stream == RELIABLE:
+            return self.inbox
+        return self.inbox_handled if stream == HANDLED else None
 
     def on_events(self, stream: int, sequence: int, events: Sequence[EncodedEvent]) -> Verdict:
         """Process the events of a frame.
@@ -632,8 +741,8 @@ class IncomingStreams:
         Raises:
             FrameError: for an unknown stream, or a number that no peer can have sent.
         """
-        if stream == RELIABLE:
-            return self.inbox.on_frame(sequence, events)
+        if (inbox := self.inbox_of(stream)) is not None:
+            return inbox.on_frame(sequence, events)
         if stream not in self._seen:
             raise FrameError(
                 f"got an event on unknown stream {stream}; install the same version of dmiddleware "

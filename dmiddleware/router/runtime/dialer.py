@@ -336,7 +336,7 @@ class _EventExchange:
         engine, node, peer = self._engine, self._engine.node, self._peer
         with engine.lock:
             now = engine.clock.now()
-            self._n_pending -= request.batch is not None
+            self._n_pending -= request.kind is not FrameType.POLL
             if isinstance(reply, TransportError):
                 if request.batch is not None:
                     peer.outgoing.on_failed(request.batch, now)
@@ -347,7 +347,7 @@ class _EventExchange:
             sends = engine.update(peer.node_id)
             if kind is FrameType.BYE:
                 self._connection.mark_broken("said goodbye")
-            elif request.batch is None:
+            elif request.kind is FrameType.POLL:
                 sends.insert(0, self._poll())
         engine.deliver_and_send(sends)
 

@@ -17,6 +17,7 @@ from dmiddleware.pipeline import Clock, Event
 from dmiddleware.router.protocol.counters import TrafficCounters
 from dmiddleware.router.protocol.membership import MembershipChange
 from dmiddleware.router.protocol.node import NodeProtocol
+from dmiddleware.router.protocol.session import PeerSession
 from dmiddleware.router.runtime.receiver import DecodedEvent, Receiver
 from dmiddleware.router.runtime.sender import SendAction, Sender, send_all
 from dmiddleware.router.transport import Transport
@@ -70,6 +71,7 @@ class Engine:
             traffic=self.traffic,
             clock=clock,
             on_subscriptions_changed=self.flush,
+            on_handled=self._on_handled,
         )
         self.fatal: RouterError | None = None
         self.refusals: dict[str, RouterError] = {}
@@ -104,7 +106,7 @@ class Engine:
         with self.lock:
             self.node.subscriptions.check_size(encoded, targets)
             if event.delivery == "reliable":
-                waiting = self._offer(encoded, targets)
+                waiting = self._offer(event, encoded, targets)
             elif event.delivery == "latest":
                 self.node.subscriptions.put_latest(encoded, None if to is None else targets)
                 self._count_sent(encoded, len(targets))
@@ -116,7 +118,7 @@ class Engine:
             sends = self.sender.take_sends(self.clock.now(), targets)
         send_all(sends)
         if waiting:
-            self._wait_for_room(event, encoded, waiting)
+            self._wait_for_room(event, encoded, waiting, targets)
 
     def _named(
         self, event: Event, subscribers: tuple[str, ...], to: Collection[int]
@@ -138,11 +140,12 @@ class Engine:
                 "when the peers are ready, or declare it with required=False"
             )
 
-    def _offer(self, encoded: EncodedEvent, targets: Iterable[str]) -> list[str]:
+    def _offer(self, event: Event, encoded: EncodedEvent, targets: Iterable[str]) -> list[str]:
         """Offer an event to peers; return those whose outbox is full."""
         refused, n_accepted = [], 0
+        handled = event.acknowledged == "handled"
         for node_id in targets:
-            accepted = self.node.offer(node_id, encoded)
+            accepted = self.node.offer(node_id, encoded, handled=handled)
             if accepted:
                 n_accepted += 1
             elif accepted is None:
@@ -152,11 +155,13 @@ class Engine:
         self._count_sent(encoded, n_accepted)
         return refused
 
-    def _wait_for_room(self, event: Event, encoded: EncodedEvent, waiting: list[str]) -> None:
+    def _wait_for_room(
+        self, event: Event, encoded: EncodedEvent, waiting: list[str], targets: Collection[str]
+    ) -> None:
         started = self.clock.now()
 
         def accepted() -> bool:
-            refused = self._offer(encoded, waiting)
+            refused = self._offer(event, encoded, waiting)
             taken = [node_id for node_id in waiting if node_id not in refused]
             waiting[:] = refused
             # Sent with the lock held: this wait may last long, on account of other peers.
@@ -171,17 +176,23 @@ class Engine:
             return
         if self.fatal is not None:
             raise self.fatal
+        accepted_by = sorted(int(node_id) for node_id in targets if node_id not in waiting)
+        others = ", ".join(map(str, accepted_by)) or "none"
         raise DeliveryTimeout(
-            f"could not emit {event.name!r}: the outbox was full for {event.timeout_s:g} s at "
-            f"{full}; emit less often, speed up the handler there, or declare the event with "
-            'delivery="latest" or "lossy"'
+            f"could not emit {event.name!r} to all subscribers: the outbox was full for "
+            f"{event.timeout_s:g} s at {full}; the nodes that receive it: {others}. Emit less "
+            'often, speed up the handler there, or declare the event with delivery="latest" or '
+            '"lossy"',
+            accepted=accepted_by,
+            refused=sorted(map(int, waiting)),
         )
 
     def _describe(self, node_id: str) -> str:
         peer = self.node.peers.get(node_id)
-        outbox = peer.outgoing.outbox if peer is not None else None
         state = "connected" if self.node.is_connected(node_id) else "disconnected"
-        held = f"{outbox.n_messages} events, {outbox.n_bytes} bytes" if outbox else "no events"
+        held = "no events"
+        if peer is not None:
+            held = f"{peer.outgoing.n_messages} events, {peer.outgoing.n_bytes} bytes"
         return f"node {node_id} ({state}; its outbox holds {held})"
 
     def _count_sent(self, encoded: EncodedEvent, n_peers: int) -> None:
@@ -215,6 +226,14 @@ class Engine:
             self._next_tick = self.sender.earliest
             self._ticking.notify_all()
         return sends
+
+    def _on_handled(self, peer: PeerSession) -> None:
+        """Acknowledge events that have been handled, and make room for more."""
+        with self.lock:
+            self.node.on_handled(peer)
+            sends = self.update() if peer.owes_acknowledgement and not self.closing else []
+            self.receiver.wake()
+        send_all(sends)
 
     def deliver_and_send(self, sends: Iterable[SendAction]) -> None:
         """Deliver what has arrived and send what is due; called without the lock."""

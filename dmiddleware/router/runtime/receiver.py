@@ -6,13 +6,15 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from dmiddleware.errors import DecodeError, EventQueueFull
 from dmiddleware.pipeline import Clock
 from dmiddleware.router.protocol.counters import TrafficCounters
 from dmiddleware.router.protocol.node import NodeProtocol
+from dmiddleware.router.protocol.session import PeerSession
 from dmiddleware.router.wire.codec import Codec
 from dmiddleware.router.wire.envelope import EncodedEvent
 
@@ -20,14 +22,29 @@ __all__ = ["DecodedEvent", "Deliver", "Offer", "Receiver"]
 
 _logger = logging.getLogger(__name__)
 
-Deliver: TypeAlias = Callable[[str, tuple[Any, ...], dict[str, Any]], None]
+Deliver: TypeAlias = Callable[..., None]
 """Takes an event's name and arguments. It may block; on EventQueueFull it is called again."""
 
-Offer: TypeAlias = Callable[[str, tuple[Any, ...], dict[str, Any]], bool]
+Offer: TypeAlias = Callable[..., bool]
 """Takes an event without blocking, or returns False if it is out of room."""
 
-DecodedEvent: TypeAlias = tuple[str, tuple[Any, ...], dict[str, Any]]
-"""An event's name and arguments."""
+Done: TypeAlias = Callable[[bool], None]
+"""Called when an event was handled, or with False if it never will be by this program."""
+
+DecodedEvent: TypeAlias = (
+    tuple[str, tuple[Any, ...], dict[str, Any]] | tuple[str, tuple[Any, ...], dict[str, Any], Done]
+)
+"""An event's name and arguments; with the function to call when it was handled, if any."""
+
+
+class _ToConfirm(NamedTuple):
+    """An event that is acknowledged when it has been handled."""
+
+    peer: PeerSession
+    event: EncodedEvent
+
+
+_Item: TypeAlias = DecodedEvent | EncodedEvent | _ToConfirm
 
 _BATCH: Final = 256
 
@@ -45,6 +62,8 @@ class Receiver:
         traffic: counts them.
         clock: times the waits.
         on_subscriptions_changed: called without the lock when a peer has announced subscriptions.
+        on_handled: called without the lock with the peer whose oldest event that is acknowledged
+            when handled was handled.
     """
 
     def __init__(
@@ -56,6 +75,7 @@ class Receiver:
         traffic: TrafficCounters,
         clock: Clock,
         on_subscriptions_changed: Callable[[], None],
+        on_handled: Callable[[PeerSession], None],
     ) -> None:
         self._node = node
         self._lock = lock
@@ -63,20 +83,32 @@ class Receiver:
         self._traffic = traffic
         self._clock = clock
         self._on_subscriptions_changed = on_subscriptions_changed
+        self._on_handled = on_handled
         self._changed = threading.Condition(lock)
         self._local: deque[DecodedEvent] = deque()
-        self._undelivered: deque[DecodedEvent | EncodedEvent] = deque()
+        self._undelivered: deque[_Item] = deque()
+        self._unhandled: list[_Item] = []
         self._deliver: Deliver | None = None
         self._offer: Offer | None = None
+        self._confirms = False
         # One thread at a time delivers; the blocking one continues until nothing is left.
         self._busy = False
         self._must_block = False
         self._closing = False
 
-    def attach(self, deliver: Deliver, offer: Offer | None) -> None:
-        """Deliver events to these functions from now on."""
+    def attach(self, deliver: Deliver, offer: Offer | None, *, confirms: bool = False) -> None:
+        """Deliver events to these functions from now on.
+
+        Args:
+            deliver: takes an event; may block.
+            offer: takes an event without blocking; None: there is no such function.
+            confirms: whether both take a :data:`Done` too, if the event has one.
+        """
         with self._lock:
-            self._deliver, self._offer = deliver, offer
+            self._deliver, self._offer, self._confirms = deliver, offer, confirms
+            # The program before this one has not handled them.
+            self._undelivered.extendleft(reversed(self._unhandled))
+            self._unhandled.clear()
             self._must_block = offer is None
             self._changed.notify()
         self.deliver_ready()
@@ -91,6 +123,12 @@ class Receiver:
         self._clock.wait_for(
             self._changed, lambda: not self._busy and not self._has_events(), timeout_s
         )
+
+    def wake(self) -> None:
+        """Let the blocking thread deliver what can be delivered now; called with the lock held."""
+        if self._node.has_events and not self._busy:
+            self._must_block = True
+            self._changed.notify_all()
 
     def add(self, event: DecodedEvent) -> None:
         """Queue a membership event; called with the lock held."""
@@ -140,13 +178,19 @@ class Receiver:
 
     def _deliver_batches(self, *, may_block: bool, once: bool = False) -> None:
         n_batches = 0
-        batch: deque[DecodedEvent | EncodedEvent] = deque()
+        batch: deque[_Item] = deque()
         try:
             while batch := self._next_batch(stop=once and n_batches > 0):
                 n_batches += 1
                 while batch:
                     item = batch[0]
-                    event = self._decode(item) if isinstance(item, EncodedEvent) else item
+                    event: DecodedEvent | None
+                    if isinstance(item, EncodedEvent):
+                        event = self._decode(item)
+                    elif isinstance(item, _ToConfirm):
+                        event = self._decode_to_confirm(item)
+                    else:
+                        event = item
                     batch.popleft()
                     if event is not None and (
                         self._undelivered or not self._deliver_one(event, may_block)
@@ -160,7 +204,7 @@ class Receiver:
                 self._changed.notify()
             raise
 
-    def _next_batch(self, *, stop: bool) -> deque[DecodedEvent | EncodedEvent]:
+    def _next_batch(self, *, stop: bool) -> deque[_Item]:
         """Return the next events; an empty batch means that this thread is no longer busy."""
         with self._lock:
             if self._undelivered and not self._must_block:
@@ -178,6 +222,7 @@ class Receiver:
                 self._local.clear()
             # Even with nothing attached, because announcements are among the events.
             n_before = self._node.subscriptions.n_announcements
+            batch += [_ToConfirm(*item) for item in self._node.take_handled(_BATCH)]
             batch += [event for _, event in self._node.take(_BATCH)]
             announced = self._node.subscriptions.n_announcements != n_before
             if not batch and not announced:
@@ -194,6 +239,20 @@ class Receiver:
             or self._node.has_events
             or (bool(self._local) and self._deliver is not None)
         )
+
+    def _decode_to_confirm(self, item: _ToConfirm) -> DecodedEvent | None:
+        event = self._decode(item.event)
+        if event is None:
+            self._on_handled(item.peer)
+            return None
+        return event[0], event[1], event[2], partial(self._on_done, item)
+
+    def _on_done(self, item: _ToConfirm, handled: bool) -> None:
+        if handled:
+            self._on_handled(item.peer)
+        else:
+            with self._lock:
+                self._unhandled.append(item)
 
     def _decode(self, event: EncodedEvent) -> DecodedEvent | None:
         traffic = self._traffic.of(event.event)
@@ -214,15 +273,38 @@ class Receiver:
 
     def _deliver_one(self, event: DecodedEvent, may_block: bool) -> bool:
         """Deliver one event; return False if it was refused."""
+        if len(event) == 4:
+            return self._deliver_to_confirm(event, may_block)
         try:
-            if not may_block:
-                return self._offer is None or self._offer(*event)
-            while self._deliver is not None and not self._closing:
-                # A full queue blocks this thread, then the inbox fills, then the sender waits.
-                with contextlib.suppress(EventQueueFull):
-                    self._deliver(*event)
-                    break
+            return self._pass_on(event, may_block) is not False
         except Exception:
             # One bad event must not stop the delivery of those after it.
             _logger.exception("the event %r was dropped, delivering it failed", event[0])
         return True
+
+    def _deliver_to_confirm(
+        self, event: tuple[str, tuple[Any, ...], dict[str, Any], Done], may_block: bool
+    ) -> bool:
+        *call, done = event
+        try:
+            taken = self._pass_on(event if self._confirms else call, may_block)
+        except Exception:
+            _logger.exception("the handler of the event %r failed", event[0])
+            done(True)
+            return True
+        if taken is None:
+            done(False)
+        elif taken and not self._confirms:
+            done(True)
+        return taken is not False
+
+    def _pass_on(self, event: Sequence[Any], may_block: bool) -> bool | None:
+        """Return whether the program took the event; None if there is no program."""
+        if not may_block:
+            return None if self._offer is None else self._offer(*event)
+        while self._deliver is not None and not self._closing:
+            # A full queue blocks this thread, then the inbox fills, then the sender waits.
+            with contextlib.suppress(EventQueueFull):
+                self._deliver(*event)
+                return True
+        return None

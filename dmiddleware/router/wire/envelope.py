@@ -75,12 +75,15 @@ class Acknowledgements(msgspec.Struct, array_like=True, frozen=True):
     """Replies to frames with events.
 
     Attributes:
-        acks: ``(stream, sequence, credit in bytes)`` of accepted frames.
+        acks: ``(stream, sequence, credit in bytes)`` of the newest frames that are acknowledged,
+            with all before them.
         busy: ``(stream, sequence, delay in seconds)`` of frames to send again later.
+        kept: ``(stream, sequence)`` of frames that have arrived and will be acknowledged later.
     """
 
     acks: tuple[tuple[_Count, _Count, _Count], ...] = ()
     busy: tuple[tuple[_Count, _Count, Annotated[float, Meta(ge=0, le=3600)]], ...] = ()
+    kept: tuple[tuple[_Count, _Count], ...] = ()
 
 
 class _Envelope(msgspec.Struct, array_like=True, frozen=True):

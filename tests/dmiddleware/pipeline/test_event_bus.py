@@ -612,8 +612,15 @@ class WireEnd:
         self.wire, self.node_id = wire, node_id
         self.labels = (f"node.{node_id}",)
         self.names = set()
+        self.suspended = False
 
-    def attach(self, deliver, offer=None):
+    def suspend(self):
+        self.suspended = True
+
+    def wait_until_ready(self, *, stopped):
+        pass
+
+    def attach(self, deliver, offer=None, *, confirms=False):
         self.deliver = deliver
 
     def subscribe(self, name, *, active):
@@ -729,6 +736,56 @@ def test_a_closed_bus_accepts_no_remote_events_and_unsubscribes_at_the_router(ta
     assert end.names == set()
     end.deliver("a", (1,), {})
     assert tape == []
+
+
+def test_a_remote_event_is_confirmed_when_its_handlers_have_returned(tape):
+    end = Wire().end()
+    bus = EventBus(router=end)
+    gate = Gate()
+
+    def fail():
+        raise Boom
+
+    bus.on("a", gate)
+    bus.on("a", lambda: tape("handled"))
+    bus.on("b", fail)
+    for name in ("a", "b", "nobody"):
+        end.deliver(name, (), {}, lambda handled, name=name: tape(name, handled))
+    assert gate.entered.wait(DEADLINE_S)
+    assert list(tape) == [("nobody", True)]
+    gate.opened.set()
+    drain(bus)
+    assert tape == [("nobody", True), "handled", ("a", True), ("b", True)]
+    bus.close()
+    end.deliver("a", (), {}, lambda handled: tape("closed", handled))
+    assert list(tape)[-1] == ("closed", False)
+    assert [type(error) for error in bus.take_errors()] == [Boom]
+
+
+def test_a_bus_that_closes_out_of_order_suspends_its_router_and_stays_subscribed():
+    end = Wire().end()
+    bus = EventBus(router=end)
+    bus.on("a", print)
+    bus.close(in_order=False)
+    assert end.suspended
+
+
+@pytest.mark.parametrize(
+    ("ends", "in_order"),
+    [("returns", True), ("stops", True), ("stops badly", False), ("raises", False)],
+)
+def test_only_a_task_that_ends_well_lets_its_router_say_goodbye(ends, in_order):
+    end = Wire().end()
+
+    def act(ctx):
+        if ends == "raises":
+            raise Boom
+        if ends.startswith("stops"):
+            ctx.task.stop(ends, ok=ends == "stops")
+
+    with contextlib.suppress(Boom), Task(Context(), end) as task:
+        task.use(act).run(max_step=1)
+    assert end.suspended is not in_order
 
 
 def test_a_full_queue_refuses_remote_events(tape):

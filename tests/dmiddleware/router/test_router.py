@@ -281,6 +281,85 @@ def test_events_wait_until_the_program_has_had_time_to_subscribe(listen: str) ->
             assert got.of("f", 1) == [("f",)]
 
 
+HANDLED = Event("e", acknowledged="handled", timeout_s=0.3)
+
+
+@pytest.mark.parametrize("listener_sends", [False, True])
+def test_an_event_may_be_acknowledged_only_when_it_was_handled(
+    listen: str, listener_sends: bool
+) -> None:
+    with two(listen) as pair:
+        sender, receiver = pair if listener_sends else reversed(pair)
+        got = Received(receiver, "e")
+        Received(sender)
+        sender.wait_for_peers(1, timeout_s=DEADLINE_S)
+        got.hold = True
+        for number in range(100):
+            sender.emit(HANDLED, (number,), {})
+        peer = receiver.node_id
+        assert comes_true(lambda: "e" in receiver.traffic())
+        assert sender.peer_traffic()[peer].waiting >= 100
+        got.release()
+        assert [one[0] for one in got.of("e", 100)] == list(range(100))
+        assert comes_true(lambda: sender.peer_traffic()[peer].waiting == 0)
+
+
+def test_events_that_were_not_handled_go_to_the_next_program(listen: str) -> None:
+    with two(listen) as (receiver, sender):
+        confirmed: queue.SimpleQueue[tuple[int, Callable[[bool], None]]] = queue.SimpleQueue()
+
+        def take(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *done: Any) -> bool:
+            if name == "e":
+                confirmed.put((args[0], done[0]))
+            return True
+
+        receiver.attach(lambda *event: None, take, confirms=True)
+        receiver.subscribe("e", active=True)
+        sender.wait_for_peers(1, timeout_s=DEADLINE_S)
+        for number in range(3):
+            sender.emit(HANDLED, (number,), {})
+        for handled in (True, False, False):
+            _, done = confirmed.get(timeout=DEADLINE_S)
+            done(handled)
+        assert comes_true(lambda: sender.peer_traffic()[0].waiting == 2)
+        assert Received(receiver).of("e", 2) == [(1,), (2,)]
+        assert comes_true(lambda: sender.peer_traffic()[0].waiting == 0)
+
+
+def test_a_handler_that_raises_counts_as_handled(listen: str) -> None:
+    def fail(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        raise KeyError("what is this?")
+
+    with two(listen) as (receiver, sender):
+        receiver.attach(fail)
+        receiver.subscribe("e", active=True)
+        sender.wait_for_peers(1, timeout_s=DEADLINE_S)
+        sender.emit(HANDLED, (1,), {})
+        assert comes_true(lambda: sender.peer_traffic()[0].waiting == 0)
+        assert sender.close() == {}
+
+
+def test_a_timeout_names_the_peers_that_have_the_event(tmp_path: Path) -> None:
+    options = NodeOptions(outbox_bytes=20_000, inbox_bytes=20_000, batch_bytes=5_000)
+    with (
+        Router(node_id=0, listen=f"ipc://{tmp_path}/0.sock", options=options) as sender,
+        Router(node_id=1, dial=[sender.address], options=options) as slow,
+        Router(node_id=2, dial=[sender.address], options=options) as fast,
+    ):
+        hanging, got = Received(slow, "e"), Received(fast, "e")
+        Received(sender)
+        sender.wait_for_peers(2, timeout_s=DEADLINE_S)
+        hanging.hold = True
+        with pytest.raises(DeliveryTimeout, match="the nodes that receive it: 2") as caught:
+            for number in range(1000):
+                sender.emit(Event("e", timeout_s=0.3), (number, bytes(1000)), {})
+        hanging.release()
+        assert (caught.value.accepted, caught.value.refused) == ((2,), (1,))
+        assert got.of("e", number + 1)[-1][0] == number
+        sender.emit(Event("e"), (number, b""), {}, to=caught.value.refused)
+        assert hanging.of("e", number + 1)[-1][0] == number
+
+
 def test_closing_delivers_what_was_accepted(listen: str) -> None:
     with Router(node_id=0, listen=listen, key=KEY) as learner:
         got = Received(learner, "e")

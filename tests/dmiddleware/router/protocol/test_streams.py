@@ -49,6 +49,114 @@ class BadNetwork:
         return out
 
 
+def answer(receiver: Inbox[Message], back: BadNetwork, sequence: object, messages: object) -> None:
+    """Accept a frame, and send what a node sends back."""
+    verdict = receiver.on_frame(sequence, messages)  # type: ignore[arg-type]
+    if verdict is Verdict.BUSY:
+        back.put("busy", sequence, 0)
+    elif sequence > receiver.acknowledged:  # type: ignore[operator]
+        back.put("kept", sequence, 0)
+    else:
+        back.put("ack", receiver.acknowledged, receiver.credit)
+
+
+def read_answers(sender: Outbox[Message], back: BadNetwork, now: float) -> None:
+    for kind, sequence, credit in back.get():
+        if kind == "busy":
+            sender.on_busy(sequence, 0.5, now)  # type: ignore[arg-type]
+        elif kind == "kept":
+            sender.on_kept(sequence)  # type: ignore[arg-type]
+        else:
+            sender.on_ack(sequence, credit)  # type: ignore[arg-type]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    n_messages=st.integers(1, 80),
+    window=st.integers(1, 6),
+    max_unhandled=st.none() | st.integers(1, 8),
+    loss=st.floats(0, 0.6),
+    life=st.integers(1, 30),
+)
+def test_the_successor_of_a_receiver_that_dies_at_any_point_sees_no_gap(
+    seed: int, n_messages: int, window: int, max_unhandled: int | None, loss: float, life: int
+) -> None:
+    chance = random.Random(seed)
+    sender = outbox(window=window)
+    to_offer = [message(number) for number in range(n_messages)]
+    done = 0  # all messages before this one were accepted, or handled, by one of the receivers
+    for lives_for in [chance.randrange(life) for _ in range(5)] + [20_000]:
+        receiver = Inbox[Message](10_000, window, max_unhandled)
+        there, back = BadNetwork(chance, loss), BadNetwork(chance, loss)
+        accepted: list[int] = []
+        n_handled = 0
+        for now in range(lives_for):
+            while to_offer and sender.offer(to_offer[0]):
+                to_offer.pop(0)
+            while (frame := sender.next_frame(float(now))) is not None:
+                there.put(frame.sequence, frame.messages)
+            for sequence, messages in there.get():
+                answer(receiver, back, sequence, messages)
+            accepted += [m.content for m in receiver.take(chance.randrange(4))]
+            while max_unhandled and n_handled < len(accepted) and chance.random() < 0.7:
+                receiver.on_handled()
+                n_handled += 1
+            # Heartbeats repeat the newest acknowledgement.
+            back.put("ack", receiver.acknowledged, receiver.credit)
+            read_answers(sender, back, float(now))
+            if not to_offer and sender.empty:
+                break
+        if max_unhandled is None:
+            accepted += [m.content for m in receiver.take()]
+            n_handled = len(accepted)
+        first = accepted[0] if accepted else done
+        assert first <= done
+        assert accepted == list(range(first, first + len(accepted)))
+        done = max(done, first + n_handled)
+        assert sender.counters.acknowledged <= done
+        sender.on_reconnect(0.0)
+        sender.on_new_peer()
+    assert done == n_messages
+
+
+def test_a_frame_that_arrives_early_is_neither_acknowledged_nor_sent_again() -> None:
+    sender, receiver = outbox(), Inbox[Message](1000, 4)
+    frames = []
+    for number in range(3):
+        sender.push(message(number, 30))
+        frame = sender.next_frame(0.0)
+        assert frame is not None
+        frames.append(frame)
+    for frame in frames[1:]:
+        assert receiver.on_frame(frame.sequence, frame.messages) is Verdict.ACCEPTED
+        assert receiver.acknowledged == 0
+        sender.on_kept(frame.sequence)
+    assert sender.n_messages == 3
+    sender.on_reconnect(0.5)
+    assert sender.next_frame(5.0) is frames[0]
+    assert sender.next_frame(5.0) is None
+    assert receiver.on_frame(1, frames[0].messages) is Verdict.ACCEPTED
+    assert receiver.acknowledged == 3
+    sender.on_ack(3, receiver.credit)
+    assert sender.empty and sender.n_bytes == 0
+
+
+def test_a_frame_is_acknowledged_when_all_its_messages_were_handled() -> None:
+    box = Inbox[Message](1000, 8, 4)
+    for sequence, count in ((1, 2), (2, 0), (3, 5)):
+        box.on_frame(sequence, [message(0)] * count)
+    assert len(box.take(100)) == 4
+    assert not box.has_ready and box.take(100) == []
+    assert not box.on_handled()
+    assert box.on_handled() and box.acknowledged == 2
+    assert box.has_ready and len(box.take(100)) == 2
+    handled = [box.on_handled() for _ in range(4)]
+    assert handled == [False] * 4
+    assert len(box.take(100)) == 1
+    assert box.on_handled() and box.acknowledged == 3
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
@@ -75,13 +183,8 @@ def test_a_lossy_network_delivers_everything_once_in_order(
         while (frame := sender.next_frame(float(now))) is not None:
             there.put(frame.sequence, frame.messages)
         for sequence, messages in there.get():
-            verdict = receiver.on_frame(sequence, messages)  # type: ignore[arg-type]
-            back.put(verdict, sequence, receiver.credit)
-        for verdict, sequence, credit in back.get():
-            if verdict is Verdict.BUSY:
-                sender.on_busy(sequence, 0.5, float(now))  # type: ignore[arg-type]
-            else:
-                sender.on_ack(sequence, credit)  # type: ignore[arg-type]
+            answer(receiver, back, sequence, messages)
+        read_answers(sender, back, float(now))
         assert receiver.n_bytes <= inbox_bytes + 2 * max(*sizes, 50)
         got += [m.content for m in receiver.take(chance.randrange(4))]
         if not to_offer and sender.empty:
@@ -105,9 +208,9 @@ def test_messages_are_held_back_while_a_frame_is_pending_until_there_are_enough(
     assert joined is not None and [m.content for m in joined.messages] == [1, 2, 3]
     assert box.offer(message(4))
     assert box.next_frame(0.1) is None
-    box.on_ack(joined.sequence, 1000)
-    assert box.next_frame(0.1) is None
     box.on_ack(first.sequence, 1000)
+    assert box.next_frame(0.1) is None
+    box.on_ack(joined.sequence, 1000)
     last = box.next_frame(0.1)
     assert last is not None and [m.content for m in last.messages] == [4]
 
@@ -156,7 +259,7 @@ def test_the_window_bounds_the_number_of_unacknowledged_frames() -> None:
         box.offer(message(number))
     assert box.next_frame(0.0) is not None and box.next_frame(0.0) is not None
     assert box.next_frame(0.0) is None
-    box.on_ack(2, 1000)
+    box.on_kept(2)
     assert box.next_frame(0.0) is None, "the receiver is still waiting for frame 1"
     box.on_ack(1, 1000)
     third = box.next_frame(0.0)

@@ -39,6 +39,7 @@ class Scene:
             traffic=self.traffic,
             clock=SystemClock(),
             on_subscriptions_changed=self.count_announcement,
+            on_handled=lambda peer: self.node.on_handled(peer),
         )
         self.thread = threading.Thread(target=self.receiver.run, name="waits")
 
