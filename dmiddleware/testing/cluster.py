@@ -145,6 +145,7 @@ class Cluster:
         self.tape = Tape()
         self.nodes = {plan.node_id: ClusterNode(plan) for plan in _plans(roles, n, topology)}
         self._main = main
+        self._n_ended = 0
         self._seed = seed
         self._options = options
         self._stamp = stamp or secrets.token_hex(8)
@@ -201,10 +202,16 @@ class Cluster:
                 seconds; the message lists where each thread waits.
         """
         nodes = self._named(node_ids)
-        done = self.wait_until(
-            lambda: any(node.error for node in nodes) or not any(node.running for node in nodes),
-            timeout_s,
-        )
+        seen = -1
+
+        def ended() -> bool:
+            nonlocal seen
+            if seen == self._n_ended:
+                return False
+            seen = self._n_ended
+            return any(node.error for node in nodes) or not any(node.running for node in nodes)
+
+        done = self.wait_until(ended, timeout_s)
         for node in nodes:
             if node.error is not None:
                 raise SimulationError(f"{node} failed: {node.error!r}") from node.error
@@ -225,6 +232,7 @@ class Cluster:
             self.network.remove(_group(node.node_id))
             self.simulation.kill(_group(node.node_id))
             node.running = False
+            self._n_ended += 1
 
     def freeze(self, *node_ids: int) -> None:
         """Suspend nodes like SIGSTOP; their peers get no notice."""
@@ -307,6 +315,7 @@ class Cluster:
                 node.error, node.running = error, False
         else:
             node.result, node.running = result, False
+        self._n_ended += 1
 
     def _record(self, source: str, target: str, raw: memoryview) -> None:
         self.tape(

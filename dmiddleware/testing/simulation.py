@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import heapq
 import itertools
 import random
 import sys
@@ -79,11 +80,18 @@ class Simulation:
         self._patience_s = patience_s
         self._find_missed = find_missed
         self._random = random.Random(seed)
-        self._threads: list[SimulatedThread] = []
+        self._threads: dict[SimulatedThread, None] = {}
+        # Only these are looked at when a thread is chosen, so that it costs the same however many
+        # threads wait.
+        self._candidates: list[SimulatedThread] = []
+        self._observers: dict[SimulatedThread, None] = {}
+        self._waits: dict[object, dict[_Wait, SimulatedThread]] = {}
+        self._deadlines: list[tuple[float, int, SimulatedThread, _Wait]] = []
+        self._suspended: list[SimulatedThread] = []
         self._first: SimulatedThread | None = None
         self._running: SimulatedThread | None = None
         self._version = 0
-        self._queue_positions = itertools.count()
+        self._n_deadlines = itertools.count()
         self._observed: weakref.WeakSet[threading.Condition] = weakref.WeakSet()
         self._n_switches = 0
         self._history = hashlib.sha256()
@@ -95,7 +103,7 @@ class Simulation:
         if self._first is not None:
             raise SimulationError("a simulation can be entered only once; make a new one")
         self._first = self._running = SimulatedThread(self, "the first thread", "", None)
-        self._threads.append(self._first)
+        self._threads[self._first] = None
         return self
 
     def __exit__(
@@ -108,13 +116,14 @@ class Simulation:
         if self._has_broken():
             return
         self._frozen.clear()
+        self._resume_suspended()
         others = [thread for thread in self._threads if thread is not self._first]
         for thread in others:
-            thread.is_killed = True
+            self._end(thread)
         late: SimulationError | None = None
-        while not all(thread.has_ended for thread in others):
+        while len(self._threads) > 1:
             try:
-                self._wait(None, lambda: all(thread.has_ended for thread in others), None)
+                self._wait(None, lambda: len(self._threads) == 1, None)
             except SimulationError as failure:
                 late = late or failure
                 if self._has_broken():
@@ -167,7 +176,8 @@ class Simulation:
         """
         caller = self._check_caller()
         thread = SimulatedThread(self, name, caller.group if group is None else group, function)
-        self._threads.append(thread)
+        self._threads[thread] = None
+        self._add_candidate(thread)
         return thread
 
     def run_for(self, seconds: float) -> None:
@@ -195,7 +205,7 @@ class Simulation:
         self.thaw(group)
         killed = [thread for thread in self._threads if thread.group == group]
         for thread in killed:
-            thread.is_killed = True
+            self._end(thread)
         self._wait(None, lambda: all(thread.has_ended for thread in killed), None)
 
     def freeze(self, group: str) -> None:
@@ -207,7 +217,9 @@ class Simulation:
     def thaw(self, group: str) -> None:
         """Resume the threads of a group; their deadlines kept running."""
         self._check_caller()
-        self._frozen.discard(group)
+        if group in self._frozen:
+            self._frozen.remove(group)
+            self._resume_suspended()
 
     @property
     def history(self) -> str:
@@ -224,12 +236,14 @@ class Simulation:
             # The other thread ends as well; a killed thread reports no errors.
             return True
         self._check_caller()
-        return self._wait(None, lambda: thread.has_ended, timeout_s).holds
+        return self._wait(thread, lambda: thread.has_ended, timeout_s).holds
 
     def leave(self, thread: SimulatedThread, error: BaseException | None) -> None:
         """Record that a thread has ended, and run the next one."""
         thread.has_ended = True
-        self._threads.remove(thread)
+        del self._threads[thread]
+        for waiting in self._waits.get(thread, {}).values():
+            self._add_candidate(waiting)
         if error is not None and self._failure is None:
             self._failure = thread, error
         if not self._is_broken:
@@ -257,15 +271,31 @@ class Simulation:
 
     def _wait(
         self,
-        condition: threading.Condition | None,
+        event: threading.Condition | SimulatedThread | None,
         predicate: Callable[[], bool],
         timeout_s: float | None,
     ) -> _Wait:
-        """Let other threads run until the predicate holds or the time is up."""
+        """Let other threads run until the predicate holds or the time is up.
+
+        Args:
+            event: the condition or the thread whose notification or end can make it hold; None:
+                any run of another thread can.
+            predicate: the predicate.
+            timeout_s: the maximum number of simulated seconds.
+        """
         me = self._running
         assert me is not None
         deadline = None if timeout_s is None else self._now + timeout_s
-        wait = me.wait = _Wait(condition, predicate, deadline, next(self._queue_positions))
+        condition = event if isinstance(event, threading.Condition) else None
+        wait = me.wait = _Wait(condition, predicate, deadline)
+        if event is None:
+            self._observers[me] = None
+        else:
+            self._waits.setdefault(event, {})[wait] = me
+            if isinstance(event, SimulatedThread) and event.has_ended:
+                self._add_candidate(me)
+        if deadline is not None:
+            self._add_deadline(me, wait)
         chosen = self._next()
         if chosen is not me:
             self._pass_baton(chosen)
@@ -273,6 +303,12 @@ class Simulation:
         else:
             self._note_run(me)
         me.wait = None
+        if event is None:
+            del self._observers[me]
+        else:
+            del self._waits[event][wait]
+            if not self._waits[event]:
+                del self._waits[event]
         if me is self._first:
             self._raise_failure()
         if me.is_killed:
@@ -327,18 +363,34 @@ class Simulation:
 
     def _notify(self, condition: threading.Condition, n: int | None) -> None:
         """Wake the ``n`` threads that have waited longest for the condition, or all."""
-        waits = [
-            wait
-            for thread in self._threads
-            if (wait := thread.wait) is not None
-            and wait.condition is condition
-            and not wait.notified
-        ]
-        if n is not None and n < len(waits):
-            waits.sort(key=lambda wait: wait.queue_position)
-            waits = waits[:n]
-        for wait in waits:
+        waits = (
+            (w, thread) for w, thread in self._waits.get(condition, {}).items() if not w.notified
+        )
+        for wait, thread in itertools.islice(waits, n):
             wait.notified = True
+            self._add_candidate(thread)
+
+    def _end(self, thread: SimulatedThread) -> None:
+        thread.is_killed = True
+        self._add_candidate(thread)
+
+    def _add_candidate(self, thread: SimulatedThread) -> None:
+        if not thread.is_candidate:
+            thread.is_candidate = True
+            self._candidates.append(thread)
+
+    def _add_deadline(self, thread: SimulatedThread, wait: _Wait) -> None:
+        assert wait.deadline is not None
+        number = next(self._n_deadlines)
+        heapq.heappush(self._deadlines, (wait.deadline, number, thread, wait))
+
+    def _resume_suspended(self) -> None:
+        """Look again at the threads that could not run because their groups were frozen."""
+        suspended, self._suspended = self._suspended, []
+        for thread in suspended:
+            self._add_candidate(thread)
+            if thread.wait is not None and thread.wait.deadline is not None:
+                self._add_deadline(thread, thread.wait)
 
     def _next(self) -> SimulatedThread:
         """Choose the next thread to run; advance the clock if none can."""
@@ -351,43 +403,50 @@ class Simulation:
             if thread is not None:
                 return thread
             missed = self._missed() if self._find_missed else None
-            deadlines = [
-                other.wait.deadline
-                for other in self._awake()
-                if other.wait is not None and other.wait.deadline is not None
-            ]
+            deadline = self._next_deadline()
             if missed is not None:
                 self._failure = first, _Stuck(missed)
-            elif not deadlines:
+            elif deadline is None:
                 self._failure = first, _Stuck(self._deadlock())
             else:
-                self._now = max(self._now, min(deadlines))
+                self._now = max(self._now, deadline)
                 self._version += 1
+
+    def _next_deadline(self) -> float | None:
+        """Return the earliest deadline of the threads that are not frozen."""
+        while self._deadlines:
+            deadline, _, thread, wait = self._deadlines[0]
+            if thread.wait is wait and thread.group not in self._frozen:
+                return deadline
+            heapq.heappop(self._deadlines)
+            if thread.wait is wait:
+                self._suspended.append(thread)
+        return None
 
     def _find_ready(self) -> SimulatedThread | None:
         """Return one of the threads that can run, at random."""
-        left = [thread for thread in self._awake() if self._may_be_ready(thread)]
+        while (deadline := self._next_deadline()) is not None and deadline <= self._now:
+            self._add_candidate(heapq.heappop(self._deadlines)[2])
+        for thread in self._observers:
+            if thread.wait is not None and thread.wait.checked_at_version != self._version:
+                self._add_candidate(thread)
+        left = self._candidates
         while left:
             at = int(self._random.random() * len(left))
             left[at], left[-1] = left[-1], left[at]
             thread = left.pop()
-            if self._is_ready(thread):
+            thread.is_candidate = False
+            if thread.group in self._frozen:
+                self._suspended.append(thread)
+            elif not thread.has_ended and self._is_ready(thread):
                 return thread
         return None
 
-    def _may_be_ready(self, thread: SimulatedThread) -> bool:
-        wait = thread.wait
-        if wait is None or thread.is_killed or wait.notified:
-            return True
-        if wait.condition is None and wait.checked_at_version != self._version:
-            return True
-        return wait.deadline is not None and wait.deadline <= self._now
-
     def _missed(self) -> str | None:
         """Look for a thread whose predicate already holds."""
-        for thread in self._awake():
+        for thread in self._threads:
             wait = thread.wait
-            if wait is None or wait.condition is None:
+            if wait is None or wait.condition is None or thread.group in self._frozen:
                 continue
             if wait.deadline is not None and wait.deadline - self._now < _TOLERATED_S:
                 continue
@@ -399,18 +458,16 @@ class Simulation:
                 )
         return None
 
-    def _awake(self) -> list[SimulatedThread]:
-        if not self._frozen:
-            return self._threads
-        return [thread for thread in self._threads if thread.group not in self._frozen]
-
     def _is_ready(self, thread: SimulatedThread) -> bool:
         wait = thread.wait
         if wait is None or thread.is_killed:
             return True
         wait.checked_at_version = self._version
         wait.notified = False
-        wait.queue_position = next(self._queue_positions)
+        if wait.condition is not None:
+            # It waits again, behind the others.
+            waits = self._waits[wait.condition]
+            waits[wait] = waits.pop(wait)
         try:
             wait.holds = self._evaluate(thread, wait)
         except BaseException as error:  # noqa: BLE001 (raised by the thread that waits)
@@ -449,14 +506,13 @@ class Simulation:
         )
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Wait:
     """The condition, predicate and deadline of one waiting thread."""
 
     condition: threading.Condition | None
     predicate: Callable[[], bool]
     deadline: float | None
-    queue_position: int
     notified: bool = False
     checked_at_version: int = -1
     holds: bool = False
@@ -481,10 +537,12 @@ class SimulatedThread:
     ) -> None:
         self.name = name
         self.group = group
-        self.baton = threading.Semaphore(0)
+        self.baton = threading.Lock()
+        self.baton.acquire()
         self.wait: _Wait | None = None
         self.has_ended = False
         self.is_killed = False
+        self.is_candidate = False
         self.n_killed = 0
         self._simulation = simulation
         if function is None:

@@ -6,6 +6,7 @@ It runs a whole cluster in one test process, also under a simulated clock.
 from __future__ import annotations
 
 import functools
+import heapq
 import itertools
 import math
 import threading
@@ -91,6 +92,7 @@ class MemoryNetwork:
                 # It has arrived, even if it is looked at later.
                 packet.has_arrived = self.arrival(packet) <= now
             self._cut.add(frozenset((one, other)))
+            self._update_arrivals()
 
     def heal(self, one: str, other: str) -> None:
         """Heal the link between two hosts; waiting packets arrive."""
@@ -102,6 +104,7 @@ class MemoryNetwork:
                 if not packet.has_arrived and max(packet.arrives, packet.deadline) <= now:
                     packet.arrives = math.inf
             self._cut.discard(frozenset((one, other)))
+            self._update_arrivals()
             self._wake()
 
     def disconnect(self, one: str, other: str) -> None:
@@ -150,7 +153,9 @@ class MemoryNetwork:
     def _between(self, one: str, other: str) -> list[Packet]:
         """Return the packets between two hosts that have not been processed yet."""
         requests = [
-            request.packet for listener in self.listeners.values() for request in listener.arriving
+            request.packet
+            for listener in self.listeners.values()
+            for _, _, request in listener.arriving
         ]
         responses = [
             request.response
@@ -163,6 +168,10 @@ class MemoryNetwork:
             for packet in requests + responses
             if {packet.source, packet.target} == {one, other}
         ]
+
+    def _update_arrivals(self) -> None:
+        for listener in self.listeners.values():
+            listener.update_arrivals()
 
     def _wake(self) -> None:
         self.listening.notify_all()
@@ -304,7 +313,9 @@ class MemoryListener:
     ) -> None:
         self.host = host
         self.changed = threading.Condition(network.lock)
-        self.arriving: list[Request] = []
+        # A heap: when a request arrives as things are now, a number, and the request.
+        self.arriving: list[tuple[float, int, Request]] = []
+        self._n_sent = itertools.count()
         self._network = network
         self._address = address
         self._serve = serve
@@ -333,8 +344,17 @@ class MemoryListener:
 
     def send(self, request: Request) -> None:
         """Send a request to this listener; called with the network's lock held."""
-        self.arriving.append(request)
+        arrives = self._network.arrival(request.packet)
+        heapq.heappush(self.arriving, (arrives, next(self._n_sent), request))
         self.changed.notify_all()
+
+    def update_arrivals(self) -> None:
+        """Note that a link was cut or healed; called with the network's lock held."""
+        self.arriving = [
+            (self._network.arrival(request.packet), number, request)
+            for _, number, request in self.arriving
+        ]
+        heapq.heapify(self.arriving)
 
     def shut(self) -> None:
         """Accept no more requests, break all connections; called with the network's lock held."""
@@ -352,10 +372,11 @@ class MemoryListener:
         """
         now = self._network.clock.now()
         self.arriving = [
-            request
-            for request in self.arriving
-            if request.channel is not channel or self._network.arrival(request.packet) <= now
+            arrival
+            for arrival in self.arriving
+            if arrival[2].channel is not channel or arrival[0] <= now
         ]
+        heapq.heapify(self.arriving)
         if not self._network.is_cut(channel.source, channel.target):
             self._on_disconnect(channel.number)
 
@@ -418,8 +439,7 @@ class MemoryListener:
                 None if left_s == math.inf else left_s,
             )
             return None
-        request = min(self.arriving, key=self._arrival)
-        self.arriving.remove(request)
+        _, _, request = heapq.heappop(self.arriving)
         limits, channel = self._limits, request.channel
         allowed = limits.max_frame_bytes if channel.trusted else limits.max_untrusted_frame_bytes
         if len(request.packet.content) > allowed:
@@ -428,11 +448,8 @@ class MemoryListener:
         network.arrived(request.packet)
         return request
 
-    def _arrival(self, request: Request) -> float:
-        return self._network.arrival(request.packet)
-
     def _next_arrival(self) -> float:
-        return min(map(self._arrival, self.arriving), default=math.inf)
+        return self.arriving[0][0] if self.arriving else math.inf
 
 
 class MemoryChannel:
