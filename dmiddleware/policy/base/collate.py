@@ -17,6 +17,7 @@ from dmiddleware.errors import PolicyError, StructureError
 
 __all__ = [
     "collate",
+    "collate_samples",
     "collate_values",
     "is_per_env",
     "join_outputs",
@@ -55,6 +56,34 @@ def collate(samples: Sequence[Mapping[str, Any]]) -> Batch:
     if not samples:
         raise StructureError("a batch needs at least one sample, got none")
     return as_tree(_collate_mappings(samples, ""))
+
+
+def collate_samples(samples: Sequence[Mapping[str, Any]]) -> Batch:
+    """Stack samples to learn from, like :func:`collate`.
+
+    Columns of text or None stay plain lists, and an importance weight under its classic name ``IS``
+    is taken as ``weight`` where there is none.
+
+    Returns:
+        A treetensor ``[len(samples), …]``.
+
+    Raises:
+        StructureError: as in :func:`collate`.
+    """
+    lists = {
+        key: [sample.get(key) for sample in samples]
+        for key, value in (samples[0] if samples else {}).items()
+        if value is None or isinstance(value, str | bytes)
+    }
+    batch = collate(
+        [{key: value for key, value in one.items() if key not in lists} for one in samples]
+        if lists
+        else samples
+    )
+    columns = dict(batch.items())
+    if "IS" in columns and "weight" not in columns:
+        columns["weight"] = columns["IS"]
+    return as_tree(columns, lists=lists)
 
 
 def collate_values(values: Sequence[Any], path: str = "") -> Value:

@@ -62,8 +62,8 @@ def literally(env_fn, seeds, actions):
 
 
 def check_row(row, expected):
-    obs, next_obs, reward, terminated, truncated, info = expected
-    np.testing.assert_equal(row.obs, obs)
+    _, next_obs, reward, terminated, truncated, info = expected
+    np.testing.assert_equal(row.obs, next_obs)
     np.testing.assert_equal(row.next_obs, next_obs)
     assert row.reward == np.float32(reward)
     assert (row.terminated, row.truncated, row.done) == (
