@@ -188,7 +188,7 @@ def map_leaves(function: Callable[..., Any], tree: Batch, *others: Batch) -> Bat
 
 def _mapped(
     function: Callable[..., Any],
-    tree: Batch,
+    tree: Batch | Mapping[str, Any],
     others: Sequence[Batch] = (),
     on_list: Callable[[list[Any]], list[Any]] | None = None,
 ) -> Batch:
@@ -255,6 +255,7 @@ def flatten_lead(tree: Batch, n_dims: int = 2) -> Batch:
 
 def index_rows(tree: Batch, index: Any) -> Batch:
     """Index the first dimension of every leaf (an integer, a slice, a mask or an index tensor)."""
+
     def rows_of(column: list[Any]) -> list[Any]:
         return [column[row] for row in torch.arange(len(column))[index].tolist()]
 

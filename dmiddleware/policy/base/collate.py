@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmiddleware.data.batch import Batch, Value, as_tree, index_rows, leaves, map_leaves
+from dmiddleware.data.batch import (
+    Batch,
+    Nested,
+    Value,
+    as_tree,
+    from_numpy,
+    index_rows,
+    leaves,
+    map_leaves,
+)
+from dmiddleware.env import BatchedTimestep, EnvTimestep
 from dmiddleware.errors import PolicyError, StructureError
 
 __all__ = [
@@ -21,6 +31,7 @@ __all__ = [
     "collate_values",
     "is_per_env",
     "join_outputs",
+    "join_transitions",
     "row",
     "sample_by_trajectory",
     "split_outputs",
@@ -135,6 +146,22 @@ def join_outputs(
         )
     stacked = _collate_mappings([outputs[env_id] for env_id in env_ids], "output")
     return {key: as_tree(item) if isinstance(item, dict) else item for key, item in stacked.items()}
+
+
+def join_transitions(
+    process: Callable[[Value, dict[str, Value], EnvTimestep], Mapping[str, Any]],
+    obs: Nested,
+    outputs: Mapping[str, Value],
+    timestep: BatchedTimestep,
+) -> Batch:
+    """Make the transitions of one step, env by env, and stack them into columns ``[E, …]``."""
+    per_env = split_outputs(outputs, list(range(len(timestep.env_id))))
+    return collate(
+        [
+            process(row(from_numpy(obs), index), output, one)
+            for (index, output), one in zip(per_env.items(), timestep, strict=True)
+        ]
+    )
 
 
 def to_rows(batch: Batch) -> list[dict[str, Any]]:

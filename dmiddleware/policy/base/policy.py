@@ -37,13 +37,12 @@ from dmiddleware.errors import (
 from dmiddleware.model import action_shape_of, create_model, obs_shape_of
 from dmiddleware.model.spaces import HasSpaces, check_spaces, spaces_of
 from dmiddleware.policy.base.collate import (
-    collate,
     collate_samples,
     is_per_env,
     join_outputs,
+    join_transitions,
     row,
     sample_by_trajectory,
-    split_outputs,
     to_rows,
 )
 from dmiddleware.policy.base.data_parallel import (
@@ -90,8 +89,8 @@ class Policy(Configurable):
     :class:`BatchedPolicy` to write it for all environments at once, which is faster. A subclass
     writes
 
-    - ``_forward_learn(batch, **kwargs)``, which updates the model and returns what to log; the class
-      attribute :attr:`learn_from` says whether ``batch`` is a treetensor or a list of samples;
+    - ``_forward_learn(batch, **kwargs)``, which updates the model and returns what to log
+      (:attr:`learn_from` says whether ``batch`` is a treetensor or a list of samples);
     - ``_forward_collect(data, **kwargs)`` and ``_forward_eval(data, **kwargs)``, where ``data``
       maps env ids to observations and the result maps them to dictionaries with at least
       ``action``;
@@ -156,7 +155,15 @@ class Policy(Configurable):
             keyword=None,
         ),
     }
-    config_open: ClassVar[tuple[str, ...]] = ("model",)
+    config_open: ClassVar[tuple[str, ...]] = (
+        "model",
+        "learn.learner",
+        "collect.collector",
+        "collect.env",
+        "eval.evaluator",
+        "other.replay_buffer",
+        "other.commander",
+    )
     total_field: ClassVar[Collection[str]] = ("learn", "collect", "eval")
     """The parts that a policy can have; ``fields`` in order of their building."""
     fields: ClassVar[tuple[str, ...]] = ("learn", "collect", "eval")
@@ -689,13 +696,7 @@ class Policy(Configurable):
             return transition
         if self.batched:
             return as_tree(self._process_transition(obs, policy_output, timestep))
-        outputs = split_outputs(policy_output, list(range(len(timestep.env_id))))
-        return collate(
-            [
-                self._process_transition(row(from_numpy(obs), index), output, one)
-                for (index, output), one in zip(outputs.items(), timestep, strict=True)
-            ]
-        )
+        return join_transitions(self._process_transition, obs, policy_output, timestep)
 
     def _public_train_sample(
         self, data: Batch | list[dict[str, Any]]

@@ -168,7 +168,9 @@ def test_a_total_field_adds_a_part():
 
     policy = Teaching({}, enable_field=["teach"])
     assert policy.taught
-    assert set(Teaching.fields) == set(Teaching.total_field) == {"learn", "collect", "eval", "teach"}
+    assert (
+        set(Teaching.fields) == set(Teaching.total_field) == {"learn", "collect", "eval", "teach"}
+    )
 
 
 def test_a_policy_that_only_commands_has_no_model():
