@@ -451,7 +451,6 @@ def test_the_state_of_other_envs_is_rejected(kind):
 def test_a_fixed_seed_starts_all_episodes_of_an_env_alike(kind):
     cartpole = functools.partial(gym.make, "CartPole-v1", max_episode_steps=3)
     with make(kind, cartpole, env_num=2, seed=None) as manager:
-        manager.launch()
         manager.seed([3, 4], dynamic_seed=False)
         manager.reset()
         first = np.array(manager.ready_obs)
@@ -469,6 +468,5 @@ def test_a_fixed_seed_starts_all_episodes_of_an_env_alike(kind):
 
 def test_envs_that_reset_themselves_cannot_have_a_fixed_seed():
     with make(SAME_STEP, Walk) as manager:
-        manager.launch()
         with pytest.raises(ConfigError, match="DISABLED"):
             manager.seed(3, dynamic_seed=False)
