@@ -7,7 +7,13 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import (
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+)
 from multiprocessing import get_context
 from types import TracebackType
 from typing import Any, Self, TypeAlias
