@@ -467,6 +467,5 @@ def test_a_fixed_seed_starts_all_episodes_of_an_env_alike(kind):
 
 
 def test_envs_that_reset_themselves_cannot_have_a_fixed_seed():
-    with make(SAME_STEP, Walk) as manager:
-        with pytest.raises(ConfigError, match="DISABLED"):
-            manager.seed(3, dynamic_seed=False)
+    with make(SAME_STEP, Walk) as manager, pytest.raises(ConfigError, match="DISABLED"):
+        manager.seed(3, dynamic_seed=False)
