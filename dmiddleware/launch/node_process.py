@@ -34,8 +34,8 @@ from dmiddleware.launch.status import NodeStatus
 from dmiddleware.pipeline import CurrentNode, Progress, SystemClock, running_as
 from dmiddleware.router import Router
 from dmiddleware.router.transport import Transport
-from dmiddleware.router.transport.default import SocketTransport
 from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
+from dmiddleware.router.transport.sockets import SocketTransport
 
 __all__ = ["main"]
 

@@ -31,7 +31,7 @@ from dmiddleware.router.runtime.engine import Engine
 from dmiddleware.router.runtime.listener import NodeListener
 from dmiddleware.router.runtime.receiver import Deliver, Offer
 from dmiddleware.router.transport import Transport
-from dmiddleware.router.transport.default import SocketTransport
+from dmiddleware.router.transport.sockets import SocketTransport
 from dmiddleware.router.wire.codec import Adapter, Codec
 from dmiddleware.router.wire.envelope import SUBSCRIPTIONS_EVENT, EncodedEvent
 

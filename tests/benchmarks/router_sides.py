@@ -15,10 +15,10 @@ import pynng
 
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.transport.default import SocketTransport
 from dmiddleware.router.transport.interface import Transport
 from dmiddleware.router.transport.nng import NngTransport
 from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
+from dmiddleware.router.transport.sockets import SocketTransport
 
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS_SIZE = 1_600

@@ -190,7 +190,7 @@ def silence(transport: str, *, connections: int = 200) -> FaultResult:
         learner = nodes.listener()
         learner.await_line("listening")
         for number in range(connections):
-            peer = stack.enter_context(RawPeer(nodes.address, greet=number % 2 == 0))
+            peer = stack.enter_context(RawPeer(nodes.address))
             if number % 4 == 0:
                 peer.write(peer.head(1000) + bytes(10))
         started_at = time.monotonic()
@@ -204,7 +204,7 @@ def silence(transport: str, *, connections: int = 200) -> FaultResult:
 def _random_bytes(address: str, rng: random.Random, n_bytes: int, connections: int) -> None:
     share = max(1, n_bytes // connections)
     for number in range(connections):
-        with RawPeer(address, greet=number % 2 == 0) as peer:
+        with RawPeer(address) as peer:
             raw = rng.randbytes(share)
             peer.write(peer.head(share) + raw if number % 4 == 0 else raw)
 

@@ -25,8 +25,8 @@ from dmiddleware.errors import DeliveryTimeout, RouterError
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport import Transport
-from dmiddleware.router.transport.default import SocketTransport
 from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
+from dmiddleware.router.transport.sockets import SocketTransport
 from dmiddleware.router.wire.envelope import EncodedEvent
 from tests.faults.bus_stub import BusTransport
 from tests.faults.ledger import Writer

@@ -15,7 +15,6 @@ from dmiddleware.router.protocol.handshake import Identity, ListenerHandshake, P
 from dmiddleware.router.protocol.membership import Membership
 from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.transport.nng.parts import HEAD, PART
 from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.codec import Codec
 from dmiddleware.router.wire.envelope import encode_event, pack_events
@@ -23,23 +22,20 @@ from dmiddleware.router.wire.frame import Frame, FrameType, decode_frame, encode
 
 __all__ = ["RawPeer", "Stranger", "valid_frames"]
 
-_REQUESTER = b"\x00SP\x00\x00\x30\x00\x00"
-_GREETING_SIZE = 8
-_UNIX_HEAD = struct.Struct("<4sB3xQQ")
+_HEAD = struct.Struct("<4sB3xIQQ")
+_MAX_FRAGMENT = (1 << 32) - 1
 
 
 class RawPeer:
-    """A raw connection to a listener: a Unix socket over ipc, or nng's protocol over tcp.
+    """A bare socket that is connected to a listener.
 
     Args:
         address: the listener's address, ipc or tcp.
-        greet: whether to send nng's greeting; Unix sockets have none.
         timeout_s: timeout of each call.
     """
 
-    def __init__(self, address: str, *, greet: bool = True, timeout_s: float = 2.0) -> None:
-        self._ipc = address.startswith("ipc://")
-        if self._ipc:
+    def __init__(self, address: str, *, timeout_s: float = 2.0) -> None:
+        if address.startswith("ipc://"):
             self._socket = socket.socket(socket.AF_UNIX)
             self._socket.settimeout(timeout_s)
             self._socket.connect(address.removeprefix("ipc://"))
@@ -47,9 +43,6 @@ class RawPeer:
             host, _, port = address.removeprefix("tcp://").rpartition(":")
             self._socket = socket.create_connection((host, int(port)), timeout_s)
         self._requests = 0
-        if greet and not self._ipc:
-            self.write(_REQUESTER)
-            self._read(_GREETING_SIZE)
 
     def __enter__(self) -> Self:
         return self
@@ -72,18 +65,12 @@ class RawPeer:
 
     def head(self, length: int) -> bytes:
         """Return the header of a message that claims this length."""
-        if self._ipc:
-            return _UNIX_HEAD.pack(b"DMWU", 1, length, self._requests)
-        return struct.pack(">Q", length)
+        return _HEAD.pack(b"DMWU", 1, min(length, _MAX_FRAGMENT), self._requests, length)
 
     def send(self, frame: WireBytes) -> bool:
         """Send a frame as a request."""
         self._requests += 1
-        body = bytes(frame)
-        if not self._ipc:
-            part = HEAD.pack(PART, self._requests, len(body), 0)
-            body = struct.pack(">I", 0x8000_0000 | self._requests) + part + body
-        return self.write(self.head(len(body)) + body)
+        return self.write(self.head(len(frame)) + bytes(frame))
 
     def answer(self) -> bytes | None:
         """Return the next answer; None: the connection was closed.
@@ -91,12 +78,8 @@ class RawPeer:
         Raises:
             TimeoutError: if neither happens in time.
         """
-        head = self._read(_UNIX_HEAD.size if self._ipc else 8)
-        if head is None:
-            return None
-        length = _UNIX_HEAD.unpack(head)[2] if self._ipc else struct.unpack(">Q", head)[0]
-        body = self._read(length)
-        return body if body is None or self._ipc else body[4 + HEAD.size :]
+        head = self._read(_HEAD.size)
+        return None if head is None else self._read(_HEAD.unpack(head)[2])
 
     def closed_after(self) -> float | None:
         """Wait until the other side closes, and return the seconds; None: it did not close."""

@@ -30,11 +30,13 @@ class ListenLimits:
         max_frame_bytes: a longer request closes its connection without being read.
         max_untrusted_frame_bytes: the same for an untrusted connection.
         handshake_s: how long a connection may stay untrusted before it is closed.
+        max_untrusted_requests: an untrusted connection that makes more requests is closed.
         max_untrusted: if more untrusted connections are open, the oldest is closed.
     """
 
     max_frame_bytes: int
     max_untrusted_frame_bytes: int
+    max_untrusted_requests: int = 8
     handshake_s: float = 2.0
     max_untrusted: int = 128
 

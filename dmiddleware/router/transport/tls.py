@@ -1,18 +1,25 @@
-"""Certificates for ``tls+tcp``, and the reason why one was refused."""
+"""Certificates for ``tls+tcp``, connections that are secured by them, and why one was refused."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
-import pynng
 
 from dmiddleware.errors import AuthError, TransportError
+from dmiddleware.router.transport.framing import HEAD_BYTES, FrameWriter, Piece
+from dmiddleware.router.transport.io_loop import READ, WRITE
 
-__all__ = ["TlsFiles"]
+if TYPE_CHECKING:
+    import pynng
+
+__all__ = ["TlsFiles", "TlsSocket"]
 
 _GREETING_BYTES: Final = 8
 
@@ -30,17 +37,36 @@ class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
     cert_and_key: str
     server_name: str
 
+    def context(self, *, listens: bool) -> ssl.SSLContext:
+        """Return the settings of one side of a connection.
+
+        Raises:
+            TransportError: if a file is missing or not a certificate.
+        """
+        self._check_files()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if listens else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.verify_mode = ssl.CERT_REQUIRED
+        if listens:
+            context.num_tickets = 0
+        try:
+            context.load_verify_locations(self.ca)
+            # Without a password, an encrypted key would ask for one on the terminal.
+            context.load_cert_chain(self.cert_and_key, password="")
+        except (ssl.SSLError, OSError) as error:
+            raise self._unreadable(error) from error
+        return context
+
     def config(self, *, listens: bool) -> pynng.TLSConfig:
         """Return nng's configuration for one side of a connection.
 
         Raises:
             TransportError: if a file is missing or not a certificate.
         """
-        for file in (self.ca, self.cert_and_key):
-            if not Path(file).is_file():
-                raise TransportError(
-                    f"the certificate file {file!r} does not exist; check the paths in TlsFiles"
-                )
+        # Loading nng takes time, and plain sockets do not need it.
+        import pynng
+
+        self._check_files()
         try:
             return pynng.TLSConfig(
                 pynng.TLSConfig.MODE_SERVER if listens else pynng.TLSConfig.MODE_CLIENT,
@@ -50,10 +76,7 @@ class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
                 auth_mode=pynng.TLSConfig.AUTH_MODE_REQUIRED,
             )
         except pynng.NNGException as error:
-            raise TransportError(
-                f"could not read the certificates: {error}; {self.ca!r} must hold certificates in "
-                f"PEM form, and {self.cert_and_key!r} a certificate and its private key"
-            ) from error
+            raise self._unreadable(error) from error
 
     def check(self, address: str, *, timeout_s: float) -> None:
         """Perform a TLS handshake to find out why the certificates were refused.
@@ -65,9 +88,7 @@ class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
             TransportError: if the listener does not speak TLS.
         """
         host, _, port = address.removeprefix("tls+tcp://").rpartition(":")
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.load_verify_locations(self.ca)
-        context.load_cert_chain(self.cert_and_key)
+        context = self.context(listens=False)
         try:
             with (
                 socket.create_connection((host.strip("[]"), int(port)), timeout_s) as plain,
@@ -75,25 +96,52 @@ class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
             ):
                 if self._is_greeted(secured):
                     return
-        except ssl.SSLCertVerificationError as error:
-            raise AuthError(
+        except OSError as error:
+            if (reason := self.refusal(address, error)) is not None:
+                raise reason from error
+            return
+        raise self.refused(address)
+
+    def refusal(self, address: str, error: OSError) -> TransportError | AuthError | None:
+        """Return why a handshake failed; None if that has nothing to do with certificates."""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return AuthError(
                 f"the certificate of {address} was refused: {error.verify_message}; it must be "
                 f"signed by an authority in {self.ca} and be valid for the name "
                 f"{self.server_name!r}"
-            ) from error
-        except ssl.SSLError as error:
-            if error.reason == "WRONG_VERSION_NUMBER":
-                raise TransportError(
-                    f"{address} does not speak TLS; start its listener with a tls+tcp:// address, "
-                    "or dial it with tcp://"
-                ) from error
-            if "_ALERT_" not in str(error.reason):
-                return
-        except OSError:
-            return
-        raise AuthError(
+            )
+        if isinstance(error, ssl.SSLEOFError):
+            return TransportError(
+                f"{address} closed the connection during the TLS handshake; if its listener has a "
+                "tcp:// address, it does not speak TLS"
+            )
+        if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+            return TransportError(
+                f"{address} does not speak TLS; start its listener with a tls+tcp:// address, "
+                "or dial it with tcp://"
+            )
+        if isinstance(error, ssl.SSLError) and "ALERT" in str(error.reason):
+            return self.refused(address)
+        return None
+
+    def refused(self, address: str) -> AuthError:
+        """Return the error for a listener that refuses this side's certificate."""
+        return AuthError(
             f"{address} refused the certificate in {self.cert_and_key}; it must be signed by an "
             "authority that the listener trusts, and must not have expired"
+        )
+
+    def _check_files(self) -> None:
+        for file in (self.ca, self.cert_and_key):
+            if not Path(file).is_file():
+                raise TransportError(
+                    f"the certificate file {file!r} does not exist; check the paths in TlsFiles"
+                )
+
+    def _unreadable(self, error: Exception) -> TransportError:
+        return TransportError(
+            f"could not read the certificates: {error}; {self.ca!r} must hold certificates in "
+            f"PEM form, and {self.cert_and_key!r} a certificate and its private key"
         )
 
     def _is_greeted(self, secured: ssl.SSLSocket) -> bool:
@@ -108,3 +156,121 @@ class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
             return True
         except OSError:
             return False
+
+
+class TlsSocket:
+    """A connected socket with encryption.
+
+    Args:
+        secured: the socket.
+        is_ready: whether its handshake is done.
+    """
+
+    def __init__(self, secured: ssl.SSLSocket, *, is_ready: bool) -> None:
+        secured.setblocking(False)
+        self.is_ready = is_ready
+        self.descriptor = secured.fileno()
+        self._secured = secured
+        # OpenSSL allows one call at a time.
+        self._lock = threading.Lock()
+
+    @classmethod
+    def accepting(cls, files: TlsFiles) -> Callable[[socket.socket], TlsSocket]:
+        """Return a function that secures the connections of a listener.
+
+        Raises:
+            TransportError: if a file is missing or not a certificate.
+        """
+        context = files.context(listens=True)
+
+        def secure(accepted: socket.socket) -> TlsSocket:
+            accepted.setblocking(False)
+            secured = context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
+            return cls(secured, is_ready=False)
+
+        return secure
+
+    @classmethod
+    def dialed(
+        cls, connected: socket.socket, files: TlsFiles, address: str, *, timeout_s: float
+    ) -> TlsSocket:
+        """Secure the connection to a listener, and wait until it has accepted the certificate.
+
+        Raises:
+            AuthError: if either side refuses the other's certificate.
+            TransportError: if the listener does not speak TLS.
+            OSError: if the connection broke, or there was no answer in time.
+        """
+        context = files.context(listens=False)
+        connected.settimeout(max(0.01, timeout_s))
+        try:
+            secured = context.wrap_socket(connected, server_hostname=files.server_name)
+        except OSError as error:
+            raise files.refusal(address, error) or error from None
+        try:
+            # In TLS 1.3 this side's handshake ends before the listener has checked the certificate.
+            cls._await_greeting(secured, files, address)
+            return cls(secured, is_ready=True)
+        except BaseException:
+            secured.close()
+            raise
+
+    @staticmethod
+    def _await_greeting(secured: ssl.SSLSocket, files: TlsFiles, address: str) -> None:
+        greeting = b""
+        while len(greeting) < HEAD_BYTES:
+            try:
+                part = secured.recv(HEAD_BYTES - len(greeting))
+            except (ssl.SSLError, ConnectionError) as error:
+                raise files.refusal(address, error) or files.refused(address) from error
+            if not part:
+                raise files.refused(address)
+            greeting += part
+
+    def prepare(self) -> int:
+        """Continue the handshake; return the event that it waits for, or 0 once it is done."""
+        try:
+            self._secured.do_handshake()
+        except ssl.SSLWantReadError:
+            return READ
+        except ssl.SSLWantWriteError:
+            return WRITE
+        return 0
+
+    def receive(self, targets: list[memoryview], *, fill: bool) -> int | None:
+        """Receive bytes; return how many, 0 at the end, or None if there are none yet."""
+        with self._lock:
+            try:
+                return self._secured.recv_into(targets[0])
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return None
+
+    def send(self, writer: FrameWriter) -> bool:
+        """Send what is waiting; return False when the socket accepts no more."""
+        while pieces := writer.pieces():
+            sent = self.send_patiently(pieces)
+            if sent is None:
+                return False
+            writer.sent(sent)
+        return True
+
+    def send_patiently(self, pieces: list[Piece]) -> int | None:
+        """Send some bytes without waiting; return how many, or None if there is no room."""
+        if len(pieces) > 1:
+            # OpenSSL takes one piece at a time, and the same one again if there is no room.
+            pieces[:] = [b"".join(pieces)]
+        with self._lock:
+            try:
+                return self._secured.send(pieces[0])
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return None
+
+    def shut(self) -> None:
+        """Close the connection for both sides; bytes that are already sent still arrive."""
+        with contextlib.suppress(OSError):
+            # The method of SSLSocket would continue without encryption.
+            socket.socket.shutdown(self._secured, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        self._secured.close()

@@ -12,13 +12,16 @@ from dmiddleware.router.transport.memory import MemoryNetwork
 from dmiddleware.router.transport.nng import NngTransport
 from dmiddleware.router.transport.redis import RedisTransport
 from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
-from dmiddleware.router.transport.unix import UnixTransport
+from dmiddleware.router.transport.sockets import SocketTransport
 from tests.dmiddleware.router.certificates import Authority
 from tests.dmiddleware.router.endpoints import Endpoints
 from tests.dmiddleware.router.redis_server import RedisServer
 from tests.dmiddleware.router.unix_sockets import nothing_left
 
-KINDS = ("memory", "unix", "ipc", "tcp", "tls", "redis", "shared memory")
+KINDS = (
+    *("memory", "ipc", "tcp", "tls", "redis", "shared memory"),
+    *("nng ipc", "nng tcp", "nng tls"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -60,21 +63,20 @@ def endpoints(request: pytest.FixtureRequest, address: str) -> Endpoints:
     if kind == "memory":
         network = MemoryNetwork()
         return Endpoints("memory://a", network.transport("one"), network.transport("other"))
-    if kind == "tls":
+    make = NngTransport if kind.startswith("nng") else SocketTransport
+    if kind.endswith("tls"):
         ours: Authority = request.getfixturevalue("authority")
-        one, other = (NngTransport(tls=ours.files(name)) for name in ("one", "other"))
+        one, other = (make(tls=ours.files(name)) for name in ("one", "other"))
         return Endpoints("tls+tcp://127.0.0.1:0", one, other)
     if kind == "redis":
         server: RedisServer = request.getfixturevalue("redis_server")
         return Endpoints(f"{server.url}/{next(names)}", RedisTransport(), RedisTransport())
-    if kind == "tcp":
-        return Endpoints("tcp://127.0.0.1:0", NngTransport(), NngTransport())
-    if kind == "unix":
-        return Endpoints(address, UnixTransport(), UnixTransport())
-    if kind == "ipc":
-        return Endpoints(address, NngTransport(), NngTransport())
+    if kind.endswith("tcp"):
+        return Endpoints("tcp://127.0.0.1:0", make(), make())
+    if kind.endswith("ipc"):
+        return Endpoints(address, make(), make())
     folder: Path = request.getfixturevalue("folder")
     sharing = [
-        SharedMemoryTransport(NngTransport(), directory=folder, min_bytes=1) for _ in range(2)
+        SharedMemoryTransport(SocketTransport(), directory=folder, min_bytes=1) for _ in range(2)
     ]
     return Endpoints(address, *sharing)

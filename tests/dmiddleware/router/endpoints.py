@@ -25,6 +25,7 @@ def unlimited(max_frame_bytes: int) -> ListenLimits:
     return ListenLimits(
         max_frame_bytes=max_frame_bytes,
         max_untrusted_frame_bytes=max_frame_bytes,
+        max_untrusted_requests=1_000_000,
         handshake_s=NEVER_S,
         max_untrusted=10_000,
     )

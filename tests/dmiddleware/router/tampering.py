@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from dmiddleware.router.transport import Channel, OnReply
-from dmiddleware.router.transport.default import SocketTransport
+from dmiddleware.router.transport.sockets import SocketTransport
 from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.frame import FrameContents, FrameType, OutgoingFrame
 

@@ -26,7 +26,7 @@ from dmiddleware.errors import (
 from dmiddleware.pipeline import Event, SystemClock
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport import Channel
-from dmiddleware.router.transport.default import SocketTransport
+from dmiddleware.router.transport.sockets import SocketTransport
 from tests.dmiddleware.router.unix_sockets import comes_true, threads
 
 KEY = bytes(range(32))

@@ -12,15 +12,18 @@ from pathlib import Path
 from typing import Final
 
 from dmiddleware.errors import TransportError
+from dmiddleware.router.transport.framing import FrameWriter
 from dmiddleware.router.transport.interface import Reply, RequestHandler
-from dmiddleware.router.transport.unix import UnixChannel, UnixListener, UnixTransport
+from dmiddleware.router.transport.socket_channel import SocketChannel
+from dmiddleware.router.transport.socket_listener import SocketListener
+from dmiddleware.router.transport.sockets import SocketTransport
 from tests.dmiddleware.router.endpoints import unlimited
 from tests.dmiddleware.router.request_handlers import echo
 
 DEADLINE_S: Final = 20.0
 MB: Final = 1 << 20
 MAX_BYTES: Final = 16 * MB
-HEAD: Final = struct.Struct("<4sB3xQQ")
+HEAD: Final = struct.Struct("<4sB3xIQQ")
 
 Outcome = memoryview | TransportError
 
@@ -62,9 +65,9 @@ def listen(
     serve: RequestHandler = echo,
     on_disconnect: Callable[[int], None] = lambda _: None,
     max_frame_bytes: int = MAX_BYTES,
-) -> contextlib.closing[UnixListener]:
+) -> contextlib.closing[SocketListener]:
     return contextlib.closing(
-        UnixTransport().listen(
+        SocketTransport().listen(
             f"ipc://{folder}/s",
             serve,
             on_disconnect=on_disconnect,
@@ -73,9 +76,9 @@ def listen(
     )
 
 
-def dial(folder: Path, reply_timeout_s: float = DEADLINE_S) -> contextlib.closing[UnixChannel]:
+def dial(folder: Path, reply_timeout_s: float = DEADLINE_S) -> contextlib.closing[SocketChannel]:
     return contextlib.closing(
-        UnixTransport().dial(
+        SocketTransport().dial(
             f"ipc://{folder}/s",
             connect_timeout_s=DEADLINE_S,
             reply_timeout_s=reply_timeout_s,
@@ -99,6 +102,27 @@ def bare_listen(folder: Path) -> Iterator[socket.socket]:
         made.bind(f"{folder}/s")
         made.listen()
         yield made
+
+
+def framed(kind: int, number: int, content: bytes) -> bytes:
+    """Return the bytes of a frame on a connection."""
+    writer, stream = FrameWriter(kind), bytearray()
+    writer.put(number, content, urgent=False)
+    while pieces := writer.pieces():
+        stream += b"".join(pieces)
+        writer.sent(sum(map(len, pieces)))
+    return bytes(stream)
+
+
+def read_frame(made: socket.socket, kind: int = 1) -> tuple[int, bytes]:
+    """Read a frame, whose fragments are not interrupted by another one."""
+    content = bytearray()
+    while True:
+        magic, its_kind, size, number, total = HEAD.unpack(exactly(made, HEAD.size))
+        assert (magic, its_kind) == (b"DMWU", kind)
+        content += exactly(made, size)
+        if len(content) == total:
+            return number, bytes(content)
 
 
 def exactly(made: socket.socket, n: int) -> bytes:
