@@ -8,7 +8,17 @@ from functools import partial
 
 from tests.faults.delivery_faults import KB, MB, burst, slow_consumer, slow_weight_reader
 from tests.faults.fault_result import FaultResult
-from tests.faults.hostile_peers import false_lengths, noise, oversize, pickles, refusals, silence
+from tests.faults.hostile_peers import (
+    false_lengths,
+    forged_refusals,
+    malformed_handshakes,
+    noise,
+    oversize,
+    pickles,
+    refusals,
+    replayed_replies,
+    silence,
+)
 from tests.faults.network_faults import cut_connections, partition, slow_network
 from tests.faults.network_namespaces import why_not
 from tests.faults.nng_faults import deadline_races
@@ -17,6 +27,7 @@ from tests.faults.process_faults import (
     killed_dialers,
     killed_handler,
     killed_listener,
+    one_node_id,
     start_order,
     stopped,
 )
@@ -83,6 +94,9 @@ FAULTS = (
     Fault("lengths", "claimed lengths of 2^33 and 2^63", _over_both(false_lengths)),
     Fault("oversize", "oversize messages", _over_both(oversize)),
     Fault("refusals", "wrong key, no key, replay, flipped bit, old version", _over_both(refusals)),
+    Fault("forged", "forged refusals", _over_both(forged_refusals)),
+    Fault("replayed", "replayed replies of a listener that hangs", _over_both(replayed_replies)),
+    Fault("malformed", "malformed handshakes", _over_both(malformed_handshakes)),
     Fault("pickles", "a pickle, by default and with one end opted in", _over_both(pickles)),
     Fault("silence", "200 silent connections", _over_both(silence)),
     Fault(
@@ -102,6 +116,11 @@ FAULTS = (
             for transport in BOTH
             for listener in (True, False)
         ),
+    ),
+    Fault(
+        "one-node-id",
+        "restarts with clocks behind, a second process, and a zombie",
+        _over_both(one_node_id, restarts=3),
     ),
     Fault("kill-sender", "kill -9 of a sender, 20 times", _over_both(killed_dialers, kills=20)),
     Fault(

@@ -5,26 +5,47 @@ from __future__ import annotations
 import contextlib
 import pickle
 import random
+import signal
 import statistics
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from dmiddleware.errors import EncodeError, FrameTooLarge, HandshakeRefused, RouterError
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.protocol.handshake import Identity
-from dmiddleware.router.wire.frame import VERSION, Frame, FrameType, encode_frame
+from dmiddleware.router.wire.frame import (
+    VERSION,
+    Frame,
+    FrameType,
+    decode_frame,
+    encode_frame,
+    type_of,
+)
+from tests.dmiddleware.router.tampering import TamperingTransport, forged_refusal
 from tests.faults.delivery_faults import KB, MB, Peak
 from tests.faults.fault_result import FaultResult
 from tests.faults.node_program import Sends
 from tests.faults.process_cluster import KEY, Cluster, address_for, cluster, wait_until
 from tests.faults.raw_peer import RawPeer, Stranger, valid_frames
 
-__all__ = ["false_lengths", "noise", "oversize", "pickles", "refusals", "silence"]
+__all__ = [
+    "false_lengths",
+    "forged_refusals",
+    "malformed_handshakes",
+    "noise",
+    "oversize",
+    "pickles",
+    "refusals",
+    "replayed_replies",
+    "silence",
+]
 
 KEY_BYTES = bytes.fromhex(KEY)
 _SEED = 5
@@ -199,6 +220,130 @@ def silence(transport: str, *, connections: int = 200) -> FaultResult:
         router.wait_for_peers(1, timeout_s=20.0)
         result.at_most("a new peer joins", time.monotonic() - started_at, 2.0)
     return result
+
+
+def forged_refusals(
+    transport: str,
+    *,
+    codes: tuple[str, ...] = ("replaced", "run", "key", "node_id_taken", "version", "stale"),
+) -> FaultResult:
+    """Forge refusals during a dialer's handshakes and in its session.
+
+    Args:
+        transport: ``ipc`` or ``tcp``.
+        codes: the kinds of refusals, each of which is forged once in each phase.
+    """
+    phases = (FrameType.HELLO, FrameType.AUTH, FrameType.POLL)
+    to_forge = [(phase, code) for phase in phases for code in codes]
+    n_forged = len(to_forge)
+    result = FaultResult(f"{n_forged} forged refusals", transport)
+
+    def forge(request: bytes) -> bytes | None:
+        if to_forge and type_of(request) is to_forge[0][0]:
+            return forged_refusal(to_forge.pop(0)[1])
+        return None
+
+    with cluster(transport) as nodes, contextlib.ExitStack() as stack:
+        learner = nodes.listener(receives=("e",))
+        learner.await_line("listening")
+        dialer = Router(
+            node_id=1, dial=[nodes.address], key=KEY_BYTES, transport=TamperingTransport(forge)
+        )
+        stack.enter_context(dialer)
+        took = wait_until(lambda: not to_forge, "all forged refusals", deadline_s=3.0 * n_forged)
+        wait_until(lambda: dialer.peer_ids() == [0] and _is_wanted(dialer), "the connection")
+        payload = np.zeros(8, np.uint8)
+        dialer.emit(Event("e"), (1, 0, 0, zlib.crc32(payload), payload), {})
+        learner.await_line("got")
+        result.check("the dialer survives and is connected", f"after {took:.3g} s", True)
+        result.check("delivery works", "an event arrived", True)
+    return result
+
+
+def replayed_replies(transport: str) -> FaultResult:
+    """Stop a listener, and replay its earlier replies to its dialer."""
+    result = FaultResult("replayed replies of a listener that hangs", transport)
+    recorded: dict[FrameType, bytes] = {}
+    requests: list[float] = []
+    hangs = False
+
+    def forge(request: bytes) -> bytes | None:
+        if not hangs:
+            return None
+        requests.append(time.monotonic())
+        return recorded.get(type_of(request))
+
+    def note(request: bytes, reply: bytes) -> None:
+        recorded[type_of(request)] = reply
+
+    with cluster(transport) as nodes, contextlib.ExitStack() as stack:
+        learner = nodes.listener()
+        learner.await_line("listening")
+        dialer = Router(
+            node_id=1,
+            dial=[nodes.address],
+            key=KEY_BYTES,
+            transport=TamperingTransport(forge, note),
+        )
+        stack.callback(dialer.close, deadline_s=0.1)
+        dialer.start()
+        dialer.wait_for_peers(1, timeout_s=20.0)
+        needed = {FrameType.HEARTBEAT, FrameType.POLL, FrameType.HELLO, FrameType.AUTH}
+        wait_until(lambda: needed <= recorded.keys(), "one reply of each kind")
+        learner.signal(signal.SIGSTOP)
+        hangs = True
+        result.at_most("node.left", wait_until(lambda: not dialer.peer_ids(), "node.left"), 4.0)
+        started_at = time.monotonic()
+        before = len(requests)
+        wait_until(lambda: time.monotonic() > started_at + 3.0, "3 s of replays")
+        result.at_most("requests in a second", (len(requests) - before) / 3.0, 20.0, "")
+        hangs = False
+        resumed_at = learner.signal(signal.SIGCONT)
+        wait_until(lambda: dialer.peer_ids() == [0], "the connection")
+        result.at_most("back after the attack", time.monotonic() - resumed_at, 5.0)
+    return result
+
+
+def malformed_handshakes(transport: str) -> FaultResult:
+    """Send handshakes with impossible fields, and then connect a new peer."""
+    fields: dict[str, tuple[object, ...]] = {
+        "node_id": ("abc", "", "-1", "01", "9" * 30, 7, None),
+        "run_id": ("x" * 300, 1),
+        "instance": (b"", "x"),
+        "roles": (["x"] * 100, 1, ["x" * 300]),
+        "labels": ([1], {}),
+        "incarnation": (0, -1, 2**64 - 1, "1", 1.5),
+        "nonce": (b"", "x"),
+        "max_frame_bytes": (0, -1, 2**64 - 1),
+        "keyed": (2, None),
+    }
+    count = sum(map(len, fields.values()))
+    result = FaultResult(f"{count} malformed handshakes", transport)
+    with cluster(transport) as nodes, contextlib.ExitStack() as stack:
+        learner = nodes.listener()
+        learner.await_line("listening")
+        for name, values in fields.items():
+            for value in values:
+                _send_malformed(nodes.address, name, value)
+        refused = learner.status()["refused"]
+        result.check("refused and counted", f"{refused} of {count}", refused == count)
+        started_at = time.monotonic()
+        router = Router(node_id=1, dial=[nodes.address], key=KEY_BYTES)
+        stack.enter_context(router)
+        router.wait_for_peers(1, timeout_s=20.0)
+        result.at_most("a new peer joins", time.monotonic() - started_at, 2.0)
+    return result
+
+
+def _send_malformed(address: str, name: str, value: object) -> None:
+    _, raw = Stranger(7, KEY_BYTES).node.hello()
+    hello = msgspec.msgpack.decode(decode_frame(raw).metadata)
+    (hello if name in hello else hello["identity"])[name] = value
+    frame = Frame(FrameType.HELLO, metadata=msgspec.msgpack.encode(hello))
+    with RawPeer(address) as peer:
+        peer.send(encode_frame(frame, max_size=8192))
+        answer = peer.answer()
+        assert answer is None or answer[6] == FrameType.REFUSED, (name, value)
 
 
 def _random_bytes(address: str, rng: random.Random, n_bytes: int, connections: int) -> None:

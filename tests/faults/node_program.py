@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from dmiddleware.errors import DeliveryTimeout, RouterError
-from dmiddleware.pipeline import Event
+from dmiddleware.pipeline import Event, SystemClock
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport import Transport
 from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
@@ -80,6 +80,8 @@ class NodeSpec:
         shared: folder for large messages in shared memory; empty: none.
         shared_bytes: how much shared memory this node may use.
         options: arguments of :class:`NodeOptions`.
+        start_timeout_s: how long it waits for its peers.
+        clock_offset_s: seconds by which its clock's date differs from the host's.
     """
 
     node_id: int
@@ -98,6 +100,22 @@ class NodeSpec:
     shared: str = ""
     shared_bytes: int = 64 << 20
     options: dict[str, Any] = field(default_factory=dict)
+    start_timeout_s: float = 60.0
+    clock_offset_s: float = 0.0
+
+
+class _OffsetClock(SystemClock):
+    """A clock whose date is wrong.
+
+    Args:
+        offset_s: seconds by which it differs.
+    """
+
+    def __init__(self, offset_s: float) -> None:
+        self._offset_s = offset_s
+
+    def wall(self) -> float:
+        return super().wall() + self._offset_s
 
 
 class _Node:
@@ -120,7 +138,8 @@ class _Node:
             transport=_transport(spec),
             options=NodeOptions(**spec.options),
             expected_peers=spec.expected,
-            start_timeout_s=60.0,
+            start_timeout_s=spec.start_timeout_s,
+            clock=_OffsetClock(spec.clock_offset_s),
         )
         self._router.attach(self._deliver)
         for name in (*spec.receives, *(("ping", "pong") if spec.echo else ())):

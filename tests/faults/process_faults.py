@@ -24,6 +24,7 @@ __all__ = [
     "killed_dialers",
     "killed_listener",
     "left_at",
+    "one_node_id",
     "start_order",
     "stopped",
 ]
@@ -170,6 +171,59 @@ def killed_handler(
         f"{count:,} accepted, {lost} lost, {again} handled again",
         not lost,
     )
+    return result
+
+
+def one_node_id(transport: str, *, restarts: int = 2) -> FaultResult:
+    """Run several processes with one node id: restarts, a second live one, and a zombie.
+
+    Each restart's clock shows a date that is a minute before that of the process before it.
+
+    Args:
+        transport: ``ipc`` or ``tcp``.
+        restarts: number of restarts.
+    """
+    result = FaultResult(
+        f"{restarts} restarts with clocks behind, a second process, and a zombie", transport
+    )
+    with cluster(transport) as nodes:
+        learner = nodes.listener()
+        learner.await_line("listening")
+        settings = {"sends": Sends(pace_s=0.05), "at_once": True, "expected": 1}
+        first = nodes.dialer(1, **settings)
+        first.await_line("ready")
+        joins = []
+        for number in range(1, restarts + 1):
+            first.kill()
+            first = nodes.dialer(1, clock_offset_s=-60.0 * number, **settings)
+            started_at = first.await_line("started")[1]
+            joins.append(first.await_line("ready")[1] - started_at)
+        result.at_most("a restarted process is accepted", max(joins), 5.0)
+        second = nodes.dialer(1, expected=1, start_timeout_s=1.0)
+        error = " ".join(second.await_line("error")[2:])
+        result.check(
+            "a second process gets an error that names the cause",
+            error,
+            "another process is connected as node 1" in error,
+        )
+        left = learner.ledger.lines("node.left")
+        result.check(
+            "the first one is not disturbed",
+            f"{len(left)} departures for {restarts} kills",
+            first.alive and len(left) == restarts and not first.ledger.lines("node.left"),
+        )
+        second.stop()
+        stopped_at = first.signal(signal.SIGSTOP)
+        left_at(learner, 1, since=stopped_at)
+        successor = nodes.dialer(1, expected=1)
+        successor.await_line("ready")
+        resumed_at = first.signal(signal.SIGCONT)
+        error = " ".join(first.await_line("error", since=resumed_at)[2:])
+        result.check("a zombie is refused for good", error, "newer process" in error)
+        lives = successor.alive and not successor.ledger.lines("node.left")
+        result.check("its successor is not disturbed", f"{lives}", lives)
+        for process in (first, successor, learner):
+            process.stop()
     return result
 
 

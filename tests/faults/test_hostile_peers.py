@@ -7,7 +7,17 @@ from collections.abc import Callable
 import pytest
 
 from tests.faults.fault_result import FaultResult
-from tests.faults.hostile_peers import false_lengths, noise, oversize, pickles, refusals, silence
+from tests.faults.hostile_peers import (
+    false_lengths,
+    forged_refusals,
+    malformed_handshakes,
+    noise,
+    oversize,
+    pickles,
+    refusals,
+    replayed_replies,
+    silence,
+)
 
 pytestmark = pytest.mark.process
 
@@ -18,6 +28,21 @@ def test_unauthenticated_peers_receive_nothing_and_disturb_no_one(
     transport: str, result_of: Callable[[str], FaultResult]
 ) -> None:
     result = result_of(transport)
+    assert result.holds, result
+
+
+def test_malformed_handshakes_disturb_no_one() -> None:
+    result = malformed_handshakes("ipc")
+    assert result.holds, result
+
+
+def test_forged_refusals_do_not_end_a_dialer() -> None:
+    result = forged_refusals("ipc", codes=("replaced", "key"))
+    assert result.holds, result
+
+
+def test_replayed_replies_do_not_hide_that_a_listener_hangs() -> None:
+    result = replayed_replies("tcp")
     assert result.holds, result
 
 

@@ -9,6 +9,7 @@ from tests.faults.process_faults import (
     killed_dialers,
     killed_handler,
     killed_listener,
+    one_node_id,
     start_order,
     stopped,
 )
@@ -36,6 +37,11 @@ def test_events_acknowledged_when_handled_survive_a_receiver_that_is_killed(
     transport: str,
 ) -> None:
     result = killed_handler(transport, kills=1, count=120, slow_s=0.005)
+    assert result.holds, result
+
+
+def test_processes_with_one_node_id_are_told_apart_without_a_clock() -> None:
+    result = one_node_id("ipc", restarts=1)
     assert result.holds, result
 
 
