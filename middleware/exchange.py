@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -11,15 +12,24 @@ from typing import Any, Final
 from dmiddleware.pipeline import Event, OnlineRLContext, Role, SkipRest, Task
 from dmiddleware.policy import Policy
 from middleware.support.checks import check_instance, check_positive
-from middleware.support.exchange_base import LEARNED, MODEL, Exchange, Pace
+from middleware.support.exchange_base import (
+    CONSUMED,
+    LEARNED,
+    MODEL,
+    UPDATED,
+    Counters,
+    Exchange,
+    Pace,
+    merge_counters,
+)
 
 __all__ = ["ContextExchanger", "ModelExchanger", "PeriodicalModelExchanger"]
 
 COLLECTED: Final = Event("exchange.collected", timeout_s=120.0)
-CONSUMED: Final = Event("exchange.consumed", timeout_s=120.0)
 EVALUATED: Final = Event("exchange.evaluated", timeout_s=120.0)
+WAITING: Final = Event("exchange.waiting", timeout_s=120.0)
+"""From a node that waits for further updates: its node id, and the updates that it knows."""
 
-_COUNTERS: Final = ("env_step", "env_episode", "train_iter")
 _BATCH: Final = ("trajectories", "trajectory_end_idx", "episodes")
 _EVALUATION: Final = ("eval_value", "eval_output", "last_eval_iter", "last_eval_value")
 
@@ -87,13 +97,14 @@ class ContextExchanger(Exchange):
         self._pace = None if samples_per_insert is None else Pace(samples_per_insert)
         # Identifies this process among those that have the same node id one after the other.
         self._token = secrets.token_hex(8)
-        self._epoch = 0.0
         self._collected: deque[dict[str, Any]] = deque()
         self._evaluated: deque[dict[str, Any]] = deque()
-        self._learned: dict[str, Any] = {}
+        self._learned: Counters | None = None
+        self._waiting: dict[int, int] = {}
+        self._gets_weights = False
         self._sent = 0
         self._consumed = 0
-        self._last_iter = -1
+        self._last = (0, -1)
 
     def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
         """Receive on the way forward, and send on the way back."""
@@ -135,17 +146,20 @@ class ContextExchanger(Exchange):
 
     def _subscribe(self, task: Task[Any]) -> None:
         if task.has_role(Role.LEARNER):
-            self._epoch = task.clock.wall()
             if not task.has_role(Role.EVALUATOR):
                 task.on(EVALUATED, self._handler(self._evaluated.append))
             if not task.has_role(Role.COLLECTOR):
                 task.on(COLLECTED, self._handler(self._collected.append))
             if self._pace is not None:
                 self._pace.begin(task.ctx)
-            # Nodes that connect later get the newest counters at once.
-            self._send_counters(task.ctx, task)
+            task.on(WAITING, self._on_waiting)
+            # Nodes that connect later get the newest of these at once.
+            task.on("node.joined", self._announce)
+            task.on("node.rejoined", self._announce)
+            self._announce()
         else:
             task.on(LEARNED, self._handler(self._on_learned))
+            task.on(UPDATED, self._handler(self._on_updated))
             task.on(CONSUMED, self._handler(self._on_consumed))
             self._watch_for_end(task)
 
@@ -156,7 +170,7 @@ class ContextExchanger(Exchange):
         yield
         if self._pace is not None:
             self._pace.end_step(ctx)
-        self._send_counters(ctx, task)
+        self._send_updates(ctx, task)
 
     def _take_collected(self, ctx: OnlineRLContext, task: Task[Any]) -> None:
         if self._pace is not None and not self._pace.wants_data(ctx):
@@ -177,7 +191,9 @@ class ContextExchanger(Exchange):
             ctx.log(name.replace("exchange/", edge, 1), value)
         if self._pace is not None:
             ctx.learning_held = not self._pace.may_learn(ctx)  # type: ignore[attr-defined]
-        task.emit(CONSUMED, batch["token"], batch["number"], only_remote=True)
+        # Only the sender: the others get the counters with the weights or with their own batches.
+        counters, sender = self._counters(ctx), batch["node_id"]
+        task.emit(CONSUMED, batch["token"], batch["number"], counters, only_remote=True, to=sender)
 
     def _take_evaluated(self, ctx: OnlineRLContext) -> None:
         with self._changed:
@@ -185,20 +201,48 @@ class ContextExchanger(Exchange):
                 for name, value in self._evaluated.popleft().items():
                     setattr(ctx, name, value)
 
-    def _send_counters(self, ctx: OnlineRLContext, task: Task[Any]) -> None:
-        counters = {name: getattr(ctx, name) for name in _COUNTERS}
-        task.emit(LEARNED, {**counters, "epoch": self._epoch}, only_remote=True)
+    def _announce(self, *_: Any, **__: Any) -> None:
+        """Send the counters to all nodes, those that connect later included."""
+        task = self._task
+        assert task is not None
+        with self._changed:
+            self._learned = self._counters(task.ctx)
+            counters = self._learned
+        task.emit(LEARNED, counters, only_remote=True)
+
+    def _send_updates(self, ctx: OnlineRLContext, task: Task[Any]) -> None:
+        """Send the counters to the nodes that wait for further updates."""
+        with self._changed:
+            counters = self._learned = self._counters(ctx)
+            ready = [one for one, known in self._waiting.items() if known != ctx.train_iter]
+            for node_id in ready:
+                del self._waiting[node_id]
+        if ready:
+            task.emit(LEARNED, counters, only_remote=True, to=ready)
+
+    def _on_waiting(self, node_id: int, train_iter: int) -> None:
+        task = self._task
+        assert task is not None
+        with self._changed:
+            counters = self._learned
+            if counters is None or counters["train_iter"] == train_iter:
+                self._waiting[node_id] = train_iter
+                return
+        task.emit(LEARNED, counters, only_remote=True, to=node_id)
 
     def _as_follower(self, ctx: OnlineRLContext, task: Task[Any]) -> Iterator[None]:
         collects = task.has_role(Role.COLLECTOR)
+        if not collects:
+            self._ask_for_updates(task)
         with self._changed:
             if collects:
                 blocked_s = self._wait(self._has_room, self._what_is_missing)
             else:
                 blocked_s = self._wait(self._has_new_updates, lambda: "updates of the learner")
-            learned = dict(self._learned)
+            learned = self._learned
+        assert learned is not None
         ctx.log("exchange/blocked_s", blocked_s)
-        self._last_iter = learned["train_iter"]
+        self._last = learned["epoch"], learned["train_iter"]
         # The counters of this process lack the steps of other collectors, and those of the learner
         # lack the steps in transit. The larger ones are closer to the truth.
         env_step = ctx.env_step = max(ctx.env_step, learned["env_step"])
@@ -209,24 +253,38 @@ class ContextExchanger(Exchange):
         if ctx.eval_value is not None and task.has_role(Role.EVALUATOR):
             self._send_evaluated(ctx, task)
 
-    def _on_learned(self, counters: dict[str, Any]) -> None:
-        if counters["epoch"] != self._learned.get("epoch", counters["epoch"]):
+    def _ask_for_updates(self, task: Task[Any]) -> None:
+        """Ask for the counters after the next update, unless they arrive with the weights."""
+        assert task.router is not None
+        with self._changed:
+            needs_updates = self._learned is not None and not self._has_new_updates()
+        if needs_updates and not self._gets_weights:
+            task.emit(WAITING, task.router.node_id, self._last[1], only_remote=True)
+
+    def _on_updated(self, counters: Counters) -> None:
+        self._gets_weights = True
+        self._on_learned(counters)
+
+    def _on_learned(self, counters: Counters) -> None:
+        known, self._learned = self._learned, merge_counters(self._learned, counters)
+        if known is not None and known["epoch"] < self._learned["epoch"]:
             # A new learner does not have the batches that its predecessor had not taken.
             self._consumed = self._sent
-        self._learned = counters
 
-    def _on_consumed(self, token: str, number: int) -> None:
+    def _on_consumed(self, token: str, number: int, counters: Counters) -> None:
+        self._on_learned(counters)
         if token == self._token:
             self._consumed = max(self._consumed, number)
 
     def _has_room(self) -> bool:
-        return bool(self._learned) and self._sent - self._consumed < self._max_ahead
+        return self._learned is not None and self._sent - self._consumed < self._max_ahead
 
     def _has_new_updates(self) -> bool:
-        return bool(self._learned) and self._learned["train_iter"] != self._last_iter
+        learned = self._learned
+        return learned is not None and (learned["epoch"], learned["train_iter"]) != self._last
 
     def _what_is_missing(self) -> str:
-        if not self._learned:
+        if self._learned is None:
             return "the first counters of the learner"
         return (
             "an acknowledgement from the learner (it has taken "
@@ -315,13 +373,14 @@ class ModelExchanger(Exchange):
         )
         self.settings |= {"every_train_iter": every_train_iter, "max_policy_lag": max_policy_lag}
         self._every = every_train_iter
-        self._published = -1
-        self._epoch = 0.0
+        self._published: tuple[Counters, dict[str, Any]] | None = None
+        self._publishing = threading.Lock()
+        self._announced = 0
         self._max_lag = max_policy_lag
-        # (epoch, updates): the updates of a restarted learner may be fewer, but its epoch is later.
-        self._learned = (0.0, 0)
-        self._newest: tuple[tuple[float, int], dict[str, Any]] | None = None
-        self._loaded = (0.0, -1)
+        # The updates of a restarted learner may be fewer, but its epoch is larger.
+        self._learned: Counters | None = None
+        self._newest: tuple[tuple[int, int], dict[str, Any]] | None = None
+        self._loaded = (0, -1)
 
     def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
         """Exchange."""
@@ -334,8 +393,13 @@ class ModelExchanger(Exchange):
         if not task.has_role(Role.COLLECTOR):
             self._observe(ctx)
         yield
-        if ctx.train_iter - self._published >= self._every:
-            self._publish(ctx, task)
+        assert self._published is not None
+        if ctx.train_iter - self._published[0]["train_iter"] >= self._every:
+            self._publish(ctx)
+        if self._max_lag is not None and ctx.train_iter - self._announced > self._max_lag // 2:
+            # They arrive before weights that are large.
+            self._announced = ctx.train_iter
+            task.emit(LEARNED, self._counters(ctx), only_remote=True)
 
     def close(self) -> None:
         """Notify the others that a learner ends."""
@@ -349,33 +413,57 @@ class ModelExchanger(Exchange):
 
     def _subscribe(self, task: Task[Any]) -> None:
         if task.has_role(Role.LEARNER):
-            self._epoch = task.clock.wall()
-            self._publish(task.ctx, task)
+            self._publish(task.ctx)
+            task.on("node.joined", self._publish_again)
+            task.on("node.rejoined", self._publish_again)
+            self._publish_again()
             return
-        task.on(MODEL, self._handler(self._on_model))
+        task.on(MODEL, self._on_model)
         task.on(LEARNED, self._handler(self._on_learned))
+        task.on(CONSUMED, self._handler(lambda _, __, counters: self._on_learned(counters)))
         self._watch_for_end(task)
 
-    def _on_learned(self, counters: dict[str, Any]) -> None:
-        self._learned = max(self._learned, (counters["epoch"], counters["train_iter"]))
+    def _on_learned(self, counters: Counters) -> None:
+        self._learned = merge_counters(self._learned, counters)
 
-    def _on_model(self, epoch: float, version: int, state: dict[str, Any]) -> None:
-        if self._newest is None or (epoch, version) >= self._newest[0]:
-            self._newest = (epoch, version), state
+    def _on_model(self, counters: Counters, state: dict[str, Any]) -> None:
+        assert self._task is not None
+        version = counters["epoch"], counters["train_iter"]
+        with self._changed:
+            if self._newest is None or version >= self._newest[0]:
+                self._newest = version, state
+            self._on_learned(counters)
+            self._changed.notify_all()
+        self._task.emit(UPDATED, counters, only_local=True)
 
     def _is_new_enough(self) -> bool:
         if self._newest is None:
             return False
-        if self._max_lag is None:
+        if self._max_lag is None or self._learned is None:
             return True
-        _, version = self._newest[0]
-        return self._learned[1] - version <= self._max_lag
+        epoch, version = self._newest[0]
+        lag = self._learned["train_iter"] - version
+        return epoch == self._learned["epoch"] and lag <= self._max_lag
 
-    def _publish(self, ctx: OnlineRLContext, task: Task[Any]) -> None:
+    def _publish(self, ctx: OnlineRLContext) -> None:
         # A policy's state is a copy of its parameters, which no update changes while it is sent.
-        self._published = ctx.train_iter
+        assert self._task is not None
         state = self._policy.eval_mode.state_dict()
-        task.emit(MODEL, self._epoch, ctx.train_iter, state, only_remote=True)
+        with self._publishing:
+            self._published = self._counters(ctx), state
+            self._task.emit(MODEL, *self._published, only_remote=True)
+
+    def _publish_again(self, *_: Any, **__: Any) -> None:
+        """Publish under the current epoch, which grows if a peer knows an earlier learner."""
+        task = self._task
+        assert task is not None and task.router is not None
+        with self._publishing:
+            assert self._published is not None
+            counters, state = self._published
+            epoch = task.router.incarnation
+            if epoch != counters["epoch"]:
+                self._published = {**counters, "epoch": epoch}, state
+                task.emit(MODEL, *self._published, only_remote=True)
 
     def _take(self, ctx: OnlineRLContext) -> None:
         with self._changed:

@@ -34,6 +34,11 @@ class EventRouter(Protocol):
         ...
 
     @property
+    def incarnation(self) -> int:
+        """Orders this process among all that have used its node id; it may grow."""
+        ...
+
+    @property
     def labels(self) -> Collection[str]:
         """The labels of this process."""
         ...

@@ -153,6 +153,7 @@ class Task(Generic[C]):
         self._layers: list[Layer] = []
         self._layers_lock = threading.Lock()
         self._at_step_end: list[Callable[[], object]] = []
+        self._at_stop: list[Callable[[], object]] = [self.events.wake]
         self._stop = StopRequest()
         self._in_last_step = False
         self._is_running = False
@@ -511,7 +512,14 @@ class Task(Generic[C]):
                 in its ``setup``, so that the run continues if the limit was raised.
         """
         self._stop.make(reason, ok=ok, only_local=only_local, final=final)
-        self.events.wake()
+        self._wake()
+
+    def at_stop(self, function: Callable[[], object]) -> None:
+        """Call a function whenever the task is asked to stop, to wake up threads that wait.
+
+        It must not wait, because a signal handler may call it.
+        """
+        self._at_stop.append(function)
 
     def at_step_end(self, function: Callable[[], object]) -> None:
         """Call a function once, between the current step and the next."""
@@ -615,7 +623,11 @@ class Task(Generic[C]):
             return
         if self._stop.reason is None:
             self._stop.make(reason, ok=ok, final=final, origin=node_id)
-            self.events.wake()
+            self._wake()
+
+    def _wake(self) -> None:
+        for function in self._at_stop:
+            function()
 
     def _entry(
         self, mw: Any, *, roles: Iterable[str] | None = None, lock: bool | Lock | None = None

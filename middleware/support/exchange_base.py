@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from dmiddleware.errors import DMiddlewareError, WaitTimeout
 from dmiddleware.pipeline import (
@@ -19,20 +19,40 @@ from dmiddleware.pipeline import (
 )
 from middleware.support.checks import check_positive
 
-__all__ = ["LEARNED", "MODEL", "Exchange", "Pace"]
+__all__ = [
+    "CONSUMED",
+    "LEARNED",
+    "MODEL",
+    "UPDATED",
+    "Counters",
+    "Exchange",
+    "Pace",
+    "merge_counters",
+]
+
+Counters: TypeAlias = Mapping[str, int]
+"""``env_step``, ``env_episode`` and ``train_iter`` of the learner, and its ``epoch``.
+
+A learner that is restarted has a larger epoch than any before it: the incarnation of its router, on
+which its peers agree.
+"""
 
 LEARNED: Final = Event("exchange.learned", delivery="latest")
-"""The learner's counters, and its start time as ``epoch``."""
+"""The learner's counters: when it starts, when a node joins, and to nodes that wait for them."""
+
+CONSUMED: Final = Event("exchange.consumed", timeout_s=120.0)
+"""To the sender of a batch: its token, the batch's number, and the learner's counters."""
 
 MODEL: Final = Event("exchange.model", delivery="latest")
-"""The learner's weights, with their version."""
+"""The learner's counters and weights."""
+
+UPDATED: Final = Event("exchange.updated", delivery="latest")
+"""Within a process: the counters with which weights have arrived."""
 
 ENDED: Final = Event("exchange.ended", timeout_s=5.0)
 """Sent by a learner that ends without an error and without having stopped the run."""
 
-_LOOK_S: Final = 0.2
-"""How often a wait checks whether the task was stopped, for example by a signal."""
-
+_COUNTERS: Final = ("env_step", "env_episode", "train_iter")
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +84,7 @@ class Exchange:
         self._task = task if task.router is not None else None
         self._node = current_node()
         if self._task is not None:
+            task.at_stop(self._wake)
             task.on("node.left", self._handler(self._on_left))
             task.on("node.joined", self._handler(self._on_joined))
             task.on("node.rejoined", self._handler(self._on_joined))
@@ -71,6 +92,16 @@ class Exchange:
 
     def _subscribe(self, task: Task[Any]) -> None:
         raise NotImplementedError
+
+    def _counters(self, ctx: OnlineRLContext) -> Counters:
+        """Return the counters of this learner."""
+        assert self._task is not None and self._task.router is not None
+        counters = {name: getattr(ctx, name) for name in _COUNTERS}
+        return {**counters, "epoch": self._task.router.incarnation}
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _on_left(self, node_id: int, reason: str) -> None:
         self._left[node_id] = reason
@@ -121,26 +152,38 @@ class Exchange:
         task = self._task
         assert task is not None
         clock, began = task.clock, task.clock.now()
+
+        def done() -> bool:
+            return predicate() or self._learner_ended or task.finish
+
         try:
-            while not predicate():
-                if self._learner_ended:
-                    task.stop("the learner has ended", only_local=True)
-                if task.finish:
-                    raise SkipRest
-                waited = clock.now() - began
-                if waited >= self._timeout_s:
-                    late = f"{missing()} did not arrive within {self._timeout_s:g} s"
-                    raise WaitTimeout(late + self._nodes_left())
-                clock.wait_for(self._changed, predicate, min(_LOOK_S, self._timeout_s - waited))
+            arrived = clock.wait_for(self._changed, done, self._timeout_s) and predicate()
         finally:
             blocked_s = clock.now() - began
             if self._node is not None:
                 self._node.note_blocked(blocked_s)
+        if not arrived:
+            if self._learner_ended:
+                task.stop("the learner has ended", only_local=True)
+            if task.finish:
+                raise SkipRest
+            late = f"{missing()} did not arrive within {self._timeout_s:g} s"
+            raise WaitTimeout(late + self._nodes_left())
         return blocked_s
 
     def _nodes_left(self) -> str:
         left = [f"node {node_id} ({reason})" for node_id, reason in sorted(self._left.items())]
         return f"; disconnected: {', '.join(left)}" if left else ""
+
+
+def merge_counters(known: Counters | None, new: Counters) -> Counters:
+    """Return the newest counters; those of an earlier learner are ignored."""
+    if known is None or new["epoch"] > known["epoch"]:
+        return new
+    if new["epoch"] < known["epoch"]:
+        return known
+    # They arrive over several streams, so older ones may arrive later.
+    return {name: max(value, new[name]) for name, value in known.items()}
 
 
 class Pace:

@@ -90,7 +90,7 @@ def arrive(task: Task[Any], event: Any, *args: Any) -> None:
     task.sync()
 
 
-def learned(train_iter: int, *, epoch: float = 1.0) -> dict[str, Any]:
+def learned(train_iter: int, *, epoch: int = 1) -> dict[str, Any]:
     return {"train_iter": train_iter, "env_step": 0, "env_episode": 0, "epoch": epoch}
 
 
@@ -99,8 +99,8 @@ def test_a_follower_uses_the_newest_weights_and_their_version(
 ) -> None:
     policy = make_policy()
     set_up(collector, ModelExchanger(policy), collect)
-    arrive(collector, MODEL, 1.0, 3, state(3))
-    arrive(collector, MODEL, 1.0, 5, state(5))
+    arrive(collector, MODEL, learned(3, epoch=1), state(3))
+    arrive(collector, MODEL, learned(5, epoch=1), state(5))
     collector.run(max_step=1)
     assert (weights(policy), collector.ctx.train_iter) == ({5.0}, 5)
 
@@ -108,8 +108,8 @@ def test_a_follower_uses_the_newest_weights_and_their_version(
 def test_older_weights_do_not_replace_newer_ones(collector: Task[Any]) -> None:
     policy = make_policy()
     set_up(collector, ModelExchanger(policy), collect)
-    arrive(collector, MODEL, 1.0, 5, state(5))
-    arrive(collector, MODEL, 1.0, 4, state(4))
+    arrive(collector, MODEL, learned(5, epoch=1), state(5))
+    arrive(collector, MODEL, learned(4, epoch=1), state(4))
     collector.run(max_step=1)
     assert weights(policy) == {5.0}
 
@@ -119,13 +119,34 @@ def test_weights_of_a_restarted_learner_replace_those_with_more_updates(
 ) -> None:
     policy = make_policy()
     set_up(collector, ModelExchanger(policy, max_policy_lag=1, timeout_s=SHORT_S), collect)
-    arrive(collector, LEARNED, learned(900, epoch=1.0))
-    arrive(collector, MODEL, 1.0, 900, state(9))
+    arrive(collector, LEARNED, learned(900, epoch=1))
+    arrive(collector, MODEL, learned(900, epoch=1), state(9))
     collector.run(max_step=1)
-    arrive(collector, LEARNED, learned(5, epoch=2.0))
-    arrive(collector, MODEL, 2.0, 5, state(5))
+    arrive(collector, LEARNED, learned(5, epoch=2))
+    arrive(collector, MODEL, learned(5, epoch=2), state(5))
     collector.run(max_step=1)
     assert (weights(policy), collector.ctx.train_iter) == ({5.0}, 5)
+
+
+@pytest.mark.parametrize("max_policy_lag", [None, 1])
+def test_late_weights_of_an_earlier_learner_are_ignored(
+    collector: Task[Any], max_policy_lag: int | None
+) -> None:
+    policy = make_policy()
+    set_up(collector, ModelExchanger(policy, max_policy_lag=max_policy_lag), collect)
+    arrive(collector, MODEL, learned(5, epoch=2), state(5))
+    arrive(collector, MODEL, learned(900, epoch=1), state(9))
+    collector.run(max_step=1)
+    assert (weights(policy), collector.ctx.train_iter) == ({5.0}, 5)
+
+
+def test_weights_of_an_earlier_learner_are_not_new_enough(collector: Task[Any]) -> None:
+    exchange = ModelExchanger(make_policy(), max_policy_lag=10, timeout_s=SHORT_S)
+    set_up(collector, exchange, collect)
+    arrive(collector, MODEL, learned(900, epoch=1), state(9))
+    arrive(collector, LEARNED, learned(5, epoch=2))
+    with pytest.raises(WaitTimeout, match="recent weights"):
+        collector.run(max_step=1)
 
 
 def test_a_follower_waits_for_its_first_weights(collector: Task[Any]) -> None:
@@ -144,7 +165,7 @@ def test_a_follower_does_not_wait_for_a_learner_that_has_ended(tmp_path: Path) -
         task.use(exchange).use(collect)
         task.run(max_step=0)
         # The learner has made further updates, and will never publish their weights.
-        arrive(task, LEARNED, learned(9, epoch=1e12))
+        arrive(task, LEARNED, learned(9, epoch=1000))
         task.run()
         return task.stop_reason
 
@@ -156,10 +177,10 @@ def test_a_follower_that_is_too_far_behind_waits_for_newer_weights(collector: Ta
     policy = make_policy()
     set_up(collector, ModelExchanger(policy, max_policy_lag=4, timeout_s=SHORT_S), collect)
     arrive(collector, LEARNED, learned(10))
-    arrive(collector, MODEL, 1.0, 5, state(5))
+    arrive(collector, MODEL, learned(5, epoch=1), state(5))
     with pytest.raises(WaitTimeout, match="recent weights"):
         collector.run(max_step=1)
-    arrive(collector, MODEL, 1.0, 6, state(6))
+    arrive(collector, MODEL, learned(6, epoch=1), state(6))
     collector.run(max_step=1)
     assert collector.ctx.train_iter == 6
     assert "exchange/blocked_for_weights_s" in collector.ctx.logged
@@ -173,7 +194,7 @@ def published(task: Task[Any], exchange: ModelExchanger, n_steps: int) -> list[i
 
         def record(event: Any, *args: Any, **kwargs: Any) -> None:
             if event == MODEL:
-                versions.append(args[1])
+                versions.append(args[0]["train_iter"])
             emit(event, *args, **kwargs)
 
         task.emit = record  # type: ignore[method-assign]
@@ -319,7 +340,7 @@ def test_the_stock_evaluator_keeps_the_parameters_that_it_evaluated(tmp_path: Pa
         envs = make_env_manager("CartPole-v1", env_num=2, seed=task.seed_for("evaluator"))
         evaluator = interaction_evaluator(policy.eval_mode, envs, n_episode=2)
         set_up(task, ModelExchanger(policy), evaluator)
-        arrive(task, MODEL, 1.0, 3, state(0.5))
+        arrive(task, MODEL, learned(3), state(0.5))
         task.run(max_step=1)
         assert task.ctx.last_eval_iter == 3
         assert values(task.ctx.eval_output["policy_state"]) == {0.5}
