@@ -19,12 +19,7 @@ from dmiddleware.data.batch import (
     to_numpy,
 )
 from dmiddleware.data.buffer import Buffer, BufferMiddleware
-from dmiddleware.data.checkpoint import (
-    check_saveable,
-    convert_checkpoint,
-    load_checkpoint,
-    save_checkpoint,
-)
+from dmiddleware.data.checkpoint import check_saveable, load_checkpoint, save_checkpoint
 from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
 from dmiddleware.data.offline_dataset import Minibatches, OfflineDataset, save_dataset
 from dmiddleware.data.ring.storage import SharedColumns, SharedHandle
@@ -60,7 +55,6 @@ __all__ = [
     "UniformSampler",
     "PrioritySampler",
     "check_saveable",
-    "convert_checkpoint",
     "load_checkpoint",
     "OfflineDataset",
     "Minibatches",

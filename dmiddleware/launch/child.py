@@ -49,7 +49,8 @@ class Child:
         process: the operating system's process; None before the start.
         mark: the mark of the process and its children.
         status: the node's last status.
-        heard_at: when that status arrived.
+        started_at: when it was started.
+        heard_at: when that status arrived; later if the launcher was suspended since.
         last_lines: the last lines that it printed.
         restarts: how often it was restarted.
         restarted_at: when it was restarted lately.
@@ -66,6 +67,7 @@ class Child:
     process: subprocess.Popen[bytes] | None = None
     mark: str = ""
     status: NodeStatus = field(default_factory=lambda: NodeStatus(phase="starting"))
+    started_at: float = 0.0
     heard_at: float = 0.0
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_N_LAST_LINES))
     restarts: int = 0

@@ -195,9 +195,9 @@ __all__ = ["ditask"]
     "--hang-timeout",
     metavar="SECONDS",
     type=click.FloatRange(min=0.0, min_open=True),
-    help="A process that makes no progress for this long has failed; it is killed. Waiting for "
-    "other processes does not count. Choose a time longer than the longest step and than the "
-    "program's start and end.  [default: never]",
+    help="Kill a process that makes no progress for this long, as a failed one. Waiting for other "
+    "processes does not count. It must be longer than the longest step, and than the program's "
+    "start.  [default: never]",
 )
 @click.option(
     "--kill-after",

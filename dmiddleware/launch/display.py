@@ -118,6 +118,7 @@ class LiveDisplay:
         self._rates = _Rates(now)
         self._now = now
         self._next = now()
+        self._children: Sequence[Child] = ()
         # Without a thread of its own, whose errors nobody would handle.
         self._live = Live(console=console, auto_refresh=False, transient=False)
 
@@ -131,6 +132,7 @@ class LiveDisplay:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._draw()
         self._live.stop()
 
     def line(self, child: Child, text: str) -> None:
@@ -143,9 +145,13 @@ class LiveDisplay:
 
     def update(self, children: Sequence[Child]) -> None:
         """Redraw the table, at most four times a second."""
+        self._children = children
         if self._now() >= self._next:
             self._next = self._now() + _LIVE_EVERY_S
-            self._live.update(make_table(children, self._rates.of), refresh=True)
+            self._draw()
+
+    def _draw(self) -> None:
+        self._live.update(make_table(self._children, self._rates.of), refresh=True)
 
 
 def make_table(children: Sequence[Child], rates: Callable[[Child], tuple[float, float]]) -> Table:

@@ -19,8 +19,8 @@ def guard(mark: str, folders: Sequence[OwnedFolder], *, grace_s: float) -> Itera
     """Guard a block of code with a process that cleans up if this process is killed.
 
     The guard waits until all processes with the mark have ended, for at most ``grace_s``. It then
-    ends those that have not, and removes the folders, whose locks it holds until then. It is no
-    child of this process, and holds none of its other files open.
+    ends those that have not, and removes the folders, whose locks it holds until then. It is not
+    a child of this process, and keeps none of its other files open.
 
     Args:
         mark: the mark of the processes.

@@ -2,7 +2,7 @@
 
 Every process that a launcher starts has a mark in its environment, which its children inherit, also
 those that leave its session or lose their parent. Marks are read from ``/proc``; on systems without
-it, only the process group of a node is ended.
+it, nothing is found.
 """
 
 from __future__ import annotations

@@ -43,6 +43,13 @@ _logger = logging.getLogger("ditask")
 
 STATUS_EVERY_S: Final = 1.0
 _LONGEST_TEXT: Final = 500
+_CALLERS: Final = (
+    "__main__",
+    "dmiddleware.launch.main_function",
+    "importlib",
+    "importlib._bootstrap",
+    "importlib._bootstrap_external",
+)
 _OUR_CODE: Final = tuple(
     str(Path(__file__).parents[2] / name) + os.sep for name in ("dmiddleware", "middleware")
 )
@@ -175,6 +182,7 @@ class _NodeProcess:
                 os._exit(1)
 
     def _report_forever(self) -> None:
+        self._report()
         while not self._done.wait(STATUS_EVERY_S if self._phase == "running" else 0.1):
             self._report()
 
@@ -195,6 +203,7 @@ class _NodeProcess:
             error=self._error,
             where=self._where,
             failed_at=self._failed_at,
+            sent_at=time.monotonic(),
         )
         with contextlib.suppress(OSError):
             self._status.write(msgspec.json.encode(status) + b"\n")
@@ -250,7 +259,10 @@ class _Output(io.FileIO):
         try:
             return super().write(data) or 0
         except BrokenPipeError:
-            file = os.open(self._log or os.devnull, os.O_WRONLY | os.O_APPEND)
+            try:
+                file = os.open(self._log or os.devnull, os.O_WRONLY | os.O_APPEND)
+            except OSError:
+                file = os.open(os.devnull, os.O_WRONLY)
             os.dup2(file, self.fileno())
             os.close(file)
             return super().write(data) or 0
@@ -301,7 +313,7 @@ def _summarize(error: BaseException) -> str:
 def _print_traceback(error: BaseException) -> None:
     """Print the traceback from the user's function on."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+    while frames is not None and frames.tb_frame.f_globals["__name__"] in _CALLERS:
         frames = frames.tb_next
     traceback.print_exception(error.with_traceback(frames))
 

@@ -17,11 +17,11 @@ _PIECE: Final = 4096
 
 
 class SteadyStream(io.TextIOBase):
-    """A text stream whose errors are counted instead of raised.
+    """A text stream that counts errors instead of raising them.
 
-    What cannot be written is dropped: on a full disk, a closed pipe or a terminal that is gone.
-    A reader that takes nothing for a second, such as a paused pager, loses lines too, so that it
-    cannot hold up the run.
+    It drops the text if the disk is full, the pipe is closed or the terminal is gone. A reader that
+    takes nothing for a second, such as a paused pager, loses lines too, so that it cannot hold up
+    the run.
 
     Args:
         stream: where to write; None, as for a closed standard output, discards everything.
@@ -78,7 +78,7 @@ class SteadyStream(io.TextIOBase):
 
 
 class LogFile:
-    """A file that everything is appended to at once; errors are counted instead of raised.
+    """A file to append to; it counts errors instead of raising them.
 
     Args:
         path: the file, made with its folder if it is missing.

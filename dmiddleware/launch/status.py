@@ -25,6 +25,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
         error: the error that ended it, on one line.
         where: the line of the program that raised the error, as ``file:line``; empty: not known.
         failed_at: when it failed, on the host's monotonic clock; 0: it has not.
+        sent_at: when it sent this, on the same clock.
     """
 
     phase: str
@@ -40,3 +41,4 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     error: str = ""
     where: str = ""
     failed_at: float = 0.0
+    sent_at: float = 0.0

@@ -33,6 +33,7 @@ DUMP_S: Final = 1.0
 FIRST_BACKOFF_S: Final = 0.5
 LONGEST_BACKOFF_S: Final = 30.0
 _STEP_S: Final = 0.2
+_CHECK_S: Final = 0.05
 _LONGEST_STATUS: Final = 1 << 16
 _REASONS: Final = {
     signal.SIGINT: "received SIGINT (Ctrl-C)",
@@ -65,7 +66,7 @@ class SupervisorOptions:
         on_failure: ``abort``: stop the run; ``continue``: continue without the node; ``restart``:
             restart the node.
         max_restarts: how often each node may be restarted within ``restart_window_s``.
-        restart_window_s: after so many seconds a restart no longer counts.
+        restart_window_s: seconds after which a restart no longer counts.
         startup_interval_s: pause between two starts.
         kill_after_s: how long nodes may take to finish after they were asked to stop.
         hang_timeout_s: a node that makes no progress for so long, while it does not wait for its
@@ -121,6 +122,7 @@ class Supervisor:
         self._kills = OutOfMemoryKills()
         self._stopping_since: float | None = None
         self._stepped_at = now()
+        self._checked_at = 0.0
         self._killed = False
         self._signal = 0
         self._signalled_at = 0.0
@@ -169,11 +171,13 @@ class Supervisor:
                 self._start(child)
 
     def _start(self, child: Child) -> None:
+        child.started_at = self._now()
         try:
             status_end = child.start(self._mark)
         except OSError as error:
             child.restart_at, child.exit_code = None, 1
-            child.status = NodeStatus(phase="failed", error=f"cannot start its process: {error}")
+            error_text = f"cannot start its process: {error}"
+            child.status = NodeStatus(phase="failed", error=error_text)
             self._on_failure(child)
             return
         child.heard_at = self._now()
@@ -195,6 +199,12 @@ class Supervisor:
         for key, _ in self._selector.select(timeout_s):
             self._read(key.data)
         self._obey()
+        # Each process is looked at here, and there can be hundreds that report often.
+        if self._now() - self._checked_at >= _CHECK_S:
+            self._check()
+            self._checked_at = self._now()
+
+    def _check(self) -> None:
         self._reap()
         for child in self.children:
             if child.restart_at is not None and self._now() >= child.restart_at:
@@ -273,7 +283,7 @@ class Supervisor:
     def _on_failure(self, child: Child) -> None:
         was_killed = child.exit_code == -signal.SIGKILL and not child.is_killed
         failure = child.describe_failure(self._kills.explain() if was_killed else "")
-        child.failure = Failure(child.status.failed_at or self._now(), failure)
+        child.failure = Failure(self._failed_at(child), failure)
         log = f"; log: {child.log_path}" if child.log_path is not None else ""
         if self._stopping_since is not None:
             self._note(failure + log)
@@ -305,6 +315,15 @@ class Supervisor:
                     else f"--max-restarts {self._options.max_restarts} in --restart-window "
                     f"{self._options.restart_window_s:g} allows no other restart"
                 )
+
+    def _failed_at(self, child: Child) -> float:
+        """Return when a node failed; for one that could not report it, the earliest time."""
+        if child.status.failed_at:
+            return child.status.failed_at
+        if child.is_killed:
+            return self._now() - child.hung_s
+        # It may have been dead since its last status, and peers may have failed because of that.
+        return child.status.sent_at or child.started_at
 
     def _may_restart(self, child: Child) -> bool:
         since = self._now() - self._options.restart_window_s

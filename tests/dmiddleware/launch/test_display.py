@@ -126,3 +126,12 @@ def test_a_live_table_shows_lines_above_it() -> None:
     assert "ditask │ it starts" in shown
     assert "node 2 │" in shown and "hello" in shown
     assert "41" in shown
+
+
+def test_the_last_state_of_the_table_stays(time: Time) -> None:
+    out = io.StringIO()
+    with LiveDisplay(Console(file=out, force_terminal=True, width=160), now=time) as display:
+        display.update([child(0, "learner", step=41)])
+        display.update([child(0, "learner", step=42)])
+        assert "41" in out.getvalue() and "42" not in out.getvalue()
+    assert "42" in out.getvalue()

@@ -126,7 +126,7 @@ def test_a_failure_is_shown_with_its_node_and_ends_the_run(folder: Path) -> None
     assert f"[node 0] ended: {failure}" in text
     assert "--on-failure abort (the default) ends the run" in text
     assert text.count("Traceback") == 1
-    assert "node_process.py" not in text
+    assert "node_process.py" not in text and "main_function.py" not in text
 
 
 def test_a_program_without_roles_runs_its_whole_chain_in_every_node(folder: Path) -> None:

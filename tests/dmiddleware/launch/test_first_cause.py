@@ -6,6 +6,7 @@ import signal
 import textwrap
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.dmiddleware.launch.ditask_process import start
@@ -14,7 +15,7 @@ from tests.faults.process_cluster import wait_until
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 PROGRAM = """
-    import threading, time
+    import os, threading, time
     from pathlib import Path
     from dmiddleware import Context, Role, Task, middleware
 
@@ -40,6 +41,21 @@ PROGRAM = """
             else:
                 task.use(follow)
             task.run()
+
+    def lose_a_peer():
+        with Task(Context()) as task:
+            left = threading.Event()
+
+            def step(ctx):
+                if ctx.total_step == 0:
+                    path = Path(f"node-{task.router.node_id}.new")
+                    path.write_text(str(os.getpid()))
+                    path.rename(path.stem)
+                if left.wait(0.01):
+                    raise ConnectionError("my peer is gone")
+
+            task.on("node.left", lambda *args, **kwargs: left.set())
+            task.use(step).run()
 
     def diverge():
         with Task(Context()) as task:
@@ -119,6 +135,28 @@ def test_a_run_that_was_stopped_as_failed_ends_with_its_reason(folder: Path) -> 
         text, _ = launcher.communicate(timeout=120)
     assert launcher.returncode == 1
     assert "the loss is nan" in text.splitlines()[-1]
+
+
+def test_a_killed_node_is_the_reason_also_if_its_peer_was_noticed_first(folder: Path) -> None:
+    with start(folder, "--main", "program.lose_a_peer", "--parallel-workers", "2") as launcher:
+        nodes = [folder / "node-0", folder / "node-1"]
+        wait_until(lambda: all(node.exists() for node in nodes), "both nodes", deadline_s=60)
+        processes = [psutil.Process(int(node.read_text())) for node in nodes]
+        launcher.send_signal(signal.SIGSTOP)
+        try:
+            processes[1].kill()
+            wait_until(
+                lambda: processes[0].status() == psutil.STATUS_ZOMBIE,
+                "the end of node 0",
+                deadline_s=60,
+            )
+        finally:
+            launcher.send_signal(signal.SIGCONT)
+        text, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 1
+    assert "node 0 (learner) failed: ConnectionError: my peer is gone" in text
+    last = text.splitlines()[-1]
+    assert "the run failed: node 1 (collector+evaluator) was killed by SIGKILL" in last
 
 
 @pytest.mark.parametrize(

@@ -19,17 +19,12 @@ PROGRAM = """
     from pathlib import Path
     from dmiddleware import Context, Role, Task, middleware
 
-    class Lost:
-        def __repr__(self):
-            return "lost"
-
     def hang_once(hang):
-        arrived = threading.Event()
         with Task(Context()) as task:
 
             @middleware(roles=[Role.LEARNER])
             def learn(ctx):
-                # It waits for its peer, which is no hang.
+                # Waiting for a peer does not count as a hang.
                 ctx.task.wait_for("collected", timeout_s=120.0)
                 ctx.task.stop("collected")
 
