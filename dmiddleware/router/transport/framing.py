@@ -11,8 +11,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-import numpy as np
-
 from dmiddleware.router.wire.byte_pieces import BytePieces, WireBytes
 
 __all__ = [
@@ -138,6 +136,9 @@ class FrameReader:
 
     def _open_fragment(self, size: int, number: int, total: int) -> None:
         if self._frame is None:
+            # Loaded with the first large frame, as in :mod:`~dmiddleware.router.wire.arrays`.
+            import numpy as np
+
             # The system provides the memory as it is filled.
             self._frame = np.empty(total, np.uint8).data
             self._number, self._filled = number, 0

@@ -1,0 +1,59 @@
+"""A node's process loads only what its program uses, so that many of them start quickly."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.dmiddleware.launch.ditask_process import start
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+
+SLOW = {"torch", "treetensor", "numpy", "pynng", "asyncio", "importlib.metadata", "rich"}
+
+# The learner and the collector exchange an event before they look.
+PROGRAM = """
+    import sys
+    from dmiddleware import Context, Role, Task, middleware
+
+    def main():
+        taken = []
+        with Task(Context()) as task:
+
+            @middleware(roles=[Role.COLLECTOR])
+            def collect(ctx):
+                ctx.task.emit("number", [ctx.total_step, {"a": 1.5}], only_remote=True)
+
+            @middleware(roles=[Role.LEARNER])
+            def learn(ctx):
+                if len(taken) >= 5:
+                    print("loaded:", *sys.modules, flush=True)
+                    ctx.task.stop("looked")
+
+            if task.has_role(Role.LEARNER):
+                task.on("number", taken.append)
+            task.use(collect).use(learn).run()
+"""
+
+
+def loaded(folder: Path, *options: str) -> set[str]:
+    (folder / "program.py").write_text(textwrap.dedent(PROGRAM))
+    options = ("--main", "program.main", "--roles", "learner=1,collector=1", *options)
+    with start(folder, *options) as launcher:
+        text, _ = launcher.communicate(timeout=100)
+    assert launcher.returncode == 0, text
+    (line,) = (line for line in text.splitlines() if "loaded:" in line)
+    return set(line.split())
+
+
+@pytest.mark.parametrize("options", [(), ("--protocol", "tcp")], ids=["ipc", "tcp"])
+def test_a_program_without_arrays_loads_neither_torch_nor_numpy_nor_nng(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    assert loaded(tmp_path, *options) & SLOW == set()
+
+
+def test_nng_is_loaded_on_request(tmp_path: Path) -> None:
+    assert loaded(tmp_path, "--mq-type", "nng") & SLOW >= {"pynng"}
