@@ -17,7 +17,6 @@ from tests.faults.hostile_peers import (
     pickles,
     refusals,
     replayed_replies,
-    silence,
 )
 from tests.faults.network_faults import cut_connections, partition, slow_network
 from tests.faults.network_namespaces import why_not
@@ -34,6 +33,7 @@ from tests.faults.process_faults import (
 from tests.faults.restart_faults import failed_learner
 from tests.faults.shared_memory_faults import full, killed_in_transfer, why_not_full
 from tests.faults.soak import soak
+from tests.faults.strangers import memory_hogs, silence, unread_replies
 from tests.faults.training_faults import killed_collectors, killed_learner
 
 __all__ = ["FAULTS", "Fault"]
@@ -98,7 +98,9 @@ FAULTS = (
     Fault("replayed", "replayed replies of a listener that hangs", _over_both(replayed_replies)),
     Fault("malformed", "malformed handshakes", _over_both(malformed_handshakes)),
     Fault("pickles", "a pickle, by default and with one end opted in", _over_both(pickles)),
-    Fault("silence", "200 silent connections", _over_both(silence)),
+    Fault("silence", "300 silent connections", _over_both(silence)),
+    Fault("hogs", "long requests on 8 connections without the key", _over_both(memory_hogs)),
+    Fault("unread", "requests whose replies are not read", _over_both(unread_replies)),
     Fault(
         "nng-deadlines",
         "nng channels closed when their requests reach their deadlines",

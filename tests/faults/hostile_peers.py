@@ -1,4 +1,4 @@
-"""Hostile peers: random bytes, broken frames, false lengths, wrong keys, pickles, silence."""
+"""Hostile peers: random bytes, broken frames, false lengths, wrong keys, pickles."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ __all__ = [
     "pickles",
     "refusals",
     "replayed_replies",
-    "silence",
 ]
 
 KEY_BYTES = bytes.fromhex(KEY)
@@ -196,29 +195,6 @@ def pickles(transport: str) -> FaultResult:
             f"{'happened' if done else 'none'}, {undecodable} undecodable",
             done is expected,
         )
-    return result
-
-
-def silence(transport: str, *, connections: int = 200) -> FaultResult:
-    """Connect and send nothing, or only a part of a message.
-
-    Args:
-        transport: ``ipc`` or ``tcp``.
-        connections: number of connections.
-    """
-    result = FaultResult(f"{connections} silent connections", transport)
-    with cluster(transport) as nodes, contextlib.ExitStack() as stack:
-        learner = nodes.listener()
-        learner.await_line("listening")
-        for number in range(connections):
-            peer = stack.enter_context(RawPeer(nodes.address))
-            if number % 4 == 0:
-                peer.write(peer.head(1000) + bytes(10))
-        started_at = time.monotonic()
-        router = Router(node_id=1, dial=[nodes.address], key=KEY_BYTES)
-        stack.enter_context(router)
-        router.wait_for_peers(1, timeout_s=20.0)
-        result.at_most("a new peer joins", time.monotonic() - started_at, 2.0)
     return result
 
 

@@ -16,14 +16,13 @@ from tests.faults.hostile_peers import (
     pickles,
     refusals,
     replayed_replies,
-    silence,
 )
 
 pytestmark = pytest.mark.process
 
 
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
-@pytest.mark.parametrize("result_of", [false_lengths, oversize, refusals, pickles, silence])
+@pytest.mark.parametrize("result_of", [false_lengths, oversize, refusals, pickles])
 def test_unauthenticated_peers_receive_nothing_and_disturb_no_one(
     transport: str, result_of: Callable[[str], FaultResult]
 ) -> None:

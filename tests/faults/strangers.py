@@ -1,0 +1,126 @@
+"""Strangers: what connections without the key may cost a listener."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+from dmiddleware.errors import RouterError
+from dmiddleware.router import Router
+from tests.faults.delivery_faults import MB, Peak
+from tests.faults.fault_result import FaultResult
+from tests.faults.process_cluster import KEY, Process, cluster
+from tests.faults.raw_peer import RawPeer, Stranger
+
+__all__ = ["memory_hogs", "silence", "unread_replies"]
+
+KEY_BYTES = bytes.fromhex(KEY)
+_MAX_UNTRUSTED = 128
+
+
+def silence(transport: str, *, connections: int = 300) -> FaultResult:
+    """Open connections that send nothing, or a part of a message, and leave them open.
+
+    Args:
+        transport: ``ipc`` or ``tcp``.
+        connections: number of connections.
+    """
+    result = FaultResult(f"{connections} silent connections", transport)
+    with cluster(transport) as nodes, contextlib.ExitStack() as stack:
+        learner = nodes.listener()
+        learner.await_line("listening")
+        before = most = learner.view.num_fds()
+        for number in range(connections):
+            peer = stack.enter_context(RawPeer(nodes.address))
+            if number % 2:
+                peer.write(peer.head(1000)[: number % 20])
+            most = max(most, learner.view.num_fds())
+        result.at_most("a new peer joins", _joining_s(nodes.address), 2.0)
+        deadline = time.monotonic() + 4.0
+        while learner.view.num_fds() > before + 4 and time.monotonic() < deadline:
+            most = max(most, learner.view.num_fds())
+            time.sleep(0.02)
+        left = learner.view.num_fds() - before
+    result.at_most("descriptors of the listener", most - before, _MAX_UNTRUSTED + 16, "")
+    result.at_most("descriptors 4 s later", left, 4, "")
+    return result
+
+
+def memory_hogs(transport: str, *, connections: int = 8, size: int = 60 * MB) -> FaultResult:
+    """Send long requests without the key, on several connections at a time.
+
+    Args:
+        transport: ``ipc`` or ``tcp``.
+        connections: number of connections.
+        size: bytes of each request.
+    """
+    result = FaultResult(
+        f"{connections} connections without the key send {size // MB} MB each", transport
+    )
+    with cluster(transport) as nodes:
+        learner = nodes.listener()
+        learner.await_line("listening")
+        with Peak(learner) as peak:
+            hogs = [
+                threading.Thread(target=_send_zeros, args=(nodes.address, size))
+                for _ in range(connections)
+            ]
+            for hog in hogs:
+                hog.start()
+            for hog in hogs:
+                hog.join()
+        result.at_most("memory growth", peak.growth / MB, 16, "MB")
+        result.at_most("a new peer joins", _joining_s(nodes.address), 2.0)
+    return result
+
+
+def unread_replies(transport: str, *, lasts_s: float = 5.0) -> FaultResult:
+    """Send requests without the key and without pause, and read no reply.
+
+    Args:
+        transport: ``ipc`` or ``tcp``.
+        lasts_s: how long; whenever the listener closes the connection, there is a new one.
+    """
+    result = FaultResult(f"requests for {lasts_s:g} s whose replies are not read", transport)
+    _, hello = Stranger(9, bytes(32)).node.hello()
+    with cluster(transport) as nodes:
+        learner = nodes.listener()
+        learner.await_line("listening")
+        used_s = _cpu_s(learner)
+        with Peak(learner) as peak:
+            deadline = time.monotonic() + lasts_s
+            while time.monotonic() < deadline:
+                with RawPeer(nodes.address, timeout_s=lasts_s) as peer:
+                    while time.monotonic() < deadline and peer.send(hello):
+                        pass
+            used_s = _cpu_s(learner) - used_s
+            result.at_most("a new peer joins", _joining_s(nodes.address), 2.0)
+        result.at_most("CPU time", used_s, lasts_s / 4)
+        result.at_most("memory growth", peak.growth / MB, 16, "MB")
+    return result
+
+
+def _send_zeros(address: str, size: int) -> None:
+    with RawPeer(address) as peer:
+        accepted = peer.write(peer.head(size))
+        for _ in range(size // MB):
+            accepted = accepted and peer.write(bytes(MB))
+        if accepted:
+            peer.closed_after()
+
+
+def _joining_s(address: str) -> float:
+    """Return the seconds that a new peer takes to join."""
+    started_at = time.monotonic()
+    with Router(node_id=1, dial=[address], key=KEY_BYTES) as router:
+        try:
+            router.wait_for_peers(1, timeout_s=10.0)
+        except (RouterError, TimeoutError):
+            return float("inf")
+        return time.monotonic() - started_at
+
+
+def _cpu_s(process: Process) -> float:
+    used = process.view.cpu_times()
+    return used.user + used.system
