@@ -110,7 +110,8 @@ class EventCounters:
     Attributes:
         emitted: accepted or dropped.
         handled: passed to the handlers.
-        dropped: not queued because the queue was full (lossy events).
+        dropped: not queued because the queue was full (lossy events), or because they arrived from
+            another process after the task was closed.
         replaced: by a newer one before they were handled (latest events).
         failed: handler calls that raised.
         waiting: in the queue now.

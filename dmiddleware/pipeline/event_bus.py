@@ -442,6 +442,8 @@ class EventBus:
         except EventError:
             # The sender did not know yet that this task is closed.
             _logger.debug("event %r arrived from another process after the task was closed", name)
+            with self._changed:
+                self._queue.counters.setdefault(name, EventCounters()).dropped += done is None
             if done is not None:
                 done(False)
         else:

@@ -39,7 +39,6 @@ from tests.faults.training_faults import killed_collectors, killed_learner
 __all__ = ["FAULTS", "Fault"]
 
 BOTH = ("ipc", "tcp")
-_STARTS = (("ipc", 0.0), ("ipc", 1.5), ("tcp", 0.0), ("tcp", 1.5))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +133,14 @@ FAULTS = (
         _over_both(killed_handler, kills=3, count=2_000),
     ),
     Fault(
-        "raise",
-        "a learner that raises and is restarted",
-        tuple(partial(failed_learner, transport, slow_s=slow) for transport, slow in _STARTS),
+        "restart",
+        "a learner that raises or is killed, and is restarted",
+        tuple(
+            partial(failed_learner, transport, ends=ends, slow_s=slow_s)
+            for transport in BOTH
+            for ends in ("raises", "kill -9")
+            for slow_s in (0.0, 1.5)
+        ),
     ),
     Fault("cut", "500 cuts of connections in use", _over_both(cut_connections, times=500)),
     Fault("partition", "a partition of 40 s", (partial(partition, cut_s=40.0),), why_not),

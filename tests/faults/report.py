@@ -26,8 +26,9 @@ How to read the figures:
   the same process, every accepted message arrives once and in order.
 - When a sender is killed, the messages that it had accepted but not yet delivered are lost. Those
   that its peer had acknowledged must have arrived, without a gap.
-- When a receiver is killed, the messages that it had acknowledged but not yet handled are lost.
-  Those that it had not acknowledged go to the process that replaces it.
+- When a receiver is killed, the messages that it had acknowledged but not yet handled are lost,
+  unless they are acknowledged only when handled. Those that it had not acknowledged go to the
+  process that replaces it. A receiver that raises is treated in the same way.
 - Memory figures count memory in use. glibc also keeps some freed memory (about 10 MB with limits of
   64 MB), so the slow consumer runs with `MALLOC_MMAP_THRESHOLD_=131072`.
 """

@@ -26,11 +26,14 @@ def failed_learner(
     Args:
         transport: ``ipc`` or ``tcp``.
         count: how many events the collector emits.
-        ends: how the learner ends: ``raises`` or ``kill -9``.
+        ends: how the learner ends: ``raises``, or is killed by ``kill -9``; the events are then
+            acknowledged when handled.
         slow_s: seconds that each start of the learner takes before, and again after, it creates
             its task.
     """
-    result = FaultResult(f"a learner that {ends} and is restarted", transport)
+    what = "a learner that raises" if ends == "raises" else "kill -9 of a learner"
+    start = f", which takes {2 * slow_s:g} s to start" if slow_s else ""
+    result = FaultResult(f"{what} with --on-failure restart{start}", transport)
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         done = subprocess.run(
             [

@@ -16,7 +16,8 @@ class NodeOptions:
 
     Attributes:
         max_frame_bytes: the largest frame that this node accepts.
-        outbox_bytes: how many bytes may wait for one peer before emitters block.
+        outbox_bytes: how many bytes may wait for one peer before emitters block; counted apart for
+            events that are acknowledged when accepted, and when handled.
         inbox_bytes: how many bytes from one peer may wait for their handlers before the peer has
             to wait.
         window: how many frames to one peer may be unacknowledged.

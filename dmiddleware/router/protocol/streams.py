@@ -56,6 +56,12 @@ MAX_UNHANDLED: Final = 64
 More of them stay in the inbox, so that they do not delay other events.
 """
 
+HANDLED_BATCH_BYTES: Final = 1 << 14
+"""Largest frame of small events that are acknowledged when handled.
+
+A frame is acknowledged as a whole, so a successor handles up to this much again.
+"""
+
 
 class Message(Protocol):
     """An encoded message."""
@@ -351,11 +357,11 @@ class OutgoingStreams:
             Outbox[EncodedEvent](
                 max_bytes=max_bytes,
                 window=window,
-                batch_bytes=batch_bytes,
-                hold_bytes=hold_bytes,
+                batch_bytes=bytes_each,
+                hold_bytes=min(hold_bytes, bytes_each),
                 retry_s=retry_s,
             )
-            for _ in range(2)
+            for bytes_each in (batch_bytes, min(batch_bytes, HANDLED_BATCH_BYTES))
         )
         self._outboxes = {RELIABLE: self.outbox, HANDLED: self.outbox_handled}
         self.counters = OutgoingCounters()
@@ -560,8 +566,9 @@ class Inbox(Generic[T]):
     Args:
         max_bytes: how many bytes may wait to be taken.
         window: how many frames the sender may have unacknowledged.
-        max_unhandled: acknowledge a frame once :meth:`on_handled` was called for each of its
-            messages, of which at most so many are taken before; None: once it is accepted.
+        max_unhandled: how many messages may be taken and not yet handled; a frame is acknowledged
+            once :meth:`on_handled` was called for each of its messages. None: no limit; a frame is
+            acknowledged once it is accepted.
 
     Attributes:
         acknowledged: the newest frame that is acknowledged, with all before it; 0: none.

@@ -50,6 +50,16 @@ def test_seeds_depend_on_the_node_in_a_run_of_several_processes(router: Router) 
         assert task.seed_for("collector") == derive_seed(3, "node", 4, "collector")
 
 
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_an_interrupted_process_accepts_no_events_after_its_task(
+    router: Router, interrupted: bool
+) -> None:
+    with running_as(CurrentNode(router=router)) as node, Task(Context()) as task:
+        task.use(lambda ctx: node.stop("SIGTERM", interrupted=interrupted)).run()
+    assert node.interrupted is interrupted
+    assert router.node.accepting is not interrupted
+
+
 def test_a_signal_can_stop_the_node_while_a_task_is_registered() -> None:
     node = CurrentNode()
     reasons: list[str] = []

@@ -736,6 +736,7 @@ def test_a_closed_bus_accepts_no_remote_events_and_unsubscribes_at_the_router(ta
     assert end.names == set()
     end.deliver("a", (1,), {})
     assert tape == []
+    assert bus.counters()["a"].dropped == 1
 
 
 def test_a_remote_event_is_confirmed_when_its_handlers_have_returned(tape):
