@@ -116,10 +116,11 @@ def _find_source(module_name: str, path: list[str]) -> Path | None:
     searched: list[str] | None = path
     parts = module_name.split(".")
     spec = None
-    for count in range(1, len(parts) + 1):
+    for part in parts:
         if searched is None:
             return None
-        spec = PathFinder.find_spec(".".join(parts[:count]), searched)
+        # By its last name only: a package without __init__.py is looked up among imported ones.
+        spec = PathFinder.find_spec(part, searched)
         if spec is None:
             return None
         locations = spec.submodule_search_locations

@@ -54,7 +54,8 @@ PROGRAM = """
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("raise RuntimeError('imported')")
-    for file in (tmp_path / "program.py", tmp_path / "package" / "program.py"):
+    (tmp_path / "without" / "init").mkdir(parents=True)
+    for file in (tmp_path / name / "program.py" for name in ("", "package", "without/init")):
         file.write_text(textwrap.dedent(PROGRAM))
     return tmp_path
 
@@ -70,7 +71,7 @@ def folder(tmp_path: Path) -> Path:
 def test_functions_that_would_run_nothing_are_refused_unseen(
     folder: Path, name: str, message: str
 ) -> None:
-    for module in ("program", "package.program"):
+    for module in ("program", "package.program", "without.init.program"):
         with pytest.raises(LaunchError, match=message):
             check_main(f"{module}.{name}", folder)
 
