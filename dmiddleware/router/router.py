@@ -506,7 +506,7 @@ class Router:
                     self._listener.process_disconnects(engine.clock.now())
             if self._hold_until is not None and engine.clock.now() >= self._hold_until:
                 self._check_held()
-            engine.tick()
+            engine.tick(often=self._listener is not None)
 
     def _wait_for(
         self,

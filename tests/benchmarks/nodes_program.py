@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ class Hub:
     def __init__(self, address: str) -> None:
         self.router = Router(node_id=0, listen=address, key=KEY)
         self.n_left = 0
+        self.reasons: Counter[str] = Counter()
         self._got = threading.Semaphore(0)
 
     def wait_for(self, n_peers: int) -> dict[str, Any]:
@@ -93,6 +95,7 @@ class Hub:
             "round_s": (time.perf_counter() - started) / rounds,
             "cpu_s": (time.process_time() - before) / rounds,
             "left": self.n_left,
+            "reasons": self.reasons,
             "missing": missing,
         }
 
@@ -110,7 +113,9 @@ class Hub:
     def _take(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if name == "got":
             self._got.release()
-        self.n_left += name == "node.left"
+        if name == "node.left":
+            self.n_left += 1
+            self.reasons[str(kwargs["reason"])[:16]] += 1
         return True
 
 

@@ -10,6 +10,7 @@ agreed that the other one is newer. A process that has been replaced is refused 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -216,6 +217,12 @@ class Membership:
         self._members[node_id] = gone
         del self._heard_at[node_id]
         return [MembershipChange("left", gone, reason)]
+
+    @property
+    def silent_at(self) -> float:
+        """When the next node counts as disconnected if it is not heard; infinity: never."""
+        heard_at = next(iter(self._heard_at.values()), math.inf)
+        return heard_at + self._silence_s
 
     def tick(self, now: float) -> list[MembershipChange]:
         """Find the nodes that have been silent for too long."""

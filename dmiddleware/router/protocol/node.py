@@ -260,6 +260,14 @@ class NodeProtocol:
             self.subscriptions.on_peers_changed()
         return [(peer.node_id, self._drop_outgoing(peer)) for peer in forgotten]
 
+    @property
+    def tick_at(self) -> float:
+        """When :meth:`tick` may find something if nothing happens before; infinity: never."""
+        gone = next(iter(self._gone.values()), None)
+        if gone is None or gone.gone_since is None:
+            return self._members.silent_at
+        return min(self._members.silent_at, gone.gone_since + self.options.forget_after_s)
+
     def say_goodbye(self) -> None:
         """Reply to each poll that this node leaves for good."""
         self._saying_goodbye = True

@@ -29,7 +29,10 @@ __all__ = ["Engine"]
 _logger = logging.getLogger(__name__)
 
 TICK_S: Final = 0.25
-"""The longest time between two ticks."""
+"""The time between two ticks of a node that listens: it looks for broken connections."""
+
+_IDLE_TICK_S: Final = 60.0
+"""The longest time between two ticks of other nodes."""
 
 
 class Engine:
@@ -217,14 +220,13 @@ class Engine:
             for change in changes:
                 self.receiver.add(_membership_event(change))
             self.members.notify_all()
+            self._tick_by(now + TICK_S, now)
         sends = self.sender.take_sends(now, () if node_id is None else (node_id,))
         self.room.notify_all()
         if node.closing or node.n_sessions != self._n_sessions:
             self._n_sessions = node.n_sessions
             self.members.notify_all()
-        if now < self.sender.earliest < self._next_tick:
-            self._next_tick = self.sender.earliest
-            self._ticking.notify_all()
+        self._tick_by(self.sender.earliest, now)
         return sends
 
     def _on_handled(self, peer: PeerSession) -> None:
@@ -263,15 +265,21 @@ class Engine:
         self.receiver.close()
         self._wake_all()
 
-    def tick(self) -> None:
-        """Do what is due, then wait until more may be."""
+    def tick(self, *, often: bool) -> None:
+        """Do what is due, then wait until more may be.
+
+        Args:
+            often: whether to wait for :data:`TICK_S` at most.
+        """
         with self.lock:
             now = self.clock.now()
             for node_id, undelivered in self.node.tick(now):
                 self.receiver.add(("node.forgotten", (int(node_id), undelivered), {}))
             sends = self.sender.take_sends(now, self.sender.overdue(now))
             sends += self.update()
-            self._next_tick = now + TICK_S
+            # A little late, so that the time has really come.
+            due_at = max(now, min(self.node.tick_at, now + _IDLE_TICK_S)) + TICK_S
+            self._next_tick = now + TICK_S if often else due_at
         self.deliver_and_send(sends)
         with self.lock:
             self._wait_for_tick()
@@ -280,6 +288,11 @@ class Engine:
         self.room.notify_all()
         self.members.notify_all()
         self._ticking.notify_all()
+
+    def _tick_by(self, due_at: float, now: float) -> None:
+        if now < due_at < self._next_tick:
+            self._next_tick = due_at
+            self._ticking.notify_all()
 
     def _wait_for_tick(self) -> None:
         """Wait until something may be due, which a frame that arrives can bring forward."""

@@ -73,12 +73,11 @@ class NodeListener:
             lost.add(self._sessions.pop(connection, 0))
         if not lost:
             return
-        alive = set(self._sessions.values())
         node = self._engine.node
-        for peer in list(node.peers.values()):
-            number = peer.session.number
-            if not peer.dialed and number in lost and number not in alive:
-                node.on_connection_lost(peer.node_id, "the connection broke", now)
+        for number in lost:
+            node_id = node.node_of(number)
+            if node_id is not None and number not in self._sessions.values():
+                node.on_connection_lost(node_id, "the connection broke", now)
 
     def _serve(self, raw: memoryview, connection: int, reply: Reply) -> None:
         engine = self._engine

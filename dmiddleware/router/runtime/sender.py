@@ -61,6 +61,11 @@ class _Link:
     unsent: deque[SendAction] = field(default_factory=deque)
     sending: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether there is no route and nothing to send."""
+        return not (self.polls or self.unsent) and self.channel is None
+
     def send(self) -> None:
         """Send what is on its way, unless another thread does."""
         while self.unsent and self.sending.acquire(blocking=False):
@@ -121,6 +126,8 @@ class Sender:
             link = self._links.get(node_id)
             if link is not None and self._fill(link, now):
                 sends.append(link.send)
+            if link is not None and node_id not in node.peers and link.is_unused:
+                del self._links[node_id]
             due_at = node.due_at(node_id)
             if due_at is not None:
                 self.due[node_id] = due_at

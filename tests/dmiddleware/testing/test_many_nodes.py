@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dmiddleware.pipeline import Context, Event, Task
+from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.protocol.topology import TopologyName
 from dmiddleware.router.wire import envelope
 from dmiddleware.router.wire.envelope import EncodedEvent
@@ -64,14 +65,26 @@ def test_many_nodes_form_a_cluster(topology: TopologyName, n: int) -> None:
     assert kinds.total() < 40 * n_links
 
 
-def test_an_idle_peer_exchanges_one_heartbeat_a_second_and_nothing_else() -> None:
+def test_an_idle_peer_exchanges_one_heartbeat_a_second_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ticks: Counter[str] = Counter()
+    tick = NodeProtocol.tick
+
+    def record(node: NodeProtocol, now: float) -> list[tuple[str, int]]:
+        ticks[node.identity.node_id] += 1
+        return tick(node, now)
+
+    monkeypatch.setattr(NodeProtocol, "tick", record)
     with Cluster(wait_for_the_end, n=N, topology="star") as cluster:
         cluster.start()
         assert cluster.wait_until(lambda: formed(cluster), 10.0)
         cluster.run_for(3.0)
         since = cluster.now()
+        ticks.clear()
         cluster.run_for(10.0)
         kinds = frames(cluster, since)
+        assert ticks.pop("0") <= 42 and all(1 <= n <= 5 for n in ticks.values())
     assert set(kinds) == {"HEARTBEAT"}
     assert kinds["HEARTBEAT"] == pytest.approx(2 * 10 * (N - 1), abs=2 * (N - 1))
 
