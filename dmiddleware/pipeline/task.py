@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast, overload
+from typing import Any, Generic, NamedTuple, Self, TypeVar, cast, overload
 
 from dmiddleware.errors import DMiddlewareError, EventError, TaskStateError
 from dmiddleware.pipeline.chain import (
@@ -52,6 +52,17 @@ C = TypeVar("C", bound=Context)
 _logger = logging.getLogger(__name__)
 
 _STOPPED = Event("task.stopped")
+
+
+class _PeerStop(NamedTuple):
+    """A stop of the whole run, as the node that decided it gave it."""
+
+    node_id: int
+    reason: str
+    ok: bool
+    final: bool
+
+
 _NOT_GIVEN: Any = object()
 
 
@@ -155,6 +166,8 @@ class Task(Generic[C]):
         self._at_step_end: list[Callable[[], object]] = []
         self._at_stop: list[Callable[[], object]] = [self.events.wake]
         self._stop = StopRequest()
+        self._relayed_stop: _PeerStop | None = None
+        self._relays = True
         self._in_last_step = False
         self._is_running = False
         self._is_set_up = False
@@ -163,6 +176,7 @@ class Task(Generic[C]):
         ctx.task = self
         if router is not None:
             self.on(_STOPPED, self._on_peer_stopped)
+            self.on("node.left", self._on_peer_left)
         if node is not None:
             node.register(self)
 
@@ -597,20 +611,19 @@ class Task(Generic[C]):
         _logger.warning("%s: stopping after this step; send it again to stop now", reason)
 
     def _stop_peers(self) -> None:
-        """Stop the peers' tasks; also if a peer stopped this one, which may not reach them all."""
-        if self.router is None or self._stop.only_local:
-            return
-        here = self.router.node_id
+        """Stop the tasks of the peers, unless a peer stopped this one."""
+        stop = self._stop
+        if self.router is not None and not stop.only_local and stop.origin is None:
+            assert stop.reason is not None
+            self._relays = False
+            self._send_stop(_PeerStop(self.router.node_id, stop.reason, stop.ok, stop.final))
+
+    def _send_stop(self, stop: _PeerStop) -> None:
+        assert self.router is not None
+        node_id, reason, ok, final = stop
+        sender = self.router.node_id
         try:
-            self.emit(
-                _STOPPED,
-                here if self._stop.origin is None else self._stop.origin,
-                self._stop.reason,
-                self._stop.ok,
-                final=self._stop.final,
-                sender=here,
-                only_remote=True,
-            )
+            self.emit(_STOPPED, node_id, reason, ok, final=final, sender=sender, only_remote=True)
         except DMiddlewareError as error:
             _logger.warning("failed to stop the tasks of the peers: %s", error)
 
@@ -618,12 +631,27 @@ class Task(Generic[C]):
         self, node_id: int, reason: str, ok: bool, *, final: bool, sender: int
     ) -> None:
         assert self.router is not None
+        stop = _PeerStop(node_id, reason, ok, final)
         if sender != node_id and node_id in self.router.peer_ids():
-            # Its own message arrives too, after everything else that it has sent.
-            return
+            # Its own message arrives too, after everything else that it has sent, unless it leaves.
+            self._relayed_stop = stop
+        else:
+            self._accept_stop(stop, sender)
+
+    def _on_peer_left(self, node_id: int, reason: str) -> None:
+        stop = self._relayed_stop
+        if stop is not None and stop.node_id == node_id:
+            self._accept_stop(stop, node_id)
+
+    def _accept_stop(self, stop: _PeerStop, sender: int) -> None:
+        """Stop because of a peer, and at once stop those that it may not reach."""
+        assert self.router is not None
         if self._stop.reason is None:
-            self._stop.make(reason, ok=ok, final=final, origin=node_id)
+            self._stop.make(stop.reason, ok=stop.ok, final=stop.final, origin=stop.node_id)
             self._wake()
+        if self._relays and not {sender}.issuperset(self.router.peer_ids()):
+            self._relays = False
+            self._send_stop(stop)
 
     def _wake(self) -> None:
         for function in self._at_stop:

@@ -208,8 +208,51 @@ def test_a_collector_s_stop_reaches_all_nodes_once_with_its_reason(
     with Cluster(training, roles={"learner": 1, "collector": 3}, topology=topology) as cluster:
         cluster.start()
         assert cluster.wait_until(lambda: training.n_updates >= 5, 60.0)
-        stopped = cluster.nodes[2].current_node
-        assert stopped is not None
-        stopped.stop("solved")
+        stop(cluster, 2, "solved")
         results = cluster.join(timeout_s=10.0)
+        received = {
+            node_id: node.router.traffic()["task.stopped"].received
+            for node_id, node in cluster.nodes.items()
+            if node.router is not None and node_id in (0, 1, 3)
+        }
     assert results == {0: "node 2: solved", 1: "node 2: solved", 2: "solved", 3: "node 2: solved"}
+    if topology == "star":
+        assert received == {0: 1, 1: 1, 3: 1}
+
+
+def test_a_hub_relays_a_stop_before_its_own_step_has_ended() -> None:
+    waiting = threading.Condition()
+
+    def program() -> str | None:
+        with Task(OnlineRLContext()) as task:
+            assert task.router is not None
+            duration_s = 100.0 if task.router.node_id == 0 else 0.1
+
+            def work(ctx: OnlineRLContext) -> None:
+                with waiting:
+                    task.clock.wait_for(waiting, lambda: False, duration_s)
+
+            task.use(work).run()
+            return task.stop_reason
+
+    with Cluster(program, n=3, topology="star") as cluster:
+        cluster.start()
+        cluster.run_for(5.0)
+        stop(cluster, 1, "solved")
+        assert cluster.join(2, timeout_s=1.0) == {2: "node 1: solved"}
+
+
+def test_a_stop_reaches_a_node_whose_link_to_its_sender_is_cut() -> None:
+    training = Training()
+    with Cluster(training, roles={"learner": 1, "collector": 2}) as cluster:
+        cluster.start()
+        assert cluster.wait_until(lambda: training.n_updates >= 5, 60.0)
+        cluster.cut(1, 2)
+        stop(cluster, 1, "solved")
+        assert cluster.join(0, 2, timeout_s=20.0) == dict.fromkeys((0, 2), "node 1: solved")
+
+
+def stop(cluster: Cluster, node_id: int, reason: str) -> None:
+    node = cluster.nodes[node_id].current_node
+    assert node is not None
+    node.stop(reason)
