@@ -3,7 +3,7 @@
 A node is connected from its handshake until it says goodbye, misses its heartbeats, loses its
 connection, or is replaced by a newer process with its node id.
 
-Two processes with one node id are told apart by their instances, and ordered by their incarnations.
+Processes with one node id are distinguished by their instances, and ordered by their incarnations.
 While one is connected, another is refused until the first has left, unless peers elsewhere have
 agreed that the other one is newer. A process that has been replaced is refused for good.
 """

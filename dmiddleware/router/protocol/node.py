@@ -515,7 +515,7 @@ class NodeProtocol:
         return self._members.admit(identity, incarnation)
 
     def _is_full(self) -> bool:
-        """Return whether there is no room for one more peer; forgotten dialers make room."""
+        """Return whether one more peer would be too many; forgotten dialers make room."""
         if len(self.peers) >= self.options.max_peers:
             for peer in list(self.peers.values()):
                 if peer.forgotten and not peer.dialed:
