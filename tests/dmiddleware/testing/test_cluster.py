@@ -297,3 +297,45 @@ def test_no_node_waits_for_a_peer_that_said_goodbye() -> None:
     for seed in range(3):
         with Cluster(program, n=2, seed=seed, find_missed=True) as cluster:
             cluster.run()
+
+
+@pytest.mark.parametrize("topology", ["mesh", "star"])
+@pytest.mark.parametrize("seed", range(3))
+def test_restarted_nodes_get_larger_incarnations_without_a_clock(topology: str, seed: int) -> None:
+    def program() -> None:
+        with Task(Context()) as task:
+            changed = threading.Condition()
+
+            def wait(ctx: Context) -> None:
+                with changed:
+                    task.clock.wait_for(changed, lambda: task.finish, 1.0)
+
+            task.use(wait).run()
+
+    def incarnations() -> list[int]:
+        routers = [cluster.nodes[number].router for number in range(3)]
+        return [0 if router is None else router.incarnation for router in routers]
+
+    def connected() -> bool:
+        routers = [cluster.nodes[number].router for number in range(3)]
+        counts = (2, 1, 1) if topology == "star" else (2, 2, 2)
+        return all(
+            router is not None and len(router.peer_ids()) == count
+            for router, count in zip(routers, counts, strict=True)
+        )
+
+    with Cluster(program, n=3, topology=topology, seed=seed) as cluster:
+        cluster.start()
+        assert cluster.wait_until(connected, 20.0)
+        assert incarnations() == [1, 1, 1]
+        for number, expected in ((0, [2, 1, 1]), (0, [3, 1, 1]), (2, [3, 1, 2])):
+            cluster.kill(number)
+            cluster.start(number)
+            assert cluster.wait_until(lambda e=expected: connected() and incarnations() == e, 20.0)
+        cluster.cut(0)
+        cluster.run_for(10.0)
+        cluster.kill(1)
+        cluster.start(1)
+        cluster.run_for(2.0)
+        cluster.heal(0)
+        assert cluster.wait_until(lambda: connected() and incarnations() == [3, 2, 2], 30.0)
