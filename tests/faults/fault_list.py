@@ -18,6 +18,7 @@ from tests.faults.hostile_peers import (
     refusals,
     replayed_replies,
 )
+from tests.faults.launcher_faults import full_output, killed_launcher
 from tests.faults.network_faults import cut_connections, partition, slow_network
 from tests.faults.network_namespaces import why_not
 from tests.faults.nng_faults import deadline_races
@@ -162,6 +163,11 @@ FAULTS = (
         "kill-learner",
         "kill -9 of the learner in training, 5 times",
         _over_both(killed_learner, kills=5),
+    ),
+    Fault(
+        "kill-launcher",
+        "kill -9 of ditask, 5 times, and output that cannot be written",
+        (partial(killed_launcher, kills=5), full_output),
     ),
     Fault(
         "soak",
