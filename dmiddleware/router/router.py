@@ -66,7 +66,7 @@ class Router:
         advertise: the address that peers dial, if it differs from ``listen``, as with NAT.
         dial: addresses of peers to dial; the peers may start later.
         key: the run's secret key; without one only loopback addresses are allowed.
-        transport: moves the bytes; None: Unix-domain sockets on this host and nng between hosts.
+        transport: moves the bytes; None: plain sockets (ipc, tcp, and tls+tcp with certificates).
         options: limits and timeouts.
         clock: times deadlines and starts the threads.
         random_bytes: returns the given number of unpredictable bytes; replaced in tests only.

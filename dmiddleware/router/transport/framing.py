@@ -41,6 +41,9 @@ HEAD_BYTES: Final = _HEAD.size
 
 _MAGIC: Final = b"DMWU"
 
+_FRAME_BYTES: Final = 1024
+"""About how much memory a frame takes in addition to its bytes, while it waits to be sent."""
+
 Piece: TypeAlias = bytes | bytearray | memoryview
 
 
@@ -178,7 +181,7 @@ class FrameWriter:
         kind: the kind of the frames.
 
     Attributes:
-        unsent_bytes: how many bytes of frames are not sent yet.
+        unsent_bytes: how much memory the frames take that are not sent yet.
     """
 
     def __init__(self, kind: int) -> None:
@@ -195,7 +198,7 @@ class FrameWriter:
         pieces: deque[Piece] = deque(raw.pieces if isinstance(raw, BytePieces) else (raw,))
         queue = self._urgent if urgent and size <= SMALL_BYTES else self._bulk
         queue.append(_Frame(number, size, pieces, size))
-        self.unsent_bytes += size
+        self.unsent_bytes += size + _FRAME_BYTES
 
     def pieces(self) -> list[Piece]:
         """Return what to send next; an empty list if there is nothing."""
@@ -219,7 +222,7 @@ class FrameWriter:
             for frame in queue:
                 if frame.number == number and frame.left == frame.size:
                     queue.remove(frame)
-                    self.unsent_bytes -= frame.size
+                    self.unsent_bytes -= frame.size + _FRAME_BYTES
                     return
 
     def clear(self) -> None:
@@ -248,3 +251,4 @@ class FrameWriter:
         frame.left -= size
         if not frame.left:
             queue.popleft()
+            self._current_bytes += _FRAME_BYTES

@@ -138,7 +138,7 @@ class SocketListener:
                     continue
                 number = next(self._numbers)
             self._add(number, accepted)
-        self._keep_few()
+            self._keep_few()
         if pause_s:
             self._warn("cannot accept connections: the process has too many open files")
             assert self._loop is not None

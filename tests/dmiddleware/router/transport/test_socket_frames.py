@@ -11,7 +11,10 @@ import pytest
 
 from dmiddleware.errors import TransportError
 from dmiddleware.router.transport.interface import Reply
+from dmiddleware.router.transport.sockets import SocketTransport
 from dmiddleware.router.wire.byte_pieces import BytePieces
+from tests.dmiddleware.router.endpoints import unlimited
+from tests.dmiddleware.router.request_handlers import echo
 from tests.dmiddleware.router.unix_sockets import (
     DEADLINE_S,
     HEAD,
@@ -186,3 +189,27 @@ def test_an_abandoned_request_is_not_sent(tmp_path: Path) -> None:
                 assert content in (bytes(MB), b"last")
     assert numbers == [*range(1, len(numbers)), 31]
     assert len(numbers) < 20
+
+
+@pytest.mark.parametrize(
+    ("bound", "dialed"),
+    [
+        ("tcp://[::1]:0", "tcp://[::1]"),
+        ("tcp://0.0.0.0:0", "tcp://127.0.0.1"),
+        ("tcp://[::]:0", "tcp://127.0.0.1"),
+        ("tcp://[::]:0", "tcp://[::1]"),
+        ("tcp://localhost:0", "tcp://localhost"),
+    ],
+)
+def test_a_listener_may_be_bound_to_any_address_of_the_host(bound: str, dialed: str) -> None:
+    listener = SocketTransport().listen(
+        bound, echo, on_disconnect=lambda _: None, limits=unlimited(MAX_BYTES)
+    )
+    with contextlib.closing(listener):
+        host, _, port = listener.address.rpartition(":")
+        assert host == bound.removesuffix(":0") and int(port) > 0
+        channel = SocketTransport().dial(
+            f"{dialed}:{port}", connect_timeout_s=5, reply_timeout_s=5, max_frame_bytes=MAX_BYTES
+        )
+        with contextlib.closing(channel):
+            assert channel.request(b"hello") == b"hello"
