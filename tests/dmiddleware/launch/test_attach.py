@@ -72,6 +72,8 @@ PROGRAM = """
                 task.on("number", on_number)
                 task.on("node.joined", on_joined)
                 task.on("node.left", on_left)
+                # A peer may have connected before there was a handler.
+                connected.update(task.router.peer_ids())
             task.use(collect).use(learn).run()
             print("ended:", task.stop_reason, flush=True)
 
