@@ -56,8 +56,10 @@ def asked(
     return dialer.on_reply(peer, request, replied(listener, request.raw, now), now)
 
 
-def emit(node: NodeProtocol, to: str, event: str, value: Any) -> bool | None:
-    return node.offer(to, encode_event(event, value, CODEC))
+def emit(
+    node: NodeProtocol, to: str, event: str, value: Any, *, handled: bool = False
+) -> bool | None:
+    return node.offer(to, encode_event(event, value, CODEC), handled=handled)
 
 
 def taken(node: NodeProtocol) -> list[tuple[str, str, Any]]:

@@ -416,6 +416,60 @@ def test_a_successor_inherits_subscriptions_until_it_is_ready() -> None:
     assert listener.subscriptions.subscribers("b") == ()
 
 
+def test_a_successor_gets_the_frames_that_its_predecessor_received_too_early() -> None:
+    options = NodeOptions(retry_s=1.0, batch_bytes=200)
+    dialer, listener = make_node("1", options=options), make_node("0", options=options)
+    peer = join(dialer, listener)
+    exchange(dialer, listener, peer)
+    requests = []
+    for number in range(3):
+        emit(dialer, "0", "e", [number, bytes(250)])
+        request = dialer.data_request(peer, 0.0)
+        assert request is not None
+        requests.append(request)
+    for request in requests[1:]:
+        dialer.on_reply(peer, request, replied(listener, request.raw, 0.0), 0.0)
+    assert dialer.data_request(peer, 10.0) is not None, "the first frame is sent again"
+    assert dialer.data_request(peer, 10.0) is None, "the others have arrived"
+    dialer.on_connection_lost("0", "it died", 10.0)
+    again = make_node("0", start=2, options=options)
+    peer = join(dialer, again, 11.0)
+    exchange(dialer, again, peer, 11.0)
+    assert [value[0] for _, event, value in taken(again) if event == "e"] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("listener_sends", [False, True])
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_acknowledgement_of_handled_events_is_sent_at_once_and_with_each_heartbeat(
+    pair: tuple[NodeProtocol, NodeProtocol, PeerSession], listener_sends: bool, lost: bool
+) -> None:
+    dialer, listener, peer = pair
+    exchange(dialer, listener, peer)
+    sender, receiver = (listener, dialer) if listener_sends else (dialer, listener)
+    (name,) = sender.peers
+    for number in range(3):
+        assert emit(sender, name, "e", number, handled=True)
+        exchange(dialer, listener, peer)
+    emit(sender, name, "f", "not held up")
+    exchange(dialer, listener, peer)
+    outgoing = sender.peers[name].outgoing
+    assert outgoing.outbox.empty and outgoing.n_messages == 3
+    assert [event[1] for event in taken(receiver)] == ["f"]
+    handled = receiver.take_handled(100)
+    assert [event.event for _, event in handled] == ["e"] * 3
+    for one, _ in handled:
+        receiver.on_handled(one)
+    if not lost:
+        exchange(dialer, listener, peer)
+    elif listener_sends:
+        assert dialer.data_request(peer, 0.0) is not None
+    else:
+        replied(listener, dialer.request(peer, FrameType.POLL).raw, 0.0)
+    assert outgoing.empty is not lost
+    asked(dialer, listener, peer, FrameType.HEARTBEAT)
+    assert outgoing.empty
+
+
 @pytest.mark.parametrize("sender_leaves", [False, True])
 def test_held_events_and_those_after_them_are_taken_later_and_in_order(
     pair: tuple[NodeProtocol, NodeProtocol, PeerSession], sender_leaves: bool
