@@ -194,8 +194,8 @@ static void silent(int count, int lasts_s) {
     for (;;) pause();
   }
   struct rlimit few = {count / 2, count / 2};
-  setrlimit(RLIMIT_NOFILE, &few);
   socket = replier(port, MB);
+  setrlimit(RLIMIT_NOFILE, &few);
   pause_ms(2000);
   FILE *file = fopen("/proc/self/status", "r");
   printf("  with a limit of %d descriptors: opening a file: %s\n", count / 2,
