@@ -334,7 +334,8 @@ class ModelExchanger(Exchange):
         policy: the policy whose weights are sent.
         every_train_iter: updates from one published copy to the next.
         max_policy_lag: how many updates the weights of a node may be behind the learner when it
-            starts a step; with older ones it waits. None: no limit.
+            starts a step; with older ones it waits. It counts the updates that the learner has
+            announced, at the latest when it has made more than half of this number. None: no limit.
         timeout_s: how long a node waits for weights.
 
     Reads:

@@ -18,6 +18,7 @@ import torch
 
 from dmiddleware.data import load_checkpoint
 from dmiddleware.router import EventTraffic
+from dmiddleware.router.protocol.topology import TopologyName
 from dmiddleware.testing import Cluster
 from examples import cartpole_dqn
 
@@ -50,11 +51,16 @@ class Outcome:
 
 
 def train(
-    seed: int, *, disturb: Callable[[Cluster], None] | None = None, env_steps: int = ENV_STEPS
+    seed: int,
+    *,
+    disturb: Callable[[Cluster], None] | None = None,
+    env_steps: int = ENV_STEPS,
+    topology: TopologyName = "mesh",
 ) -> Outcome:
     """Train in the current folder."""
     program = functools.partial(cartpole_dqn.main, seed=seed, max_env_step=env_steps)
-    with Cluster(program, roles=ROLES, seed=seed, delay_s=(0.01, 0.04)) as cluster:
+    delays = (0.01, 0.04)
+    with Cluster(program, roles=ROLES, topology=topology, seed=seed, delay_s=delays) as cluster:
         cluster.start()
         if disturb is not None:
             disturb(cluster)
@@ -138,6 +144,14 @@ def test_a_link_that_is_cut_in_training_costs_time_and_no_data() -> None:
 
     outcome = train(3, disturb=disturb)
     assert outcome.env_step["0"] >= ENV_STEPS
+    # Batches in transit when the learner stops are dropped: at most two per collector.
+    assert outcome.n_sent - 4 <= outcome.n_received <= outcome.n_sent
+
+
+def test_a_training_in_a_star_loses_no_batch() -> None:
+    outcome = train(3, topology="star")
+    assert outcome.env_step["0"] >= ENV_STEPS
+    assert outcome.train_iter["0"] >= 64
     # Batches in transit when the learner stops are dropped: at most two per collector.
     assert outcome.n_sent - 4 <= outcome.n_received <= outcome.n_sent
 
