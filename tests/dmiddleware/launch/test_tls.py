@@ -67,7 +67,7 @@ def test_nodes_join_over_tls_with_a_trusted_certificate_only(folder: Path) -> No
     with start(folder, ours, "--roles", "learner=1,collector=1", "--topology", "star") as run:
         address = address_of(run)
         assert address.startswith("tls+tcp://127.0.0.1:")
-        with start(folder, theirs, *join, address) as stranger:
+        with start(folder, theirs, *join, address, "--start-timeout", "3") as stranger:
             text, _ = stranger.communicate(timeout=80)
             assert stranger.returncode == 1
             assert f"the certificate of {address} was refused" in text

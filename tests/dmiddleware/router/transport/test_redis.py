@@ -459,7 +459,11 @@ def test_unsigned_frames_through_redis_are_refused(server: RedisServer) -> None:
             client.rpush(inbox, junk)
         with (
             Router(
-                node_id=2, dial=[address], key=bytes(32), transport=RedisTransport()
+                node_id=2,
+                dial=[address],
+                key=bytes(32),
+                transport=RedisTransport(),
+                start_timeout_s=0.5,
             ) as stranger,
             pytest.raises((PermissionError, ConnectionError), match="key"),
         ):

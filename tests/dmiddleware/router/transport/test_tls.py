@@ -176,7 +176,7 @@ def test_an_address_without_a_listener_is_not_a_certificate_error(ours: Authorit
         unused.bind(("127.0.0.1", 0))
         address = f"tls+tcp://127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(TransportError, match="refused") as caught:
-            make_requests(ours.files("dialer"), address)
+            make_requests(ours.files("dialer"), address, connect_timeout_s=0.1)
         assert not isinstance(caught.value, AuthError)
 
 
