@@ -134,3 +134,15 @@ def test_late_frames_after_a_goodbye_do_not_bring_the_node_back(members: Members
     members.on_left("a", "said goodbye", for_good=True)
     assert members.on_heard("a", 1, 1, 0.1) == []
     assert summary(members.on_session(session("a", 2), 5.0)) == [("rejoined", "a")]
+
+
+def test_the_nodes_that_left_first_are_forgotten_when_there_are_too_many() -> None:
+    members = Membership(node("learner"), max_known=3)
+    for number in range(3):
+        members.on_session(session(f"{number}", number + 1, start=7), 0.0)
+    members.on_left("1", "its connection broke")
+    members.on_left("0", "its connection broke")
+    members.on_session(session("3", 4), 0.0)
+    assert members.least_incarnation(node("1")) == 1, "node 1 left first"
+    assert members.least_incarnation(node("0")) == 8
+    assert members.least_incarnation(node("2")) == 8
