@@ -465,9 +465,9 @@ def test_unsigned_frames_through_redis_are_refused(server: RedisServer) -> None:
                 transport=RedisTransport(),
                 start_timeout_s=0.5,
             ) as stranger,
-            pytest.raises(WaitTimeout, match="key"),
+            pytest.raises((PermissionError, ConnectionError), match="key"),
         ):
-            stranger.wait_for_peers(1, timeout_s=1.0)
+            stranger.wait_for_peers(1, timeout_s=DEADLINE_S)
         with Router(
             node_id=1, dial=[address], key=KEY, transport=RedisTransport(), expected_peers=1
         ) as friend:
