@@ -271,6 +271,19 @@ SHAPES = {
 }
 
 
+def test_the_arrival_of_an_earlier_process_does_not_count_for_a_new_one() -> None:
+    arrivals = Arrivals(0, "a")
+    arrivals.connect(1, is_new=True)
+    arrivals.connect(2, is_new=True)
+    arrivals.receive(1, Arrival(1, "b", 5, 1, (0, 2)))
+    arrivals.receive(2, Arrival(2, "c", 5, 1, (0, 1)))
+    arrivals.disconnect(1)
+    arrivals.connect(1, is_new=True)
+    arrivals.arrive(())
+    # Node 2 has not noticed yet that the process has changed.
+    assert arrivals.missing() == [1]
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("seed", range(20))
 def test_arrivals_spread_in_any_network_and_delivery_order(shape: str, seed: int) -> None:
