@@ -293,6 +293,7 @@ def test_an_event_may_be_acknowledged_only_when_it_was_handled(
         got = Received(receiver, "e")
         Received(sender)
         sender.wait_for_peers(1, timeout_s=DEADLINE_S)
+        got.of("node.joined", 1)
         got.hold = True
         for number in range(100):
             sender.emit(HANDLED, (number,), {})
