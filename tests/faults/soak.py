@@ -105,8 +105,8 @@ def _inject(
         wait_until(_at(at + hang_s), "the pause", deadline_s=2 * hang_s)
         victim.signal(signal.SIGCONT)
     else:
-        for number in range(10):
-            with RawPeer(nodes.address, greet=number % 2 == 0) as peer:
+        for _ in range(10):
+            with RawPeer(nodes.address) as peer:
                 peer.write(peer.head(500) + rng.randbytes(500))
 
 

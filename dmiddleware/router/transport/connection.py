@@ -337,6 +337,8 @@ class Connection:
             reader.add(n_bytes, window)
             if not self._pass_on():
                 return
+        # Some bytes may already be decrypted, so that the socket has no event for them.
+        self._has_frames = True
 
     def _pass_on(self) -> bool:
         """Pass on the frames that have been received; return False if no more may be read."""

@@ -21,6 +21,7 @@ from dmiddleware.router.transport.tls import TlsFiles
 from tests.dmiddleware.router.certificates import Authority
 from tests.dmiddleware.router.endpoints import unlimited
 from tests.dmiddleware.router.request_handlers import replying_with
+from tests.dmiddleware.router.unix_sockets import HEAD, framed
 
 KEY = bytes(range(32))
 ANYWHERE = "tls+tcp://127.0.0.1:0"
@@ -328,3 +329,38 @@ class Eavesdropper:
                 self.heard += part
                 sink.sendall(part)
             sink.shutdown(socket.SHUT_WR)
+
+
+def test_bytes_that_are_already_decrypted_are_read_without_waiting_for_more(
+    ours: Authority,
+) -> None:
+    """The last bytes of a record are left when the connection has had its turn."""
+    fragment = HEAD.pack(b"DMWU", 1, 1000, 1, 20_000)
+    records = [
+        fragment + bytes(500),
+        *[bytes(500) + fragment + bytes(500)] * 7,
+        bytes(500) + framed(1, 2, b"hello"),
+    ]
+    with (
+        echo(ours.files("listener")) as listener,
+        socket.create_connection(("127.0.0.1", int(listener.address.rpartition(":")[2]))) as plain,
+    ):
+        plain.settimeout(10.0)
+        received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+        secured = (
+            ours.files("dialer")
+            .context(listens=False)
+            .wrap_bio(received, sent, server_hostname="localhost")
+        )
+        got = b""
+        while len(got) < 2 * HEAD.size + 5:
+            try:
+                secured.do_handshake()
+                while records:
+                    secured.write(records.pop(0))
+                plain.sendall(sent.read())
+                got += secured.read(1000)
+            except ssl.SSLWantReadError:
+                plain.sendall(sent.read())
+                received.write(plain.recv(1 << 16))
+    assert got.endswith(b"hello")
