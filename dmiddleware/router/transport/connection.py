@@ -43,6 +43,11 @@ class Wire(Protocol):
         """Whether there is no handshake to perform."""
         ...
 
+    @property
+    def reports_rest(self) -> bool:
+        """Whether the system has an event for bytes that were not received."""
+        ...
+
     def prepare(self) -> int:
         """Continue the handshake; return the event that it waits for, or 0 once it is done."""
         ...
@@ -88,6 +93,7 @@ class PlainSocket:
     """
 
     is_ready = True
+    reports_rest = True
 
     def __init__(self, connected: socket.socket) -> None:
         self._is_local = connected.family == socket.AF_UNIX
@@ -201,6 +207,7 @@ class Connection:
         # Not read until the owner has room; by then some frames may already have been received.
         self._paused = False
         self._has_frames = False
+        self._resumes = False
         # The socket accepts no more bytes at the moment.
         self._blocked = False
         self._finished = False
@@ -252,7 +259,7 @@ class Connection:
 
     def on_event(self, events: int, buffer: memoryview) -> None:
         """Send and read what is possible; called by the loop."""
-        sends = self._starts_sending()
+        sends = self._blocked and self._starts_sending()
         if sends:
             self._guarded(self._send_rest)
         reads = self._starts_reading(events, has_sent=sends)
@@ -305,6 +312,7 @@ class Connection:
                 self.shut_down or not (self._paused or only_sends)
             )
             if starts:
+                self._resumes = self._has_frames
                 self._reading, self._has_frames = True, False
                 # Others may send while this thread reads.
                 self._watch()
@@ -324,18 +332,23 @@ class Connection:
             return True
 
     def _read(self, buffer: memoryview) -> None:
-        if self.shut_down or not (self._ready or self._prepare()) or not self._pass_on():
+        if self.shut_down or not (self._ready or self._prepare()):
+            return
+        if self._resumes and not self._pass_on():
             return
         for _ in range(_READS_PER_EVENT):
             window = buffer[: self._read_bytes]
             reader = self.reader
-            n_bytes = self._wire.receive(reader.targets(window), fill=reader.is_in_fragment)
+            targets = reader.targets(window)
+            n_bytes = self._wire.receive(targets, fill=reader.is_in_fragment)
             if n_bytes is None:
                 return
             if not n_bytes:
                 raise ConnectionResetError("the other side closed the connection")
             reader.add(n_bytes, window)
             if not self._pass_on():
+                return
+            if self._wire.reports_rest and n_bytes < len(targets[0]):
                 return
         # Some bytes may already be decrypted, so that the socket has no event for them.
         self._has_frames = True

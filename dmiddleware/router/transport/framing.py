@@ -195,6 +195,12 @@ class FrameWriter:
     def put(self, number: int, raw: WireBytes, *, urgent: bool) -> None:
         """Add a frame; an urgent one overtakes the others if it is small enough."""
         size = len(raw)
+        if size <= SMALL_BYTES and not (self._current or self._urgent or self._bulk):
+            head = _HEAD.pack(_MAGIC, self._kind, size, number, size)
+            self._current = [head, *(raw.pieces if isinstance(raw, BytePieces) else (raw,))]
+            self._current_bytes = size + _FRAME_BYTES
+            self.unsent_bytes += self._current_bytes
+            return
         pieces: deque[Piece] = deque(raw.pieces if isinstance(raw, BytePieces) else (raw,))
         queue = self._urgent if urgent and size <= SMALL_BYTES else self._bulk
         queue.append(_Frame(number, size, pieces, size))

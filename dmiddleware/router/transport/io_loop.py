@@ -143,7 +143,8 @@ class IoLoop:
     def _run(self) -> None:
         buffer = memoryview(bytearray(BUFFER_BYTES))
         while not self._stopped:
-            self._call_due()
+            if self._timers:
+                self._call_due()
             for descriptor, events in self._epoll.poll(self._wait_s(), 1):
                 if descriptor == self._wake:
                     self._rewatch_wake()
@@ -162,6 +163,8 @@ class IoLoop:
             self.watch(self._wake, select.EPOLLIN)
 
     def _wait_s(self) -> float | None:
+        if not self._timers:
+            return None
         with self._lock:
             return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
 

@@ -166,6 +166,8 @@ class TlsSocket:
         is_ready: whether its handshake is done.
     """
 
+    reports_rest = False
+
     def __init__(self, secured: ssl.SSLSocket, *, is_ready: bool) -> None:
         secured.setblocking(False)
         self.is_ready = is_ready
