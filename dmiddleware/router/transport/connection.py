@@ -1,7 +1,7 @@
 """One connection that carries frames, for either side of it.
 
-Senders write to the socket themselves. What it does not accept at once is sent by the loop's
-threads, which also read. One thread at a time reads a connection.
+Senders write to the socket themselves. Bytes that it does not accept at once are sent by the
+loop's threads, which also read. One thread at a time reads a connection.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Wire(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is no handshake to perform."""
+        """Whether frames can be exchanged without a handshake."""
         ...
 
     @property
@@ -105,7 +105,7 @@ class PlainSocket:
         self.descriptor = connected.fileno()
 
     def prepare(self) -> int:
-        """Return 0: there is no handshake."""
+        """Return 0: plain sockets need no handshake."""
         return 0
 
     def receive(self, targets: list[memoryview], *, fill: bool) -> int | None:

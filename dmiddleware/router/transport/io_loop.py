@@ -37,7 +37,7 @@ class EventHandler(Protocol):
     def on_event(self, events: int, buffer: memoryview) -> None:
         """Handle an event, which may have happened before the last call.
 
-        Until :meth:`IoLoop.watch` is called again, there are no others.
+        The next event is reported only after :meth:`IoLoop.watch` is called again.
 
         Args:
             events: :data:`READ`, :data:`WRITE` or :data:`BROKEN`, or several of them.

@@ -74,7 +74,7 @@ def connected_socket(address: str, *, timeout_s: float) -> socket.socket:
     """Return a socket that is connected to an address, trying again until the timeout.
 
     Raises:
-        TransportError: if the address is not valid, or there was no connection in time.
+        TransportError: if the address is not valid, or cannot be reached in time.
     """
     deadline = time.monotonic() + timeout_s
     while True:

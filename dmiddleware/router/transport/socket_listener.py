@@ -44,7 +44,7 @@ _OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 class SocketListener:
     """A listening socket, and the connections to it.
 
-    Connections whose peer has not authenticated are few, short and small, whoever makes them. One
+    Connections whose peer has not authenticated are few, short and small. One
     descriptor is kept in reserve, so that dialers are refused rather than left waiting when the
     process has no other.
     """
@@ -274,7 +274,7 @@ class AcceptedConnection:
             read_bytes=min(BUFFER_BYTES, limits.max_untrusted_frame_bytes + 2 * HEAD_BYTES),
         )
         if not wire.is_ready:
-            # It tells the dialer that its certificate was accepted.
+            # The dialer waits for this, to know that its certificate was accepted.
             self._connection.writer.put(0, b"", urgent=True)
 
     def start(self) -> None:

@@ -201,7 +201,7 @@ class TlsSocket:
         Raises:
             AuthError: if either side refuses the other's certificate.
             TransportError: if the listener does not speak TLS.
-            OSError: if the connection broke, or there was no answer in time.
+            OSError: if the connection broke, or did not answer in time.
         """
         context = files.context(listens=False)
         connected.settimeout(max(0.01, timeout_s))
@@ -257,9 +257,9 @@ class TlsSocket:
         return True
 
     def send_patiently(self, pieces: list[Piece]) -> int | None:
-        """Send some bytes without waiting; return how many, or None if there is no room."""
+        """Send some bytes without waiting; return how many, or None if the socket is full."""
         if len(pieces) > 1:
-            # OpenSSL takes one piece at a time, and the same one again if there is no room.
+            # OpenSSL takes one piece at a time, and the same one again if the socket was full.
             pieces[:] = [b"".join(pieces)]
         with self._lock:
             try:

@@ -128,7 +128,7 @@ def test_a_process_without_descriptors_still_admits_peers(listening: Listening) 
         assert after.cpu_ms - before.cpu_ms < 1500, "it spins"
 
 
-def test_a_connection_that_does_not_read_is_not_served_for_ever(listening: Listening) -> None:
+def test_a_connection_that_does_not_read_is_served_no_further(listening: Listening) -> None:
     with listening.connect() as greedy:
         greedy.sendall(b"".join(framed(1, number, b"many") for number in range(1000)))
         greedy.setblocking(False)
