@@ -48,15 +48,15 @@ class Hub:
         self._got = threading.Semaphore(0)
 
     def wait_for(self, n_peers: int) -> dict[str, Any]:
-        """Wait for the peers; measure how long that took, and the threads and descriptors."""
+        """Wait for the peers; measure how long that took, and what was added for them."""
         before = time.process_time()
         started = time.perf_counter()
         self.router.wait_for_peers(n_peers, timeout_s=FORM_S)
         return {
             "form_s": time.perf_counter() - started,
             "form_cpu_s": time.process_time() - before,
-            "threads": _count("/proc/self/task"),
-            "descriptors": _count("/proc/self/fd"),
+            "threads": _count("/proc/self/task") - self._n_threads,
+            "descriptors": _count("/proc/self/fd") - self._n_descriptors,
         }
 
     def idle(self, seconds: float) -> dict[str, Any]:
@@ -104,6 +104,8 @@ class Hub:
         self.router.attach(self._take, self._take)
         self.router.subscribe("got", active=True)
         with self.router:
+            self._n_threads = _count("/proc/self/task")
+            self._n_descriptors = _count("/proc/self/fd")
             print(json.dumps({"address": self.router.address}), flush=True)
             for line in sys.stdin:
                 name, *arguments = json.loads(line)

@@ -63,7 +63,7 @@ class _Link:
 
     @property
     def is_unused(self) -> bool:
-        """Whether there is no route and nothing to send."""
+        """Whether it has neither a route nor frames to send."""
         return not (self.polls or self.unsent) and self.channel is None
 
     def send(self) -> None:

@@ -165,7 +165,7 @@ def test_peers_without_work_are_not_looked_at(polls: Polls) -> None:
     assert run(polls.sender) == 0, "the session is new"
     assert polls.listener.unsent == {} and polls.sender.due == {}
     assert emit(polls.listener, "1", "e", 1)
-    assert polls.sender.take_sends(0.0) == [], "whoever offers an event names its targets"
+    assert polls.sender.take_sends(0.0) == [], "its targets are passed by the engine"
     polls.listener.subscriptions.subscribe(["e"])
     assert list(polls.listener.unsent) == ["1"]
     assert len(polls.sender.take_sends(0.0)) == 1
