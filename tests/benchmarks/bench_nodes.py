@@ -6,9 +6,10 @@ until the last frame is sent, and once more with the acknowledgements that come 
 that the hub uses when it is idle. Weights go over tcp, and a false departure is a peer that counts
 as lost while it lives; the machine must have time for the peers' processes too.
 
-The small event misses its bar. Each peer has its own session, so each gets its own number,
-signature and system call, about 10 µs of Python and as much for waking the peer's process. The
-acknowledgements cost the same once more, because each peer sends its next poll with them.
+The idle star and the small event miss their bars on a quiet machine of two cores. The protocol
+takes about 12 µs for a heartbeat and for a frame to one peer, but each of them wakes a thread on
+both sides, which takes several times as long. Each peer has its own session, so a small event takes
+a number, a signature and a system call for each, and each peer acknowledges it with its next poll.
 
 With the variable ``BENCH_BEFORE`` set to another checkout of the repository, the same program also
 measures that one in the same run, and each row is repeated against it. ``BENCH_SMALL=1`` measures
