@@ -28,6 +28,12 @@ BUFFER_BYTES: Final = 64 * 1024
 _MAX_THREADS: Final = 4
 """A handler that takes long holds up the others only if this many do so at a time."""
 
+_LONG_S: Final = 0.02
+"""While there are events, how often is checked whether a handler takes longer than this."""
+
+_QUIET_S: Final = 0.2
+"""The same while there are none."""
+
 _JOIN_S: Final = 5.0
 
 
@@ -47,9 +53,11 @@ class EventHandler(Protocol):
 
 
 class IoLoop:
-    """Waits for sockets, on one thread at first and more as :meth:`grow` is called.
+    """Waits for sockets.
 
-    The threads run as long as there is a socket.
+    One thread, the leader, waits for events and handles them, which costs much less than several
+    threads that wake each other. After :meth:`grow`, a second one watches it, and takes the lead if
+    a handler takes long. The threads run as long as there is a socket.
     """
 
     def __init__(self) -> None:
@@ -63,6 +71,13 @@ class IoLoop:
         self._threads: list[threading.Thread] = []
         self._n_running = 0
         self._stopped = False
+        self._changed = threading.Condition(self._lock)
+        self._leader: threading.Thread | None = None
+        self._has_watcher = False
+        self._n_spare = 0
+        # Since when the leader has been handling an event; 0.0 while it waits for one.
+        self._busy_since = 0.0
+        self._n_events = 0
 
     def add(self, descriptor: int, handler: EventHandler) -> bool:
         """Add a socket, which is not watched yet; return False if the loop has already stopped.
@@ -104,9 +119,15 @@ class IoLoop:
                 os.eventfd_write(self._wake, 1)
 
     def grow(self) -> None:
-        """Start one more thread, unless there are enough of them."""
-        with self._lock, contextlib.suppress(RuntimeError):
-            if not self._stopped and len(self._threads) < _MAX_THREADS:
+        """Start a thread that watches the leader, unless there is one."""
+        with self._lock:
+            if not self._stopped and len(self._threads) < 2:
+                self._add_thread()
+
+    def _add_thread(self) -> None:
+        """Start one more thread, unless there are enough of them or the system allows no more."""
+        if len(self._threads) < _MAX_THREADS:
+            with contextlib.suppress(RuntimeError):
                 self._start_thread()
 
     def is_current(self) -> bool:
@@ -135,6 +156,7 @@ class IoLoop:
             return
         # It stays readable, so each thread sees it.
         os.eventfd_write(self._wake, 1)
+        self._changed.notify_all()
 
     def _close(self) -> None:
         self._epoll.close()
@@ -142,18 +164,51 @@ class IoLoop:
 
     def _run(self) -> None:
         buffer = memoryview(bytearray(BUFFER_BYTES))
+        this_thread = threading.current_thread()
         while not self._stopped:
+            if self._leader is not this_thread and not self._take_lead(this_thread):
+                break
             if self._timers:
                 self._call_due()
             for descriptor, events in self._epoll.poll(self._wait_s(), 1):
                 if descriptor == self._wake:
                     self._rewatch_wake()
                 elif (handler := self._handlers.get(descriptor)) is not None:
+                    self._n_events += 1
+                    self._busy_since = time.monotonic()
                     _guarded(partial(handler.on_event, events, buffer))
+                    if self._leader is this_thread:
+                        self._busy_since = 0.0
         with self._lock:
             self._n_running -= 1
             if not self._n_running:
                 self._close()
+
+    def _take_lead(self, this_thread: threading.Thread) -> bool:
+        """Wait until the leader's handler takes long, then lead; return False if stopped."""
+        with self._changed:
+            self._n_spare += 1
+            while self._has_watcher and not self._stopped:
+                self._changed.wait()
+            self._n_spare -= 1
+            self._has_watcher, seen = True, self._n_events
+            while not self._stopped and self._leader is not None and not self._is_stuck():
+                self._changed.wait(_QUIET_S if self._n_events == seen else _LONG_S)
+                seen = self._n_events
+            self._has_watcher = False
+            if self._stopped:
+                self._changed.notify_all()
+                return False
+            if self._leader is not None and not self._n_spare:
+                # The former leader is still busy, so another thread has to watch this one.
+                self._add_thread()
+            self._changed.notify()
+            self._leader, self._busy_since = this_thread, 0.0
+            return True
+
+    def _is_stuck(self) -> bool:
+        since = self._busy_since
+        return since > 0.0 and time.monotonic() - since >= _LONG_S
 
     def _rewatch_wake(self) -> None:
         with self._lock:

@@ -299,16 +299,20 @@ class AcceptedConnection:
         with self._connection.lock:
             self._n_unanswered += 1
         self._n_requests += 1
-        is_excessive = not self._trusted and self._n_requests > self._limits.max_untrusted_requests
-        reply = _Reply(self, number)
-        if is_excessive or not self._listener.serve(frame, self._number, reply):
+        if self._is_excessive():
+            # Not closed at once, since a stranger that connects again would cost more.
+            return
+        if not self._listener.serve(frame, self._number, _Reply(self, number)):
             self.close()
+
+    def _is_excessive(self) -> bool:
+        return not self._trusted and self._n_requests > self._limits.max_untrusted_requests
 
     def has_room(self) -> bool:
         """Return whether more requests may be read."""
         unsent_bytes = self._connection.writer.unsent_bytes
         if not self._trusted:
-            return not unsent_bytes
+            return not unsent_bytes and not self._is_excessive()
         return self._n_unanswered < _MAX_UNANSWERED and unsent_bytes <= _MAX_UNSENT_BYTES
 
     def on_end(self, error: Exception | None) -> None:
