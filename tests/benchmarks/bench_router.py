@@ -1,17 +1,20 @@
 """The router.
 
-Both sides are two processes on one machine, connected over ipc, without a key. Our reliable events
-are acknowledged, and an event counts as done once the other process has handled it. There are three
-kinds of references. nng's bare Push0 and Pull0 send the same bytes over nng's ipc and acknowledge
-nothing (our rows use plain sockets unless they say "over nng"). A Ray actor runs a method that does
-nothing, with four calls in flight (ours: four unacknowledged frames, with one event per frame). The
-other bars are absolute. For the weights, one process publishes them and three others load them into
-a torch module.
+Both sides are two processes on one machine, connected over ipc unless a row says "over tcp", and
+without a key. Our reliable events are acknowledged, and an event counts as done once the other
+process has handled it. There are three kinds of references. nng's bare Push0 and Pull0 send the
+same bytes over nng's ipc or tcp and acknowledge nothing. A Ray actor runs a method that does
+nothing, with four calls in flight (ours: four unacknowledged frames, with one event per frame).
+The other bars are absolute. For the weights, one process publishes them and three others load
+them into a torch module.
 
-Shared memory misses its bar against ipc at 1 MB. The bar dates from an ipc of 1 GB/s; today's plain
-sockets reach about three times that at this size, where the pieces of a message still fit the
-processor's cache. The absolute bar of 3 GB/s is met, and from 8 MB on, where the socket's copies
-leave the cache, shared memory is several times as fast.
+Our rows use plain sockets unless they say "over nng". Over nng there is no bar: messages have at
+most 128 KB there, because nng cannot allow authenticated peers longer ones than strangers (see
+docs/decisions/nng.md), so a large event takes many requests.
+
+Shared memory at 1 MB is about twice as fast as ipc, so it reaches its bar in some runs only; ipc
+has become faster than when the bar was set. The absolute bar of 3 GB/s is met, and at 8 MB, where
+the socket's copies leave the processor's cache, shared memory is several times as fast.
 """
 
 from __future__ import annotations
@@ -36,19 +39,21 @@ def rows() -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
         return [
-            *against_nng(folder, "", nng=False),
+            *against_nng(folder, ""),
+            *against_nng(folder, " over tcp", tcp=True),
             *against_nng(folder, " over nng", nng=True),
             small_events(folder),
             round_trip(folder),
+            round_trip(folder, tcp=True),
             *shared_memory(folder),
             weights(folder),
             *against_ray(folder),
         ]
 
 
-def against_nng(folder: Path, over: str, *, nng: bool) -> list[Row]:
+def against_nng(folder: Path, over: str, *, nng: bool = False, tcp: bool = False) -> list[Row]:
     found = []
-    with Stream(folder, nng=nng) as ours, RawStream(folder) as raw:
+    with Stream(folder, nng=nng, tcp=tcp) as ours, RawStream(folder, tcp=tcp) as raw:
         for label, size, n, bar in (("64 KB", 64 * KB, 400, 0.35), ("1 MB", MB, 60, 0.5)):
             array = payload(size)
             raw_bytes = array.tobytes()
@@ -64,7 +69,8 @@ def against_nng(folder: Path, over: str, *, nng: bool) -> list[Row]:
                     count=n * size / MB,
                     unit="MB/s",
                     against="Push0/Pull0",
-                    at_least=bar,
+                    # Over nng it is stated only, see the text.
+                    at_least=None if nng else bar,
                 )
             )
     return found
@@ -77,10 +83,12 @@ def small_events(folder: Path) -> Row:
     return absolute("small events, batched", rate, 100_000, "events/s", at_least=1.0)
 
 
-def round_trip(folder: Path) -> Row:
-    with Stream(folder) as ours:
+def round_trip(folder: Path, *, tcp: bool = False) -> Row:
+    with Stream(folder, tcp=tcp) as ours:
         duration = median_s(ours.ping, repeats=2_000)
-    return absolute("round trip, median", duration * 1e6, 400, "µs", at_most=1.0)
+    name = f"round trip over {'tcp' if tcp else 'ipc'}, median"
+    # The bar is for ipc; tcp is stated beside it.
+    return absolute(name, duration * 1e6, 400, "µs", at_most=None if tcp else 1.0)
 
 
 def shared_memory(folder: Path) -> list[Row]:

@@ -6,8 +6,8 @@ It prints "ready" and serves until its standard input is closed.
   many of them as the ``begin`` event asked for, and answers ``ping`` with ``pong``.
 - ``shared-sink ADDRESS FOLDER``: the same, with shared memory for large frames.
 - ``nng-sink ADDRESS``: the same over nng.
-- ``raw-sink ADDRESS``: the same with nng's bare sockets: Pull0 for the data, and a Pair0 at
-  ``ADDRESS.done`` for ``begin`` and ``done``.
+- ``raw-sink ADDRESS DONE``: the same with nng's bare sockets: Pull0 for the data, and a Pair0 at
+  the address DONE for ``begin`` and ``done``.
 - ``reader ADDRESS N``: a router that dials as node N, loads the weights of each ``weights``
   event and answers each version with ``applied``.
 """
@@ -56,11 +56,11 @@ def sink(address: str, shared: Path | None = None, *, nng: bool = False) -> None
         _serve()
 
 
-def raw_sink(address: str) -> None:
+def raw_sink(address: str, done: str) -> None:
     """Count the messages that arrive through bare sockets."""
     with (
         pynng.Pull0(listen=address) as data,
-        pynng.Pair0(listen=f"{address}.done") as control,
+        pynng.Pair0(listen=done) as control,
     ):
 
         def pull() -> None:
@@ -103,7 +103,7 @@ if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     mode, where, *more = sys.argv[1:]
     if mode == "raw-sink":
-        raw_sink(where)
+        raw_sink(where, more[0])
     elif mode == "reader":
         reader(where, int(more[0]))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 import sys
 import threading
@@ -32,10 +33,18 @@ def transport(shared: Path | None, *, nng: bool = False) -> Transport:
 
     Args:
         shared: a folder in memory, which takes the large frames; None: there is none.
-        nng: whether ipc goes over nng.
+        nng: whether it goes over nng.
     """
     sockets = NngTransport() if nng else SocketTransport()
     return sockets if shared is None else SharedMemoryTransport(sockets, directory=shared)
+
+
+def new_address(folder: Path, name: str, *, tcp: bool) -> str:
+    """Return an unused address."""
+    if not tcp:
+        return f"ipc://{folder}/{name}"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"tcp://127.0.0.1:{free.getsockname()[1]}"
 
 
 @contextlib.contextmanager
@@ -64,6 +73,7 @@ class Stream:
         batched: whether small events share frames.
         shared: the folder for large frames, in memory; None: they go through the socket.
         nng: whether it goes over nng.
+        tcp: whether it goes over tcp instead of ipc.
     """
 
     def __init__(
@@ -74,8 +84,9 @@ class Stream:
         batched: bool = True,
         shared: Path | None = None,
         nng: bool = False,
+        tcp: bool = False,
     ) -> None:
-        address = f"ipc://{folder}/stream-{id(self)}"
+        address = new_address(folder, f"stream-{id(self)}", tcp=tcp)
         options = NodeOptions(
             **({} if window is None else {"window": window}),
             **({} if batched else {"batch_bytes": 1}),
@@ -134,14 +145,15 @@ class Stream:
 class RawStream:
     """The same bytes through Push0 and Pull0, which acknowledge nothing."""
 
-    def __init__(self, folder: Path) -> None:
-        address = f"ipc://{folder}/raw-{id(self)}"
+    def __init__(self, folder: Path, *, tcp: bool = False) -> None:
+        address = new_address(folder, f"raw-{id(self)}", tcp=tcp)
+        done = new_address(folder, f"raw-{id(self)}.done", tcp=tcp)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(peer("raw-sink", address))
+            stack.enter_context(peer("raw-sink", address, done))
             self._data = stack.enter_context(pynng.Push0(dial=address, block_on_dial=True))
             self._control = stack.enter_context(
                 pynng.Pair0(
-                    dial=f"{address}.done",
+                    dial=done,
                     block_on_dial=True,
                     recv_timeout=int(1000 * _DEADLINE_S),
                 )
