@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from easydict import EasyDict
 
@@ -36,6 +37,12 @@ __all__ = [
     "switch",
     "text",
 ]
+
+
+_logger = logging.getLogger(__name__)
+
+_READ_ELSEWHERE: Final = ("type", "import_names", "exp_name", "instance_name", "cfg_type")
+"""Keys at the top of a config that registries and workers read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,11 +139,13 @@ class Configurable:
     An entry may also be a plain value without a declared range; then a given value must have the
     default's type. A plain default of None accepts a value of any type, and None is accepted unless
     the default is True or False. ``config_open`` names paths whose dictionaries accept keys
-    that the class does not know in advance.
+    that the class does not know in advance. A class with ``config_strict = False`` keeps all
+    unknown keys, with one warning.
     """
 
     config: ClassVar[dict[str, Any]] = {}
     config_open: ClassVar[tuple[str, ...]] = ()
+    config_strict: ClassVar[bool] = True
 
     @classmethod
     def default_config(cls) -> EasyDict:
@@ -169,7 +178,13 @@ class Configurable:
         for base in cls.__mro__:
             open_paths.update(vars(base).get("config_open", ()))
         entries = {**cls._merged_entries(), "cfg_type": f"{cls.__name__}Dict"}
-        merged = merge_config(entries, cfg or {}, owner=cls.__name__, open_paths=open_paths)
+        merged = merge_config(
+            entries,
+            cfg or {},
+            owner=cls.__name__,
+            open_paths=open_paths,
+            strict=cls.config_strict,
+        )
         cls.check_config(merged)
         return merged
 
@@ -225,15 +240,17 @@ def merge_config(
     *,
     owner: str = "config",
     open_paths: Iterable[str] = (),
+    strict: bool = True,
 ) -> EasyDict:
     """Merge ``given`` into ``default`` and check it.
 
     Args:
         default: known keys, with an :class:`Option` or a plain default value each.
-        given: the values that differ; ``type`` and ``import_names`` are accepted at the top, since
-            registries read them.
+        given: the values that differ. At the top, what registries and workers read is accepted:
+            ``type``, ``import_names``, ``exp_name``, ``instance_name`` and ``cfg_type``.
         owner: the name of what is configured, for messages.
         open_paths: dotted paths whose dictionaries accept any key.
+        strict: False keeps unknown keys, with one warning.
 
     Raises:
         ConfigError: for an unknown key, a wrong type or a value out of range, with the key's full
@@ -241,8 +258,11 @@ def merge_config(
     """
     if not isinstance(given, Mapping):
         raise ConfigError(f"{owner}: the config must be a dictionary, got {given!r:.100}")
-    merge = _Merge(owner, default, frozenset(open_paths))
-    return EasyDict(merge.into(default, given, ""))
+    merge = _Merge(owner, default, frozenset(open_paths), strict)
+    merged = EasyDict(merge.into(default, given, ""))
+    if merge.unknown:
+        _logger.warning("%s keeps unknown keys: %s", owner, "; ".join(merge.unknown))
+    return merged
 
 
 def check_value(condition: bool, path: str, value: object, wanted: str) -> None:
@@ -260,17 +280,27 @@ class _Merge:
     owner: str
     root: Mapping[str, Any]
     open_paths: frozenset[str]
+    strict: bool
+    unknown: list[str] = dataclasses.field(default_factory=list)
 
     def into(self, known: Mapping[str, Any], given: Mapping[str, Any], path: str) -> dict[str, Any]:
         merged = _defaults(known)
         for key, value in given.items():
             full = f"{path}{key}"
-            if key not in known:
-                if not path and key in ("type", "import_names"):
-                    merged[key] = value
-                    continue
-                raise ConfigError(f"{self.owner}: unknown key {full}; {self._hint(full, known)}")
-            merged[key] = self._value(known[key], value, full)
+            if key in known:
+                merged[key] = self._value(known[key], value, full)
+            elif full in self.open_paths or self._leads_to_open(full):
+                merged[key] = self._value({}, value, full)
+            elif not path and key in _READ_ELSEWHERE:
+                merged[key] = value
+            else:
+                open_keys = [one for one in self.open_paths if one.startswith(path)]
+                here = {**known, **{one[len(path) :].split(".")[0]: None for one in open_keys}}
+                problem = f"unknown key {full}; {self._hint(full, here)}"
+                if self.strict:
+                    raise ConfigError(f"{self.owner}: {problem}")
+                self.unknown.append(problem)
+                merged[key] = copy.deepcopy(value)
         return merged
 
     def _value(self, entry: Any, value: Any, full: str) -> Any:
@@ -293,6 +323,9 @@ class _Merge:
         else:
             _check_type(default, value, full, self.owner)
         return copy.deepcopy(value)
+
+    def _leads_to_open(self, path: str) -> bool:
+        return any(one.startswith(f"{path}.") for one in self.open_paths)
 
     def _hint(self, full: str, known: Mapping[str, Any]) -> str:
         section, _, key = full.rpartition(".")

@@ -38,6 +38,7 @@ class PerEnvQPolicy(Policy):
         "nstep": 3,
     }
     explores: ClassVar[bool] = False
+    learn_from = "batch"
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the name of the library's Q-network."""

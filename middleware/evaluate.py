@@ -134,7 +134,7 @@ class InteractionEvaluator:
             "return_min": min(returns),
             "return_max": max(returns),
             "episode_return": returns,
-            "episode_info": monitor.get_episode_info(),
+            "episode_info": monitor.mean_info(),
             "policy_state": self._mode.state_dict(),
         }
         if films:

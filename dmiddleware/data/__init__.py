@@ -19,7 +19,12 @@ from dmiddleware.data.batch import (
     to_numpy,
 )
 from dmiddleware.data.buffer import Buffer, BufferMiddleware
-from dmiddleware.data.checkpoint import check_saveable, load_checkpoint, save_checkpoint
+from dmiddleware.data.checkpoint import (
+    check_saveable,
+    convert_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
 from dmiddleware.data.offline_dataset import Minibatches, OfflineDataset, save_dataset
 from dmiddleware.data.ring.storage import SharedColumns, SharedHandle
@@ -55,6 +60,7 @@ __all__ = [
     "UniformSampler",
     "PrioritySampler",
     "check_saveable",
+    "convert_checkpoint",
     "load_checkpoint",
     "OfflineDataset",
     "Minibatches",

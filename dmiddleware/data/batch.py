@@ -11,7 +11,7 @@ per leaf; :func:`as_tree` avoids that and takes microseconds.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 import numpy as np
@@ -100,13 +100,15 @@ Nested: TypeAlias = Any
 """A torch tensor or numpy array, or a nested dict, tuple or treetensor of them."""
 
 
-def as_tree(mapping: Mapping[str, Any]) -> Batch:
+def as_tree(mapping: Mapping[str, Any], *, lists: Mapping[str, list[Any]] | None = None) -> Batch:
     """Build a batch from a (nested) dictionary of tensors, without copying.
 
     Args:
         mapping: leaves are tensors or numpy arrays (which share memory with the result); values may
             be dictionaries, tuples (their items become the keys ``"0"``, ``"1"``, …) or
             treetensors.
+        lists: further columns that cannot be tensors, such as text; :func:`index_rows` indexes
+            them, and :func:`map_leaves` keeps them as they are.
 
     Returns:
         A ``treetensor.torch.Tensor`` with the same keys.
@@ -121,6 +123,8 @@ def as_tree(mapping: Mapping[str, Any]) -> Batch:
                 columns[key] = _as_value(item)
     except (TypeError, ValueError, RuntimeError) as error:
         raise _not_a_column(mapping, error) from None
+    if lists:
+        columns |= lists
     return Batch(create_storage(columns))
 
 
@@ -179,15 +183,28 @@ def nest(flat: Mapping[str, Any]) -> Batch:
 
 def map_leaves(function: Callable[..., Any], tree: Batch, *others: Batch) -> Batch:
     """Apply ``function`` to every leaf, together with the leaves of the others at the same path."""
+    return _mapped(function, tree, others)
+
+
+def _mapped(
+    function: Callable[..., Any],
+    tree: Batch | Mapping[str, Any],
+    others: Sequence[Batch] = (),
+    on_list: Callable[[list[Any]], list[Any]] | None = None,
+) -> Batch:
     columns: dict[str, Any] = {}
-    for key, value in tree.items():
+    lists: dict[str, list[Any]] | None = None
+    items: Iterable[tuple[str, Any]] = tree.items()
+    for key, value in items:
         # Where the tree has a batch, the others have one too.
         matching: list[Any] = [other[key] for other in others]
         if isinstance(value, Batch | Mapping):
-            columns[str(key)] = map_leaves(function, value, *matching)
+            columns[str(key)] = _mapped(function, value, matching, on_list)
+        elif type(value) is list:
+            lists = {**(lists or {}), key: value if on_list is None else on_list(value)}
         else:
             columns[str(key)] = function(value, *matching)
-    return as_tree(columns)
+    return as_tree(columns, lists=lists)
 
 
 def map_nested(function: Callable[[Any], Any], nested: Nested) -> Any:
@@ -238,7 +255,11 @@ def flatten_lead(tree: Batch, n_dims: int = 2) -> Batch:
 
 def index_rows(tree: Batch, index: Any) -> Batch:
     """Index the first dimension of every leaf (an integer, a slice, a mask or an index tensor)."""
-    return map_leaves(lambda leaf: leaf[index], tree)
+
+    def rows_of(column: list[Any]) -> list[Any]:
+        return [column[row] for row in torch.arange(len(column))[index].tolist()]
+
+    return _mapped(lambda leaf: leaf[index], tree, on_list=rows_of)
 
 
 def cat(trees: Sequence[Batch], dim: int = 0) -> Batch:

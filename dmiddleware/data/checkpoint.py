@@ -8,6 +8,7 @@ everything detects damage. Loading never executes code from the file.
 from __future__ import annotations
 
 import errno
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from dmiddleware.data.atomic_file import checksum, raw_bytes, write_safetensors
 from dmiddleware.data.serialization import pack, unpack
 from dmiddleware.errors import CheckpointDamaged, CheckpointWriteError
 
-__all__ = ["check_saveable", "load_checkpoint", "save_checkpoint"]
+__all__ = ["check_saveable", "convert_checkpoint", "load_checkpoint", "save_checkpoint"]
 
 _FORMAT = "dmiddleware-checkpoint"
 _VERSION = "1"
@@ -84,6 +85,11 @@ def load_checkpoint(path: str | Path, map_location: torch.device | str = "cpu") 
     source = Path(path)
     if not source.is_file():
         raise FileNotFoundError(errno.ENOENT, "checkpoint not found", str(source))
+    if _is_from_torch(source):
+        raise CheckpointDamaged(
+            f"{source} was written by torch.save, not by save_checkpoint; convert it once with "
+            f"dmiddleware.data.convert_checkpoint({str(source)!r}, 'converted.safetensors')"
+        )
     try:
         tensors, metadata = _read(source)
         _check_metadata(source, metadata)
@@ -96,6 +102,39 @@ def load_checkpoint(path: str | Path, map_location: torch.device | str = "cpu") 
         raise
     except (SafetensorError, KeyError, ValueError) as error:
         raise _damaged(source, str(error)) from error
+
+
+def convert_checkpoint(source: str | Path, target: str | Path) -> None:
+    """Convert a file of ``torch.save``, such as a ``.pth.tar``, into a checkpoint.
+
+    The file is read with ``weights_only=True``, so it executes no code.
+
+    Args:
+        source: the file that ``torch.save`` wrote.
+        target: the checkpoint to write.
+
+    Raises:
+        FileNotFoundError: if ``source`` does not exist.
+        CheckpointDamaged: if it cannot be read, or holds objects other than tensors, numbers,
+            strings and containers of them.
+        CheckpointWriteError: if ``target`` cannot be written.
+    """
+    path = Path(source)
+    if not path.is_file():
+        raise FileNotFoundError(errno.ENOENT, "checkpoint not found", str(path))
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise CheckpointDamaged(f"{path} cannot be converted: {error}") from error
+    save_checkpoint(target, state)
+
+
+def _is_from_torch(path: Path) -> bool:
+    """Return whether a file starts like those of torch.save: a zip archive, or a pickle."""
+    with path.open("rb") as file:
+        head = file.read(4)
+    # A safetensors file starts with a length, whose higher bytes are zero.
+    return head[2:] != b"\0\0" and (head == b"PK\x03\x04" or head[:1] == b"\x80")
 
 
 def _read(path: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, str]]:

@@ -112,6 +112,8 @@ class AsyncEnvManager(BaseEnvManager):
             self._write_action = make_write(self._pool.spaces[1])
             self._open = True
             self._install_first_obs(range(self._env_num), infos)
+            if self._fixes_seeds:
+                self._send_seeds([None] * self._env_num)
 
     def close(self) -> None:
         """Close the envs and end their processes; a second call does nothing."""
@@ -233,6 +235,8 @@ class AsyncEnvManager(BaseEnvManager):
                 self._reseed(failure.env_ids, self._failures.restarts_of(failure.env_id))
             begun, failures = self._running.restart(failures, self._take_seeds())
             infos |= begun
+            if self._fixes_seeds:
+                self._send_seeds([None] * self._env_num)
         return infos
 
     def _reject_bad_actions(
@@ -286,9 +290,14 @@ class AsyncEnvManager(BaseEnvManager):
 
     def _seed_envs(self, seeds: list[int]) -> None:
         if self._open:
-            self._ask(b"d", dict(enumerate(seeds)), "seed")
+            self._send_seeds(seeds)
         else:
             super()._seed_envs(seeds)
+
+    def _send_seeds(self, seeds: Sequence[int | None]) -> None:
+        """Send the seeds of the next resets, and those of all later ones."""
+        fixed = self._seeds if self._fixes_seeds and self._seeds else [None] * self._env_num
+        self._ask(b"d", dict(enumerate(zip(seeds, fixed, strict=True))), "seed")
 
     def _env_states(self) -> list[dict[str, Any] | None]:
         states = self._ask(b"g", dict.fromkeys(range(self._env_num)), "get_state")

@@ -69,6 +69,7 @@ class BaseEnvManager(ABC):
         self._observation_space: spaces.Space[Any] | None = None
         self._action_space: spaces.Space[Any] | None = None
         self._seeds: list[int] | None = None
+        self._fixes_seeds = False
         self._pending_seeds: dict[int, int] = {}
         self._dropped_steps = 0
         self._clear_episodes()
@@ -152,19 +153,22 @@ class BaseEnvManager(ABC):
         assert self._action_space is not None
         return self._action_space
 
-    def seed(self, seed: int | Sequence[int]) -> None:
+    def seed(self, seed: int | Sequence[int], dynamic_seed: bool = True) -> None:
         """Seed the envs and the action spaces.
 
         Each env is seeded once, at its next reset (which may be that of :meth:`launch`), and
-        continues its random sequence from episode to episode.
+        continues its random sequence from episode to episode, unless ``dynamic_seed`` is False.
 
         Args:
             seed: an integer, from which the seed of env ``i`` is derived as ``derive_seed(seed,
                 i)`` (with several managers in a run, give each a different one, for example
                 ``task.seed_for(...)``); or ``E`` integers, one seed per env.
+            dynamic_seed: False seeds each env with its seed again at every reset, so that all its
+                episodes start alike.
 
         Raises:
-            ConfigError: if this is neither an integer nor ``E`` integers.
+            ConfigError: if this is neither an integer nor ``E`` integers, or the envs reset
+                themselves and ``dynamic_seed`` is False.
         """
         if is_int(seed):
             seeds = [derive_seed(int(seed), index) for index in range(self._env_num)]
@@ -177,7 +181,7 @@ class BaseEnvManager(ABC):
                 f"{len(seeds)} seeds were given for {self._env_num} envs; give one per env, or a "
                 "single integer"
             )
-        self._seeds = seeds
+        self._seeds, self._fixes_seeds = seeds, not dynamic_seed
         self._seed_envs(seeds)
         if self._action_space is not None:
             self._seed_action_spaces()
@@ -290,6 +294,7 @@ class BaseEnvManager(ABC):
             "ready_infos": encode_infos(self.ready_info.rows()),
             "totals": self._totals.state_dict(),
             "seeds": self._seeds,
+            "fixes_seeds": self._fixes_seeds,
             "samplers": [
                 get_space_state(space) for space in (self.action_space, self._batched_action_space)
             ],
@@ -314,6 +319,7 @@ class BaseEnvManager(ABC):
                 f"{self._env_num}"
             )
         self._seeds = None if state["seeds"] is None else list(state["seeds"])
+        self._fixes_seeds = state["fixes_seeds"]
         for space, sampler in zip(
             (self.action_space, self._batched_action_space), state["samplers"], strict=True
         ):
@@ -344,6 +350,11 @@ class BaseEnvManager(ABC):
     def _seed_envs(self, seeds: list[int]) -> None:
         """Seed each env at its next reset."""
         self._pending_seeds = dict(enumerate(seeds))
+
+    def _next_seed(self, env_id: int) -> int | None:
+        """Return the seed of an env's next reset; None leaves it unseeded."""
+        fixed = self._seeds[env_id] if self._fixes_seeds and self._seeds is not None else None
+        return self._pending_seeds.pop(env_id, fixed)
 
     # For subclasses
 

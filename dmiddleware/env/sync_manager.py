@@ -284,7 +284,7 @@ class SyncEnvManager(BaseEnvManager):
         return self._restart(env_id, "reset", failure)
 
     def _reset_once(self, env_id: int) -> tuple[Any, Any]:
-        seed = self._pending_seeds.pop(env_id, None)
+        seed = self._next_seed(env_id)
         env = self._envs[env_id]
         result = env.reset() if seed is None else env.reset(seed=seed)
         if seed is not None:

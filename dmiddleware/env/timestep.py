@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -95,8 +95,8 @@ class EnvTimestep:
 
     Attributes:
         env_id: the env's index in its manager.
-        obs: the observation to act on next: the successor, or the first observation of the next
-            episode.
+        obs: the true successor; at the end of an episode the final observation. What to act on next
+            is in the manager's ``ready_obs``.
         reward: the reward of this step.
         done: whether the episode ended: ``terminated or truncated``.
         terminated: whether the episode reached a terminal state, whose value is zero.
@@ -105,7 +105,6 @@ class EnvTimestep:
         info: the env's info of this step; at the end of an episode with ``eval_episode_return`` and
             ``eval_episode_length``; with ``abnormal: True`` if the env failed and was restarted, so
             that this is not a transition.
-        next_obs: the true successor; at the end of an episode the final observation.
     """
 
     env_id: int
@@ -115,7 +114,15 @@ class EnvTimestep:
     terminated: bool
     truncated: bool
     info: dict[str, Any]
-    next_obs: Any
+
+    @property
+    def next_obs(self) -> Any:
+        """The same as ``obs``, under the name that it has in a batch."""
+        return self.obs
+
+    def _replace(self, **changes: Any) -> Self:
+        """Return a copy with other values of some fields, as a named tuple does."""
+        return replace(self, **changes)
 
 
 @dataclass(slots=True)
@@ -164,13 +171,12 @@ class BatchedTimestep:
         for row, env_id in enumerate(self.env_id.tolist()):
             yield EnvTimestep(
                 env_id=env_id,
-                obs=take_row(self.obs, row),
+                obs=take_row(self.next_obs, row),
                 reward=reward[row],
                 done=done[row],
                 terminated=terminated[row],
                 truncated=truncated[row],
                 info=self.info.row(row),
-                next_obs=take_row(self.next_obs, row),
             )
 
 

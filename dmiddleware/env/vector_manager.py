@@ -378,6 +378,15 @@ class VectorEnvManager(BaseEnvManager):
         super()._set_spaces(observation, action)
         self._check_obs, self._check_actions = make_check(observation), make_check(action)
 
+    def seed(self, seed: int | Sequence[int], dynamic_seed: bool = True) -> None:
+        """Seed the envs; see :meth:`BaseEnvManager.seed`."""
+        if not dynamic_seed and not (self._takes_seeds() and self._mode is AutoresetMode.DISABLED):
+            raise ConfigError(
+                "dynamic_seed=False is not possible here, because the vector env resets its envs "
+                "itself; make it with autoreset_mode=AutoresetMode.DISABLED, or pass env functions"
+            )
+        super().seed(seed, dynamic_seed)
+
     def _takes_seeds(self) -> bool:
         return isinstance(self._env.unwrapped, gym.vector.SyncVectorEnv | gym.vector.AsyncVectorEnv)
 
@@ -385,10 +394,9 @@ class VectorEnvManager(BaseEnvManager):
         return self._mode is AutoresetMode.DISABLED or self._takes_seeds()
 
     def _reset_all(self) -> tuple[NestedArrays, list[dict[str, Any]]]:
-        pending, self._pending_seeds = self._pending_seeds, {}
         seed: Any = None
-        if pending:
-            seeds = [pending.get(env_id) for env_id in range(self._env_num)]
+        if self._pending_seeds or self._fixes_seeds:
+            seeds = [self._next_seed(env_id) for env_id in range(self._env_num)]
             seed = seeds if self._takes_seeds() else seeds[0]
         obs, infos = _checked_first(self._env.reset(seed=seed))
         self._clear_marks()
@@ -398,10 +406,9 @@ class VectorEnvManager(BaseEnvManager):
         mask = np.zeros(self._env_num, np.bool_)
         mask[ids] = True
         seeds: Any = None
-        if self._pending_seeds and self._takes_seeds():
+        if (self._pending_seeds or self._fixes_seeds) and self._takes_seeds():
             seeds = [
-                self._pending_seeds.pop(env_id, None) if mask[env_id] else None
-                for env_id in range(self._env_num)
+                self._next_seed(env_id) if mask[env_id] else None for env_id in range(self._env_num)
             ]
         obs, infos = _checked_first(self._env.reset(seed=seeds, options={"reset_mask": mask}))
         self._ended[ids] = False

@@ -1,20 +1,12 @@
 """Policies: how to act, what to store, how to learn."""
 
 from dmiddleware.policy.base.actions import ActorPolicy
+from dmiddleware.policy.base.as_modes import as_collect_mode, as_eval_mode, as_learn_mode
 from dmiddleware.policy.base.batched_policy import BatchedPolicy
 from dmiddleware.policy.base.collate import collate
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.data_parallel import data_parallel
-from dmiddleware.policy.base.modes import (
-    CollectMode,
-    CommandMode,
-    EvalMode,
-    HasModes,
-    LearnMode,
-    as_collect_mode,
-    as_eval_mode,
-    as_learn_mode,
-)
+from dmiddleware.policy.base.modes import CollectMode, CommandMode, EvalMode, HasModes, LearnMode
 from dmiddleware.policy.base.policy import Policy
 from dmiddleware.policy.base.updates import is_update, priorities_of_rows, update_outputs
 from dmiddleware.policy.bc import BCPolicy

@@ -28,7 +28,7 @@ class _Film:
 
     shape: tuple[int, ...]
     frames: list[bytes] = field(default_factory=list)
-    episode_return: float | None = None
+    episode_return: float = 0.0
 
     def add(self, frame: Frame) -> None:
         self.frames.append(zlib.compress(frame.tobytes(), level=1))
@@ -48,12 +48,13 @@ class VectorEvalMonitor:
     Args:
         env_num: number of envs.
         n_episode: number of episodes; the remainder goes to the first envs.
+        max_frames: longest film of an episode, in frames; None: no limit.
 
     Raises:
         ConfigError: if there are fewer episodes than envs.
     """
 
-    def __init__(self, env_num: int, n_episode: int) -> None:
+    def __init__(self, env_num: int, n_episode: int, *, max_frames: int | None = None) -> None:
         if n_episode < env_num:
             raise ConfigError(
                 f"{n_episode} episode(s) cannot be spread over {env_num} envs; evaluate at least "
@@ -63,7 +64,9 @@ class VectorEvalMonitor:
         self._shares = [share + (env < n_extra) for env in range(env_num)]
         self._returns: list[list[float]] = [[] for _ in range(env_num)]
         self._infos: list[list[dict[str, float]]] = [[] for _ in range(env_num)]
-        self._films: dict[int, _Film] = {}
+        self._max_frames = max_frames
+        self._filming: dict[int, _Film] = {}
+        self._films: list[_Film] = []
 
     @property
     def unfinished(self) -> list[int]:
@@ -76,7 +79,7 @@ class VectorEvalMonitor:
         return not self.unfinished
 
     def update_info(self, env_id: int, info: Mapping[str, Any]) -> None:
-        """Add the last info of an episode; its numbers are averaged."""
+        """Add the last info of an episode; its numbers are kept."""
         if len(self._infos[env_id]) < self._shares[env_id]:
             self._infos[env_id].append(
                 {key: float(value) for key, value in info.items() if _is_number(value)}
@@ -87,9 +90,10 @@ class VectorEvalMonitor:
         if len(self._returns[env_id]) >= self._shares[env_id]:
             return
         self._returns[env_id].append(float(reward))
-        film = self._films.get(env_id)
-        if film is not None and film.episode_return is None:
+        film = self._filming.pop(env_id, None)
+        if film is not None:
             film.episode_return = float(reward)
+            self._films.append(film)
 
     def get_episode_return(self) -> list[float]:
         """Return the returns of all episodes so far, env by env."""
@@ -109,36 +113,49 @@ class VectorEvalMonitor:
         """Return how many episodes have ended."""
         return sum(map(len, self._returns))
 
-    def get_episode_info(self) -> dict[str, float]:
+    def get_episode_info(self) -> dict[str, Any]:
+        """Return the numbers in the last infos: a list per key, and its mean as ``<key>_mean``."""
+        lists = self._info_lists()
+        means = {f"{key}_mean": float(np.mean(values)) for key, values in lists.items()}
+        return {**lists, **means}
+
+    def mean_info(self) -> dict[str, float]:
         """Return the mean of each number in the last infos, over the episodes that have it."""
-        values: dict[str, list[float]] = {}
+        return {key: float(np.mean(values)) for key, values in self._info_lists().items()}
+
+    def _info_lists(self) -> dict[str, list[float]]:
+        lists: dict[str, list[float]] = {}
         for infos in self._infos:
             for info in infos:
                 for key, value in info.items():
-                    values.setdefault(key, []).append(value)
-        return {key: float(np.mean(given)) for key, given in values.items()}
+                    lists.setdefault(key, []).append(value)
+        return lists
+
+    def is_filmed(self, env_id: int) -> bool:
+        """Return whether the env's current episode counts and its film is not full yet."""
+        if len(self._returns[env_id]) >= self._shares[env_id]:
+            return False
+        film = self._filming.get(env_id)
+        return self._max_frames is None or film is None or len(film.frames) < self._max_frames
 
     def update_video(self, imgs: Mapping[int, Frame]) -> None:
-        """Add one frame of some envs, ``[H, W, C] uint8``; only first episodes are filmed."""
+        """Add one frame of some envs, ``[H, W, C] uint8``."""
         for env_id, frame in imgs.items():
-            film = self._films.setdefault(env_id, _Film(frame.shape))
-            if film.episode_return is None:
-                film.add(frame)
+            if self.is_filmed(env_id):
+                self._filming.setdefault(env_id, _Film(frame.shape)).add(frame)
 
     def get_video(self) -> npt.NDArray[np.uint8]:
         """Return films of the worst, the median (or both medians), and the best episode.
 
         Returns:
-            ``[N, T, C, H, W] uint8``, worst first; shorter films repeat their last frame. Only the
-            first episode of each env is filmed.
+            ``[N, T, C, H, W] uint8``, worst first; shorter films repeat their last frame.
 
         Raises:
             ValueError: if no episode was filmed to its end.
         """
-        films = [film for film in self._films.values() if film.episode_return is not None]
-        if not films:
+        if not self._films:
             raise ValueError("no episode was filmed to its end; call update_video at each step")
-        films.sort(key=lambda film: film.episode_return or 0.0)
+        films = sorted(self._films, key=lambda film: film.episode_return)
         last = len(films) - 1
         chosen = [films[i].decode() for i in sorted({0, last // 2, (last + 1) // 2, last})]
         length = max(map(len, chosen))
@@ -167,8 +184,8 @@ def evaluate_episodes(
         env_manager: the envs; launched if they are closed, and left open.
         n_episode: number of episodes, at least one per env.
         policy_kwargs: passed to the policy's forward.
-        max_frames: film the first episode of each env, with at most this many frames; the envs must
-            be made with ``render_mode="rgb_array"``.
+        max_frames: film each episode, with at most this many frames; 0: no films. The envs must be
+            made with ``render_mode="rgb_array"``.
 
     Returns:
         The monitor, with returns and infos of all episodes.
@@ -180,15 +197,13 @@ def evaluate_episodes(
         EnvCrashed: if an env keeps failing.
     """
     stepper = Stepper(as_eval_mode(policy, user=_USER), env_manager, user=_USER)
-    monitor = VectorEvalMonitor(env_manager.env_num, n_episode)
+    monitor = VectorEvalMonitor(env_manager.env_num, n_episode, max_frames=max_frames)
     stepper.reset()
     kwargs = policy_kwargs or {}
     playing: list[int] = monitor.unfinished
-    n_frames = 0
     while playing:
-        if n_frames < max_frames:
-            n_frames += 1
-            monitor.update_video(dict(zip(playing, env_manager.render(playing), strict=True)))
+        if max_frames and (filmed := [env for env in playing if monitor.is_filmed(env)]):
+            monitor.update_video(dict(zip(filmed, env_manager.render(filmed), strict=True)))
         everyone = len(playing) == env_manager.env_num
         step = stepper.step(kwargs, only=None if everyone else np.array(playing))
         if step.ended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from dmiddleware.errors import ConfigError
 from dmiddleware.tensorboard import TensorboardWriter
 
-__all__ = ["LazyWriter", "output_folder", "table"]
+__all__ = ["LazyWriter", "TextLog", "output_folder", "table"]
 
 _COLUMNS = 6
 
@@ -57,6 +58,37 @@ class LazyWriter:
             created: TensorboardWriter = self._writer
             self._writer, self._is_created = None, False
             created.close()
+
+
+class TextLog(logging.Logger):
+    """A worker's text log: a file, and the handlers of the program.
+
+    The file has everything from level INFO on. It is open only while a line is written, so there is
+    nothing to close. The program's handlers get what their logger's level admits.
+
+    Args:
+        name: the logger of the program whose handlers see the log.
+        file: the file, created with the first line; None writes none.
+    """
+
+    def __init__(self, name: str, file: Path | None) -> None:
+        super().__init__(name)
+        self._above = logging.getLogger(name)
+        self._file = file
+        self._format = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802 (the name in logging)
+        """Return whether a message of this level goes anywhere."""
+        return (self._file is not None and level >= logging.INFO) or self._above.isEnabledFor(level)
+
+    def callHandlers(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name in logging)
+        """Write a message to the file and pass it to the program's handlers."""
+        if self._file is not None and record.levelno >= logging.INFO:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(f"{self._format.format(record)}\n")
+        if self._above.isEnabledFor(record.levelno):
+            self._above.callHandlers(record)
 
 
 def output_folder(exp_name: str | PathLike[str]) -> Path:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from dmiddleware.config import Configurable
+from dmiddleware.config import Configurable, Option, switch
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import CollectMode, EvalMode, HasModes
 from dmiddleware.registry import Registry, import_modules
-from dmiddleware.worker.logs import LazyWriter, output_folder, table
+from dmiddleware.worker.logs import LazyWriter, TextLog, output_folder, table
 from dmiddleware.worker.ranks import rank_and_world_size
 
 __all__ = ["SerialWorker", "get_worker_cls"]
@@ -38,6 +37,10 @@ class SerialWorker(Configurable, ABC, Generic[M]):
         ConfigError: for an unusable config, or an argument of the wrong type.
     """
 
+    config: ClassVar[dict[str, Any]] = {
+        "log_to_file": Option(True, switch, "whether to write the text log to a file, on rank 0"),
+    }
+
     def __init__(
         self,
         cfg: Mapping[str, Any] | None = None,
@@ -53,8 +56,14 @@ class SerialWorker(Configurable, ABC, Generic[M]):
         self._exp_name = exp_name
         self._instance_name = instance_name
         self._rank, self._world_size = rank_and_world_size()
-        self._logger = logging.getLogger(f"{type(self).__module__}.{instance_name}")
-        self._writer = LazyWriter(tb_logger, output_folder(exp_name) / "log" / instance_name)
+        folder = output_folder(exp_name) / "log" / instance_name
+        self._logger = TextLog(
+            f"{type(self).__module__}.{instance_name}",
+            folder / f"{instance_name}_logger.txt"
+            if self._cfg.log_to_file and self._rank == 0
+            else None,
+        )
+        self._writer = LazyWriter(tb_logger, folder)
 
     @property
     def env(self) -> BaseEnvManager:

@@ -136,3 +136,31 @@ def test_check_value_names_the_path_the_value_and_what_is_wanted():
     check_value(True, "a.b", 3, "odd")
     with pytest.raises(ConfigError, match=r"a\.b must be even, got 3"):
         check_value(False, "a.b", 3, "even")
+
+
+def test_an_open_dictionary_need_not_be_declared():
+    class Outer(Configurable):
+        config = {"a": {"b": 1}}
+        config_open = ("a.inner", "c.inner")
+
+    cfg = {"a": {"inner": {"x": 1}}, "c": {"inner": {}}, "exp_name": "e", "instance_name": "i"}
+    merged = Outer.merged_config(cfg)
+    assert (merged.a.inner.x, merged.a.b, merged.c.inner) == (1, 1, {})
+    assert "c" not in Outer.merged_config({})
+    with pytest.raises(ConfigError, match=r"c\.innr; did you mean c\.inner"):
+        Outer.merged_config({"c": {"innr": {}}})
+    with pytest.raises(ConfigError, match="dictionary"):
+        Outer.merged_config({"c": 3})
+
+
+def test_a_lenient_class_keeps_unknown_keys_with_one_warning(caplog):
+    class Lenient(Configurable):
+        config = {"rate": 1.0}
+        config_strict = False
+
+    merged = Lenient.merged_config({"rat": 2.0, "own": {"x": 1}})
+    assert (merged.rat, merged.own.x, merged.rate) == (2.0, 1, 1.0)
+    assert len(caplog.records) == 1
+    assert "did you mean rate" in caplog.text
+    with pytest.raises(ConfigError):
+        Lenient.merged_config({"rate": "fast"})

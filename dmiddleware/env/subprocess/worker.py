@@ -16,7 +16,7 @@ request   content                                       answers
 ``p``     {env id: None}                                ``k`` the images and render modes
 ``g``     {env id: None}                                ``k`` the states
 ``l``     {env id: state}                               ``k`` the mismatches, or None
-``d``     {env id: seed}                                ``k``
+``d``     {env id: (seed or None, seed of all resets)}  ``k``
 ``c``     nothing                                       none; the process exits
 ========  ============================================  ======================================
 
@@ -105,6 +105,7 @@ class _Worker:
         self._pipe = pipe
         self._envs: dict[int, gym.Env[Any, Any]] = {}
         self._seeds: dict[int, int] = {}
+        self._fixed_seeds: dict[int, int | None] = {}
         self._env_num = 0
         self._env_id = 0
         self._doing = "start"
@@ -173,7 +174,7 @@ class _Worker:
 
     def _reset(self, env_id: int) -> Any:
         self._doing, self._env_id = "reset", env_id
-        env, seed = self._envs[env_id], self._seeds.pop(env_id, None)
+        env, seed = self._envs[env_id], self._seeds.pop(env_id, self._fixed_seeds.get(env_id))
         obs, info = check_first(env.reset() if seed is None else env.reset(seed=seed), env_id)
         if seed is not None:
             env.action_space.seed(seed)
@@ -226,8 +227,9 @@ class _Worker:
             return error
         return None
 
-    def _seed(self, seeds: Mapping[int, int]) -> None:
-        self._seeds = dict(seeds)
+    def _seed(self, seeds: Mapping[int, tuple[int | None, int | None]]) -> None:
+        self._seeds = {env_id: once for env_id, (once, _) in seeds.items() if once is not None}
+        self._fixed_seeds = {env_id: always for env_id, (_, always) in seeds.items()}
 
 
 def main(socket_fd: int, black_box_fd: int) -> None:

@@ -12,14 +12,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmiddleware.data.batch import Batch, Value, as_tree, index_rows, leaves, map_leaves
+from dmiddleware.data.batch import (
+    Batch,
+    Nested,
+    Value,
+    as_tree,
+    from_numpy,
+    index_rows,
+    leaves,
+    map_leaves,
+)
+from dmiddleware.env import BatchedTimestep, EnvTimestep
 from dmiddleware.errors import PolicyError, StructureError
 
 __all__ = [
     "collate",
+    "collate_samples",
     "collate_values",
     "is_per_env",
     "join_outputs",
+    "join_transitions",
     "row",
     "sample_by_trajectory",
     "split_outputs",
@@ -55,6 +67,34 @@ def collate(samples: Sequence[Mapping[str, Any]]) -> Batch:
     if not samples:
         raise StructureError("a batch needs at least one sample, got none")
     return as_tree(_collate_mappings(samples, ""))
+
+
+def collate_samples(samples: Sequence[Mapping[str, Any]]) -> Batch:
+    """Stack samples to learn from, like :func:`collate`.
+
+    Columns of text or None stay plain lists, and an importance weight under its classic name ``IS``
+    is taken as ``weight`` where there is none.
+
+    Returns:
+        A treetensor ``[len(samples), …]``.
+
+    Raises:
+        StructureError: as in :func:`collate`.
+    """
+    lists = {
+        key: [sample.get(key) for sample in samples]
+        for key, value in (samples[0] if samples else {}).items()
+        if value is None or isinstance(value, str | bytes)
+    }
+    batch = collate(
+        [{key: value for key, value in one.items() if key not in lists} for one in samples]
+        if lists
+        else samples
+    )
+    columns = dict(batch.items())
+    if "IS" in columns and "weight" not in columns:
+        columns["weight"] = columns["IS"]
+    return as_tree(columns, lists=lists)
 
 
 def collate_values(values: Sequence[Any], path: str = "") -> Value:
@@ -106,6 +146,22 @@ def join_outputs(
         )
     stacked = _collate_mappings([outputs[env_id] for env_id in env_ids], "output")
     return {key: as_tree(item) if isinstance(item, dict) else item for key, item in stacked.items()}
+
+
+def join_transitions(
+    process: Callable[[Value, dict[str, Value], EnvTimestep], Mapping[str, Any]],
+    obs: Nested,
+    outputs: Mapping[str, Value],
+    timestep: BatchedTimestep,
+) -> Batch:
+    """Make the transitions of one step, env by env, and stack them into columns ``[E, …]``."""
+    per_env = split_outputs(outputs, list(range(len(timestep.env_id))))
+    return collate(
+        [
+            process(row(from_numpy(obs), index), output, one)
+            for (index, output), one in zip(per_env.items(), timestep, strict=True)
+        ]
+    )
 
 
 def to_rows(batch: Batch) -> list[dict[str, Any]]:

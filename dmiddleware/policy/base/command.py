@@ -20,11 +20,12 @@ class CommandModePolicy(Policy):
 
     config: ClassVar[dict[str, Any]] = {}
     fields: ClassVar[tuple[str, ...]] = ("learn", "collect", "eval", "command")
+    command_function: ClassVar[type[CommandMode]] = CommandMode
 
     @property
     def command_mode(self) -> CommandMode:
         """The methods that a commander may call."""
-        return CommandMode(
+        return self.command_function(
             get_setting_learn=self._public_setting_learn,
             get_setting_collect=self._public_setting_collect,
             get_setting_eval=self._public_setting_eval,

@@ -129,7 +129,7 @@ class GradientReducer:
         self._started = max(self._started, end)
 
 
-def all_agree(flag: bool, device: torch.device) -> bool:
+def all_agree(flag: bool, device: torch.device | str) -> bool:
     """Return whether the flag is true on every rank; every rank must call it."""
     vote = torch.tensor(float(flag), device=device)
     dist.all_reduce(vote, op=dist.ReduceOp.MIN)

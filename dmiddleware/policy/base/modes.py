@@ -6,9 +6,7 @@ Workers accept a policy and keep only its mode, so a collector cannot update par
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
-
-from dmiddleware.errors import ConfigError
+from typing import Any, NamedTuple, Protocol
 
 __all__ = [
     "CollectMode",
@@ -16,12 +14,7 @@ __all__ = [
     "EvalMode",
     "HasModes",
     "LearnMode",
-    "as_collect_mode",
-    "as_eval_mode",
-    "as_learn_mode",
 ]
-
-M = TypeVar("M")
 
 
 class LearnMode(NamedTuple):
@@ -107,36 +100,3 @@ class HasModes(Protocol):
     def eval_mode(self) -> EvalMode:
         """The methods of the eval mode."""
         ...
-
-
-def as_learn_mode(policy: HasModes | LearnMode, *, user: str) -> LearnMode:
-    """Return the learn mode of a policy; a learn mode is returned as it is.
-
-    Args:
-        policy: a policy or its learn mode.
-        user: the name of the caller, for the error message.
-
-    Raises:
-        ConfigError: if ``policy`` is neither.
-    """
-    return _as_mode(policy, LearnMode, "learn_mode", user)
-
-
-def as_collect_mode(policy: HasModes | CollectMode, *, user: str) -> CollectMode:
-    """Return the collect mode of a policy; see :func:`as_learn_mode`."""
-    return _as_mode(policy, CollectMode, "collect_mode", user)
-
-
-def as_eval_mode(policy: HasModes | EvalMode, *, user: str) -> EvalMode:
-    """Return the eval mode of a policy; see :func:`as_learn_mode`."""
-    return _as_mode(policy, EvalMode, "eval_mode", user)
-
-
-def _as_mode(policy: object, kind: type[M], name: str, user: str) -> M:
-    mode = policy if isinstance(policy, kind) else getattr(policy, name, None)
-    if not isinstance(mode, kind):
-        raise ConfigError(
-            f"{user} takes a policy or its {name}, got {type(policy).__name__}; "
-            f"pass the policy itself, for example {user}(policy, ...)"
-        )
-    return mode

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, Self, TypedDict, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypedDict, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -37,12 +37,13 @@ from dmiddleware.errors import (
 from dmiddleware.model import action_shape_of, create_model, obs_shape_of
 from dmiddleware.model.spaces import HasSpaces, check_spaces, spaces_of
 from dmiddleware.policy.base.collate import (
-    collate,
+    collate_samples,
     is_per_env,
     join_outputs,
+    join_transitions,
     row,
     sample_by_trajectory,
-    split_outputs,
+    to_rows,
 )
 from dmiddleware.policy.base.data_parallel import (
     GradientReducer,
@@ -88,7 +89,8 @@ class Policy(Configurable):
     :class:`BatchedPolicy` to write it for all environments at once, which is faster. A subclass
     writes
 
-    - ``_forward_learn(batch, **kwargs)``, which updates the model and returns what to log;
+    - ``_forward_learn(batch, **kwargs)``, which updates the model and returns what to log
+      (:attr:`learn_from` says whether ``batch`` is a treetensor or a list of samples);
     - ``_forward_collect(data, **kwargs)`` and ``_forward_eval(data, **kwargs)``, where ``data``
       maps env ids to observations and the result maps them to dictionaries with at least
       ``action``;
@@ -153,12 +155,32 @@ class Policy(Configurable):
             keyword=None,
         ),
     }
-    config_open: ClassVar[tuple[str, ...]] = ("model",)
+    config_open: ClassVar[tuple[str, ...]] = (
+        "model",
+        "learn.learner",
+        "collect.collector",
+        "collect.env",
+        "eval.evaluator",
+        "other.replay_buffer",
+        "other.commander",
+    )
+    total_field: ClassVar[Collection[str]] = ("learn", "collect", "eval")
+    """The parts that a policy can have; ``fields`` in order of their building."""
     fields: ClassVar[tuple[str, ...]] = ("learn", "collect", "eval")
+    learn_function: ClassVar[type[LearnMode]] = LearnMode
+    collect_function: ClassVar[type[CollectMode]] = CollectMode
+    eval_function: ClassVar[type[EvalMode]] = EvalMode
     learn_columns: ClassVar[tuple[str, ...]] = ()
     """The columns that a batch needs for learning."""
     batched: ClassVar[bool] = False
     """Whether the class is written for batches; see :class:`BatchedPolicy`."""
+    learn_from: ClassVar[Literal["batch", "samples"]] = "batch"
+    """What ``_forward_learn`` takes: a batch ``[B, …]``, or a list of ``B`` dictionaries.
+
+    A class that writes ``_forward_learn`` and acts per env (it writes ``_forward_collect`` or
+    ``_process_transition``) learns from samples, as in DI-engine, unless it sets this to
+    ``"batch"``.
+    """
     _required: ClassVar[dict[str, str]] = {
         "learn": "_forward_learn",
         "collect": "_forward_collect",
@@ -166,6 +188,19 @@ class Policy(Configurable):
     }
     explores: ClassVar[bool] = True
     """Whether collecting explores without keyword arguments such as ``eps``."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "total_field" in vars(cls) and "fields" not in vars(cls):
+            further = sorted(set(cls.total_field) - set(cls.fields))
+            cls.fields = (*(one for one in cls.fields if one in cls.total_field), *further)
+        cls.total_field = cls.fields
+        if "_forward_learn" in vars(cls) and "learn_from" not in vars(cls):
+            acts_per_env = not cls.batched and (
+                cls._forward_collect is not Policy._forward_collect
+                or cls._process_transition is not Policy._process_transition
+            )
+            cls.learn_from = "samples" if acts_per_env else "batch"
 
     def __init__(
         self,
@@ -175,18 +210,24 @@ class Policy(Configurable):
     ) -> None:
         self._cfg: EasyDict = self.merged_config(cfg)
         self._enabled = self._check_fields(enable_field)
-        self._device = self._choose_device()
-        self._on_gpu = self._device.type != "cpu"
+        self._enable_field = [field for field in self.fields if field in self._enabled]
+        self._on_policy: bool = self._cfg.on_policy
+        self._bp_update_sync: bool = self._cfg.bp_update_sync
+        self._rank = dist.get_rank() if self._cfg.multi_gpu and dist.is_initialized() else 0
+        has_model = not self._enabled.isdisjoint(("learn", "collect", "eval"))
+        self._device = str(self._choose_device()) if has_model else "cpu"
+        self._cuda = self._on_gpu = self._device != "cpu"
         seed = torch.initial_seed() if self._cfg.seed is None else self._cfg.seed
         self._generator = torch.Generator().manual_seed(derive_seed(seed, "policy", "act"))
-        self._model = self._take_model(model).to(self._device)
-        self._submodules = tuple(self._model.modules())
+        if has_model:
+            self._model = self._create_model(self._cfg, model).to(self._device)
+            self._submodules = tuple(self._model.modules())
         self._optimizer: torch.optim.Optimizer | None = None
         self._train_iter = 0
         self._reducer: GradientReducer | None = None
         if self._cfg.multi_gpu and "learn" in self._enabled:
             # Before _init_learn, so that target networks copy the common parameters.
-            self._join_ranks()
+            self._init_multi_gpu_setting(self._model, self._bp_update_sync)
         self._init_common()
         for field in self.fields:
             if field in self._enabled:
@@ -280,8 +321,8 @@ class Policy(Configurable):
         """Build what evaluating needs."""
 
     @to_be_written
-    def _forward_learn(self, batch: Batch, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]]:
-        """Update the parameters from a batch ``[B, …]``.
+    def _forward_learn(self, batch: Any, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]]:
+        """Update the parameters from a batch ``[B, …]`` or a list of samples (``learn_from``).
 
         Returns:
             A dictionary of Python numbers, maybe with ``priority`` ``[B]``; or a list of such
@@ -428,7 +469,7 @@ class Policy(Configurable):
     @property
     def learn_mode(self) -> LearnMode:
         """The methods that a learner may call."""
-        return LearnMode(
+        return self.learn_function(
             forward=self._public_learn,
             reset=self._reset_learn,
             info=self.__repr__,
@@ -442,7 +483,7 @@ class Policy(Configurable):
     @property
     def collect_mode(self) -> CollectMode:
         """The methods that a collector may call."""
-        return CollectMode(
+        return self.collect_function(
             forward=self._public_collect,
             process_transition=self._public_transition,
             get_train_sample=self._public_train_sample,
@@ -457,7 +498,7 @@ class Policy(Configurable):
     @property
     def eval_mode(self) -> EvalMode:
         """The methods that an evaluator may call."""
-        return EvalMode(
+        return self.eval_function(
             forward=self._public_eval,
             reset=self._reset_eval,
             seed=self.seed,
@@ -498,6 +539,13 @@ class Policy(Configurable):
         Raises:
             AttributeError: if there is none of them; the nearest names are listed.
         """
+        return self._get_attribute(name)
+
+    def set_attribute(self, name: str, value: Any) -> None:
+        """Set ``_<name>``."""
+        self._set_attribute(name, value)
+
+    def _get_attribute(self, name: str) -> Any:
         getter = getattr(self, f"_get_{name}", None)
         if getter is not None:
             return getter()
@@ -511,12 +559,12 @@ class Policy(Configurable):
             f"did you mean: {', '.join(near) or 'nothing similar'}"
         )
 
-    def set_attribute(self, name: str, value: Any) -> None:
-        """Set ``_<name>``."""
+    def _set_attribute(self, name: str, value: Any) -> None:
         setattr(self, f"_{name}", value)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(device={self._device}, model={self._model})"
+        model = getattr(self, "_model", None)
+        return f"{type(self).__name__}(device={self._device}, model={model})"
 
     def scale_rewards(self, batch: Batch) -> torch.Tensor:
         """Return the rewards from which a batch's returns and advantages are computed.
@@ -544,18 +592,10 @@ class Policy(Configurable):
     ) -> dict[str, Any] | list[dict[str, Any]]:
         if "learn" not in self._enabled:
             raise self._not_enabled("learn")
-        batch = collate(data) if isinstance(data, list) else data
-        missing = [column for column in self.learn_columns if column not in batch]
-        if missing:
-            raise StructureError(
-                f"{type(self).__name__} learns from the columns {', '.join(self.learn_columns)}, "
-                f"but the batch lacks {', '.join(missing)}; it has {', '.join(map(str, batch))}"
-            )
-        if self._on_gpu:
-            batch = to_device(batch, self._device)
+        learned = self._samples(data) if self.learn_from == "samples" else self._batch(data)
         if not self._model.training:
             self._model.train()
-        output = self._forward_learn(batch, **kwargs)
+        output = self._forward_learn(learned, **kwargs)
         outputs = output if isinstance(output, list) else [output]
         if not all(isinstance(one, Mapping) for one in outputs):
             raise PolicyOutputError(
@@ -563,6 +603,29 @@ class Policy(Configurable):
                 'dictionary of numbers to log, such as {"total_loss": 0.1}, or a list of them'
             )
         return output
+
+    def _samples(self, data: Batch | list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the samples to learn from; a list is returned as it is."""
+        if isinstance(data, list):
+            if data:
+                self._check_columns(data[0])
+            return data
+        self._check_columns(data)
+        return to_rows(to_device(data, self._device) if self._on_gpu else data)
+
+    def _batch(self, data: Batch | list[dict[str, Any]]) -> Batch:
+        """Return the batch to learn from, on the policy's device."""
+        batch = collate_samples(data) if isinstance(data, list) else data
+        self._check_columns(batch)
+        return to_device(batch, self._device) if self._on_gpu else batch
+
+    def _check_columns(self, columns: Batch | Mapping[str, Any]) -> None:
+        missing = [column for column in self.learn_columns if column not in columns]
+        if missing:
+            raise StructureError(
+                f"{type(self).__name__} learns from the columns {', '.join(self.learn_columns)}, "
+                f"but the batch lacks {', '.join(missing)}; it has {', '.join(map(str, columns))}"
+            )
 
     def _public_collect(
         self, data: Nested, *, env_id: npt.ArrayLike | None = None, **kwargs: Any
@@ -633,13 +696,7 @@ class Policy(Configurable):
             return transition
         if self.batched:
             return as_tree(self._process_transition(obs, policy_output, timestep))
-        outputs = split_outputs(policy_output, list(range(len(timestep.env_id))))
-        return collate(
-            [
-                self._process_transition(row(from_numpy(obs), index), output, one)
-                for (index, output), one in zip(outputs.items(), timestep, strict=True)
-            ]
-        )
+        return join_transitions(self._process_transition, obs, policy_output, timestep)
 
     def _public_train_sample(
         self, data: Batch | list[dict[str, Any]]
@@ -790,7 +847,8 @@ class Policy(Configurable):
             return torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
         return torch.device("cuda", torch.cuda.current_device())
 
-    def _take_model(self, model: nn.Module | None) -> nn.Module:
+    def _create_model(self, cfg: EasyDict, model: nn.Module | None = None) -> nn.Module:
+        """Return the given model, or build the one that ``cfg.model`` describes."""
         if isinstance(model, nn.Module):
             return model
         if model is not None:
@@ -798,19 +856,20 @@ class Policy(Configurable):
                 f"model must be None or a torch.nn.Module, got {model!r:.100} of type "
                 f"{type(model).__name__}"
             )
-        options = dict(self._cfg.model)
+        options = dict(cfg.model)
         if "type" not in options:
             options["type"], options["import_names"] = self.default_model()
-        if self._cfg.seed is None:
+        if cfg.seed is None:
             return create_model(options)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(self._cfg.seed, "policy", "model"))
+            torch.manual_seed(derive_seed(cfg.seed, "policy", "model"))
             return create_model(options)
 
-    def _join_ranks(self) -> None:
+    def _init_multi_gpu_setting(self, model: nn.Module, bp_update_sync: bool) -> None:
+        """Give all ranks the same parameters, and average the gradients of the updates."""
         require_process_group()
-        broadcast_model(self._model)
-        self._reducer = GradientReducer(self._model, overlap=not self._cfg.bp_update_sync)
+        broadcast_model(model)
+        self._reducer = GradientReducer(model, overlap=not bp_update_sync)
 
     def _read(self, key: str, section: str) -> int | None:
         value = self._cfg[key] if key in self._cfg else self._cfg.get(section, {}).get(key)

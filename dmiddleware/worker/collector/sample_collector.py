@@ -74,7 +74,8 @@ class SampleSerialCollector(ISerialCollector):
             random_collect: act at random.
             record_random_collect: whether logs count what was collected at random.
             policy_kwargs: passed to the policy's forward.
-            level_seeds: the seed of each env, stored in its transitions as ``seed``.
+            level_seeds: the seed of each env, stored in its transitions as ``seed``. Samples kept
+                from earlier calls without seeds are dropped, and counted.
 
         Raises:
             ConfigError: if ``n_sample`` is not set or not positive, or if ``level_seeds`` does not
@@ -89,6 +90,8 @@ class SampleSerialCollector(ISerialCollector):
                 f"level_seeds must be a list of {core.env_num} seeds, one per env, "
                 f"got {level_seeds!r:.100}"
             )
+        if level_seeds is not None:
+            self._drop_without_seeds()
         began, before = time.perf_counter(), (core.env_step, core.env_episode)
         traj_len = self._traj_len(target, core.env_num)
         samples = self._extra  # extended in place: nothing is lost if a step raises
@@ -125,6 +128,16 @@ class SampleSerialCollector(ISerialCollector):
         if is_recorded:
             self._log(train_iter, {"extra_sample_count": self.n_extra})
         return samples
+
+    def _drop_without_seeds(self) -> None:
+        """Drop what earlier calls collected without ``level_seeds``."""
+        n_kept = len(self._extra)
+        self._extra = [sample for sample in self._extra if "seed" in sample]
+        self._n_dropped += n_kept - len(self._extra)
+        for gathered in self._gathered.values():
+            if gathered and "seed" not in gathered[0]:
+                self._n_dropped += len(gathered)
+                gathered.clear()
 
     def _take(self, env: int, row: Transition, traj_len: float) -> list[Transition] | None:
         """Add a transition to its env's trajectory; return its samples if it is complete."""

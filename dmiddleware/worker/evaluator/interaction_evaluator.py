@@ -114,7 +114,8 @@ class InteractionSerialEvaluator(ISerialEvaluator):
 
         Returns:
             Whether to stop (the mean return has reached ``stop_value``, and ``train_iter`` is
-            positive), and the results: means of the episodes' last infos, ``return_mean``,
+            positive), and the results: for each number in the episodes' last infos the list of its
+            values under its name and their mean as ``<name>_mean``; ``return_mean``,
             ``return_std``, ``return_max``, ``return_min``, and the list ``episode_return``.
 
         Raises:
@@ -192,7 +193,14 @@ class InteractionSerialEvaluator(ISerialEvaluator):
 
     def _log(self, info: Mapping[str, Any], train_iter: int, envstep: int, seconds: float) -> None:
         values = {key: value for key, value in info.items() if not isinstance(value, list)}
-        values["evaluate_time"] = seconds
+        steps = int(sum(info.get("eval_episode_length", ())))
+        values |= {
+            **{f"reward_{name}": info[f"return_{name}"] for name in ("mean", "std", "max", "min")},
+            "envstep_count": steps,
+            "avg_envstep_per_episode": steps / info["episode_count"],
+            "avg_envstep_per_sec": steps / max(seconds, 1e-9),
+            "evaluate_time": seconds,
+        }
         self._show(
             f"iteration {train_iter}, env step {envstep}",
             values,

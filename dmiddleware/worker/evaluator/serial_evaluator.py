@@ -100,22 +100,24 @@ class ISerialEvaluator(SerialWorker[EvalMode]):
 def get_serial_evaluator_cls(cfg: Mapping[str, Any]) -> Callable[..., ISerialEvaluator]:
     """Return the class that ``cfg.type`` names, after importing ``cfg.import_names``.
 
+    Without ``type``, it is ``interaction``.
+
     Raises:
-        ConfigError: if ``cfg`` has no ``type``.
         RegistryError: if the name is not registered; the nearest names are listed.
     """
-    return get_worker_cls(SERIAL_EVALUATOR_REGISTRY, cfg, "a serial evaluator")
+    named = {"type": "interaction", **cfg}
+    return get_worker_cls(SERIAL_EVALUATOR_REGISTRY, named, "a serial evaluator")
 
 
 def create_serial_evaluator(cfg: Mapping[str, Any], **kwargs: Any) -> ISerialEvaluator:
-    """Build the evaluator that ``cfg.type`` names (``interaction``).
+    """Build the evaluator that ``cfg.type`` names (default: ``interaction``).
 
     Args:
-        cfg: the evaluator's config, with ``type``.
+        cfg: the evaluator's config.
         kwargs: passed to the class's constructor.
 
     Raises:
-        ConfigError: if ``cfg`` has no ``type``, or if the class rejects the config.
+        ConfigError: if the class rejects the config.
         RegistryError: if the name is not registered; the nearest names are listed.
     """
     return get_serial_evaluator_cls(cfg)(cfg, **kwargs)

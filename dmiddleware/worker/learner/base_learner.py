@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -44,9 +45,9 @@ from dmiddleware.worker.learner.hooks import (
     add_learner_hook,
     build_learner_hook_by_cfg,
 )
-from dmiddleware.worker.learner.prefetch import PrefetchLoader
+from dmiddleware.worker.learner.prefetch import LoaderClosed, PrefetchLoader
 from dmiddleware.worker.learner.statistics import CountVar, MovingAverages
-from dmiddleware.worker.logs import LazyWriter, output_folder
+from dmiddleware.worker.logs import LazyWriter, TextLog, output_folder
 from dmiddleware.worker.ranks import rank_and_world_size
 from dmiddleware.worker.serial_worker import get_worker_cls
 
@@ -81,10 +82,19 @@ class BaseLearner(Configurable):
             "num_workers": Option(0, at_least(0, whole=True), "workers that load samples"),
             "worker": Option("thread", one_of("thread", "process"), "kind of worker"),
             "prefetch": Option(2, count, "batches to load ahead"),
+            "chunk_size": Option(
+                None,
+                optional(count),
+                "samples that a worker loads at a time, a divisor of the batch size; None: 1",
+            ),
             "timeout_s": Option(600.0, positive, "seconds to wait for a batch"),
         },
         "log_policy": Option(True, switch, "whether to log the policy's model at the start"),
+        "log_to_file": Option(True, switch, "whether to write the text log to a file, on rank 0"),
         "only_monitor_rank0": Option(True, switch, "whether to keep statistics on rank 0 only"),
+        "is_multitask_pipeline": Option(
+            False, switch, "whether every rank has a task and TensorBoard folder of its own"
+        ),
         "hook": {
             "load_ckpt_before_run": Option("", text, "checkpoint to load first; empty loads none"),
             "log_show_after_iter": Option(100, optional(count), "iterations between logs"),
@@ -109,11 +119,20 @@ class BaseLearner(Configurable):
         self._exp_name = exp_name
         self._instance_name = instance_name
         self._rank, self._world_size = _checked_ranks(dist_info or rank_and_world_size())
-        self._logger = logging.getLogger(f"{__name__}.{instance_name}")
-        self._writer = LazyWriter(tb_logger, output_folder(exp_name) / "log" / instance_name)
+        log_folder = output_folder(exp_name) / "log"
+        self._logger = TextLog(
+            f"{__name__}.{instance_name}",
+            log_folder / instance_name / f"{instance_name}_logger.txt"
+            if self._cfg.log_to_file and self._rank == 0
+            else None,
+        )
+        own = f"_rank{self._rank}" if self._cfg.is_multitask_pipeline else ""
+        self._writer = LazyWriter(tb_logger, log_folder / f"{instance_name}{own}")
         self._last_iter = CountVar()
         self._collector_envstep = -1
         self._done = False
+        self._closing = threading.Event()
+        self._running: threading.Thread | None = None
         self._ckpt_name: str | None = None
         self._priority_info: dict[str, Any] = {}
         self._log_buffer: dict[str, dict[str, Any]] = {
@@ -122,13 +141,40 @@ class BaseLearner(Configurable):
         self._monitor = MovingAverages(_TIMES, window=_WINDOW)
         self._loader: PrefetchLoader | None = None
         self._get_data: Callable[[int], list[Callable[[], Any]]] | None = None
-        hook_cfg = dict(self._cfg.hook)
-        if self._world_size > 1:
-            hook_cfg.setdefault("log_reduce_after_iter", True)
-        self._hooks: Hooks = build_learner_hook_by_cfg(hook_cfg)
+        self._hooks: Hooks = {}
         self._policy: LearnMode | None = None
         if policy is not None:
             self._set_policy(policy)
+        self._setup_hook()
+        self._setup_wrapper()
+
+    def _setup_hook(self) -> None:
+        """Build the hooks; called once by the constructor."""
+        hook_cfg = dict(self._cfg.hook)
+        if self._world_size > 1:
+            hook_cfg.setdefault("log_reduce_after_iter", True)
+        self._hooks = build_learner_hook_by_cfg(hook_cfg)
+
+    def _setup_wrapper(self) -> None:
+        """Install the timers of loading and training; called once by the constructor."""
+        self._timed_forward = self._timed(self._call_policy, "train_time")
+        self._timed_load = self._timed(self._load, "data_time")
+
+    def _timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            answer = function(*args, **kwargs)
+            self._log_buffer["scalar"][name] = time.perf_counter() - began
+            return answer
+
+        return timed
+
+    def _call_policy(self, data: Any, **kwargs: Any) -> Any:
+        return self.policy.forward(data, **kwargs)
+
+    def _load(self) -> list[Any]:
+        assert self._loader is not None
+        return next(self._loader)
 
     def train(
         self, data: Any, envstep: int = -1, policy_kwargs: Mapping[str, Any] | None = None
@@ -151,13 +197,12 @@ class BaseLearner(Configurable):
         """
         if envstep >= 0:
             self._collector_envstep = envstep
-        policy = self.policy
+        if self._policy is None:
+            raise _no_policy()
         if data is None:
             raise ConfigError(f"{self} got None instead of a batch; pass train(batch)")
         self.call_hook("before_iter")
-        began = time.perf_counter()
-        answer: Any = policy.forward(data, **(policy_kwargs or {}))
-        self._log_buffer["scalar"]["train_time"] = time.perf_counter() - began
+        answer: Any = self._timed_forward(data, **(policy_kwargs or {}))
         outputs = update_outputs(answer)
         self._priority_info = _priority_info(outputs, data) or self._priority_info
         for output in outputs:
@@ -186,6 +231,8 @@ class BaseLearner(Configurable):
     def start(self) -> None:
         """Run the whole training: ``train_iterations`` batches from the data loader.
 
+        :meth:`close`, called by another thread, ends the training after the current update.
+
         If an exception, Ctrl-C or SIGTERM ends the training, a checkpoint is saved first; a signal
         waits for the current iteration. Then the exception is raised again, or the signal has its
         effect, as :class:`~dmiddleware.signals.HeldSignals` describes. An exception of a
@@ -197,15 +244,26 @@ class BaseLearner(Configurable):
             KeyboardInterrupt: after a SIGINT.
             SystemExit: after a SIGTERM, with exit code 143.
         """
-        if self._loader is None:
+        if self._loader is None or self._closing.is_set():
             raise ConfigError(
                 "the learner has no data; set `learner.get_data` and call setup_dataloader() "
                 "before start(), or call train(batch) in your own loop"
             )
+        self._running = threading.current_thread()
+        try:
+            self._run()
+        finally:
+            self._running = None
+            if self._closing.is_set():
+                self._writer.close()
+
+    def _run(self) -> None:
         with HeldSignals() as signals:
             self.call_hook("before_run")
             try:
                 for _ in range(int(self._cfg.train_iterations)):
+                    if self._closing.is_set():
+                        break
                     self._one_iteration(signals)
                 with signals.interruptible():
                     pass
@@ -216,11 +274,13 @@ class BaseLearner(Configurable):
                 raise
 
     def _one_iteration(self, signals: HeldSignals) -> None:
-        assert self._loader is not None
-        began = time.perf_counter()
         with signals.interruptible():
-            data = next(self._loader)
-        self._log_buffer["scalar"]["data_time"] = time.perf_counter() - began
+            try:
+                data = self._timed_load()
+            except LoaderClosed:
+                if not self._closing.is_set():
+                    raise
+                return
         self.train(data)
 
     def _save_after(self, error: BaseException, reason: str) -> None:
@@ -247,6 +307,7 @@ class BaseLearner(Configurable):
                 "callables, each of which loads one sample"
             )
         self._close_loader()
+        self._closing.clear()
         self._loader = PrefetchLoader(
             self._get_data, self.policy.get_attribute("batch_size"), **self._cfg.dataloader
         )
@@ -339,14 +400,19 @@ class BaseLearner(Configurable):
             self._logger.debug("%s", s)
 
     def close(self) -> None:
-        """Stop the data loader, and close the TensorBoard writer if the learner created it."""
+        """Stop the data loader, and close the TensorBoard writer if the learner created it.
+
+        If another thread is in :meth:`start`, its training ends in order after the current update:
+        the ``after_run`` hooks run, and :meth:`start` returns.
+        """
+        self._closing.set()
         self._close_loader()
-        self._writer.close()
+        if self._running is None or self._running is threading.current_thread():
+            self._writer.close()
 
     def _close_loader(self) -> None:
         if self._loader is not None:
             self._loader.close()
-            self._loader = None
 
     def __enter__(self) -> Self:
         return self
@@ -378,6 +444,10 @@ class BaseLearner(Configurable):
     def priority_info(self) -> dict[str, Any]:
         """The last priorities, with the buffer positions of their rows if the data has them."""
         return self._priority_info
+
+    @priority_info.setter
+    def priority_info(self, info: dict[str, Any]) -> None:
+        self._priority_info = info
 
     @property
     def collector_envstep(self) -> int:
@@ -416,7 +486,7 @@ class BaseLearner(Configurable):
             ConfigError: if none was set.
         """
         if self._policy is None:
-            raise ConfigError("the learner has no policy; set `learner.policy = policy`")
+            raise _no_policy()
         return self._policy
 
     @policy.setter
@@ -438,12 +508,26 @@ class BaseLearner(Configurable):
     @property
     def monitors(self) -> bool:
         """Whether this rank keeps moving averages."""
-        return self._rank == 0 or not self._cfg.only_monitor_rank0
+        return self._rank == 0 or not self.only_monitor_rank0
+
+    @property
+    def only_monitor_rank0(self) -> bool:
+        """Whether only rank 0 keeps moving averages; never with several tasks."""
+        return bool(self._cfg.only_monitor_rank0) and not self._cfg.is_multitask_pipeline
+
+    @property
+    def logs(self) -> bool:
+        """Whether this rank writes logs."""
+        return self._rank == 0 or bool(self._cfg.is_multitask_pipeline)
 
     @property
     def log_buffer(self) -> dict[str, dict[str, Any]]:
         """The values of the last iteration: ``scalar``, ``scalars`` and ``histogram``."""
         return self._log_buffer
+
+    @log_buffer.setter
+    def log_buffer(self, buffer: dict[str, dict[str, Any]]) -> None:
+        self._log_buffer = buffer
 
     @property
     def logger(self) -> logging.Logger:
@@ -481,6 +565,10 @@ class BaseLearner(Configurable):
     def instance_name(self) -> str:
         """The name that distinguishes learners in logs and folders."""
         return self._instance_name
+
+
+def _no_policy() -> ConfigError:
+    return ConfigError("the learner has no policy; set `learner.policy = policy`")
 
 
 def _checked_ranks(dist_info: tuple[int, int]) -> tuple[int, int]:

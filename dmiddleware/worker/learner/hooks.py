@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from abc import ABC, abstractmethod
 from bisect import insort_right
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
-from dmiddleware.errors import ConfigError
-from dmiddleware.registry import Registry, nearest
+from dmiddleware.errors import ConfigError, RegistryError
+from dmiddleware.registry import nearest
 from dmiddleware.worker.logs import table
 from dmiddleware.worker.ranks import mean_over_ranks
 
@@ -49,9 +50,10 @@ class Hook(ABC):
     Args:
         name: identifies the hook in logs and lists.
         priority: hooks with a lower priority run first; equal ones in order of registration.
+        kwargs: ignored, so that a custom hook can be built from any config.
     """
 
-    def __init__(self, name: str, priority: float) -> None:
+    def __init__(self, name: str, priority: float, **kwargs: Any) -> None:
         if isinstance(priority, bool) or not isinstance(priority, int | float) or priority < 0:
             raise ConfigError(
                 f"the priority of hook {name!r} must be a number of at least 0, got {priority!r}"
@@ -80,13 +82,17 @@ class LearnerHook(Hook):
     Args:
         args: name and priority, see :class:`Hook`.
         position: when it runs: ``before_run``, ``after_run``, ``before_iter`` or ``after_iter``.
+        kwargs: ignored, see :class:`Hook`.
 
     Raises:
         ConfigError: for another position.
     """
 
-    def __init__(self, *args: Any, position: str) -> None:
-        super().__init__(*args)
+    positions: ClassVar[tuple[str, ...]] = POSITIONS
+    """The points at which a learner calls its hooks."""
+
+    def __init__(self, *args: Any, position: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         if position not in POSITIONS:
             raise _unknown_position(f"the position of hook {self.name!r}", position)
         self._position = position
@@ -206,7 +212,7 @@ class LogShowHook(_PeriodicHook):
         if engine.monitors:
             engine.monitor.update(buffer["scalar"])
             n_iterations = finished_iterations(engine, self._position)
-            if engine.rank == 0 and self._is_due(n_iterations):
+            if engine.logs and self._is_due(n_iterations):
                 self._show(engine, n_iterations)
         for part in buffer.values():
             part.clear()
@@ -233,24 +239,20 @@ class LogShowHook(_PeriodicHook):
                 writer.add_histogram(f"{prefix}/{name}", values, at)
 
 
-class LogReduceHook(LearnerHook):
+class LogReduceHook(_PeriodicHook):
     """Averages the log buffer over all ranks, except keys that begin with ``noreduce_``.
 
     Args:
         args: name and priority; it must run before the hook that logs.
         position: ``after_iter``, usually.
-        ext_args: none.
+        ext_args: ``freq``, in iterations.
     """
 
-    def __init__(
-        self, *args: Any, position: str, ext_args: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(*args, position=position)
-        if ext_args:
-            raise ConfigError(f"hook {self.name!r} takes no ext_args, got {dict(ext_args)}")
-
     def __call__(self, engine: BaseLearner) -> None:
-        """Average; every rank must call it with the same keys."""
+        """Average, if an interval has passed; every rank must call it with the same keys."""
+        # All ranks count alike, so either all of them average or none.
+        if not self._is_due(finished_iterations(engine, self._position)):
+            return
         for name, part in engine.log_buffer.items():
             engine.log_buffer[name] = mean_over_ranks(part)
 
@@ -267,14 +269,20 @@ def finished_iterations(engine: BaseLearner, position: str) -> int:
 
 
 def checkpoint_name(name: str) -> str:
-    """Return a file name with the suffix of checkpoints, unless it already has a suffix."""
+    """Return a file name with the suffix of checkpoints, in place of those of torch.save.
+
+    A name with any other suffix is returned as it is.
+    """
+    for suffix in (".pth.tar", ".pth", ".pt"):
+        if name.endswith(suffix):
+            return name.removesuffix(suffix) + SUFFIX
     return name if Path(name).suffix else f"{name}{SUFFIX}"
 
 
 Hooks: TypeAlias = dict[str, list[LearnerHook]]
 """Hooks by position, in order of priority."""
 
-_HOOK_TYPES: Registry[Callable[..., LearnerHook]] = Registry("learner hook")
+_HOOK_TYPES: dict[str, type[LearnerHook]] = {}
 
 # Short form: type, priority, position, and which of ext_args the value sets. Values are averaged
 # over the ranks before they are logged.
@@ -283,7 +291,7 @@ _SHORT_FORMS: dict[str, tuple[str, int, str, str | None]] = {
     "log_show_after_iter": ("log_show", 20, "after_iter", "freq"),
     "save_ckpt_after_iter": ("save_ckpt", 20, "after_iter", "freq"),
     "save_ckpt_after_run": ("save_ckpt", 20, "after_run", None),
-    "log_reduce_after_iter": ("log_reduce", 10, "after_iter", None),
+    "log_reduce_after_iter": ("log_reduce", 10, "after_iter", "freq"),
 }
 _LONG_FORM = ("name", "type", "priority", "position", "ext_args")
 
@@ -291,18 +299,23 @@ _LONG_FORM = ("name", "type", "priority", "position", "ext_args")
 def register_learner_hook(name: str, hook_type: type[LearnerHook]) -> None:
     """Make a type of hook available to configs by name.
 
+    A type that is registered again replaces the earlier one, with a warning.
+
     Args:
         name: the ``type`` in a hook's config.
         hook_type: a subclass of :class:`LearnerHook`, built as
-            ``hook_type(name, priority, position=…, ext_args=…)``.
+            ``hook_type(name, priority, position=…, ext_args=…)``, without ``ext_args`` if it does
+            not take them.
 
     Raises:
         TypeError: if ``hook_type`` is not a subclass of :class:`LearnerHook`.
-        RegistryError: if another type is registered under the name.
     """
     if not (isinstance(hook_type, type) and issubclass(hook_type, LearnerHook)):
         raise TypeError(f"a hook type must be a subclass of LearnerHook, got {hook_type!r}")
-    _HOOK_TYPES.register(name)(hook_type)
+    earlier = _HOOK_TYPES.get(name, hook_type)
+    if earlier is not hook_type:
+        logger.warning("the learner hook %r is now %r, which replaces %r", name, hook_type, earlier)
+    _HOOK_TYPES[name] = hook_type
 
 
 for _name, _type in (
@@ -321,7 +334,8 @@ def build_learner_hook_by_cfg(cfg: Mapping[str, Any]) -> Hooks:
         cfg: short forms (``log_show_after_iter: 100``, ``load_ckpt_before_run: path``,
             ``save_ckpt_after_iter: 1000``, ``save_ckpt_after_run: True``,
             ``log_reduce_after_iter: True``; False and None omit the hook), and long forms: any key,
-            with a dictionary of ``name``, ``type``, ``priority``, ``position``, ``ext_args``.
+            with a dictionary of ``name`` (default: the key), ``type``, ``priority`` (100),
+            ``position`` and ``ext_args``.
 
     Returns:
         Hooks by position, with all positions as keys.
@@ -329,7 +343,7 @@ def build_learner_hook_by_cfg(cfg: Mapping[str, Any]) -> Hooks:
     Raises:
         ConfigError: for an unknown short form (the nearest known one is named), or an incomplete
             long form.
-        RegistryError: for an unknown ``type``.
+        RegistryError: for an unknown ``type``; the nearest names are listed.
     """
     hooks: Hooks = {position: [] for position in POSITIONS}
     for key, value in cfg.items():
@@ -349,12 +363,14 @@ def _from_short(key: str, value: Any) -> LearnerHook | None:
         return None
     if option is None and value is not True:
         raise ConfigError(f"hook.{key} must be True or False, got {value!r}")
+    if kind == "log_reduce" and value is True:
+        value = 1
     ext_args = {} if option is None else {option: value}
-    return _HOOK_TYPES.get(kind)(key, priority, position=position, ext_args=ext_args)
+    return _build(kind, key, priority, position, ext_args)
 
 
 def _from_long(key: str, value: Mapping[str, Any]) -> LearnerHook:
-    given = {"name": key, "priority": 20, "ext_args": {}, **value}
+    given = {"name": key, "priority": 100, "ext_args": {}, **value}
     for field in sorted(set(given) - set(_LONG_FORM)):
         near = nearest(field, _LONG_FORM, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(_LONG_FORM)}"
@@ -362,10 +378,28 @@ def _from_long(key: str, value: Mapping[str, Any]) -> LearnerHook:
     missing = [field for field in _LONG_FORM if field not in given]
     if missing:
         raise ConfigError(f"hook.{key} lacks {', '.join(missing)}; add {missing[0]}: ...")
-    hook_type = _HOOK_TYPES.get(given["type"])
-    return hook_type(
-        given["name"], given["priority"], position=given["position"], ext_args=given["ext_args"]
+    return _build(
+        given["type"], given["name"], given["priority"], given["position"], given["ext_args"]
     )
+
+
+def _build(
+    kind: str, name: str, priority: float, position: str, ext_args: Mapping[str, Any]
+) -> LearnerHook:
+    if kind not in _HOOK_TYPES:
+        near = nearest(str(kind), _HOOK_TYPES)
+        hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(_HOOK_TYPES)}"
+        raise RegistryError(
+            f"no learner hook is registered as {kind!r}; {hint} Add a custom one with "
+            "register_learner_hook"
+        )
+    hook_type = _HOOK_TYPES[kind]
+    parameters = inspect.signature(hook_type).parameters.values()
+    takes_ext_args = any(
+        one.name == "ext_args" or one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters
+    )
+    further = {"ext_args": ext_args} if takes_ext_args else {}
+    return hook_type(name, priority, position=position, **further)
 
 
 def add_learner_hook(hooks: Hooks, hook: LearnerHook) -> None:

@@ -7,14 +7,20 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import (
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+)
 from multiprocessing import get_context
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from dmiddleware.errors import ConfigError, NotEnoughData
 
-__all__ = ["PrefetchLoader"]
+__all__ = ["LoaderClosed", "PrefetchLoader"]
 
 GetData: TypeAlias = Callable[[int], "list[Callable[[], Any]] | None"]
 
@@ -22,9 +28,9 @@ GetData: TypeAlias = Callable[[int], "list[Callable[[], Any]] | None"]
 class PrefetchLoader:
     """Iterates over batches whose samples are loaded by workers, in order.
 
-    With workers, one thread calls ``get_data`` for the next batches and the workers load their
-    samples, at most ``prefetch`` batches ahead. Without workers, a batch is loaded when it is
-    requested.
+    One thread calls ``get_data``. With workers, it does so for the next batches, and the workers
+    load their samples, at most ``prefetch`` batches ahead. Without workers, a batch is loaded when
+    it is requested, in the requesting thread.
 
     Args:
         get_data: called with the batch size; returns that many callables, each of which loads one
@@ -33,10 +39,12 @@ class PrefetchLoader:
         num_workers: number of workers; 0 loads in the calling thread.
         worker: ``"thread"``, or ``"process"`` (spawned; the callables must be picklable).
         prefetch: number of batches to load ahead.
+        chunk_size: number of samples that a worker loads at a time; None: 1.
         timeout_s: how long to wait for a batch.
 
     Raises:
         ValueError: for invalid numbers or an unknown kind of worker.
+        ConfigError: if ``chunk_size`` does not divide the batch size.
     """
 
     def __init__(
@@ -47,6 +55,7 @@ class PrefetchLoader:
         num_workers: int = 0,
         worker: str = "thread",
         prefetch: int = 2,
+        chunk_size: int | None = None,
         timeout_s: float = 600.0,
     ) -> None:
         if batch_size < 1 or num_workers < 0 or prefetch < 1:
@@ -54,18 +63,20 @@ class PrefetchLoader:
                 "batch_size and prefetch must be at least 1 and num_workers at least 0, got "
                 f"{batch_size}, {prefetch} and {num_workers}"
             )
+        self._chunk_size = 1 if chunk_size is None else chunk_size
+        if batch_size % self._chunk_size:
+            raise ConfigError(
+                f"dataloader.chunk_size must divide the batch size {batch_size}, got {chunk_size}"
+            )
         self._get_data = get_data
         self._batch_size = batch_size
         self._timeout_s = timeout_s
         self._executor = _make_executor(worker, num_workers) if num_workers else None
-        self._batches: queue.Queue[list[Future[Any]] | BaseException] = queue.Queue(prefetch)
+        self._batches: queue.Queue[Any] = queue.Queue(prefetch)
+        self._wanted = threading.Semaphore(0)
         self._stop = threading.Event()
-        self._feeder: threading.Thread | None = None
-        if self._executor is not None:
-            self._feeder = threading.Thread(
-                target=self._feed, args=(self._executor,), name="prefetch", daemon=True
-            )
-            self._feeder.start()
+        self._feeder = threading.Thread(target=self._feed, name="prefetch", daemon=True)
+        self._feeder.start()
 
     def __iter__(self) -> Iterator[list[Any]]:
         return self
@@ -76,13 +87,13 @@ class PrefetchLoader:
         Raises:
             NotEnoughData: if ``get_data`` returned nothing.
             TimeoutError: if the batch is not loaded in time.
-            RuntimeError: after ``close``, also if this was already waiting.
+            LoaderClosed: after ``close``, also if this was already waiting.
             Exception: any error of ``get_data`` or of loading a sample.
         """
         if self._stop.is_set():
             raise _closed()
         if self._executor is None:
-            return [load() for load in self._ask()]
+            self._wanted.release()
         try:
             item = self._batches.get(timeout=self._timeout_s)
         except queue.Empty:
@@ -90,23 +101,26 @@ class PrefetchLoader:
         if isinstance(item, BaseException):
             self.close()
             raise item
-        return [self._loaded(future) for future in item]
+        if self._executor is None:
+            return [load() for load in item]
+        return [sample for future in item for sample in self._loaded(future)]
 
     def close(self) -> None:
         """Stop the workers; a second call does nothing."""
         self._stop.set()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
-        if self._feeder is not None:
-            # The feeder may be blocked by the full queue; it puts at most one more item.
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    self._batches.get_nowait()
-            # If get_data hangs, its daemon thread stays until the process ends.
+        self._wanted.release()
+        # The feeder may be blocked by the full queue; it puts at most one more item.
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._batches.get_nowait()
+        # Wake up a thread that waits for a batch.
+        with contextlib.suppress(queue.Full):
+            self._batches.put_nowait(_closed())
+        # If get_data hangs, its daemon thread stays until the process ends.
+        if self._feeder is not threading.current_thread():
             self._feeder.join(timeout=1.0)
-            # Wake up a thread that waits for a batch.
-            with contextlib.suppress(queue.Full):
-                self._batches.put_nowait(_closed())
 
     def __enter__(self) -> Self:
         return self
@@ -122,6 +136,8 @@ class PrefetchLoader:
     def _loaded(self, future: Future[Any]) -> Any:
         try:
             return future.result(timeout=self._timeout_s)
+        except CancelledError:
+            raise _closed() from None
         except TimeoutError:
             if future.done():  # loading itself raised TimeoutError
                 return future.result()
@@ -147,11 +163,14 @@ class PrefetchLoader:
             )
         return batch
 
-    def _feed(self, executor: Executor) -> None:
+    def _feed(self) -> None:
         while not self._stop.is_set():
-            item: list[Future[Any]] | BaseException
+            if self._executor is None:
+                self._wanted.acquire()
+                if self._stop.is_set():
+                    return
             try:
-                item = [executor.submit(load) for load in self._ask()]
+                item: Any = self._start_loading(self._ask())
             except BaseException as error:  # noqa: BLE001 - raised by __next__
                 item = error
             if self._stop.is_set():
@@ -160,9 +179,25 @@ class PrefetchLoader:
             if isinstance(item, BaseException):
                 return
 
+    def _start_loading(self, loads: list[Callable[[], Any]]) -> list[Any]:
+        """Return futures of chunks of samples; without workers the callables themselves."""
+        if self._executor is None:
+            return loads
+        size = self._chunk_size
+        chunks = [loads[start : start + size] for start in range(0, len(loads), size)]
+        return [self._executor.submit(_load_chunk, chunk) for chunk in chunks]
 
-def _closed() -> RuntimeError:
-    return RuntimeError("the data loader is closed; call setup_dataloader() again")
+
+class LoaderClosed(RuntimeError):
+    """The data loader was closed."""
+
+
+def _closed() -> LoaderClosed:
+    return LoaderClosed("the data loader is closed; call setup_dataloader() again")
+
+
+def _load_chunk(loads: list[Callable[[], Any]]) -> list[Any]:
+    return [load() for load in loads]
 
 
 def _make_executor(worker: str, num_workers: int) -> Executor:

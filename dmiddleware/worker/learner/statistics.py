@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
 
 __all__ = ["CountVar", "MovingAverages"]
 
@@ -11,19 +13,45 @@ __all__ = ["CountVar", "MovingAverages"]
 class MovingAverages:
     """Means of named values over recent iterations.
 
+    DI-engine's notation works too: ``monitor.loss = 0.5`` adds a value, ``monitor.avg["loss"]()``
+    is the mean and ``monitor.val["loss"]()`` the newest value.
+
     Args:
         names: the values to average; others are ignored.
         window: number of recent values per name.
     """
 
+    _values: dict[str, deque[float]]
+
     def __init__(self, names: Iterable[str], *, window: int) -> None:
         if window <= 0:
             raise ValueError(f"window must be positive, got {window}")
-        self._values: dict[str, deque[float]] = {name: deque(maxlen=window) for name in names}
+        self._values = {name: deque(maxlen=window) for name in names}
 
     def follow(self, name: str, *, window: int) -> None:
         """Average one more value."""
         self._values.setdefault(name, deque(maxlen=window))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_values":
+            super().__setattr__(name, value)
+        elif name in self._values:
+            self._values[name].append(value)
+        else:
+            raise AttributeError(
+                f"{name!r} is not averaged, so it cannot be set; the averaged values are "
+                f"{', '.join(self._values)}"
+            )
+
+    @property
+    def avg(self) -> dict[str, Callable[[], float]]:
+        """Functions that return the means, by name."""
+        return {name: partial(self.mean, name) for name in self._values}
+
+    @property
+    def val(self) -> dict[str, Callable[[], float]]:
+        """Functions that return the newest values, by name."""
+        return {name: partial(self.latest, name) for name in self._values}
 
     @property
     def names(self) -> tuple[str, ...]:

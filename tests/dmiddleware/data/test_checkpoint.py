@@ -15,7 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from dmiddleware.data import as_tree, check_saveable, load_checkpoint, save_checkpoint
+from dmiddleware.data import (
+    as_tree,
+    check_saveable,
+    convert_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from dmiddleware.errors import CheckpointDamaged, CheckpointWriteError
 
 
@@ -324,3 +330,28 @@ def test_a_folder_that_cannot_be_created_is_a_write_error(tmp_path):
         save_checkpoint(tmp_path / "file" / "c.safetensors", {})
     assert caught.value.errno in (errno.EEXIST, errno.ENOTDIR)
     assert isinstance(caught.value, OSError)
+
+
+@pytest.mark.parametrize("protocol", ["zip", "pickle"])
+def test_a_file_of_torch_is_converted(protocol, tmp_path):
+    source, target = tmp_path / "ckpt_best.pth.tar", tmp_path / "ckpt_best.safetensors"
+    state = {"model": {"weight": torch.ones(2)}, "last_iter": 3}
+    torch.save(state, source, _use_new_zipfile_serialization=protocol == "zip")
+    with pytest.raises(CheckpointDamaged, match="convert_checkpoint"):
+        load_checkpoint(source)
+    convert_checkpoint(source, target)
+    loaded = load_checkpoint(target)
+    assert loaded["last_iter"] == 3
+    assert loaded["model"]["weight"].tolist() == [1.0, 1.0]
+
+
+def test_a_file_of_torch_with_code_in_it_is_not_converted(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (print, ("executed",))
+
+    torch.save({"x": Evil()}, tmp_path / "evil.pt")
+    with pytest.raises(CheckpointDamaged):
+        convert_checkpoint(tmp_path / "evil.pt", tmp_path / "out.safetensors")
+    with pytest.raises(FileNotFoundError):
+        convert_checkpoint(tmp_path / "no.pt", tmp_path / "out.safetensors")

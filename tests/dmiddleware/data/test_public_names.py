@@ -5,7 +5,8 @@ Batch Nested as_tree from_numpy to_numpy to_dict to_device leaves nest map_leave
 lead_shape flatten_lead index_rows cat stack
 Buffer BufferMiddleware TensorBuffer DequeBuffer BufferedData SharedHandle SharedColumns
 Sampler Eligible UniformSampler PrioritySampler
-check_saveable load_checkpoint save_checkpoint OfflineDataset Minibatches save_dataset
+check_saveable convert_checkpoint load_checkpoint save_checkpoint
+OfflineDataset Minibatches save_dataset
 """
 
 

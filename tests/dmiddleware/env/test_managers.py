@@ -62,8 +62,8 @@ def literally(env_fn, seeds, actions):
 
 
 def check_row(row, expected):
-    obs, next_obs, reward, terminated, truncated, info = expected
-    np.testing.assert_equal(row.obs, obs)
+    _, next_obs, reward, terminated, truncated, info = expected
+    np.testing.assert_equal(row.obs, next_obs)
     np.testing.assert_equal(row.next_obs, next_obs)
     assert row.reward == np.float32(reward)
     assert (row.terminated, row.truncated, row.done) == (
@@ -445,3 +445,27 @@ def test_the_state_of_other_envs_is_rejected(kind):
     other = make(kind, SavesItself)
     with other, pytest.raises(CheckpointMismatch, match=r"the saved env is .*Walk"):
         other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", [SYNC, ASYNC, DISABLED])
+def test_a_fixed_seed_starts_all_episodes_of_an_env_alike(kind):
+    cartpole = functools.partial(gym.make, "CartPole-v1", max_episode_steps=3)
+    with make(kind, cartpole, env_num=2, seed=None) as manager:
+        manager.seed([3, 4], dynamic_seed=False)
+        manager.reset()
+        first = np.array(manager.ready_obs)
+        for _ in range(3):
+            for _ in range(3):
+                step = manager.step(np.zeros(2, np.int64))
+            assert step.done.all()
+            np.testing.assert_array_equal(manager.ready_obs, first)
+        manager.seed([3, 4])
+        manager.reset()
+        np.testing.assert_array_equal(manager.ready_obs, first)
+        manager.reset()
+        assert (np.array(manager.ready_obs) != first).any()
+
+
+def test_envs_that_reset_themselves_cannot_have_a_fixed_seed():
+    with make(SAME_STEP, Walk) as manager, pytest.raises(ConfigError, match="DISABLED"):
+        manager.seed(3, dynamic_seed=False)

@@ -5,7 +5,7 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 from strange_envs import Walk
 
-from dmiddleware.env import BatchedTimestep, StepInfo
+from dmiddleware.env import BatchedTimestep, EnvTimestep, StepInfo
 
 ROWS = [
     {"a": 1, "b": 0.5, "deep": {"x": np.arange(2), "y": True}},
@@ -93,11 +93,11 @@ def test_an_info_without_keys_is_empty():
 
 
 def test_a_batch_is_iterated_env_by_env():
-    obs = {"x": np.array([[1.0], [2.0]]), "pair": (np.array([5, 6]),)}
+    obs = {"x": np.array([[1.0], [9.0]]), "pair": (np.array([5, 9]),)}
     batch = BatchedTimestep(
         env_id=np.array([0, 3]),
         obs=obs,
-        next_obs=obs,
+        next_obs={"x": np.array([[1.0], [2.0]]), "pair": (np.array([5, 6]),)},
         reward=np.array([0.5, 1.5], np.float32),
         done=np.array([False, True]),
         terminated=np.array([False, False]),
@@ -115,3 +115,10 @@ def test_a_batch_is_iterated_env_by_env():
     assert second.next_obs["pair"][0] == 6
     assert type(first.reward) is float
     assert type(first.done) is bool
+
+
+def test_a_timestep_has_the_true_successor_under_both_names():
+    step = EnvTimestep(0, np.ones(2), 1.0, True, True, False, {})
+    assert step.next_obs is step.obs
+    changed = step._replace(reward=2.0)
+    assert (changed.reward, changed.done, step.reward) == (2.0, True, 1.0)

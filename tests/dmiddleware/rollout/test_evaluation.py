@@ -30,7 +30,13 @@ def test_episodes_beyond_an_envs_share_do_not_count():
     monitor.update_reward(1, 20)
     assert monitor.is_finished()
     assert monitor.get_episode_return() == [10, 20]
-    assert monitor.get_episode_info() == {"lives": 2.0, "won": 1.0}
+    assert monitor.mean_info() == {"lives": 2.0, "won": 1.0}
+    assert monitor.get_episode_info() == {
+        "lives": [0.0, 4.0],
+        "won": [1.0],
+        "lives_mean": 2.0,
+        "won_mean": 1.0,
+    }
 
 
 def test_numbers_of_all_kinds_are_averaged():
@@ -38,7 +44,7 @@ def test_numbers_of_all_kinds_are_averaged():
     monitor.update_info(
         0, {"a": np.float32(2), "b": np.array(3), "c": np.array([1, 2]), "d": None, "e": np.True_}
     )
-    assert monitor.get_episode_info() == {"a": 2.0, "b": 3.0, "e": 1.0}
+    assert monitor.mean_info() == {"a": 2.0, "b": 3.0, "e": 1.0}
 
 
 def test_without_infos_there_are_no_means():

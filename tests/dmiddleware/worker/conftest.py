@@ -1,5 +1,7 @@
 """Fixtures for tests that act in envs."""
 
+import pytest
+
 from tests.dmiddleware.counting_envs import (
     batched_policy,
     counting_envs,
@@ -9,3 +11,9 @@ from tests.dmiddleware.counting_envs import (
 )
 
 __all__ = ["counting_envs", "lockstep_envs", "batched_policy", "per_env_policy", "dqn_policy"]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    """Run in an empty folder, where workers without ``exp_name`` write their logs."""
+    monkeypatch.chdir(tmp_path)

@@ -493,6 +493,7 @@ def test_defaults_are_those_of_the_classic_collectors():
         "deepcopy_obs": False,
         "transform_obs": False,
         "collect_print_freq": 100,
+        "log_to_file": True,
         "cfg_type": "ISerialCollectorDict",
     }
     assert EpisodeSerialCollector.default_config().get_train_sample is False
