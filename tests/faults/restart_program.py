@@ -6,6 +6,7 @@ handled to its ledger. In its first start the learner ends half way.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -26,7 +27,10 @@ def main() -> None:
     # A handled event would survive a learner that raises too, but the default must do so as well.
     event = Event("number", acknowledged="accepted" if ends == "raises" else "handled")
     time.sleep(slow_s)
-    with Task(Context()) as task, Writer(folder / f"{task.router.node_id}.ledger") as write:  # type: ignore[union-attr]
+    # The ledger is closed after the task, which handles its last events when it is closed.
+    with contextlib.ExitStack() as files, Task(Context()) as task:
+        path = folder / f"{task.router.node_id}.ledger"  # type: ignore[union-attr]
+        write = files.enter_context(Writer(path))
         write("started", os.getpid())
 
         @middleware(roles=[Role.COLLECTOR])
@@ -49,7 +53,7 @@ def main() -> None:
             time.sleep(0.005)
 
         if task.has_role(Role.LEARNER):
-            ledger = Ledger(folder / f"{task.router.node_id}.ledger")  # type: ignore[union-attr]
+            ledger = Ledger(path)
             is_first = len(ledger.lines("started")) == 1
             started_at = time.monotonic()
             time.sleep(slow_s)

@@ -17,6 +17,7 @@ from dmiddleware.launch.plan import NodeConfig, NodePlan
 from dmiddleware.launch.supervisor import Supervisor, SupervisorOptions
 
 PROGRAM = """
+    import time
     from pathlib import Path
     from dmiddleware import Context, Task
 
@@ -26,6 +27,11 @@ PROGRAM = """
         with Task(Context()) as task:
             print("running", flush=True)
             task.use(lambda ctx: None).run()
+
+    def stay():
+        with Task(Context()) as task:
+            print("running", flush=True)
+            task.use(lambda ctx: time.sleep(600)).run()
 
     def speak_once():
         print("last words", flush=True)
@@ -104,7 +110,7 @@ def test_a_signal_during_a_print_ends_the_run_in_order(
 @pytest.mark.process
 def test_a_second_ctrl_c_kills_the_nodes_at_once(tmp_path: Path) -> None:
     display = SignallingDisplay(signal.SIGINT, signal.SIGINT)
-    assert supervise(tmp_path, display) == 130
+    assert supervise(tmp_path, display, "stay") == 130
     assert "node 0 (all roles) did not end within 20 s; killed" in display.notes
 
 
