@@ -18,7 +18,8 @@ that fits it best, so that either can be caught::
     ├── DataError
     │   ├── StructureError (ValueError)     a batch that differs from what was stored before
     │   ├── NotEnoughData (ValueError)      a buffer asked for more than it holds
-    │   └── DatasetError (ValueError)       an offline dataset that cannot be read
+    │   ├── DatasetError (ValueError)       an offline dataset that cannot be read
+    │   └── StepDataLost (LookupError)      step data that is missing or damaged in its store
     ├── EnvError
     │   ├── EnvCrashed (RuntimeError)       an environment that kept failing
     │   ├── EnvTimeout (TimeoutError)       an environment that did not answer in time
@@ -43,6 +44,7 @@ that fits it best, so that either can be caught::
     │   ├── TransportError (ConnectionError)    an address that cannot be reached or listened on
     │   ├── DeliveryTimeout (TimeoutError)  a peer that did not accept an event in time
     │   └── RouterStateError (RuntimeError) a router used before start, after close or after fork
+    ├── CoordinatorError (RuntimeError)     a coordinator asked for what it does not have
     └── LaunchError (ValueError)            a run that cannot be started as asked
 
 A message says what happened, with which value, and what to do.
@@ -69,6 +71,7 @@ __all__ = [
     "StructureError",
     "NotEnoughData",
     "DatasetError",
+    "StepDataLost",
     "EnvError",
     "EnvCrashed",
     "EnvTimeout",
@@ -93,6 +96,7 @@ __all__ = [
     "TransportError",
     "DeliveryTimeout",
     "RouterStateError",
+    "CoordinatorError",
     "LaunchError",
 ]
 
@@ -163,6 +167,18 @@ class NotEnoughData(DataError, ValueError):
 
 class DatasetError(DataError, ValueError):
     """An offline dataset is missing, damaged or of another format."""
+
+
+class StepDataLost(DataError, LookupError):
+    """Step data is missing or damaged in its store.
+
+    Attributes:
+        data_id: the id of the data.
+    """
+
+    def __init__(self, message: str, *, data_id: str) -> None:
+        super().__init__(message)
+        self.data_id = data_id
 
 
 class EnvError(DMiddlewareError):
@@ -283,6 +299,10 @@ class DeliveryTimeout(RouterError, TimeoutError):
 
 class RouterStateError(RouterError, RuntimeError):
     """A router was used before its start, after its close, or in a forked process."""
+
+
+class CoordinatorError(DMiddlewareError, RuntimeError):
+    """A coordinator was asked for an unknown task or buffer, or at the wrong time."""
 
 
 class LaunchError(DMiddlewareError, ValueError):

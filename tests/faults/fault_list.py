@@ -157,7 +157,7 @@ FAULTS = (
     Fault(
         "kill-collector",
         "kill -9 of a random collector in training, 21 times",
-        _over_both(killed_collectors, kills=7, seeds=(0, 1, 2), env_steps=120_000),
+        _over_both(killed_collectors, kills=7, seeds=(0, 1, 2), env_steps=240_000),
     ),
     Fault(
         "kill-learner",

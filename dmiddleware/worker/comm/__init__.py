@@ -1,0 +1,1 @@
+"""How the coordinator and its workers communicate: links, stores, and the communicating workers."""
