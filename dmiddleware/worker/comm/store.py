@@ -27,6 +27,14 @@ class Store(Protocol):
         """Delete step data; references that are already gone are ignored."""
         ...
 
+    def missing(self, refs: Iterable[str]) -> set[str]:
+        """Return which of the references have no step data, without reading the others."""
+        ...
+
+    def clear(self) -> None:
+        """Delete all step data of the run, once it has ended; also what nobody refers to."""
+        ...
+
     def publish(self, name: str, version: int, state: Mapping[str, Any]) -> None:
         """Replace the state of a policy; readers see the old state or the new one, whole."""
         ...

@@ -195,6 +195,9 @@ class CollectorInfo:
 class DataDemand:
     """A learner asks for a batch; demand ``n + 1`` also says that batch ``n`` is no longer needed.
 
+    A demand with ``lost`` samples asks for others in their place: the coordinator forgets the lost
+    ones, and the rest of the batch is needed until the next demand without ``lost``.
+
     Attributes:
         seq: counts the demands of this attempt, from 0.
         batch_size: number of samples, which arrive together.
