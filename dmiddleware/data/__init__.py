@@ -23,7 +23,9 @@ from dmiddleware.data.checkpoint import (
     check_saveable,
     convert_checkpoint,
     load_checkpoint,
+    pack_checkpoint,
     save_checkpoint,
+    unpack_checkpoint,
 )
 from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
 from dmiddleware.data.offline_dataset import Minibatches, OfflineDataset, save_dataset
@@ -66,4 +68,6 @@ __all__ = [
     "Minibatches",
     "save_dataset",
     "save_checkpoint",
+    "pack_checkpoint",
+    "unpack_checkpoint",
 ]

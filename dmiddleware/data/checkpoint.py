@@ -8,6 +8,7 @@ everything detects damage. Loading never executes code from the file.
 from __future__ import annotations
 
 import errno
+import json
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,12 +17,25 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load
 
-from dmiddleware.data.atomic_file import checksum, raw_bytes, write_safetensors
+from dmiddleware.data.atomic_file import (
+    checksum,
+    raw_bytes,
+    safetensors_pieces,
+    write_safetensors,
+)
 from dmiddleware.data.serialization import pack, unpack
 from dmiddleware.errors import CheckpointDamaged, CheckpointWriteError
 
-__all__ = ["check_saveable", "convert_checkpoint", "load_checkpoint", "save_checkpoint"]
+__all__ = [
+    "check_saveable",
+    "convert_checkpoint",
+    "load_checkpoint",
+    "pack_checkpoint",
+    "save_checkpoint",
+    "unpack_checkpoint",
+]
 
 _FORMAT = "dmiddleware-checkpoint"
 _VERSION = "1"
@@ -45,11 +59,9 @@ def save_checkpoint(path: str | Path, state: Any) -> None:
         TypeError: if the state holds anything else, with its path in the state; nothing is written.
     """
     target = Path(path)
-    rest, tensors = pack(state, reserved=(_REST, "__metadata__"))
-    tensors[_REST] = torch.from_numpy(np.frombuffer(bytearray(rest), dtype=np.uint8))
-    metadata = {"format": _FORMAT, "version": _VERSION, "crc32": f"{checksum(tensors):08x}"}
+    packed = _packed(state)
     try:
-        write_safetensors(target, tensors, metadata)
+        write_safetensors(target, *packed)
     except OSError as error:
         raise CheckpointWriteError(
             error.errno or errno.EIO,
@@ -57,6 +69,39 @@ def save_checkpoint(path: str | Path, state: Any) -> None:
             "unchanged. Free disk space or choose another folder, then save again",
             str(target),
         ) from error
+
+
+def _packed(state: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return the tensors and the metadata of a checkpoint."""
+    rest, tensors = pack(state, reserved=(_REST, "__metadata__"))
+    tensors[_REST] = torch.from_numpy(np.frombuffer(bytearray(rest), dtype=np.uint8))
+    crc = f"{checksum(tensors):08x}"
+    return tensors, {"format": _FORMAT, "version": _VERSION, "crc32": crc}
+
+
+def pack_checkpoint(state: Any) -> bytes:
+    """Return the bytes of the file that :func:`save_checkpoint` would write.
+
+    Raises:
+        TypeError: as :func:`save_checkpoint` raises it.
+    """
+    return b"".join(safetensors_pieces(*_packed(state)))
+
+
+def unpack_checkpoint(data: bytes) -> Any:
+    """Return the state that :func:`pack_checkpoint` packed, on the CPU.
+
+    Raises:
+        CheckpointDamaged: if the bytes are not a checkpoint, are incomplete, or have changed.
+    """
+    try:
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        return _unpacked("the data", load(data), header["__metadata__"])
+    except CheckpointDamaged:
+        raise
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise _damaged("the data", str(error)) from error
 
 
 def check_saveable(state: Any) -> None:
@@ -91,17 +136,25 @@ def load_checkpoint(path: str | Path, map_location: torch.device | str = "cpu") 
             f"dmiddleware.data.convert_checkpoint({str(source)!r}, 'converted.safetensors')"
         )
     try:
-        tensors, metadata = _read(source)
-        _check_metadata(source, metadata)
-        if metadata["crc32"] != f"{checksum(tensors):08x}":
-            raise _damaged(source, "the checksum does not match the content")
-        rest = tensors.pop(_REST)
-        moved = {name: tensor.to(map_location) for name, tensor in tensors.items()}
-        return unpack(raw_bytes(rest).tobytes(), moved)
+        return _unpacked(source, *_read(source), map_location)
     except CheckpointDamaged:
         raise
     except (SafetensorError, KeyError, ValueError) as error:
         raise _damaged(source, str(error)) from error
+
+
+def _unpacked(
+    source: Path | str,
+    tensors: dict[str, torch.Tensor],
+    metadata: Mapping[str, str],
+    map_location: torch.device | str = "cpu",
+) -> Any:
+    _check_metadata(source, metadata)
+    if metadata["crc32"] != f"{checksum(tensors):08x}":
+        raise _damaged(source, "the checksum does not match the content")
+    rest = tensors.pop(_REST)
+    moved = {name: tensor.to(map_location) for name, tensor in tensors.items()}
+    return unpack(raw_bytes(rest).tobytes(), moved)
 
 
 def convert_checkpoint(source: str | Path, target: str | Path) -> None:
@@ -144,7 +197,7 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, str]]:
         return tensors, file.metadata() or {}
 
 
-def _check_metadata(path: Path, metadata: Mapping[str, str]) -> None:
+def _check_metadata(path: Path | str, metadata: Mapping[str, str]) -> None:
     if metadata.get("format") != _FORMAT:
         raise _damaged(path, "it is a .safetensors file, but not a checkpoint of this project")
     if metadata.get("version") != _VERSION:
@@ -154,7 +207,7 @@ def _check_metadata(path: Path, metadata: Mapping[str, str]) -> None:
         )
 
 
-def _damaged(path: Path, why: str) -> CheckpointDamaged:
+def _damaged(path: Path | str, why: str) -> CheckpointDamaged:
     return CheckpointDamaged(
         f"{path} is not a complete checkpoint: {why}; use an earlier one or write it again"
     )

@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections import Counter, OrderedDict, defaultdict, deque
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ from dmiddleware.data import (
     check_saveable,
     convert_checkpoint,
     load_checkpoint,
+    pack_checkpoint,
     save_checkpoint,
+    unpack_checkpoint,
 )
 from dmiddleware.errors import CheckpointDamaged, CheckpointWriteError
 
@@ -355,3 +358,19 @@ def test_a_file_of_torch_with_code_in_it_is_not_converted(tmp_path):
         convert_checkpoint(tmp_path / "evil.pt", tmp_path / "out.safetensors")
     with pytest.raises(FileNotFoundError):
         convert_checkpoint(tmp_path / "no.pt", tmp_path / "out.safetensors")
+
+
+def test_packed_bytes_are_the_content_of_the_file(tmp_path: Path) -> None:
+    state = {"w": torch.arange(3.0), "step": 4, "name": "a"}
+    save_checkpoint(tmp_path / "a.safetensors", state)
+    data = pack_checkpoint(state)
+    assert data == (tmp_path / "a.safetensors").read_bytes()
+    again = unpack_checkpoint(data)
+    assert torch.equal(again.pop("w"), torch.arange(3.0))
+    assert again == {"step": 4, "name": "a"}
+
+
+@pytest.mark.parametrize("cut", [0, 4, 8, 40, -1])
+def test_packed_bytes_that_are_incomplete_are_refused(cut: int) -> None:
+    with pytest.raises(CheckpointDamaged):
+        unpack_checkpoint(pack_checkpoint({"w": torch.arange(3.0)})[:cut])

@@ -5,7 +5,7 @@ Batch Nested as_tree from_numpy to_numpy to_dict to_device leaves nest map_leave
 lead_shape flatten_lead index_rows cat stack
 Buffer BufferMiddleware TensorBuffer DequeBuffer BufferedData SharedHandle SharedColumns
 Sampler Eligible UniformSampler PrioritySampler
-check_saveable convert_checkpoint load_checkpoint save_checkpoint
+check_saveable convert_checkpoint load_checkpoint save_checkpoint pack_checkpoint unpack_checkpoint
 OfflineDataset Minibatches save_dataset
 """
 
