@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from dmiddleware.errors import RegistryError
 
-__all__ = ["Registry", "nearest", "import_modules"]
+__all__ = ["Registry", "edit_distance", "nearest", "import_modules"]
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -38,6 +38,24 @@ def _similarity(name: str, other: str) -> float:
     if len(name) > 3 and other.startswith(f"{name}_"):
         return 1.0  # "discount" for "discount_factor"
     return difflib.SequenceMatcher(a=other, b=name, autojunk=False).ratio()
+
+
+def edit_distance(a: str, b: str) -> int:
+    """Return how many characters to insert, delete or replace to turn ``a`` into ``b``.
+
+    Source: Wagner and Fischer, "The string-to-string correction problem", 1974.
+
+    Example:
+        >>> edit_distance("lerner", "learner")
+        1
+    """
+    previous = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        current = [i]
+        for j, y in enumerate(b, 1):
+            current.append(min(previous[j] + 1, current[-1] + 1, previous[j - 1] + (x != y)))
+        previous = current
+    return previous[-1]
 
 
 def import_modules(names: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from dmiddleware.errors import LaunchError, TopologyError
 from dmiddleware.pipeline import Role
-from dmiddleware.registry import nearest
+from dmiddleware.pipeline.middleware import KNOWN_ROLES, misspelled_role
 from dmiddleware.router.protocol.topology import (
     NodeAddresses,
     Scheme,
@@ -41,7 +41,6 @@ __all__ = [
 FailurePolicy = Literal["abort", "continue", "restart"]
 MqType = Literal["socket", "nng", "redis"]
 
-_ROLES: Final = tuple(map(str, Role))
 _THIS_HOST: Final = ("127.0.0.1", "localhost")
 
 
@@ -209,8 +208,8 @@ def assign_roles(
     for name, count in roles:
         if count < 1:
             raise LaunchError(f"--roles: {name}={count} starts no process; leave the role out")
-        if name not in _ROLES and (near := nearest(name, _ROLES, n=1)):
-            raise LaunchError(f"--roles: unknown role {name!r}; did you mean {near[0]}?")
+        if name not in KNOWN_ROLES and (near := misspelled_role(name)):
+            raise LaunchError(f"--roles: unknown role {name!r}; did you mean {near}?")
     named = tuple((name,) for name, count in roles for _ in range(count))
     if n_workers is not None and n_workers != len(named):
         raise LaunchError(

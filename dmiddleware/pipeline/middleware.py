@@ -7,17 +7,20 @@ import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from dmiddleware.errors import MiddlewareError
 from dmiddleware.pipeline.context import Context
+from dmiddleware.registry import edit_distance
 
 if TYPE_CHECKING:
     from dmiddleware.pipeline.task import Task
 
 __all__ = [
+    "KNOWN_ROLES",
     "Middleware",
     "Role",
+    "misspelled_role",
     "Wrapper",
     "middleware",
     "declared",
@@ -41,11 +44,30 @@ _MISSING: Any = object()
 
 
 class Role(StrEnum):
-    """The part that a process plays in a run; define custom roles in another ``StrEnum``."""
+    """The part that a process plays in a run; define custom roles in another ``StrEnum``.
+
+    ``COORDINATOR`` and ``AGGREGATOR`` are roles of the classic workers.
+    """
 
     LEARNER = "learner"
     COLLECTOR = "collector"
     EVALUATOR = "evaluator"
+    COORDINATOR = "coordinator"
+    AGGREGATOR = "aggregator"
+
+
+KNOWN_ROLES: Final = tuple(map(str, Role))
+"""The names of the roles that this project uses."""
+
+
+def misspelled_role(name: str, known: Iterable[str] = KNOWN_ROLES) -> str | None:
+    """Return the known role for which ``name`` is a misspelling, or None.
+
+    A name at an edit distance (insertions, deletions, replacements) of 1 or 2 is a misspelling; any
+    other one is a custom role.
+    """
+    distance, nearest = min((edit_distance(name, role), role) for role in known)
+    return nearest if 1 <= distance <= 2 else None
 
 
 def middleware(

@@ -11,10 +11,12 @@ from dmiddleware.errors import ChainError
 from dmiddleware.pipeline.chain import PlanItem, leaves
 from dmiddleware.pipeline.context import Context, FieldKind
 from dmiddleware.pipeline.middleware import (
+    KNOWN_ROLES,
     Role,
     declared,
     is_generator_middleware,
     middleware_object,
+    misspelled_role,
 )
 from dmiddleware.registry import nearest
 
@@ -165,15 +167,15 @@ class _Check:
                     f"{', '.join(self._run_roles)}); start the run with a learner, as in "
                     "--roles learner=1,collector=2"
                 )
-        known = {*map(str, Role), *map(str, self._roles)}
+        known = {*KNOWN_ROLES, *map(str, self._roles)}
         for item in _every(self._items):
             for role in item.entry.roles:
                 # A member of an Enum was defined somewhere: it is not a typo.
-                near = [] if isinstance(role, enum.Enum) else nearest(role, known, n=1)
-                if role not in known and near:
+                near = None if isinstance(role, enum.Enum) else misspelled_role(role, known)
+                if role not in known and near is not None:
                     self._problems.append(
                         f"{item.label} is for the role {role!r}, which is unknown; did you mean "
-                        f"{near[0]!r}? Define a custom role as a member of a StrEnum."
+                        f"{near!r}? Define a custom role as a member of a StrEnum."
                     )
 
     def _check_locks(self, items: Iterable[PlanItem], held: tuple[object, ...]) -> None:

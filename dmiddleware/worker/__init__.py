@@ -8,6 +8,12 @@ from dmiddleware.worker.collector import (
     get_serial_collector_cls,
     to_tensor_transitions,
 )
+from dmiddleware.worker.commander import (
+    BaseParallelCommander,
+    NaiveCommander,
+    create_parallel_commander,
+    get_parallel_commander_cls,
+)
 from dmiddleware.worker.evaluator import (
     InteractionSerialEvaluator,
     ISerialEvaluator,
@@ -44,4 +50,8 @@ __all__ = [
     "add_learner_hook",
     "merge_hooks",
     "show_hooks",
+    "BaseParallelCommander",
+    "NaiveCommander",
+    "create_parallel_commander",
+    "get_parallel_commander_cls",
 ]

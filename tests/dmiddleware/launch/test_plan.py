@@ -139,6 +139,7 @@ def test_an_address_that_other_hosts_can_reach_needs_a_key() -> None:
         ("learner=1", 4, "asks for 1 processes.*for 4"),
         ("learner=0", None, "starts no process"),
         ("colector=1", None, "did you mean collector"),
+        ("cordinatr=1", None, "did you mean coordinator"),
     ],
 )
 def test_roles_that_cannot_be_assigned_are_refused(
@@ -206,3 +207,10 @@ def test_a_peer_that_is_named_twice_is_dialled_and_awaited_once() -> None:
 def test_malformed_roles_are_refused(text: str) -> None:
     with pytest.raises(LaunchError, match="--roles"):
         parse_roles(text)
+
+
+def test_the_roles_of_the_classic_workers_and_custom_roles_are_assigned() -> None:
+    roles = "coordinator=1,aggregator=1,elector=1,reflector=1"
+    assert assign_roles(parse_roles(roles), None) == (
+        ("coordinator",), ("aggregator",), ("elector",), ("reflector",),
+    )  # fmt: skip

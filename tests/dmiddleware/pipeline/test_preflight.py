@@ -314,6 +314,7 @@ def test_an_unknown_role_is_refused_if_it_is_probably_a_typo():
     (problem,) = problems_of(part("learn", roles=("lerner",)))
     assert "is for the role 'lerner', which is unknown; did you mean 'learner'?" in problem
     assert problems_of(part(roles=("teacher",))) == []
+    assert problems_of(part(roles=("elector", "coordinator", "aggregator"))) == []
     (problem,) = problems_of(
         part(roles=("teachers",)), part(roles=("teacher",)), roles=("teacher",)
     )
