@@ -154,7 +154,7 @@ class BaseParallelCommander(Configurable, ABC):
         self._learner_task_space.give_back()
 
     def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
-        """Take a learner's progress: ``learner_step``, ``priority_info``, …"""
+        """Take a learner's progress: ``learner_step``, ``priority_info`` and more."""
 
     def increase_collector_task_space(self) -> None:
         """Let one more collector task run; a collector has joined."""
