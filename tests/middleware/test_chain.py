@@ -260,7 +260,7 @@ def test_every_role_has_its_part_of_the_chain(run: RunFolder, dqn: DQNPolicy) ->
         table = str(task.describe())
     for name in ("EpsGreedyHandler", "StepCollector", "InteractionEvaluator", "CkptSaver"):
         assert name in table
-    for role in Role:
+    for role in (Role.LEARNER, Role.COLLECTOR, Role.EVALUATOR):
         assert role in table
 
 

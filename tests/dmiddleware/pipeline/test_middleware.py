@@ -153,7 +153,8 @@ def test_roles_are_strings():
         TEACHER = "teacher"
 
     assert Role.LEARNER == "learner"
-    assert [str(role) for role in Role] == ["learner", "collector", "evaluator"]
+    roles = ["learner", "collector", "evaluator", "coordinator", "aggregator"]
+    assert [str(role) for role in Role] == roles
     with Task(Context(), roles=(MyRole.TEACHER,)) as task:
         assert task.has_role("teacher")
 
