@@ -72,6 +72,7 @@ class BaseEnvManager(ABC):
         self._fixes_seeds = False
         self._pending_seeds: dict[int, int] = {}
         self._dropped_steps = 0
+        self._episode_num: int | None = None
         self._clear_episodes()
         if seed is not None:
             self.seed(seed)
@@ -101,6 +102,31 @@ class BaseEnvManager(ABC):
     def episode_lengths(self) -> list[int]:
         """The steps that each env's current episode has had so far, one number per env."""
         return [self._totals.length_of(env_id) for env_id in range(self._env_num)]
+
+    @property
+    def episode_counts(self) -> list[int]:
+        """The episodes that each env has finished since launch, one number per env."""
+        return list(self._totals.n_ended)
+
+    @property
+    def episode_num(self) -> int | None:
+        """The episodes that each env is to play; None (the default) means no limit.
+
+        Raises:
+            ConfigError: when it is set to something other than a positive integer or None.
+        """
+        return self._episode_num
+
+    @episode_num.setter
+    def episode_num(self, value: int | None) -> None:
+        if value is not None and (not is_int(value) or value < 1):
+            raise ConfigError(f"episode_num must be a positive integer or None, got {value!r}")
+        self._episode_num = value
+
+    @property
+    def done(self) -> bool:
+        """Whether every env has finished ``episode_num`` episodes since launch."""
+        return self._episode_num is not None and min(self._totals.n_ended) >= self._episode_num
 
     @abstractmethod
     def launch(self) -> None:
@@ -583,6 +609,9 @@ class EpisodeTotals:
 
     Rewards are summed in float64, to stay exact over long episodes of small rewards.
 
+    Attributes:
+        n_ended: the number of episodes that each env has finished.
+
     Args:
         env_num: the number of envs.
     """
@@ -592,6 +621,7 @@ class EpisodeTotals:
         # One count of steps for all envs, and its value at the start of each episode.
         self._n_steps = 0
         self._begun = [0] * env_num
+        self.n_ended = [0] * env_num
 
     def add(self, ids: Sequence[int] | None, reward: npt.NDArray[np.float64]) -> None:
         """Count one step of some envs (None means all) with these rewards."""
@@ -615,6 +645,7 @@ class EpisodeTotals:
         }
         self._returns[env_id] = 0.0
         self._begun[env_id] = self._n_steps
+        self.n_ended[env_id] += 1
         return totals
 
     def clear(self, ids: Iterable[int]) -> None:
@@ -629,6 +660,7 @@ class EpisodeTotals:
             "returns": self._returns.copy(),
             "n_steps": self._n_steps,
             "begun": list(self._begun),
+            "n_ended": list(self.n_ended),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -636,3 +668,4 @@ class EpisodeTotals:
         self._returns = np.array(state["returns"], dtype=np.float64)
         self._n_steps = int(state["n_steps"])
         self._begun = list(state["begun"])
+        self.n_ended = list(state.get("n_ended", (0,) * len(self._begun)))

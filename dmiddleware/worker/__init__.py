@@ -1,10 +1,14 @@
 """The classic workers: collectors, evaluators and learners, with or without a task."""
 
 from dmiddleware.worker.collector import (
+    BaseParallelCollector,
     EpisodeSerialCollector,
     ISerialCollector,
     SampleSerialCollector,
+    ZerglingParallelCollector,
+    create_parallel_collector,
     create_serial_collector,
+    get_parallel_collector_cls,
     get_serial_collector_cls,
     to_tensor_transitions,
 )
@@ -54,4 +58,8 @@ __all__ = [
     "NaiveCommander",
     "create_parallel_commander",
     "get_parallel_commander_cls",
+    "BaseParallelCollector",
+    "ZerglingParallelCollector",
+    "create_parallel_collector",
+    "get_parallel_collector_cls",
 ]

@@ -1,6 +1,12 @@
 """Serial collectors: a policy acts in envs, and its transitions become training data."""
 
 from dmiddleware.worker.collector.episode_collector import EpisodeSerialCollector
+from dmiddleware.worker.collector.parallel import (
+    BaseParallelCollector,
+    ZerglingParallelCollector,
+    create_parallel_collector,
+    get_parallel_collector_cls,
+)
 from dmiddleware.worker.collector.sample_collector import SampleSerialCollector
 from dmiddleware.worker.collector.serial_collector import (
     SERIAL_COLLECTOR_REGISTRY,
@@ -18,4 +24,8 @@ __all__ = [
     "create_serial_collector",
     "get_serial_collector_cls",
     "to_tensor_transitions",
+    "BaseParallelCollector",
+    "ZerglingParallelCollector",
+    "create_parallel_collector",
+    "get_parallel_collector_cls",
 ]

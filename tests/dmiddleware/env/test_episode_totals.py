@@ -20,6 +20,7 @@ STEPS = st.lists(
 def test_totals_are_those_of_literal_counting(steps):
     totals = EpisodeTotals(3)
     rewards = [[], [], []]
+    n_ended = [0, 0, 0]
     for ids, values, over, is_end in steps:
         rows = range(3) if ids is None else ids
         totals.add(ids, np.array(values[: len(rows)]))
@@ -36,7 +37,9 @@ def test_totals_are_those_of_literal_counting(steps):
                     "eval_episode_return": np.float32(np.cumsum([0.0, *rewards[env]])[-1]),
                     "eval_episode_length": len(rewards[env]),
                 }
+                n_ended[env] += 1
             else:
                 totals.clear([env])
             rewards[env] = []
             assert totals.length_of(env) == 0
+        assert totals.n_ended == n_ended
