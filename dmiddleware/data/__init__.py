@@ -27,6 +27,17 @@ from dmiddleware.data.checkpoint import (
     save_checkpoint,
     unpack_checkpoint,
 )
+from dmiddleware.data.classic import (
+    BUFFER_REGISTRY,
+    AdvancedReplayBuffer,
+    ElasticReplayBuffer,
+    EpisodeReplayBuffer,
+    IBuffer,
+    NaiveReplayBuffer,
+    SequenceReplayBuffer,
+    create_buffer,
+    get_buffer_cls,
+)
 from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
 from dmiddleware.data.offline_dataset import Minibatches, OfflineDataset, save_dataset
 from dmiddleware.data.ring.storage import SharedColumns, SharedHandle
@@ -70,4 +81,13 @@ __all__ = [
     "save_checkpoint",
     "pack_checkpoint",
     "unpack_checkpoint",
+    "IBuffer",
+    "NaiveReplayBuffer",
+    "ElasticReplayBuffer",
+    "SequenceReplayBuffer",
+    "EpisodeReplayBuffer",
+    "AdvancedReplayBuffer",
+    "BUFFER_REGISTRY",
+    "create_buffer",
+    "get_buffer_cls",
 ]

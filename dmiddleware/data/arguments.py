@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
-__all__ = ["check_count", "check_flag", "check_number"]
+__all__ = ["check_count", "check_flag", "check_number", "check_priority"]
 
 
 def check_count(name: str, value: object, *, at_least: int = 1) -> int:
@@ -46,3 +47,18 @@ def check_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r:.100}")
     return value
+
+
+def check_priority(priority: object) -> float:
+    """Return a priority as a float, checked; it may be a tensor or an array of no dimensions.
+
+    Raises:
+        TypeError: if it is not a number.
+        ValueError: if it is negative, infinite or NaN.
+    """
+    if isinstance(priority, torch.Tensor | np.ndarray) and priority.ndim == 0:
+        priority = priority.item()
+    checked = check_number("priority", priority)
+    if not np.isfinite(checked):
+        raise ValueError(f"priority must be finite, got {checked}; look for NaN in the loss")
+    return checked

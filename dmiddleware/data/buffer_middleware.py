@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 import torch
 
-from dmiddleware.data.arguments import check_count, check_flag, check_number
+from dmiddleware.data.arguments import check_count, check_flag, check_number, check_priority
 from dmiddleware.data.batch import Batch, map_leaves
 from dmiddleware.data.buffer import Buffer
 from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
@@ -36,6 +36,7 @@ from dmiddleware.data.samplers import Ints, PrioritySampler
 from dmiddleware.data.tensor_buffer import TensorBuffer
 
 __all__ = [
+    "ActionMiddleware",
     "PriorityExperienceReplay",
     "clone_object",
     "staleness_check",
@@ -49,8 +50,8 @@ Chain: TypeAlias = Callable[..., Any]
 """The rest of the buffer middleware, and at last the action itself."""
 
 
-class _ActionMiddleware:
-    """A buffer middleware with one method for each action that it wraps.
+class ActionMiddleware:
+    """The base of buffer middleware with one method for each action that it wraps.
 
     A method ``push``, ``sample``, ``update``, ``delete`` or ``clear`` takes the chain and the
     action's arguments; actions without a method run unchanged.
@@ -101,7 +102,7 @@ class _ActionMiddleware:
         return self._attached
 
 
-class PriorityExperienceReplay(_ActionMiddleware):
+class PriorityExperienceReplay(ActionMiddleware):
     """Draws items in proportion to their priorities.
 
     On push, ``meta['priority']`` is the item's initial priority; without it, that is the highest
@@ -117,7 +118,8 @@ class PriorityExperienceReplay(_ActionMiddleware):
         IS_weight: whether to add importance weights.
         priority_power_factor: how strongly priorities count (α in the paper).
         IS_weight_power_factor: how much of the bias the weights correct at first (β in the paper).
-        IS_weight_anneal_train_iter: number of samples over which β rises to 1.
+        IS_weight_anneal_train_iter: number of samples over which β rises to 1; None keeps it.
+        eps: added to every priority, so that every item can be drawn; positive.
     """
 
     instead: ClassVar[str | None] = (
@@ -132,6 +134,7 @@ class PriorityExperienceReplay(_ActionMiddleware):
         priority_power_factor: float = 0.6,
         IS_weight_power_factor: float = 0.4,  # noqa: N803  the established name
         IS_weight_anneal_train_iter: int | None = 100_000,  # noqa: N803  the established name
+        eps: float = 1e-6,
     ) -> None:
         super().__init__(buffer)
         self._weighted = check_flag("IS_weight", IS_weight)
@@ -139,17 +142,22 @@ class PriorityExperienceReplay(_ActionMiddleware):
             alpha=priority_power_factor,
             beta=IS_weight_power_factor,
             beta_anneal_steps=IS_weight_anneal_train_iter,
+            eps=eps,
         )
         self._sampler.attach(buffer.size)
 
     @property
     def beta(self) -> float:
-        """The exponent of the weights at the next sample."""
+        """The exponent of the weights at the next sample; annealing continues from a value set."""
         return self._sampler.beta
+
+    @beta.setter
+    def beta(self, beta: float) -> None:
+        self._sampler.beta = beta
 
     def push(self, chain: Chain, data: Any, meta: Mapping[str, Any] | None = None) -> int:
         """Record the new item's priority."""
-        priority = _checked_priority((meta or {}).get("priority", self._sampler.highest))
+        priority = check_priority((meta or {}).get("priority", self._sampler.highest))
         index: int = chain(data, meta={**(meta or {}), "priority": priority})
         self._sampler.pushed(index, 1)
         self._set(index, priority)
@@ -192,7 +200,7 @@ class PriorityExperienceReplay(_ActionMiddleware):
         if meta is None or meta.get("priority") is None:
             updated: bool = chain(index, data=data, meta=meta)
             return updated
-        priority = _checked_priority(meta["priority"])
+        priority = check_priority(meta["priority"])
         updated = chain(index, data=data, meta={**meta, "priority": priority})
         if updated:
             self._set(index, priority)
@@ -224,7 +232,7 @@ class PriorityExperienceReplay(_ActionMiddleware):
         self._sampler.update_priority(np.array([index]), np.array([priority], np.float64))
 
 
-class clone_object(_ActionMiddleware):
+class clone_object(ActionMiddleware):
     """Copies items on push and on sample, to protect what the buffer holds from changes.
 
     Without it, a DequeBuffer stores and returns the very objects that were pushed. Tensors are
@@ -251,7 +259,7 @@ class clone_object(_ActionMiddleware):
         return _clone(chain(**kwargs))
 
 
-class staleness_check(_ActionMiddleware):
+class staleness_check(ActionMiddleware):
     """Deletes items collected by too old a policy, before each sample.
 
     Samples state the learner's iteration: ``buffer.sample(n, train_iter_sample_data=i)``. An item's
@@ -294,25 +302,33 @@ class staleness_check(_ActionMiddleware):
                 "staleness_check needs the learner's iteration: buffer.sample(n, "
                 "train_iter_sample_data=<iteration>)"
             )
-        if isinstance(self._attached, TensorBuffer):
-            self._delete_rows(self._attached, train_iter_sample_data)
-            return chain(*args, **kwargs)
-        collected = {int(i.index or 0): i.meta["train_iter_data_collected"] for i in self._deque}
-        oldest = train_iter_sample_data - self._max_staleness
-        self._deque.delete([index for index, at in collected.items() if at < oldest])
+        self.delete_stale(train_iter_sample_data)
         result = chain(*args, **kwargs)
-        for item in _items(result):
-            item.meta["staleness"] = train_iter_sample_data - collected[item.index or 0]
+        if isinstance(self._attached, DequeBuffer):
+            for item in _items(result):
+                collected = item.meta["train_iter_data_collected"]
+                item.meta["staleness"] = train_iter_sample_data - collected
         return result
 
-    def _delete_rows(self, buffer: TensorBuffer, now: int) -> None:
-        index = buffer.index
-        if len(index):
+    def delete_stale(self, train_iter: int) -> int:
+        """Delete the items that are too old at an iteration of the learner.
+
+        Returns:
+            Their number.
+        """
+        buffer = self._attached
+        oldest = train_iter - self._max_staleness
+        if isinstance(buffer, TensorBuffer):
+            index = buffer.index
+            if not len(index):
+                return 0
             collected = buffer.get(index, ["collect_iter"])["collect_iter"].numpy()
-            buffer.delete(index[now - collected > self._max_staleness])
+            return buffer.delete(index[collected < oldest])
+        stale = [i.index for i in self._deque if i.meta["train_iter_data_collected"] < oldest]
+        return self._deque.delete([index for index in stale if index is not None])
 
 
-class use_time_check(_ActionMiddleware):
+class use_time_check(ActionMiddleware):
     """Deletes items that have been sampled often enough, after each sample.
 
     In a DequeBuffer, ``meta['use_count']`` counts how often an item has been sampled.
@@ -365,7 +381,7 @@ class use_time_check(_ActionMiddleware):
         return counts, np.unique(index[counts >= self._max_use])
 
 
-class group_sample(_ActionMiddleware):
+class group_sample(ActionMiddleware):
     """Keeps only some items of each group that ``buffer.sample(n, groupby=…)`` returns.
 
     Args:
@@ -405,7 +421,7 @@ class group_sample(_ActionMiddleware):
         return group[start : start + self._size]
 
 
-class padding(_ActionMiddleware):
+class padding(ActionMiddleware):
     """Pads the groups of a sample to the size of the largest.
 
     Args:
@@ -436,7 +452,7 @@ class padding(_ActionMiddleware):
         return [BufferedData(item.data, item.index, dict(item.meta)) for item in chosen]
 
 
-class sample_range_view(_ActionMiddleware):
+class sample_range_view(ActionMiddleware):
     """Draws only from a part of the buffer by age: ``slice(start, end)``.
 
     ``sample_range_view(buffer, -1000)`` draws from the thousand newest. A ``sample_range`` given to
@@ -464,15 +480,6 @@ class sample_range_view(_ActionMiddleware):
             part = range(len(self._attached))[view][sample_range]
             view = slice(part.start, part.stop, part.step)
         return chain(*args, sample_range=view, **kwargs)
-
-
-def _checked_priority(priority: object) -> float:
-    if isinstance(priority, torch.Tensor | np.ndarray) and priority.ndim == 0:
-        priority = priority.item()
-    checked = check_number("priority", priority)
-    if not np.isfinite(checked):
-        raise ValueError(f"priority must be finite, got {checked}; look for NaN in the loss")
-    return checked
 
 
 def _clone(value: Any) -> Any:

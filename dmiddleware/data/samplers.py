@@ -247,11 +247,16 @@ class PrioritySampler:
 
     @property
     def beta(self) -> float:
-        """The exponent of the weights at the next draw."""
+        """The exponent of the weights at the next draw; setting it anneals from there again."""
         if self._anneal_steps is None:
             return self._first_beta
         progress = min(self._n_draws / self._anneal_steps, 1.0)
         return self._first_beta + progress * (1.0 - self._first_beta)
+
+    @beta.setter
+    def beta(self, beta: float) -> None:
+        self._first_beta = check_number("beta", beta, high=1.0)
+        self._n_draws = 0
 
     @property
     def highest(self) -> float:
@@ -344,6 +349,7 @@ class PrioritySampler:
             "mass": self._tree.values.take(index % self._tree.size),
             "highest": self._highest,
             "n_draws": self._n_draws,
+            "first_beta": self._first_beta,
             "total": self._total,
         }
 
@@ -353,6 +359,7 @@ class PrioritySampler:
         self._tree.set(index % self._tree.size, state["mass"])
         self._highest = state["highest"]
         self._n_draws = state["n_draws"]
+        self._first_beta = state.get("first_beta", self._first_beta)  # later than the other keys
         self._total = state["total"]
 
     @property

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from dmiddleware.config import Configurable, Option, switch
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError
+from dmiddleware.logs import LazyWriter, TextLog, output_folder, table
 from dmiddleware.policy import CollectMode, EvalMode, HasModes
 from dmiddleware.registry import Registry, import_modules
-from dmiddleware.worker.logs import LazyWriter, TextLog, output_folder, table
 from dmiddleware.worker.ranks import rank_and_world_size
 
 __all__ = ["SerialWorker", "get_worker_cls"]

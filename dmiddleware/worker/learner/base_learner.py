@@ -28,6 +28,7 @@ from dmiddleware.config import (
 )
 from dmiddleware.data import lead_shape
 from dmiddleware.errors import ConfigError
+from dmiddleware.logs import LazyWriter, TextLog, output_folder
 from dmiddleware.policy import (
     HasModes,
     LearnMode,
@@ -47,7 +48,6 @@ from dmiddleware.worker.learner.hooks import (
 )
 from dmiddleware.worker.learner.prefetch import LoaderClosed, PrefetchLoader
 from dmiddleware.worker.learner.statistics import CountVar, MovingAverages
-from dmiddleware.worker.logs import LazyWriter, TextLog, output_folder
 from dmiddleware.worker.ranks import rank_and_world_size
 from dmiddleware.worker.serial_worker import get_worker_cls
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
 from dmiddleware.errors import ConfigError, RegistryError
+from dmiddleware.logs import table
 from dmiddleware.registry import nearest
-from dmiddleware.worker.logs import table
 from dmiddleware.worker.ranks import mean_over_ranks
 
 if TYPE_CHECKING:

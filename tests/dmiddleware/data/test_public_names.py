@@ -7,6 +7,8 @@ Buffer BufferMiddleware TensorBuffer DequeBuffer BufferedData SharedHandle Share
 Sampler Eligible UniformSampler PrioritySampler
 check_saveable convert_checkpoint load_checkpoint save_checkpoint pack_checkpoint unpack_checkpoint
 OfflineDataset Minibatches save_dataset
+IBuffer NaiveReplayBuffer ElasticReplayBuffer SequenceReplayBuffer EpisodeReplayBuffer
+AdvancedReplayBuffer BUFFER_REGISTRY create_buffer get_buffer_cls
 """
 
 

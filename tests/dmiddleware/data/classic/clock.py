@@ -1,0 +1,9 @@
+"""A clock that tests move."""
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
