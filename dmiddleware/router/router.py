@@ -504,6 +504,7 @@ class Router:
             if self._listener is not None:
                 with engine.lock:
                     self._listener.process_disconnects(engine.clock.now())
+                    self._listener.note_progress(engine.clock.now())
             if self._hold_until is not None and engine.clock.now() >= self._hold_until:
                 self._check_held()
             engine.tick(often=self._listener is not None)

@@ -74,7 +74,7 @@ class BusTransport:
         return None
 
 
-class _BusListener:
+class _BusListener(Listener):
     def __init__(self, real: Listener, serve: RequestHandler, max_frame_bytes: int) -> None:
         self._real = real
         self._serve = serve
@@ -107,7 +107,7 @@ def _ignore(raw: WireBytes | None, *, urgent: bool = False) -> None:
     """Drop the reply: Bus0 has none."""
 
 
-class _BusChannel:
+class _BusChannel(Channel):
     def __init__(self, real: Channel, address: str) -> None:
         self._real = real
         self._bus = pynng.Bus0(dial=_bus_address(address))

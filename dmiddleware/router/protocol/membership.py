@@ -24,6 +24,7 @@ __all__ = [
     "Membership",
     "HEARTBEAT_S",
     "MISSED_HEARTBEATS",
+    "MISSED_WHILE_BUSY",
     "SAID_GOODBYE",
 ]
 
@@ -32,6 +33,10 @@ HEARTBEAT_S: Final = 1.0
 
 MISSED_HEARTBEATS: Final = 3
 """How many heartbeats a node may miss before it counts as disconnected."""
+
+MISSED_WHILE_BUSY: Final = 10
+"""How many it may miss while bytes move over its connection. They are not authenticated before
+their frame is complete, so they do not count for longer."""
 
 SAID_GOODBYE: Final = "said goodbye"
 """The first words of the reason of a node that left at the ordered end of its run."""
@@ -103,9 +108,12 @@ class Membership:
         self._own = own
         self._max_known = max_known
         self._silence_s = heartbeat_s * missed
+        self._busy_silence_s = heartbeat_s * max(missed, MISSED_WHILE_BUSY)
         self._members: dict[str, Member] = {}
         # The connected nodes, the one that was heard longest ago first.
         self._heard_at: dict[str, float] = {}
+        # When those were heard for which unauthenticated bytes count at the moment.
+        self._busy_since: dict[str, float] = {}
         self._replaced: dict[str, deque[bytes]] = {}
 
     def __iter__(self) -> Iterator[Member]:
@@ -198,6 +206,25 @@ class Membership:
         self._members[node_id] = member
         return [] if known.connected else [MembershipChange("rejoined", member)]
 
+    def on_progress(self, node_id: str, now: float) -> None:
+        """Note that bytes have moved over the connection of a node, without a complete frame."""
+        heard_at = self._heard_at.get(node_id)
+        if heard_at is None:
+            return
+        since = self._busy_since.get(node_id, heard_at)
+        if now - since <= self._busy_silence_s:
+            self._note_heard(node_id, now)
+            self._busy_since[node_id] = since
+
+    def quiet(self, now: float) -> list[str]:
+        """Return the nodes that count as disconnected soon if they are not heard."""
+        found = []
+        for node_id, heard_at in self._heard_at.items():
+            if now - heard_at <= self._silence_s / 2:
+                break
+            found.append(node_id)
+        return found
+
     def on_left(
         self, node_id: str, reason: str, *, for_good: bool = False
     ) -> list[MembershipChange]:
@@ -216,6 +243,7 @@ class Membership:
         del self._members[node_id]
         self._members[node_id] = gone
         del self._heard_at[node_id]
+        self._busy_since.pop(node_id, None)
         return [MembershipChange("left", gone, reason)]
 
     @property
@@ -245,3 +273,5 @@ class Membership:
     def _note_heard(self, node_id: str, now: float) -> None:
         self._heard_at.pop(node_id, None)
         self._heard_at[node_id] = now
+        if self._busy_since:
+            self._busy_since.pop(node_id, None)

@@ -277,6 +277,17 @@ class NodeProtocol:
         """Note that the connection to a peer broke."""
         self._record(self._members.on_left(node_id, reason), now)
 
+    def on_progress(self, node_id: str, now: float) -> None:
+        """Note that bytes have moved over the connection to a peer, without a complete frame.
+
+        It counts as connected, but only for a limited time.
+        """
+        self._members.on_progress(node_id, now)
+
+    def quiet_peers(self, now: float) -> list[str]:
+        """Return the peers that have been silent for a while and count as lost soon."""
+        return self._members.quiet(now)
+
     def on_request(self, raw: bytes | memoryview, now: float, *, cover_body: bool) -> Response:
         """Process a dialer's request.
 

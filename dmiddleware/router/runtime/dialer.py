@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import zlib
 from functools import partial
 from typing import Final
 
@@ -30,6 +31,10 @@ _MAX_PENDING: Final = 3
 """How many frames with events may be sent before the first reply."""
 
 _N_POLLS: Final = 2
+_N_MOMENTS: Final = 8
+"""At how many moments between two heartbeats the nodes of a host send theirs. Those that arrive
+together cost a peer much less than those that each wake it."""
+
 _CONNECT_TIMEOUT_S: Final = 1.0
 REPLY_TIMEOUT_S: Final = 3.0
 """How long a request may take before its connection counts as broken."""
@@ -179,8 +184,9 @@ class _Connection:
             self.authenticated = True
             self._dialer.forget_refusals()
             try:
-                _EventExchange(self, peer, channel).start()
-                self._send_heartbeats(channel, peer)
+                events = _EventExchange(self, peer, channel)
+                events.start()
+                self._send_heartbeats(channel, peer, events)
             except AuthError as error:
                 # The peer has proved that it has the key, so this frame was damaged on the way.
                 self.mark_broken(str(error))
@@ -238,25 +244,41 @@ class _Connection:
         engine.deliver_and_send(sends)
         return peer
 
-    def _send_heartbeats(self, channel: Channel, peer: PeerSession) -> None:
-        engine = self._engine
+    def _send_heartbeats(self, channel: Channel, peer: PeerSession, events: _EventExchange) -> None:
+        engine, node = self._engine, self._engine.node
+        n_bytes = channel.n_bytes
         while not self._broken:
-            self._request(channel, peer, FrameType.HEARTBEAT)
+            # Not after the reply to the last one, which may have to wait for a large frame.
+            events.send_heartbeat()
             if self._dialer.closing:
                 if self._dialer.goodbye:
-                    self._request(channel, peer, FrameType.BYE)
+                    self._say_goodbye(channel, peer)
                 return
             with self._dialer.changed:
                 engine.clock.wait_for(
                     self._dialer.changed,
                     lambda: self._broken or self._dialer.closing,
-                    engine.node.options.heartbeat_s,
+                    self._until_next_heartbeat(),
                 )
+                if channel.n_bytes != n_bytes:
+                    n_bytes = channel.n_bytes
+                    node.on_progress(peer.node_id, engine.clock.now())
+                if not node.is_connected(peer.node_id):
+                    self.mark_broken("the peer sends no replies")
 
-    def _request(self, channel: Channel, peer: PeerSession, kind: FrameType) -> None:
+    def _until_next_heartbeat(self) -> float:
+        """Return the seconds to the next moment at which nodes of this host send a heartbeat."""
+        node = self._engine.node
+        heartbeat_s = node.options.heartbeat_s
+        moment = zlib.crc32(node.identity.node_id.encode()) % _N_MOMENTS / _N_MOMENTS
+        left_s = heartbeat_s - (self._engine.clock.now() - moment * heartbeat_s) % heartbeat_s
+        # Not twice at the same moment, for example because of rounding.
+        return left_s if left_s > heartbeat_s / 100 else left_s + heartbeat_s
+
+    def _say_goodbye(self, channel: Channel, peer: PeerSession) -> None:
         engine, node = self._engine, self._engine.node
         with engine.lock:
-            request = node.request(peer, kind)
+            request = node.request(peer, FrameType.BYE)
         reply = channel.request(request.raw)
         with engine.lock:
             node.on_reply(peer, request, reply, engine.clock.now())
@@ -314,29 +336,41 @@ class _EventExchange:
 
     def send(self, request: Request) -> None:
         """Send a frame with events, without blocking."""
-        self._channel.send(request.raw, partial(self._on_reply, request), timeout_s=None)
+        on_reply = partial(self._on_reply, request, n_reserved=1)
+        self._channel.send(request.raw, on_reply, timeout_s=None)
+
+    def send_heartbeat(self) -> None:
+        """Send a heartbeat, without waiting for the reply."""
+        with self._engine.lock:
+            request = self._engine.node.request(self._peer, FrameType.HEARTBEAT)
+        on_reply = partial(self._on_reply, request, n_reserved=0)
+        self._channel.send(request.raw, on_reply, timeout_s=None, urgent=True)
 
     def _poll(self) -> SendAction:
         """Make a poll; called with the router's lock held."""
         request = self._engine.node.request(self._peer, FrameType.POLL)
-        on_reply = partial(self._on_reply, request)
+        on_reply = partial(self._on_reply, request, n_reserved=0)
         return partial(self._channel.send, request.raw, on_reply, timeout_s=None, urgent=True)
 
-    def _on_reply(self, request: Request, reply: memoryview | TransportError) -> None:
-        """Process the outcome of a request."""
+    def _on_reply(
+        self, request: Request, reply: memoryview | TransportError, *, n_reserved: int
+    ) -> None:
+        """Process the outcome of a request, for which ``n_reserved`` frames were reserved."""
         try:
-            self._process(request, reply)
+            self._process(request, reply, n_reserved)
         except (TransportError, HandshakeRefused, AuthError, FrameError) as error:
             self._connection.mark_broken(str(error))
         except Exception as error:
             self._connection.fail(error)
             raise
 
-    def _process(self, request: Request, reply: memoryview | TransportError) -> None:
+    def _process(
+        self, request: Request, reply: memoryview | TransportError, n_reserved: int
+    ) -> None:
         engine, node, peer = self._engine, self._engine.node, self._peer
         with engine.lock:
             now = engine.clock.now()
-            self._n_pending -= request.kind is not FrameType.POLL
+            self._n_pending -= n_reserved
             if isinstance(reply, TransportError):
                 if request.batch is not None:
                     peer.outgoing.on_failed(request.batch, now)

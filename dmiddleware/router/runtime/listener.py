@@ -43,6 +43,8 @@ class NodeListener:
         self._disconnected: deque[int] = deque()
         self._sessions: dict[int, int] = {}
         self._lost: deque[int] = deque(maxlen=_N_REMEMBERED)
+        # How many bytes had moved over the connections of silent peers.
+        self._n_bytes: dict[int, int] = {}
         self._n_unreported = 0
         self._next_warning = -math.inf
         self._listener: Listener = engine.transport.listen(
@@ -78,6 +80,21 @@ class NodeListener:
             node_id = node.node_of(number)
             if node_id is not None and number not in self._sessions.values():
                 node.on_connection_lost(node_id, "the connection broke", now)
+
+    def note_progress(self, now: float) -> None:
+        """Keep silent peers connected whose connections carry bytes; called with the lock held."""
+        node = self._engine.node
+        quiet = set(node.quiet_peers(now))
+        if not quiet:
+            self._n_bytes.clear()
+            return
+        before, self._n_bytes = self._n_bytes, {}
+        for connection, session in self._sessions.items():
+            node_id = node.node_of(session)
+            if node_id in quiet:
+                n_bytes = self._n_bytes[connection] = self._listener.n_bytes(connection)
+                if node_id is not None and before.get(connection, n_bytes) != n_bytes:
+                    node.on_progress(node_id, now)
 
     def _serve(self, raw: memoryview, connection: int, reply: Reply) -> None:
         engine = self._engine

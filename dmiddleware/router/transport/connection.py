@@ -200,6 +200,7 @@ class Connection:
         self._owner = owner
         self._read_bytes = read_bytes
         self._error: Exception | None = None
+        self._n_received = 0
         self._ready = wire.is_ready
         # One thread at a time reads, and one sends what the socket did not accept at once.
         self._reading = False
@@ -211,6 +212,11 @@ class Connection:
         # The socket accepts no more bytes at the moment.
         self._blocked = False
         self._finished = False
+
+    @property
+    def n_bytes(self) -> int:
+        """How many bytes have moved in both directions."""
+        return self._n_received + self.writer.n_sent
 
     def start(self) -> bool:
         """Start reading; return False if the loop has stopped.
@@ -345,6 +351,7 @@ class Connection:
                 return
             if not n_bytes:
                 raise ConnectionResetError("the other side closed the connection")
+            self._n_received += n_bytes
             reader.add(n_bytes, window)
             if not self._pass_on():
                 return

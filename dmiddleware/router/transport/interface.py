@@ -93,6 +93,13 @@ class Listener(Protocol):
         """
         ...
 
+    def n_bytes(self, connection: int) -> int:
+        """Return how many bytes have moved over a connection, in both directions.
+
+        Zero if the connection is closed, or the transport cannot say.
+        """
+        return 0
+
     def close(self) -> None:
         """Stop listening; requests without a reply get none. May be called twice."""
         ...
@@ -100,6 +107,11 @@ class Listener(Protocol):
 
 class Channel(Protocol):
     """A connection to an address, with any number of pending requests."""
+
+    @property
+    def n_bytes(self) -> int:
+        """How many bytes have moved in both directions; zero if the transport cannot say."""
+        return 0
 
     def request(self, raw: WireBytes) -> memoryview:
         """Make an urgent request and wait for the reply; called by several threads at a time.

@@ -16,7 +16,13 @@ from typing import Final
 
 from dmiddleware.errors import TransportError
 from dmiddleware.pipeline import Clock, Running, SystemClock
-from dmiddleware.router.transport.interface import ListenLimits, OnReply, RequestHandler
+from dmiddleware.router.transport.interface import (
+    Channel,
+    Listener,
+    ListenLimits,
+    OnReply,
+    RequestHandler,
+)
 from dmiddleware.router.wire.byte_pieces import WireBytes
 
 __all__ = ["MemoryNetwork", "MemoryTransport"]
@@ -299,7 +305,7 @@ class Request:
     response: Packet | None = None
 
 
-class MemoryListener:
+class MemoryListener(Listener):
     """An address, and the threads that serve its requests."""
 
     def __init__(
@@ -452,7 +458,7 @@ class MemoryListener:
         return self.arriving[0][0] if self.arriving else math.inf
 
 
-class MemoryChannel:
+class MemoryChannel(Channel):
     """A connection to a listener."""
 
     def __init__(

@@ -286,6 +286,10 @@ class _SharingListener:
         """Lift the limits of a connection whose peer has authenticated."""
         self._listener.trust(connection)
 
+    def n_bytes(self, connection: int) -> int:
+        """Return how many bytes have moved over a connection, shared ones excluded."""
+        return self._listener.n_bytes(connection)
+
     def close(self) -> None:
         """Stop listening."""
         if self._closed:
@@ -369,6 +373,11 @@ class _SharingChannel:
         self._reader = folder.new_reader()
         self._lock = threading.Lock()
         self._closed = False
+
+    @property
+    def n_bytes(self) -> int:
+        """How many bytes have moved in both directions, shared ones excluded."""
+        return self._inner.n_bytes
 
     def request(self, raw: WireBytes) -> memoryview:
         """Make a request and wait for the reply."""

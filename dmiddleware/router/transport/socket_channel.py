@@ -51,6 +51,11 @@ class SocketChannel:
         loop.grow()
         return True
 
+    @property
+    def n_bytes(self) -> int:
+        """How many bytes have moved in both directions."""
+        return self._connection.n_bytes
+
     def request(self, raw: WireBytes) -> memoryview:
         """Make an urgent request and wait for the reply."""
         result = _Result()

@@ -99,6 +99,11 @@ class SocketListener:
         if self._loop is not None:
             self._loop.grow()
 
+    def n_bytes(self, connection: int) -> int:
+        """Return how many bytes have moved over a connection, in both directions."""
+        accepted = self._connections.get(connection)
+        return 0 if accepted is None else accepted.n_bytes
+
     def close(self) -> None:
         """Stop listening and close the connections."""
         with self._changed:
@@ -280,6 +285,11 @@ class AcceptedConnection:
     def start(self) -> None:
         """Start reading requests."""
         self._connection.start()
+
+    @property
+    def n_bytes(self) -> int:
+        """How many bytes have moved in both directions."""
+        return self._connection.n_bytes
 
     def trust(self) -> None:
         """Lift the limits."""

@@ -51,7 +51,7 @@ class RecordingTransport:
         return self._inner.covers_body(address)
 
 
-class RecordingChannel:
+class RecordingChannel(Channel):
     """A channel that records the sizes of its requests."""
 
     def __init__(self, inner: Channel, asked: list[int]) -> None:

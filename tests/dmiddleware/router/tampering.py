@@ -44,7 +44,7 @@ class TamperingTransport(SocketTransport):
         return _TamperingChannel(super().dial(address, **options), self._forge, self._note)
 
 
-class _TamperingChannel:
+class _TamperingChannel(Channel):
     def __init__(
         self,
         inner: Channel,

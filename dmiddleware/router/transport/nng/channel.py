@@ -17,7 +17,7 @@ import pynng
 
 from dmiddleware.errors import TransportError
 from dmiddleware.router.transport.callbacks import run_callback, run_callback_in_thread
-from dmiddleware.router.transport.interface import OnReply
+from dmiddleware.router.transport.interface import Channel, OnReply
 from dmiddleware.router.transport.nng.context import Context, new_message
 from dmiddleware.router.transport.nng.parts import (
     ACKNOWLEDGED,
@@ -80,7 +80,7 @@ class _Exchange:
     in_window: bool = False
 
 
-class NngChannel:
+class NngChannel(Channel):
     """A Req0 socket with one context for each message that waits for its reply.
 
     Its thread processes the replies and the deadlines.

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pynng
 
-from dmiddleware.router.transport.interface import ListenLimits, RequestHandler
+from dmiddleware.router.transport.interface import Listener, ListenLimits, RequestHandler
 from dmiddleware.router.transport.nng.context import Context, new_message
 from dmiddleware.router.transport.nng.parts import (
     ACKNOWLEDGED,
@@ -81,7 +81,7 @@ class _Connection:
         pynng.lib.nng_pipe_close(self.pipe.pipe)
 
 
-class NngListener:
+class NngListener(Listener):
     """A Rep0 socket with one context for each request that waits for its reply.
 
     One context at a time waits for the next request, so the requests of a connection are served in

@@ -14,7 +14,7 @@ import redis
 
 from dmiddleware.errors import TransportError
 from dmiddleware.router.transport.callbacks import run_callback, run_callback_in_thread
-from dmiddleware.router.transport.interface import OnReply
+from dmiddleware.router.transport.interface import Channel, OnReply
 from dmiddleware.router.transport.redis.lists import (
     GONE,
     MESSAGE,
@@ -53,7 +53,7 @@ class _Sent:
     deadline: float
 
 
-class RedisChannel:
+class RedisChannel(Channel):
     """A channel to a listener: one thread sends requests, another receives replies.
 
     Both start with the first request and have one connection each. All replies go to one list.

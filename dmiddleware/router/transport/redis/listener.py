@@ -17,7 +17,7 @@ import redis
 
 from dmiddleware.errors import TransportError
 from dmiddleware.router.protocol.topology import RedisAddress
-from dmiddleware.router.transport.interface import ListenLimits, RequestHandler
+from dmiddleware.router.transport.interface import Listener, ListenLimits, RequestHandler
 from dmiddleware.router.transport.redis.channel import RedisChannel
 from dmiddleware.router.transport.redis.lists import (
     GONE,
@@ -113,7 +113,7 @@ class RedisTransport:
         """Return None: arrays cannot be staged."""
 
 
-class RedisListener:
+class RedisListener(Listener):
     """A list of requests, served by threads with one connection each, and a thread for replies."""
 
     def __init__(

@@ -54,6 +54,36 @@ def test_a_silent_node_leaves_after_three_missed_heartbeats(members: Membership)
     assert members.tick(9.0) == [] and len(members) == 0
 
 
+def test_a_node_whose_connection_carries_bytes_stays_connected_for_a_while(
+    members: Membership,
+) -> None:
+    members.on_session(session("a", 1), 0.0)
+    for second in range(1, 11):
+        members.on_progress("a", float(second))
+        assert members.tick(second + 0.9) == []
+    members.on_progress("a", 10.5)
+    assert summary(members.tick(13.1)) == [("left", "a")], "such bytes are not authenticated"
+    members.on_progress("a", 14.0)
+    assert len(members) == 0
+
+
+def test_a_frame_ends_the_time_in_which_bytes_alone_count(members: Membership) -> None:
+    members.on_session(session("a", 1), 0.0)
+    for second in range(1, 30):
+        members.on_progress("a", float(second))
+        if second % 8 == 0:
+            members.on_heard("a", 1, 1, float(second))
+        assert members.tick(second + 0.9) == []
+
+
+def test_only_nodes_that_have_been_silent_for_a_while_are_quiet(members: Membership) -> None:
+    members.on_session(session("a", 1), 0.0)
+    members.on_session(session("b", 2), 1.0)
+    assert members.quiet(1.4) == []
+    assert members.quiet(1.6) == ["a"]
+    assert members.quiet(2.9) == ["a", "b"]
+
+
 def test_a_node_that_is_heard_again_rejoins_as_the_same_process(members: Membership) -> None:
     members.on_session(session("a", 1), 0.0)
     members.tick(10.0)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import itertools
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dmiddleware.errors import HandshakeRefused
 from dmiddleware.pipeline import Event
-from dmiddleware.router import Router
+from dmiddleware.router import NodeOptions, Router
+from dmiddleware.router.transport import Channel, OnReply
+from dmiddleware.router.transport.sockets import SocketTransport
+from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.frame import FrameType, type_of
 from tests.dmiddleware.router.tampering import TamperingTransport, forged_refusal
 from tests.dmiddleware.router.unix_sockets import comes_true
@@ -123,3 +127,53 @@ def test_replayed_replies_neither_hide_a_dead_listener_nor_make_the_dialer_spin(
         assert comes_true(lambda: len(requests) >= 3, DEADLINE_S)
         # Each failed attempt waits twice as long as the one before it.
         assert len(requests) < 40
+
+
+class _LateChannel(Channel):
+    """A channel whose replies to heartbeats wait, while other bytes may move."""
+
+    def __init__(self, inner: Channel, transport: LateTransport) -> None:
+        self._inner = inner
+        self._transport = transport
+        self.request = inner.request
+        self.close = inner.close
+
+    @property
+    def n_bytes(self) -> int:
+        return next(self._transport.n_bytes) if self._transport.moving else 0
+
+    def send(self, raw: WireBytes, on_reply: OnReply, **options: Any) -> None:
+        if type_of(bytes(raw)) is FrameType.HEARTBEAT and self._transport.late:
+            self._transport.n_heartbeats += 1
+            return
+        self._inner.send(raw, on_reply, **options)
+
+
+class LateTransport(SocketTransport):
+    late = moving = False
+    n_heartbeats = 0
+    n_bytes = itertools.count()
+
+    def dial(self, address: str, **options: Any) -> Channel:
+        return _LateChannel(super().dial(address, **options), self)
+
+
+def test_heartbeats_do_not_wait_for_replies_that_wait_behind_large_frames(tmp_path: Path) -> None:
+    options = NodeOptions(heartbeat_s=0.1)
+    transport = LateTransport()
+    left: list[str] = []
+    with (
+        Router(node_id=0, listen=f"ipc://{tmp_path}/0.sock", key=KEY) as listener,
+        Router(
+            node_id=1, dial=[listener.address], key=KEY, transport=transport, options=options
+        ) as dialer,
+    ):
+        dialer.attach(lambda name, args, kwargs: left.append(name) if "left" in name else None)
+        dialer.wait_for_peers(1, timeout_s=DEADLINE_S)
+        transport.moving = transport.late = True
+        assert comes_true(lambda: transport.n_heartbeats >= 6)
+        assert not left, "bytes have moved"
+        transport.moving = False
+        assert comes_true(lambda: bool(left)), "the connection is dead"
+        transport.late = False
+        assert comes_true(lambda: dialer.peer_ids() == [0])

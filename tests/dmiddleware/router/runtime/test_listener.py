@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,9 @@ class Network:
     serve: RequestHandler
     on_disconnect: Callable[[int], None]
 
+    def __init__(self) -> None:
+        self.moved: Counter[int] = Counter()
+
     def listen(self, address: str, serve: RequestHandler, **options: Any) -> Network:
         self.serve, self.on_disconnect = serve, options["on_disconnect"]
         return self
@@ -33,6 +37,9 @@ class Network:
 
     def trust(self, connection: int) -> None:
         pass
+
+    def n_bytes(self, connection: int) -> int:
+        return self.moved[connection]
 
     def make_requests(self, raw: Any, connection: int) -> bytes:
         replies: list[Any] = []
@@ -84,3 +91,21 @@ def test_a_request_that_cannot_be_processed_does_not_stop_the_service(
     assert not other_thread.is_alive(), "the lock was released"
     handshake, hello = dialer.hello()
     assert dialer.on_challenge(handshake, network.make_requests(hello, 2))
+
+
+def test_a_silent_peer_stays_connected_while_its_connection_carries_bytes() -> None:
+    network, node, dialer = Network(), make_node("0"), make_node("1")
+    engine = Engine(node, transport=network, codec=CODEC, clock=SystemClock())  # type: ignore[arg-type]
+    listener = NodeListener(engine, "memory://here")
+    handshake, hello = dialer.hello()
+    auth = dialer.on_challenge(handshake, network.make_requests(hello, 1))
+    dialer.on_welcome(handshake, network.make_requests(auth, 1), 0.0, cover_body=True)
+    now = engine.clock.now()
+    for seconds in range(2, 8):
+        network.moved[1] += 1000
+        listener.note_progress(now + seconds)
+        node.tick(now + seconds)
+    assert node.is_connected("1")
+    listener.note_progress(now + 9)
+    node.tick(now + 11)
+    assert not node.is_connected("1"), "nothing has moved any more"
