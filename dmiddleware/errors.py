@@ -28,7 +28,8 @@ that fits it best, so that either can be caught::
     ├── PolicyError
     │   ├── SpaceError (ValueError)         a model that does not fit the environment's spaces
     │   ├── PolicyOutputError (TypeError)   a policy whose forward returns the wrong thing
-    │   └── NonFiniteLoss (ArithmeticError) a loss that is NaN or infinite
+    │   ├── NonFiniteLoss (ArithmeticError) a loss that is NaN or infinite
+    │   └── RankLost (ConnectionError)      a rank that left the others of its process group
     ├── CheckpointError
     │   ├── CheckpointWriteError (OSError)  a checkpoint that could not be written
     │   ├── CheckpointDamaged (ValueError)  a file that is not a whole checkpoint
@@ -81,6 +82,7 @@ __all__ = [
     "SpaceError",
     "PolicyOutputError",
     "NonFiniteLoss",
+    "RankLost",
     "CheckpointError",
     "CheckpointWriteError",
     "CheckpointDamaged",
@@ -215,6 +217,10 @@ class PolicyOutputError(PolicyError, TypeError):
 
 class NonFiniteLoss(PolicyError, ArithmeticError):
     """A loss is NaN or infinite; the parameters are those from before the update."""
+
+
+class RankLost(PolicyError, ConnectionError):
+    """A rank of a data-parallel run was killed, failed, or did not take part in time."""
 
 
 class CheckpointError(DMiddlewareError):

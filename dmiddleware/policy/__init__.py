@@ -5,7 +5,12 @@ from dmiddleware.policy.base.as_modes import as_collect_mode, as_eval_mode, as_l
 from dmiddleware.policy.base.batched_policy import BatchedPolicy
 from dmiddleware.policy.base.collate import collate
 from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.data_parallel import data_parallel
+from dmiddleware.policy.base.data_parallel import (
+    data_parallel,
+    gather_from_ranks,
+    rank_and_world_size,
+    sum_over_ranks,
+)
 from dmiddleware.policy.base.modes import CollectMode, CommandMode, EvalMode, HasModes, LearnMode
 from dmiddleware.policy.base.policy import Policy
 from dmiddleware.policy.base.updates import is_update, priorities_of_rows, update_outputs
@@ -38,4 +43,7 @@ __all__ = [
     "ActorPolicy",
     "collate",
     "data_parallel",
+    "rank_and_world_size",
+    "sum_over_ranks",
+    "gather_from_ranks",
 ]

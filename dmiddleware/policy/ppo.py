@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self, Unpack
 
@@ -25,7 +26,7 @@ from dmiddleware.data.batch import Batch, Nested, Value
 from dmiddleware.errors import CheckpointMismatch, ConfigError
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
-from dmiddleware.policy.base.data_parallel import all_agree
+from dmiddleware.policy.base.data_parallel import sum_over_ranks
 from dmiddleware.policy.base.obs_normaliser import ObsNormaliser
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import (
@@ -272,7 +273,7 @@ class PPOPolicy(ActorPolicy):
             self._obs_normaliser.hold()
         output = self._model(self._normalised(batch["obs"]))
         log_prob, entropies = _log_prob_and_entropy(output, batch)
-        adv = _standardised(batch["adv"]) if learn.adv_norm else batch["adv"]
+        adv = self._standardised(batch["adv"]) if learn.adv_norm else batch["adv"]
         policy = ppo_policy_loss(
             log_prob,
             batch["log_prob"],
@@ -290,7 +291,7 @@ class PPOPolicy(ActorPolicy):
         answer: dict[str, Any] = dict(zip(names, self._scalars(*terms), strict=True))
         self._check_finite(answer["total_loss"], batch)
         answer["cur_lr"] = self._anneal()
-        answer["kl_stop"] = self._moved_too_far(answer["approx_kl"])
+        answer["kl_stop"] = self._moved_too_far(answer["approx_kl"], len(log_prob))
         if answer["kl_stop"]:
             return answer
 
@@ -330,14 +331,26 @@ class PPOPolicy(ActorPolicy):
             group["lr"] = learn.learning_rate * max(left, 0.0)
         return float(group["lr"])
 
-    def _moved_too_far(self, kl: float) -> bool:
+    def _moved_too_far(self, kl: float, n_rows: int) -> bool:
         if self._target_kl is None:
             return False
-        stays = kl <= self._target_kl
         if self._reducer is not None:
             # All ranks stop together; otherwise some would wait for the others' gradients.
-            stays = all_agree(stays, self._device)
-        return not stays
+            total, count = sum_over_ranks([kl * n_rows, n_rows])
+            kl = total / count
+        return not kl <= self._target_kl
+
+    def _standardised(self, adv: torch.Tensor) -> torch.Tensor:
+        """Return advantages with mean 0 and standard deviation 1 over the rows of all ranks."""
+        if self._reducer is None:
+            return adv if adv.numel() < 2 else (adv - adv.mean()) / (adv.std() + 1e-8)
+        wide = adv.double()
+        count, total = sum_over_ranks([wide.numel(), wide.sum().item()])
+        if count < 2:
+            return adv
+        mean = total / count
+        (squares,) = sum_over_ranks([(wide - mean).square().sum().item()])
+        return (adv - mean) / (math.sqrt(squares / (count - 1)) + 1e-8)
 
     def _state_dict_collect(self) -> dict[str, Any]:
         whole = super()._state_dict_collect()
@@ -387,9 +400,3 @@ def _log_prob_and_entropy(
     raw = batch["raw_action"] if "raw_action" in batch else batch["action"]
     log_prob = gaussian_log_prob(output["mu"], output["sigma"], raw)
     return log_prob, gaussian_entropy(output["sigma"])
-
-
-def _standardised(adv: torch.Tensor) -> torch.Tensor:
-    if adv.numel() < 2:
-        return adv
-    return (adv - adv.mean()) / (adv.std() + 1e-8)

@@ -5,33 +5,22 @@ They do nothing without a ``torch.distributed`` process group, and fail after it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from dmiddleware.policy.base.data_parallel import (
+    collective,
+    collective_device,
+    rank_and_world_size,
+    sum_over_ranks,
+)
+
 __all__ = ["broadcast_from_first", "mean_over_ranks", "rank_and_world_size", "sum_over_ranks"]
 
 KEEP_PREFIX = "noreduce_"
-
-
-def rank_and_world_size() -> tuple[int, int]:
-    """Return this process's rank and the number of ranks; ``(0, 1)`` without a process group."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return 0, 1
-    return dist.get_rank(), dist.get_world_size()
-
-
-def sum_over_ranks(values: Sequence[float]) -> list[float]:
-    """Return each value summed over all ranks; every rank must pass equally many values."""
-    if rank_and_world_size()[1] == 1:
-        return list(values)
-    total = torch.tensor(values, dtype=torch.float64, device=_device())
-    dist.all_reduce(total)
-    summed: list[float] = total.tolist()
-    return summed
 
 
 def broadcast_from_first(value: Any) -> Any:
@@ -39,7 +28,8 @@ def broadcast_from_first(value: Any) -> Any:
     if rank_and_world_size()[1] == 1:
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0, device=_device())
+    with collective():
+        dist.broadcast_object_list(box, src=0, device=collective_device())
     return box[0]
 
 
@@ -84,8 +74,9 @@ def _replace(data: Any, mean: Any, world_size: int) -> Any:
     if isinstance(data, list):
         return [_replace(value, mean, world_size) for value in data]
     if isinstance(data, torch.Tensor):
-        total = data.detach().to(_device(), torch.float64)
-        dist.all_reduce(total)
+        total = data.detach().to(collective_device(), torch.float64)
+        with collective():
+            dist.all_reduce(total)
         return (total / world_size).to(data.device, data.dtype)
     return next(mean) if _is_number(data) else data
 
@@ -96,10 +87,3 @@ def _is_kept(key: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
-
-
-def _device() -> torch.device:
-    # nccl transfers CUDA tensors only.
-    if dist.get_backend() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

@@ -3,42 +3,198 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 from torch.utils.hooks import RemovableHandle
 
-from dmiddleware.errors import ConfigError
+from dmiddleware.errors import ConfigError, RankLost
 
 __all__ = [
     "GradientReducer",
     "all_agree",
     "broadcast_model",
+    "collective",
+    "collective_device",
     "data_parallel",
+    "gather_from_ranks",
+    "rank_and_world_size",
     "require_process_group",
+    "sum_over_ranks",
 ]
+
+BEAT_S: Final = 0.5
+"""Seconds between the signs of life of a rank."""
+_STORE_S: Final = 5.0
 
 
 @contextmanager
 def data_parallel(*, backend: str | None = None, timeout_s: float = 300.0) -> Iterator[int]:
-    """Join the process group that torchrun (or another launcher) describes in the environment.
+    """Join the process group that the environment describes; without one, run alone.
+
+    ``ditask --roles learner=2,…`` (in its learners), torchrun and other launchers describe it by
+    the variables ``MASTER_ADDR``, ``MASTER_PORT``, ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK``.
+    If ``WORLD_SIZE`` is not set, this process joins nothing, and is rank 0 of 1.
 
     Args:
-        backend: ``"gloo"`` or ``"nccl"``; None takes nccl where CUDA is available.
+        backend: ``"gloo"`` or ``"nccl"``. None: gloo for tensors on the CPU, and nccl for those on
+            GPUs if each process of this host has a GPU of its own, otherwise gloo.
         timeout_s: the deadline in seconds for joining, and for every collective operation.
 
     Yields:
         This process's rank.
+
+    Raises:
+        ConfigError: if one of the variables is missing or not a number.
+        RankLost: from a collective operation that another rank did not take part in.
     """
-    chosen = backend or ("nccl" if torch.cuda.is_available() else "gloo")
-    dist.init_process_group(chosen, timeout=datetime.timedelta(seconds=timeout_s))
+    if "WORLD_SIZE" not in os.environ:
+        yield 0
+        return
+    rank, size = _number("RANK"), _number("WORLD_SIZE")
+    local = _number("LOCAL_RANK", rank)
+    has_own_gpu = torch.cuda.device_count() >= _number("LOCAL_WORLD_SIZE", size)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local % torch.cuda.device_count())
+    default = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and has_own_gpu else "gloo"
+    timeout = datetime.timedelta(seconds=timeout_s)
     try:
-        yield dist.get_rank()
+        store, rank, size = next(rendezvous("env://", rank, size, timeout=timeout))
+        store.set_timeout(timeout)
+        dist.init_process_group(
+            backend or default,
+            store=PrefixStore("group", store),
+            rank=rank,
+            world_size=size,
+            timeout=timeout,
+        )
+    except RuntimeError as error:
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise RankLost(
+            f"rank {rank} could not join the group of {size} ranks at {address} within "
+            f"{timeout_s:g} s: {str(error).splitlines()[0]}; check that all ranks were started"
+        ) from error
+    membership = _Membership.join(store, rank, size)
+    try:
+        yield rank
+    except BaseException as error:
+        membership.leave(f"has failed: {type(error).__name__}: {error}")
+        raise
     finally:
+        membership.leave("has ended")
         dist.destroy_process_group()
+
+
+class _Membership:
+    """Signs of life of all ranks, to name the one that is missing when a collective fails.
+
+    Like torch's default group, a process has at most one.
+
+    Args:
+        store: the group's store.
+        rank: this process's rank.
+        size: number of ranks.
+    """
+
+    current: _Membership | None = None
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        # A connection of its own: another thread may wait in the store.
+        own = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+        self._store = PrefixStore("life", own)
+        self._store.set_timeout(datetime.timedelta(seconds=_STORE_S))
+        self._rank = rank
+        self._size = size
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="rank-beat", daemon=True)
+
+    @classmethod
+    def join(cls, store: Store, rank: int, size: int) -> _Membership:
+        """Start to give signs of life."""
+        cls.current = one = cls(store, rank, size)
+        one._thread.start()
+        return one
+
+    def leave(self, how: str) -> None:
+        """Tell the other ranks how this one has ended; only the first call counts."""
+        if self._left.is_set():
+            return
+        self._left.set()
+        self._thread.join(_STORE_S)
+        _Membership.current = None
+        with suppress(RuntimeError):
+            self._store.set(f"end/{self._rank}", how[:300])
+
+    def describe_missing(self) -> str:
+        """Return which ranks are missing, and why; it takes a few beats to find out."""
+        try:
+            before = self._beats()
+            self._left.wait(3 * BEAT_S)
+            after = self._beats()
+            others = [rank for rank in range(self._size) if rank != self._rank]
+            ended = {rank: how for rank in others if (how := self._read(f"end/{rank}"))}
+        except RuntimeError:
+            return (
+                "rank 0, which stores the group's state, cannot be reached: it was probably killed"
+            )
+        silent = [r for r in others if r not in ended and before[r] == after[r]]
+        missing = [f"rank {rank} {how}" for rank, how in sorted(ended.items())]
+        missing += [f"rank {rank} gives no sign of life: it was killed or hangs" for rank in silent]
+        return "; ".join(missing) or (
+            "all ranks are alive, but not all took part within timeout_s; give data_parallel() a "
+            "larger one if a rank needs longer between two updates"
+        )
+
+    def _beat(self) -> None:
+        number = 0
+        with suppress(RuntimeError):  # rank 0 has ended, and with it the store
+            while True:
+                self._store.set(f"beat/{self._rank}", str(number))
+                number += 1
+                if self._left.wait(BEAT_S):
+                    return
+
+    def _beats(self) -> list[str]:
+        return [self._read(f"beat/{rank}") for rank in range(self._size)]
+
+    def _read(self, key: str) -> str:
+        # Reading a key that was never set would wait for it.
+        return self._store.get(key).decode() if self._store.check([key]) else ""
+
+
+@contextmanager
+def collective() -> Iterator[None]:
+    """Name the missing rank if the collective operation in this block fails.
+
+    Raises:
+        RankLost: instead of torch's error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        membership = _Membership.current
+        if membership is None:
+            raise
+        raise RankLost(
+            f"{membership.describe_missing()}. The ranks learn together, so rank "
+            f"{dist.get_rank()} cannot continue; restart all of them"
+        ) from error
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks; ``(0, 1)`` without a process group."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
 
 
 def require_process_group() -> None:
@@ -57,29 +213,86 @@ def require_process_group() -> None:
 
 def broadcast_model(model: nn.Module) -> None:
     """Overwrite parameters and buffers with those of rank 0; every rank must call it."""
-    with torch.no_grad():
+    with torch.no_grad(), collective():
         for tensor in model.state_dict().values():
             if isinstance(tensor, torch.Tensor):
                 dist.broadcast(tensor, src=0)
 
 
-class GradientReducer:
-    """Averages a model's gradients over all ranks.
+def all_agree(flag: bool, device: torch.device | str) -> bool:
+    """Return whether the flag is true on every rank; every rank must call it."""
+    vote = torch.tensor(float(flag), device=device)
+    with collective():
+        dist.all_reduce(vote, op=dist.ReduceOp.MIN)
+    return bool(vote.item())
 
-    Parameters without a gradient count as zeros, so ranks whose losses use different parameters
-    stay in sync.
+
+def sum_over_ranks(values: Sequence[float]) -> list[float]:
+    """Return each value summed over all ranks; every rank must pass equally many values."""
+    if rank_and_world_size()[1] == 1:
+        return list(values)
+    total = torch.tensor(values, dtype=torch.float64, device=collective_device())
+    with collective():
+        dist.all_reduce(total)
+    summed: list[float] = total.tolist()
+    return summed
+
+
+def gather_from_ranks(value: Any) -> list[Any]:
+    """Return the values of all ranks in their order; every rank must call it.
+
+    Args:
+        value: what JSON can express.
+    """
+    size = rank_and_world_size()[1]
+    data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    if size == 1:
+        return [value]
+    device = collective_device()
+    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
+    with collective():
+        dist.all_gather(lengths, torch.tensor([len(data)], device=device))
+        longest = max(int(length.item()) for length in lengths)
+        padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+        padded[: len(data)] = data
+        found = [torch.empty_like(padded) for _ in range(size)]
+        dist.all_gather(found, padded)
+    return [
+        json.loads(bytes(one[: int(length.item())].tolist()))
+        for one, length in zip(found, lengths, strict=True)
+    ]
+
+
+def collective_device() -> torch.device:
+    """Return where tensors must be that the process group exchanges."""
+    # nccl transfers CUDA tensors only.
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+class GradientReducer:
+    """Averages a model's gradients over all ranks, each weighted by the rows of its batch.
+
+    The ranks' batches then count as one: the gradient of a mean over 40 rows on one rank and 24 on
+    another is the gradient of the mean over all 64. Parameters without a gradient count as zeros,
+    so ranks whose losses use different parameters stay in sync.
 
     Args:
         model: its parameters that require a gradient are reduced.
         overlap: reduce each gradient while backward still computes the earlier layers' ones
             (config ``bp_update_sync=False``). Reductions start in one fixed order on every rank,
             whatever the order in which gradients become ready, since collectives match by order.
+        share: the weight of this rank's gradients; None: equal weights until :meth:`begin`.
     """
 
-    def __init__(self, model: nn.Module, *, overlap: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, *, overlap: bool = False, share: float | None = None
+    ) -> None:
         # Backward reaches the last layers first.
         self._parameters = [p for p in model.parameters() if p.requires_grad][::-1]
-        self._world_size = dist.get_world_size()
+        self._share = 1.0 / dist.get_world_size() if share is None else share
+        self._rows: tuple[int, torch.Tensor, dist.Work] | None = None
         self._ready: set[int] = set()
         self._works: list[dist.Work] = []
         self._started = 0
@@ -91,14 +304,37 @@ class GradientReducer:
                     parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
                 )
 
+    def begin(self, n_rows: int) -> None:
+        """Start an update; every rank must call it for each update.
+
+        Args:
+            n_rows: the rows in this rank's batch.
+        """
+        self.share()
+        device = self._parameters[0].device if self._parameters else collective_device()
+        total = torch.tensor([float(n_rows)], dtype=torch.float64, device=device)
+        with collective():
+            work = dist.all_reduce(total, async_op=True)
+        assert work is not None
+        self._rows = n_rows, total, work
+
+    def share(self) -> float:
+        """Return this rank's part of the rows of all ranks in this update."""
+        if self._rows is not None:
+            n_rows, total, work = self._rows
+            with collective():
+                work.wait()
+            # Without any rows the loss is not finite, which is reported elsewhere.
+            self._share = n_rows / max(float(total.item()), 1.0)
+            self._rows = None
+        return self._share
+
     def reduce(self) -> None:
         """Average the gradients over the ranks; call it after backward and before the step."""
         self._start_until(len(self._parameters))
-        for work in self._works:
-            work.wait()
-        for parameter in self._parameters:
-            if parameter.grad is not None:
-                parameter.grad.div_(self._world_size)
+        with collective():
+            for work in self._works:
+                work.wait()
         self._ready.clear()
         self._works.clear()
         self._started = 0
@@ -120,17 +356,23 @@ class GradientReducer:
         return reduce_when_ready
 
     def _start_until(self, end: int) -> None:
-        for parameter in self._parameters[self._started : end]:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            work = dist.all_reduce(parameter.grad, async_op=True)
-            assert work is not None
-            self._works.append(work)
+        share = self.share()
+        with collective():
+            for parameter in self._parameters[self._started : end]:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                parameter.grad.mul_(share)
+                work = dist.all_reduce(parameter.grad, async_op=True)
+                assert work is not None
+                self._works.append(work)
         self._started = max(self._started, end)
 
 
-def all_agree(flag: bool, device: torch.device | str) -> bool:
-    """Return whether the flag is true on every rank; every rank must call it."""
-    vote = torch.tensor(float(flag), device=device)
-    dist.all_reduce(vote, op=dist.ReduceOp.MIN)
-    return bool(vote.item())
+def _number(name: str, default: int | None = None) -> int:
+    text = os.environ.get(name, "" if default is None else str(default))
+    if not text.isdecimal():
+        raise ConfigError(
+            f"WORLD_SIZE is set, but {name} is {text!r}, which is not a number; start the program "
+            "with ditask or torchrun, which set both, or remove WORLD_SIZE from the environment"
+        )
+    return int(text)

@@ -577,6 +577,7 @@ class Policy(Configurable):
     def sync_gradients(self, model: nn.Module) -> None:
         """Average the model's gradients over all ranks; call it between backward and the step.
 
+        Each rank's gradients are weighted by the rows of its batch, as if all rows were one batch.
         With ``bp_update_sync=False`` the reductions of the policy's model started during
         backward, and this waits for them. In a single process it does nothing.
         """
@@ -585,7 +586,7 @@ class Policy(Configurable):
         if model is self._model:
             self._reducer.reduce()
         else:
-            GradientReducer(model).reduce()
+            GradientReducer(model, share=self._reducer.share()).reduce()
 
     def _public_learn(
         self, data: Batch | list[dict[str, Any]], **kwargs: Any
@@ -595,6 +596,9 @@ class Policy(Configurable):
         learned = self._samples(data) if self.learn_from == "samples" else self._batch(data)
         if not self._model.training:
             self._model.train()
+        if self._reducer is not None:
+            rows = learned if isinstance(learned, list) else next(iter(leaves(learned)))[1]
+            self._reducer.begin(len(rows))
         output = self._forward_learn(learned, **kwargs)
         outputs = output if isinstance(output, list) else [output]
         if not all(isinstance(one, Mapping) for one in outputs):

@@ -35,9 +35,12 @@ def test_the_public_names_are_these():
         "collate",
         "create_policy",
         "data_parallel",
+        "gather_from_ranks",
         "get_policy_cls",
         "is_update",
         "priorities_of_rows",
+        "rank_and_world_size",
+        "sum_over_ranks",
         "update_outputs",
     ]
     assert all(hasattr(dmiddleware.policy, name) for name in dmiddleware.policy.__all__)

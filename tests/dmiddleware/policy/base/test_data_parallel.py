@@ -1,20 +1,19 @@
 """Data-parallel learning, with real processes over gloo."""
 
-import multiprocessing as mp
-import os
-import queue
-import socket
-import traceback
-
 import pytest
 import torch
 
 from dmiddleware.data.batch import as_tree
 from dmiddleware.errors import ConfigError, NonFiniteLoss
-from dmiddleware.policy import DQNPolicy, PPOPolicy, data_parallel
+from dmiddleware.policy import (
+    DQNPolicy,
+    PPOPolicy,
+    gather_from_ranks,
+    rank_and_world_size,
+    sum_over_ranks,
+)
+from tests.dmiddleware.policy.base.rank_processes import WORLD, run_ranks
 
-WORLD = 2
-DEADLINE_S = 90
 SMALL = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [16]}
 
 
@@ -125,7 +124,53 @@ def stop_on_kl(rank):
     return policy.learn_mode.forward(as_tree(batch))["kl_stop"]
 
 
+def ppo_rows(n, seed):
+    """Rows for PPO, with advantages far from mean 0 and deviation 1."""
+    generator = torch.Generator().manual_seed(seed)
+    logit = torch.randn(n, 2, generator=generator)
+    action = torch.randint(2, (n,), generator=generator)
+    return {
+        "obs": torch.randn(n, 4, generator=generator),
+        "action": action,
+        "log_prob": torch.log_softmax(logit, -1)[torch.arange(n), action],
+        "value": torch.randn(n, generator=generator),
+        "adv": 3.0 + 5.0 * torch.randn(n, generator=generator),
+        "ret": torch.randn(n, generator=generator),
+    }
+
+
+LONG = {
+    "dqn": (DQNPolicy, rows, {"learn": {"learning_rate": 1e-3, "target_update_freq": 20}}),
+    "ppo": (PPOPolicy, ppo_rows, {"target_kl": 100.0, "learn": {"learning_rate": 1e-3}}),
+}
+
+
+def train_long(name, rank, split=None):
+    """Make 100 updates with batches of 64; a rank learns from its part of each."""
+    cls, make_rows, options = LONG[name]
+    cfg = {"model": SMALL, "seed": 0, "multi_gpu": split is not None, **options}
+    policy = cls(cfg)
+    for seed in range(100):
+        batch = make_rows(64, seed)
+        if split is not None:
+            own = slice(0, split) if rank == 0 else slice(split, 64)
+            batch = {key: column[own] for key, column in batch.items()}
+        policy.learn_mode.forward(as_tree(batch))
+    return {k: v.tolist() for k, v in policy.learn_mode.state_dict()["model"].items()}
+
+
+def sum_and_gather(rank):
+    assert rank_and_world_size() == (rank, WORLD)
+    assert sum_over_ranks([1.5, rank]) == [3.0, 1.0]
+    return gather_from_ranks({"rank": rank, "text": "é" * (rank + 1), "none": None})
+
+
 JOBS = {
+    "dqn 32+32": lambda rank: train_long("dqn", rank, 32),
+    "dqn 40+24": lambda rank: train_long("dqn", rank, 40),
+    "ppo 32+32": lambda rank: train_long("ppo", rank, 32),
+    "ppo 40+24": lambda rank: train_long("ppo", rank, 40),
+    "gather": sum_and_gather,
     "half": lambda rank: train_half(rank, overlap=False),
     "half overlapping": lambda rank: train_half(rank, overlap=True),
     "heads": lambda rank: train_heads(rank, overlap=False),
@@ -136,46 +181,23 @@ JOBS = {
 }
 
 
-def run_rank(rank, port, answers):
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(WORLD)
-    )
+def do_jobs(rank):
+    return {name: job(rank) for name, job in JOBS.items()}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
-    try:
-        with data_parallel(backend="gloo", timeout_s=DEADLINE_S / 2) as own:
-            assert own == rank
-            answers.put((rank, {name: job(rank) for name, job in JOBS.items()}, None))
-    except BaseException:
-        answers.put((rank, None, traceback.format_exc()))
-        raise
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
 def ranks():
     """What both ranks answer to every job: ``answers[job] == [rank 0's, rank 1's]``."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = mp.get_context("spawn")
-    answers = context.Queue()
-    processes = [
-        context.Process(target=run_rank, args=(rank, port, answers), daemon=True)
-        for rank in range(WORLD)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        got = sorted((answers.get(timeout=DEADLINE_S) for _ in processes), key=lambda one: one[0])
-    except queue.Empty:
-        pytest.fail(f"no answer within {DEADLINE_S} s")
-    finally:
-        for process in processes:
-            process.join(timeout=10)
-            if process.is_alive():
-                process.kill()
-    for _, _, error in got:
-        assert error is None, error
-    return {name: [answer[name] for _, answer, _ in got] for name in JOBS}
+    answers = run_ranks(do_jobs)
+    return {name: [answer[name] for answer in answers] for name in JOBS}
 
 
 @pytest.mark.process
@@ -188,6 +210,29 @@ def test_two_ranks_learn_what_one_learns_from_the_whole_batch(ranks, job):
         alone.learn_mode.forward(as_tree(rows(32, seed)))
     for name, value in alone.learn_mode.state_dict()["model"].items():
         torch.testing.assert_close(torch.tensor(first[name]), value, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("split", ["32+32", "40+24"])
+def test_100_updates_of_two_ranks_equal_those_of_one_process_with_the_whole_batches(
+    ranks, name, split
+):
+    first, second = ranks[f"{name} {split}"]
+    assert first == second
+    for parameter, value in train_long(name, rank=None).items():
+        torch.testing.assert_close(
+            torch.tensor(first[parameter]), torch.tensor(value), rtol=0, atol=1e-6
+        )
+
+
+@pytest.mark.process
+def test_ranks_sum_numbers_and_gather_plain_values(ranks):
+    expected = [
+        {"rank": 0, "text": "é", "none": None},
+        {"rank": 1, "text": "éé", "none": None},
+    ]
+    assert ranks["gather"] == [expected, expected]
 
 
 @pytest.mark.process
