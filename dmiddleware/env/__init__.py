@@ -1,8 +1,16 @@
 """Env managers: step several Gymnasium envs as one, with true final observations."""
 
 from dmiddleware.env.async_manager import AsyncEnvManager
+from dmiddleware.env.battle_manager import (
+    BattleEnv,
+    BattleEnvManager,
+    BattleTimestep,
+    GameResult,
+    game_result,
+)
 from dmiddleware.env.factory import make_env_manager
 from dmiddleware.env.manager import BaseEnvManager, check_env_manager
+from dmiddleware.env.pettingzoo import PettingZooAdapter
 from dmiddleware.env.sync_manager import SyncEnvManager
 from dmiddleware.env.timestep import BatchedTimestep, EnvTimestep, StepInfo
 from dmiddleware.env.vector_manager import VectorEnvManager
@@ -17,4 +25,10 @@ __all__ = [
     "EnvTimestep",
     "StepInfo",
     "check_env_manager",
+    "BattleEnv",
+    "BattleEnvManager",
+    "BattleTimestep",
+    "PettingZooAdapter",
+    "GameResult",
+    "game_result",
 ]

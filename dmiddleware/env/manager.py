@@ -34,7 +34,14 @@ from dmiddleware.env.timestep import BatchedTimestep, BoolArray, IdArray, StepIn
 from dmiddleware.errors import CheckpointMismatch, ConfigError, EnvStateError, StructureError
 from dmiddleware.seeding import derive_seed
 
-__all__ = ["BaseEnvManager", "EpisodeTotals", "check_env_fns", "check_env_manager", "is_int"]
+__all__ = [
+    "BaseEnvManager",
+    "EpisodeTotals",
+    "check_env_fns",
+    "check_env_manager",
+    "env_seeds",
+    "is_int",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -196,17 +203,7 @@ class BaseEnvManager(ABC):
             ConfigError: if this is neither an integer nor ``E`` integers, or the envs reset
                 themselves and ``dynamic_seed`` is False.
         """
-        if is_int(seed):
-            seeds = [derive_seed(int(seed), index) for index in range(self._env_num)]
-        elif isinstance(seed, Sequence | np.ndarray) and all(map(is_int, seed)):
-            seeds = [int(one) for one in seed]
-        else:
-            raise ConfigError(f"seed must be an integer, or one integer per env, got {seed!r}")
-        if len(seeds) != self._env_num:
-            raise ConfigError(
-                f"{len(seeds)} seeds were given for {self._env_num} envs; give one per env, or a "
-                "single integer"
-            )
+        seeds = env_seeds(seed, self._env_num)
         self._seeds, self._fixes_seeds = seeds, not dynamic_seed
         self._seed_envs(seeds)
         if self._action_space is not None:
@@ -571,6 +568,24 @@ def check_env_fns(env_fns: object) -> list[Callable[[], gym.Env[Any, Any]]]:
                 f"env_fns[{index}] must be a function that makes an env, got {env_fn!r:.100}"
             )
     return list(env_fns)
+
+
+def env_seeds(seed: int | Sequence[int], env_num: int) -> list[int]:
+    """Return the seed of each env: derived from one integer, or the given ones.
+
+    Raises:
+        ConfigError: if this is neither an integer nor ``env_num`` integers.
+    """
+    if is_int(seed):
+        return [derive_seed(int(seed), index) for index in range(env_num)]
+    if not isinstance(seed, Sequence | np.ndarray) or not all(map(is_int, seed)):
+        raise ConfigError(f"seed must be an integer, or one integer per env, got {seed!r}")
+    if len(seed) != env_num:
+        raise ConfigError(
+            f"{len(seed)} seeds were given for {env_num} envs; give one per env, or a single "
+            "integer"
+        )
+    return [int(one) for one in seed]
 
 
 def is_int(value: object) -> TypeGuard[int]:

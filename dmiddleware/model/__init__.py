@@ -1,5 +1,6 @@
 """Networks: encoders for vectors, images and nested observations, and the heads on top."""
 
+from dmiddleware.model.action_mask import action_mask_of, masked_logit
 from dmiddleware.model.actor_critic import Actor, ActorCritic
 from dmiddleware.model.encoders import (
     NatureCNN,
@@ -40,6 +41,8 @@ __all__ = [
     "obs_shape_of",
     "action_shape_of",
     "action_kind_of",
+    "action_mask_of",
+    "masked_logit",
     "Init",
     "Norm",
     "activation_of",

@@ -10,6 +10,7 @@ import torch
 
 from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
+from dmiddleware.model.action_mask import masked_logit
 from dmiddleware.model.encoders import make_encoder
 from dmiddleware.model.layers import MLP, Init, Norm, call
 from dmiddleware.model.model_registry import MODEL_REGISTRY
@@ -93,7 +94,7 @@ class QNetwork(Network):
         super().check_spaces(observation_space, action_space)
 
     def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
-        """Return ``{"logit": [… , A]}``, the actions' values.
+        """Return ``{"logit": [… , A]}``, the actions' values; forbidden ones get the lowest.
 
         Args:
             obs: ``[…, *obs_shape]``, a tensor or, for nested observations, a treetensor.
@@ -102,7 +103,7 @@ class QNetwork(Network):
         q: torch.Tensor = call(self.head, features)
         if self.value_head is not None:
             q = call(self.value_head, features) + q - q.mean(-1, keepdim=True)
-        return {"logit": q}
+        return {"logit": masked_logit(q, obs)}
 
 
 def _require_discrete(action_space: gym.Space[Any]) -> None:

@@ -7,7 +7,8 @@ An observation shape is one of
 - ``("one_hot", n, …)``: an integer below ``n`` (or one for each ``n``), which the network sees as a
   one-hot vector;
 - a mapping of names to observation shapes: a Dict space, or a Tuple space with the names ``"0"``,
-  ``"1"``, …
+  ``"1"``, … A Dict space's key ``action_mask`` is left out, since networks do not encode it (see
+  :mod:`dmiddleware.model.action_mask`).
 
 All of these can be written in YAML, where tuples become lists.
 """
@@ -24,6 +25,7 @@ from torch import nn
 
 from dmiddleware.data.batch import from_numpy
 from dmiddleware.errors import SpaceError
+from dmiddleware.model.action_mask import ACTION_MASK
 
 __all__ = [
     "ObsShape",
@@ -149,7 +151,11 @@ def obs_shape_of(space: gym.Space[Any]) -> ObsShape:
                 _reject_one_number(space)
                 return (ONE_HOT, *map(int, space.nvec))
         case gym.spaces.Dict():
-            return {str(key): obs_shape_of(inner) for key, inner in space.spaces.items()}
+            return {
+                str(key): obs_shape_of(inner)
+                for key, inner in space.spaces.items()
+                if key != ACTION_MASK
+            }
         case gym.spaces.Tuple():
             return {str(place): obs_shape_of(inner) for place, inner in enumerate(space.spaces)}
     raise SpaceError(

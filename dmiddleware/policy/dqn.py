@@ -13,6 +13,7 @@ from torch import nn
 from dmiddleware.config import Option, Range, count, fraction, one_of, optional, positive, switch
 from dmiddleware.data.batch import Batch, Value
 from dmiddleware.errors import ConfigError
+from dmiddleware.model.action_mask import action_mask_of
 from dmiddleware.model.layers import call
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.batched_policy import BatchedPolicy
@@ -77,6 +78,7 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
       fraction ``target_tau`` towards the online network.
 
     Learns from the columns ``obs``, ``action`` int64, ``reward``, ``next_obs``, ``terminated``.
+    Actions that an observation's ``action_mask`` forbids are neither taken nor bootstrapped from.
     Collecting takes the keyword ``eps``, the probability of a random action, and returns ``action``
     and ``logit``, the action values. The command mode returns the ``eps`` of the schedule
     ``other.eps`` for the environment steps so far.
@@ -249,9 +251,11 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
     ) -> dict[str, Any]:
         # Exploration draws on the CPU, so a run draws the same numbers with and without a GPU.
         logit = call(self._model, obs)["logit"]
+        mask = action_mask_of(obs)
         if self._on_gpu:
-            logit = logit.cpu()
-        return {"action": epsilon_greedy(logit, eps, generator=self._generator), "logit": logit}
+            logit, mask = logit.cpu(), None if mask is None else mask.cpu()
+        action = epsilon_greedy(logit, eps, generator=self._generator, mask=mask)
+        return {"action": action, "logit": logit}
 
     def _forward_eval_batch(self, obs: Value, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:
         return {"action": self._model(obs)["logit"].argmax(-1)}

@@ -16,6 +16,7 @@ from dmiddleware.env import BaseEnvManager, BatchedTimestep, check_env_manager
 from dmiddleware.env.batching import NestedArrays
 from dmiddleware.env.timestep import IdArray
 from dmiddleware.errors import ConfigError, PolicyOutputError
+from dmiddleware.model import action_mask_of
 from dmiddleware.policy import CollectMode, EvalMode
 
 __all__ = ["Stepper", "VectorStep", "check_random_actions"]
@@ -209,7 +210,7 @@ class Stepper:
             self._output_is_checked = True
         if random:
             check_random_actions(self._mode, user=self._user)
-            output = self._with_random_actions(output, env_id)
+            output = self._with_random_actions(output, obs, env_id)
         action = output["action"]
         actions = action.numpy() if type(action) is torch.Tensor else to_numpy(action)
         timestep = manager.step(actions if only is None else _by_env(actions, env_id))
@@ -287,7 +288,9 @@ class Stepper:
         self._episode_id = np.where(self.episode_id == episode_id, rest, self.episode_id)
         return rest
 
-    def _with_random_actions(self, output: dict[str, Any], env_id: IdArray) -> dict[str, Any]:
+    def _with_random_actions(
+        self, output: dict[str, Any], obs: Value, env_id: IdArray
+    ) -> dict[str, Any]:
         wrong = [name for name in _OF_DRAWN_ACTION if name in output]
         if wrong:
             raise ConfigError(
@@ -298,6 +301,10 @@ class Stepper:
         drawn = self._manager.sample_actions()
         if len(env_id) < self.env_num:
             drawn = map_nested(lambda leaf: leaf[env_id], drawn)
+        mask = action_mask_of(obs)
+        if mask is not None:
+            space = self._manager.action_space
+            drawn = np.array([space.sample(row) for row in mask.numpy().astype(np.int8)])
         actions, replaced = from_numpy(drawn), output["action"]
         if isinstance(actions, torch.Tensor) and isinstance(replaced, torch.Tensor):
             actions = actions.to(replaced.dtype)

@@ -36,6 +36,7 @@ from dmiddleware.errors import (
 )
 from dmiddleware.model import action_shape_of, create_model, obs_shape_of
 from dmiddleware.model.spaces import HasSpaces, check_spaces, spaces_of
+from dmiddleware.policy.base.allowed_actions import check_allowed
 from dmiddleware.policy.base.collate import (
     collate_samples,
     is_per_env,
@@ -668,7 +669,10 @@ class Policy(Configurable):
                         f"{type(self).__name__}.{name} returned {outputs!r:.100}; it must return a "
                         'dictionary of tensors [E, …] with the key "action"'
                     )
-        return _to_cpu(outputs) if self._on_gpu else outputs
+        acted: dict[Any, Any] = _to_cpu(outputs) if self._on_gpu else outputs
+        if type(data) is not torch.Tensor:
+            check_allowed(data, acted, user=f"{type(self).__name__}.{name}")
+        return acted
 
     def _check_answers(self, answers: object, name: str) -> None:
         if not isinstance(answers, Mapping):

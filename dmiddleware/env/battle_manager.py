@@ -1,0 +1,586 @@
+"""Games of several players: the interface of one game, and a manager that steps many of them."""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from dmiddleware.env.contract import check_flag, close_quietly
+from dmiddleware.env.env_state import MissingObjectError, get_state, set_state
+from dmiddleware.env.manager import check_env_fns, env_seeds, is_int
+from dmiddleware.env.restart_limit import FailureBudget
+from dmiddleware.errors import (
+    CheckpointMismatch,
+    ConfigError,
+    EnvCrashed,
+    EnvProtocolError,
+    EnvStateError,
+    StructureError,
+)
+from dmiddleware.seeding import derive_seed
+
+__all__ = ["BattleEnv", "BattleEnvManager", "BattleTimestep", "GameResult", "game_result"]
+
+GameResult: TypeAlias = Literal["wins", "draws", "losses"]
+"""How a game ended for a player."""
+
+_RESULTS: Mapping[object, GameResult] = {
+    **{word: "wins" for word in ("wins", "win")},
+    **{word: "draws" for word in ("draws", "draw")},
+    **{word: "losses" for word in ("losses", "loss")},
+}
+
+
+class BattleEnv(Protocol):
+    """A game of two or more players, numbered from 0.
+
+    A class that derives from this one gets the defaults: all players move at the same time, and all
+    actions are allowed.
+    """
+
+    observation_space: gym.Space[Any] | None = None
+    """What one player observes; None: unknown, so policies are not checked against it."""
+    action_space: gym.Space[Any] | None = None
+    """What one player does."""
+    n_player: int = 2
+
+    def reset(self, seed: int | None = None) -> list[Any]:
+        """Start a new game; return one observation per player."""
+        ...
+
+    def step(
+        self, actions: list[Any]
+    ) -> tuple[list[Any], list[float], bool, bool, list[dict[str, Any]]]:
+        """Play one move.
+
+        Args:
+            actions: one per player, None for those that are not to move.
+
+        Returns:
+            Observations, rewards, ``terminated``, ``truncated``, infos; the lists have one item per
+            player.
+        """
+        ...
+
+    def to_move(self) -> tuple[int, ...]:
+        """Return the players whose actions the next step takes."""
+        return tuple(range(self.n_player))
+
+    def action_mask(self, player: int) -> npt.NDArray[Any] | None:
+        """Return which actions a player may take, ``[A]``; None: all."""
+        return None
+
+    def close(self) -> None:
+        """Release the game's resources."""
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class BattleTimestep:
+    """One step of one game.
+
+    Attributes:
+        env_id: the game's index in its manager.
+        obs: one observation per player after the step; at the end of an episode the final ones.
+            What to act on next is in the manager's ``ready_obs``.
+        reward: one reward per player.
+        done: whether the episode ended.
+        terminated: whether the game is over.
+        truncated: whether the episode was cut before that.
+        to_move: the players that act next in this episode; none at its end.
+        info: one info per player; at the end of an episode with ``eval_episode_return`` and
+            ``eval_episode_length``.
+        abnormal: whether the game raised in this step and was restarted, so that this is not a
+            transition. The infos say so too, with ``abnormal: True``.
+    """
+
+    env_id: int
+    obs: list[Any]
+    reward: list[float]
+    done: bool
+    terminated: bool
+    truncated: bool
+    to_move: tuple[int, ...]
+    info: list[dict[str, Any]]
+    abnormal: bool = False
+
+
+class BattleEnvManager:
+    """Steps several games of one kind, in this process.
+
+    A new manager is closed; :meth:`launch`, or entering a ``with`` block, makes the games and
+    resets them. A game that ends is reset at once. A game that raises is made again, and its
+    unfinished episode is lost.
+
+    Observations are passed on as the games give them. Where a game has an :meth:`action mask
+    <BattleEnv.action_mask>` that is not in its observations yet, an observation becomes
+    ``{"observation": obs, "action_mask": mask}``, as in PettingZoo.
+
+    Args:
+        env_fns: one function per game that makes it.
+        n_player: number of players.
+        seed: as in :meth:`seed`; None leaves the games unseeded.
+        max_retry: how often a game may be restarted in a row.
+
+    Raises:
+        ConfigError: if an argument has the wrong type, or ``n_player`` is below 2.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Any]],
+        n_player: int = 2,
+        *,
+        seed: int | Sequence[int] | None = None,
+        max_retry: int = 3,
+    ) -> None:
+        self._env_fns = check_env_fns(env_fns)
+        if not is_int(n_player) or n_player < 2:
+            raise ConfigError(f"n_player must be an integer of at least 2, got {n_player!r}")
+        self._n_player = int(n_player)
+        self._max_retry = max_retry
+        self._failures = FailureBudget(self.env_num, max_retry=max_retry, kind="game")
+        self._envs: list[BattleEnv] = []
+        self._ready_obs: dict[int, list[Any]] = {}
+        self._to_move: dict[int, tuple[int, ...]] = {}
+        self._returns = np.zeros((self.env_num, self._n_player))
+        self._lengths = [0] * self.env_num
+        self._revision = 0
+        self._dropped_steps = 0
+        self._seeds: list[int] | None = None
+        self._fixes_seeds = False
+        self._pending_seeds: dict[int, int] = {}
+        if seed is not None:
+            self.seed(seed)
+
+    @property
+    def env_num(self) -> int:
+        """Number of games."""
+        return len(self._env_fns)
+
+    @property
+    def n_player(self) -> int:
+        """Number of players of each game."""
+        return self._n_player
+
+    @property
+    def closed(self) -> bool:
+        """Whether the games are closed: before :meth:`launch` and after :meth:`close`."""
+        return not self._envs
+
+    @property
+    def revision(self) -> int:
+        """A number that grows whenever the games are launched, reset, stepped or restored."""
+        return self._revision
+
+    @property
+    def dropped_steps(self) -> int:
+        """Steps since launch that belonged to episodes that a failure cut off."""
+        return self._dropped_steps
+
+    @property
+    def restarts(self) -> int:
+        """How often a game failed and was restarted since launch."""
+        return self._failures.restarts
+
+    @property
+    def ready_obs(self) -> dict[int, list[Any]]:
+        """The observations to act on next: a list with one per player, by game."""
+        self._require_open("ready_obs")
+        return {env_id: list(self._ready_obs[env_id]) for env_id in range(self.env_num)}
+
+    @property
+    def to_move(self) -> dict[int, tuple[int, ...]]:
+        """The players that act next, by game."""
+        self._require_open("to_move")
+        return dict(self._to_move)
+
+    @property
+    def observation_space(self) -> gym.Space[Any] | None:
+        """What one player observes, with the action mask; None if the games do not say."""
+        with self._first_env() as env:
+            space, actions = _space(env, "observation_space"), _space(env, "action_space")
+            if space is None or _has_mask(space) or not isinstance(actions, gym.spaces.Discrete):
+                return space
+            if env.action_mask(0) is None:
+                return space
+            mask = gym.spaces.MultiBinary(int(actions.n))
+            return gym.spaces.Dict({"observation": space, "action_mask": mask})
+
+    @property
+    def action_space(self) -> gym.Space[Any] | None:
+        """What one player does; None if the games do not say."""
+        with self._first_env() as env:
+            return _space(env, "action_space")
+
+    def seed(self, seed: int | Sequence[int], dynamic_seed: bool = True) -> None:
+        """Seed each game at its next reset; see :meth:`BaseEnvManager.seed`."""
+        self._seeds = env_seeds(seed, self.env_num)
+        self._fixes_seeds = not dynamic_seed
+        self._pending_seeds = dict(enumerate(self._seeds))
+
+    def launch(self) -> None:
+        """Make the games and reset them.
+
+        Raises:
+            EnvStateError: if they are launched already.
+            EnvCrashed: if a game cannot be made or reset.
+            EnvProtocolError: if a game does not follow :class:`BattleEnv`.
+        """
+        if not self.closed:
+            raise EnvStateError("BattleEnvManager is launched already; close() it first")
+        self._failures = FailureBudget(self.env_num, max_retry=self._max_retry, kind="game")
+        self._dropped_steps = 0
+        self._pending_seeds = dict(enumerate(self._seeds or ()))
+        try:
+            for env_id in range(self.env_num):
+                self._envs.append(self._made(env_id))
+                self._start(env_id)
+        except EnvProtocolError:
+            self.close()
+            raise
+        except Exception as error:
+            env_id = max(len(self._envs) - 1, 0)
+            self.close()
+            raise EnvCrashed(
+                f"game {env_id} could not be made or reset: {type(error).__name__}: {error}"
+            ) from error
+        self._revision += 1
+
+    def close(self) -> None:
+        """Close the games; a second call does nothing."""
+        envs, self._envs = self._envs, []
+        for env in envs:
+            close_quietly(env)
+
+    def __enter__(self) -> Self:
+        if self.closed:
+            self.launch()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def reset(self, env_ids: Iterable[int] | None = None) -> None:
+        """Start new episodes in some games (None means all), and give up their current ones.
+
+        Raises:
+            EnvStateError: before launch and after close.
+            StructureError: for an unknown game.
+            EnvCrashed: if a game used up its retries; the manager is closed.
+        """
+        self._require_open("reset")
+        ids = range(self.env_num) if env_ids is None else self._checked_ids(env_ids)
+        self._revision += 1
+        try:
+            for env_id in ids:
+                self._restart_unless_started(env_id)
+        except BaseException:
+            self.close()
+            raise
+
+    def step(self, actions: Mapping[int, Sequence[Any]]) -> dict[int, BattleTimestep]:
+        """Step some games, and reset those that end.
+
+        Args:
+            actions: by game, a list with one action per player, None for those that are not to
+                move.
+
+        Returns:
+            The timesteps by game.
+
+        Raises:
+            EnvStateError: before launch and after close.
+            StructureError: if the actions do not fit the players to move; no game has stepped then.
+            EnvCrashed: if a game used up its retries; the manager is closed.
+            EnvProtocolError: if a game returned something that is not a step; the manager is
+                closed.
+        """
+        self._require_open("step")
+        for env_id in self._checked_ids(actions):
+            self._check_actions(env_id, actions[env_id])
+        self._revision += 1
+        try:
+            return {env_id: self._step(env_id, list(own)) for env_id, own in actions.items()}
+        except BaseException:
+            # Some games have stepped and others have not.
+            self.close()
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to continue the episodes, as plain data.
+
+        Games whose state cannot be saved (see :mod:`dmiddleware.env.env_state`) are left out.
+        """
+        self._require_open("state_dict")
+        return {
+            "envs": [get_state(env) for env in self._envs],
+            "ready_obs": [copy.deepcopy(self._ready_obs[one]) for one in range(self.env_num)],
+            "to_move": [list(self._to_move[one]) for one in range(self.env_num)],
+            "returns": self._returns.copy(),
+            "lengths": list(self._lengths),
+            "seeds": self._seeds,
+            "fixes_seeds": self._fixes_seeds,
+            "dropped_steps": self._dropped_steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Restore a state. The manager must be launched, with games made as they were then.
+
+        Returns:
+            Whether the episodes continue; otherwise all games start new ones.
+
+        Raises:
+            CheckpointMismatch: if the state belongs to other games, or another number of them.
+        """
+        self._require_open("load_state_dict")
+        if len(state["envs"]) != self.env_num:
+            raise CheckpointMismatch(
+                f"the state belongs to {len(state['envs'])} games, but this manager has "
+                f"{self.env_num}"
+            )
+        self._seeds = None if state["seeds"] is None else list(state["seeds"])
+        self._fixes_seeds = state["fixes_seeds"]
+        self._dropped_steps = state["dropped_steps"]
+        self._revision += 1
+        if not self._restore(state["envs"]):
+            if self._seeds is not None:
+                n_steps = sum(state["lengths"])
+                self.seed(
+                    [derive_seed(seed, "resume", n_steps) for seed in self._seeds],
+                    not self._fixes_seeds,
+                )
+            self.reset()
+            return False
+        self._pending_seeds = {}
+        self._ready_obs = dict(enumerate(copy.deepcopy(state["ready_obs"])))
+        self._to_move = {env_id: tuple(one) for env_id, one in enumerate(state["to_move"])}
+        self._returns = np.array(state["returns"], np.float64)
+        self._lengths = list(state["lengths"])
+        return True
+
+    def _restore(self, states: Sequence[Any]) -> bool:
+        if any(state is None for state in states):
+            return False
+        try:
+            for env, state in zip(self._envs, states, strict=True):
+                set_state(env, state)
+        except MissingObjectError:
+            return False
+        return True
+
+    @contextmanager
+    def _first_env(self) -> Iterator[BattleEnv]:
+        """Give access to the first game; before launch, to one that is closed again."""
+        if self._envs:
+            yield self._envs[0]
+            return
+        env = self._made(0)
+        try:
+            env.reset(None)
+            yield env
+        finally:
+            close_quietly(env)
+
+    def _made(self, env_id: int) -> BattleEnv:
+        env: Any = self._env_fns[env_id]()
+        for name in ("reset", "step", "to_move", "action_mask", "close"):
+            if not callable(getattr(env, name, None)):
+                raise EnvProtocolError(
+                    f"game {env_id} is a {type(env).__name__} without a method {name}(); derive "
+                    "its class from dmiddleware.env.BattleEnv, or wrap a PettingZoo env in "
+                    "PettingZooAdapter"
+                )
+        game: BattleEnv = env
+        return game
+
+    def _start(self, env_id: int) -> None:
+        """Start an episode in a game."""
+        fixed = self._seeds[env_id] if self._fixes_seeds and self._seeds is not None else None
+        seed = self._pending_seeds.pop(env_id, fixed)
+        obs = self._envs[env_id].reset(seed)
+        self._returns[env_id] = 0.0
+        self._lengths[env_id] = 0
+        self._to_move[env_id] = self._movers(env_id)
+        self._ready_obs[env_id] = self._seen(env_id, obs)
+
+    def _restart_unless_started(self, env_id: int) -> None:
+        try:
+            self._start(env_id)
+        except EnvProtocolError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a game may raise anything
+            self._restart(env_id, "reset", error)
+
+    def _restart(self, env_id: int, doing: str, error: Exception) -> None:
+        """Replace a game that failed by a new one, and reset it."""
+        while True:
+            details = "".join(traceback.format_exception(error))
+            summary = EnvCrashed(f"raised {type(error).__name__}: {error}")
+            self._failures.record_failure(env_id, doing, summary, details)
+            close_quietly(self._envs[env_id])
+            if self._seeds is not None:
+                # With the first seed, the same failure would happen again.
+                count = self._failures.restarts_of(env_id)
+                self._pending_seeds[env_id] = derive_seed(self._seeds[env_id], "restart", count)
+            try:
+                self._envs[env_id] = self._made(env_id)
+                self._start(env_id)
+                return
+            except EnvProtocolError:
+                raise
+            except Exception as another:  # noqa: BLE001 - a game may raise anything
+                error, doing = another, "restart"
+
+    def _step(self, env_id: int, actions: list[Any]) -> BattleTimestep:
+        try:
+            result = self._envs[env_id].step(actions)
+        except Exception as error:  # noqa: BLE001 - a game may raise anything
+            self._dropped_steps += self._lengths[env_id]
+            self._restart(env_id, "step", error)
+            return self._abnormal(env_id)
+        obs, reward, terminated, truncated, infos = self._checked(env_id, result)
+        done = terminated or truncated
+        self._returns[env_id] += reward
+        self._lengths[env_id] += 1
+        self._to_move[env_id] = () if done else self._movers(env_id)
+        seen = self._ready_obs[env_id] = self._seen(env_id, obs)
+        timestep = BattleTimestep(
+            env_id, seen, reward, done, terminated, truncated, self._to_move[env_id], infos
+        )
+        if done:
+            for info, value in zip(infos, self._returns[env_id].tolist(), strict=True):
+                info.setdefault("eval_episode_return", value)
+                info.setdefault("eval_episode_length", self._lengths[env_id])
+            self._failures.record_episode(env_id)
+            self._restart_unless_started(env_id)
+        return timestep
+
+    def _abnormal(self, env_id: int) -> BattleTimestep:
+        return BattleTimestep(
+            env_id,
+            list(self._ready_obs[env_id]),
+            [0.0] * self._n_player,
+            done=False,
+            terminated=False,
+            truncated=False,
+            to_move=self._to_move[env_id],
+            info=[{"abnormal": True} for _ in range(self._n_player)],
+            abnormal=True,
+        )
+
+    def _checked(
+        self, env_id: int, result: Any
+    ) -> tuple[list[Any], list[float], bool, bool, list[dict[str, Any]]]:
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise EnvProtocolError(
+                f"game {env_id} returned {result!r:.100} from step(); it must return "
+                "(observations, rewards, terminated, truncated, infos)"
+            )
+        obs, reward, terminated, truncated, infos = result
+        for name, one in (("observations", obs), ("rewards", reward), ("infos", infos)):
+            self._check_per_player(env_id, name, one)
+        check_flag(terminated, "terminated", env_id)
+        check_flag(truncated, "truncated", env_id)
+        rewards = [float(one) for one in reward]
+        return list(obs), rewards, bool(terminated), bool(truncated), [dict(one) for one in infos]
+
+    def _check_per_player(self, env_id: int, name: str, value: Any) -> None:
+        if not hasattr(value, "__len__") or len(value) != self._n_player:
+            raise EnvProtocolError(
+                f"game {env_id} returned the {name} {value!r:.100}; it must return a list with one "
+                f"item for each of its {self._n_player} players"
+            )
+
+    def _movers(self, env_id: int) -> tuple[int, ...]:
+        players = tuple(self._envs[env_id].to_move())
+        if not players or not set(players) <= set(range(self._n_player)):
+            raise EnvProtocolError(
+                f"to_move() of game {env_id} returned {players!r}; before the end of an episode at "
+                f"least one player moves, numbered 0 to {self._n_player - 1}"
+            )
+        return players
+
+    def _seen(self, env_id: int, obs: Any) -> list[Any]:
+        """Return the observations with action masks."""
+        self._check_per_player(env_id, "observations", obs)
+        seen = list(obs)
+        for player, own in enumerate(seen):
+            if not (isinstance(own, Mapping) and "action_mask" in own):
+                mask = self._envs[env_id].action_mask(player)
+                if mask is not None:
+                    seen[player] = {"observation": own, "action_mask": np.asarray(mask, np.int8)}
+        return seen
+
+    def _check_actions(self, env_id: int, actions: Sequence[Any]) -> None:
+        if len(actions) != self._n_player:
+            raise StructureError(
+                f"step was given {len(actions)} actions for game {env_id}; give one per player, "
+                f"{self._n_player} in all, None for those that are not to move"
+            )
+        given = tuple(player for player, action in enumerate(actions) if action is not None)
+        if given != tuple(sorted(self._to_move[env_id])):
+            raise StructureError(
+                f"step was given actions of the players {given} for game {env_id}, in which the "
+                f"players {self._to_move[env_id]} are to move; see the manager's to_move"
+            )
+
+    def _checked_ids(self, env_ids: Iterable[int]) -> list[int]:
+        ids = list(env_ids)
+        for env_id in ids:
+            if not is_int(env_id) or not 0 <= env_id < self.env_num:
+                raise StructureError(
+                    f"unknown game {env_id!r}; the games are 0 to {self.env_num - 1}"
+                )
+        return ids
+
+    def _require_open(self, doing: str) -> None:
+        if self.closed:
+            raise EnvStateError(
+                f"BattleEnvManager.{doing} needs launched games; call launch() first, or use the "
+                "manager in a with block"
+            )
+
+
+def game_result(info: Mapping[str, Any]) -> GameResult:
+    """Return how a game ended for a player, from that player's last info.
+
+    It is ``info["result"]`` (``"wins"``, ``"draws"``, ``"losses"``, or the singular), else the sign
+    of ``info["eval_episode_return"]``.
+
+    Raises:
+        EnvProtocolError: if ``info["result"]`` is something else.
+    """
+    if "result" in info:
+        if info["result"] not in _RESULTS:
+            raise EnvProtocolError(
+                f"a game ended with the info result={info['result']!r}; it must be wins, draws or "
+                "losses"
+            )
+        return _RESULTS[info["result"]]
+    value = float(info["eval_episode_return"])
+    return "wins" if value > 0 else "losses" if value < 0 else "draws"
+
+
+def _space(env: BattleEnv, name: str) -> gym.Space[Any] | None:
+    # A game that does not derive from BattleEnv may have no spaces.
+    space: gym.Space[Any] | None = getattr(env, name, None)
+    return space
+
+
+def _has_mask(space: gym.Space[Any]) -> bool:
+    return isinstance(space, gym.spaces.Dict) and "action_mask" in space.spaces

@@ -1,0 +1,53 @@
+"""Action masks: which discrete actions an observation allows.
+
+A masked environment gives observations that are dictionaries with the key ``action_mask``, as
+PettingZoo's games do: ``[A]``, not 0 where the action is allowed. Everything else in the dictionary
+is what the network sees. The networks here make forbidden actions impossible, by giving them the
+lowest possible logit, so every policy that takes its distribution or its greedy action from the
+logits respects the mask, both when it acts and when it bootstraps. A custom model does the same
+with :func:`masked_logit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from dmiddleware.data.batch import Batch, Nested
+
+__all__ = ["ACTION_MASK", "action_mask_of", "masked_logit"]
+
+ACTION_MASK: Final = "action_mask"
+"""The key of the mask in an observation."""
+
+
+def action_mask_of(obs: Nested) -> torch.Tensor | None:
+    """Return the mask of observations, ``[…, A]`` bool, or None if they have none.
+
+    Args:
+        obs: a tensor, a treetensor or a nested dictionary, ``[…]``.
+    """
+    if not isinstance(obs, Batch | Mapping) or ACTION_MASK not in obs:
+        return None
+    return torch.as_tensor(obs[ACTION_MASK]) != 0
+
+
+def masked_logit(logit: torch.Tensor, obs: Nested) -> torch.Tensor:
+    """Give the forbidden actions the lowest finite logit; without a mask return the logits as is.
+
+    Rows whose mask allows no action stay as they are. PettingZoo gives such masks to players that
+    are not to move and at the end of a game.
+
+    Source: Huang and Ontañón, "A Closer Look at Invalid Action Masking", 2022.
+
+    Args:
+        logit: ``[…, A]``, logits or action values.
+        obs: the observations ``[…]`` that they were computed from.
+    """
+    mask = action_mask_of(obs)
+    if mask is None:
+        return logit
+    forbidden = ~mask & mask.any(-1, keepdim=True)
+    return logit.masked_fill(forbidden, torch.finfo(logit.dtype).min)
