@@ -26,6 +26,12 @@ def test_the_public_names_are_these():
         "EnvTimestep",
         "StepInfo",
         "check_env_manager",
+        "BattleEnv",
+        "BattleEnvManager",
+        "BattleTimestep",
+        "PettingZooAdapter",
+        "GameResult",
+        "game_result",
     ]
 
 
