@@ -46,6 +46,7 @@ that fits it best, so that either can be caught::
     │   ├── DeliveryTimeout (TimeoutError)  a peer that did not accept an event in time
     │   └── RouterStateError (RuntimeError) a router used before start, after close or after fork
     ├── CoordinatorError (RuntimeError)     a coordinator asked for what it does not have
+    ├── TaskFail (RuntimeError)             a worker's task that has failed
     └── LaunchError (ValueError)            a run that cannot be started as asked
 
 A message says what happened, with which value, and what to do.
@@ -53,7 +54,8 @@ A message says what happened, with which value, and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 __all__ = [
     "DMiddlewareError",
@@ -99,6 +101,7 @@ __all__ = [
     "DeliveryTimeout",
     "RouterStateError",
     "CoordinatorError",
+    "TaskFail",
     "LaunchError",
 ]
 
@@ -175,10 +178,10 @@ class StepDataLost(DataError, LookupError):
     """Step data is missing or damaged in its store.
 
     Attributes:
-        data_id: the id of the data.
+        data_id: the id of the data; empty if it is unknown.
     """
 
-    def __init__(self, message: str, *, data_id: str) -> None:
+    def __init__(self, message: str, *, data_id: str = "") -> None:
         super().__init__(message)
         self.data_id = data_id
 
@@ -309,6 +312,23 @@ class RouterStateError(RouterError, RuntimeError):
 
 class CoordinatorError(DMiddlewareError, RuntimeError):
     """A coordinator was asked for an unknown task or buffer, or at the wrong time."""
+
+
+class TaskFail(DMiddlewareError, RuntimeError):
+    """A task that a worker was given has failed, or the worker does not have it.
+
+    Attributes:
+        result: plain values for the sender of the task, such as its id.
+        message: why; the traceback, if an error ended the task.
+    """
+
+    def __init__(self, result: Mapping[str, Any] | None = None, message: str = "") -> None:
+        super().__init__(result, message)
+        self.result = dict(result or {})
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class LaunchError(DMiddlewareError, ValueError):

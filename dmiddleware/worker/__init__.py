@@ -12,6 +12,15 @@ from dmiddleware.worker.collector import (
     get_serial_collector_cls,
     to_tensor_transitions,
 )
+from dmiddleware.worker.comm import (
+    BaseCommCollector,
+    BaseCommLearner,
+    SendLearnInfoHook,
+    SendPolicyHook,
+    create_comm_collector,
+    create_comm_learner,
+    load_data_fn,
+)
 from dmiddleware.worker.commander import (
     BaseParallelCommander,
     NaiveCommander,
@@ -62,4 +71,11 @@ __all__ = [
     "ZerglingParallelCollector",
     "create_parallel_collector",
     "get_parallel_collector_cls",
+    "BaseCommCollector",
+    "BaseCommLearner",
+    "create_comm_collector",
+    "create_comm_learner",
+    "load_data_fn",
+    "SendPolicyHook",
+    "SendLearnInfoHook",
 ]

@@ -49,7 +49,8 @@ def test_every_public_error_is_listed():
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_every_error_has_its_message_and_can_be_pickled(cls):
-    error = cls("what happened, with 3, and what to do")
+    text = "what happened, with 3, and what to do"
+    error = cls({"task_id": "t"}, text) if cls is errors.TaskFail else cls(text)
     assert isinstance(error, DMiddlewareError)
     assert str(error) == "what happened, with 3, and what to do"
     assert str(pickle.loads(pickle.dumps(error))) == str(error)

@@ -1,1 +1,38 @@
 """How the coordinator and its workers communicate: links, stores, and the communicating workers."""
+
+from dmiddleware.worker.comm.base_collector import (
+    COMM_COLLECTOR_REGISTRY,
+    BaseCommCollector,
+    create_comm_collector,
+)
+from dmiddleware.worker.comm.base_learner import (
+    COMM_LEARNER_REGISTRY,
+    BaseCommLearner,
+    create_comm_learner,
+    load_data_fn,
+)
+from dmiddleware.worker.comm.hooks import SendLearnInfoHook, SendPolicyHook
+from dmiddleware.worker.comm.link import (
+    COORDINATOR_LINK_REGISTRY,
+    Link,
+    create_coordinator_link,
+)
+from dmiddleware.worker.comm.pump import WorkerPump
+from dmiddleware.worker.comm.store import Store
+
+__all__ = [
+    "BaseCommCollector",
+    "create_comm_collector",
+    "COMM_COLLECTOR_REGISTRY",
+    "BaseCommLearner",
+    "create_comm_learner",
+    "COMM_LEARNER_REGISTRY",
+    "load_data_fn",
+    "SendPolicyHook",
+    "SendLearnInfoHook",
+    "WorkerPump",
+    "Link",
+    "Store",
+    "COORDINATOR_LINK_REGISTRY",
+    "create_coordinator_link",
+]

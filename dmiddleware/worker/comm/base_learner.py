@@ -1,0 +1,423 @@
+"""The base of communicating learners."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+from easydict import EasyDict
+
+from dmiddleware.config import Option, count
+from dmiddleware.errors import ConfigError, StepDataLost, TaskFail
+from dmiddleware.policy import create_policy
+from dmiddleware.policy.base.data_parallel import data_parallel
+from dmiddleware.registry import Registry
+from dmiddleware.worker.comm.comm_worker import WAIT_S, CommWorker, Job, get_comm_cls
+from dmiddleware.worker.comm.hooks import LearnInfos, SendLearnInfoHook, SendPolicyHook
+from dmiddleware.worker.coordinator.messages import (
+    LEARNER,
+    DataDemand,
+    LearnData,
+    LearnInfo,
+    Message,
+    TaskDone,
+)
+from dmiddleware.worker.learner import BaseLearner, LearnerHook, create_learner
+from dmiddleware.worker.learner.prefetch import LoaderClosed
+from dmiddleware.worker.ranks import rank_and_world_size
+
+__all__ = ["COMM_LEARNER_REGISTRY", "BaseCommLearner", "create_comm_learner", "load_data_fn"]
+
+
+class _LearnerJob(Job):
+    """A learner task, with its open demand and what waits for the coordinator."""
+
+    def __init__(self, task_info: Mapping[str, Any], attempt: int) -> None:
+        super().__init__(task_info, attempt)
+        missing = [key for key in ("policy_id", "learner_cfg", "policy") if key not in task_info]
+        if missing:
+            raise ConfigError(
+                f"a learner task needs {' and '.join(missing)}, got {sorted(task_info)}"
+            )
+        self.learner: BaseLearner | None = None
+        self.demand: DataDemand | None = None
+        self.answers: deque[Sequence[Mapping[str, Any]]] = deque()
+        self.n_demands = 0
+        self.last_shown = -1
+        self.infos = LearnInfos()
+        self.n_infos = 0
+        self.last_info: LearnInfo | None = None
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is a demand that was not shown yet, or an info."""
+        return bool(self.infos) or (self.demand is not None and self.demand.seq > self.last_shown)
+
+
+class BaseCommLearner(CommWorker[_LearnerJob]):
+    """Runs the learner tasks of a coordinator.
+
+    A subclass connects it to a coordinator, and opens the store.
+
+    Args:
+        cfg: what differs from ``default_config()``.
+
+    Raises:
+        ConfigError: for an unusable config.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "send_policy_freq": Option(1, count, "iterations from one sent policy to the next"),
+    }
+    kind = LEARNER
+
+    def __init__(self, cfg: Mapping[str, Any] | None = None) -> None:
+        super().__init__(cfg)
+        self._rank, self._world_size = rank_and_world_size()
+        self._process_group = contextlib.ExitStack()
+
+    @property
+    def learner_uid(self) -> str:
+        """Identifies this worker in logs."""
+        return self._uid
+
+    @property
+    def rank(self) -> int:
+        """This process's rank; 0 unless ``multi_gpu``."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks; 1 unless ``multi_gpu``."""
+        return self._world_size
+
+    def start(self) -> None:
+        """Start to answer the coordinator; with ``multi_gpu``, join the process group first."""
+        super().start()
+        if self._cfg.multi_gpu and self._world_size == 1:
+            self._process_group.enter_context(data_parallel())
+            self._rank, self._world_size = rank_and_world_size()
+
+    def close(self) -> None:
+        """Abandon the current task, leave the process group, and end; may be called twice."""
+        try:
+            super().close()
+        finally:
+            self._process_group.close()
+
+    @property
+    def hooks4call(self) -> list[LearnerHook]:
+        """New hooks that send the policy and the progress; :meth:`_create_learner` adds them."""
+        infos = LearnInfos()
+        freq = {"send_policy_freq": self._cfg.send_policy_freq}
+        return [
+            SendPolicyHook("send_policy", 100, position="before_run", ext_args=freq),
+            SendPolicyHook("send_policy", 100, position="after_iter", ext_args=freq),
+            SendLearnInfoHook("send_learn_info", 100, position="after_iter", infos=infos),
+            SendLearnInfoHook("send_learn_info", 100, position="after_run", infos=infos),
+        ]
+
+    def send_policy(self, state_dict: Mapping[str, Any]) -> None:
+        """Publish the policy's state, a copy of its weights with their ``iter``."""
+        job = self._current()
+        # A later attempt begins with fewer iterations.
+        version = (job.attempt << 40) + int(state_dict["iter"])
+        self.store.publish(job.task_info["policy_id"], version, state_dict)
+
+    def send_learn_info(self, info: Mapping[str, Any]) -> None:
+        """Report progress; what the coordinator has not taken yet is merged with it."""
+        job = self._current()
+        with self._changed:
+            job.infos.add(info)
+            self._changed.notify_all()
+
+    def get_data(self, batch_size: int) -> list[Callable[[], Any]]:
+        """Demand samples from the coordinator, and wait for exactly as many.
+
+        The samples are read here, because the coordinator may delete them once the next batch is
+        demanded. Those that the store has lost are replaced.
+
+        Args:
+            batch_size: the number of samples.
+
+        Returns:
+            Partials of :func:`load_data_fn`, one for each sample.
+
+        Raises:
+            LoaderClosed: when the task is closed.
+        """
+        job = self._current()
+        loads: list[Callable[[], Any]] = []
+        lost: list[str] = []
+        while len(loads) < batch_size:
+            for meta in self._demand(job, batch_size - len(loads), tuple(lost)):
+                ref = meta.get("object_ref", meta["data_id"])
+                try:
+                    read = {ref: self.store.get(ref)}
+                except StepDataLost:
+                    lost.append(meta["data_id"])
+                else:
+                    loads.append(partial(load_data_fn, ref, meta, read.__getitem__))
+        return loads
+
+    def _demand(
+        self, job: _LearnerJob, batch_size: int, lost: tuple[str, ...]
+    ) -> Sequence[Mapping[str, Any]]:
+        # The loader begins before the learner is complete.
+        train_iter = 0 if job.learner is None else job.learner.train_iter
+        ids = job.ids
+        with self._changed:
+            job.demand = DataDemand(
+                ids["task_id"], job.attempt, job.n_demands, ids["buffer_id"], batch_size,
+                train_iter, lost,
+            )  # fmt: skip
+            job.n_demands += 1
+            self._changed.notify_all()
+            self._wait(lambda: bool(job.answers) or job.closing, None)
+            job.demand = None
+            if not job.answers:
+                raise LoaderClosed(f"the task {ids['task_id']} is closed")
+            data = job.answers.popleft()
+        if len(data) != batch_size:
+            raise ConfigError(
+                f"the learner demanded {batch_size} samples and got {len(data)}; the coordinator "
+                "has to send them together"
+            )
+        return data
+
+    def deal_with_resource(self) -> dict[str, int]:
+        """Return how many GPUs and CPUs the worker has: by default one GPU for each rank."""
+        return {"gpu": self._world_size, "cpu": 0, **self._cfg.resource}
+
+    def deal_with_learner_start(
+        self, task_info: Mapping[str, Any], attempt: int = 0
+    ) -> dict[str, Any]:
+        """Start a task: create its learner, and let it run, both on a thread of its own.
+
+        Args:
+            task_info: ``task_id``, ``policy_id``, ``buffer_id``, ``learner_cfg`` and ``policy``.
+            attempt: which attempt at the task this is.
+
+        Returns:
+            ``{'message': …}``.
+
+        Raises:
+            TaskFail: if the worker is busy.
+            ConfigError: if ``task_info`` is incomplete.
+        """
+        return self._begin(_LearnerJob(task_info, attempt))
+
+    def deal_with_get_data(self, timeout_s: float = WAIT_S) -> dict[str, Any]:
+        """Return the learner's open demand for data; until it is answered, the same again.
+
+        Args:
+            timeout_s: how long to wait for a demand.
+
+        Returns:
+            ``task_id, buffer_id, batch_size, cur_learner_iter``, ``seq`` and ``lost`` (see
+            :class:`~dmiddleware.worker.coordinator.messages.DataDemand`); or ``{'pending': True}``
+            with the ids if there is no demand in time. When the learner has reported progress, it
+            returns at once, with that as ``info``.
+
+        Raises:
+            TaskFail: if the task has failed, with its traceback; or if the worker is idle.
+        """
+        job = self._current()
+        with self._changed:
+            self._wait(
+                lambda: bool(job.demand or job.infos or job.failure or job.closing), timeout_s
+            )
+            answer: dict[str, Any] = {**job.ids}
+            if job.infos:
+                answer["info"] = job.infos.take()
+            demand = job.demand
+        if demand is None:
+            if "info" not in answer and not job.closing:
+                self._raise_failure(job)
+            return {"pending": True, **answer}
+        return {
+            "batch_size": demand.batch_size,
+            "cur_learner_iter": demand.cur_learner_iter,
+            "seq": demand.seq,
+            "lost": list(demand.lost),
+            **answer,
+        }
+
+    def deal_with_learner_learn(
+        self, data: Sequence[Mapping[str, Any]], timeout_s: float = WAIT_S
+    ) -> dict[str, Any]:
+        """Hand the demanded samples over, and wait until the learner has something to report.
+
+        Args:
+            data: the metadata of each sample.
+            timeout_s: how long to wait.
+
+        Returns:
+            ``{'info': …, 'task_id': …, 'buffer_id': …}``; ``info`` is None if the learner demands
+            more data, or reports nothing in time.
+
+        Raises:
+            TaskFail: if the task has failed, with its traceback; or if there is no task, or no
+                demand.
+        """
+        job = self._current()
+        with self._changed:
+            if job.demand is None:
+                self._raise_failure(job)
+                raise TaskFail(job.ids, "the learner has not demanded data; ask for its demand")
+            self._answer(job, data)
+            self._wait(
+                lambda: bool(job.demand or job.infos or job.failure or job.closing), timeout_s
+            )
+            info = job.infos.take() if job.infos else None
+        if info is None and not job.closing:
+            self._raise_failure(job)
+        return {"info": info, **job.ids}
+
+    def deal_with_learner_close(self) -> dict[str, Any]:
+        """End the task after the update in hand, and return its ids.
+
+        Returns:
+            ``task_id, buffer_id``, and ``info`` if the learner has reported since.
+
+        Raises:
+            TaskFail: if the task has failed, with its traceback; or if the worker is idle.
+        """
+        job = self._current()
+        self._end(job)
+        answer: dict[str, Any] = {**job.ids}
+        if job.infos:
+            answer["info"] = job.infos.take()
+        return answer
+
+    def start_task(self, task_info: Mapping[str, Any], attempt: int) -> dict[str, Any]:
+        """Start a task; see :meth:`deal_with_learner_start`."""
+        return self.deal_with_learner_start(task_info, attempt)
+
+    def close_task(self) -> Sequence[Message]:
+        """End the task; see :meth:`deal_with_learner_close`."""
+        job = self._current()
+        result = self.deal_with_learner_close()
+        info = result.pop("info", None)
+        messages: list[Message] = [] if info is None else [self._next_info(job, info)]
+        return [*messages, TaskDone(job.ids["task_id"], job.attempt, result)]
+
+    def report(self, timeout_s: float) -> Sequence[Message]:
+        """Return a new demand, and progress, as messages, or nothing."""
+        job = self._current()
+        messages: list[Message] = []
+        with self._changed:
+            self._wait(lambda: bool(job.has_news or job.failure or job.closing), timeout_s)
+            if job.infos:
+                messages.append(self._next_info(job, job.infos.take()))
+            if job.demand is not None and job.demand.seq > job.last_shown:
+                job.last_shown = job.demand.seq
+                messages.append(job.demand)
+        if not messages and not job.closing:
+            self._raise_failure(job)
+        return messages
+
+    def _next_info(self, job: _LearnerJob, info: Mapping[str, Any]) -> LearnInfo:
+        ids, seq = job.ids, job.n_infos
+        job.last_info = LearnInfo(ids["task_id"], job.attempt, seq, ids["buffer_id"], info)
+        job.n_infos += 1
+        return job.last_info
+
+    def repeat_reports(self) -> Sequence[Message]:
+        """Return the open demand and the last progress, as messages."""
+        job = self._job
+        if job is None:
+            return []
+        with self._changed:
+            return [one for one in (job.last_info, job.demand) if one is not None]
+
+    def take_data(self, message: LearnData) -> None:
+        """Hand over the samples of a demand; what answers another one is ignored."""
+        job = self._job
+        with self._changed:
+            demand = None if job is None else job.demand
+            if job is None or demand is None:
+                return
+            asked = demand.task_id, demand.attempt, demand.seq
+            if asked == (message.task_id, message.attempt, message.seq):
+                self._answer(job, message.data)
+
+    def _answer(self, job: _LearnerJob, data: Sequence[Mapping[str, Any]]) -> None:
+        job.answers.append(data)
+        job.demand = None
+        self._changed.notify_all()
+
+    def _create_learner(self, task_info: Mapping[str, Any]) -> BaseLearner:
+        """Create the learner of a task with its policy, connected to this worker, and its loader.
+
+        Args:
+            task_info: ``learner_cfg``, with ``exp_name``, and ``policy``.
+        """
+        cfg = EasyDict(task_info["learner_cfg"])
+        exp_name = cfg.pop("exp_name", "default_experiment")
+        learner = create_learner(cfg, dist_info=(self._rank, self._world_size), exp_name=exp_name)
+        for name in ("get_data", "send_policy", "send_learn_info"):
+            setattr(learner, name, getattr(self, name))
+        learner.policy = create_policy(EasyDict(task_info["policy"]), enable_field=["learn"])
+        learner.setup_dataloader()
+        return learner
+
+    def _work(self, job: _LearnerJob) -> None:
+        learner = self._create_learner(job.task_info)
+        for hook in self.hooks4call:
+            learner.register_hook(hook)
+        with self._changed:
+            job.learner = learner
+        try:
+            if not job.closing:
+                learner.start()
+        finally:
+            learner.close()
+
+    def _stop_work(self, job: _LearnerJob) -> None:
+        if job.learner is not None:
+            job.learner.close()
+
+
+def load_data_fn(path: str, meta: Mapping[str, Any], decompressor: Callable[[str], Any]) -> Any:
+    """Load one sample.
+
+    Args:
+        path: the reference of the step data.
+        meta: its metadata, which is added to each of its steps. With ``unroll_split_begin``, only
+            ``unroll_len`` steps from there on are taken.
+        decompressor: reads and decompresses the data of a reference, as ``Store.get`` does.
+
+    Returns:
+        A step, a dictionary; or a list of them, if the data is one.
+
+    Raises:
+        StepDataLost: if the data is missing or damaged.
+    """
+    data = decompressor(path)
+    if "unroll_split_begin" in meta:
+        begin, length = meta["unroll_split_begin"], meta.get("unroll_len", 1)
+        data = data[begin] if length == 1 else data[begin : begin + length]
+    if isinstance(data, list):
+        return [{**step, **meta} for step in data]
+    return {**data, **meta}
+
+
+COMM_LEARNER_REGISTRY: Registry[Callable[..., BaseCommLearner]] = Registry("comm learner")
+"""Registered communicating learners."""
+
+
+def create_comm_learner(cfg: Mapping[str, Any]) -> BaseCommLearner:
+    """Build the communicating learner that ``cfg.type`` names: ``router`` or ``flask_fs``.
+
+    Args:
+        cfg: the worker's config, with ``type``.
+
+    Raises:
+        ConfigError: if ``cfg`` has no ``type``, or if the class rejects the config.
+        RegistryError: if the name is not registered; the nearest names are listed.
+    """
+    return get_comm_cls(COMM_LEARNER_REGISTRY, cfg, "a communicating learner")(cfg)

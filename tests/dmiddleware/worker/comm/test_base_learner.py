@@ -1,0 +1,211 @@
+"""Communicating learners with a real learner and policy, driven through their callbacks."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+
+import pytest
+import torch
+
+from dmiddleware.errors import ConfigError, RegistryError, StepDataLost, TaskFail
+from dmiddleware.worker.comm.base_learner import create_comm_learner, load_data_fn
+from dmiddleware.worker.coordinator.messages import DataDemand, LearnData, LearnInfo, TaskDone
+from tests.dmiddleware.worker.comm.comm_workers import (
+    DEADLINE_S,
+    Learner,
+    learner_task,
+    metadata,
+    put_samples,
+    sample,
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def worker():
+    with Learner() as worker:
+        yield worker
+
+
+def demanded(worker):
+    """Return the next demand; the task must not fail or report progress before."""
+    answer = worker.deal_with_get_data(DEADLINE_S)
+    assert "pending" not in answer
+    return answer
+
+
+def test_a_task_learns_from_what_it_demands_and_reports_that_it_is_done(worker):
+    assert "l" in worker.deal_with_learner_start(learner_task())["message"]
+    data = put_samples(worker.memory, 4)
+    for iteration in range(3):
+        demand = demanded(worker)
+        assert (demand["task_id"], demand["buffer_id"]) == ("l", "b")
+        assert (demand["batch_size"], demand["cur_learner_iter"]) == (4, iteration)
+        assert (demand["seq"], demand["lost"]) == (iteration, [])
+        assert demand == demanded(worker), "the same again until it is answered"
+        answer = worker.deal_with_learner_learn(data)
+        assert (answer["task_id"], answer["buffer_id"]) == ("l", "b")
+    learned = answer["info"]
+    assert learned["learner_done"] and learned["learner_step"] == 3
+    assert worker.deal_with_learner_close() == {"task_id": "l", "buffer_id": "b"}
+    version, state = worker.memory.newest("p", -1)
+    assert version == state["iter"] == 3
+    assert set(state) == {"model", "iter"}
+
+
+def test_the_policy_is_published_before_the_first_data(worker):
+    worker.deal_with_learner_start(learner_task())
+    demanded(worker)
+    assert worker.memory.newest("p", -1)[0] == 0
+
+
+def test_a_later_attempt_publishes_newer_versions(worker):
+    worker.deal_with_learner_start(learner_task(), attempt=1)
+    demanded(worker)
+    assert worker.memory.newest("p", 10**9)[1]["iter"] == 0
+
+
+def test_a_close_ends_a_learner_that_waits_for_data(worker):
+    worker.deal_with_learner_start(learner_task())
+    demanded(worker)
+    learner = worker.job.learner
+    answer = worker.deal_with_learner_close()
+    assert answer["info"]["learner_done"] and learner.learn_info["learner_done"]
+    assert worker.job is None
+
+
+def test_a_lost_sample_is_replaced_and_named(worker):
+    worker.deal_with_learner_start(learner_task(train_iterations=1))
+    data = put_samples(worker.memory, 5)
+    worker.memory.delete(["d1"])
+    demanded(worker)
+    answer = worker.deal_with_learner_learn(data[:4])
+    assert answer["info"] is None
+    demand = demanded(worker)
+    assert (demand["batch_size"], demand["lost"], demand["seq"]) == (1, ["d1"], 1)
+    answer = worker.deal_with_learner_learn(data[4:])
+    assert answer["info"]["learner_step"] == 1
+
+
+def test_samples_are_read_before_the_next_demand_lets_the_coordinator_delete_them(worker):
+    worker.deal_with_learner_start(learner_task(train_iterations=2, dataloader={"num_workers": 1}))
+    for _ in range(2):
+        data = put_samples(worker.memory, 4)
+        demanded(worker)
+        answer = worker.deal_with_learner_learn(data)
+        worker.memory.clear()
+    while answer["info"] is None or not answer["info"]["learner_done"]:
+        answer = worker.deal_with_get_data(DEADLINE_S)
+        answer.setdefault("info", None)
+        if "pending" not in answer:
+            answer.update(worker.deal_with_learner_learn(put_samples(worker.memory, 4)))
+    assert answer["info"]["learner_step"] == 2
+
+
+def test_an_error_in_the_task_is_reported_with_its_traceback(worker):
+    task = learner_task()
+    task["policy"]["model"]["obs_shape"] = -1
+    worker.deal_with_learner_start(task)
+    with pytest.raises(TaskFail, match="Traceback"):
+        worker.deal_with_get_data(DEADLINE_S)
+    assert worker.job is None
+
+
+def test_a_batch_of_another_size_fails_the_task(worker):
+    worker.deal_with_learner_start(learner_task())
+    demanded(worker)
+    with pytest.raises(TaskFail, match="demanded 4 samples and got 1"):
+        worker.deal_with_learner_learn(put_samples(worker.memory, 1), DEADLINE_S)
+
+
+def test_data_that_nobody_demanded_is_refused(worker):
+    worker.deal_with_learner_start(learner_task())
+    demanded(worker)
+    worker.deal_with_learner_learn(put_samples(worker.memory, 4), 0.0)
+    worker.job.demand = None
+    with pytest.raises(TaskFail, match="not demanded"):
+        worker.deal_with_learner_learn([])
+
+
+def test_reports_are_numbered_and_data_for_another_demand_is_ignored(worker):
+    worker.start_task(learner_task(train_iterations=1), 2)
+    data = tuple(put_samples(worker.memory, 4))
+    (demand,) = worker.report(DEADLINE_S)
+    assert demand == DataDemand("l", 2, 0, "b", 4, 0)
+    assert worker.repeat_reports() == [demand]
+    worker.take_data(LearnData("l", 1, 0, data[:1]))
+    worker.take_data(LearnData("l", 2, 7, data[:1]))
+    worker.take_data(LearnData("l", 2, 0, data))
+    worker.take_data(LearnData("l", 2, 0, data))
+    learned = []
+    while not learned or not learned[-1].info["learner_done"]:
+        learned += [one for one in worker.report(DEADLINE_S) if isinstance(one, LearnInfo)]
+    assert [one.seq for one in learned] == list(range(len(learned)))
+    assert worker.repeat_reports()[0] == learned[-1]
+    assert worker.close_task() == [TaskDone("l", 2, {"task_id": "l", "buffer_id": "b"})]
+
+
+def test_a_closed_task_reports_what_it_has_learned_before_it_is_done(worker):
+    worker.start_task(learner_task(), 0)
+    worker.report(DEADLINE_S)
+    info, done = worker.close_task()
+    assert isinstance(info, LearnInfo) and info.info["learner_done"]
+    assert isinstance(done, TaskDone)
+
+
+@pytest.mark.parametrize("key", ["task_id", "buffer_id", "policy_id", "learner_cfg", "policy"])
+def test_an_incomplete_task_is_refused(worker, key):
+    task = learner_task()
+    del task[key]
+    with pytest.raises(ConfigError, match=key):
+        worker.deal_with_learner_start(task)
+
+
+def test_a_learner_has_one_gpu_for_each_rank_unless_the_config_says_otherwise(worker):
+    assert worker.deal_with_resource() == {"gpu": 1, "cpu": 0}
+    assert (worker.rank, worker.world_size) == (0, 1)
+    assert Learner({"resource": {"gpu": 0}}).deal_with_resource()["gpu"] == 0
+
+
+def test_loading_a_sample_adds_its_metadata():
+    meta = metadata(priority=2.0)
+    loaded = load_data_fn("d", meta, {"d": sample()}.__getitem__)
+    assert loaded["priority"] == 2.0 and loaded["action"] == 0
+
+
+def test_an_unroll_is_cut_out_of_its_trajectory():
+    trajectory = [sample(index) for index in range(6)]
+    read = {"d": trajectory}.__getitem__
+    two = load_data_fn("d", metadata(unroll_split_begin=3, unroll_len=2), read)
+    assert [step["action"] for step in two] == [1, 0] and two[1]["env_id"] == 0
+    one = load_data_fn("d", metadata(unroll_split_begin=3, unroll_len=1), read)
+    assert one["action"] == 1
+    assert len(load_data_fn("d", metadata(), read)) == 6
+    assert "env_id" not in trajectory[0], "the stored data is not changed"
+
+
+def test_lost_data_is_an_error_that_names_it():
+    def read(ref):
+        raise StepDataLost("gone", data_id=ref)
+
+    with pytest.raises(StepDataLost) as error:
+        load_data_fn("d", metadata(), read)
+    assert error.value.data_id == "d"
+
+
+def test_a_loader_can_be_sent_to_another_process():
+    load = functools.partial(load_data_fn, "d", metadata("d"), {"d": sample()}.__getitem__)
+    assert pickle.loads(pickle.dumps(load))()["data_id"] == "d"
+
+
+def test_an_unknown_type_is_refused_by_name():
+    with pytest.raises(RegistryError, match="comm learner"):
+        create_comm_learner({"type": "no_such"})
