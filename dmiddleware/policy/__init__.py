@@ -1,7 +1,12 @@
 """Policies: how to act, what to store, how to learn."""
 
 from dmiddleware.policy.base.actions import ActorPolicy
-from dmiddleware.policy.base.as_modes import as_collect_mode, as_eval_mode, as_learn_mode
+from dmiddleware.policy.base.as_modes import (
+    as_collect_mode,
+    as_command_mode,
+    as_eval_mode,
+    as_learn_mode,
+)
 from dmiddleware.policy.base.batched_policy import BatchedPolicy
 from dmiddleware.policy.base.collate import collate
 from dmiddleware.policy.base.command import CommandModePolicy
@@ -31,6 +36,7 @@ __all__ = [
     "as_learn_mode",
     "as_collect_mode",
     "as_eval_mode",
+    "as_command_mode",
     "update_outputs",
     "is_update",
     "priorities_of_rows",

@@ -12,6 +12,7 @@ from dmiddleware.config import Option, count, fraction, optional, positive
 from dmiddleware.data.batch import Batch, Value
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
+from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import bc_continuous_loss, bc_discrete_loss
 from dmiddleware.rl.optim import FusedAdam
@@ -31,8 +32,9 @@ class BCOptions(ActorOptions, total=False):
     n_episode: int | None
 
 
+@POLICY_REGISTRY.register("bc_command")
 @POLICY_REGISTRY.register("bc")
-class BCPolicy(ActorPolicy):
+class BCPolicy(ActorPolicy, CommandModePolicy):
     """Behaviour cloning: supervised learning of an expert's actions (Pomerleau, "ALVINN", 1989).
 
     The loss is the cross-entropy for discrete actions. For continuous ones it is the mean squared

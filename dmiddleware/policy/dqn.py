@@ -58,6 +58,7 @@ def _is_tau(value: object) -> bool:
     return fraction.fits(value) and value != 0
 
 
+@POLICY_REGISTRY.register("dqn_command")
 @POLICY_REGISTRY.register("dqn")
 class DQNPolicy(BatchedPolicy, CommandModePolicy):
     """Deep Q-learning (Mnih et al., "Human-level control through deep RL", Nature 2015).
@@ -261,6 +262,11 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
         return {"action": self._model(obs)["logit"].argmax(-1)}
 
     def _get_setting_collect(self, command_info: dict[str, Any]) -> dict[str, Any]:
+        if "envstep" not in command_info:
+            raise ConfigError(
+                "get_setting_collect needs the key envstep, the env steps collected so far; "
+                f"command_info has {', '.join(map(str, command_info)) or 'no keys'}"
+            )
         return {"eps": self._eps(command_info["envstep"])}
 
     def _after_loading_weights(self) -> None:

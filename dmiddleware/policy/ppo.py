@@ -26,6 +26,7 @@ from dmiddleware.data.batch import Batch, Nested, Value
 from dmiddleware.errors import CheckpointMismatch, ConfigError
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
+from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.data_parallel import sum_over_ranks
 from dmiddleware.policy.base.obs_normaliser import ObsNormaliser
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
@@ -70,8 +71,9 @@ class PPOOptions(ActorOptions, total=False):
     n_episode: int | None
 
 
+@POLICY_REGISTRY.register("ppo_command")
 @POLICY_REGISTRY.register("ppo")
-class PPOPolicy(ActorPolicy):
+class PPOPolicy(ActorPolicy, CommandModePolicy):
     """Proximal policy optimisation (Schulman et al., "PPO Algorithms", 2017), with clipping.
 
     The details follow Huang et al., "The 37 Implementation Details of PPO" (2022): orthogonal

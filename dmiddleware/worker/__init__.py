@@ -23,6 +23,7 @@ from dmiddleware.worker.comm import (
 )
 from dmiddleware.worker.commander import (
     BaseParallelCommander,
+    BaseSerialCommander,
     NaiveCommander,
     create_parallel_commander,
     get_parallel_commander_cls,
@@ -63,6 +64,7 @@ __all__ = [
     "add_learner_hook",
     "merge_hooks",
     "show_hooks",
+    "BaseSerialCommander",
     "BaseParallelCommander",
     "NaiveCommander",
     "create_parallel_commander",

@@ -19,14 +19,16 @@ from dmiddleware.policy.base.collate import (
     row,
     sample_by_trajectory,
 )
-from dmiddleware.policy.base.modes import CollectMode, EvalMode, HasModes, LearnMode
+from dmiddleware.policy.base.command import CommandModePolicy
+from dmiddleware.policy.base.modes import CollectMode, CommandMode, EvalMode, HasModes, LearnMode
 
-__all__ = ["as_collect_mode", "as_eval_mode", "as_learn_mode"]
+__all__ = ["as_collect_mode", "as_command_mode", "as_eval_mode", "as_learn_mode"]
 
 M = TypeVar("M")
 
 _COLLECT: Final = ("forward", "process_transition", "get_train_sample", "reset")
 _EVAL: Final = ("forward", "reset")
+_COMMAND: Final = CommandMode._fields
 
 # What workers ask a policy for, where a foreign mode does not have it.
 _ATTRIBUTES: Final[Mapping[str, Any]] = {
@@ -67,6 +69,17 @@ def as_eval_mode(policy: HasModes | EvalMode, *, user: str) -> EvalMode:
     if _is_foreign(policy, EvalMode, _EVAL):
         return _adopted_eval_mode(policy)
     return _as_mode(policy, EvalMode, "eval_mode", user)
+
+
+def as_command_mode(policy: CommandModePolicy | CommandMode | None, *, user: str) -> CommandMode:
+    """Return the command mode of a policy; another named tuple with its methods is accepted too.
+
+    Raises:
+        ConfigError: if ``policy`` has no command mode.
+    """
+    if isinstance(policy, tuple) and set(_COMMAND) <= set(getattr(policy, "_fields", ())):
+        return policy
+    return _as_mode(policy, CommandMode, "command_mode", user)
 
 
 def _as_mode(policy: object, kind: type[M], name: str, user: str) -> M:

@@ -8,8 +8,10 @@ from dmiddleware.worker.commander.base import (
     get_parallel_commander_cls,
 )
 from dmiddleware.worker.commander.naive_commander import NaiveCommander
+from dmiddleware.worker.commander.serial_commander import BaseSerialCommander
 
 __all__ = [
+    "BaseSerialCommander",
     "BaseParallelCommander",
     "NaiveCommander",
     "TaskSpace",

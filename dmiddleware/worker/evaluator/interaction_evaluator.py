@@ -141,6 +141,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         if failure:
             raise DMiddlewareError(f"the evaluation on rank 0 failed: {failure}")
         stop, info = found
+        self._last_eval = info["return_mean"]
         return stop, info
 
     def _eval(
@@ -234,6 +235,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         """Return the best return, and when the last evaluation and video were."""
         return {
             "best": self._best,
+            "last_eval": self._last_eval,
             "last_eval_iter": self._last_eval_iter,
             "last_render": self._last_render,
             "history": [[at, returns] for at, returns in self._history],
@@ -242,6 +244,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self._best = state["best"]
+        self._last_eval = state.get("last_eval")
         self._last_eval_iter = state["last_eval_iter"]
         self._last_render = state["last_render"]
         self._history = [(at, list(returns)) for at, returns in state["history"]]

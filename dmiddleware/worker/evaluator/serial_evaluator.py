@@ -50,6 +50,12 @@ class ISerialEvaluator(SerialWorker[EvalMode]):
     ) -> None:
         super().__init__(cfg, env, policy, tb_logger, exp_name, instance_name)
         self._last_eval_iter: int | None = None
+        self._last_eval: Any = None
+
+    @property
+    def last_eval(self) -> Any:
+        """What the last evaluation judged by, such as the mean return; None before the first."""
+        return self._last_eval
 
     @abstractmethod
     def eval(self, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
@@ -95,6 +101,7 @@ class ISerialEvaluator(SerialWorker[EvalMode]):
         if _policy is not None or self._policy is not None:
             self.reset_policy(_policy)
         self._last_eval_iter = None
+        self._last_eval = None
 
 
 def get_serial_evaluator_cls(cfg: Mapping[str, Any]) -> Callable[..., ISerialEvaluator]:

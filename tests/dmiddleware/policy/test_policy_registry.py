@@ -30,6 +30,7 @@ def test_the_public_names_are_these():
         "PPOPolicy",
         "Policy",
         "as_collect_mode",
+        "as_command_mode",
         "as_eval_mode",
         "as_learn_mode",
         "collate",
