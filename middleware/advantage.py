@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from dmiddleware.data import Batch, as_tree, cat, map_nested
+from dmiddleware.data import Batch, as_tree, cat
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import Middleware, OnlineRLContext, Role, middleware
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode
-from dmiddleware.rl import discounted_return, gae, nstep_return, take_rows
+from dmiddleware.rl import discounted_return, with_advantages, with_nstep_returns
 
 __all__ = ["gae_estimator", "montecarlo_return_estimator", "nstep_reward_enhancer"]
 
@@ -43,23 +43,13 @@ def gae_estimator(policy: HasModes | LearnMode) -> Middleware[OnlineRLContext]:
     @middleware(roles=(Role.LEARNER,), reads=("trajectories",), writes=("train_data",))
     def gae_estimator(ctx: OnlineRLContext) -> None:
         rows = ctx.trajectories
-        value = rows["value"]
-        cut = _cuts(rows)
-        next_value = torch.empty_like(value)
-        next_value[:-1] = value[1:]
-        value_fn = mode.get_attribute("value_fn")
-        successors = map_nested(lambda leaf: leaf[cut], rows["next_obs"])
-        next_value[cut] = value_fn(_as_obs(successors)).to(value.dtype)
-        adv, ret = gae(
-            mode.get_attribute("scale_rewards")(rows),
-            value,
-            next_value,
-            rows["terminated"],
-            cut,
+        ctx.train_data = with_advantages(
+            rows,
+            reward=mode.get_attribute("scale_rewards")(rows),
+            value_fn=mode.get_attribute("value_fn"),
             discount=discount,
             gae_lambda=gae_lambda,
         )
-        ctx.train_data = _with(rows, adv=adv, ret=ret)
 
     return gae_estimator
 
@@ -120,19 +110,7 @@ def nstep_reward_enhancer(policy: HasModes | LearnMode) -> Middleware[OnlineRLCo
 
     @middleware(roles=(Role.COLLECTOR,), reads=("trajectories",), writes=("trajectories",))
     def nstep_reward_enhancer(ctx: OnlineRLContext) -> None:
-        rows = ctx.trajectories
-        summed = nstep_return(
-            rows["reward"], rows["terminated"], _cuts(rows), n=n_step, discount=discount
-        )
-        index = summed.bootstrap_row
-        next_obs = map_nested(lambda leaf: take_rows(leaf, index), rows["next_obs"])
-        ctx.trajectories = _with(
-            rows,
-            reward=summed.reward,
-            next_obs=next_obs,
-            terminated=summed.terminated,
-            discount=summed.discount,
-        )
+        ctx.trajectories = with_nstep_returns(ctx.trajectories, n=n_step, discount=discount)
 
     nstep_reward_enhancer.computes_n_step = True  # type: ignore[attr-defined]
     return nstep_reward_enhancer
@@ -156,19 +134,5 @@ def _setting(mode: LearnMode, name: str, *, user: str) -> float:
     return float(value)
 
 
-def _cuts(rows: Batch) -> torch.Tensor:
-    """Return which rows are not followed by the next step of their episode, ``[T, …]`` bool."""
-    cut: torch.Tensor = rows["done"].clone()
-    cut[-1] = True
-    if "episode_id" in rows:
-        # An episode that a failing env cut short has no row with done.
-        cut[:-1] |= rows["episode_id"][1:] != rows["episode_id"][:-1]
-    return cut
-
-
 def _with(rows: Batch, **columns: torch.Tensor) -> Batch:
     return as_tree({**dict(rows.items()), **columns})
-
-
-def _as_obs(nested: Any) -> Any:
-    return as_tree(nested) if isinstance(nested, dict) else nested

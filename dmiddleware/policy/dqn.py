@@ -26,7 +26,13 @@ from dmiddleware.policy.base.state_dict import (
     part_of,
 )
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
-from dmiddleware.rl import EpsilonSchedule, epsilon_greedy, q_target, td_loss
+from dmiddleware.rl import (
+    EpsilonSchedule,
+    epsilon_greedy,
+    q_target,
+    td_loss,
+    with_nstep_returns,
+)
 from dmiddleware.rl.optim import FusedAdam
 
 __all__ = ["DQNOptions", "DQNPolicy"]
@@ -69,8 +75,9 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
       ``learn.double``;
     - the dueling network of Wang et al. (2016): ``model.dueling``;
     - n-step targets (Sutton and Barto, 2nd edition, chapter 7) of ``nstep`` steps, computed by the
-      buffer: a batch's column ``discount`` multiplies the bootstrap values, and must consist of
-      powers of ``discount_factor`` up to ``nstep``;
+      buffer, or by ``get_train_sample`` where a serial or parallel collector calls it: a batch's
+      column ``discount`` multiplies the bootstrap values, and must consist of powers of
+      ``discount_factor`` up to ``nstep``;
     - prioritized replay (Schaul et al., 2016): a batch's column ``weight`` weights its errors, and
       the output has ``priority``, the absolute TD errors (also with ``priority=True``);
     - a target network that is copied every ``target_update_freq`` updates (Mnih,
@@ -260,6 +267,10 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
 
     def _forward_eval_batch(self, obs: Value, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:
         return {"action": self._model(obs)["logit"].argmax(-1)}
+
+    def _get_trajectory_batch(self, batch: Batch) -> Batch:
+        n, discount = int(self._cfg.nstep), self._cfg.discount_factor
+        return batch if n == 1 else with_nstep_returns(batch, n=n, discount=discount)
 
     def _get_setting_collect(self, command_info: dict[str, Any]) -> dict[str, Any]:
         if "envstep" not in command_info:

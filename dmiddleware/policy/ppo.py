@@ -40,6 +40,7 @@ from dmiddleware.rl import (
     gaussian_sample,
     ppo_policy_loss,
     ppo_value_loss,
+    with_advantages,
 )
 from dmiddleware.rl.optim import FusedAdam
 
@@ -83,7 +84,8 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
 
     One learn forward is one minibatch. Learns from the columns ``obs``, ``action`` (``raw_action``
     where there is one), ``log_prob``, ``value``, ``adv`` and ``ret``; advantages and returns come
-    from ``gae_estimator``, which computes the values of successors with the attribute ``value_fn``.
+    from ``gae_estimator``, which computes the values of successors with the attribute ``value_fn``,
+    or from ``get_train_sample``, which serial and parallel collectors call.
 
     - Collecting returns ``action``, ``log_prob``, ``value`` and ``logit``, or, for continuous
       actions, ``mu``, ``sigma`` and ``raw_action``, the draw whose log-density is ``log_prob``.
@@ -267,6 +269,15 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
         columns = (reward, batch["done"], batch["episode_id"])
         self._reward_normaliser.update(*(column.reshape(lanes) for column in columns))
         return self._reward_normaliser.normalise(reward)
+
+    def _get_trajectory_batch(self, batch: Batch) -> Batch:
+        return with_advantages(
+            batch,
+            reward=self.scale_rewards(batch),
+            value_fn=self._value_fn,
+            discount=self._cfg.discount_factor,
+            gae_lambda=self._cfg.gae_lambda,
+        )
 
     def _forward_learn(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
         """Learn from one minibatch; :class:`OnPolicyLearner` repeats this for several epochs."""

@@ -31,6 +31,7 @@ from dmiddleware.rl.returns import (
     take_rows,
 )
 from dmiddleware.rl.td import TDLoss, q_target, td_loss
+from dmiddleware.rl.trajectories import with_advantages, with_nstep_returns
 
 __all__ = [
     "gae",
@@ -38,6 +39,8 @@ __all__ = [
     "nstep_return",
     "NStepReturn",
     "take_rows",
+    "with_nstep_returns",
+    "with_advantages",
     "discounted_return",
     "lambda_return",
     "discounted_scan",

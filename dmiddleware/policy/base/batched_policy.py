@@ -71,6 +71,14 @@ class BatchedPolicy(Policy):
         """Turn a collected batch ``[T, E, …]``, or an episode ``[T, …]``, into training data."""
         return batch
 
+    def _get_trajectory_batch(self, batch: Batch) -> Batch:
+        """Turn a trajectory ``[T, 1, …]`` that a worker hands over as a list into training data.
+
+        Such workers do no more than this with it, while in a chain the buffer or an estimator
+        computes n-step returns and advantages. By default it is ``_get_train_batch``.
+        """
+        return self._get_train_batch(batch)
+
     def _forward_collect(self, data: dict[int, Any], **kwargs: Any) -> dict[int, dict[str, Any]]:
         obs, env_id = self._stacked(data)
         return split_outputs(self._forward_collect_batch(obs, env_id, **kwargs), env_id.tolist())
@@ -81,7 +89,7 @@ class BatchedPolicy(Policy):
 
     def _get_train_sample(self, transitions: list[dict[str, Any]]) -> list[dict[str, Any]]:
         columns = map_leaves(lambda leaf: leaf.unsqueeze(1), collate(transitions))
-        batch = self._get_train_batch(columns)
+        batch = self._get_trajectory_batch(columns)
         if batch is columns:
             return transitions
         return to_rows(map_leaves(lambda leaf: leaf.flatten(0, 1), batch))

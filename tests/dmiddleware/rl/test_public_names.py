@@ -5,6 +5,7 @@ def test_the_public_names_are_these():
     assert set(rl.__all__) == {
         "gae", "Advantage", "nstep_return", "NStepReturn", "take_rows",
         "discounted_return", "lambda_return", "discounted_scan",
+        "with_nstep_returns", "with_advantages",
         "q_target", "td_loss", "TDLoss",
         "ppo_policy_loss", "PPOPolicyLoss", "ppo_value_loss", "approx_kl",
         "bc_discrete_loss", "bc_continuous_loss",

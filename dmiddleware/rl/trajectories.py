@@ -1,0 +1,102 @@
+"""Turning trajectories, time first, into rows to learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dmiddleware.data.batch import Batch, as_tree, map_nested
+from dmiddleware.rl.returns import gae, nstep_return, take_rows
+
+__all__ = ["with_advantages", "with_nstep_returns"]
+
+
+def with_nstep_returns(rows: Batch, *, n: int, discount: float) -> Batch:
+    """Return the rows of trajectories as n-step transitions.
+
+    Rows near the end of an episode, or of the data, sum fewer rewards.
+
+    Args:
+        rows: ``[T, …]`` or ``[T, E, …]``, with the columns of every transition.
+        n: how many rewards to sum.
+        discount: gamma, in ``[0, 1]``.
+
+    Returns:
+        The same rows: ``reward`` is the n-step sum, ``next_obs`` and ``terminated`` are those of
+        the last step of the sum, and the column ``discount`` float32 is the factor of the
+        bootstrapped value.
+
+    Raises:
+        StructureError: if shapes differ, or there are no rows.
+        ValueError: if ``n`` is below 1 or ``discount`` outside ``[0, 1]``.
+    """
+    summed = nstep_return(rows["reward"], rows["terminated"], _cuts(rows), n=n, discount=discount)
+    index = summed.bootstrap_row
+    return _with(
+        rows,
+        reward=summed.reward,
+        next_obs=map_nested(lambda leaf: take_rows(leaf, index), rows["next_obs"]),
+        terminated=summed.terminated,
+        discount=summed.discount,
+    )
+
+
+def with_advantages(
+    rows: Batch,
+    *,
+    reward: torch.Tensor,
+    value_fn: Callable[[Any], torch.Tensor],
+    discount: float,
+    gae_lambda: float,
+) -> Batch:
+    """Return the rows of trajectories with the columns ``adv`` and ``ret`` float32.
+
+    Where no row of the same episode follows a row, ``value_fn`` computes the value of the true
+    successor, so time limits and the end of the data bootstrap too.
+
+    Args:
+        rows: ``[T, …]`` or ``[T, E, …]``, with the column ``value`` and those of every transition.
+        reward: the rewards, ``[T, …]`` float32, perhaps scaled.
+        value_fn: observations ``[N, …]`` to values ``[N]``.
+        discount: gamma, in ``[0, 1]``.
+        gae_lambda: lambda, in ``[0, 1]``.
+
+    Raises:
+        StructureError: if shapes differ, or there are no rows.
+        ValueError: if ``discount`` or ``gae_lambda`` is outside ``[0, 1]``.
+    """
+    value, cut = rows["value"], _cuts(rows)
+    next_value = torch.empty_like(value)
+    next_value[:-1] = value[1:]
+    successors = map_nested(lambda leaf: leaf[cut], rows["next_obs"])
+    next_value[cut] = value_fn(_as_obs(successors)).to(value.dtype)
+    adv, ret = gae(
+        reward,
+        value,
+        next_value,
+        rows["terminated"],
+        cut,
+        discount=discount,
+        gae_lambda=gae_lambda,
+    )
+    return _with(rows, adv=adv, ret=ret)
+
+
+def _cuts(rows: Batch) -> torch.Tensor:
+    """Return which rows are not followed by the next step of their episode, ``[T, …]`` bool."""
+    cut: torch.Tensor = rows["done"].clone()
+    cut[-1] = True
+    if "episode_id" in rows:
+        # An episode that a failing env cut short has no row with done.
+        cut[:-1] |= rows["episode_id"][1:] != rows["episode_id"][:-1]
+    return cut
+
+
+def _with(rows: Batch, **columns: Any) -> Batch:
+    return as_tree({**dict(rows.items()), **columns})
+
+
+def _as_obs(nested: Any) -> Any:
+    return as_tree(nested) if isinstance(nested, dict) else nested
