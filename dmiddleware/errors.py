@@ -47,6 +47,10 @@ that fits it best, so that either can be caught::
     │   └── RouterStateError (RuntimeError) a router used before start, after close or after fork
     ├── CoordinatorError (RuntimeError)     a coordinator asked for what it does not have
     ├── TaskFail (RuntimeError)             a worker's task that has failed
+    ├── ConnectionRefuse (PermissionError)  a master that a slave does not accept
+    ├── DisconnectionRefuse (PermissionError)   a master that a slave does not release
+    ├── TaskRefuse (PermissionError)        a task that a slave does not take
+    ├── RequestFailed (ConnectionError)     an HTTP request that was refused or not answered
     └── LaunchError (ValueError)            a run that cannot be started as asked
 
 A message says what happened, with which value, and what to do.
@@ -102,6 +106,10 @@ __all__ = [
     "RouterStateError",
     "CoordinatorError",
     "TaskFail",
+    "ConnectionRefuse",
+    "DisconnectionRefuse",
+    "TaskRefuse",
+    "RequestFailed",
     "LaunchError",
 ]
 
@@ -329,6 +337,32 @@ class TaskFail(DMiddlewareError, RuntimeError):
 
     def __str__(self) -> str:
         return self.message
+
+
+class ConnectionRefuse(DMiddlewareError, PermissionError):
+    """A slave does not accept this master; its ``_before_connection`` raises it."""
+
+
+class DisconnectionRefuse(DMiddlewareError, PermissionError):
+    """A slave does not release its master; its ``_before_disconnection`` raises it."""
+
+
+class TaskRefuse(DMiddlewareError, PermissionError):
+    """A slave does not take this task; its ``_before_task`` raises it."""
+
+
+class RequestFailed(DMiddlewareError, ConnectionError):
+    """An HTTP request was refused, or not answered.
+
+    Attributes:
+        status: the HTTP status of the reply; None if there was none.
+        code: the ``code`` in the reply; None unless the reply was signed with the run's key.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, code: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
 
 
 class LaunchError(DMiddlewareError, ValueError):
