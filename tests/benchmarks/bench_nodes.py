@@ -151,7 +151,7 @@ def small_events(checkout: Path) -> dict[str, Any]:
 
 def large_events(checkout: Path) -> dict[str, Any]:
     """Measure weights to all peers."""
-    with star(checkout, f"tcp://127.0.0.1:{_free_port()}", N_WEIGHTS) as hub:
+    with star(checkout, f"tcp://127.0.0.1:{free_port()}", N_WEIGHTS) as hub:
         hub.ask("wait_for", N_WEIGHTS)
         return hub.ask("weights", WEIGHTS_BYTES, N_WEIGHTS, ROUNDS)
 
@@ -194,25 +194,24 @@ def star(checkout: Path, address: str, n_peers: int) -> Iterator[RunningHub]:
 
 @contextlib.contextmanager
 def _running(checkout: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-W", "ignore", str(PROGRAM), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         cwd=checkout,
         env=os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        yield process
-    finally:
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
+    ) as process:
         try:
-            process.wait(10.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            yield process
+        finally:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+            try:
+                process.wait(10.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def bar(name: str, ours: float, limit: float, unit: str) -> Row:
@@ -223,7 +222,7 @@ def bar(name: str, ours: float, limit: float, unit: str) -> Row:
     )
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -18,6 +18,7 @@ from tests.faults.hostile_peers import (
     refusals,
     replayed_replies,
 )
+from tests.faults.large_frames import large_frames
 from tests.faults.launcher_faults import full_output, killed_launcher
 from tests.faults.network_faults import cut_connections, partition, slow_network
 from tests.faults.network_namespaces import why_not
@@ -91,6 +92,11 @@ FAULTS = (
         "1,000,000 random bytes on 100 connections and 100,000 mutated frames",
         _over_both(noise, n_bytes=1_000_000, connections=100, frames=100_000, slower_at_most=2.0),
     ),
+    Fault(
+        "large-frames",
+        "20 MB to 64 peers at once",
+        (partial(large_frames, "tcp", peers=64, size_mb=20, rounds=5),),
+    ),
     Fault("lengths", "claimed lengths of 2^33 and 2^63", _over_both(false_lengths)),
     Fault("oversize", "oversize messages", _over_both(oversize)),
     Fault("refusals", "wrong key, no key, replay, flipped bit, old version", _over_both(refusals)),
@@ -161,7 +167,7 @@ FAULTS = (
     ),
     Fault(
         "kill-learner",
-        "kill -9 of the learner in training, 5 times",
+        "kill -9 of the learner in training, 5 times, with a clock behind",
         _over_both(killed_learner, kills=5),
     ),
     Fault(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.delivery_faults import KB, MB, burst, slow_consumer, slow_weight_reader
+from tests.faults.large_frames import large_frames
 
 pytestmark = pytest.mark.process
 both = pytest.mark.parametrize("transport", ["ipc", "tcp"])
@@ -36,4 +37,9 @@ def test_a_slow_consumer_makes_the_producer_wait_and_memory_stays_bounded() -> N
 
 def test_a_slow_reader_of_weights_does_not_slow_the_others_down() -> None:
     result = slow_weight_reader("tcp", count=20, size=256 * KB, slow_s=0.4)
+    assert result.holds, result
+
+
+def test_peers_that_receive_large_events_at_once_stay_connected() -> None:
+    result = large_frames("tcp", peers=16, size_mb=10, rounds=2)
     assert result.holds, result

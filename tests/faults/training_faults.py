@@ -187,7 +187,8 @@ def killed_learner(transport: str, *, kills: int) -> FaultResult:
         transport: ``ipc`` or ``tcp``.
         kills: number of kills.
     """
-    result = FaultResult(f"kill -9 of the learner in training, {kills} times", transport)
+    what = f"kill -9 of the learner in training, {kills} times, with a clock behind"
+    result = FaultResult(what, transport)
     flows, resumed_at, learned = [], [], []
     with training(transport, seed=0, env_steps=1_000_000) as run:
         for number in range(kills):
@@ -201,9 +202,15 @@ def killed_learner(transport: str, *, kills: int) -> FaultResult:
             batch = run.await_lines(LEARNER, number + 1, "batch", 1)
             flows.append(batch[1] - started_at)
             resumed_at.append(batch[3])
+        followed = [_versions(run, node_id, since=started_at) for node_id in COLLECTORS]
         same = all(len(run.starts(node_id)) == 1 for node_id in COLLECTORS)
         code = run.end(by_itself=False)
     result.check("the collectors keep running", f"{same}", same)
+    result.check(
+        "both follow the last learner, whose clock is behind",
+        f"acted with {followed} of its versions",
+        min(followed) >= 3,
+    )
     result.at_most("data flows after it listens again", max(flows), 5.0)
     result.check("the run succeeds", f"exit code {code}", code == 0)
     measured = f"killed at update {learned}, resumed from {resumed_at}"
@@ -213,6 +220,19 @@ def killed_learner(transport: str, *, kills: int) -> FaultResult:
     lost = max(at - again for at, again in zip(learned, resumed_at, strict=True))
     result.at_most("lost updates (one interval and one step)", lost, SNAPSHOT_EVERY + 64, unit="")
     return result
+
+
+def _versions(run: Training, node_id: int, *, since: float) -> int:
+    """Wait until a collector has acted with three versions of the policy; return how many."""
+    collector = run.starts(node_id)[-1]
+
+    def found() -> int:
+        return len({line[3] for line in collector.lines("batch", since=since)})
+
+    # The first may be of the learner before.
+    with contextlib.suppress(TimeoutError):
+        wait_until(lambda: found() > 3, "versions of the policy", deadline_s=_RESTART_S)
+    return found() - 1
 
 
 def _kill_collector(run: Training, node_id: int, left: list[float], first: list[float]) -> None:

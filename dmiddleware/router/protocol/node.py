@@ -288,13 +288,21 @@ class NodeProtocol:
         """Return the peers that have been silent for a while and count as lost soon."""
         return self._members.quiet(now)
 
-    def on_request(self, raw: bytes | memoryview, now: float, *, cover_body: bool) -> Response:
+    def on_request(
+        self,
+        raw: bytes | memoryview,
+        now: float,
+        *,
+        cover_body: bool,
+        body_digest: bytes | None = None,
+    ) -> Response:
         """Process a dialer's request.
 
         Args:
             raw: the received frame.
             now: the time in seconds.
             cover_body: whether new sessions sign the buffers of their frames too.
+            body_digest: see :func:`~dmiddleware.router.wire.frame.decode_frame`.
 
         Returns:
             The response. If its content is a :class:`ParkedPoll`, call :meth:`resume` when
@@ -310,7 +318,7 @@ class NodeProtocol:
         peer = self._by_session.get(session)
         if peer is None:
             return Response(self._session_over(), 0)
-        frame = self._read(peer, raw)
+        frame = self._read(peer, raw, body_digest)
         if not peer.replay_window.add(frame.sequence):
             raise AuthError(
                 f"request {frame.sequence} of node {peer.node_id} is a replay or far too late; it "
@@ -431,7 +439,13 @@ class NodeProtocol:
         return Request(number, self._data(peer, batch, number), FrameType.DATA, batch)
 
     def on_reply(
-        self, peer: PeerSession, request: Request, raw: bytes | memoryview, now: float
+        self,
+        peer: PeerSession,
+        request: Request,
+        raw: bytes | memoryview,
+        now: float,
+        *,
+        body_digest: bytes | None = None,
     ) -> FrameType:
         """Process a listener's reply.
 
@@ -440,6 +454,7 @@ class NodeProtocol:
             request: the request that it replies to.
             raw: the received frame.
             now: the time in seconds.
+            body_digest: see :func:`~dmiddleware.router.wire.frame.decode_frame`.
 
         Returns:
             The type of the reply.
@@ -451,7 +466,7 @@ class NodeProtocol:
         """
         if session_of(raw) == 0:
             raise HandshakeRefused(_SESSION_OVER, code="stale")
-        frame = self._read(peer, raw)
+        frame = self._read(peer, raw, body_digest)
         if frame.sequence != request.number or request.number not in peer.pending:
             raise AuthError(
                 f"got a reply to request {frame.sequence} of node {peer.node_id} for request "
@@ -629,8 +644,8 @@ class NodeProtocol:
         changes = self._members.on_heard(peer.node_id, frame.session, frame.incarnation, now)
         self._record(changes, now)
 
-    def _read(self, peer: PeerSession, raw: bytes | memoryview) -> Frame:
-        frame = decode_frame(raw, peer.check)
+    def _read(self, peer: PeerSession, raw: bytes | memoryview, body_digest: bytes | None) -> Frame:
+        frame = decode_frame(raw, peer.check, body_digest=body_digest)
         if frame.session != peer.session.number:
             raise AuthError(
                 f"got a frame of session {frame.session} in session {peer.session.number} with "

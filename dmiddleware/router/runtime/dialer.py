@@ -21,7 +21,7 @@ from dmiddleware.router.protocol.session import PeerSession, Request
 from dmiddleware.router.runtime.engine import Engine
 from dmiddleware.router.runtime.sender import SendAction
 from dmiddleware.router.transport import Channel
-from dmiddleware.router.wire.frame import FrameType
+from dmiddleware.router.wire.frame import FrameType, digest_if_large
 
 __all__ = ["Dialer", "REPLY_TIMEOUT_S"]
 
@@ -368,6 +368,7 @@ class _EventExchange:
         self, request: Request, reply: memoryview | TransportError, n_reserved: int
     ) -> None:
         engine, node, peer = self._engine, self._engine.node, self._peer
+        digest = None if isinstance(reply, TransportError) else digest_if_large(reply)
         with engine.lock:
             now = engine.clock.now()
             self._n_pending -= n_reserved
@@ -377,7 +378,7 @@ class _EventExchange:
                 raise reply
             if self._connection.broken:
                 return
-            kind = node.on_reply(peer, request, reply, now)
+            kind = node.on_reply(peer, request, reply, now, body_digest=digest)
             sends = engine.update(peer.node_id)
             if kind is FrameType.BYE:
                 self._connection.mark_broken("said goodbye")

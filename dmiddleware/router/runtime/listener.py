@@ -13,7 +13,7 @@ from dmiddleware.router.protocol.handshake import MAX_HANDSHAKE_BYTES
 from dmiddleware.router.protocol.session import ParkedPoll
 from dmiddleware.router.runtime.engine import Engine
 from dmiddleware.router.transport import Listener, ListenLimits, Reply
-from dmiddleware.router.wire.frame import HEADER_SIZE, OutgoingFrame
+from dmiddleware.router.wire.frame import HEADER_SIZE, OutgoingFrame, digest_if_large
 
 __all__ = ["NodeListener"]
 
@@ -98,6 +98,7 @@ class NodeListener:
 
     def _serve(self, raw: memoryview, connection: int, reply: Reply) -> None:
         engine = self._engine
+        digest = digest_if_large(raw)
         with engine.lock:
             if engine.closing:
                 reply(None)
@@ -107,7 +108,9 @@ class NodeListener:
             # breaks.
             self.process_disconnects(now)
             try:
-                response = engine.node.on_request(raw, now, cover_body=self._cover_body)
+                response = engine.node.on_request(
+                    raw, now, cover_body=self._cover_body, body_digest=digest
+                )
             except Exception as error:  # noqa: BLE001 (logged)
                 # Whatever a peer sends, the other peers are served.
                 engine.node.n_refused += 1

@@ -50,6 +50,7 @@ __all__ = [
     "OutgoingFrame",
     "encode_frame",
     "decode_frame",
+    "digest_if_large",
     "has_other_version",
     "session_of",
     "type_of",
@@ -115,6 +116,9 @@ _MAC_BODY: Final = int(FrameFlag.MAC_BODY)
 
 _JOINED: Final = 4 * 1024
 """Shorter frames are sent as one piece."""
+
+_LARGE: Final = 64 * 1024
+"""The body of a longer frame takes a while to check."""
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -319,13 +323,34 @@ def encode_frame(frame: Frame, mac: FrameMac | None = None, *, max_size: int) ->
     )
 
 
-def decode_frame(raw: bytes | bytearray | memoryview, mac: FrameMac | None = None) -> Frame:
+def digest_if_large(raw: bytes | bytearray | memoryview) -> bytes | None:
+    """Return the digest of the body of a large frame that claims to be signed as a whole.
+
+    Computing it takes milliseconds. Callers of :func:`decode_frame` that hold a lock do it before.
+    """
+    if len(raw) < _LARGE:
+        return None
+    prefix = _PREFIX.unpack_from(raw)
+    flags, metadata_size, n_buffers = prefix[3], prefix[7], prefix[10]
+    head = HEADER_SIZE + metadata_size + _LENGTH.size * n_buffers
+    if not flags & _MAC_BODY or head >= len(raw):
+        return None
+    return _digest_of_body([memoryview(raw).cast("B")[head:]])
+
+
+def decode_frame(
+    raw: bytes | bytearray | memoryview,
+    mac: FrameMac | None = None,
+    *,
+    body_digest: bytes | None = None,
+) -> Frame:
     """Decode a frame; each length is checked before it is used.
 
     Args:
         raw: the received bytes.
         mac: checks the signature. None accepts unsigned frames only, so a signature is never
             ignored.
+        body_digest: what :func:`digest_if_large` returned for these bytes; None: not called.
 
     Returns:
         The frame; its metadata and buffers are views of ``raw``.
@@ -360,7 +385,7 @@ def decode_frame(raw: bytes | bytearray | memoryview, mac: FrameMac | None = Non
     if head > len(view):
         raise FrameError(f"the frame claims a head of {head} bytes, but {len(view)} arrived")
     flags = _FLAGS[flag_bits % len(_FLAGS)]
-    _check_mac(view, mac, flags, head)
+    _check_mac(view, mac, flags, head, body_digest)
     lengths = struct.unpack_from(f"<{n_buffers}Q", view, table)
     offsets, end = _layout(head, lengths)
     if end != len(view):
@@ -449,14 +474,22 @@ def _digest_of_body(parts: Iterable[bytes | memoryview]) -> bytes:
     return body.digest()
 
 
-def _covered(view: memoryview, flags: FrameFlag, head: int) -> list[bytes | memoryview]:
+def _covered(
+    view: memoryview, flags: FrameFlag, head: int, body_digest: bytes | None
+) -> list[bytes | memoryview]:
     covered: list[bytes | memoryview] = [view[: _PREFIX.size], view[HEADER_SIZE:head]]
     if flags in _COVERING and head < len(view):
-        covered.append(_digest_of_body([view[head:]]))
+        covered.append(body_digest or _digest_of_body([view[head:]]))
     return covered
 
 
-def _check_mac(view: memoryview, mac: FrameMac | None, flags: FrameFlag, head: int) -> None:
+def _check_mac(
+    view: memoryview,
+    mac: FrameMac | None,
+    flags: FrameFlag,
+    head: int,
+    body_digest: bytes | None,
+) -> None:
     claimed = bytes(view[_PREFIX.size : HEADER_SIZE])
     if mac is None:
         if claimed != _NO_MAC:
@@ -470,7 +503,7 @@ def _check_mac(view: memoryview, mac: FrameMac | None, flags: FrameFlag, head: i
             "the frame's arrays are not signed, but this side requires it; use the same kind of "
             "address on both ends"
         )
-    if not hmac.compare_digest(claimed, mac.digest(_covered(view, flags, head))):
+    if not hmac.compare_digest(claimed, mac.digest(_covered(view, flags, head, body_digest))):
         raise AuthError(
             "the frame's signature is wrong; the peer has another key, or the frame was altered on "
             "the way"

@@ -22,6 +22,7 @@ from dmiddleware.router.wire.frame import (
     FrameType,
     OutgoingFrame,
     decode_frame,
+    digest_if_large,
     encode_frame,
 )
 
@@ -221,3 +222,23 @@ def test_frames_to_several_peers_share_their_buffers_and_the_hash_of_them() -> N
     damaged[-1] ^= 1
     with pytest.raises(AuthError):
         decode_frame(damaged, macs[0])
+
+
+@pytest.mark.parametrize("cover_body", [True, False])
+def test_the_digest_of_a_large_body_can_be_computed_before(cover_body: bool) -> None:
+    mac = FrameMac(KEY, cover_body=cover_body)
+    frame = Frame(FrameType.DATA, session=7, metadata=b"abc", buffers=(bytes(100_000), b"x"))
+    raw = bytearray(encode_frame(frame, mac, max_size=1 << 20))
+    digest = digest_if_large(raw)
+    assert (digest is not None) == cover_body
+    assert plain(decode_frame(raw, mac, body_digest=digest)) == plain(decode_frame(raw, mac))
+    raw[-1] ^= 1
+    if cover_body:
+        with pytest.raises(AuthError, match="signature"):
+            decode_frame(raw, mac, body_digest=digest_if_large(raw))
+
+
+def test_frames_that_are_small_or_claim_a_head_that_is_too_long_have_no_digest() -> None:
+    mac = FrameMac(KEY, cover_body=True)
+    assert digest_if_large(encode_frame(Frame(FrameType.DATA), mac, max_size=1 << 20)) is None
+    assert digest_if_large(b"\xff" * 100_000) is None
