@@ -8,6 +8,7 @@ from pathlib import Path
 
 import dmiddleware.worker
 from dmiddleware.config import Configurable, config_table
+from dmiddleware.data import BUFFER_REGISTRY
 from dmiddleware.policy import POLICY_REGISTRY
 
 PAGE = Path(__file__).parent / "reference" / "configuration.md"
@@ -15,13 +16,14 @@ MARKED = re.compile(r"(?<=<!-- options -->\n).*(?=<!-- end of options -->)", re.
 
 
 def configured_classes() -> list[type[Configurable]]:
-    """Return the stock policies and workers that a config describes."""
+    """Return the stock policies, workers and replay buffers that a config describes."""
     policies = [POLICY_REGISTRY.get(name) for name in ("dqn", "ppo", "bc")]
     public = [getattr(dmiddleware.worker, name) for name in dmiddleware.worker.__all__]
     workers = [thing for thing in public if inspect.isclass(thing)]
     return [
         *policies,
         *(w for w in workers if issubclass(w, Configurable) and not inspect.isabstract(w)),
+        *(BUFFER_REGISTRY.get(name) for name in BUFFER_REGISTRY),
     ]
 
 

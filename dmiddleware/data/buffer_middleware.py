@@ -145,6 +145,10 @@ class PriorityExperienceReplay(ActionMiddleware):
             eps=eps,
         )
         self._sampler.attach(buffer.size)
+        # What the sampler has not been given yet: priorities by index, and the new items' indices.
+        self._unset: dict[int, float] = {}
+        self._new = range(0)
+        self._highest = self._sampler.highest
 
     @property
     def beta(self) -> float:
@@ -157,10 +161,13 @@ class PriorityExperienceReplay(ActionMiddleware):
 
     def push(self, chain: Chain, data: Any, meta: Mapping[str, Any] | None = None) -> int:
         """Record the new item's priority."""
-        priority = check_priority((meta or {}).get("priority", self._sampler.highest))
+        priority = check_priority((meta or {}).get("priority", self._highest))
         index: int = chain(data, meta={**(meta or {}), "priority": priority})
-        self._sampler.pushed(index, 1)
+        first = self._new.start if self._new else index
+        self._new = range(first, index + 1)
         self._set(index, priority)
+        if len(self._new) == self._deque.size:
+            self._give_to_sampler()
         return index
 
     def sample(
@@ -186,6 +193,7 @@ class PriorityExperienceReplay(ActionMiddleware):
         rows = self._deque.drawable(sample_range)
         if not rows.count or size < 1:  # the buffer raises that there is not enough
             return chain(size=size, sample_range=sample_range, **kwargs)
+        self._give_to_sampler()
         index, weights = self._sampler.draw(size, rows, self._attached.generator)
         items: list[BufferedData] = chain(indices=index.tolist(), **kwargs)
         if self._weighted and weights is not None:
@@ -209,6 +217,7 @@ class PriorityExperienceReplay(ActionMiddleware):
     def delete(self, chain: Chain, indices: int | Iterable[int]) -> int:
         """Never draw deleted items again."""
         wanted = [indices] if isinstance(indices, int | np.integer) else list(indices)
+        self._give_to_sampler()
         held = [index for index in wanted if index in self._deque]
         deleted: int = chain(wanted)
         if held:
@@ -217,19 +226,35 @@ class PriorityExperienceReplay(ActionMiddleware):
 
     def clear(self, chain: Chain) -> None:
         """Forget all priorities."""
+        self._give_to_sampler()
         chain()
         self._sampler.cleared()
 
     def state_dict(self) -> dict[str, Any]:
         """Return priorities and counters."""
+        self._give_to_sampler()
         return self._sampler.state_dict(self._deque.drawable().every_index())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned; the buffer's items are restored before."""
+        self._unset, self._new = {}, range(0)
         self._sampler.load_state_dict(state, self._deque.drawable().every_index())
+        self._highest = self._sampler.highest
 
     def _set(self, index: int, priority: float) -> None:
-        self._sampler.update_priority(np.array([index]), np.array([priority], np.float64))
+        """Note a priority; the sampler gets all that were noted at once, which is faster."""
+        self._unset[index] = priority
+        self._highest = max(self._highest, priority)
+
+    def _give_to_sampler(self) -> None:
+        if self._new:
+            self._sampler.pushed(self._new.start, len(self._new))
+            self._new = range(0)
+        held = {index: p for index, p in self._unset.items() if index in self._deque}
+        self._sampler.update_priority(
+            np.array(list(held), np.int64), np.array(list(held.values()), np.float64)
+        )
+        self._unset.clear()
 
 
 class clone_object(ActionMiddleware):
@@ -276,6 +301,8 @@ class staleness_check(ActionMiddleware):
     def __init__(self, buffer: Buffer, max_staleness: float = float("inf")) -> None:
         super().__init__(buffer)
         self._max_staleness = check_number("max_staleness", max_staleness)
+        # The iteration of the item in each slot of a DequeBuffer; NaN where it is only in its meta.
+        self._collected = np.full(buffer.size if isinstance(buffer, DequeBuffer) else 0, np.nan)
 
     def push(self, chain: Chain, data: Any, **kwargs: Any) -> Any:
         """Check that the data states its iteration."""
@@ -291,7 +318,14 @@ class staleness_check(ActionMiddleware):
                 "staleness_check needs items pushed with meta={'train_iter_data_collected': <the "
                 f"collecting policy's iteration>}}, got meta={meta}"
             )
-        return chain(data, **kwargs)
+        pushed = chain(data, **kwargs)
+        self._forget(pushed)
+        return pushed
+
+    def update(self, chain: Chain, index: Any, *args: Any, **kwargs: Any) -> Any:
+        """Change items, perhaps their iterations too."""
+        self._forget(index)
+        return chain(index, *args, **kwargs)
 
     def sample(
         self, chain: Chain, *args: Any, train_iter_sample_data: int | None = None, **kwargs: Any
@@ -316,16 +350,32 @@ class staleness_check(ActionMiddleware):
         Returns:
             Their number.
         """
+        if not len(self._attached) or self._max_staleness == np.inf:
+            return 0
         buffer = self._attached
         oldest = train_iter - self._max_staleness
         if isinstance(buffer, TensorBuffer):
             index = buffer.index
-            if not len(index):
-                return 0
             collected = buffer.get(index, ["collect_iter"])["collect_iter"].numpy()
             return buffer.delete(index[collected < oldest])
-        stale = [i.index for i in self._deque if i.meta["train_iter_data_collected"] < oldest]
-        return self._deque.delete([index for index in stale if index is not None])
+        index = self._deque.drawable().every_index()
+        collected = self._collected.take(index % buffer.size)
+        for i in np.flatnonzero(np.isnan(collected)):
+            collected[i] = self._deque.get(int(index[i])).meta["train_iter_data_collected"]
+        self._collected[index % buffer.size] = collected
+        return self._deque.delete(index[collected < oldest].tolist())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return an empty state: the items have it all."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Read the iterations from the items again."""
+        self._collected[:] = np.nan
+
+    def _forget(self, index: Any) -> None:
+        if len(self._collected) and isinstance(index, int | np.integer):
+            self._collected[index % len(self._collected)] = np.nan
 
 
 class use_time_check(ActionMiddleware):

@@ -198,8 +198,11 @@ class DeletedRows:
     def write(self, first: int, n: int) -> None:
         """Mark rows ``first … first + n - 1`` as written."""
         self._present = None
-        if self._count:
-            self._is_deleted[np.arange(first, first + n) % self._size] = False
+        if not self._count:
+            return
+        slots = np.arange(first, first + n) % self._size
+        if self._is_deleted[slots].any():
+            self._is_deleted[slots] = False
             self._recount()
 
     def drop(self, first: int, last: int) -> None:

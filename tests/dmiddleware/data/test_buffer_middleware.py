@@ -276,6 +276,18 @@ class TestStaleness:
         buffer.push("x", {"train_iter_data_collected": 9})
         assert buffer.sample(1, train_iter_sample_data=12)[0].data == "x"
 
+    def test_iterations_may_change_and_are_restored_with_the_items(self):
+        buffer = deque(6, train_iter_data_collected=lambda i: i)
+        buffer.use(staleness_check(buffer, max_staleness=3))
+        buffer.sample(1, train_iter_sample_data=3)
+        buffer.update(1, meta={"train_iter_data_collected": 9})
+        restored = deque(6, train_iter_data_collected=lambda i: 20)
+        restored.use(staleness_check(restored, max_staleness=3))
+        restored.sample(1, train_iter_sample_data=20)
+        restored.load_state_dict(buffer.state_dict())
+        for one in (buffer, restored):
+            assert {item.data for item in one.sample(3, train_iter_sample_data=7)} == {1, 4, 5}
+
     def test_old_rows_of_a_tensor_buffer_are_deleted_before_a_sample(self):
         buffer = TensorBuffer(10, seed=0)
         buffer.use(staleness_check(buffer, max_staleness=3))
