@@ -56,6 +56,8 @@ def check_priority(priority: object) -> float:
         TypeError: if it is not a number.
         ValueError: if it is negative, infinite or NaN.
     """
+    if type(priority) is float and 0.0 <= priority < np.inf:
+        return priority  # the usual case; buffers check every item
     if isinstance(priority, torch.Tensor | np.ndarray) and priority.ndim == 0:
         priority = priority.item()
     checked = check_number("priority", priority)

@@ -132,10 +132,14 @@ class Buffer:
 
     def _through(self, action: str, do: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self._lock:
-            chain = do
-            for middleware in reversed(self._middleware):
-                chain = partial(middleware, action, chain)
-            return chain(*args, **kwargs)
+            return self._chain(action, do)(*args, **kwargs)
+
+    def _chain(self, action: str, do: Callable[..., Any]) -> Callable[..., Any]:
+        """Return an action with the buffer middleware around it."""
+        chain = do
+        for middleware in reversed(self._middleware):
+            chain = partial(middleware, action, chain)
+        return chain
 
     def _common_state(self) -> dict[str, Any]:
         """Return the state of the generator and of the buffer middleware."""

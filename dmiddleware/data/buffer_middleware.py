@@ -145,9 +145,9 @@ class PriorityExperienceReplay(ActionMiddleware):
             eps=eps,
         )
         self._sampler.attach(buffer.size)
-        # What the sampler has not been given yet: priorities by index, and the new items' indices.
+        # What the sampler has not been given yet: priorities by index, and the new items.
         self._unset: dict[int, float] = {}
-        self._new = range(0)
+        self._first_new: int | None = None
         self._highest = self._sampler.highest
 
     @property
@@ -161,12 +161,13 @@ class PriorityExperienceReplay(ActionMiddleware):
 
     def push(self, chain: Chain, data: Any, meta: Mapping[str, Any] | None = None) -> int:
         """Record the new item's priority."""
-        priority = check_priority((meta or {}).get("priority", self._highest))
-        index: int = chain(data, meta={**(meta or {}), "priority": priority})
-        first = self._new.start if self._new else index
-        self._new = range(first, index + 1)
+        meta = dict(meta) if meta else {}
+        meta["priority"] = priority = check_priority(meta.get("priority", self._highest))
+        index: int = chain(data, meta=meta)
+        if self._first_new is None:
+            self._first_new = index
         self._set(index, priority)
-        if len(self._new) == self._deque.size:
+        if index - self._first_new + 1 == self._attached.size:
             self._give_to_sampler()
         return index
 
@@ -237,19 +238,20 @@ class PriorityExperienceReplay(ActionMiddleware):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned; the buffer's items are restored before."""
-        self._unset, self._new = {}, range(0)
+        self._unset, self._first_new = {}, None
         self._sampler.load_state_dict(state, self._deque.drawable().every_index())
         self._highest = self._sampler.highest
 
     def _set(self, index: int, priority: float) -> None:
         """Note a priority; the sampler gets all that were noted at once, which is faster."""
         self._unset[index] = priority
-        self._highest = max(self._highest, priority)
+        if priority > self._highest:
+            self._highest = priority
 
     def _give_to_sampler(self) -> None:
-        if self._new:
-            self._sampler.pushed(self._new.start, len(self._new))
-            self._new = range(0)
+        if self._first_new is not None:
+            self._sampler.pushed(self._first_new, max(self._unset) + 1 - self._first_new)
+            self._first_new = None
         held = {index: p for index, p in self._unset.items() if index in self._deque}
         self._sampler.update_priority(
             np.array(list(held), np.int64), np.array(list(held.values()), np.float64)
@@ -306,25 +308,27 @@ class staleness_check(ActionMiddleware):
 
     def push(self, chain: Chain, data: Any, **kwargs: Any) -> Any:
         """Check that the data states its iteration."""
-        meta = kwargs.get("meta") or {}
-        if isinstance(self._attached, TensorBuffer):
+        if isinstance(self._buffer, TensorBuffer):
             if "collect_iter" not in data:
                 raise ValueError(
                     "staleness_check needs the column collect_iter (the iteration of the policy "
                     "that collected each row), but the batch does not have it"
                 )
-        elif "train_iter_data_collected" not in meta:
+            return chain(data, **kwargs)
+        meta = kwargs.get("meta") or {}
+        if "train_iter_data_collected" not in meta:
             raise ValueError(
                 "staleness_check needs items pushed with meta={'train_iter_data_collected': <the "
                 f"collecting policy's iteration>}}, got meta={meta}"
             )
-        pushed = chain(data, **kwargs)
-        self._forget(pushed)
-        return pushed
+        index: int = chain(data, **kwargs)
+        self._collected[index % len(self._collected)] = meta["train_iter_data_collected"]
+        return index
 
     def update(self, chain: Chain, index: Any, *args: Any, **kwargs: Any) -> Any:
         """Change items, perhaps their iterations too."""
-        self._forget(index)
+        if isinstance(self._buffer, DequeBuffer):
+            self._collected[index % len(self._collected)] = np.nan
         return chain(index, *args, **kwargs)
 
     def sample(
@@ -372,10 +376,6 @@ class staleness_check(ActionMiddleware):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Read the iterations from the items again."""
         self._collected[:] = np.nan
-
-    def _forget(self, index: Any) -> None:
-        if len(self._collected) and isinstance(index, int | np.integer):
-            self._collected[index % len(self._collected)] = np.nan
 
 
 class use_time_check(ActionMiddleware):

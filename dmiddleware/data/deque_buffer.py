@@ -198,9 +198,11 @@ class DequeBuffer(Buffer):
         return list(self)
 
     def import_data(self, items: Iterable[tuple[Any, Mapping[str, Any] | None]]) -> None:
-        """Push pairs of data and meta."""
-        for data, meta in items:
-            self.push(data, meta)
+        """Push pairs of data and meta; faster than pushing them one by one."""
+        with self._lock:
+            push = self._chain("push", self._push)
+            for data, meta in items:
+                push(data, meta=meta)
 
     def state_dict(self) -> dict[str, Any]:
         """Return items, order and generator.
@@ -284,15 +286,16 @@ class DequeBuffer(Buffer):
         if meta is not None and not isinstance(meta, Mapping):
             raise TypeError(f"meta must be a dictionary or None, got {meta!r:.100}")
         index = self._total
-        item = BufferedData(data, index, dict(meta or {}))
-        self._groups.check(index, item.meta)
+        item = BufferedData(data, index, dict(meta) if meta else {})
         slot = index % self._size
+        old = self._slots[slot]
+        if self._groups.is_watching:
+            self._groups.check(index, item.meta)
+            if old is not None:
+                self._groups.remove(old.index, old.meta)
+            self._groups.add(index, item.meta)
         if index - self._size >= self._first:
             self._first = index - self._size + 1
-        old = self._slots[slot]
-        if old is not None:
-            self._groups.remove(old.index, old.meta)
-        self._groups.add(index, item.meta)
         self._slots[slot] = item
         self._total += 1
         self._deleted.write(index, 1)
@@ -322,7 +325,7 @@ class DequeBuffer(Buffer):
         else:
             chosen = self._choose(rows.count, size, replace)
             index = rows.first + chosen if rows.index is None else rows.index[chosen]
-            result = [self._copy(int(i)) for i in index]
+            result = [self._copy(i) for i in index.tolist()]
         if len(result) < size:
             message = (
                 f"asked for {size} {'groups' if groupby else 'items'}, but only {len(result)} can "
@@ -369,13 +372,14 @@ class DequeBuffer(Buffer):
         item = self._find(int(index))
         if item is None:
             return False
-        if meta:
-            self._groups.check(index, meta)
+        is_regrouped = bool(meta) and self._groups.is_watching
+        if is_regrouped:
+            self._groups.check(index, meta or {})
+            self._groups.remove(index, item.meta)
         if data is not None:
             item.data = data
-        if meta:
-            self._groups.remove(index, item.meta)
-            item.meta.update(meta)
+        item.meta.update(meta or {})
+        if is_regrouped:
             self._groups.add(index, item.meta, in_between=True)
         return True
 
@@ -420,8 +424,9 @@ class DequeBuffer(Buffer):
         return item
 
     def _copy(self, index: int) -> BufferedData:
-        item = self._item(index)
-        return BufferedData(item.data, item.index, dict(item.meta))
+        item = self._slots[index % self._size]
+        assert item is not None  # callers look up what is held
+        return BufferedData(item.data, item.index, item.meta.copy())
 
 
 class _Groups:
@@ -430,6 +435,11 @@ class _Groups:
     def __init__(self) -> None:
         # By key, then by value: the indices, ascending (dictionaries used as ordered sets).
         self._by_key: dict[str, dict[Hashable, dict[int, None]]] = {}
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether any key is watched."""
+        return bool(self._by_key)
 
     def watch(self, key: str, items: Iterable[BufferedData]) -> None:
         """Start to keep the groups of a key, from the present items; has no effect the second time.

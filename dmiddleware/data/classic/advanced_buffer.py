@@ -261,8 +261,7 @@ class AdvancedReplayBuffer(IBuffer):
             self._counters["refused_pushes"] += 1
             self._warn("push", "pushes are refused until more is sampled; see thruput_controller")
             return False
-        for item, meta in zip(held, metas, strict=True):
-            self._items.push(item, meta)
+        self._items.import_data(zip(held, metas, strict=True))
         self._rate.pushed(len(held))
         self._pushed(len(held))
         return bool(held) or not items
@@ -322,7 +321,10 @@ class AdvancedReplayBuffer(IBuffer):
 def _meta_of(item: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the buffer middleware needs to know about a new item."""
     collected = item.get("collect_iter")
-    at = _INFINITE if collected is None else float(np.min(_vector(collected)))
+    if collected is None:
+        at = _INFINITE
+    else:
+        at = float(collected if isinstance(collected, int) else np.min(_vector(collected)))
     meta: dict[str, Any] = {"train_iter_data_collected": at}
     if item.get("priority") is not None:
         meta["priority"] = check_priority(item["priority"])

@@ -259,8 +259,7 @@ class IBuffer(Configurable, ABC):
         self._push_count = state["push_count"]
 
     def _push(self, items: list[Any], envstep: int) -> bool:
-        for item in items:
-            self._items.push(item)
+        self._items.import_data((item, None) for item in items)
         self._pushed(len(items))
         return True
 

@@ -1,4 +1,5 @@
 import copy
+import json
 import math
 
 import numpy as np
@@ -86,6 +87,22 @@ def test_what_was_pushed_is_not_changed():
     buffer.push(pushed, 0)
     buffer.sample(4, 0)
     assert pushed == items(8)
+
+
+def test_samples_of_plain_items_are_json():
+    buffer = advanced(enable_track_used_data=True)
+    buffer.push([{"data_id": "a", "priority": 1.0, "collect_iter": 2}], 0)
+    samples = buffer.sample(1, 3)
+    assert json.loads(json.dumps(samples)) == samples
+
+
+def test_copies_protect_the_items_if_asked_for():
+    buffer = advanced(deepcopy=True)
+    item = {"obs": [1]}
+    buffer.push(item, 0)
+    item["obs"][0] = 2
+    buffer.sample(1, 0)[0]["obs"][0] = 3
+    assert buffer.sample(1, 0)[0]["obs"] == [1]
 
 
 def test_unique_ids_never_repeat():

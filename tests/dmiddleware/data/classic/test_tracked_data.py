@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmiddleware.data import AdvancedReplayBuffer, NaiveReplayBuffer
+from dmiddleware.data import AdvancedReplayBuffer, NaiveReplayBuffer, SequenceReplayBuffer
 
 
 def item(n):
@@ -80,6 +80,17 @@ def test_used_up_items_wait_for_the_learner():
     assert not set(batch) & set(buffer.take_deleted())
     buffer.release(batch)
     assert set(buffer.take_deleted()) == set(batch)
+
+
+def test_every_step_of_a_drawn_sequence_is_leased():
+    cfg = {"replay_buffer_size": 3, "enable_track_used_data": True, "log_to_file": False}
+    buffer = SequenceReplayBuffer(cfg)
+    buffer.push([item(n) for n in range(3)], 0)
+    (run,) = buffer.sample(1, 3, 0)
+    buffer.clear()
+    assert buffer.take_deleted() == []
+    buffer.release(ids(run))
+    assert buffer.take_deleted() == ["d0", "d1", "d2"]
 
 
 def test_closing_gives_up_everything_that_is_left():
