@@ -90,8 +90,8 @@ class NodeProtocol:
         peers: all known peers by node id, disconnected ones included.
         subscriptions: which peer receives which events.
         changes: membership changes that the router has not processed yet.
-        unsent: peers for whom there may be something to send, as an ordered set; the router clears
-            it. Those that an event is offered to are not added.
+        unsent: the peers to check for something to send, as an ordered set; the router clears it.
+            Those that an event is offered to are not added.
         n_refused: how many handshakes and frames were refused.
         closing: whether this node admits no more peers, because it is about to close.
         accepting: whether it accepts events; otherwise their senders try again later.
@@ -306,7 +306,7 @@ class NodeProtocol:
 
         Returns:
             The response. If its content is a :class:`ParkedPoll`, call :meth:`resume` when
-            something was emitted, and :meth:`nothing` when the dialer has waited long enough.
+            something was emitted.
 
         Raises:
             FrameError: if it is not a valid frame; close the connection.
@@ -376,12 +376,6 @@ class NodeProtocol:
         """Return when there is something to send without further input; None: never."""
         peer = self.peers.get(node_id)
         return None if peer is None else peer.outgoing.next_time()
-
-    def nothing(self, parked: ParkedPoll) -> bytes:
-        """Return the reply that there is nothing to send."""
-        peer = self.peers.get(parked.node_id)
-        sign = peer.sign if peer is not None and peer.session.number == parked.session else None
-        return self._frame(FrameType.NOTHING, parked.session, sign, parked.number)
 
     def hello(self) -> tuple[DialerHandshake, bytes]:
         """Start a handshake; return its state and the first request."""

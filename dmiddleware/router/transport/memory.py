@@ -16,6 +16,7 @@ from typing import Final
 
 from dmiddleware.errors import TransportError
 from dmiddleware.pipeline import Clock, Running, SystemClock
+from dmiddleware.router.transport.callbacks import no_connection
 from dmiddleware.router.transport.interface import (
     Channel,
     Listener,
@@ -245,9 +246,7 @@ class MemoryTransport:
 
         with network.lock:
             if not network.clock.wait_for(network.listening, is_reachable, connect_timeout_s):
-                raise TransportError(
-                    f"could not dial {address}: no connection within {connect_timeout_s:g} s"
-                )
+                raise no_connection(address, connect_timeout_s)
             listener = network.listeners[address]
             channel = MemoryChannel(network, self._host, listener, reply_timeout_s, max_frame_bytes)
             network.channels[channel.number] = channel

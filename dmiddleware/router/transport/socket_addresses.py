@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from dmiddleware.errors import TransportError
+from dmiddleware.router.transport.callbacks import no_connection
 
 __all__ = ["IPC", "TCP", "TLS", "ListeningSocket", "connected_socket", "tuned"]
 
@@ -86,9 +87,7 @@ def connected_socket(address: str, *, timeout_s: float) -> socket.socket:
             return tuned(socket.create_connection((host, port), left_s))
         except OSError as error:
             if time.monotonic() + _DIAL_EVERY_S >= deadline:
-                raise TransportError(
-                    f"could not dial {address}: no connection within {timeout_s:g} s ({error})"
-                ) from error
+                raise no_connection(address, timeout_s, error) from error
         time.sleep(_DIAL_EVERY_S)
 
 

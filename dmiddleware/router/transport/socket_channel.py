@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 from dmiddleware.errors import TransportError
-from dmiddleware.router.transport.callbacks import run_callback, run_callback_in_thread
+from dmiddleware.router.transport.callbacks import Result, run_callback, run_callback_in_thread
 from dmiddleware.router.transport.connection import Connection, Wire, describe
 from dmiddleware.router.transport.framing import REPLY, REQUEST
 from dmiddleware.router.transport.interface import OnReply
@@ -58,14 +58,12 @@ class SocketChannel:
 
     def request(self, raw: WireBytes) -> memoryview:
         """Make an urgent request and wait for the reply."""
-        result = _Result()
+        result = Result()
         number = self._start_request(raw, result, urgent=True)
         if number is None:
             raise self._broken_error()
-        if not result.wait(self._reply_timeout_s):
-            if self._give_up(number) is not None:
-                raise self._late_error(self._reply_timeout_s)
-            result.wait(-1)
+        if not result.wait(self._reply_timeout_s) and self._give_up(number) is not None:
+            raise self._late_error(self._reply_timeout_s)
         return result.get()
 
     def send(
@@ -146,25 +144,3 @@ class SocketChannel:
         return TransportError(
             f"could not send a request to {self._address}: {describe(self._error, 'a reply')}"
         )
-
-
-class _Result:
-    """The outcome of a request, for the thread that waits for it."""
-
-    __slots__ = ("_answer", "_done")
-
-    def __init__(self) -> None:
-        self._done = threading.Lock()
-        self._done.acquire()
-
-    def __call__(self, answer: memoryview | TransportError) -> None:
-        self._answer = answer
-        self._done.release()
-
-    def wait(self, timeout_s: float) -> bool:
-        return self._done.acquire(timeout=timeout_s)
-
-    def get(self) -> memoryview:
-        if isinstance(self._answer, TransportError):
-            raise self._answer
-        return self._answer

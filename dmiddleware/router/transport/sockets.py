@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from dmiddleware.errors import RouterError, TransportError
+from dmiddleware.router.transport.callbacks import no_connection
 from dmiddleware.router.transport.connection import PlainSocket, Wire
 from dmiddleware.router.transport.interface import ListenLimits, RequestHandler
 from dmiddleware.router.transport.io_loop import IoLoop
@@ -103,9 +104,7 @@ class SocketTransport:
             raise
         except OSError as error:
             connected.close()
-            raise TransportError(
-                f"could not dial {address}: no connection within {connect_timeout_s:g} s ({error})"
-            ) from error
+            raise no_connection(address, connect_timeout_s, error) from error
         except BaseException:
             connected.close()
             raise

@@ -90,10 +90,7 @@ class FrameType(enum.IntEnum):
     ACK = 17
     BUSY = 18
     POLL = 19
-    NOTHING = 20
     HEARTBEAT = 32
-    SUBSCRIBE = 33
-    GET = 34
     BYE = 35
 
 

@@ -12,7 +12,7 @@ from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.protocol.session import ParkedPoll, PeerSession
 from dmiddleware.router.wire.codec import Codec
 from dmiddleware.router.wire.envelope import encode_event
-from dmiddleware.router.wire.frame import FrameType
+from dmiddleware.router.wire.frame import FrameContents, FrameType, OutgoingFrame
 
 KEY = bytes(range(32))
 CODEC = Codec()
@@ -22,8 +22,8 @@ OPTIONS = NodeOptions(retry_s=1.0, window=4, batch_bytes=200, outbox_bytes=2000,
 def make_node(
     name: str, key: bytes | None = KEY, start: int = 1, options: NodeOptions = OPTIONS
 ) -> NodeProtocol:
-    numbers = itertools.count(1)
     """Make a node; those with the same name and another ``start`` are its later processes."""
+    numbers = itertools.count(1)
     secrets = random.Random(f"{name}/{start}")
     return NodeProtocol(
         Identity("run", name, secrets.randbytes(16)),
@@ -42,7 +42,20 @@ def join(dialer: NodeProtocol, listener: NodeProtocol, now: float = 0.0) -> Peer
 
 def replied(listener: NodeProtocol, raw: bytes | bytearray, now: float) -> bytearray:
     answer = listener.on_request(bytes(raw), now, cover_body=True).content
-    return bytearray(listener.nothing(answer) if isinstance(answer, ParkedPoll) else bytes(answer))
+    return bytearray(bytes(nothing(listener, answer) if isinstance(answer, ParkedPoll) else answer))
+
+
+def nothing(listener: NodeProtocol, parked: ParkedPoll) -> OutgoingFrame:
+    """Return a reply to a poll that carries nothing; otherwise it waits for an event."""
+    return OutgoingFrame(
+        FrameType.ACK,
+        FrameContents(),
+        listener.peers[parked.node_id].sign,
+        max_size=listener.options.max_frame_bytes,
+        session=parked.session,
+        incarnation=listener.incarnation,
+        sequence=parked.number,
+    )
 
 
 def asked(

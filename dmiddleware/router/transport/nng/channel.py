@@ -16,9 +16,14 @@ from typing import Any, Final
 import pynng
 
 from dmiddleware.errors import TransportError
-from dmiddleware.router.transport.callbacks import run_callback, run_callback_in_thread
+from dmiddleware.router.transport.callbacks import (
+    Result,
+    no_connection,
+    run_callback,
+    run_callback_in_thread,
+)
 from dmiddleware.router.transport.interface import Channel, OnReply
-from dmiddleware.router.transport.nng.context import Context, new_message
+from dmiddleware.router.transport.nng.context import Context, ContextPool, new_message
 from dmiddleware.router.transport.nng.parts import (
     ACKNOWLEDGED,
     FETCH,
@@ -101,8 +106,6 @@ class NngChannel(Channel):
         self._numbers = itertools.count(1)
         # Must be held to use a context.
         self._lock = threading.Lock()
-        self._contexts: list[Context] = []
-        self._idle: list[Context] = []
         self._exchanges: dict[Context, _Exchange] = {}
         self._waiting: dict[int, _Request] = {}
         self._unsent: deque[_Request] = deque()
@@ -114,6 +117,9 @@ class NngChannel(Channel):
         with translated(f"dial {address}"):
             # nng must not resend requests, because the listener could process one twice.
             self._socket = pynng.Req0(resend_time=-1)
+            self._contexts = ContextPool(
+                self._socket, lambda context: self._events.put(partial(self._on_received, context))
+            )
             try:
                 limit_messages(self._socket)
                 self._socket.add_post_pipe_remove_cb(lambda _: self._events.put(self._on_broken))
@@ -130,12 +136,9 @@ class NngChannel(Channel):
 
     def request(self, raw: WireBytes) -> memoryview:
         """Make an urgent request and wait for the reply."""
-        outcomes: queue.SimpleQueue[memoryview | TransportError] = queue.SimpleQueue()
-        self.send(raw, outcomes.put, timeout_s=self._reply_timeout_s, urgent=True)
-        outcome = outcomes.get()
-        if isinstance(outcome, TransportError):
-            raise outcome
-        return outcome
+        result = Result()
+        self.send(raw, result, timeout_s=self._reply_timeout_s, urgent=True)
+        return result.get()
 
     def send(
         self,
@@ -173,8 +176,7 @@ class NngChannel(Channel):
         self._socket.close()
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
-        for context in self._contexts:
-            context.close()
+        self._contexts.close()
 
     def _work(self) -> None:
         while True:
@@ -226,13 +228,7 @@ class NngChannel(Channel):
 
     def _start(self, exchange: _Exchange, message: Any) -> None:
         """Send a message and wait for its reply; called with the lock held."""
-        if self._idle:
-            context = self._idle.pop()
-        else:
-            context = Context(
-                self._socket, lambda context: self._events.put(partial(self._on_received, context))
-            )
-            self._contexts.append(context)
+        context = self._contexts.take()
         self._exchanges[context] = exchange
         self._n_in_window += exchange.in_window
         context.send(message)
@@ -245,7 +241,7 @@ class NngChannel(Channel):
             context.settle()
             exchange = self._exchanges.pop(context)
             self._n_in_window -= exchange.in_window
-            self._idle.append(context)
+            self._contexts.give_back([context])
             reason = "it sent bytes that are not a reply, or a reply that is too long"
             try:
                 message, _ = context.received()
@@ -348,7 +344,7 @@ class NngChannel(Channel):
         self._socket.add_post_pipe_connect_cb(lambda _: connected.set())
         self._socket.dial(address, block=False)
         if not connected.wait(timeout_s):
-            raise _no_connection(address, timeout_s)
+            raise no_connection(address, timeout_s)
 
     def _connect_secured(self, address: str, timeout_s: float, tls: TlsFiles) -> None:
         # Only a blocking dial reports bad certificates; closing the socket ends it.
@@ -365,15 +361,8 @@ class NngChannel(Channel):
         dialing.start()
         dialing.join(timeout_s)
         if dialing.is_alive():
-            raise _no_connection(address, timeout_s)
+            raise no_connection(address, timeout_s)
         if failures:
             if isinstance(failures[0], pynng.CryptoError):
                 tls.check(address, timeout_s=timeout_s / 2)
             raise failures[0]
-
-
-def _no_connection(address: str, timeout_s: float) -> TransportError:
-    return TransportError(
-        f"could not dial {address}: no connection within {timeout_s:g} s; check the address, and "
-        "that the peer is running"
-    )

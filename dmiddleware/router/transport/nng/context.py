@@ -6,7 +6,7 @@ pynng's own contexts block while sending, and take about sixteen calls for a req
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from pynng.exceptions import check_err
 from dmiddleware.router.wire.arrays import view_with_release
 from dmiddleware.router.wire.byte_pieces import WireBytes, write_into
 
-__all__ = ["Context", "new_message"]
+__all__ = ["Context", "ContextPool", "new_message"]
 
 _COPY_BYTES: Final = 16 * 1024
 """Shorter messages are copied and freed at once."""
@@ -95,6 +95,40 @@ class Context:
         self.settle()
         _lib.nng_aio_free(self._sending)
         _lib.nng_aio_free(self._receiving)
+
+
+class ContextPool:
+    """The contexts of a socket, each of which is used again once it is idle.
+
+    Its owner holds the lock of the contexts whenever it uses the pool.
+
+    Args:
+        socket: the socket.
+        on_received: see :class:`Context`.
+    """
+
+    def __init__(self, socket: pynng.Socket, on_received: Callable[[Context], None]) -> None:
+        self._socket = socket
+        self._on_received = on_received
+        self._contexts: list[Context] = []
+        self._idle: list[Context] = []
+
+    def take(self) -> Context:
+        """Return an idle context, or a new one."""
+        if self._idle:
+            return self._idle.pop()
+        context = Context(self._socket, self._on_received)
+        self._contexts.append(context)
+        return context
+
+    def give_back(self, contexts: Iterable[Context]) -> None:
+        """Note that contexts are idle."""
+        self._idle.extend(contexts)
+
+    def close(self) -> None:
+        """Free all contexts, after the socket was closed."""
+        for context in self._contexts:
+            context.close()
 
 
 def _new_operation(callback: Any, argument: Any) -> Any:

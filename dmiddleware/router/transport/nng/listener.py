@@ -16,7 +16,7 @@ from typing import Any, Final
 import pynng
 
 from dmiddleware.router.transport.interface import Listener, ListenLimits, RequestHandler
-from dmiddleware.router.transport.nng.context import Context, new_message
+from dmiddleware.router.transport.nng.context import Context, ContextPool, new_message
 from dmiddleware.router.transport.nng.parts import (
     ACKNOWLEDGED,
     FETCH,
@@ -103,13 +103,14 @@ class NngListener(Listener):
         self._closed = False
         # Must be held to use a context.
         self._lock = threading.Lock()
-        self._contexts: list[Context] = []
-        self._idle: list[Context] = []
         self._connections: dict[int, _Connection] = {}
         self._untrusted: dict[int, float] = {}
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         with translated(f"listen on {address}"):
             self._socket = pynng.Rep0()
+            self._contexts = ContextPool(
+                self._socket, lambda context: self._events.put(partial(self._on_received, context))
+            )
             try:
                 limit_messages(self._socket)
                 if tls is not None:
@@ -154,8 +155,7 @@ class NngListener(Listener):
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(_JOIN_S)
-        for context in self._contexts:
-            context.close()
+        self._contexts.close()
 
     def _note_connect(self, pipe: pynng.Pipe) -> None:
         self._connections[pipe.id] = _Connection(pipe)
@@ -196,14 +196,7 @@ class NngListener(Listener):
 
     def _receive_next(self) -> None:
         """Wait for the next request; called with the lock held."""
-        if self._idle:
-            context = self._idle.pop()
-        else:
-            context = Context(
-                self._socket, lambda context: self._events.put(partial(self._on_received, context))
-            )
-            self._contexts.append(context)
-        context.receive()
+        self._contexts.take().receive()
 
     def _on_received(self, context: Context) -> None:
         with self._lock:
@@ -355,7 +348,7 @@ class NngListener(Listener):
         for context in sent:
             context.settle()
         connection.sending.difference_update(sent)
-        self._idle.extend(sent)
+        self._contexts.give_back(sent)
 
     def _drop(self, connection: _Connection) -> None:
         """Free what a closed connection holds; replies to its requests are dropped."""
@@ -364,7 +357,7 @@ class NngListener(Listener):
             for context in connection.sending:
                 # nng has ended the sending of what remained.
                 context.settle()
-            self._idle.extend((*connection.held, *connection.sending))
+            self._contexts.give_back((*connection.held, *connection.sending))
             connection.held.clear()
             connection.sending.clear()
             connection.joins.clear()

@@ -13,7 +13,12 @@ from typing import Any, Final
 import redis
 
 from dmiddleware.errors import TransportError
-from dmiddleware.router.transport.callbacks import run_callback, run_callback_in_thread
+from dmiddleware.router.transport.callbacks import (
+    Result,
+    no_connection,
+    run_callback,
+    run_callback_in_thread,
+)
 from dmiddleware.router.transport.interface import Channel, OnReply
 from dmiddleware.router.transport.redis.lists import (
     GONE,
@@ -89,12 +94,9 @@ class RedisChannel(Channel):
 
     def request(self, raw: WireBytes) -> memoryview:
         """Make a request and wait for the reply."""
-        outcomes: queue.SimpleQueue[memoryview | TransportError] = queue.SimpleQueue()
-        self.send(raw, outcomes.put, timeout_s=self._reply_timeout_s, urgent=True)
-        outcome = outcomes.get()
-        if isinstance(outcome, TransportError):
-            raise outcome
-        return outcome
+        result = Result()
+        self.send(raw, result, timeout_s=self._reply_timeout_s, urgent=True)
+        return result.get()
 
     def send(
         self,
@@ -134,10 +136,7 @@ class RedisChannel(Channel):
         deadline = time.monotonic() + connect_timeout_s
         while (presence := control.get(self._lists.presence)) is None:
             if time.monotonic() > deadline:
-                raise TransportError(
-                    f"could not dial {self._lists.address}: no listener within "
-                    f"{connect_timeout_s:g} s; check the address, and that the peer is running"
-                )
+                raise no_connection(self._lists.address, connect_timeout_s)
             threading.Event().wait(PRESENCE_CHECK_S)
         if not isinstance(presence, bytes) or len(presence) != PRESENCE.size:
             raise TransportError(

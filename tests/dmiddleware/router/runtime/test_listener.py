@@ -77,10 +77,10 @@ def test_a_request_that_cannot_be_processed_does_not_stop_the_service(
     NodeListener(engine, "memory://here")
     on_request = node.on_request
 
-    def fail(raw: Any, now: float, *, cover_body: bool) -> Any:
+    def fail(raw: Any, now: float, **options: Any) -> Any:
         if bytes(raw) == b"a defect":
             raise KeyError("a defect")
-        return on_request(raw, now, cover_body=cover_body)
+        return on_request(raw, now, **options)
 
     monkeypatch.setattr(node, "on_request", fail)
     assert network.make_requests(b"a defect", 1) == b""
