@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from gymnasium.envs.registration import load_env_creator
 
-from dmiddleware.config import Option, above, anything, one_of, optional, text
+from dmiddleware.config import Option, above, anything, one_of, optional
 from dmiddleware.env import EnvTimestep
 from dmiddleware.errors import ConfigError, WaitTimeout
 from dmiddleware.policy import CollectMode, EvalMode, create_policy
@@ -37,9 +37,7 @@ class TrajectoryCollector(BaseParallelCollector):
     Args:
         cfg: what differs from ``default_config()``. ``env`` has ``id`` (``env_id``), ``kwargs``,
             ``wrappers`` (functions, or ``"module:name"``), ``mode`` (``"sync"``), ``env_num``,
-            ``seed``, and ``manager.episode_num``: the episodes of each env. Instead of the two
-            numbers it may have ``collector_env_num``, ``collector_episode_num``,
-            ``evaluator_env_num`` and ``evaluator_episode_num``.
+            ``seed``, and ``manager.episode_num``: the episodes of each env.
         clock: seconds that never decrease.
 
     Raises:
@@ -56,7 +54,6 @@ class TrajectoryCollector(BaseParallelCollector):
         "policy_timeout_s": Option(
             60.0, above(0), "how long to wait for the first weights of the policy, in seconds"
         ),
-        "task_id": Option("", text, "the task, from which the seeds of its envs are derived"),
         "policy_update_path": Option(None, optional(anything), "the policy to follow"),
         "policy": Option({}, anything, "the policy's config, with type"),
         "collect_setting": Option({}, anything, "keyword arguments of the policy's forward"),
@@ -97,34 +94,28 @@ class TrajectoryCollector(BaseParallelCollector):
                 f"{type(self).__name__}: env has no id; set env.id to the id of an env, for "
                 "example 'CartPole-v1'"
             )
-        seed = env.get("seed")
         return {
             "env": name,
-            "env_num": self._by_flag("env_num", env.get("env_num")) or 1,
+            "env_num": env.get("env_num", 1),
             "mode": env.get("mode", "sync"),
             "env_kwargs": env.get("kwargs") or {},
             "wrappers": [
                 load_env_creator(one) if isinstance(one, str) else one
                 for one in env.get("wrappers") or ()
             ],
-            "seed": None if seed is None else derive_seed(seed, self._prefix, self._cfg.task_id),
+            "seed": env.get("seed"),
         }
 
     def _checked_episode_num(self) -> int | None:
-        manager = self._cfg.env.get("manager") or {}
-        value = self._by_flag("episode_num", manager.get("episode_num"))
+        value = (self._cfg.env.get("manager") or {}).get("episode_num")
         return None if value is None or value == math.inf else int(value)
-
-    def _by_flag(self, name: str, plain: Any) -> Any:
-        """Return a number of the env's config, which may be separate for evaluation."""
-        return self._cfg.env.get(f"{self._prefix.lower()}_{name}", plain)
 
     def _make_policy(self, cfg: Mapping[str, Any]) -> CollectMode | EvalMode:
         """Build a policy with the one field that the task needs; return its mode."""
         policy = create_policy(cfg, enable_field=["eval" if self._eval_flag else "collect"])
         mode = policy.eval_mode if self._eval_flag else policy.collect_mode
         if self._cfg.env.get("seed") is not None:
-            mode.seed(derive_seed(self._cfg.env.seed, "policy", self._cfg.task_id))
+            mode.seed(derive_seed(self._cfg.env.seed, "policy"))
         return mode
 
     def _fetch(self, path: str, *, is_first: bool) -> Mapping[str, Any] | None:

@@ -326,32 +326,21 @@ def test_an_error_while_stepping_reaches_the_caller_and_closes_the_envs(surround
     assert collector.env_manager.closed
 
 
-def test_the_envs_may_differ_between_collecting_and_evaluating(surrounded):
-    env = {
-        "id": "CartPole-v1",
-        "kwargs": {},
-        "collector_env_num": 3,
-        "evaluator_env_num": 4,
-        "evaluator_episode_num": 1,
-        "wrappers": ["gymnasium.wrappers:TimeAwareObservation"],
-    }
-    collector, _ = surrounded(env=env)
-    evaluator, _ = surrounded(env=env, eval_flag=True)
-    assert collector.env_manager.env_num == 3
-    assert evaluator.env_manager.env_num == 4
-    assert collector.get_finish_info()["predefined_episode_count"] == 6
-    assert evaluator.get_finish_info()["predefined_episode_count"] == 4
-    assert collector.env_manager.observation_space.shape == (5,)
+def test_wrappers_may_be_functions_or_their_names(surrounded):
+    name = "gymnasium.wrappers:TimeAwareObservation"
+    for wrapper in (name, gym.wrappers.TimeAwareObservation):
+        collector, _ = surrounded(env={"id": "CartPole-v1", "kwargs": {}, "wrappers": [wrapper]})
+        assert collector.env_manager.observation_space.shape == (5,)
 
 
-def test_tasks_with_one_seed_play_different_episodes_and_repeat_their_own(run):
-    def first_obs(task_id):
-        env = {"id": "CartPole-v1", "kwargs": {}, "seed": 7, "env_num": 1}
-        _, around = run(env=env, task_id=task_id)
+def test_the_seed_of_the_envs_determines_what_a_task_plays(run):
+    def first_obs(seed):
+        env = {"env_id": "CartPole-v1", "id": "CartPole-v1", "kwargs": {}, "env_num": 1}
+        _, around = run(env={**env, "seed": seed})
         return next(iter(around.data.values()))["obs"]
 
-    assert torch.equal(first_obs("task_a"), first_obs("task_a"))
-    assert not torch.equal(first_obs("task_a"), first_obs("task_b"))
+    assert torch.equal(first_obs(1), first_obs(1))
+    assert not torch.equal(first_obs(1), first_obs(2))
 
 
 def test_the_log_says_how_many_steps_there_were(run, tmp_path):
