@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from dmiddleware.env.contract import check_flag, close_quietly
 from dmiddleware.env.env_state import MissingObjectError, get_state, set_state
+from dmiddleware.env.episode_goal import EpisodeGoal
 from dmiddleware.env.manager import check_env_fns, env_seeds, is_int
 from dmiddleware.env.restart_limit import FailureBudget
 from dmiddleware.errors import (
@@ -114,7 +115,7 @@ class BattleTimestep:
     abnormal: bool = False
 
 
-class BattleEnvManager:
+class BattleEnvManager(EpisodeGoal):
     """Steps several games of one kind, in this process.
 
     A new manager is closed; :meth:`launch`, or entering a ``with`` block, makes the games and
@@ -154,6 +155,7 @@ class BattleEnvManager:
         self._to_move: dict[int, tuple[int, ...]] = {}
         self._returns = np.zeros((self.env_num, self._n_player))
         self._lengths = [0] * self.env_num
+        self._n_ended = [0] * self.env_num
         self._revision = 0
         self._dropped_steps = 0
         self._seeds: list[int] | None = None
@@ -181,6 +183,11 @@ class BattleEnvManager:
     def revision(self) -> int:
         """A number that grows whenever the games are launched, reset, stepped or restored."""
         return self._revision
+
+    @property
+    def episode_counts(self) -> list[int]:
+        """The episodes that each game has finished since launch, one number per game."""
+        return list(self._n_ended)
 
     @property
     def dropped_steps(self) -> int:
@@ -240,6 +247,7 @@ class BattleEnvManager:
             raise EnvStateError("BattleEnvManager is launched already; close() it first")
         self._failures = FailureBudget(self.env_num, max_retry=self._max_retry, kind="game")
         self._dropped_steps = 0
+        self._n_ended = [0] * self.env_num
         self._pending_seeds = dict(enumerate(self._seeds or ()))
         try:
             for env_id in range(self.env_num):
@@ -466,6 +474,7 @@ class BattleEnvManager:
             for info, value in zip(infos, self._returns[env_id].tolist(), strict=True):
                 info.setdefault("eval_episode_return", value)
                 info.setdefault("eval_episode_length", self._lengths[env_id])
+            self._n_ended[env_id] += 1
             self._failures.record_episode(env_id)
             self._restart_unless_started(env_id)
         return timestep

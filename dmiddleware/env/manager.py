@@ -30,6 +30,7 @@ from dmiddleware.env.env_state import (
     get_space_state,
     set_space_state,
 )
+from dmiddleware.env.episode_goal import EpisodeGoal
 from dmiddleware.env.timestep import BatchedTimestep, BoolArray, IdArray, StepInfo
 from dmiddleware.errors import CheckpointMismatch, ConfigError, EnvStateError, StructureError
 from dmiddleware.seeding import derive_seed
@@ -46,7 +47,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-class BaseEnvManager(ABC):
+class BaseEnvManager(EpisodeGoal, ABC):
     """Steps several envs of one kind at once.
 
     A new manager is closed. :meth:`launch`, or entering a ``with`` block, makes the envs and resets
@@ -79,7 +80,6 @@ class BaseEnvManager(ABC):
         self._fixes_seeds = False
         self._pending_seeds: dict[int, int] = {}
         self._dropped_steps = 0
-        self._episode_num: int | None = None
         self._clear_episodes()
         if seed is not None:
             self.seed(seed)
@@ -114,26 +114,6 @@ class BaseEnvManager(ABC):
     def episode_counts(self) -> list[int]:
         """The episodes that each env has finished since launch, one number per env."""
         return list(self._totals.n_ended)
-
-    @property
-    def episode_num(self) -> int | None:
-        """The episodes that each env is to play; None (the default) means no limit.
-
-        Raises:
-            ConfigError: when it is set to something other than a positive integer or None.
-        """
-        return self._episode_num
-
-    @episode_num.setter
-    def episode_num(self, value: int | None) -> None:
-        if value is not None and (not is_int(value) or value < 1):
-            raise ConfigError(f"episode_num must be a positive integer or None, got {value!r}")
-        self._episode_num = value
-
-    @property
-    def done(self) -> bool:
-        """Whether every env has finished ``episode_num`` episodes since launch."""
-        return self._episode_num is not None and min(self._totals.n_ended) >= self._episode_num
 
     @abstractmethod
     def launch(self) -> None:

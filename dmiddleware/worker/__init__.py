@@ -1,5 +1,6 @@
 """The classic workers: collectors, evaluators and learners, with or without a task."""
 
+from dmiddleware.worker.aggregator import LearnerAggregator
 from dmiddleware.worker.collector import (
     BaseParallelCollector,
     EpisodeSerialCollector,
@@ -69,6 +70,7 @@ __all__ = [
     "NaiveCommander",
     "create_parallel_commander",
     "get_parallel_commander_cls",
+    "LearnerAggregator",
     "BaseParallelCollector",
     "ZerglingParallelCollector",
     "create_parallel_collector",

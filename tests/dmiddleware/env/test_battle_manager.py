@@ -272,3 +272,21 @@ def test_a_game_is_won_by_its_result_or_the_sign_of_the_return(info, result):
 def test_an_unknown_result_is_refused():
     with pytest.raises(EnvProtocolError, match="victory"):
         game_result({"result": "victory", "eval_episode_return": 1.0})
+
+
+def test_the_games_are_done_when_each_has_finished_its_episodes():
+    with battle_envs(lengths=(2,)) as games:
+        games.episode_num = 2
+        for _ in range(4):
+            assert not games.done
+            games.step({0: [0, 0]})
+        assert games.episode_counts == [2, 0]
+        assert games.unfinished == [1]
+        for _ in range(4):
+            games.step({1: [0, 0]})
+        assert games.done
+        games.close()
+        games.launch()
+        assert games.episode_counts == [0, 0]
+        with pytest.raises(ConfigError, match="episode_num"):
+            games.episode_num = 0

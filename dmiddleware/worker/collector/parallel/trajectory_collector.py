@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 import uuid
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import numpy as np
 from gymnasium.envs.registration import load_env_creator
 
-from dmiddleware.config import Option, above, anything, one_of, optional
-from dmiddleware.env import EnvTimestep
+from dmiddleware.config import Option, above, anything, one_of
 from dmiddleware.errors import ConfigError, WaitTimeout
 from dmiddleware.policy import CollectMode, EvalMode, create_policy
 from dmiddleware.seeding import derive_seed
@@ -54,7 +54,9 @@ class TrajectoryCollector(BaseParallelCollector):
         "policy_timeout_s": Option(
             60.0, above(0), "how long to wait for the first weights of the policy, in seconds"
         ),
-        "policy_update_path": Option(None, optional(anything), "the policy to follow"),
+        "policy_update_path": Option(
+            None, anything, "the id of the policy that brings new weights; None: none"
+        ),
         "policy": Option({}, anything, "the policy's config, with type"),
         "collect_setting": Option({}, anything, "keyword arguments of the policy's forward"),
         "env": {},
@@ -71,6 +73,9 @@ class TrajectoryCollector(BaseParallelCollector):
         self._episode_num = self._checked_episode_num()
         self._env_manager = self._make_env_manager()
         self._env_num: int = self._env_manager.env_num
+        self._modes: list[Any] = []
+        self._policy_iters: list[int] = []
+        self._traj_lens: list[float] = []
         self._gathered: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
         self._returns: list[float] = []
         self._step_count = self._sample_count = self._episode_count = 0
@@ -80,6 +85,48 @@ class TrajectoryCollector(BaseParallelCollector):
     @abstractmethod
     def _make_env_manager(self) -> Any:
         """Return the envs, closed, with ``episode_num`` set."""
+
+    @abstractmethod
+    def _policy_paths(self) -> list[tuple[Any, bool]]:
+        """Return where the weights of each policy come from, and whether they change."""
+
+    def _use_policies(self, modes: Sequence[Any]) -> None:
+        """Play with these policies.
+
+        Raises:
+            ConfigError: if a policy that collects has neither ``n_sample`` nor ``n_episode``.
+        """
+        self._traj_lens = [
+            math.inf if self._eval_flag else self._longest_trajectory(mode) for mode in modes
+        ]
+        self._policy_iters = [0] * len(modes)
+        self._modes = list(modes)
+
+    def _run(self) -> None:
+        if not self._modes:
+            raise ConfigError(f"{self} has no policy; set policy in its config, or its property")
+        manager = self._env_manager
+        manager.launch()
+        spaces = manager.observation_space, manager.action_space
+        for mode in self._modes if None not in spaces else ():
+            mode.get_attribute("check_spaces")(*spaces)
+        super()._run()
+
+    def _update_policy(self) -> None:
+        is_first = math.isinf(self._last_update)
+        if not self._is_update_due():
+            return
+        fetched: dict[Any, Mapping[str, Any] | None] = {None: None}
+        for player, (path, changes) in enumerate(self._policy_paths()):
+            if not (is_first or changes):
+                continue
+            if path not in fetched:  # in self-play, both policies have the same path
+                fetched[path] = self._fetch(path, is_first=is_first)
+            found = fetched[path]
+            if found is not None:
+                self._policy_iters[player] = int(found["iter"])
+                state = {key: value for key, value in found.items() if key != "iter"}
+                self._modes[player].load_state_dict(state)
 
     def _iter_after_hook(self) -> None:
         super()._iter_after_hook()
@@ -110,12 +157,12 @@ class TrajectoryCollector(BaseParallelCollector):
         value = (self._cfg.env.get("manager") or {}).get("episode_num")
         return None if value is None or value == math.inf else int(value)
 
-    def _make_policy(self, cfg: Mapping[str, Any]) -> CollectMode | EvalMode:
+    def _make_policy(self, cfg: Mapping[str, Any], player: int = 0) -> CollectMode | EvalMode:
         """Build a policy with the one field that the task needs; return its mode."""
         policy = create_policy(cfg, enable_field=["eval" if self._eval_flag else "collect"])
         mode = policy.eval_mode if self._eval_flag else policy.collect_mode
         if self._cfg.env.get("seed") is not None:
-            mode.seed(derive_seed(self._cfg.env.seed, "policy"))
+            mode.seed(derive_seed(self._cfg.env.seed, "policy", player))
         return mode
 
     def _fetch(self, path: str, *, is_first: bool) -> Mapping[str, Any] | None:
@@ -143,6 +190,12 @@ class TrajectoryCollector(BaseParallelCollector):
         self._last_update = now
         return True
 
+    def _collect_kwargs(self, player: int) -> Mapping[str, Any]:
+        """Return the keyword arguments of a player's forward when collecting."""
+        setting = self._cfg.collect_setting
+        chosen: Mapping[str, Any] = setting[player] if isinstance(setting, list) else setting
+        return chosen
+
     def _longest_trajectory(self, mode: CollectMode) -> float:
         """Return the longest trajectory that is handed over.
 
@@ -160,42 +213,33 @@ class TrajectoryCollector(BaseParallelCollector):
         return int(n_sample)
 
     def _gather(
-        self,
-        key: tuple[int, int],
-        mode: CollectMode,
-        transition: dict[str, Any],
-        *,
-        policy_iter: int,
-        traj_len: float,
-        is_end: bool,
+        self, env_id: int, player: int, transition: Mapping[str, Any], *, is_end: bool
     ) -> None:
-        """Add a transition of an env and a player; hand the trajectory over if it is complete."""
-        gathered = self._gathered[key]
-        gathered.append({**transition, "collect_iter": policy_iter})
-        if is_end or len(gathered) >= traj_len:
-            self._hand_over(key, mode, policy_iter)
+        """Add a player's transition; hand over the trajectory if it is complete."""
+        gathered = self._gathered[env_id, player]
+        gathered.append({**transition, "collect_iter": self._policy_iters[player]})
+        if is_end or len(gathered) >= self._traj_lens[player]:
+            self._hand_over(env_id, player)
 
-    def _hand_over(self, key: tuple[int, int], mode: CollectMode, policy_iter: int) -> None:
-        trajectory = self._gathered.pop(key, [])
+    def _hand_over(self, env_id: int, player: int) -> None:
+        trajectory = self._gathered.pop((env_id, player), [])
         if not trajectory:
             return
-        for sample in mode.get_train_sample(to_tensor_transitions(trajectory)):
+        for sample in self._modes[player].get_train_sample(to_tensor_transitions(trajectory)):
             self._sample_count += 1
-            metadata = self._get_metadata(sample, key[0], mode, policy_iter)
+            metadata = self._get_metadata(sample, env_id, player)
             ref = self.send_stepdata(metadata["data_id"], sample)
             if ref is not None:
                 metadata["object_ref"] = ref
             self.send_metadata(metadata)
 
-    def _get_metadata(
-        self, sample: Any, env_id: int, mode: CollectMode, policy_iter: int
-    ) -> dict[str, Any]:
-        cfg = mode.get_attribute("cfg")
+    def _get_metadata(self, sample: Any, env_id: int, player: int) -> dict[str, Any]:
+        cfg = self._modes[player].get_attribute("cfg")
         unroll_len = cfg.get("unroll_len") or cfg.get("collect", {}).get("unroll_len") or 1
         return {
             "data_id": f"env_{env_id}_{uuid.uuid4()}",
             "env_id": env_id,
-            "policy_iter": policy_iter,
+            "policy_iter": self._policy_iters[player],
             "unroll_len": len(sample) if isinstance(sample, list) else int(unroll_len),
             "compressor": self._cfg.compressor,
             "get_data_time": time.time(),
@@ -218,19 +262,29 @@ class TrajectoryCollector(BaseParallelCollector):
             "cur_step": self._step_count,
         }
 
+    def _end_step(self, done: Mapping[int, bool], abnormal: Sequence[int]) -> None:
+        """Reset the policies where an episode starts; report progress if one has ended.
+
+        Args:
+            done: whether its episode has ended, for each env that was stepped.
+            abnormal: the envs that failed.
+        """
+        ended = [env_id for env_id, is_end in done.items() if is_end]
+        if ended or abnormal:
+            for mode in self._modes:
+                mode.reset([*ended, *abnormal])
+        if ended:
+            self._collector_done = self._env_manager.done
+            self.send_metadata(self._get_collector_info())
+
     def _drop(self, env_id: int) -> None:
         """Drop the unfinished trajectories of an env that failed."""
-        for key in [key for key in self._gathered if key[0] == env_id]:
-            del self._gathered[key]
+        for player in range(len(self._modes)):
+            self._gathered.pop((env_id, player), None)
 
-    def _count_episode(self, timestep: EnvTimestep) -> None:
+    def _count_episode(self, env_id: int, last_info: Mapping[str, Any]) -> None:
         self._episode_count += 1
-        self._returns.append(float(timestep.info["eval_episode_return"]))
-
-    def _report(self) -> None:
-        """Report progress, after episodes have ended."""
-        self._collector_done = self._env_manager.done
-        self.send_metadata(self._get_collector_info())
+        self._returns.append(float(last_info["eval_episode_return"]))
 
     def get_finish_info(self) -> dict[str, Any]:
         """Return the task's result: counts, durations in seconds, and the episodes' returns.
@@ -262,7 +316,7 @@ class TrajectoryCollector(BaseParallelCollector):
             "finish_time": time.time(),
         }
         if not self._eval_flag:
-            info["collect_setting"] = dict(self._cfg.collect_setting)
+            info["collect_setting"] = copy.deepcopy(self._cfg.collect_setting)
         return info
 
     @abstractmethod
