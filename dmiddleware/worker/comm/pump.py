@@ -39,7 +39,8 @@ _log = logging.getLogger(__name__)
 class WorkerPump:
     """Passes a coordinator's messages to a worker, and the worker's reports to the coordinator.
 
-    One thread receives, another one sends what the worker reports. A task keeps running while the
+    One thread receives, another one sends what the worker reports. Close the worker first, and then
+    the pump. A task keeps running while the
     coordinator is away: its reports wait, and are sent when the coordinator is back and asks what
     the worker runs.
 
@@ -121,7 +122,7 @@ class WorkerPump:
                     self._send(repeated)
             case TaskOffer():
                 self._set_coordinator(peer)
-                self._send(self._take(message))
+                self._answer(message)
             case TaskClose():
                 self._close_task(message)
             case LearnData():
@@ -143,6 +144,13 @@ class WorkerPump:
         if job is None:
             return Resources(resource)
         return Resources(resource, job.ids["task_id"], job.attempt)
+
+    def _answer(self, offer: TaskOffer) -> None:
+        if self._worker.job is not None:
+            self._send(self._take(offer))
+            return
+        with self._reporting:  # so that the task's first report comes after the answer
+            self._send(self._take(offer))
 
     def _take(self, offer: TaskOffer) -> Message:
         """Start an offered task, and return the answer."""

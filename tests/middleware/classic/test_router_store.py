@@ -1,0 +1,98 @@
+"""Step data in memory, and policies that travel as events."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from dmiddleware.errors import ConfigError, StepDataLost
+from dmiddleware.pipeline import Context, Task
+from middleware.classic import RouterStore
+from tests.middleware.classic.router_nodes import DEADLINE_S
+
+
+def arrived(store, name, have=-1):
+    """Return a policy's newest version, once it has arrived."""
+    pause = threading.Event()
+    for _ in range(int(DEADLINE_S / 0.01)):
+        found = store.newest(name, have)
+        if found is not None:
+            return found
+        pause.wait(0.01)
+    raise AssertionError(f"no version of {name} newer than {have} has arrived")
+
+
+@pytest.fixture
+def store():
+    with Task(Context()) as task:
+        yield RouterStore(task)
+
+
+def test_step_data_comes_back_until_it_is_deleted(store):
+    value = {"obs": torch.arange(4.0), "action": np.int64(1), "tag": "x", "steps": [None, (1, 2)]}
+    ref = store.put("d", value)
+    value["obs"].zero_()
+    read = store.get(ref)
+    assert read["obs"].tolist() == [0, 1, 2, 3], "it is a copy"
+    assert (read["action"], read["tag"], read["steps"]) == (1, "x", [None, (1, 2)])
+    assert store.missing([ref, "other"]) == {"other"}
+    store.delete([ref, "other"])
+    with pytest.raises(StepDataLost, match="ask for another") as error:
+        store.get(ref)
+    assert error.value.data_id == "d"
+
+
+def test_clear_deletes_everything(store):
+    store.put("d", 1)
+    store.hold_batch({"e": store.take(["d"])["d"]})
+    store.clear()
+    assert store.missing(["d", "e"]) == {"d", "e"}
+
+
+def test_damaged_step_data_is_lost(store):
+    store.put("d", {"x": torch.ones(8)})
+    damaged = store.take(["d"])["d"].copy()
+    damaged[-1] ^= 1
+    store.hold({"d": damaged})
+    with pytest.raises(StepDataLost, match="damaged"):
+        store.get("d")
+
+
+def test_what_cannot_be_packed_is_refused(store):
+    with pytest.raises(TypeError, match="checkpoint cannot hold"):
+        store.put("d", {"x": object()})
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a*", 5])
+def test_a_policys_name_is_checked(store, name):
+    for call in (lambda: store.publish(name, 0, {}), lambda: store.newest(name, -1)):
+        with pytest.raises(ConfigError, match="cannot be the name"):
+            call()
+
+
+def test_readers_get_the_newest_version_also_those_that_come_late(nodes):
+    writer, early, late = (RouterStore(nodes.task(n, r)) for n, r in enumerate("abc"))
+    assert early.newest("p", -1) is None
+    for version in range(5):
+        writer.publish("p", version, {"model": {"w": torch.full((2,), float(version))}})
+    writer.publish("other", 9, {})
+    for reader in (early, late):
+        seen = [-1]
+        while seen[-1] < 4:
+            version, state = arrived(reader, "p", seen[-1])
+            assert state["model"]["w"].tolist() == [float(version)] * 2
+            seen.append(version)
+        assert seen == sorted(seen)
+        assert reader.newest("p", 4) is None
+
+
+def test_an_older_version_does_not_replace_a_newer_one(nodes):
+    writer, reader = (RouterStore(nodes.task(n, r)) for n, r in enumerate("ab"))
+    assert reader.newest("p", -1) is None
+    for version in (3, 2):
+        writer.publish("p", version, {"version": version})
+        arrived(reader, "p")
+    assert arrived(reader, "p")[0] == 3
