@@ -11,12 +11,17 @@ from dmiddleware.worker.comm.base_learner import (
     create_comm_learner,
     load_data_fn,
 )
+from dmiddleware.worker.comm.file_store import FileStore
+from dmiddleware.worker.comm.flask_fs import FlaskFileSystemCollector, FlaskFileSystemLearner
 from dmiddleware.worker.comm.hooks import SendLearnInfoHook, SendPolicyHook
+from dmiddleware.worker.comm.http import Master, Slave
+from dmiddleware.worker.comm.http_link import HttpLink
 from dmiddleware.worker.comm.link import (
     COORDINATOR_LINK_REGISTRY,
     Link,
     create_coordinator_link,
 )
+from dmiddleware.worker.comm.naive import NaiveCollector, NaiveLearner
 from dmiddleware.worker.comm.pump import WorkerPump
 from dmiddleware.worker.comm.store import Store
 
@@ -31,6 +36,14 @@ __all__ = [
     "SendPolicyHook",
     "SendLearnInfoHook",
     "WorkerPump",
+    "FlaskFileSystemCollector",
+    "FlaskFileSystemLearner",
+    "NaiveCollector",
+    "NaiveLearner",
+    "Slave",
+    "Master",
+    "HttpLink",
+    "FileStore",
     "Link",
     "Store",
     "COORDINATOR_LINK_REGISTRY",

@@ -110,6 +110,14 @@ class FileStore:
         for path, _, _ in [self._resolved(ref) for ref in refs]:
             path.unlink(missing_ok=True)
 
+    def missing(self, refs: Iterable[str]) -> set[str]:
+        """Return which of the references have no file.
+
+        Raises:
+            ConfigError: if a reference is not one of this store's run.
+        """
+        return {ref for ref in refs if not self._resolved(ref)[0].is_file()}
+
     def publish(self, name: str, version: int, state: Mapping[str, Any]) -> None:
         """Replace a policy's file; readers see the old state or the new one, whole.
 

@@ -125,6 +125,14 @@ def test_what_a_file_cannot_hold_is_refused_and_leaves_no_file(
     assert not list(tmp_path.rglob("*a*"))
 
 
+def test_the_store_names_references_whose_files_are_gone(store: FileStore) -> None:
+    refs = [store.put(name, 1) for name in "abc"]
+    store.delete(refs[1:2])
+    assert store.missing(refs) == {refs[1]}
+    with pytest.raises(ConfigError):
+        store.missing(["../a"])
+
+
 def test_a_policy_is_returned_once_for_each_version(store: FileStore) -> None:
     assert store.newest("policy_1", -1) is None
     store.publish("policy_1", 0, {"model": {"w": torch.ones(2)}, "iter": 0})
