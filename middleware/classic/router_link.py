@@ -68,8 +68,9 @@ class RouterLink:
     Each message is a reliable event that only its addressee subscribes to. The step data of a
     message's references travels with it, into the addressee's store.
 
-    Every link announces its role to the others, whoever starts first. The presence of a node comes
-    from the router; a process that replaces another one of the same node is a new peer.
+    Every link announces its role to the others; the order in which they start does not matter. The
+    presence of a node comes from the router; a process that replaces another one of the same node
+    is a new peer.
 
     Args:
         role: ``coordinator``, ``collector`` or ``learner``.
@@ -176,7 +177,7 @@ class RouterLink:
             return self._inbox.popleft() if self._inbox else None
 
     def close(self, deadline_s: float) -> None:
-        """End; may be called twice. What was sent is delivered until the router closes.
+        """End; may be called twice. The router delivers all sent messages before it closes.
 
         The coordinator's link ends the run: the workers are asked to stop.
         """

@@ -26,8 +26,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
 class RouterStore:
     """A :class:`~dmiddleware.worker.comm.store.Store` without files.
 
-    Step data is held in memory: by the collector until it is announced, then by the coordinator,
-    to whom it travels with its metadata, and, as a copy, by the learner that demanded it. So a
+    Step data is held in memory: by the collector until it is announced, and then by the
+    coordinator, which receives it with its metadata. A learner that demands it gets a copy. So a
     collector that is killed leaves no reference whose data is gone. A policy's newest state goes to
     all who have asked for that policy, as an event of delivery ``latest``.
 

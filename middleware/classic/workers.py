@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import Task
 from dmiddleware.worker.comm import (
     COMM_COLLECTOR_REGISTRY,
@@ -95,3 +96,17 @@ class RouterLearner(_RouterWorker, BaseCommLearner):
     Raises:
         ConfigError: for an unusable config, or without a router.
     """
+
+    def start(self) -> None:
+        """Start to answer the coordinator; a second call does nothing.
+
+        Raises:
+            ConfigError: if this is one of several ranks.
+        """
+        super().start()
+        if self.world_size > 1:
+            self.close()
+            raise ConfigError(
+                f"this learner is one of {self.world_size} ranks, and type 'router' cannot combine "
+                "them; use type 'flask_fs' and a LearnerAggregator"
+            )

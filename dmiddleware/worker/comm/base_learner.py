@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+import torch
 from easydict import EasyDict
 
 from dmiddleware.config import Option, count
@@ -97,7 +98,7 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
     def start(self) -> None:
         """Start to answer the coordinator; with ``multi_gpu``, join the process group first."""
         super().start()
-        if self._cfg.multi_gpu and self._world_size == 1:
+        if self._cfg.multi_gpu and not torch.distributed.is_initialized():
             self._process_group.enter_context(data_parallel())
             self._rank, self._world_size = rank_and_world_size()
 

@@ -191,15 +191,27 @@ class WorkerPump:
                 self._send(message)
 
     def _report(self) -> None:
+        sent_at = time.monotonic()
         while not self._closed:
             job: Job | None = self._worker.job
-            if job is None or job.closing:
-                with self._changed:
-                    self._changed.wait(_CHECK_S)
+            if job is None:
+                self._wait_for_change()
+                continue
+            if job.closing:
+                alive = TaskAlive(job.ids["task_id"], job.attempt)
+                self._wait_for_change()
+                if time.monotonic() - sent_at >= self._alive_s and self._worker.job is job:
+                    self._send(alive)
+                    sent_at = time.monotonic()
                 continue
             with self._reporting:
                 for message in self._next_reports(job):
                     self._send(message)
+            sent_at = time.monotonic()
+
+    def _wait_for_change(self) -> None:
+        with self._changed:
+            self._changed.wait(min(_CHECK_S, self._alive_s))
 
     def _next_reports(self, job: Job) -> list[Message]:
         task_id = job.ids["task_id"]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -209,3 +213,27 @@ def test_a_loader_can_be_sent_to_another_process():
 def test_an_unknown_type_is_refused_by_name():
     with pytest.raises(RegistryError, match="comm learner"):
         create_comm_learner({"type": "no_such"})
+
+
+@pytest.mark.process
+def test_with_multi_gpu_the_learner_joins_the_process_group_and_leaves_it():
+    program = """
+import torch.distributed as dist
+from tests.dmiddleware.worker.comm.comm_workers import Learner
+
+assert not dist.is_initialized()
+with Learner({"multi_gpu": True}) as worker:
+    assert dist.is_initialized() and (worker.rank, worker.world_size) == (0, 1)
+assert not dist.is_initialized()
+"""
+    environment = {
+        "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
+    }  # fmt: skip
+    subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        timeout=100,
+        cwd=Path(__file__).parents[4],
+        env={**os.environ, **environment},
+    )

@@ -129,6 +129,21 @@ def test_a_silent_task_is_reported_alive():
         assert coordinator.next(alive=True) == TaskAlive("c", 0)
 
 
+def test_a_task_that_takes_long_to_end_is_reported_alive():
+    go_on = threading.Event()
+
+    def slow(collector):
+        assert go_on.wait(DEADLINE_S)
+
+    with connected(Collector(slow), alive_s=0.01) as coordinator:
+        coordinator.ask(offer(collector_task(), "collector"))
+        coordinator.link.send("worker", TaskClose("c", 0))
+        for _ in range(20):
+            assert coordinator.next(alive=True) == TaskAlive("c", 0)
+        go_on.set()
+        assert isinstance(coordinator.next(), TaskDone)
+
+
 def test_a_task_that_dies_is_reported_with_its_traceback_and_the_worker_takes_another():
     def crash(collector):
         raise ValueError("the env broke")
