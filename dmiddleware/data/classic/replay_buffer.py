@@ -85,7 +85,8 @@ class IBuffer(Configurable, ABC):
             self._tracked = TrackedData(self._items)
             self._items.use(self._tracked)
         self._push_count = 0
-        self._is_first_rank = not dist.is_initialized() or dist.get_rank() == 0
+        is_one_of_several = dist.is_available() and dist.is_initialized()
+        self._is_first_rank = not is_one_of_several or dist.get_rank() == 0
         folder = output_folder(exp_name) / "log" / instance_name
         self._logger = TextLog(
             f"{type(self).__module__}.{instance_name}",

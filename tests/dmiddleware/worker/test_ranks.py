@@ -18,10 +18,11 @@ from dmiddleware.worker.ranks import (
 
 SCRIPT = textwrap.dedent(
     """
-    import datetime, json, sys, warnings
+    import datetime, itertools, json, sys, warnings
     import numpy as np
     import torch
     import torch.distributed as dist
+    from dmiddleware.data import NaiveReplayBuffer
     from dmiddleware.worker.learner import BaseLearner, LogReduceHook
     from dmiddleware.worker.ranks import broadcast_from_first, sum_over_ranks
 
@@ -40,6 +41,9 @@ SCRIPT = textwrap.dedent(
     LogReduceHook("reduce", 1, position="after_iter")(learner)
     buffer = learner.log_buffer
     q = buffer["scalars"]["q"]
+    hours = itertools.count(0, 3600).__next__
+    with NaiveReplayBuffer({}, None, folder, f"buffer_{rank}", clock=hours) as replay_buffer:
+        replay_buffer.push([1, 2], 0)
     print(json.dumps({
         "scalar": buffer["scalar"],
         "a": q["a"],
@@ -93,6 +97,8 @@ def test_two_ranks_average_their_log_buffers(tmp_path):
         assert answer["ranks"] == [rank, 2]
         assert answer["sum"] == [2.0, 10.0]
         assert answer["said"] == {"by": 0}
+    assert (tmp_path / "log" / "buffer_0" / "buffer_0_logger.txt").exists()
+    assert not (tmp_path / "log" / "buffer_1").exists()
 
 
 def test_a_single_rank_changes_nothing():
