@@ -29,8 +29,8 @@ _BETWEEN_WARNINGS_S = 60.0
 class IBuffer(Configurable, ABC):
     """Base class of the classic replay buffers: a :class:`~dmiddleware.data.DequeBuffer` and logs.
 
-    Methods hold a lock, so several threads may share a buffer. There is no background thread: every
-    ``periodic`` seconds, the next call logs how many items came and went.
+    Methods hold a lock, so several threads may share a buffer. The buffer starts no thread: the
+    first push or sample after each period logs how many items came and went.
 
     With ``enable_track_used_data`` the items are references to stored step data, dictionaries with
     a ``data_id``. A sample leases its items until :meth:`release`, and :meth:`take_deleted` returns

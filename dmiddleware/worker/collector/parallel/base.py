@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Final
 from dmiddleware.config import Configurable, Option, count, switch
 from dmiddleware.env.timestep import EnvTimestep
 from dmiddleware.errors import ConfigError
+from dmiddleware.logs import TextLog, output_folder
 from dmiddleware.registry import Registry
-from dmiddleware.worker.logs import TextLog, output_folder
 from dmiddleware.worker.serial_worker import get_worker_cls
 
 __all__ = [
