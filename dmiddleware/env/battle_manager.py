@@ -190,6 +190,11 @@ class BattleEnvManager(EpisodeGoal):
         return list(self._n_ended)
 
     @property
+    def episode_lengths(self) -> list[int]:
+        """The steps that each game's current episode has had so far, one number per game."""
+        return list(self._lengths)
+
+    @property
     def dropped_steps(self) -> int:
         """Steps since launch that belonged to episodes that a failure cut off."""
         return self._dropped_steps

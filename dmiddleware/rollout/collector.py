@@ -16,7 +16,7 @@ from dmiddleware.policy import CollectMode, HasModes, as_collect_mode, collate
 from dmiddleware.rollout.row_store import Columns, RowStore
 from dmiddleware.rollout.stepper import Stepper, VectorStep, check_random_actions
 
-__all__ = ["RolloutCollector"]
+__all__ = ["RolloutCollector", "even_shares"]
 
 _USER: Final = "RolloutCollector"
 _NO_KWARGS: Final[Mapping[str, Any]] = {}
@@ -322,10 +322,8 @@ class RolloutCollector:
         return len(borrowers) <= len(lenders)
 
     def _shares(self, n_episode: int) -> IdArray:
-        share, n_extra = divmod(n_episode, self.env_num)
-        order = (np.arange(self.env_num) - self._n_extra) % self.env_num
-        self._n_extra = (self._n_extra + n_extra) % self.env_num
-        return share + (order < n_extra)
+        shares, self._n_extra = even_shares(n_episode, self.env_num, self._n_extra)
+        return shares
 
     def _give_up_cut_episodes(self) -> None:
         cut = np.union1d(self._store.cut_episodes, np.array(list(self._headless), np.int64))
@@ -436,3 +434,19 @@ def _row(column: Value, row: int) -> Value:
 
 def _select_rows(columns: Columns, rows: IdArray) -> Columns:
     return {name: map_nested(lambda leaf: leaf[rows], column) for name, column in columns.items()}
+
+
+def even_shares(n_episode: int, env_num: int, first: int) -> tuple[IdArray, int]:
+    """Spread episodes over envs, so that the shares differ by at most one.
+
+    Args:
+        n_episode: number of episodes.
+        env_num: number of envs.
+        first: the env that gets the first of the extra episodes.
+
+    Returns:
+        The share of each env, and the next ``first``, so that other envs get the next extra ones.
+    """
+    share, n_extra = divmod(n_episode, env_num)
+    order = (np.arange(env_num) - first) % env_num
+    return share + (order < n_extra), (first + n_extra) % env_num

@@ -19,7 +19,7 @@ from dmiddleware.errors import ConfigError, PolicyOutputError
 from dmiddleware.model import action_mask_of
 from dmiddleware.policy import CollectMode, EvalMode
 
-__all__ = ["Stepper", "VectorStep", "check_random_actions"]
+__all__ = ["Stepper", "VectorStep", "check_random_actions", "first_episode_id"]
 
 _SOURCE_BITS: Final = 35
 _COUNTER_BITS: Final = 28
@@ -73,7 +73,7 @@ class Stepper:
         self._mode = mode
         self._manager = env_manager
         self._user = user
-        self._next_id = _draw_first_id()
+        self._next_id = first_episode_id()
         self._episode_id: IdArray | None = None
         self._revision = 0
         self._output_is_checked = False
@@ -279,7 +279,7 @@ class Stepper:
         taken = self._next_id
         self._next_id += 1
         if self._next_id % (1 << _COUNTER_BITS) == 0:
-            self._next_id = _draw_first_id()
+            self._next_id = first_episode_id()
         return taken
 
     def split_episode(self, episode_id: int) -> int:
@@ -361,7 +361,8 @@ def check_random_actions(mode: CollectMode | EvalMode, *, user: str) -> None:
         )
 
 
-def _draw_first_id() -> int:
+def first_episode_id() -> int:
+    """Draw an id for an episode, from which to count: no other process draws a close one."""
     return secrets.randbits(_SOURCE_BITS) << _COUNTER_BITS
 
 

@@ -3,6 +3,8 @@
 from dmiddleware.worker.aggregator import LearnerAggregator
 from dmiddleware.worker.collector import (
     BaseParallelCollector,
+    BattleEpisodeSerialCollector,
+    BattleSampleSerialCollector,
     EpisodeSerialCollector,
     ISerialCollector,
     SampleSerialCollector,
@@ -36,8 +38,11 @@ from dmiddleware.worker.commander import (
     get_parallel_commander_cls,
 )
 from dmiddleware.worker.evaluator import (
+    BattleInteractionSerialEvaluator,
+    IMetric,
     InteractionSerialEvaluator,
     ISerialEvaluator,
+    MetricSerialEvaluator,
     VectorEvalMonitor,
     create_serial_evaluator,
 )
@@ -56,11 +61,16 @@ __all__ = [
     "ISerialCollector",
     "SampleSerialCollector",
     "EpisodeSerialCollector",
+    "BattleEpisodeSerialCollector",
+    "BattleSampleSerialCollector",
     "create_serial_collector",
     "get_serial_collector_cls",
     "to_tensor_transitions",
     "ISerialEvaluator",
     "InteractionSerialEvaluator",
+    "BattleInteractionSerialEvaluator",
+    "MetricSerialEvaluator",
+    "IMetric",
     "VectorEvalMonitor",
     "create_serial_evaluator",
     "BaseLearner",

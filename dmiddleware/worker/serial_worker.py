@@ -5,29 +5,37 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+import numpy as np
 
 from dmiddleware.config import Configurable, Option, switch
-from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError
 from dmiddleware.logs import LazyWriter, TextLog, output_folder, table
-from dmiddleware.policy import CollectMode, EvalMode, HasModes
 from dmiddleware.registry import Registry, import_modules
 from dmiddleware.worker.ranks import rank_and_world_size
 
-__all__ = ["SerialWorker", "get_worker_cls"]
+__all__ = ["SerialWorker", "get_worker_cls", "spread"]
 
 T = TypeVar("T")
-M = TypeVar("M", CollectMode, EvalMode)
+M = TypeVar("M")
+E = TypeVar("E", bound="Closable")
 
 
-class SerialWorker(Configurable, ABC, Generic[M]):
+class Closable(Protocol):
+    """What a worker works in."""
+
+    def close(self) -> None:
+        """Release its resources."""
+
+
+class SerialWorker(Configurable, ABC, Generic[M, E]):
     """A policy in envs, in this process, with a text log and a TensorBoard writer.
 
     Args:
         cfg: what differs from ``default_config()``.
         env: an env manager; launched on first use, if it is not launched yet.
-        policy: a policy, or the mode of it that the worker uses.
+        policy: a policy, or the mode of it that the worker uses; battle workers take a list.
         tb_logger: a tensorboardX ``SummaryWriter``; None creates one in ``<exp_name>/log`` on first
             use.
         exp_name: folder for the worker's output.
@@ -44,14 +52,14 @@ class SerialWorker(Configurable, ABC, Generic[M]):
     def __init__(
         self,
         cfg: Mapping[str, Any] | None = None,
-        env: BaseEnvManager | None = None,
-        policy: HasModes | M | None = None,
+        env: Any = None,
+        policy: Any = None,
         tb_logger: Any = None,
         exp_name: str = "default_experiment",
         instance_name: str = "worker",
     ) -> None:
         self._cfg = self.merged_config(cfg)
-        self._env = None if env is None else self._checked_env(env)
+        self._env: E | None = None if env is None else self._checked_env(env)
         self._policy: M | None = None if policy is None else self._as_mode(policy)
         self._exp_name = exp_name
         self._instance_name = instance_name
@@ -66,7 +74,7 @@ class SerialWorker(Configurable, ABC, Generic[M]):
         self._writer = LazyWriter(tb_logger, folder)
 
     @property
-    def env(self) -> BaseEnvManager:
+    def env(self) -> E:
         """The env manager.
 
         Raises:
@@ -97,16 +105,16 @@ class SerialWorker(Configurable, ABC, Generic[M]):
         return self._writer.get()
 
     @abstractmethod
-    def _as_mode(self, policy: HasModes | M) -> M:
+    def _as_mode(self, policy: Any) -> M:
         """Return the mode of a policy that the worker uses."""
 
-    def _checked_env(self, env: BaseEnvManager) -> BaseEnvManager:
-        if not isinstance(env, BaseEnvManager):
-            raise ConfigError(
-                f"{type(self).__name__} needs an env manager, got {env!r:.100}; "
-                "create one with dmiddleware.env.make_env_manager"
-            )
-        return env
+    @abstractmethod
+    def _checked_env(self, env: Any) -> E:
+        """Return what was passed as envs, or reject it.
+
+        Raises:
+            ConfigError: saying what the worker takes.
+        """
 
     def close(self) -> None:
         """Close the envs, and the TensorBoard writer if the worker created it."""
@@ -159,3 +167,15 @@ def get_worker_cls(
         )
     import_modules(cfg.get("import_names", ()))
     return registry.get(cfg["type"])
+
+
+def spread(name: str, values: list[float]) -> dict[str, float]:
+    """Return mean, standard deviation, maximum and minimum; nothing if there are no values."""
+    if not values:
+        return {}
+    return {
+        f"{name}_mean": float(np.mean(values)),
+        f"{name}_std": float(np.std(values)),
+        f"{name}_max": max(values),
+        f"{name}_min": min(values),
+    }

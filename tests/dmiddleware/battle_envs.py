@@ -58,13 +58,24 @@ class InTurns(Together):
 
 
 def battle_envs(kind=Together, n_game=2, n_player=2, **options):
-    """Return a manager of games; ``crashes`` applies to the first one."""
-    crashes = options.pop("crashes", ())
+    """Return a manager of games; ``crashes`` applies to the first one, until it is restarted.
+
+    A restarted game counts its episodes from 100.
+    """
+    crashes, keeps_crashing = options.pop("crashes", ()), options.pop("keeps_crashing", False)
     max_retry = options.pop("max_retry", 3)
-    if kind is InTurns:
+    if issubclass(kind, InTurns):
         options["n_player"] = n_player
-    env_fns = [
-        lambda index=index: kind(index, crashes=crashes if index == 0 else (), **options)
-        for index in range(n_game)
-    ]
+    built = set()
+
+    def build(index):
+        is_first = index not in built
+        built.add(index)
+        own = crashes if index == 0 and (is_first or keeps_crashing) else ()
+        game = kind(index, crashes=own, **options)
+        if not is_first and not keeps_crashing:
+            game.episode = 99
+        return game
+
+    env_fns = [lambda index=index: build(index) for index in range(n_game)]
     return BattleEnvManager(env_fns, n_player, max_retry=max_retry)

@@ -35,6 +35,7 @@ _ATTRIBUTES: Final[Mapping[str, Any]] = {
     "batched": False,
     "on_policy": False,
     "check_spaces": lambda observation_space, action_space: None,
+    "collect_data": True,
     "n_sample": None,
     "n_episode": None,
     "cfg": EasyDict(traj_len_inf=False),

@@ -189,6 +189,11 @@ class Policy(Configurable):
     }
     explores: ClassVar[bool] = True
     """Whether collecting explores without keyword arguments such as ``eps``."""
+    collect_data: bool = True
+    """Whether battle collectors store what the policy does; False for a frozen opponent.
+
+    ``mode.set_attribute("collect_data", False)`` changes it for one policy.
+    """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -1,5 +1,7 @@
 """Serial collectors: a policy acts in envs, and its transitions become training data."""
 
+from dmiddleware.worker.collector.battle_episode_collector import BattleEpisodeSerialCollector
+from dmiddleware.worker.collector.battle_sample_collector import BattleSampleSerialCollector
 from dmiddleware.worker.collector.episode_collector import EpisodeSerialCollector
 from dmiddleware.worker.collector.parallel import (
     BaseParallelCollector,
@@ -20,6 +22,8 @@ __all__ = [
     "ISerialCollector",
     "SampleSerialCollector",
     "EpisodeSerialCollector",
+    "BattleEpisodeSerialCollector",
+    "BattleSampleSerialCollector",
     "SERIAL_COLLECTOR_REGISTRY",
     "create_serial_collector",
     "get_serial_collector_cls",

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from dmiddleware.config import Option, switch
 from dmiddleware.worker.collector.serial_collector import (
     SERIAL_COLLECTOR_REGISTRY,
-    ISerialCollector,
+    RolloutSerialCollector,
     Transition,
 )
 from dmiddleware.worker.collector.transitions import split_rows, to_tensor_transitions
@@ -18,7 +18,7 @@ __all__ = ["EpisodeSerialCollector"]
 
 
 @SERIAL_COLLECTOR_REGISTRY.register("episode")
-class EpisodeSerialCollector(ISerialCollector):
+class EpisodeSerialCollector(RolloutSerialCollector):
     """Collects whole episodes, without favouring short ones.
 
     Args:
@@ -58,7 +58,7 @@ class EpisodeSerialCollector(ISerialCollector):
             ConfigError: if ``n_episode`` is not set or not positive.
             PolicyOutputError: if the policy returns something other than its interface says.
         """
-        target = self._target(n_episode, "n_episode")
+        target = self._target(n_episode, "n_episode", self.policy)
         core = self._core()
         began, before = time.perf_counter(), (core.env_step, core.env_episode)
         episodes = [
@@ -74,6 +74,6 @@ class EpisodeSerialCollector(ISerialCollector):
                 samples += self.policy.get_train_sample(episode)
             data = samples
         n_samples = len(data) if self._cfg.get_train_sample else sum(map(len, episodes))
-        self._count(before, began, n_samples, core.episode_returns)
+        self._count_since(before, began, n_samples, core.episode_returns)
         self._log(train_iter, {})
         return data

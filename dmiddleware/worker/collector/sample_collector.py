@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,23 +10,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmiddleware.data import as_tree, to_dict
-from dmiddleware.errors import ConfigError, PolicyOutputError
+from dmiddleware.errors import ConfigError
 from dmiddleware.worker.collector.serial_collector import (
     SERIAL_COLLECTOR_REGISTRY,
-    ISerialCollector,
+    RolloutSerialCollector,
     Transition,
 )
-from dmiddleware.worker.collector.transitions import split_rows, to_tensor_transitions
+from dmiddleware.worker.collector.transitions import (
+    check_fruitful,
+    plain_samples,
+    samples_of,
+    split_rows,
+    to_tensor_transitions,
+    trajectory_length,
+)
 
 __all__ = ["SampleSerialCollector"]
 
-_MOST_FRUITLESS = 10_000
-"""Trajectories in a row that may give no sample."""
-
 
 @SERIAL_COLLECTOR_REGISTRY.register("sample")
-class SampleSerialCollector(ISerialCollector):
+class SampleSerialCollector(RolloutSerialCollector):
     """Collects training samples.
 
     The transitions of each env are gathered until its episode ends or they reach the policy's
@@ -83,7 +85,7 @@ class SampleSerialCollector(ISerialCollector):
             PolicyOutputError: if the policy returns something other than its interface says, or its
                 ``get_train_sample`` returned no samples for 10,000 trajectories in a row.
         """
-        target = self._target(n_sample, "n_sample")
+        target = self._target(n_sample, "n_sample", self.policy)
         core = self._core()
         if level_seeds is not None and np.shape(level_seeds) != (core.env_num,):
             raise ConfigError(
@@ -93,7 +95,7 @@ class SampleSerialCollector(ISerialCollector):
         if level_seeds is not None:
             self._drop_without_seeds()
         began, before = time.perf_counter(), (core.env_step, core.env_episode)
-        traj_len = self._traj_len(target, core.env_num)
+        traj_len = trajectory_length(self.policy, target, core.env_num)
         samples = self._extra  # extended in place: nothing is lost if a step raises
         n_kept = len(samples)
         returns: list[float] = []
@@ -113,18 +115,12 @@ class SampleSerialCollector(ISerialCollector):
                     continue
                 samples += found
                 n_fruitless = 0 if found else n_fruitless + 1
-                if n_fruitless == _MOST_FRUITLESS:
-                    raise PolicyOutputError(
-                        f"get_train_sample returned an empty list for {n_fruitless} trajectories "
-                        "in a row, so collecting would never end; return "
-                        "the samples of a trajectory, for example the trajectory itself, or check "
-                        "that trajectories are long enough (unroll_len in the policy's config)"
-                    )
+                check_fruitful(n_fruitless)
         n_made = len(samples) - n_kept
         n_taken = target if drop_extra else len(samples)
         samples, self._extra = samples[:n_taken], samples[n_taken:]
         is_recorded = record_random_collect or not random_collect
-        self._count(before, began, n_made, returns, is_recorded=is_recorded)
+        self._count_since(before, began, n_made, returns, is_recorded=is_recorded)
         if is_recorded:
             self._log(train_iter, {"extra_sample_count": self.n_extra})
         return samples
@@ -154,13 +150,6 @@ class SampleSerialCollector(ISerialCollector):
         samples: list[Transition] = self.policy.get_train_sample(self._finished(trajectory))
         return samples
 
-    def _traj_len(self, target: int, env_num: int) -> float:
-        cfg = self.policy.get_attribute("cfg")
-        if cfg.traj_len_inf:
-            return math.inf
-        unroll_len = cfg.get("unroll_len") or cfg.get("collect", {}).get("unroll_len") or 1
-        return max(unroll_len, math.ceil(target / env_num))
-
     def _drop_unfinished(self) -> None:
         self._n_dropped += sum(map(len, self._gathered.values()))
         self._gathered.clear()
@@ -168,8 +157,8 @@ class SampleSerialCollector(ISerialCollector):
 
     def state_dict(self) -> dict[str, Any]:
         """Return totals, extra samples, gathered transitions, and the state of the envs."""
-        gathered = {str(env): _plain(rows) for env, rows in self._gathered.items()}
-        return {**super().state_dict(), "extra": _plain(self._extra), "gathered": gathered}
+        gathered = {str(env): plain_samples(rows) for env, rows in self._gathered.items()}
+        return {**super().state_dict(), "extra": plain_samples(self._extra), "gathered": gathered}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that :meth:`state_dict` returned.
@@ -178,18 +167,7 @@ class SampleSerialCollector(ISerialCollector):
         counted.
         """
         super().load_state_dict(state)
-        self._extra = _samples(state["extra"])
+        self._extra = samples_of(state["extra"])
         self._gathered.clear()
         for env, rows in state["gathered"].items():
-            self._gathered[int(env)] = _samples(rows)
-
-
-def _plain(samples: list[Transition]) -> list[Transition]:
-    return [{key: to_dict(value) for key, value in sample.items()} for sample in samples]
-
-
-def _samples(plain: list[Transition]) -> list[Transition]:
-    return [
-        {k: as_tree(v) if isinstance(v, Mapping) else v for k, v in sample.items()}
-        for sample in plain
-    ]
+            self._gathered[int(env)] = samples_of(rows)

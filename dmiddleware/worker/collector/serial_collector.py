@@ -13,19 +13,22 @@ import torch
 from dmiddleware.config import Option, count, switch
 from dmiddleware.data import map_leaves
 from dmiddleware.data.batch import Value
-from dmiddleware.env import BaseEnvManager
+from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.registry import Registry
 from dmiddleware.rollout.collector import RolloutCollector
 from dmiddleware.worker.ranks import sum_over_ranks
-from dmiddleware.worker.serial_worker import SerialWorker, get_worker_cls
+from dmiddleware.worker.serial_worker import E, M, SerialWorker, get_worker_cls, spread
 
 __all__ = [
     "SERIAL_COLLECTOR_REGISTRY",
     "ISerialCollector",
+    "RolloutSerialCollector",
+    "Transition",
     "create_serial_collector",
     "get_serial_collector_cls",
+    "to_float",
 ]
 
 Transition = dict[str, Any]
@@ -34,14 +37,14 @@ _TOTALS = (
     "total_envstep", "total_samples", "total_episodes", "total_time_s", "last_print", "n_dropped",
 )  # fmt: skip
 
-SERIAL_COLLECTOR_REGISTRY: Registry[Callable[..., ISerialCollector]] = Registry("serial collector")
+SERIAL_COLLECTOR_REGISTRY: Registry[Callable[..., ISerialCollector[Any, Any]]] = Registry(
+    "serial collector"
+)
 """Registered collectors; ``@SERIAL_COLLECTOR_REGISTRY.register("mine")`` adds one."""
 
 
-class ISerialCollector(SerialWorker[CollectMode]):
+class ISerialCollector(SerialWorker[M, E]):
     """Collects in this process and returns transitions as dictionaries.
-
-    It wraps a :class:`RolloutCollector`, which keeps unfinished episodes between calls.
 
     Args:
         cfg: what differs from ``default_config()``: ``deepcopy_obs`` copies ``obs`` and
@@ -49,7 +52,7 @@ class ISerialCollector(SerialWorker[CollectMode]):
             ``transform_obs`` converts observations to float32, for the policy too,
             ``collect_print_freq`` is the number of training iterations between logs.
         env: an env manager.
-        policy: a policy, or its collect mode.
+        policy: a policy, or its collect mode; battle collectors take a list, one per player.
         tb_logger: a tensorboardX ``SummaryWriter``; None creates one on first use.
         exp_name: folder for the output.
         instance_name: distinguishes collectors in logs.
@@ -66,14 +69,13 @@ class ISerialCollector(SerialWorker[CollectMode]):
     def __init__(
         self,
         cfg: Mapping[str, Any] | None = None,
-        env: BaseEnvManager | None = None,
-        policy: HasModes | CollectMode | None = None,
+        env: Any = None,
+        policy: Any = None,
         tb_logger: Any = None,
         exp_name: str = "default_experiment",
         instance_name: str = "collector",
     ) -> None:
         super().__init__(cfg, env, policy, tb_logger, exp_name, instance_name)
-        self._rollout: RolloutCollector | None = None
         self._total_envstep = 0
         self._total_samples = 0
         self._total_episodes = 0
@@ -83,12 +85,140 @@ class ISerialCollector(SerialWorker[CollectMode]):
         self._clear_stats()
 
     @abstractmethod
-    def collect(self, target: int | None = None, **kwargs: Any) -> list[Any]:
+    def collect(self, target: int | None = None, **kwargs: Any) -> Any:
         """Collect ``target`` samples or episodes, depending on the class."""
 
-    def reset_env(self, _env: BaseEnvManager | None = None) -> None:
+    @abstractmethod
+    def reset_policy(self, _policy: Any = None) -> None:
+        """Clear the policy's state of the collect mode, or use another policy from now on."""
+
+    @abstractmethod
+    def reset(self, _policy: Any = None, _env: Any = None) -> None:
+        """Start fresh episodes, with another policy or in other envs if given; totals stay."""
+
+    def reset_env(self, _env: E | None = None) -> None:
         """Start fresh episodes, in other envs if given; envs are launched if they are not yet."""
         self.reset(_env=_env)
+
+    @property
+    def envstep(self) -> int:
+        """Env steps in total, over all ranks."""
+        return self._total_envstep
+
+    @envstep.setter
+    def envstep(self, value: int) -> None:
+        self._total_envstep = value
+
+    @property
+    def dropped_steps(self) -> int:
+        """Transitions that were never returned, because their env failed or was reset."""
+        return self._n_dropped
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return totals, data kept between calls, and the state of the envs."""
+        return {"totals": {name: getattr(self, f"_{name}") for name in _TOTALS}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that :meth:`state_dict` returned; statistics are cleared."""
+        self._clear_stats()
+        for name in _TOTALS:
+            setattr(self, f"_{name}", state["totals"][name])
+
+    def _finished(self, transitions: list[Transition]) -> list[Transition]:
+        """Convert and copy the observations of transitions as configured."""
+        if self._cfg.transform_obs or self._cfg.deepcopy_obs:
+            for transition in transitions:
+                for key in ("obs", "next_obs"):
+                    if key in transition:
+                        transition[key] = _map_tree(self._transform, transition[key])
+        return transitions
+
+    def _transform(self, leaf: torch.Tensor) -> torch.Tensor:
+        changed = leaf.float() if self._cfg.transform_obs else leaf
+        return changed.clone() if self._cfg.deepcopy_obs else changed
+
+    def _target(self, given: int | None, name: str, mode: CollectMode) -> int:
+        """Return the number to collect: the given one, else the policy's."""
+        value = mode.get_attribute(name) if given is None else given
+        if value is None:
+            raise ConfigError(
+                f"{self} does not know how much to collect; pass collect({name}=...), or set "
+                f"collect.{name} in the policy's config"
+            )
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value <= 0:
+            raise ConfigError(f"{name} must be a positive integer, got {value!r}")
+        return int(value)
+
+    def _clear_stats(self) -> None:
+        self._steps = self._samples = self._episodes = 0
+        self._time_s = 0.0
+        self._returns: list[float] = []
+
+    def _count(
+        self, steps: int, episodes: int, n_samples: int, began: float, *, is_recorded: bool = True
+    ) -> None:
+        """Count one call's work, summed over ranks; only in the totals if not ``is_recorded``."""
+        steps, samples, episodes = (
+            int(value) for value in sum_over_ranks([steps, n_samples, episodes])
+        )
+        duration_s = time.perf_counter() - began
+        self._total_envstep += steps
+        self._total_samples += samples
+        self._total_episodes += episodes
+        self._total_time_s += duration_s
+        if is_recorded:
+            self._steps += steps
+            self._samples += samples
+            self._episodes += episodes
+            self._time_s += duration_s
+
+    def _log(self, train_iter: int, extra: Mapping[str, float]) -> None:
+        """Log, if ``collect_print_freq`` training iterations have passed since the last log."""
+        if train_iter - self._last_print < self._cfg.collect_print_freq:
+            return
+        self._last_print = train_iter
+        seconds = max(self._time_s, 1e-9)
+        values: dict[str, float] = {
+            "episode_count": self._episodes,
+            "envstep_count": self._steps,
+            "train_sample_count": self._samples,
+            "avg_envstep_per_episode": self._steps / max(self._episodes, 1),
+            "avg_envstep_per_sec": self._steps / seconds,
+            "avg_train_sample_per_sec": self._samples / seconds,
+            "avg_episode_per_sec": self._episodes / seconds,
+            **spread("reward", self._returns),
+            "total_envstep_count": self._total_envstep,
+            "total_train_sample_count": self._total_samples,
+            "total_episode_count": self._total_episodes,
+            "total_duration": self._total_time_s,
+            "dropped_envstep_count": self.dropped_steps,
+            **extra,
+        }
+        self._show(
+            f"iteration {train_iter}, env step {self._total_envstep}",
+            values,
+            train_iter=train_iter,
+            envstep=self._total_envstep,
+        )
+        self._clear_stats()
+
+
+class RolloutSerialCollector(ISerialCollector[CollectMode, BaseEnvManager]):
+    """A collector of one policy, around a :class:`RolloutCollector`.
+
+    Args:
+        cfg: see :class:`ISerialCollector`.
+        env: an env manager.
+        policy: a policy, or its collect mode.
+        tb_logger: a tensorboardX ``SummaryWriter``.
+        exp_name: folder for the output.
+        instance_name: distinguishes collectors in logs.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # It keeps unfinished episodes between calls.
+        self._rollout: RolloutCollector | None = None
 
     def reset_policy(self, _policy: HasModes | CollectMode | None = None) -> None:
         """Clear the policy's state of the collect mode, or use another policy from now on."""
@@ -118,31 +248,18 @@ class ISerialCollector(SerialWorker[CollectMode]):
             _env.launch()
 
     @property
-    def envstep(self) -> int:
-        """Env steps in total, over all ranks."""
-        return self._total_envstep
-
-    @envstep.setter
-    def envstep(self, value: int) -> None:
-        self._total_envstep = value
-
-    @property
     def dropped_steps(self) -> int:
         """Transitions that were never returned, because their env failed or was reset."""
         return self._n_dropped + (0 if self._rollout is None else self._rollout.dropped_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Return totals, data kept between calls, and the state of the envs."""
-        return {
-            "rollout": None if self._rollout is None else self._rollout.state_dict(),
-            "totals": {name: getattr(self, f"_{name}") for name in _TOTALS},
-        }
+        rollout = None if self._rollout is None else self._rollout.state_dict()
+        return {"rollout": rollout, **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that :meth:`state_dict` returned; statistics are cleared."""
-        self._clear_stats()
-        for name in _TOTALS:
-            setattr(self, f"_{name}", state["totals"][name])
+        super().load_state_dict(state)
         if state["rollout"] is not None:
             self._core().load_state_dict(state["rollout"])
 
@@ -157,47 +274,21 @@ class ISerialCollector(SerialWorker[CollectMode]):
     def _as_mode(self, policy: HasModes | CollectMode) -> CollectMode:
         return as_collect_mode(policy, user=type(self).__name__)
 
+    def _checked_env(self, env: BaseEnvManager) -> BaseEnvManager:
+        check_env_manager(env, user=type(self).__name__)
+        return env
+
     def _acting_mode(self) -> CollectMode:
         mode = self.policy
         if not self._cfg.transform_obs:
             return mode
 
         def forward(obs: Value, **kwargs: Any) -> dict[Any, Any]:
-            return mode.forward(_map_tree(torch.Tensor.float, obs), **kwargs)
+            return mode.forward(to_float(obs), **kwargs)
 
         return mode._replace(forward=forward)
 
-    def _finished(self, transitions: list[Transition]) -> list[Transition]:
-        """Convert and copy the observations of transitions as configured."""
-        if self._cfg.transform_obs or self._cfg.deepcopy_obs:
-            for transition in transitions:
-                for key in ("obs", "next_obs"):
-                    if key in transition:
-                        transition[key] = _map_tree(self._transform, transition[key])
-        return transitions
-
-    def _transform(self, leaf: torch.Tensor) -> torch.Tensor:
-        changed = leaf.float() if self._cfg.transform_obs else leaf
-        return changed.clone() if self._cfg.deepcopy_obs else changed
-
-    def _target(self, given: int | None, name: str) -> int:
-        """Return the number to collect: the given one, else the policy's."""
-        value = self.policy.get_attribute(name) if given is None else given
-        if value is None:
-            raise ConfigError(
-                f"{self} does not know how much to collect; pass collect({name}=...), or set "
-                f"collect.{name} in the policy's config"
-            )
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value <= 0:
-            raise ConfigError(f"{name} must be a positive integer, got {value!r}")
-        return int(value)
-
-    def _clear_stats(self) -> None:
-        self._steps = self._samples = self._episodes = 0
-        self._time_s = 0.0
-        self._returns: list[float] = []
-
-    def _count(
+    def _count_since(
         self,
         before: tuple[int, int],
         began: float,
@@ -206,74 +297,24 @@ class ISerialCollector(SerialWorker[CollectMode]):
         *,
         is_recorded: bool = True,
     ) -> None:
-        """Count one call's work, summed over ranks; only in the totals if not ``is_recorded``."""
+        """Count one call's work: what the rollout has done since ``before``."""
         core = self._core()
-        steps, samples, episodes = (
-            int(value)
-            for value in sum_over_ranks(
-                [core.env_step - before[0], n_samples, core.env_episode - before[1]]
-            )
-        )
-        duration_s = time.perf_counter() - began
-        self._total_envstep += steps
-        self._total_samples += samples
-        self._total_episodes += episodes
-        self._total_time_s += duration_s
-        if not is_recorded:
-            return
-        self._steps += steps
-        self._samples += samples
-        self._episodes += episodes
-        self._time_s += duration_s
-        self._returns += returns
-
-    def _log(self, train_iter: int, extra: Mapping[str, float]) -> None:
-        """Log, if ``collect_print_freq`` training iterations have passed since the last log."""
-        if train_iter - self._last_print < self._cfg.collect_print_freq:
-            return
-        self._last_print = train_iter
-        seconds = max(self._time_s, 1e-9)
-        values: dict[str, float] = {
-            "episode_count": self._episodes,
-            "envstep_count": self._steps,
-            "train_sample_count": self._samples,
-            "avg_envstep_per_episode": self._steps / max(self._episodes, 1),
-            "avg_envstep_per_sec": self._steps / seconds,
-            "avg_train_sample_per_sec": self._samples / seconds,
-            "avg_episode_per_sec": self._episodes / seconds,
-            **_spread(self._returns),
-            "total_envstep_count": self._total_envstep,
-            "total_train_sample_count": self._total_samples,
-            "total_episode_count": self._total_episodes,
-            "total_duration": self._total_time_s,
-            "dropped_envstep_count": self.dropped_steps,
-            **extra,
-        }
-        self._show(
-            f"iteration {train_iter}, env step {self._total_envstep}",
-            values,
-            train_iter=train_iter,
-            envstep=self._total_envstep,
-        )
-        self._clear_stats()
+        steps, episodes = core.env_step - before[0], core.env_episode - before[1]
+        self._count(steps, episodes, n_samples, began, is_recorded=is_recorded)
+        if is_recorded:
+            self._returns += returns
 
 
-def _spread(returns: list[float]) -> dict[str, float]:
-    if not returns:
-        return {}
-    return {
-        "reward_mean": float(np.mean(returns)),
-        "reward_std": float(np.std(returns)),
-        "reward_max": max(returns),
-        "reward_min": min(returns),
-    }
+def to_float(obs: Value) -> Value:
+    """Convert observations to float32."""
+    return _map_tree(torch.Tensor.float, obs)
 
 
 def _map_tree(function: Callable[[torch.Tensor], torch.Tensor], obs: Value) -> Value:
     return function(obs) if isinstance(obs, torch.Tensor) else map_leaves(function, obs)
 
 
-def get_serial_collector_cls(cfg: Mapping[str, Any]) -> Callable[..., ISerialCollector]:
+def get_serial_collector_cls(cfg: Mapping[str, Any]) -> Callable[..., ISerialCollector[Any, Any]]:
     """Return the class that ``cfg.type`` names, after importing ``cfg.import_names``.
 
     Raises:
@@ -283,8 +324,8 @@ def get_serial_collector_cls(cfg: Mapping[str, Any]) -> Callable[..., ISerialCol
     return get_worker_cls(SERIAL_COLLECTOR_REGISTRY, cfg, "a serial collector")
 
 
-def create_serial_collector(cfg: Mapping[str, Any], **kwargs: Any) -> ISerialCollector:
-    """Build the collector that ``cfg.type`` names (``sample``, ``episode``).
+def create_serial_collector(cfg: Mapping[str, Any], **kwargs: Any) -> ISerialCollector[Any, Any]:
+    """Build the collector that ``cfg.type`` names (``sample``, ``episode``, ``sample_1v1``, …).
 
     Args:
         cfg: the collector's config, with ``type``.

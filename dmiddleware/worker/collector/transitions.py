@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 
-from dmiddleware.data import index_rows, lead_shape
+from dmiddleware.data import as_tree, index_rows, lead_shape, to_dict
 from dmiddleware.data.batch import Batch
+from dmiddleware.errors import PolicyOutputError
+from dmiddleware.policy import CollectMode
 
-__all__ = ["split_rows", "to_tensor_transitions"]
+__all__ = [
+    "check_fruitful",
+    "plain_samples",
+    "samples_of",
+    "split_rows",
+    "to_tensor_transitions",
+    "trajectory_length",
+]
+
+_MOST_FRUITLESS: Final = 10_000
+"""Trajectories in a row that may give no sample."""
 
 
 def to_tensor_transitions(
@@ -51,6 +64,52 @@ def split_rows(batch: Batch) -> list[dict[str, Any]]:
     """Turn a batch ``[N, …]`` into ``N`` dictionaries; tensors share the batch's memory."""
     columns = {str(key): _unbind(batch[key]) for key in batch}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def trajectory_length(mode: CollectMode, target: int, env_num: int) -> float:
+    """Return after how many transitions a trajectory is cut.
+
+    It is the policy's ``unroll_len``, at least an even share of the samples to collect; infinite
+    with ``traj_len_inf``.
+
+    Args:
+        mode: the policy's collect mode.
+        target: number of samples to collect.
+        env_num: number of envs.
+    """
+    cfg = mode.get_attribute("cfg")
+    if cfg.traj_len_inf:
+        return math.inf
+    unroll_len = cfg.get("unroll_len") or cfg.get("collect", {}).get("unroll_len") or 1
+    return max(unroll_len, math.ceil(target / env_num))
+
+
+def check_fruitful(n_fruitless: int) -> None:
+    """Raise if trajectories keep giving no samples, since collecting would never end.
+
+    Raises:
+        PolicyOutputError: after 10,000 of them in a row.
+    """
+    if n_fruitless >= _MOST_FRUITLESS:
+        raise PolicyOutputError(
+            f"get_train_sample returned an empty list for {n_fruitless} trajectories in a row, so "
+            "collecting would never end; return the samples of a trajectory, for example the "
+            "trajectory itself, or check that trajectories are long enough (unroll_len in the "
+            "policy's config)"
+        )
+
+
+def plain_samples(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return samples as plain data, for a checkpoint."""
+    return [{key: to_dict(value) for key, value in sample.items()} for sample in samples]
+
+
+def samples_of(plain: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the samples that were passed to :func:`plain_samples`."""
+    return [
+        {k: as_tree(v) if isinstance(v, Mapping) else v for k, v in sample.items()}
+        for sample in plain
+    ]
 
 
 def _unbind(column: Any) -> Sequence[Any]:

@@ -35,8 +35,8 @@ class BaseSerialCommander(Configurable):
         self,
         cfg: Mapping[str, Any] | None,
         learner: BaseLearner,
-        collector: ISerialCollector,
-        evaluator: ISerialEvaluator | None,
+        collector: ISerialCollector[Any, Any],
+        evaluator: ISerialEvaluator[Any, Any] | None,
         replay_buffer: Any,
         policy: CommandModePolicy | CommandMode | None = None,
     ) -> None:

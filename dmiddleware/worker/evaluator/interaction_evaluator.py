@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from dmiddleware.config import Option, at_least, count, number, one_of, optional, text
-from dmiddleware.env import BaseEnvManager
-from dmiddleware.errors import ConfigError, DMiddlewareError
-from dmiddleware.policy import EvalMode, HasModes
+from dmiddleware.config import Option, at_least, count, one_of, optional, text
+from dmiddleware.env import BaseEnvManager, check_env_manager
+from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
 from dmiddleware.rollout.evaluation import VectorEvalMonitor, evaluate_episodes
 from dmiddleware.tensorboard import add_video
 from dmiddleware.worker.evaluator.serial_evaluator import (
     SERIAL_EVALUATOR_REGISTRY,
-    ISerialEvaluator,
+    EpisodeEvaluator,
+    SaveCkpt,
 )
-from dmiddleware.worker.ranks import broadcast_from_first
 
 __all__ = ["InteractionSerialEvaluator"]
 
-BEST_CHECKPOINT = "ckpt_best.safetensors"
-
-SaveCkpt = Callable[[str], Any]
-
 
 @SERIAL_EVALUATOR_REGISTRY.register("interaction")
-class InteractionSerialEvaluator(ISerialEvaluator):
+class InteractionSerialEvaluator(EpisodeEvaluator[EvalMode, BaseEnvManager]):
     """Plays whole episodes greedily, a fixed share in each env, and measures their returns.
 
     With several ranks, rank 0 plays and broadcasts the results.
@@ -52,10 +47,6 @@ class InteractionSerialEvaluator(ISerialEvaluator):
     """
 
     config: ClassVar[dict[str, Any]] = {
-        "n_episode": Option(None, optional(count), "episodes per evaluation, at least one per env"),
-        "stop_value": Option(
-            None, optional(number), "mean return at which to stop; None never stops"
-        ),
         "render": {
             "render_freq": Option(
                 -1,
@@ -75,23 +66,29 @@ class InteractionSerialEvaluator(ISerialEvaluator):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._best = float("-inf")
         self._last_render = 0
         self._history: list[tuple[int, list[float]]] = []
-
-    @property
-    def best_return(self) -> float:
-        """The best mean return so far; minus infinity before the first evaluation."""
-        return self._best
 
     def reset(
         self, _policy: HasModes | EvalMode | None = None, _env: BaseEnvManager | None = None
     ) -> None:
         """Forget earlier evaluations; continue with another policy or in other envs if given."""
         super().reset(_policy, _env)
-        self._best = float("-inf")
         self._last_render = 0
         self._history.clear()
+
+    def reset_policy(self, _policy: HasModes | EvalMode | None = None) -> None:
+        """Clear the policy's state of the eval mode, or evaluate another policy from now on."""
+        if _policy is not None:
+            self._policy = self._as_mode(_policy)
+        self.policy.reset()
+
+    def _as_mode(self, policy: HasModes | EvalMode) -> EvalMode:
+        return as_eval_mode(policy, user=type(self).__name__)
+
+    def _checked_env(self, env: BaseEnvManager) -> BaseEnvManager:
+        check_env_manager(env, user=type(self).__name__)
+        return env
 
     def eval(
         self,
@@ -123,24 +120,12 @@ class InteractionSerialEvaluator(ISerialEvaluator):
             EnvCrashed: if an env keeps failing.
             DMiddlewareError: on the other ranks, if rank 0 failed.
         """
-        if save_ckpt_fn is not None and not callable(save_ckpt_fn):
-            raise ConfigError(
-                f"save_ckpt_fn must be a function of the file name, got {save_ckpt_fn!r:.100}; "
-                "pass learner.save_checkpoint"
+        self._check_save_fn(save_ckpt_fn)
+        stop, info = self._on_first_rank(
+            lambda: self._eval(
+                save_ckpt_fn, train_iter, envstep, n_episode, force_render, policy_kwargs
             )
-        outcome: tuple[str, Any] = ("", None)
-        if self._rank == 0:
-            try:
-                outcome = ("", self._eval(
-                    save_ckpt_fn, train_iter, envstep, n_episode, force_render, policy_kwargs
-                ))  # fmt: skip
-            except Exception as error:
-                broadcast_from_first((f"{type(error).__name__}: {error}", None))
-                raise
-        failure, found = broadcast_from_first(outcome)
-        if failure:
-            raise DMiddlewareError(f"the evaluation on rank 0 failed: {failure}")
-        stop, info = found
+        )
         self._last_eval = info["return_mean"]
         return stop, info
 
@@ -165,49 +150,13 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         returns = monitor.get_episode_return()
         info = {**monitor.get_episode_info(), **_summary(returns)}
         seconds = time.perf_counter() - began
-        self._log(info, train_iter, envstep, seconds)
+        steps = int(sum(info.get("eval_episode_length", ())))
+        values = {key: value for key, value in info.items() if not isinstance(value, list)}
+        self._log_returns(returns, steps, seconds, values, train_iter=train_iter, envstep=envstep)
         if has_video:
             self._write_video(monitor, train_iter, envstep)
         self._draw(train_iter, returns)
-        mean = info["return_mean"]
-        if mean > self._best:
-            self._best = mean
-            if save_ckpt_fn is not None:
-                save_ckpt_fn(BEST_CHECKPOINT)
-        stop_value = self._cfg.stop_value
-        stop = stop_value is not None and mean >= stop_value and train_iter > 0
-        if stop:
-            self._logger.info(
-                "%s: the mean return %.6g has reached stop_value %.6g",
-                self._instance_name, mean, stop_value,
-            )  # fmt: skip
-        return stop, info
-
-    def _n_episode(self, given: int | None) -> int:
-        value = self._cfg.n_episode if given is None else given
-        if value is None:
-            raise ConfigError(
-                f"{self} does not know how many episodes to play; pass eval(n_episode=...), or "
-                "set n_episode in the config"
-            )
-        return int(value)
-
-    def _log(self, info: Mapping[str, Any], train_iter: int, envstep: int, seconds: float) -> None:
-        values = {key: value for key, value in info.items() if not isinstance(value, list)}
-        steps = int(sum(info.get("eval_episode_length", ())))
-        values |= {
-            **{f"reward_{name}": info[f"return_{name}"] for name in ("mean", "std", "max", "min")},
-            "envstep_count": steps,
-            "avg_envstep_per_episode": steps / info["episode_count"],
-            "avg_envstep_per_sec": steps / max(seconds, 1e-9),
-            "evaluate_time": seconds,
-        }
-        self._show(
-            f"iteration {train_iter}, env step {envstep}",
-            values,
-            train_iter=train_iter,
-            envstep=envstep,
-        )
+        return self._judge(info["return_mean"], train_iter, save_ckpt_fn), info
 
     def _should_render(self, train_iter: int, envstep: int) -> bool:
         render = self._cfg.render
@@ -234,18 +183,14 @@ class InteractionSerialEvaluator(ISerialEvaluator):
     def state_dict(self) -> dict[str, Any]:
         """Return the best return, and when the last evaluation and video were."""
         return {
-            "best": self._best,
-            "last_eval": self._last_eval,
-            "last_eval_iter": self._last_eval_iter,
+            **super().state_dict(),
             "last_render": self._last_render,
             "history": [[at, returns] for at, returns in self._history],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        self._best = state["best"]
-        self._last_eval = state.get("last_eval")
-        self._last_eval_iter = state["last_eval_iter"]
+        super().load_state_dict(state)
         self._last_render = state["last_render"]
         self._history = [(at, list(returns)) for at, returns in state["history"]]
 

@@ -70,11 +70,11 @@ def test_a_game_that_raises_is_restarted():
         assert not steps[1].abnormal
         assert games.dropped_steps == 2
         assert games.restarts == 1
-        assert [place(obs)[2:] for obs in games.ready_obs[0]] == [(0, 0), (0, 0)]
+        assert [place(obs)[2:] for obs in games.ready_obs[0]] == [(100, 0), (100, 0)]
 
 
 def test_a_game_that_keeps_failing_closes_the_manager():
-    games = battle_envs(crashes=[(0, 0)], max_retry=2)
+    games = battle_envs(crashes=[(0, 0)], keeps_crashing=True, max_retry=2)
     games.launch()
     for _ in range(2):
         assert games.step({0: [0, 0]})[0].abnormal
@@ -110,7 +110,7 @@ def test_a_game_may_fail_in_a_later_reset():
         assert games.step({0: [0, 0]})[0].done
         assert games.restarts == 1
         games.reset()
-        assert [place(obs) for obs in games.ready_obs[0]] == [(0, 0, 1, 0), (0, 1, 1, 0)]
+        assert [place(obs) for obs in games.ready_obs[0]] == [(0, 0, 101, 0), (0, 1, 101, 0)]
 
 
 def test_masks_of_a_game_appear_in_its_observations():
