@@ -6,7 +6,7 @@ The policy learns from 3-step returns, which propagate rewards faster than 1-ste
 from dmiddleware import Task
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
-from dmiddleware.policy import DQNPolicy
+from dmiddleware.policy import DQNPolicy, data_parallel, rank_and_world_size
 from examples.common import command
 from middleware import (
     ContextExchanger,
@@ -33,16 +33,17 @@ def make_policy(seed: int = 0) -> DQNPolicy:
         model={"encoder_hidden_sizes": [128, 128]},
         learning_rate=2e-3,
         target_update_freq=64,
+        multi_gpu=rank_and_world_size()[1] > 1,
     )
 
 
 def main(
     seed: int = 0, exp_name: str = "cartpole_dqn", max_env_step: int = 60_000
 ) -> ExperimentResult:
-    """Train DQN on CartPole-v1 until it is solved."""
-    policy = make_policy(seed)
-    experiment = Experiment(exp_name, policy)
-    with Task(seed=seed) as task:
+    """Train DQN on CartPole-v1 until it is solved, also with several learners."""
+    with data_parallel() as rank, Task(seed=seed, rank=rank) as task:
+        policy = make_policy(seed)
+        experiment = Experiment(exp_name, policy)
         collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
         eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
         buffer = TensorBuffer(max_env_step, n_step=policy.nstep, seed=task.seed_for("buffer"))

@@ -59,6 +59,7 @@ class CkptSaver:
     """
 
     roles = (Role.LEARNER,)
+    lead_only = True
     reads = ("train_iter",)
     last_step = True
 

@@ -52,6 +52,7 @@ class InteractionEvaluator:
     """
 
     roles = (Role.EVALUATOR,)
+    lead_only = True
     reads = ("train_iter", "last_eval_iter")
     writes = ("eval_value", "eval_output", "last_eval_iter", "last_eval_value")
 

@@ -6,10 +6,11 @@ import logging
 import secrets
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from dmiddleware.pipeline import Event, OnlineRLContext, Role, SkipRest, Task
+from dmiddleware.errors import LaunchError
+from dmiddleware.pipeline import ChainView, Event, OnlineRLContext, Role, SkipRest, Task
 from dmiddleware.policy import Policy
 from middleware.support.checks import check_instance, check_positive
 from middleware.support.exchange_base import (
@@ -22,10 +23,10 @@ from middleware.support.exchange_base import (
     Pace,
     merge_counters,
 )
+from middleware.support.ranks import Agreement
 
 __all__ = ["ContextExchanger", "ModelExchanger", "PeriodicalModelExchanger"]
 
-COLLECTED: Final = Event("exchange.collected", timeout_s=120.0)
 EVALUATED: Final = Event("exchange.evaluated", timeout_s=120.0)
 WAITING: Final = Event("exchange.waiting", timeout_s=120.0)
 """From a node that waits for further updates: its node id, and the updates that it knows."""
@@ -34,6 +35,12 @@ _BATCH: Final = ("trajectories", "trajectory_end_idx", "episodes")
 _EVALUATION: Final = ("eval_value", "eval_output", "last_eval_iter", "last_eval_value")
 
 _log = logging.getLogger(__name__)
+
+
+def collected_event(rank: int, n_ranks: int) -> Event:
+    """Return the event by which batches go to one rank of the learner."""
+    # A joining collector may be connected to some of several ranks only.
+    return Event(f"exchange.collected.{rank}", timeout_s=120.0, required=n_ranks > 1)
 
 
 class ContextExchanger(Exchange):
@@ -46,6 +53,12 @@ class ContextExchanger(Exchange):
     many updates per environment step as in one process. No data is dropped during the run:
     collectors that are ahead wait, and so does a learner without data, both up to ``timeout_s``.
     An evaluator waits until the learner has made further updates.
+
+    If several ranks learn (:func:`~dmiddleware.policy.data_parallel`), each batch goes to one of
+    them: the i-th collector sends to rank i modulo the number of ranks, and each step takes one
+    batch on every rank. Only rank 0 receives evaluations and publishes counters. Once a step the
+    ranks add up their counters and agree on stops, so that all leave the loop in the same step.
+    With torchrun, where every rank collects too, only this remains to be exchanged.
 
     When the task is stopped, the learner still takes the evaluations that were sent before, and
     passes them to the observers (``CkptSaver``, loggers). Collected batches in transit are dropped
@@ -82,6 +95,7 @@ class ContextExchanger(Exchange):
     writes = ("env_step", "env_episode")
     receives = (*_BATCH, *_EVALUATION)
     last_step = True
+    agrees_on_stops = True
 
     def __init__(
         self,
@@ -94,7 +108,10 @@ class ContextExchanger(Exchange):
         check_positive(samples_per_insert=samples_per_insert, max_ahead=max_ahead)
         self.settings |= {"samples_per_insert": samples_per_insert, "max_ahead": max_ahead}
         self._max_ahead = max_ahead
-        self._pace = None if samples_per_insert is None else Pace(samples_per_insert)
+        # All ranks draw equally many rows, and the counters of a context are those of one rank.
+        self._pace = (
+            None if samples_per_insert is None else Pace(samples_per_insert / self._ranks.size)
+        )
         # Identifies this process among those that have the same node id one after the other.
         self._token = secrets.token_hex(8)
         self._collected: deque[dict[str, Any]] = deque()
@@ -105,11 +122,40 @@ class ContextExchanger(Exchange):
         self._sent = 0
         self._consumed = 0
         self._last = (0, -1)
+        self._has_voted = False
+        self._epoch_of_rank_0 = 0
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Reject a task that has not been given its rank."""
+        given = chain.context.task.rank
+        if given != self._ranks.rank:
+            yield (
+                f"this process is rank {self._ranks.rank} of {self._ranks.size}, but its task has "
+                f"rank {given}; pass it on: with data_parallel() as rank, Task(rank=rank)"
+            )
+
+    def setup(self, task: Task[Any]) -> None:
+        """Subscribe to the events of the other nodes, and let several ranks decide on stops.
+
+        Raises:
+            LaunchError: if the launcher started several ranks, but the program does not join them.
+        """
+        super().setup(task)
+        if self._ranks.size > 1:
+            task.hold_stops()
+        elif self._node is not None and self._node.n_ranks > 1:
+            raise LaunchError(
+                f"the run has {self._node.n_ranks} learners, but this program does not call "
+                "data_parallel(), so each would learn alone; see dmiddleware.policy.data_parallel, "
+                "or use learner=1 in --roles"
+            )
 
     def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
         """Receive on the way forward, and send on the way back."""
         task = self._task
         if task is None:
+            if self._ranks.size > 1 and not ctx.task.in_last_step:
+                yield from self._as_rank(ctx, ctx.task)
             return
         if task.in_last_step:
             self._take_evaluated(ctx)
@@ -146,12 +192,15 @@ class ContextExchanger(Exchange):
 
     def _subscribe(self, task: Task[Any]) -> None:
         if task.has_role(Role.LEARNER):
-            if not task.has_role(Role.EVALUATOR):
-                task.on(EVALUATED, self._handler(self._evaluated.append))
             if not task.has_role(Role.COLLECTOR):
-                task.on(COLLECTED, self._handler(self._collected.append))
+                event = collected_event(self._ranks.rank, self._ranks.size)
+                task.on(event, self._handler(self._collected.append))
             if self._pace is not None:
                 self._pace.begin(task.ctx)
+            if not self._ranks.leads:
+                return
+            if not task.has_role(Role.EVALUATOR):
+                task.on(EVALUATED, self._handler(self._evaluated.append))
             task.on(WAITING, self._on_waiting)
             # Nodes that connect later get the newest of these at once.
             task.on("node.joined", self._announce)
@@ -163,6 +212,39 @@ class ContextExchanger(Exchange):
             task.on(CONSUMED, self._handler(self._on_consumed))
             self._watch_for_end(task)
 
+    def _as_rank(self, ctx: OnlineRLContext, task: Task[Any]) -> Iterator[None]:
+        """Agree with the ranks that run the same chain, each with its own collector."""
+        if not self._has_voted:
+            # A stop in the set-up, as of a run that is resumed at its limit, leaves no first step.
+            self._has_voted = True
+            self._agree(task)
+        env_step, env_episode = ctx.env_step, ctx.env_episode
+        yield
+        agreed = self._ranks.agree(
+            task, env_step=ctx.env_step - env_step, env_episode=ctx.env_episode - env_episode
+        )
+        ctx.env_step = env_step + agreed.env_step
+        ctx.env_episode = env_episode + agreed.env_episode
+
+    def _agree(self, task: Task[Any], batch: Mapping[str, Any] | None = None) -> Agreement:
+        """Agree with the other ranks on this step, which takes the batch.
+
+        Raises:
+            SkipRest: if the ranks have decided to stop.
+        """
+        agreed = self._ranks.agree(
+            task,
+            env_step=0 if batch is None else batch["env_step"],
+            env_episode=0 if batch is None else batch["env_episode"],
+            epoch=0 if task.router is None else task.router.incarnation,
+        )
+        if task.finish:
+            raise SkipRest
+        return agreed
+
+    def _epoch(self) -> int:
+        return super()._epoch() if self._ranks.leads else self._epoch_of_rank_0
+
     def _as_learner(self, ctx: OnlineRLContext, task: Task[Any]) -> Iterator[None]:
         if not task.has_role(Role.COLLECTOR):
             self._take_collected(ctx, task)
@@ -173,17 +255,24 @@ class ContextExchanger(Exchange):
         self._send_updates(ctx, task)
 
     def _take_collected(self, ctx: OnlineRLContext, task: Task[Any]) -> None:
-        if self._pace is not None and not self._pace.wants_data(ctx):
-            ctx.log("exchange/blocked_s", 0.0)
-            return
-        with self._changed:
-            blocked_s = self._wait(lambda: bool(self._collected), lambda: "collected data")
-            batch = self._collected.popleft()
+        blocked_s, batch = 0.0, None
+        if self._pace is None or self._pace.wants_data(ctx):
+            with self._changed:
+                # The other ranks must learn of a stop that waits.
+                blocked_s = self._wait(
+                    lambda: bool(self._collected) or task.held_stop is not None,
+                    lambda: "collected data",
+                )
+                batch = self._collected.popleft() if self._collected else None
+        agreed = self._agree(task, batch)
+        self._epoch_of_rank_0 = agreed.epoch
         ctx.log("exchange/blocked_s", blocked_s)
+        if batch is None:
+            return
         for name in _BATCH:
             setattr(ctx, name, batch[name])
-        ctx.env_step += batch["env_step"]
-        ctx.env_episode += batch["env_episode"]
+        ctx.env_step += agreed.env_step
+        ctx.env_episode += agreed.env_episode
         ctx.log("exchange/policy_lag", ctx.train_iter - batch["train_iter"])
         edge = f"exchange/node{batch['node_id']}_"
         for name, value in batch["logged"].items():
@@ -308,7 +397,16 @@ class ContextExchanger(Exchange):
             "logged": dict(ctx.logged),
             **{name: getattr(ctx, name) for name in _BATCH},
         }
-        task.emit(COLLECTED, batch, only_remote=True)
+        assert self._learned is not None
+        n_ranks = self._learned["ranks"]
+        event = collected_event(self._number(task) % n_ranks, n_ranks)
+        task.emit(event, batch, only_remote=True)
+
+    def _number(self, task: Task[Any]) -> int:
+        """Return this collector's number among those of its launcher."""
+        assert task.router is not None
+        number = None if self._node is None else self._node.role_index
+        return task.router.node_id if number is None else number
 
     def _send_evaluated(self, ctx: OnlineRLContext, task: Task[Any]) -> None:
         assert task.router is not None
@@ -326,6 +424,8 @@ class ModelExchanger(Exchange):
     version. The other nodes load the newest copy before each of their steps, and store its version
     with the data that they collect (``collect_iter``) and evaluate (``last_eval_iter``). Before
     its first step, a node waits for the first weights. In a run of one process it does nothing.
+
+    If several ranks learn, only rank 0 publishes.
 
     Statistics of observations (``obs_norm`` of PPO) are updated in the learner, with the policy's
     method ``observe(obs)`` on the trajectories that arrive, and are sent with the weights.
@@ -393,6 +493,8 @@ class ModelExchanger(Exchange):
             return
         if not task.has_role(Role.COLLECTOR):
             self._observe(ctx)
+        if not self._ranks.leads:
+            return
         yield
         assert self._published is not None
         if ctx.train_iter - self._published[0]["train_iter"] >= self._every:
@@ -414,6 +516,8 @@ class ModelExchanger(Exchange):
 
     def _subscribe(self, task: Task[Any]) -> None:
         if task.has_role(Role.LEARNER):
+            if not self._ranks.leads:
+                return
             self._publish(task.ctx)
             task.on("node.joined", self._publish_again)
             task.on("node.rejoined", self._publish_again)

@@ -111,7 +111,8 @@ class Experiment:
     slow small networks down; the environment variable ``OMP_NUM_THREADS`` overrides this.
 
     The position in the chain does not matter, because it works on the way back. In a run of several
-    processes all of them share the folder, and the learner prints the result.
+    processes all of them share the folder, and the learner prints the result. If several ranks
+    learn, rank 0 does all this, and the others write only their text logs.
 
     Args:
         name: the name of a new folder, or a path below ``root`` (see :meth:`RunFolder.create`); to
@@ -196,6 +197,7 @@ class Experiment:
             name: part
             for name, part in parts.items()
             if any(task.has_role(role) for role in getattr(part, "roles", ())) or name == "logger"
+            if task.rank == 0 or not part.lead_only
         }
         seed_libraries(task.seed_for("libraries"))
         self._cleanup.callback(self.run.close)
@@ -304,6 +306,7 @@ class FinalCtxSaver:
     """
 
     roles = (Role.LEARNER,)
+    lead_only = True
 
     def __init__(self, run: RunFolder) -> None:
         self._run = check_run_folder(run, user="final_ctx_saver")

@@ -10,13 +10,23 @@ import torch
 from dmiddleware.data import Batch, flatten_lead, index_rows
 from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.pipeline import ChainView, Role, Task
-from dmiddleware.policy import HasModes, LearnMode, as_learn_mode, is_update, update_outputs
+from dmiddleware.policy import (
+    HasModes,
+    LearnMode,
+    as_learn_mode,
+    gather_from_ranks,
+    is_update,
+    rank_and_world_size,
+    sum_over_ranks,
+    update_outputs,
+)
 from dmiddleware.worker import BaseLearner
 from middleware.collect import collectors_of
 from middleware.support import RLContext
 from middleware.support.checks import check_positive, value_or_setting
 from middleware.support.replay import (
     ReplayBuffer,
+    RowIndex,
     Samples,
     SkippedDraws,
     bind_to_policy,
@@ -46,6 +56,7 @@ class _PolicyUpdater:
 
     roles = (Role.LEARNER,)
     writes = ("train_output", "train_iter")
+    _n_ranks = 1
 
     def __init__(self, policy: Learner) -> None:
         self._learner = policy if isinstance(policy, BaseLearner) else None
@@ -64,6 +75,7 @@ class _PolicyUpdater:
 
     def setup(self, task: Task[Any]) -> None:
         """Run the learner's ``before_run`` hooks; continue from the iteration that they load."""
+        self._n_ranks = rank_and_world_size()[1]
         if self._learner is None or self._running:
             return
         self._learner.call_hook("before_run")
@@ -76,6 +88,28 @@ class _PolicyUpdater:
         if self._learner is not None and self._running:
             self._running = False
             self._learner.call_hook("after_run")
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Reject ranks that would learn alone, or stop in different steps."""
+        size = rank_and_world_size()[1]
+        if size == 1:
+            return
+        if not self._mode.get_attribute("cfg").multi_gpu:
+            yield (
+                f"{size} ranks run this program, but the policy has multi_gpu=False, so each would "
+                "learn alone; build it with multi_gpu=True"
+            )
+        if not any(getattr(one, "agrees_on_stops", False) for one in chain.middleware):
+            yield (
+                f"{size} ranks run this program, and would stop in different steps; use "
+                "ContextExchanger() first in the chain"
+            )
+
+    def _all_can(self, update: bool) -> bool:
+        """Return whether every rank can make its next update; each of them asks."""
+        if self._n_ranks == 1:
+            return update
+        return sum_over_ranks([float(not update)]) == [0.0]
 
     def _update(self, ctx: RLContext, batch: Samples) -> list[dict[str, Any]]:
         """Call the policy's forward once; each of its outputs counts as an update."""
@@ -162,6 +196,7 @@ class OffPolicyLearner(_PolicyUpdater):
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject an n-step length that is not the policy's, and a chain that never explores."""
+        yield from super().preflight(chain)
         yield from n_step_problems(self._buffer, self._mode, chain)
         collectors = collectors_of(chain)
         if not collectors or self._mode.get_attribute("explores"):
@@ -177,18 +212,17 @@ class OffPolicyLearner(_PolicyUpdater):
     def __call__(self, ctx: RLContext) -> None:
         """Learn."""
         buffer, batch_size = self._buffer, self._batch_size
-        if len(buffer) < self._learn_start or getattr(ctx, "learning_held", False):
+        ready = len(buffer) >= self._learn_start and not getattr(ctx, "learning_held", False)
+        if not self._all_can(update=ready):
             return
         outputs: list[dict[str, Any]] = []
         n_drawn = 0
         for _ in range(self._n_updates):
-            try:
-                batch, index = draw(
-                    buffer, batch_size, train_iter=ctx.train_iter if self._pass_train_iter else None
-                )
-            except NotEnoughData as error:
-                self._skipped.add(ctx, error)
+            drawn = self._draw(ctx)
+            if not self._all_can(update=drawn is not None):
                 break
+            assert drawn is not None
+            batch, index = drawn
             updates = self._update(ctx, batch)
             update_priorities(buffer, index, updates)
             outputs += updates
@@ -196,6 +230,15 @@ class OffPolicyLearner(_PolicyUpdater):
         count_drawn(ctx, n_drawn)
         if outputs:
             ctx.train_output = outputs
+
+    def _draw(self, ctx: RLContext) -> tuple[Samples, RowIndex] | None:
+        """Return the next batch; None if the buffer cannot supply one."""
+        train_iter = ctx.train_iter if self._pass_train_iter else None
+        try:
+            return draw(self._buffer, self._batch_size, train_iter=train_iter)
+        except NotEnoughData as error:
+            self._skipped.add(ctx, error)
+            return None
 
 
 class OnPolicyLearner(_PolicyUpdater):
@@ -205,6 +248,8 @@ class OnPolicyLearner(_PolicyUpdater):
     are at least ``batch_size`` (if there are that many rows). When the policy returns ``kl_stop``,
     because it has moved too far from the one that collected, the remaining minibatches and epochs
     are skipped.
+
+    If several ranks learn, all make as many minibatches as the one with the fewest rows.
 
     Args:
         policy: a policy, its learn mode, or a learner with hooks.
@@ -275,12 +320,16 @@ class OnPolicyLearner(_PolicyUpdater):
         """Learn from all rows once; return whether to continue with another epoch."""
         n_rows = data["done"].shape[0]
         order = torch.randperm(n_rows, generator=self._generator)
-        for rows in order.tensor_split(max(1, n_rows // self._batch_size)):
+        for rows in order.tensor_split(self._n_minibatches(n_rows)):
             for output in self._update(ctx, index_rows(data, rows)):
                 ctx.train_output.append(output)
                 if not is_update(output):
                     return False
         return True
+
+    def _n_minibatches(self, n_rows: int) -> int:
+        wanted = max(1, n_rows // self._batch_size)
+        return wanted if self._n_ranks == 1 else min(gather_from_ranks(wanted))
 
 
 class Trainer(_PolicyUpdater):
@@ -305,6 +354,7 @@ class Trainer(_PolicyUpdater):
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject a buffer in the chain whose n-step length or discount is not the policy's."""
+        yield from super().preflight(chain)
         for one in chain.middleware:
             for buffer in getattr(one, "draws_from", ()):
                 try:
@@ -316,7 +366,7 @@ class Trainer(_PolicyUpdater):
 
     def __call__(self, ctx: RLContext) -> None:
         """Learn."""
-        if ctx.train_data is not None:
+        if self._all_can(update=ctx.train_data is not None):
             (ctx.train_output,) = self._update(ctx, ctx.train_data)
 
 
@@ -343,7 +393,7 @@ class MultistepTrainer(Trainer):
 
     def __call__(self, ctx: RLContext) -> None:
         """Learn."""
-        if ctx.train_data is not None:
+        if self._all_can(update=ctx.train_data is not None):
             ctx.train_output = self._update(ctx, ctx.train_data)
 
 

@@ -40,6 +40,7 @@ class LearningCurve:
     """
 
     roles = (Role.LEARNER,)
+    lead_only = True
     reads = ("train_iter",)
     last_step = True
 

@@ -31,6 +31,7 @@ class _Logger:
     """Base of both loggers: collects metrics in every step, and writes their means at intervals."""
 
     last_step = True
+    lead_only = True
     axis: str
     """The field of the context over which metrics are drawn."""
     counters: tuple[str, ...]

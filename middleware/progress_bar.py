@@ -114,6 +114,7 @@ class ProgressBar:
     """
 
     roles = (Role.LEARNER,)
+    lead_only = True
     reads = ("train_iter", "last_eval_value")
     last_step = True
 

@@ -14,6 +14,7 @@ import numpy as np
 import yaml
 
 from dmiddleware.pipeline import Role, current_node
+from dmiddleware.policy import gather_from_ranks, rank_and_world_size
 from dmiddleware.tensorboard import TensorboardWriter
 from middleware.support.checks import check_instance
 
@@ -43,8 +44,9 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         node = current_node()
-        self._is_lead = node is None or node.has_role(Role.LEARNER)
-        self._node_id = 0 if node is None else node.node_id
+        rank = rank_and_world_size()[0]
+        self._is_lead = (node is None or node.has_role(Role.LEARNER)) and rank == 0
+        self._process = f"rank-{rank}" if node is None else f"node-{node.node_id}"
         self._made_at = time.perf_counter()
         self._tb_logger: TensorboardWriter | None = None
 
@@ -71,13 +73,12 @@ class RunFolder:
         wanted = Path(root) / name
         wanted.parent.mkdir(parents=True, exist_ok=True)
         node = current_node()
-        stamp = node.next_stamp() if node is not None else ""
-        number = 1
-        while True:
-            path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
-            if _take(path, stamp):
-                return cls(path)
-            number += 1
+        if node is not None:
+            return cls(_take_first(wanted, node.next_stamp()))
+        # Of several ranks that torchrun has started, rank 0 makes the folder.
+        leads = rank_and_world_size()[0] == 0
+        made = str(_take_first(wanted, "")) if leads else None
+        return cls(gather_from_ranks(made)[0])
 
     @property
     def name(self) -> str:
@@ -86,7 +87,7 @@ class RunFolder:
 
     @property
     def is_lead(self) -> bool:
-        """Whether this process is the learner, which writes the files that a run has only once."""
+        """Whether this process writes the files that a run has only once: rank 0 of the learner."""
         return self._is_lead
 
     @property
@@ -117,14 +118,14 @@ class RunFolder:
         if self._tb_logger is None:
             # One folder per process: tensorboard reads only one file of a folder at a time.
             folder = self.path / "tb"
-            path = folder if self._is_lead else folder / f"node-{self._node_id}"
+            path = folder if self._is_lead else folder / self._process
             self._tb_logger = TensorboardWriter(path)
         return self._tb_logger
 
     @property
     def log_path(self) -> Path:
         """The path of this process's text log."""
-        return self.path / ("log.txt" if self._is_lead else f"log.node-{self._node_id}.txt")
+        return self.path / ("log.txt" if self._is_lead else f"log.{self._process}.txt")
 
     def save_config(self, cfg: Mapping[str, Any]) -> Path:
         """Write ``config.yaml``, for people and for any YAML loader; only the learner does so.
@@ -175,6 +176,15 @@ def check_run_folder(run: object, *, user: str) -> RunFolder:
     """
     hint = "make a new folder with RunFolder.create('name') and pass it"
     return check_instance(run, RunFolder, user=user, hint=hint)
+
+
+def _take_first(wanted: Path, stamp: str) -> Path:
+    """Return the first folder of the name that is free for this run, or belongs to it already."""
+    path, number = wanted, 1
+    while not _take(path, stamp):
+        number += 1
+        path = wanted.with_name(f"{wanted.name}-{number}")
+    return path
 
 
 def _take(path: Path, stamp: str) -> bool:

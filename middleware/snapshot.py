@@ -15,13 +15,14 @@ from dmiddleware.data import check_saveable, load_checkpoint, save_checkpoint
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, ConfigError
 from dmiddleware.pipeline import ChainView, Role, Task, middleware_name
+from dmiddleware.policy import gather_from_ranks, rank_and_world_size
 from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support import RLContext
 from middleware.support.checks import check_positive
 
 __all__ = ["SnapshotSaver"]
 
-_PATTERN: Final = "step_*.safetensors"
+_DIGITS: Final = 12
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +57,11 @@ class SnapshotSaver:
         snapshots.resume(task)
         task.run()
 
-    The position in the chain does not matter. In a run of several processes the learner saves.
+    The position in the chain does not matter. In a run of several processes the learner saves. If
+    several ranks learn, each saves its own state, because each has its own buffer, envs and random
+    generators: rank 0 to ``step_<n>.safetensors``, rank 1 to ``step_<n>.rank-1.safetensors``, and
+    so on. They resume from the newest step of which all of them have an undamaged file. All ranks
+    save and resume together.
 
     Args:
         run: the folder to save to.
@@ -105,8 +110,11 @@ class SnapshotSaver:
 
     @property
     def paths(self) -> list[Path]:
-        """The snapshots in the folder, the newest first."""
-        return sorted(self._folder.glob(_PATTERN), reverse=True)
+        """The snapshots of this rank in the folder, the newest first."""
+        return sorted(self._folder.glob(self._name("[0-9]" * _DIGITS)), reverse=True)
+
+    def _name(self, step: str) -> str:
+        return _part_of_rank(Path(f"step_{step}.safetensors")).name
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Find what the chain's middleware use, and reject what cannot be saved."""
@@ -164,14 +172,17 @@ class SnapshotSaver:
         Raises:
             CheckpointWriteError: if it cannot be written; the snapshots before it are intact.
         """
-        path = self._folder / f"step_{task.ctx.total_step:012d}.safetensors"
+        path = self._folder / self._name(f"{task.ctx.total_step:0{_DIGITS}d}")
         state = {
+            "ranks": rank_and_world_size()[1],
             "task": task.state_dict(),
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
             "random": _random_state(),
         }
         save_checkpoint(path, state)
         _log.info("saved %s", path)
+        # Before all ranks have saved, the earlier snapshots are the newest complete ones.
+        gather_from_ranks(path.name)
         self._remove_others(path)
         return path
 
@@ -188,13 +199,15 @@ class SnapshotSaver:
         Raises:
             ChainError: if the chain cannot run.
             CheckpointDamaged: if ``path`` is not an undamaged snapshot.
-            CheckpointMismatch: if the snapshot is from another chain or has other parts.
+            CheckpointMismatch: if the snapshot is from another chain, has other parts, or was saved
+                by another number of ranks.
         """
         if not any(task.has_role(role) for role in self.roles):
             return False
-        found = _read(path) if path is not None else self._newest()
+        found = _read(_part_of_rank(path)) if path is not None else self._newest()
         if found is None:
             return False
+        _check_ranks(found.get("ranks", 1))
         task.check()  # finds the parts
         saved = found["parts"]
         if saved.keys() != self._parts.keys():
@@ -246,11 +259,20 @@ class SnapshotSaver:
             path.unlink(missing_ok=True)
 
     def _newest(self) -> Any:
-        for path in self.paths:
-            try:
-                return _read(path)
-            except CheckpointDamaged as error:
-                _log.warning("%s; trying the snapshot before it", error)
+        """Return this rank's part of the newest snapshot that no rank finds damaged, or None."""
+        own = [_step_of(path) for path in self.paths]
+        of_ranks = gather_from_ranks(own)
+        for step in own:
+            if all(step in steps for steps in of_ranks):
+                found = _try_to_read(self._folder / self._name(step))
+                if all(gather_from_ranks(found is not None)):
+                    return found
+        if any(of_ranks) and len(of_ranks) > 1:
+            # Either another number of ranks has saved them, or none of them is complete.
+            newest = _try_to_read(self._folder / self._name(own[0])) if own else None
+            for size in gather_from_ranks(None if newest is None else newest.get("ranks", 1)):
+                _check_ranks(size)
+            _log.warning("%s has no snapshot of all ranks; starting from scratch", self._folder)
         return None
 
 
@@ -268,6 +290,33 @@ def _read(path: Path) -> Any:
             f"{path} is a checkpoint, but not a snapshot; pass a file of SnapshotSaver"
         )
     return state
+
+
+def _try_to_read(path: Path) -> Any:
+    try:
+        return _read(path)
+    except CheckpointDamaged as error:
+        _log.warning("%s; trying the snapshot before it", error)
+        return None
+
+
+def _part_of_rank(path: Path) -> Path:
+    """Return the path of this rank's part of a snapshot, given that of rank 0."""
+    rank = rank_and_world_size()[0]
+    return path if rank == 0 else path.with_suffix(f".rank-{rank}{path.suffix}")
+
+
+def _step_of(path: Path) -> str:
+    return path.name.removeprefix("step_").partition(".")[0]
+
+
+def _check_ranks(saved: int | None) -> None:
+    size = rank_and_world_size()[1]
+    if saved is not None and saved != size:
+        raise CheckpointMismatch(
+            f"the snapshot was saved by {saved} rank(s), but {size} run now; resume it with "
+            f"{saved}, or load a checkpoint instead, which does not depend on their number"
+        )
 
 
 def _random_state() -> dict[str, Any]:

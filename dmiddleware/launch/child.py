@@ -17,7 +17,7 @@ import msgspec
 
 from dmiddleware.launch.leftovers import marked_environment, new_mark
 from dmiddleware.launch.output import LogFile
-from dmiddleware.launch.plan import NodeConfig, NodePlan
+from dmiddleware.launch.plan import NodeConfig, NodePlan, RankPlan
 from dmiddleware.launch.status import NodeStatus
 
 __all__ = ["Child", "Failure"]
@@ -128,7 +128,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[write_end],
-                env=marked_environment(run_mark, self.mark),
+                env=self._environment(run_mark),
                 # Only the launcher receives Ctrl-C; it then stops the nodes in order.
                 start_new_session=True,
             )
@@ -143,6 +143,18 @@ class Child:
             msgspec.structs.replace(self.config, status_fd=write_end, mark=self.mark, log=log)
         )
         return read_end
+
+    def _environment(self, run_mark: str) -> dict[str, str]:
+        """Return the process's environment, with the variables of a learner's process group.
+
+        Those that the launcher has itself, because torchrun has started it for example, are for
+        another group.
+        """
+        ranks = self.plan.ranks
+        environment = marked_environment(run_mark, self.mark)
+        for name in RankPlan(0, 1, 0).environment():
+            environment.pop(name, None)
+        return environment | ({} if ranks is None else ranks.environment())
 
     def send(self, message: NodeConfig | str) -> None:
         """Send a line of JSON: first the node's configuration, then a reason to stop."""

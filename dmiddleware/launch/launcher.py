@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,7 @@ from dmiddleware.launch.descriptor_limit import descriptors_needed, raise_descri
 from dmiddleware.launch.display import choose_display
 from dmiddleware.launch.guard import guard
 from dmiddleware.launch.leftovers import new_mark
-from dmiddleware.launch.main_function import check_main
+from dmiddleware.launch.main_function import check_data_parallel, check_main
 from dmiddleware.launch.output import SteadyStream
 from dmiddleware.launch.owned_folder import owned_folder
 from dmiddleware.launch.plan import (
@@ -29,6 +30,7 @@ from dmiddleware.launch.plan import (
     NodeConfig,
     NodePlan,
     assign_roles,
+    count_hubs,
     hub_index,
     needs_key,
     parse_roles,
@@ -36,6 +38,7 @@ from dmiddleware.launch.plan import (
 )
 from dmiddleware.launch.platforms import DEFAULT_PORT, KEY_VARIABLE, Placement, place
 from dmiddleware.launch.supervisor import Supervisor, SupervisorOptions
+from dmiddleware.pipeline import Role
 from dmiddleware.router.protocol.topology import Scheme, count_listening
 from dmiddleware.router.transport.tls import TlsFiles
 
@@ -74,9 +77,14 @@ def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
         scheme = "tls+tcp" if options["protocol"] == "tls+tcp" else "tcp"
         placement = place(options["platform"], env, port=_port(options), scheme=scheme)
         request = _request(options, placement, run_dir)
-        plans = plan_nodes(request, free_ports=_free_ports(request))
+        ports, rendezvous_port = _free_ports(request)
+        request = replace(request, rendezvous_port=rendezvous_port)
+        plans = plan_nodes(request, free_ports=ports)
         raise_descriptor_limit(descriptors_needed(plans))
         check_main(options["main"], Path(options["package"]))
+        if count_hubs(request) > 1 and Role.COORDINATOR not in chain.from_iterable(request.roles):
+            n_learners = count_hubs(request)
+            check_data_parallel(options["main"], Path(options["package"]), n_learners=n_learners)
         is_alone = not request.joins and placement.count == 1
         key, is_new_key = _key(options, env, plans, is_alone=is_alone)
         tls, stamp = _tls(options), _stamp(placement, env)
@@ -178,6 +186,9 @@ def _request(options: Mapping[str, Any], placement: Placement, run_dir: Path) ->
     ]
     hub_host = hub_index([tuple(chain.from_iterable(roles)) for roles in roles_of_hosts])
     has_hub = placement.index == hub_host
+    hubs = [
+        index for index, names in enumerate(roles_of_hosts[hub_host]) if Role.LEARNER in names
+    ] or [0]
     redis = _redis(options, placement) if protocol == "redis" else ""
     attach_to = _attach_to(options)
     joins = bool(attach_to)
@@ -189,20 +200,22 @@ def _request(options: Mapping[str, Any], placement: Placement, run_dir: Path) ->
         _check_hosts(options)
         address = _THIS_HOST
         if protocol == "redis":
-            hub = f"{redis}/{_NODES_PER_HOST * hub_host + hub_index(roles_of_hosts[hub_host])}"
+            addresses = [f"{redis}/{_NODES_PER_HOST * hub_host + hub}" for hub in hubs]
         else:
-            hub = placement.hub_address(hub_host)
+            addresses = [placement.hub_address(hub_host, number) for number in range(len(hubs))]
             address, bind = placement.address, bind or placement.bind
         if not has_hub and not joins:
-            attach_to = (hub,)
+            attach_to = tuple(addresses)
         if protocol != "redis":
             listens = options["topology"] == "mesh" or not attach_to
             ports = (ports or (placement.port,)) if listens else ()
+    n_before = sum(map(len, roles_of_hosts[: placement.index]))
     roles = roles_of_hosts.pop(placement.index)
     return LaunchRequest(
         main=options["main"],
         roles=roles,
         elsewhere=tuple(chain.from_iterable(roles_of_hosts)),
+        n_before=n_before,
         has_hub=has_hub,
         protocol=protocol,
         address=address,
@@ -424,25 +437,30 @@ def _spec(options: Mapping[str, Any]) -> dict[str, Any]:
     return dict(spec)
 
 
-def _free_ports(request: LaunchRequest) -> list[int]:
-    """Find ports that are free on this host, one per node that will listen.
+def _free_ports(request: LaunchRequest) -> tuple[list[int], int]:
+    """Find ports that are free on this host: one per node that will listen, and one for learners.
 
     They are below the range from which systems choose ports for outgoing connections: such a
     connection could otherwise take the port of a node that is being restarted. The search starts at
     a random port, so runs that start together choose different ones.
     """
+    wanted = count_listening(
+        request.topology, len(request.roles), request.attach_to, count_hubs(request)
+    )
     if request.protocol in ("ipc", "redis") or request.ports:
-        return []
-    wanted = count_listening(request.topology, len(request.roles), request.attach_to)
+        wanted = 0
     ports: list[int] = []
     first = secrets.randbelow(_N_PORTS)
     for offset in range(_N_PORTS):
-        if len(ports) == wanted:
-            break
         port = DEFAULT_PORT + (first + offset) % _N_PORTS
-        if _is_free(request.bind or request.address, port):
-            ports.append(port)
-    return ports
+        is_last = len(ports) == wanted
+        host = _THIS_HOST if is_last else request.bind or request.address
+        if port in request.ports or not _is_free(host, port):
+            continue
+        if is_last:
+            return ports, port
+        ports.append(port)
+    return ports, 0
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -108,6 +108,8 @@ class _NodeProcess:
             clock=self._clock,
             stamp=config.stamp,
             run_roles=plan.run_roles,
+            role_index=plan.role_index,
+            n_ranks=1 if plan.ranks is None else plan.ranks.size,
             on_failure=self._note_failure,
         )
 

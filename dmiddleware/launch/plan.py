@@ -31,7 +31,9 @@ __all__ = [
     "MqType",
     "NodeConfig",
     "NodePlan",
+    "RankPlan",
     "assign_roles",
+    "count_hubs",
     "hub_index",
     "needs_key",
     "parse_roles",
@@ -52,6 +54,7 @@ class LaunchRequest:
         main: the function to run in each node, ``package.module.function``.
         roles: the roles of each node; a node without roles runs the whole chain.
         elsewhere: the roles of each node that the launchers on other hosts start.
+        n_before: how many of these the launchers before this one start.
         has_hub: whether the hub, which the nodes of all other hosts dial, is started here. It is
             the learner if this launcher starts it, otherwise the first node.
         protocol: ``ipc``, ``tcp``, ``tls+tcp`` or ``redis``.
@@ -66,11 +69,13 @@ class LaunchRequest:
         labels: labels of every node.
         run_dir: folder for the sockets of ipc, owned by the launcher.
         redis: for redis, the prefix of all addresses.
+        rendezvous_port: the port at which learners meet that learn as one.
     """
 
     main: str
     roles: tuple[tuple[str, ...], ...] = ((),)
     elsewhere: tuple[tuple[str, ...], ...] = ()
+    n_before: int = 0
     has_hub: bool = True
     protocol: Scheme = "ipc"
     address: str = "127.0.0.1"
@@ -84,6 +89,33 @@ class LaunchRequest:
     labels: tuple[str, ...] = ()
     run_dir: Path | None = None
     redis: str = ""
+    rendezvous_port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    """A learner's place among the learners of its run, which learn as one.
+
+    Attributes:
+        rank: its number among them.
+        size: how many there are.
+        port: the port at which they meet, on the host that they share.
+    """
+
+    rank: int
+    size: int
+    port: int
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that describe it to ``torch.distributed``."""
+        return {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self.port),
+            "RANK": str(self.rank),
+            "LOCAL_RANK": str(self.rank),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_WORLD_SIZE": str(self.size),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +132,9 @@ class NodePlan:
         n_peers: how many peers must connect before the first step.
         run_roles: the roles that nodes of the run have; None: unknown, because the node joins a
             run that others started.
+        role_index: its number among the nodes of the run with the same roles; among those of its
+            launcher if the node joins a run.
+        ranks: its place among the learners; None: it is not one.
     """
 
     node_id: int
@@ -110,6 +145,8 @@ class NodePlan:
     advertise: str = ""
     n_peers: int = 0
     run_roles: tuple[str, ...] | None = None
+    role_index: int = 0
+    ranks: RankPlan | None = None
 
     @property
     def learns(self) -> bool:
@@ -227,15 +264,15 @@ def plan_nodes(request: LaunchRequest, *, free_ports: Sequence[int] = ()) -> lis
         free_ports: ports to use on tcp where the request names none.
 
     Raises:
-        LaunchError: if options contradict each other, or the run has more than one learner.
+        LaunchError: if options contradict each other, or the learners cannot learn as one.
     """
     _check_main(request.main)
     _check_learners(request)
     request = replace(request, attach_to=tuple(dict.fromkeys(request.attach_to)))
     node_ids = _node_ids(request)
-    hub = hub_index(request.roles)
-    # The hub is planned first: it gets the first port, and in a star it is the node that listens.
-    order = [hub, *(index for index in range(len(node_ids)) if index != hub)]
+    # Hubs are planned first: they get the first ports, and in a star only they listen.
+    hubs = _hubs(request.roles)
+    order = [*hubs, *(index for index in range(len(node_ids)) if index not in hubs)]
     try:
         nodes = plan(
             request.topology,
@@ -247,6 +284,7 @@ def plan_nodes(request: LaunchRequest, *, free_ports: Sequence[int] = ()) -> lis
             ports=_ports(request, free_ports),
             attach_to=request.attach_to,
             redis=request.redis,
+            n_hubs=len(hubs),
         )
     except TopologyError as error:
         raise LaunchError(str(error)) from error
@@ -261,6 +299,8 @@ def plan_nodes(request: LaunchRequest, *, free_ports: Sequence[int] = ()) -> lis
             advertise=node.advertise,
             n_peers=_n_peers(request, node, len(nodes)),
             run_roles=run_roles,
+            role_index=_role_index(request, index),
+            ranks=_rank_plan(request, index),
         )
         for index, node in zip(order, nodes, strict=True)
     }
@@ -269,7 +309,28 @@ def plan_nodes(request: LaunchRequest, *, free_ports: Sequence[int] = ()) -> lis
 
 def hub_index(roles: Sequence[Sequence[str]]) -> int:
     """Return the index of the learner, or 0: the node that a star's other nodes dial."""
-    return next((index for index, names in enumerate(roles) if Role.LEARNER in names), 0)
+    return _hubs(roles)[0]
+
+
+def count_hubs(request: LaunchRequest) -> int:
+    """Return how many of the nodes listen in a star: all learners, or the first node."""
+    return len(_hubs(request.roles))
+
+
+def _hubs(roles: Sequence[Sequence[str]]) -> list[int]:
+    return [index for index, names in enumerate(roles) if Role.LEARNER in names] or [0]
+
+
+def _role_index(request: LaunchRequest, index: int) -> int:
+    before = (*request.elsewhere[: request.n_before], *request.roles[:index])
+    return before.count(request.roles[index])
+
+
+def _rank_plan(request: LaunchRequest, index: int) -> RankPlan | None:
+    hubs = _hubs(request.roles)
+    if Role.LEARNER not in request.roles[index]:
+        return None
+    return RankPlan(hubs.index(index), len(hubs), request.rendezvous_port)
 
 
 def needs_key(plans: Sequence[NodePlan]) -> bool:
@@ -287,15 +348,22 @@ def _check_main(main: str) -> None:
 
 
 def _check_learners(request: LaunchRequest) -> None:
-    learners = sum(Role.LEARNER in roles for roles in (*request.roles, *request.elsewhere))
-    if learners > 1:
-        remedy = (
-            "; give each host its roles in --platform-spec, with learner=1 in only one of them"
-            if request.elsewhere
-            else "; use learner=1 in --roles and start more collectors instead"
-        )
+    here, elsewhere = (
+        sum(Role.LEARNER in roles for roles in nodes)
+        for nodes in (request.roles, request.elsewhere)
+    )
+    learners = here + elsewhere
+    if learners > 1 and max(here, elsewhere) < learners:
         raise LaunchError(
-            f"the run would have {learners} learners, and each would train on every batch{remedy}"
+            f"the run would have {learners} learners on several hosts, but learners that learn as "
+            "one must share a host; give each host its roles in --platform-spec, with learner=N in "
+            "only one of them"
+        )
+    collectors = sum(Role.COLLECTOR in roles for roles in (*request.roles, *request.elsewhere))
+    if 0 < collectors < learners:
+        raise LaunchError(
+            f"each collector sends to one of the {learners} learners, so {collectors} would leave "
+            f"some without data; use collector={learners} or more in --roles"
         )
     if request.joins and (learners or () in request.roles):
         raise LaunchError(
@@ -368,5 +436,5 @@ def _n_peers(request: LaunchRequest, node: NodeAddresses, n_nodes: int) -> int:
         others += len(request.attach_to)
     elif not node.listen:
         others = len(node.dial)
-    is_hub = request.has_hub and not request.joins and node.index == 0
+    is_hub = request.has_hub and not request.joins and node.index < count_hubs(request)
     return others + (len(request.elsewhere) if is_hub else 0)

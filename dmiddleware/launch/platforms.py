@@ -64,9 +64,9 @@ class Placement:
         """This host's address, as the other hosts reach it."""
         return self.hosts[self.index]
 
-    def hub_address(self, host: int) -> str:
-        """The address to dial if the hub runs on the host with this index."""
-        return socket_address(self.scheme, self.hosts[host], self.port)
+    def hub_address(self, host: int, number: int = 0) -> str:
+        """The address to dial for one of the hubs, which run on the host with this index."""
+        return socket_address(self.scheme, self.hosts[host], self.port + number)
 
 
 def place(

@@ -207,7 +207,11 @@ class Supervisor:
     def _check(self) -> None:
         self._reap()
         for child in self.children:
-            if child.restart_at is not None and self._now() >= child.restart_at:
+            if child.restart_at is None or self._now() < child.restart_at:
+                continue
+            # A process group cannot be rejoined: its ranks start again when all of them have ended.
+            group = (child, *self._other_ranks(child))
+            if not any(one.alive and one.restart_at is not None for one in group):
                 self._start(child)
         self._end_with_the_run()
         self._enforce_deadline()
@@ -277,7 +281,9 @@ class Supervisor:
             if child.process.stdin is not None:
                 with contextlib.suppress(BrokenPipeError):
                     child.process.stdin.close()
-            if child.exit_code != 0 and child not in self._too_late:
+            if child.restart_at is not None:
+                self._note(f"{child.name} has ended, to be restarted with the other learners")
+            elif child.exit_code != 0 and child not in self._too_late:
                 self._on_failure(child)
 
     def _on_failure(self, child: Child) -> None:
@@ -332,13 +338,24 @@ class Supervisor:
 
     def _plan_restart(self, child: Child, failure: str) -> None:
         pause_s = min(FIRST_BACKOFF_S * 2 ** len(child.restarted_at), LONGEST_BACKOFF_S)
-        child.restarts += 1
-        child.restart_at = self._now() + pause_s
-        child.restarted_at.append(child.restart_at)
+        ranks = self._other_ranks(child)
+        for one in (child, *ranks):
+            one.restarts += 1
+            one.restart_at = self._now() + pause_s
+            one.restarted_at.append(one.restart_at)
+        what = "all learners" if ranks else "it"
         self._note(
-            f"{failure}; restarting it in {pause_s:g} s (restart {len(child.restarted_at)} of "
+            f"{failure}; restarting {what} in {pause_s:g} s (restart {len(child.restarted_at)} of "
             f"{self._options.max_restarts})"
         )
+        for other in ranks:
+            other.kill()
+
+    def _other_ranks(self, child: Child) -> list[Child]:
+        """Return the nodes that learn as one with a node."""
+        if child.plan.ranks is None:
+            return []
+        return [one for one in self.children if one is not child and one.plan.ranks is not None]
 
     def _first_failure(self) -> Failure:
         """Return the failure that happened first; others may be consequences of it.
@@ -376,6 +393,8 @@ class Supervisor:
             return
         for child in self.children:
             just_restarted = child.alive and child.restarts > 0 and child.status.step == 0
+            if just_restarted and any(one.exit_code == 0 for one in self._other_ranks(child)):
+                continue  # they were restarted together, and have taken the same steps since
             if (child.restart_at is not None or just_restarted) and child.asked_at is None:
                 self._give_up(child)
         if any(child.ended_with_run for child in self.children):

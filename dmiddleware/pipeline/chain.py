@@ -122,7 +122,7 @@ class PlanItem:
         entry: the entry that uses it.
         path: its number in the chain, from 1, with the numbers within groups (``"3.1"``); empty if
             it is called by hand.
-        active: whether it runs in the task's roles.
+        active: whether it runs in the task's roles and rank.
         children: the members, if it is a group.
     """
 
@@ -220,17 +220,18 @@ def make_entry(mw: Any, *, roles: Iterable[str] | None = None, lock: Lock | None
 
 
 def make_plan(
-    entries: Sequence[Entry], roles: frozenset[str], *, by_hand: bool = False
+    entries: Sequence[Entry], roles: frozenset[str], *, rank: int = 0, by_hand: bool = False
 ) -> tuple[PlanItem, ...]:
     """Number the entries, and find out which are active.
 
     Args:
         entries: the chain.
         roles: the task's; none means that everything is active.
+        rank: the task's; middleware that declare ``lead_only`` are active on rank 0 only.
         by_hand: whether they are called by hand, and so have no numbers in the chain.
     """
     return tuple(
-        _make_item(entry, "" if by_hand else str(number), roles, within_active=True)
+        _make_item(entry, "" if by_hand else str(number), roles, rank, within_active=True)
         for number, entry in enumerate(entries, start=1)
     )
 
@@ -575,11 +576,14 @@ class Wrapped(Generic[C]):
         return self._start(ctx)
 
 
-def _make_item(entry: Entry, path: str, roles: frozenset[str], *, within_active: bool) -> PlanItem:
+def _make_item(
+    entry: Entry, path: str, roles: frozenset[str], rank: int, *, within_active: bool
+) -> PlanItem:
     active = within_active and (not roles or not entry.roles or not roles.isdisjoint(entry.roles))
+    active = active and (rank == 0 or not declared(entry.middleware, "lead_only", False))
     members = entry.middleware.entries if isinstance(entry.middleware, Group) else ()
     children = tuple(
-        _make_item(member, f"{path}.{number}".lstrip("."), roles, within_active=active)
+        _make_item(member, f"{path}.{number}".lstrip("."), roles, rank, within_active=active)
         for number, member in enumerate(members, start=1)
     )
     return PlanItem(entry, path, active, children)

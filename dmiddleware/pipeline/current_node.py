@@ -66,6 +66,9 @@ class CurrentNode:
         clock: measures time for its tasks; None: the clock of the machine.
         stamp: identifies the run: all its processes have the same one; empty: none.
         run_roles: the roles of all processes of the run; None: unknown.
+        role_index: its number among the processes with the same roles that its launcher has
+            started; None: unknown.
+        n_ranks: how many processes the launcher has started to learn as one.
         on_failure: called with the error of a task when it leaves :meth:`Task.run`, before the
             task is closed.
     """
@@ -79,6 +82,8 @@ class CurrentNode:
         clock: Clock | None = None,
         stamp: str = "",
         run_roles: tuple[str, ...] | None = None,
+        role_index: int | None = None,
+        n_ranks: int = 1,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._on_failure = on_failure
@@ -86,6 +91,8 @@ class CurrentNode:
         self.roles = roles
         self.labels = labels
         self.run_roles = run_roles
+        self.role_index = role_index
+        self.n_ranks = n_ranks
         self.clock: Clock = clock if clock is not None else SystemClock()
         self._stamp = stamp
         self._n_stamps = 0

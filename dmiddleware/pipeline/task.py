@@ -80,6 +80,9 @@ class Task(Generic[C]):
         roles: the roles of this process in the run; none: those of the current node.
         seed: the seed of the run, from which :meth:`seed_for` derives all others.
         labels: names by which this process can be selected, in addition to the router's.
+        rank: this process's number among those that run this task as one, with the same seed; see
+            ``dmiddleware.policy.data_parallel``. Only rank 0 runs the middleware that declare
+            ``lead_only = True``: those that evaluate, log and save.
         name: the task's name in messages.
         clock: measures deadlines; None: the clock of the current node, or of the machine.
         lock_timeout_s: the most seconds that a middleware waits for its lock.
@@ -101,6 +104,7 @@ class Task(Generic[C]):
         roles: Iterable[str] = (),
         seed: int = 0,
         labels: Iterable[str] = (),
+        rank: int = 0,
         name: str = "task",
         clock: Clock | None = None,
         lock_timeout_s: float = 600.0,
@@ -114,6 +118,7 @@ class Task(Generic[C]):
         roles: Iterable[str] = (),
         seed: int = 0,
         labels: Iterable[str] = (),
+        rank: int = 0,
         name: str = "task",
         clock: Clock | None = None,
         lock_timeout_s: float = 600.0,
@@ -126,10 +131,13 @@ class Task(Generic[C]):
         roles: Iterable[str] = (),
         seed: int = 0,
         labels: Iterable[str] = (),
+        rank: int = 0,
         name: str = "task",
         clock: Clock | None = None,
         lock_timeout_s: float = 600.0,
     ) -> None:
+        if rank < 0:
+            raise ValueError(f"rank must not be negative, got {rank}")
         if ctx is _NOT_GIVEN:
             ctx = OnlineRLContext()
         if not isinstance(ctx, Context):
@@ -149,6 +157,7 @@ class Task(Generic[C]):
         self.name = name
         self.clock: Clock = clock if clock is not None else SystemClock()
         self.events = EventBus(name=f"{name} events", clock=self.clock, router=router)
+        self._rank = rank
         self._roles = frozenset(string_tuple(roles))
         place = ("standalone",) if router is None else ("distributed", *router.labels)
         self._labels = frozenset((*place, *string_tuple(labels)))
@@ -166,6 +175,7 @@ class Task(Generic[C]):
         self._at_step_end: list[Callable[[], object]] = []
         self._at_stop: list[Callable[[], object]] = [self.events.wake]
         self._stop = StopRequest()
+        self._held_stop: StopRequest | None = None
         self._relayed_stop: _PeerStop | None = None
         self._relays = True
         self._in_last_step = False
@@ -205,6 +215,11 @@ class Task(Generic[C]):
     def labels(self) -> frozenset[str]:
         """Names by which this process can be selected."""
         return self._labels
+
+    @property
+    def rank(self) -> int:
+        """This process's number among those that run this task as one."""
+        return self._rank
 
     @property
     def running(self) -> bool:
@@ -263,7 +278,8 @@ class Task(Generic[C]):
     def seed_for(self, *scope: str | int) -> int:
         """Derive the seed of one random generator from the run's seed.
 
-        In a run of several processes, the seeds of each process depend on its node id.
+        In a run of several processes, the seeds of each process depend on its node id, or, without
+        a router, on its rank.
 
         Args:
             scope: identifies the generator in this process, from the outside in:
@@ -272,7 +288,11 @@ class Task(Generic[C]):
         Returns:
             An integer in ``[0, 2**31)``.
         """
-        node = () if self.router is None else ("node", self.router.node_id)
+        node: tuple[str | int, ...] = ()
+        if self.router is not None:
+            node = "node", self.router.node_id
+        elif self._rank:
+            node = "rank", self._rank
         return derive_seed(self.seed, *node, *scope)
 
     def use(
@@ -458,7 +478,7 @@ class Task(Generic[C]):
             self._plan(),
             self.ctx,
             self._roles,
-            by_hand=make_plan(self._by_hand, self._roles, by_hand=True),
+            by_hand=make_plan(self._by_hand, self._roles, rank=self._rank, by_hand=True),
             has_peers=self.router is not None,
             run_roles=self._run_roles,
         )
@@ -525,7 +545,43 @@ class Task(Generic[C]):
                 further step. False for an interruption, and for a limit that the caller also checks
                 in its ``setup``, so that the run continues if the limit was raised.
         """
-        self._stop.make(reason, ok=ok, only_local=only_local, final=final)
+        self._request().make(reason, ok=ok, only_local=only_local, final=final)
+        self._wake()
+
+    def hold_stops(self) -> None:
+        """Let this and all further stops wait until :meth:`decide_stop`.
+
+        Processes that run the same steps together must also leave them together. One of them can
+        be stopped at any time; it continues until all of them know, and have decided on the stop.
+        """
+        if self._held_stop is None:
+            self._held_stop, self._stop = self._stop, StopRequest()
+
+    @property
+    def held_stop(self) -> dict[str, Any] | None:
+        """The stop that waits for :meth:`decide_stop`, as plain values; None: none does."""
+        stop = self._held_stop
+        if stop is None or stop.reason is None or self.finish:
+            return None
+        origin = stop.origin
+        if origin is None and self.router is not None:
+            origin = self.router.node_id
+        return {
+            "reason": stop.reason,
+            "ok": stop.ok,
+            "only_local": stop.only_local,
+            "final": stop.final,
+            "origin": origin,
+        }
+
+    def decide_stop(self, stop: Mapping[str, Any]) -> None:
+        """Stop the task at the end of this step, as :attr:`held_stop` of one of the processes says.
+
+        Args:
+            stop: the same in all of them.
+        """
+        is_own = self.router is not None and stop["origin"] == self.router.node_id
+        self._stop.make(**{**stop, "origin": None if is_own else stop["origin"]})
         self._wake()
 
     def at_stop(self, function: Callable[[], object]) -> None:
@@ -591,7 +647,7 @@ class Task(Generic[C]):
     def _run(self, max_step: int | None) -> None:
         chain = self._prepare()
         if self.router is not None:
-            self.router.wait_until_ready(stopped=lambda: self.finish)
+            self.router.wait_until_ready(stopped=lambda: self._request().reason is not None)
         n_steps = 0
         while self._stop.reason is None and n_steps != max_step:
             if self._step_done:
@@ -646,12 +702,17 @@ class Task(Generic[C]):
     def _accept_stop(self, stop: _PeerStop, sender: int) -> None:
         """Stop because of a peer, and at once stop those that it may not reach."""
         assert self.router is not None
-        if self._stop.reason is None:
-            self._stop.make(stop.reason, ok=stop.ok, final=stop.final, origin=stop.node_id)
+        request = self._request()
+        if request.reason is None:
+            request.make(stop.reason, ok=stop.ok, final=stop.final, origin=stop.node_id)
             self._wake()
         if self._relays and not {sender}.issuperset(self.router.peer_ids()):
             self._relays = False
             self._send_stop(stop)
+
+    def _request(self) -> StopRequest:
+        """Return what a stop changes: the request that waits, if stops are held."""
+        return self._held_stop if self._held_stop is not None and not self.finish else self._stop
 
     def _wake(self) -> None:
         for function in self._at_stop:
@@ -699,7 +760,8 @@ class Task(Generic[C]):
             self._layers.append(layer)
 
     def _compile(self, entries: Sequence[Entry], *, by_hand: bool = False) -> Chain:
-        return self._compiler().compile(make_plan(entries, self._roles, by_hand=by_hand))
+        plan = make_plan(entries, self._roles, rank=self._rank, by_hand=by_hand)
+        return self._compiler().compile(plan)
 
     def _compiler(self) -> Compiler:
         return Compiler(
@@ -710,7 +772,7 @@ class Task(Generic[C]):
         )
 
     def _plan(self) -> tuple[PlanItem, ...]:
-        return make_plan(self._entries, self._roles)
+        return make_plan(self._entries, self._roles, rank=self._rank)
 
     def _prepare(self) -> Chain:
         """Check the chain, and compile and set up whatever is new."""
@@ -730,7 +792,7 @@ class Task(Generic[C]):
 
     def _register(self, entries: Sequence[Entry]) -> None:
         """Add the members of the entries to the lifecycle, in the order of their set-up."""
-        for item in leaves(make_plan(entries, self._roles)):
+        for item in leaves(make_plan(entries, self._roles, rank=self._rank)):
             subject = middleware_object(item.entry.middleware)
             is_method = subject is not item.entry.middleware
             name = middleware_name(subject) if is_method else item.name

@@ -303,6 +303,8 @@ class Cluster:
             clock=self.simulation,
             stamp=self._stamp,
             run_roles=plan.run_roles,
+            role_index=plan.role_index,
+            n_ranks=1 if plan.ranks is None else plan.ranks.size,
         )
         incarnation = node.incarnation
         try:

@@ -18,6 +18,7 @@ from dmiddleware.pipeline import (
     current_node,
 )
 from middleware.support.checks import check_positive
+from middleware.support.ranks import Ranks
 
 __all__ = [
     "CONSUMED",
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 Counters: TypeAlias = Mapping[str, int]
-"""``env_step``, ``env_episode`` and ``train_iter`` of the learner, and its ``epoch``.
+"""``env_step``, ``env_episode`` and ``train_iter`` of the learner, its ``epoch`` and ``ranks``.
 
 A learner that is restarted has a larger epoch than any before it: the incarnation of its router, on
 which its peers agree.
@@ -74,6 +75,7 @@ class Exchange:
         self._timeout_s = timeout_s
         self.settings: dict[str, Any] = {"timeout_s": timeout_s}
         self._changed = threading.Condition()
+        self._ranks = Ranks()
         self._task: Task[Any] | None = None
         self._node: CurrentNode | None = None
         self._left: dict[int, str] = {}
@@ -83,6 +85,7 @@ class Exchange:
         """Subscribe to the events of the other nodes."""
         self._task = task if task.router is not None else None
         self._node = current_node()
+        self._ranks = Ranks()
         if self._task is not None:
             task.at_stop(self._wake)
             task.on("node.left", self._handler(self._on_left))
@@ -95,9 +98,12 @@ class Exchange:
 
     def _counters(self, ctx: OnlineRLContext) -> Counters:
         """Return the counters of this learner."""
-        assert self._task is not None and self._task.router is not None
         counters = {name: getattr(ctx, name) for name in _COUNTERS}
-        return {**counters, "epoch": self._task.router.incarnation}
+        return {**counters, "epoch": self._epoch(), "ranks": self._ranks.size}
+
+    def _epoch(self) -> int:
+        assert self._task is not None and self._task.router is not None
+        return self._task.router.incarnation
 
     def _wake(self) -> None:
         with self._changed:
@@ -116,6 +122,8 @@ class Exchange:
         """
         task = self._task
         if task is None or task.finish or not task.stopped_ok or not task.has_role(Role.LEARNER):
+            return
+        if not self._ranks.leads:
             return
         try:
             task.emit(ENDED, only_remote=True)

@@ -20,12 +20,13 @@ from dmiddleware.pipeline import (
     running_as,
 )
 from middleware import ContextExchanger
-from middleware.exchange import COLLECTED, EVALUATED, WAITING
+from middleware.exchange import EVALUATED, WAITING, collected_event
 from middleware.support.exchange_base import CONSUMED, LEARNED
 from middleware.support.replay import count_drawn
 from tests.middleware.nodes import node, run_nodes
 
 SHORT_S = 0.05
+COLLECTED = collected_event(0, n_ranks=1)
 
 
 @pytest.fixture
@@ -88,8 +89,16 @@ def evaluation(value: float) -> dict[str, Any]:
     }
 
 
-def counters(train_iter: int, *, env_step: int = 0, epoch: int = 1) -> dict[str, Any]:
-    return {"train_iter": train_iter, "env_step": env_step, "env_episode": 0, "epoch": epoch}
+def counters(
+    train_iter: int, *, env_step: int = 0, epoch: int = 1, ranks: int = 1
+) -> dict[str, Any]:
+    return {
+        "train_iter": train_iter,
+        "env_step": env_step,
+        "env_episode": 0,
+        "epoch": epoch,
+        "ranks": ranks,
+    }
 
 
 class Seen:
@@ -263,6 +272,23 @@ def test_a_collector_that_joins_later_starts_from_the_learner_s_counters(
     arrive(collector, LEARNED, counters(100, env_step=5000))
     collector.run(max_step=1)
     assert collector.ctx.env_step == 5004
+
+
+def test_a_collector_sends_to_the_rank_of_its_number(tmp_path: Path) -> None:
+    def run_learner(task: Task[Any]) -> Any:
+        got: list[int] = []
+        for rank in range(3):
+            task.on(collected_event(rank, n_ranks=3), lambda _, rank=rank: got.append(rank))
+        task.on("node.joined", lambda *_, **__: task.emit(LEARNED, counters(0, ranks=3)))
+        task.emit(LEARNED, counters(0, ranks=3))
+        task.use(lambda ctx: task.stop("enough") if len(got) == 2 else None).run()
+        return got
+
+    def run_collector(task: Task[Any]) -> Any:
+        task.use(ContextExchanger()).use(collect).run()
+
+    got, _ = run_nodes(tmp_path, (Role.LEARNER, run_learner), (Role.COLLECTOR, run_collector))
+    assert got == [1, 1]  # without a launcher, its number is its node id
 
 
 def test_a_collector_waits_when_it_is_max_ahead(collector: Task[Any]) -> None:

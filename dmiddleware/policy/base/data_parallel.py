@@ -35,6 +35,7 @@ __all__ = [
 BEAT_S: Final = 0.5
 """Seconds between the signs of life of a rank."""
 _STORE_S: Final = 5.0
+_BUCKET_BYTES: Final = 25 * 2**20
 
 
 @contextmanager
@@ -331,6 +332,9 @@ class GradientReducer:
 
     def reduce(self) -> None:
         """Average the gradients over the ranks; call it after backward and before the step."""
+        if not self._hooks:
+            self._reduce_in_buckets()
+            return
         self._start_until(len(self._parameters))
         with collective():
             for work in self._works:
@@ -344,6 +348,34 @@ class GradientReducer:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+    def _reduce_in_buckets(self) -> None:
+        """Reduce all gradients in few large messages, since each message takes its time."""
+        share = self.share()
+        for bucket in self._buckets():
+            gradients = [
+                torch.zeros_like(p) if p.grad is None else p.grad.mul_(share) for p in bucket
+            ]
+            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            with collective():
+                dist.all_reduce(flat)
+            sizes = [gradient.numel() for gradient in gradients]
+            for parameter, part in zip(bucket, torch.split(flat, sizes), strict=True):
+                parameter.grad = part.view_as(parameter)
+
+    def _buckets(self) -> Iterator[list[nn.Parameter]]:
+        """Yield the parameters, together if they have one dtype and are not too large."""
+        bucket: list[nn.Parameter] = []
+        n_bytes = 0
+        for parameter in self._parameters:
+            is_other = bucket and parameter.dtype != bucket[-1].dtype
+            if is_other or n_bytes >= _BUCKET_BYTES:
+                yield bucket
+                bucket, n_bytes = [], 0
+            bucket.append(parameter)
+            n_bytes += parameter.numel() * parameter.element_size()
+        if bucket:
+            yield bucket
 
     def _make_hook(self, position: int) -> Callable[[torch.Tensor], None]:
         def reduce_when_ready(_: torch.Tensor) -> None:

@@ -72,12 +72,13 @@ def plan(
     ports: Sequence[int] = (),
     attach_to: Sequence[str] = (),
     redis: str = "",
+    n_hubs: int = 1,
 ) -> list[NodeAddresses]:
     """Plan the network of nodes that are started together.
 
     ``mesh``: each node listens and dials the nodes before it. ``star``: the first node listens and
-    the others dial it, unless the hub was started elsewhere, at ``attach_to``. ``alone``: no node
-    listens; they reach others through ``attach_to`` only.
+    the others dial it, unless the hub was started elsewhere, at ``attach_to``; several hubs also
+    dial each other. ``alone``: no node listens; they reach others through ``attach_to`` only.
 
     Args:
         topology: the topology.
@@ -93,6 +94,7 @@ def plan(
         attach_to: addresses of nodes that were started elsewhere; every node dials them.
         redis: for ``redis``, the common prefix of all addresses, to which ``/`` and the node id are
             added.
+        n_hubs: for ``star``, how many of the nodes are hubs, the first ones.
 
     Raises:
         TopologyError: if the arguments do not fit together.
@@ -107,7 +109,7 @@ def plan(
         raise TopologyError(f"each node needs a unique id, got {list(node_ids)}")
     for other in attach_to:
         check_address(other)
-    n_listening = count_listening(topology, len(node_ids), attach_to)
+    n_listening = count_listening(topology, len(node_ids), attach_to, n_hubs)
     listening = node_ids[:n_listening]
     if protocol == "redis":
         advertised = listen = local = [f"{redis}/{node_id}" for node_id in listening]
@@ -138,10 +140,12 @@ def plan(
     ]
 
 
-def count_listening(topology: TopologyName, n_nodes: int, attach_to: Sequence[str]) -> int:
+def count_listening(
+    topology: TopologyName, n_nodes: int, attach_to: Sequence[str], n_hubs: int = 1
+) -> int:
     """Return how many of the planned nodes listen; these are the first ones."""
     if topology == "star":
-        return 0 if attach_to else 1
+        return 0 if attach_to else n_hubs
     return n_nodes if topology == "mesh" else 0
 
 

@@ -135,10 +135,10 @@ def test_a_program_without_roles_runs_its_whole_chain_in_every_node(folder: Path
     assert text.count("steps: 3") == 3
 
 
-def test_two_learners_are_refused(folder: Path) -> None:
-    code, text = run(folder, "--main", "program.main", "--roles", "learner=2,collector=1")
+def test_two_learners_of_a_program_without_data_parallel_are_refused(folder: Path) -> None:
+    code, text = run(folder, "--main", "program.main", "--roles", "learner=2,collector=2")
     assert code == 1
-    assert "2 learners" in text and "learner=1" in text
+    assert "2 learners" in text and "data_parallel()" in text and "learner=1" in text
     assert "[node" not in text
 
 

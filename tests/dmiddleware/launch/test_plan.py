@@ -10,6 +10,7 @@ import pytest
 from dmiddleware.errors import LaunchError
 from dmiddleware.launch.plan import (
     LaunchRequest,
+    RankPlan,
     assign_roles,
     needs_key,
     parse_roles,
@@ -175,17 +176,63 @@ def test_contradictory_options_are_refused_with_a_remedy(
 LEARNER = (("learner",),)
 
 
-@pytest.mark.parametrize(
-    ("options", "remedy"),
-    [
-        ({"roles": LEARNER * 2}, "learner=1 in --roles"),
-        ({"roles": (*LEARNER, ("learner", "collector"))}, "learner=1 in --roles"),
-        ({"roles": LEARNER, "elsewhere": (("collector",), *LEARNER)}, "--platform-spec"),
-    ],
-)
-def test_a_run_with_two_learners_is_refused(options: dict[str, Any], remedy: str) -> None:
-    with pytest.raises(LaunchError, match=f"2 learners.*{remedy}"):
+def test_learners_on_several_hosts_are_refused() -> None:
+    options = {"roles": LEARNER, "elsewhere": (("collector",), *LEARNER)}
+    with pytest.raises(LaunchError, match=r"2 learners.*--platform-spec"):
         plan_nodes(request(**options))
+
+
+def test_each_learner_needs_a_collector() -> None:
+    with pytest.raises(LaunchError, match="collector=2 or more"):
+        plan_nodes(request(roles=(*LEARNER * 2, ("collector",))))
+
+
+@pytest.mark.parametrize("topology", ["star", "mesh"])
+def test_learners_meet_at_one_port_and_are_connected_to_all_nodes(topology: str) -> None:
+    roles = assign_roles(parse_roles("collector=2,learner=2,evaluator"), None)
+    plans = plan_nodes(
+        request(roles=roles, topology=topology, rendezvous_port=7000, protocol="tcp", ports=(5000,))
+    )
+    assert [plan.ranks for plan in plans] == [
+        None,
+        None,
+        RankPlan(0, 2, 7000),
+        RankPlan(1, 2, 7000),
+        None,
+    ]
+    assert [plan.role_index for plan in plans] == [0, 1, 0, 1, 0]
+    assert [plan.listen for plan in plans[2:4]] == ["tcp://127.0.0.1:5000", "tcp://127.0.0.1:5001"]
+    assert plans[3].dial == ("tcp://127.0.0.1:5000",)
+    for number in (0, 1, 4):
+        assert plans[number].dial[:2] == ("tcp://127.0.0.1:5000", "tcp://127.0.0.1:5001")
+    if topology == "star":
+        assert [plan.n_peers for plan in plans] == [2, 2, 4, 4, 2]
+
+
+def test_the_variables_of_a_learner_are_those_of_torch_distributed() -> None:
+    assert RankPlan(1, 2, 7000).environment() == {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "7000",
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+
+
+def test_collectors_of_several_hosts_are_counted_together() -> None:
+    plans = plan_nodes(
+        request(
+            roles=COLLECTORS,
+            elsewhere=(*LEARNER * 2, *COLLECTORS, *COLLECTORS),
+            n_before=4,
+            has_hub=False,
+            protocol="tcp",
+            attach_to=("tcp://10.0.0.1:25515", "tcp://10.0.0.1:25516"),
+        )
+    )
+    assert [plan.role_index for plan in plans] == [2, 3]
+    assert [plan.n_peers for plan in plans] == [2, 2]
 
 
 @pytest.mark.parametrize("roles", [LEARNER, ((),)])

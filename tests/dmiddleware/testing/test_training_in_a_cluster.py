@@ -82,7 +82,7 @@ def traffic_of(cluster: Cluster, node_id: int) -> EventTraffic:
     """Return a node's counters for collected batches."""
     router = cluster.nodes[node_id].router
     counters = router.traffic() if router is not None else {}
-    return counters.get("exchange.collected", EventTraffic())
+    return counters.get("exchange.collected.0", EventTraffic())
 
 
 def digest(ckpt: Path) -> str:
