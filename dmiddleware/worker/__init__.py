@@ -37,6 +37,7 @@ from dmiddleware.worker.commander import (
     create_parallel_commander,
     get_parallel_commander_cls,
 )
+from dmiddleware.worker.coordinator.coordinator import Coordinator
 from dmiddleware.worker.evaluator import (
     BattleInteractionSerialEvaluator,
     IMetric,
@@ -114,4 +115,5 @@ __all__ = [
     "NaiveLearner",
     "Slave",
     "Master",
+    "Coordinator",
 ]

@@ -451,6 +451,9 @@ class CoordinatorCore:
             if peer in self._workers:
                 yield from self._resources(self._workers[peer], message, now)
         elif isinstance(message, TaskMessage):
+            task = self._adoptable(peer, message)
+            if task is not None:
+                yield from self._adopt(task, self._workers[peer], now)
             task = self._tasks.get(message.task_id)
             if task is None or (task.worker, task.attempt) != (peer, message.attempt):
                 yield from self._late(peer, message, now)
@@ -492,16 +495,21 @@ class CoordinatorCore:
         if not message.task_id:
             worker.enter(WorkerState.IDLE, now)
             return
-        task = self._tasks.get(message.task_id)
-        if (
-            task is None
-            or task.attempt != message.attempt
-            or task.worker
-            or task.kind != worker.kind
-            or task.state is TaskState.QUEUED
-        ):
+        task = self._adoptable(worker.uid, message)
+        if task is None:
             yield from self._tell_to_close(worker, message.task_id, message.attempt, now)
-            return
+        else:
+            yield from self._adopt(task, worker, now)
+
+    def _adoptable(self, peer: str, message: TaskMessage | Resources) -> Task | None:
+        """Return the task that a worker runs for an earlier process of the coordinator."""
+        task, worker = self._tasks.get(message.task_id), self._workers.get(peer)
+        if task is None or worker is None or worker.state is not WorkerState.JOINING:
+            return None
+        is_same = (task.kind, task.attempt) == (worker.kind, message.attempt)
+        return task if is_same and not task.worker and task.state is not TaskState.QUEUED else None
+
+    def _adopt(self, task: Task, worker: Worker, now: float) -> Iterator[Action]:
         task.worker, task.heard_at = worker.uid, now
         worker.enter(WorkerState.BUSY, now, task.task_id)
         yield Note(f"{worker.kind} {worker.uid} still runs {task.task_id}, which continues")

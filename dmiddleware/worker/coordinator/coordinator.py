@@ -1,0 +1,926 @@
+"""The coordinator: gives tasks to workers, and passes step data from collectors to learners."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Final, Self
+
+from easydict import EasyDict
+
+from dmiddleware.config import (
+    Configurable,
+    Option,
+    Range,
+    at_least,
+    count,
+    optional,
+    positive,
+    text,
+)
+from dmiddleware.data import check_saveable, load_checkpoint, save_checkpoint
+from dmiddleware.data.classic import IBuffer, create_buffer, get_buffer_cls
+from dmiddleware.errors import ConfigError, CoordinatorError, DMiddlewareError
+from dmiddleware.logs import TextLog, output_folder
+from dmiddleware.worker.comm.link import Link, create_coordinator_link
+from dmiddleware.worker.comm.store import Store
+from dmiddleware.worker.commander import create_parallel_commander
+from dmiddleware.worker.coordinator.core import (
+    Action,
+    CloseBuffer,
+    Collected,
+    CollectorReported,
+    CoordinatorCore,
+    Demanded,
+    Discard,
+    Ended,
+    LearnerReported,
+    Note,
+    OpenBuffer,
+    Release,
+    Remove,
+    Send,
+    WorkersChanged,
+)
+from dmiddleware.worker.coordinator.messages import (
+    COLLECTOR,
+    LEARNER,
+    DataDemand,
+    Joined,
+    Left,
+    Message,
+)
+from dmiddleware.worker.coordinator.tasks import Task, TaskState
+
+__all__ = ["Coordinator"]
+
+_RECEIVE_S: Final = 0.1
+"""How long the coordinator waits for a message before it looks at its deadlines, in seconds."""
+
+_MOST_MESSAGES: Final = 256
+_MOST_DATA_IDS: Final = 65_536
+_LINK_CLOSE_S: Final = 5.0
+_VERSION: Final = 1
+
+_port = Range("a port", lambda value: type(value) is int and 0 <= value < 2**16)
+
+
+class _OpenBuffer:
+    """A buffer of references, and where its step data is.
+
+    Args:
+        cfg: the buffer's config; ``enable_track_used_data`` is always on.
+        buffer_id: its name in logs.
+        exp_name: folder for its output.
+        clock: returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        cfg: Mapping[str, Any],
+        buffer_id: str,
+        exp_name: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self.cfg = {**cfg, "enable_track_used_data": True}
+        self.items: IBuffer = create_buffer(self.cfg, None, exp_name, buffer_id, clock=clock)
+        self.refs: dict[str, str] = {}
+
+    def take_deleted(self) -> list[str]:
+        """Return the references that nobody needs any more."""
+        ids = self.items.take_deleted()
+        return [self.refs.pop(data_id) for data_id in ids if data_id in self.refs]
+
+
+class Coordinator(Configurable):
+    """Gives the commander's tasks to workers, and passes step data from collectors to learners.
+
+    The coordinator owns the link to the workers, the store of their step data, the commander and
+    the replay buffers. The buffers hold the metadata of the step data. A task whose worker is lost
+    is given to another one. A message about a task that a worker has lost is ignored, and the step
+    data that it announces is deleted.
+
+    :meth:`start` opens the link and starts a thread. The training is over when
+    ``system_shutdown_flag`` is set; :meth:`wait` waits for that. :meth:`close` ends all tasks in
+    order. The methods are thread-safe.
+
+    With ``state_path`` the coordinator saves its state every ``state_every_s`` seconds. A new
+    process with the same ``state_path`` continues from there, and adopts the tasks that workers
+    still run. The file is removed when the training is over.
+
+    Args:
+        cfg: ``main`` (``exp_name``, ``env`` and ``policy``) and ``system``, where ``coordinator``
+            has what differs from ``default_config()``.
+        link: the link to the workers; the coordinator closes it. None: :meth:`start` opens the one
+            that ``system.coordinator.type`` names.
+        store: the store of the step data; needed with ``link``.
+        clock: returns the time in seconds.
+
+    Raises:
+        ConfigError: for an unusable config, also of the commander or the replay buffer.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "type": Option("router", text, "name of the link: `router` or `flask_fs`"),
+        "collector_task_timeout": Option(
+            30.0, positive, "seconds that a collector task waits for a worker, or takes to end"
+        ),
+        "learner_task_timeout": Option(
+            600.0, positive, "seconds that a learner task waits for a worker, or takes to end"
+        ),
+        "task_silence_s": Option(
+            30.0, positive, "a task whose worker sends nothing for so many seconds is lost"
+        ),
+        "max_attempts": Option(3, count, "how often a task is started at most"),
+        "state_path": Option(
+            None, optional(text), "file for the coordinator's state; None saves none"
+        ),
+        "state_every_s": Option(30.0, positive, "seconds between two saves of the state"),
+        "host": Option("127.0.0.1", text, "address to listen on (HTTP)"),
+        "port": Option(7235, _port, "port to listen on (HTTP)"),
+        "key_file": Option("", text, "file with the run's secret key (HTTP); empty: none"),
+        "run_id": Option("run", text, "name of the run, also of its folder of step data (HTTP)"),
+        "channel": Option(0, at_least(0, whole=True), "the workers' channel (HTTP)"),
+        "my_address": Option(
+            None, optional(text), "address at which workers reach this host (HTTP); None: host"
+        ),
+        "collector": {},
+        "learner": {},
+        "operator_server": {},
+    }
+    config_open: ClassVar[tuple[str, ...]] = ("collector", "learner", "operator_server")
+
+    def __init__(
+        self,
+        cfg: Mapping[str, Any],
+        *,
+        link: Link | None = None,
+        store: Store | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cfg, self._system = self._checked(cfg)
+        if (link is None) != (store is None):
+            raise ConfigError("pass link and store together, or neither of them")
+        if not callable(clock):
+            raise ConfigError(f"clock must be a function that returns seconds, got {clock!r:.100}")
+        self._link, self._store, self._clock = link, store, clock
+        self._main = self._system["main"]
+        self._exp_name = str(self._main["exp_name"])
+        folder = output_folder(self._exp_name) / "log" / "coordinator"
+        self._logger = TextLog(f"{__name__}.coordinator", folder / "coordinator_logger.txt")
+        self._commander = create_parallel_commander(self._main, clock=clock)
+        self._core = CoordinatorCore(
+            task_timeout_s={
+                COLLECTOR: float(self._cfg.collector_task_timeout),
+                LEARNER: float(self._cfg.learner_task_timeout),
+            },
+            task_silence_s=float(self._cfg.task_silence_s),
+            max_attempts=int(self._cfg.max_attempts),
+        )
+        self._lock = threading.RLock()
+        self._buffers: dict[str, _OpenBuffer] = {}
+        self._seen_data: dict[str, dict[str, None]] = {}
+        self._counters: Counter[str] = Counter()
+        self._n_extra = 0
+        self._flag = False
+        self._keeps_data = False
+        self._state = "new"
+        self._saved_at = clock()
+        self._outbox: deque[Send] = deque()
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+
+    @property
+    def state(self) -> str:
+        """``new``, ``starting``, ``running``, ``draining`` or ``closed``."""
+        return self._state
+
+    @property
+    def system_shutdown_flag(self) -> bool:
+        """Whether the commander has ended the training; once True, it stays True."""
+        return self._flag
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Counts of tasks by their ends, lost attempts, late data, refused pushes and more."""
+        with self._lock:
+            return dict(self._core.counters + self._counters)
+
+    @property
+    def tasks(self) -> dict[str, str]:
+        """The state of each task that has not ended, by the id that its worker knows."""
+        with self._lock:
+            return {task_id: str(task.state) for task_id, task in self._core.tasks.items()}
+
+    @property
+    def workers(self) -> dict[str, str]:
+        """The state of each connected worker, by its uid."""
+        with self._lock:
+            return {uid: str(worker.state) for uid, worker in self._core.workers.items()}
+
+    def start(self, *, in_thread: bool = True) -> None:
+        """Open the link, restore a saved state, and start to work.
+
+        Args:
+            in_thread: whether a thread does the work; otherwise call :meth:`run_once` in a loop.
+
+        Raises:
+            CoordinatorError: if the coordinator was started or closed before.
+            RegistryError: if no link is registered under the ``type``.
+        """
+        with self._lock:
+            if self._state != "new":
+                raise CoordinatorError(
+                    f"the coordinator cannot be started: it is {self._state}; create another one"
+                )
+            self._state = "starting"
+            try:
+                if self._link is None:
+                    self._link, self._store = create_coordinator_link(self._system)
+                if self._cfg.state_path is not None and Path(self._cfg.state_path).exists():
+                    self.load_state_dict(load_checkpoint(self._cfg.state_path))
+            except BaseException:
+                self._state = "closed"
+                self._close_all()
+                raise
+            self._saved_at = self._clock()
+            self._state = "draining" if self._flag else "running"
+        self.info(f"the coordinator is {self._state}")
+        if in_thread:
+            self._thread = threading.Thread(target=self._loop, name="coordinator", daemon=True)
+            self._thread.start()
+
+    def run_once(self, timeout_s: float = 0.0) -> None:
+        """Take the messages that have arrived, look at deadlines, and hand out tasks.
+
+        Args:
+            timeout_s: how long to wait for a first message, in seconds.
+        """
+        link = self._open_link()
+        received = link.receive(timeout_s)
+        messages = []
+        while received is not None:
+            messages.append(received)
+            received = link.receive(0.0) if len(messages) < _MOST_MESSAGES else None
+        with self._lock:
+            for peer, message in messages:
+                self._handle(peer, message)
+            self._perform(self._core.tick(self._clock()))
+            self._ask_commander()
+            self._answer_demands()
+            self._save_when_due()
+            if self._core.is_draining and not self._core.tasks:
+                self._ended.set()
+        self._flush()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the training is over and all tasks have ended.
+
+        Args:
+            timeout_s: the most seconds to wait; None means no limit.
+
+        Returns:
+            Whether it is over.
+
+        Raises:
+            CoordinatorError: if the coordinator's thread has failed.
+        """
+        is_over = self._ended.wait(timeout_s)
+        self._raise_error()
+        return is_over
+
+    def close(self, deadline_s: float = 60.0) -> None:
+        """Ask the workers to end their tasks, wait for them, and close the link.
+
+        With a ``state_path``, and if the training is not over, the state is saved first and the
+        step data stays, so that another process can continue. Otherwise all step data is deleted.
+        May be called twice.
+
+        Args:
+            deadline_s: the most seconds to wait for the workers.
+
+        Raises:
+            CoordinatorError: if the coordinator's thread has failed.
+        """
+        deadline = self._clock() + deadline_s
+        self._stopping.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(max(deadline_s, 1.0))
+        with self._lock:
+            was, self._state = self._state, "closed" if self._state == "new" else self._state
+            if was in ("running", "draining") and self._error is None:
+                if self._cfg.state_path is not None and not self._flag:
+                    self.save_state()
+                    self._keeps_data = True
+                self._drain()
+        while self._state == "draining" and self._core.tasks and self._clock() < deadline:
+            self.run_once(_RECEIVE_S)
+        with self._lock:
+            if self._state == "draining":
+                self._flush()
+                if self._core.tasks:
+                    self.error(f"these tasks have not ended in time: {', '.join(self._core.tasks)}")
+            if was != "closed":
+                self._state = "closed"
+                self._close_all()
+        self._ended.set()
+        self._raise_error()
+
+    def __enter__(self) -> Self:
+        if self._state == "new":
+            self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Coordinator({self._exp_name!r}, {self._state})"
+
+    def info(self, s: str) -> None:
+        """Write a line to the text log."""
+        self._logger.info("%s", s)
+
+    def error(self, s: str) -> None:
+        """Write an error to the text log."""
+        self._logger.error("%s", s)
+
+    # The callbacks.
+
+    def deal_with_collector_send_data(
+        self, task_id: str, buffer_id: str, data_id: str, data: Mapping[str, Any]
+    ) -> None:
+        """Push the metadata of step data into a buffer.
+
+        Data of an unknown task, or for an unknown buffer, is logged and deleted from the store: it
+        is a late message of a lost task. Data that was pushed before is ignored.
+
+        Args:
+            task_id: the collector task.
+            buffer_id: the buffer.
+            data_id: the id of the step data.
+            data: its metadata; ``object_ref`` is the reference in the store, if it differs from the
+                id.
+        """
+        with self._lock:
+            seen = self._seen_data.setdefault(task_id, {})
+            if data_id in seen:
+                self._counters["duplicates"] += 1
+                return
+            ref = _reference(data, data_id)
+            buffer = self._buffers.get(buffer_id)
+            if task_id not in self._core.tasks or buffer is None:
+                if task_id not in self._core.tasks:
+                    del self._seen_data[task_id]
+                self._counters["late_data"] += 1
+                self.info(f"deleted {data_id}, which came too late for {task_id} and {buffer_id}")
+                self._delete([ref])
+                return
+            seen[data_id] = None
+            if len(seen) > _MOST_DATA_IDS:
+                del seen[next(iter(seen))]
+            if buffer.items.push({**data, "data_id": data_id}, -1):
+                buffer.refs[data_id] = ref
+            else:
+                self._counters["refused_pushes"] += 1
+                self._delete([ref])
+            self._delete_used(buffer)
+            self._answer_demands()
+        self._flush_outside_of_the_thread()
+
+    def deal_with_collector_judge_finish(self, task_id: str, info: Mapping[str, Any]) -> bool:
+        """Return whether the commander regards a collector task as done; it then ends in order."""
+        with self._lock:
+            task = self._core.tasks.get(task_id)
+            if task is None:
+                self.info(f"ignored a report about {task_id}, which has ended")
+                return False
+            is_done = self._commander.judge_collector_finish(task.origin, info)
+            if is_done:
+                self._perform(self._core.finish(task_id, self._clock()))
+        self._flush_outside_of_the_thread()
+        return is_done
+
+    def deal_with_collector_finish_task(
+        self, task_id: str, finished_task: Mapping[str, Any]
+    ) -> None:
+        """Pass the result of a collector task to the commander, which may end the training."""
+        self._conclude(task_id, finished_task)
+
+    def deal_with_learner_get_data(
+        self, task_id: str, buffer_id: str, batch_size: int, cur_learner_iter: int
+    ) -> list[Any] | None:
+        """Draw a batch for a learner; the batch before is no longer needed.
+
+        If there is too little data, the request is parked: the learner gets the batch as soon as
+        the buffer can give one.
+
+        Args:
+            task_id: the learner task.
+            buffer_id: the buffer.
+            batch_size: number of samples.
+            cur_learner_iter: the learner's iteration.
+
+        Returns:
+            The metadata of each sample, or None.
+
+        Raises:
+            CoordinatorError: for an unknown task or buffer; the known ones are listed.
+        """
+        with self._lock:
+            _check_known("learner task", task_id, self._of_kind(LEARNER))
+            _check_known("buffer", buffer_id, self._buffers)
+            actions = self._core.demand(task_id, batch_size, cur_learner_iter, self._clock())
+            self._perform([one for one in actions if not isinstance(one, Demanded)])
+            return self._draw(task_id, is_sent=False)
+
+    def deal_with_learner_send_info(
+        self, task_id: str, buffer_id: str, info: Mapping[str, Any]
+    ) -> None:
+        """Update priorities, and pass a learner's progress to the commander."""
+        with self._lock:
+            task = self._core.tasks.get(task_id)
+            if task is None:
+                self.info(f"ignored a report about {task_id}, which has ended")
+                return
+            buffer = self._buffers.get(buffer_id)
+            if buffer is not None and info.get("priority_info"):
+                buffer.items.update(info["priority_info"])
+                self._delete_used(buffer)
+            self._commander.update_learner_info(task.origin, info)
+
+    def deal_with_learner_judge_finish(self, task_id: str, info: Mapping[str, Any]) -> bool:
+        """Return whether the commander regards a learner task as done; it then ends in order."""
+        with self._lock:
+            task = self._core.tasks.get(task_id)
+            if task is None:
+                self.info(f"ignored a report about {task_id}, which has ended")
+                return False
+            is_done = self._commander.judge_learner_finish(task.origin, info)
+            if is_done:
+                self._perform(self._core.finish(task_id, self._clock()))
+        self._flush_outside_of_the_thread()
+        return is_done
+
+    def deal_with_learner_finish_task(self, task_id: str, finished_task: Mapping[str, Any]) -> None:
+        """Pass the result of a learner task to the commander, and close the buffer it names.
+
+        The collector tasks of the buffer end, too.
+        """
+        self._conclude(task_id, finished_task)
+
+    def deal_with_increase_collector(self) -> None:
+        """Let the commander give one more collector task at a time."""
+        with self._lock:
+            self._commander.increase_collector_task_space()
+
+    def deal_with_decrease_collector(self) -> None:
+        """Let the commander give one collector task fewer at a time."""
+        with self._lock:
+            self._commander.decrease_collector_task_space()
+
+    # The state.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything another process needs to continue: tasks, buffers, commander, counters.
+
+        Step data stays in the store; the buffers have references to it.
+        """
+        with self._lock:
+            return {
+                "version": _VERSION,
+                "core": self._core.state_dict(),
+                "commander": self._commander.state_dict(),
+                "buffers": {
+                    buffer_id: {
+                        "cfg": _plain(buffer.cfg),
+                        "items": buffer.items.state_dict(),
+                        "refs": dict(buffer.refs),
+                    }
+                    for buffer_id, buffer in self._buffers.items()
+                },
+                "counters": dict(self._counters),
+                "n_extra": self._n_extra,
+                "system_shutdown_flag": self._flag,
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` returned; references without data are removed.
+
+        Raises:
+            CoordinatorError: if the coordinator is running, or the state is of another version.
+        """
+        with self._lock:
+            if self._state not in ("new", "starting"):
+                raise CoordinatorError(
+                    f"a state can only be loaded before start; the coordinator is {self._state}"
+                )
+            if state.get("version") != _VERSION:
+                raise CoordinatorError(
+                    f"the state has version {state.get('version')!r}, but this version reads "
+                    f"{_VERSION}; remove the file and start again"
+                )
+            self._core.load_state_dict(state["core"], self._clock())
+            self._commander.load_state_dict(state["commander"])
+            self._counters = Counter(state["counters"])
+            self._n_extra = state["n_extra"]
+            self._flag = state["system_shutdown_flag"]
+            for buffer_id, saved in state["buffers"].items():
+                buffer = self._new_buffer(buffer_id, saved["cfg"])
+                buffer.items.load_state_dict(saved["items"])
+                buffer.refs = dict(saved["refs"])
+                self._remove_missing(buffer)
+
+    def save_state(self) -> None:
+        """Write the state to ``state_path``, atomically.
+
+        Raises:
+            ConfigError: without a ``state_path``.
+            CheckpointWriteError: if the file cannot be written.
+        """
+        if self._cfg.state_path is None:
+            raise ConfigError(
+                "the coordinator has no state_path; set system.coordinator.state_path"
+            )
+        with self._lock:
+            save_checkpoint(self._cfg.state_path, self.state_dict())
+            self._saved_at = self._clock()
+
+    # The config.
+
+    @classmethod
+    def _checked(cls, cfg: Mapping[str, Any]) -> tuple[EasyDict, dict[str, Any]]:
+        """Return the coordinator's own config, and the whole one with that merged in."""
+        for part in ("main", "system"):
+            if not isinstance(cfg, Mapping) or not isinstance(cfg.get(part), Mapping):
+                raise ConfigError(
+                    "a coordinator takes a config with main (exp_name, env, policy) and system "
+                    f"(coordinator); {part} is missing in {cfg!r:.100}"
+                )
+        own = cls.merged_config(cfg["system"].get("coordinator", {}))
+        main = {"exp_name": "default_experiment", **_plain(cfg["main"])}
+        buffer_cfg = main.get("policy", {}).get("other", {}).get("replay_buffer", {})
+        get_buffer_cls(buffer_cfg).merged_config(buffer_cfg)
+        if own.state_path is not None:
+            try:
+                check_saveable(main)
+            except TypeError as error:
+                raise ConfigError(
+                    f"with state_path, the main config must have plain values only: {error}"
+                ) from error
+        system = {**_plain(cfg["system"]), "coordinator": _plain(own)}
+        return own, {"main": main, "system": system}
+
+    @classmethod
+    def check_config(cls, cfg: EasyDict) -> None:
+        """Refuse an operator server."""
+        super().check_config(cfg)
+        if cfg.operator_server:
+            raise ConfigError(
+                "operator_server is not supported; start the run with ditask --platform k8s, and "
+                "leave operator_server empty"
+            )
+
+    # The thread.
+
+    def _loop(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self.run_once(_RECEIVE_S)
+        except Exception as error:  # raised again by wait and close
+            logging.getLogger(__name__).exception("the coordinator has failed")
+            self.error(f"the coordinator has failed: {type(error).__name__}: {error}")
+            self._error = error
+            self._ended.set()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise CoordinatorError(f"the coordinator has failed: {self._error}") from self._error
+
+    def _open_link(self) -> Link:
+        if self._link is None or self._state not in ("running", "draining"):
+            raise CoordinatorError(f"the coordinator is {self._state}; call start() first")
+        return self._link
+
+    def _handle(self, peer: str, message: Message) -> None:
+        now = self._clock()
+        if peer not in self._core.workers and not isinstance(message, Joined | Left):
+            # The core gave it up, because a message could not be delivered.
+            role = self._open_link().peers().get(peer)
+            if role is not None:
+                self._perform(self._core.handle(peer, Joined(role), now))
+        self._perform(self._core.handle(peer, message, now))
+
+    def _flush(self) -> None:
+        """Send what is due, without holding the lock while the link waits."""
+        while True:
+            with self._lock:
+                if not self._outbox or self._link is None:
+                    return
+                send = self._outbox.popleft()
+            try:
+                self._link.send(send.peer, send.message)
+            except (DMiddlewareError, OSError) as error:
+                with self._lock:
+                    gone = Left(f"it cannot be reached: {error}")
+                    self._perform(self._core.handle(send.peer, gone, self._clock()))
+
+    def _flush_outside_of_the_thread(self) -> None:
+        """Send what a callback has caused, unless the coordinator's loop does that anyway."""
+        if self._thread is None and self._state in ("running", "draining"):
+            self._flush()
+
+    # What the commander decides.
+
+    def _ask_commander(self) -> None:
+        if self._state != "running":
+            return
+        now = self._clock()
+        learner_task = self._commander.get_learner_task()
+        if learner_task is not None:
+            self._perform(self._core.submit(LEARNER, learner_task, now))
+        collector_task = self._commander.get_collector_task()
+        if collector_task is not None:
+            self._perform(self._core.submit(COLLECTOR, collector_task, now))
+
+    def _conclude(self, task_id: str, result: Mapping[str, Any]) -> None:
+        with self._lock:
+            if task_id not in self._core.tasks:
+                self.info(f"ignored the result of {task_id}, which has ended")
+            self._perform(self._core.conclude(task_id, result, self._clock()))
+        self._flush_outside_of_the_thread()
+
+    def _end_training(self) -> None:
+        if not self._flag:
+            self._flag = True
+            self.info("the commander has ended the training")
+        self._drain()
+
+    def _drain(self) -> None:
+        if self._state == "running":
+            self._state = "draining"
+        if not self._core.is_draining:
+            self._perform(self._core.drain(self._clock()))
+
+    # What the core decides.
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            self._performers[type(action)](self, action)
+
+    def _send(self, action: Send) -> None:
+        self._outbox.append(action)
+
+    def _note(self, action: Note) -> None:
+        (self.error if action.is_error else self.info)(action.text)
+
+    def _open_buffer(self, action: OpenBuffer) -> None:
+        if action.buffer_id not in self._buffers:
+            self._new_buffer(action.buffer_id, action.task.task_info.get("replay_buffer_cfg", {}))
+
+    def _close_buffer(self, action: CloseBuffer) -> None:
+        buffer = self._buffers.pop(action.buffer_id, None)
+        if buffer is not None:
+            self.info(f"closed the buffer {action.buffer_id}")
+            self._delete(buffer.refs.values())
+            buffer.items.close()
+
+    def _collected(self, action: Collected) -> None:
+        message = action.message
+        with _Tolerated(self, "step data"):
+            self.deal_with_collector_send_data(
+                message.task_id, message.buffer_id, message.data_id, message.data
+            )
+
+    def _discard(self, action: Discard) -> None:
+        message = action.message
+        self._counters["late_data"] += 1
+        self.info(f"deleted {message.data_id}, which came too late for {message.task_id}")
+        self._delete([_reference(message.data, message.data_id)])
+
+    def _collector_reported(self, action: CollectorReported) -> None:
+        self.deal_with_collector_judge_finish(action.task_id, action.info)
+
+    def _learner_reported(self, action: LearnerReported) -> None:
+        message = action.message
+        with _Tolerated(self, "a learner's report"):
+            self.deal_with_learner_send_info(message.task_id, message.buffer_id, message.info)
+        self.deal_with_learner_judge_finish(message.task_id, message.info)
+
+    def _demanded(self, action: Demanded) -> None:
+        self._draw(action.task_id, is_sent=True)
+
+    def _release(self, action: Release) -> None:
+        buffer = self._buffers.get(action.buffer_id)
+        if buffer is not None:
+            buffer.items.release(action.data_ids)
+            self._delete_used(buffer)
+
+    def _remove(self, action: Remove) -> None:
+        buffer = self._buffers.get(action.buffer_id)
+        if buffer is not None:
+            self._counters["lost_data"] += buffer.items.remove(action.data_ids)
+            self._delete_used(buffer)
+
+    def _task_ended(self, action: Ended) -> None:
+        task = action.task
+        self._seen_data.pop(task.task_id, None)
+        if task.state is not TaskState.FINISHED:
+            if task.kind == COLLECTOR:
+                self._commander.notify_fail_collector_task(task.task_info)
+            else:
+                self._commander.notify_fail_learner_task(task.task_info)
+            return
+        result = {**(action.result or {}), "task_id": task.origin}
+        self.info(f"{task.kind} task {task.task_id} has finished")
+        if task.kind == COLLECTOR:
+            if self._commander.finish_collector_task(task.origin, result):
+                self._end_training()
+        else:
+            result.setdefault("buffer_id", task.buffer_id)
+            buffer_id = self._commander.finish_learner_task(task.origin, result)
+            if buffer_id is not None:
+                self._perform(self._core.close_buffer(buffer_id, self._clock()))
+
+    def _workers_changed(self, action: WorkersChanged) -> None:
+        """Adapt the commander to collectors beyond those that the config provides for."""
+        n_extra = max(0, action.n_collectors - self._n_provided())
+        while self._n_extra < n_extra:
+            self._n_extra += 1
+            self.deal_with_increase_collector()
+        while self._n_extra > n_extra:
+            self._n_extra -= 1
+            self.deal_with_decrease_collector()
+
+    _performers: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
+        Send: _send,
+        Note: _note,
+        OpenBuffer: _open_buffer,
+        CloseBuffer: _close_buffer,
+        Collected: _collected,
+        Discard: _discard,
+        CollectorReported: _collector_reported,
+        LearnerReported: _learner_reported,
+        Demanded: _demanded,
+        Release: _release,
+        Remove: _remove,
+        Ended: _task_ended,
+        WorkersChanged: _workers_changed,
+    }
+
+    # Buffers.
+
+    def _new_buffer(self, buffer_id: str, cfg: Mapping[str, Any]) -> _OpenBuffer:
+        buffer = _OpenBuffer(_plain(cfg), buffer_id, self._exp_name, self._clock)
+        buffer.items.start()
+        self._buffers[buffer_id] = buffer
+        self.info(f"opened the buffer {buffer_id}")
+        return buffer
+
+    def _draw(self, task_id: str, *, is_sent: bool) -> list[Any] | None:
+        """Answer a learner's demand, if its buffer can give a batch."""
+        task = self._core.tasks[task_id]
+        demand = task.demand
+        buffer = self._buffers.get(task.buffer_id or "")
+        if demand is None or buffer is None:
+            return None
+        drawn: list[Any] | None = None
+        with _Tolerated(self, "a demand for data"):
+            drawn = self._sample(buffer, demand)
+        if drawn is None:
+            return None
+        data_ids = [data["data_id"] for data in drawn]
+        self._perform(
+            self._core.answer(
+                task_id,
+                demand.seq,
+                drawn,
+                data_ids,
+                buffer_id=task.buffer_id or "",
+                is_sent=is_sent,
+            )
+        )
+        self._delete_used(buffer)
+        return drawn
+
+    @staticmethod
+    def _sample(buffer: _OpenBuffer, demand: DataDemand) -> list[Any] | None:
+        drawn: list[Any] | None = buffer.items.sample(demand.batch_size, demand.cur_learner_iter)
+        return drawn
+
+    def _answer_demands(self) -> None:
+        """Try the parked demands again: there is new data, or the rate control has changed."""
+        for task_id in self._core.parked_demands():
+            self._draw(task_id, is_sent=True)
+
+    def _remove_missing(self, buffer: _OpenBuffer) -> None:
+        if self._store is None:
+            return
+        missing = self._store.missing(buffer.refs.values())
+        lost = [data_id for data_id, ref in buffer.refs.items() if ref in missing]
+        if lost:
+            self._counters["lost_data"] += buffer.items.remove(lost)
+            self.info(f"removed {len(lost)} references whose step data is gone")
+        self._delete_used(buffer)
+
+    def _delete_used(self, buffer: _OpenBuffer) -> None:
+        self._delete(buffer.take_deleted())
+
+    def _delete(self, refs: Iterable[str]) -> None:
+        wanted = list(refs)
+        if not wanted or self._store is None or self._keeps_data:
+            return
+        with _Tolerated(self, "a reference to delete"):
+            self._store.delete(wanted)
+
+    # Helpers.
+
+    def _of_kind(self, kind: str) -> dict[str, Task]:
+        return {task_id: task for task_id, task in self._core.tasks.items() if task.kind == kind}
+
+    def _n_provided(self) -> int:
+        """Return the number of collectors that the config names, or has task spaces for."""
+        other = self._main["policy"].get("other", {}).get("commander", {})
+        default = type(self._commander).default_config().collector_task_space
+        return max(len(self._cfg.collector), int(other.get("collector_task_space", default)))
+
+    def _save_when_due(self) -> None:
+        is_due = self._clock() - self._saved_at >= float(self._cfg.state_every_s)
+        if self._cfg.state_path is not None and is_due and not self._keeps_data:
+            self.save_state()
+
+    def _close_all(self) -> None:
+        """Close buffers, store, commander and link."""
+        for buffer in self._buffers.values():
+            buffer.items.close()
+        self._buffers.clear()
+        if self._error is not None and self._cfg.state_path is not None:
+            self._keeps_data = True
+        if self._store is not None and not self._keeps_data:
+            self._store.clear()
+        if self._flag and self._cfg.state_path is not None:
+            Path(self._cfg.state_path).unlink(missing_ok=True)
+        self._commander.close()
+        if self._link is not None:
+            self._link.close(_LINK_CLOSE_S)
+
+
+class _Tolerated:
+    """Logs and counts what is wrong with a worker's message, instead of raising it.
+
+    Args:
+        coordinator: whose log it is.
+        subject: what the message is about.
+    """
+
+    def __init__(self, coordinator: Coordinator, subject: str) -> None:
+        self._coordinator = coordinator
+        self._subject = subject
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, ValueError | TypeError | LookupError | OSError):
+            return False
+        self._coordinator._counters["bad_messages"] += 1
+        self._coordinator.error(f"{self._subject} cannot be used: {type(error).__name__}: {error}")
+        return True
+
+
+def _reference(data: Mapping[str, Any], data_id: str) -> str:
+    return str(data.get("object_ref", data_id))
+
+
+def _check_known(what: str, name: str, known: Iterable[str]) -> None:
+    names = sorted(known)
+    if name not in names:
+        raise CoordinatorError(
+            f"the coordinator has no {what} {name!r}; it has: {', '.join(names) or 'none'}"
+        )
+
+
+def _plain(value: Any) -> Any:
+    """Return a deep copy of the dictionaries and lists of a config, without EasyDict."""
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value

@@ -1,0 +1,283 @@
+"""A coordinator and scripted workers in one thread, on a fake clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dmiddleware.errors import StepDataLost
+from dmiddleware.testing import FakeClock
+from dmiddleware.worker.comm.file_store import FileStore
+from dmiddleware.worker.comm.memory_link import MemoryNetwork
+from dmiddleware.worker.commander import COMMANDER_REGISTRY, NaiveCommander
+from dmiddleware.worker.coordinator.coordinator import Coordinator
+from dmiddleware.worker.coordinator.messages import (
+    COLLECTOR,
+    COORDINATOR,
+    LEARNER,
+    CollectorInfo,
+    DataDemand,
+    LearnData,
+    LearnInfo,
+    ResourceQuery,
+    Resources,
+    StepDataReady,
+    TaskAlive,
+    TaskClose,
+    TaskDone,
+    TaskFailed,
+    TaskOffer,
+    TaskRefused,
+    TaskStarted,
+)
+
+STEP_S = 0.5
+
+
+@COMMANDER_REGISTRY.register("scripted")
+class ScriptedCommander(NaiveCommander):
+    """A naive commander that notes what it is told, and ends when a collector says so."""
+
+    def __init__(self, cfg, **kwargs):
+        super().__init__(cfg, **kwargs)
+        self.tape = []
+
+    def get_collector_task(self):
+        task = super().get_collector_task() if self._n_learner_tasks else None
+        if task is not None and "resource" in self._main:
+            task["resource"] = dict(self._main["resource"])
+        return task
+
+    def finish_collector_task(self, task_id, result):
+        self.tape.append(("finished", task_id))
+        super().finish_collector_task(task_id, result)
+        return bool(result.get("converged"))
+
+    def finish_learner_task(self, task_id, result):
+        self.tape.append(("finished", task_id))
+        return super().finish_learner_task(task_id, result)
+
+    def notify_fail_collector_task(self, task):
+        self.tape.append(("failed", task["task_id"]))
+        super().notify_fail_collector_task(task)
+
+    def notify_fail_learner_task(self, task):
+        self.tape.append(("failed", task["task_id"]))
+        super().notify_fail_learner_task(task)
+
+    def update_learner_info(self, task_id, info):
+        self.tape.append(("info", task_id, info["learner_step"]))
+
+    def increase_collector_task_space(self):
+        self.tape.append("increase")
+        super().increase_collector_task_space()
+
+    def decrease_collector_task_space(self):
+        self.tape.append("decrease")
+        super().decrease_collector_task_space()
+
+
+def config(*, main=None, commander=None, buffer=None, **coordinator) -> dict[str, Any]:
+    """Return the config of a coordinator with the scripted commander and a naive buffer."""
+    other = {
+        "replay_buffer": {"type": "naive", "replay_buffer_size": 100, **(buffer or {})},
+        "commander": {"type": "scripted", **(commander or {})},
+    }
+    return {
+        "main": {"exp_name": "exp", "env": {}, "policy": {"other": other}, **(main or {})},
+        "system": {"coordinator": coordinator},
+    }
+
+
+class ScriptedWorker:
+    """A worker that does one thing each time it is stepped.
+
+    Attributes:
+        is_hung: whether it does nothing at all.
+        refuses: whether it refuses offers.
+        ignores_close: whether it does not end a task when it is asked to.
+        n_data: how many samples its collector tasks collect.
+        n_learn: how many batches its learner tasks learn from.
+    """
+
+    def __init__(self, network, store, uid, kind, **options):
+        self.uid, self.kind = uid, kind
+        self.network, self.store = network, store
+        self.link = network.connect(uid, kind)
+        self.is_hung = self.refuses = self.ignores_close = False
+        self.n_data, self.n_learn, self.batch_size = 4, 3, 2
+        self.result: dict[str, Any] = {}
+        self.resource = {"gpu": 0, "cpu": 1}
+        vars(self).update(options)
+        self.task: TaskOffer | None = None
+        self.taken: list[str] = []
+        self.lost: list[str] = []
+        self.received: list[Any] = []
+        self.seq = self.n_demands = self.n_learned = 0
+        self.is_waiting = False
+
+    def send(self, message) -> None:
+        if "coordinator" in self.link.peers():
+            self.link.send("coordinator", message)
+
+    @property
+    def name(self):
+        return self.task.task_id, self.task.attempt
+
+    def step(self) -> None:
+        if self.is_hung:
+            return
+        while (received := self.link.receive(0)) is not None:
+            self.received.append(received[1])
+            self.take(received[1])
+        if self.task is not None:
+            self.collect() if self.kind == COLLECTOR else self.learn()
+
+    def take(self, message) -> None:
+        if isinstance(message, ResourceQuery):
+            task_id, attempt = self.name if self.task else ("", 0)
+            self.send(Resources(self.resource, task_id, attempt))
+            if self.task and self.is_waiting:
+                self.send(self.asked)  # the one before may have reached a dead coordinator
+        elif isinstance(message, TaskOffer):
+            if self.refuses or self.task:
+                self.send(TaskRefused(message.task_id, message.attempt, "no"))
+                return
+            self.task = message
+            self.taken.append(message.task_id)
+            self.seq = self.n_demands = self.n_learned = 0
+            self.is_waiting = False
+            self.send(TaskStarted(*self.name))
+        elif isinstance(message, TaskClose):
+            if (
+                not self.ignores_close
+                and self.task
+                and self.name == (message.task_id, message.attempt)
+            ):
+                self.send(TaskDone(*self.name, self.result))
+                self.task = None
+        elif isinstance(message, LearnData) and self.task:
+            self.take_data(message)
+
+    def fail(self) -> None:
+        self.send(TaskFailed(*self.name, "Traceback\nValueError: it broke"))
+        self.task = None
+
+    def kill(self) -> None:
+        self.network.disconnect(self.uid, "killed")
+        self.is_hung = True
+
+    def collect(self) -> None:
+        buffer_id = self.task.task_info["buffer_id"]
+        if self.seq < self.n_data:
+            data_id = f"{self.uid}_{self.task.task_id}_{self.seq}"
+            ref = self.store.put(data_id, {"obs": [1.0, 2.0], "done": False})
+            data = {"object_ref": ref, "env_id": 0}
+            self.send(StepDataReady(*self.name, self.seq, buffer_id, data_id, data))
+        else:
+            info = {"collector_done": self.seq == self.n_data}
+            self.send(CollectorInfo(*self.name, self.seq, info))
+        self.seq += 1
+
+    def learn(self) -> None:
+        if not self.is_waiting:
+            self.demand()
+        self.send(TaskAlive(*self.name))
+
+    def demand(self, lost=()) -> None:
+        self.is_waiting = True
+        buffer_id = self.task.task_info["buffer_id"]
+        self.asked = DataDemand(
+            *self.name, self.n_demands, buffer_id, self.batch_size, 0, tuple(lost)
+        )
+        self.send(self.asked)
+        self.n_demands += 1
+
+    def take_data(self, message) -> None:
+        self.is_waiting = False
+        lost = []
+        for meta in message.data:
+            try:
+                self.store.get(meta["object_ref"])
+            except StepDataLost:
+                lost.append(meta["data_id"])
+        self.lost += lost
+        if lost:
+            self.demand(lost)
+            return
+        self.n_learned += 1
+        info = {
+            "learner_step": self.n_learned,
+            "learner_done": self.n_learned == self.n_learn,
+            "priority_info": {},
+        }
+        self.send(LearnInfo(*self.name, self.seq, self.task.task_info["buffer_id"], info))
+        self.seq += 1
+
+
+class LocalCluster:
+    """Runs a coordinator and its workers in turn; each turn takes half a second."""
+
+    def __init__(self, folder, cfg=None, **options):
+        self.folder = folder
+        self.clock = FakeClock()
+        self.network = MemoryNetwork(idle=self.others_work)
+        self.store = FileStore(folder / "data", folder / "policy", "run", compressor="none")
+        self.workers: dict[str, ScriptedWorker] = {}
+        self.coordinator = self.new_coordinator(cfg or config(**options))
+
+    def new_coordinator(self, cfg) -> Coordinator:
+        self.cfg = cfg
+        return Coordinator(
+            cfg,
+            link=self.network.connect("coordinator", COORDINATOR),
+            store=self.store,
+            clock=self.clock.now,
+        )
+
+    @property
+    def commander(self) -> ScriptedCommander:
+        return self.coordinator._commander
+
+    @property
+    def tape(self):
+        return self.commander.tape
+
+    def start(self) -> Coordinator:
+        self.coordinator.start(in_thread=False)
+        return self.coordinator
+
+    def add(self, uid, kind, **options) -> ScriptedWorker:
+        self.workers[uid] = ScriptedWorker(self.network, self.store, uid, kind, **options)
+        return self.workers[uid]
+
+    def collector(self, uid="c0", **options) -> ScriptedWorker:
+        return self.add(uid, COLLECTOR, **options)
+
+    def learner(self, uid="l0", **options) -> ScriptedWorker:
+        return self.add(uid, LEARNER, **options)
+
+    def others_work(self, timeout_s) -> None:
+        self.clock.advance(max(timeout_s, STEP_S))
+        for worker in self.workers.values():
+            worker.step()
+
+    def run(self, until, *, most_s=300.0) -> float:
+        """Run until a condition holds; return the seconds of the fake clock that it took."""
+        began = self.clock.now()
+        while not until():
+            assert self.clock.now() - began < most_s, f"after {most_s:g} s it is not so"
+            self.coordinator.run_once(0.0)
+            self.others_work(STEP_S)
+        return self.clock.now() - began
+
+    def run_for(self, seconds) -> None:
+        end = self.clock.now() + seconds
+        self.run(lambda: self.clock.now() >= end, most_s=2 * seconds + 1)
+
+    def files(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "data").rglob("*") if path.is_file())
+
+    def crash(self) -> None:
+        """Kill the coordinator's process, and connect a new one with the same config."""
+        self.network.disconnect("coordinator", "killed")
+        self.coordinator = self.new_coordinator(self.cfg)

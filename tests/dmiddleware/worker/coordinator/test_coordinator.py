@@ -1,0 +1,590 @@
+"""The coordinator with a link, a store, buffers and workers, on a fake clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from dmiddleware.errors import ConfigError, CoordinatorError
+from dmiddleware.worker.coordinator.coordinator import Coordinator
+from dmiddleware.worker.coordinator.messages import (
+    LEARNER,
+    LearnData,
+    StepDataReady,
+    TaskAlive,
+    TaskClose,
+    TaskOffer,
+)
+from tests.dmiddleware.worker.coordinator.local_cluster import LocalCluster, config
+
+NAMED = {"c0": ["c0", "127.0.0.1", 1], "c1": ["c1", "127.0.0.1", 2]}
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    return LocalCluster(tmp_path)
+
+
+def test_a_learner_learns_from_what_collectors_collect(cluster):
+    cluster.start()
+    learner = cluster.learner()
+    cluster.collector()
+    cluster.run(lambda: ("finished", "learner_task_0") in cluster.tape)
+    assert learner.taken[0] == "learner_task_0"
+    assert ("finished", "collector_task_0") in cluster.tape
+    assert [one for one in cluster.tape if one[0] == "info"][:3] == [
+        ("info", "learner_task_0", step) for step in (1, 2, 3)
+    ]
+
+
+def test_nothing_is_left_when_the_commander_ends_the_training(cluster):
+    coordinator = cluster.start()
+    cluster.learner(n_learn=1000)
+    cluster.collector(result={"converged": True})
+    cluster.run(lambda: coordinator.system_shutdown_flag)
+    assert coordinator.state == "draining"
+    cluster.run(lambda: not coordinator.tasks)
+    assert coordinator.wait(0)
+    coordinator.close()
+    assert (coordinator.state, cluster.files()) == ("closed", [])
+    assert all(worker.task is None for worker in cluster.workers.values())
+
+
+def test_the_shutdown_flag_stays_set(cluster):
+    coordinator = cluster.start()
+    cluster.learner(n_learn=1000)
+    cluster.collector("c0", result={"converged": True})
+    cluster.collector("c1", n_data=8)
+    cluster.run(lambda: coordinator.system_shutdown_flag and not coordinator.tasks)
+    assert ("finished", "collector_task_1") in cluster.tape
+    assert coordinator.system_shutdown_flag
+
+
+# A dead worker.
+
+
+def test_the_task_of_a_killed_worker_is_given_to_another(cluster):
+    coordinator = cluster.start()
+    learner = cluster.learner(n_learn=1000)
+    first = cluster.collector("c0", n_data=1000)
+    cluster.run(lambda: first.taken)
+    second = cluster.collector("c1")
+    first.kill()
+    cluster.run(lambda: second.taken)
+    assert second.taken[0] == f"{first.taken[0]}-2"
+    assert coordinator.counters["lost"] == 1
+    assert learner.taken == ["learner_task_0"]
+
+
+def test_the_task_of_a_silent_worker_is_lost_after_its_time(cluster):
+    coordinator = cluster.start()
+    cluster.learner(n_learn=1000)
+    silent = cluster.collector("c0", n_data=1000)
+    cluster.run(lambda: silent.task is not None and silent.seq > 1)
+    other = cluster.collector("c1", n_data=1000)
+    cluster.run_for(5)
+    silent.is_hung = True
+    silent_task = silent.task.task_id
+    cluster.run_for(29)
+    assert silent_task in coordinator.tasks
+    cluster.run(lambda: silent_task not in coordinator.tasks, most_s=3)
+    assert coordinator.counters["lost"] == 1
+    assert silent_task in coordinator.workers or coordinator.workers["c0"] == "joining"
+    assert other.uid in coordinator.workers
+
+
+def test_a_worker_that_wakes_up_ends_the_task_that_it_has_lost(cluster):
+    coordinator = cluster.start()
+    cluster.learner(n_learn=1000)
+    worker = cluster.collector("c0", n_data=1000)
+    cluster.run(lambda: worker.seq > 1)
+    worker.is_hung = True
+    cluster.run(lambda: coordinator.counters.get("lost"))
+    worker.is_hung = False
+    cluster.run(lambda: len(worker.taken) == 2)
+    closed = [one.task_id for one in worker.received if isinstance(one, TaskClose)]
+    assert closed[0] == worker.taken[0]
+    assert worker.task.task_id == worker.taken[1] == "collector_task_0-2"
+
+
+def test_a_task_that_is_lost_too_often_fails(cluster):
+    coordinator = cluster.start()
+    cluster.learner(n_learn=1000)
+    for attempt in range(3):
+        worker = cluster.collector(f"c{attempt}", n_data=1000)
+        cluster.run(lambda worker=worker: worker.taken)
+        worker.kill()
+    cluster.run(lambda: ("failed", "collector_task_0") in cluster.tape)
+    assert (coordinator.counters["lost"], coordinator.counters["failed"]) == (3, 1)
+
+
+def test_a_worker_whose_task_raises_gets_the_next_attempt_after_a_pause(cluster):
+    cluster.start()
+    cluster.learner(n_learn=1000)
+    worker = cluster.collector(n_data=1000)
+    cluster.run(lambda: worker.task)
+    worker.fail()
+    assert cluster.run(lambda: len(worker.taken) == 2) >= 1.0
+    assert worker.taken[1] == "collector_task_0-2"
+
+
+def test_a_task_without_a_worker_expires(cluster):
+    coordinator = cluster.start()
+    cluster.learner(n_learn=1000)
+    took = cluster.run(lambda: ("failed", "collector_task_0") in cluster.tape)
+    assert 30 <= took < 35
+    assert coordinator.counters["expired"] == 1
+
+
+def test_the_timeout_also_ends_tasks_that_have_begun_to_end(cluster):
+    coordinator = cluster.start()
+    cluster.learner(n_learn=1000)
+    cluster.collector(n_data=1, ignores_close=True)
+    cluster.run(lambda: "finishing" in coordinator.tasks.values())
+    took = cluster.run(lambda: coordinator.counters.get("lost"), most_s=35)
+    assert took >= 29
+
+
+def test_an_offer_without_an_answer_is_withdrawn(tmp_path):
+    cluster = LocalCluster(tmp_path, collector=NAMED)
+    coordinator = cluster.start()
+    deaf = cluster.collector("c0")
+    cluster.run(lambda: coordinator.workers.get("c0") == "idle")
+    deaf.is_hung = True
+    cluster.learner(n_learn=1000)
+    cluster.run(lambda: "offered" in coordinator.tasks.values())
+    other = cluster.collector("c1")
+    took = cluster.run(lambda: other.taken, most_s=15)
+    assert took >= 9
+    assert coordinator.workers["c0"] == "joining"
+    assert coordinator.counters.get("lost", 0) == 0
+
+
+def test_a_worker_that_refuses_is_asked_again_after_a_pause(cluster):
+    coordinator = cluster.start()
+    cluster.learner(n_learn=1000)
+    worker = cluster.collector(refuses=True)
+    cluster.run_for(10)
+    assert 3 <= coordinator.counters["refused"] <= 10
+    worker.refuses = False
+    cluster.run(lambda: worker.taken, most_s=5)
+    assert coordinator.counters.get("lost", 0) == 0
+
+
+def test_close_waits_no_longer_than_the_living_workers_need(cluster):
+    coordinator = cluster.start()
+    cluster.learner(n_learn=1000)
+    dead = cluster.collector(n_data=1000)
+    cluster.run(lambda: dead.seq > 1)
+    dead.kill()
+    began = cluster.clock.now()
+    coordinator.close(deadline_s=60)
+    assert cluster.clock.now() - began < 3
+    assert coordinator.state == "closed"
+
+
+def test_close_gives_up_a_silent_worker_at_its_deadline(cluster):
+    coordinator = cluster.start()
+    cluster.learner(n_learn=1000)
+    silent = cluster.collector(n_data=1000)
+    cluster.run(lambda: silent.seq > 1)
+    silent.is_hung = True
+    began = cluster.clock.now()
+    coordinator.close(deadline_s=10)
+    assert 10 <= cluster.clock.now() - began < 12
+    assert cluster.files() == []
+
+
+# Data.
+
+
+def test_late_data_of_a_lost_task_is_deleted(cluster):
+    coordinator = cluster.start()
+    cluster.learner(n_learn=1000)
+    worker = cluster.collector(n_data=1000)
+    cluster.run(lambda: worker.seq > 1)
+    task_id, attempt = worker.name
+    worker.fail()
+    ref = cluster.store.put("late", {"obs": 1})
+    worker.send(StepDataReady(task_id, attempt, 99, "buffer_naive", "late", {"object_ref": ref}))
+    cluster.run(lambda: coordinator.counters.get("late_data"))
+    assert cluster.store.missing([ref]) == {ref}
+
+
+def test_data_that_arrives_twice_is_pushed_once(cluster):
+    coordinator = cluster.start()
+    cluster.learner(n_learn=1000, batch_size=1000)
+    worker = cluster.collector(n_data=3)
+    sent = []
+    send = worker.link.send
+    worker.link.send = lambda peer, message: [sent.append(message), send(peer, message)]
+    cluster.run(lambda: worker.seq >= 3)
+    for message in [one for one in sent if isinstance(one, StepDataReady)]:
+        send("coordinator", message)
+    cluster.run(lambda: coordinator.counters.get("duplicates") == 3)
+    state = coordinator.state_dict()["buffers"]["buffer_naive"]
+    assert len(state["refs"]) == state["items"]["push_count"] == 3
+
+
+def test_step_data_is_kept_until_the_learner_has_acknowledged_it(tmp_path):
+    cluster = LocalCluster(tmp_path, buffer={"replay_buffer_size": 2})
+    cluster.start()
+    learner = cluster.learner(n_learn=1000)
+    collector = cluster.collector(n_data=1000)
+    cluster.run(lambda: any(isinstance(one, LearnData) for one in learner.received))
+    learner.is_waiting = True  # it still reads this batch, while others overwrite the buffer
+    learner.take_data = lambda message: None
+    batch = next(one for one in learner.received if isinstance(one, LearnData))
+    refs = [meta["object_ref"] for meta in batch.data]
+    begin = collector.seq
+    cluster.run(lambda: collector.seq > begin + 10)
+    held = [one for one in learner.received if isinstance(one, LearnData)][-1]
+    assert cluster.store.missing(meta["object_ref"] for meta in held.data) == set()
+    assert len(cluster.files()) <= 2 + 2 + 1
+    del learner.take_data
+    learner.demand()
+    cluster.run(lambda: cluster.store.missing(refs) == set(refs))
+
+
+def test_a_lost_sample_is_replaced_and_forgotten(cluster):
+    coordinator = cluster.start()
+    learner = cluster.learner(n_learn=1000, batch_size=4)
+    collector = cluster.collector(n_data=3)
+    cluster.run(lambda: collector.seq >= 3)
+    for path in (cluster.folder / "data").rglob("*.safetensors"):
+        path.unlink()
+    cluster.run(lambda: learner.n_learned > 0)
+    assert coordinator.counters["lost_data"] == len(set(learner.lost)) == 3
+
+
+def test_a_demand_is_parked_until_there_is_enough_data(cluster):
+    cluster.start()
+    learner = cluster.learner(batch_size=4)
+    cluster.run(lambda: learner.is_waiting)
+    cluster.run_for(20)
+    assert learner.n_learned == 0
+    collector = cluster.collector(n_data=4)
+    cluster.run(lambda: learner.n_learned == 1)
+    assert collector.seq >= 4
+
+
+def test_a_refused_push_is_counted_and_its_data_deleted(tmp_path):
+    limit = {"push_sample_rate_limit": {"max": 1, "min": 0}, "window_seconds": 1000}
+    cluster = LocalCluster(tmp_path, buffer={"type": "advanced", "thruput_controller": limit})
+    coordinator = cluster.start()
+    cluster.learner(n_learn=1000).take_data = lambda message: None
+    cluster.collector(n_data=1000)
+    cluster.run(lambda: coordinator.counters.get("refused_pushes", 0) > 3)
+    (buffer,) = coordinator.state_dict()["buffers"].values()
+    cluster.run_for(1)
+    assert len(buffer["refs"]) <= 4
+    assert len(cluster.files()) <= 4
+
+
+def test_a_finished_learner_closes_its_buffer_and_ends_its_collectors(cluster):
+    coordinator = cluster.start()
+    cluster.learner(n_learn=2)
+    cluster.collector(n_data=1000)
+    cluster.run(lambda: ("finished", "learner_task_0") in cluster.tape)
+    cluster.run(lambda: ("finished", "collector_task_0") in cluster.tape)
+    assert coordinator.counters.get("lost", 0) == 0
+
+
+def test_unusable_priorities_are_logged_and_the_run_continues(cluster):
+    coordinator = cluster.start()
+    learner = cluster.learner(n_learn=1000)
+    cluster.collector()
+    cluster.run(lambda: learner.n_learned > 0)
+    buffer = coordinator._buffers["buffer_naive"].items
+    buffer.update = lambda info: (_ for _ in ()).throw(ValueError("NaN"))
+    coordinator.deal_with_learner_judge_finish(learner.task.task_id, {})
+    info = {"priority_info": {"priority": [float("nan")]}, "learner_step": 1}
+    with pytest.raises(ValueError, match="NaN"):
+        coordinator.deal_with_learner_send_info(learner.task.task_id, "buffer_naive", info)
+    cluster.run_for(2)
+
+
+# Workers that come and go.
+
+
+def test_further_collectors_widen_the_task_space_and_narrow_it_when_they_leave(cluster):
+    coordinator = cluster.start()
+    cluster.learner(n_learn=1000)
+    workers = [cluster.collector(f"c{i}", n_data=1000) for i in range(3)]
+    cluster.run(lambda: all(worker.taken for worker in workers))
+    assert cluster.tape.count("increase") == 2
+    workers[0].kill()
+    cluster.run(lambda: "decrease" in cluster.tape)
+    assert len(coordinator.workers) == 3
+
+
+def test_collectors_that_the_config_names_do_not_widen_the_task_space(tmp_path):
+    cluster = LocalCluster(tmp_path, collector=NAMED)
+    cluster.start()
+    for uid in ("c0", "c1", "c2"):
+        cluster.collector(uid)
+    cluster.run(lambda: len(cluster.coordinator.workers) == 3)
+    assert cluster.tape.count("increase") == 1
+
+
+def test_a_task_goes_to_the_worker_with_enough_resources(tmp_path):
+    cluster = LocalCluster(tmp_path, main={"resource": {"gpu": 1}})
+    cluster.start()
+    cluster.learner(n_learn=1000)
+    small = cluster.collector("c0")
+    big = cluster.collector("c1", resource={"gpu": 1, "cpu": 1})
+    cluster.run(lambda: big.taken)
+    assert small.taken == []
+
+
+def test_the_worker_that_is_idle_for_longest_gets_the_task(tmp_path):
+    cluster = LocalCluster(tmp_path, collector=NAMED)
+    cluster.start()
+    first = cluster.collector("c1")
+    cluster.run(lambda: cluster.coordinator.workers.get("c1") == "idle")
+    second = cluster.collector("c0")
+    cluster.run(lambda: cluster.coordinator.workers.get("c0") == "idle")
+    cluster.learner(n_learn=1000)
+    cluster.run(lambda: first.taken or second.taken)
+    assert (bool(first.taken), bool(second.taken)) == (True, False)
+
+
+def test_a_worker_that_cannot_be_reached_is_given_up_and_may_come_back(cluster):
+    coordinator = cluster.start()
+    worker = cluster.collector()
+    cluster.run(lambda: coordinator.workers == {"c0": "idle"})
+    link = coordinator._link
+    send = link.send
+    link.send = lambda peer, message: (_ for _ in ()).throw(TimeoutError("its queue is full"))
+    cluster.learner(n_learn=1000)
+    cluster.run(lambda: "c0" not in coordinator.workers or "l0" not in coordinator.workers)
+    link.send = send
+    worker.send(TaskAlive("something", 1))
+    cluster.workers["l0"].send(TaskAlive("something", 1))
+    cluster.run(lambda: worker.taken)
+
+
+# The states of the coordinator.
+
+
+def test_a_coordinator_starts_once(cluster):
+    coordinator = cluster.start()
+    with pytest.raises(CoordinatorError, match="running"):
+        coordinator.start()
+    coordinator.close()
+    coordinator.close()
+    with pytest.raises(CoordinatorError, match="closed"):
+        coordinator.start()
+
+
+def test_a_coordinator_can_be_closed_without_a_start(tmp_path):
+    coordinator = LocalCluster(tmp_path).coordinator
+    assert coordinator.state == "new"
+    coordinator.close()
+    assert coordinator.state == "closed"
+
+
+def test_a_thread_does_the_work(tmp_path):
+    cluster = LocalCluster(tmp_path)
+    cluster.network._idle = None
+    cluster.add("l0", LEARNER, n_learn=1000)
+    cluster.collector(result={"converged": True})
+    with cluster.coordinator as coordinator:
+        assert coordinator.state == "running"
+        while not coordinator.wait(0.01):
+            cluster.others_work(0.0)
+    assert coordinator.state == "closed"
+    assert cluster.files() == []
+
+
+def test_an_error_of_the_commander_ends_the_run_with_that_error(tmp_path):
+    cluster = LocalCluster(tmp_path)
+    cluster.network._idle = None
+
+    def broken():
+        raise ZeroDivisionError("the commander has a bug")
+
+    cluster.commander.get_learner_task = broken
+    cluster.coordinator.start()
+    with pytest.raises(CoordinatorError, match="the commander has a bug"):
+        cluster.coordinator.wait(30)
+    with pytest.raises(CoordinatorError, match="the commander has a bug"):
+        cluster.coordinator.close()
+
+
+# The callbacks without a link.
+
+
+def _restored(cluster, tmp_path) -> Coordinator:
+    cluster.start()
+    learner = cluster.learner(n_learn=1000, batch_size=100)
+    collector = cluster.collector(n_data=1000)
+    cluster.run(lambda: learner.task and collector.seq > 3)
+    coordinator = Coordinator(config())
+    coordinator.load_state_dict(cluster.coordinator.state_dict())
+    return coordinator
+
+
+def test_the_callbacks_work_without_a_link(cluster, tmp_path):
+    coordinator = _restored(cluster, tmp_path)
+    coordinator.deal_with_collector_send_data("collector_task_0", "buffer_naive", "new", {})
+    coordinator.deal_with_collector_send_data("collector_task_0", "buffer_naive", "new", {})
+    assert coordinator.counters["duplicates"] == 1
+    batch = coordinator.deal_with_learner_get_data("learner_task_0", "buffer_naive", 3, 0)
+    assert len(batch) == 3
+    assert coordinator.deal_with_learner_get_data("learner_task_0", "buffer_naive", 99, 0) is None
+    info = {"learner_step": 1, "priority_info": {}}
+    coordinator.deal_with_learner_send_info("learner_task_0", "buffer_naive", info)
+    assert not coordinator.deal_with_learner_judge_finish("learner_task_0", {})
+    assert coordinator.deal_with_collector_judge_finish(
+        "collector_task_0", {"collector_done": True}
+    )
+    assert coordinator.tasks["collector_task_0"] == "finishing"
+    coordinator.deal_with_collector_finish_task("collector_task_0", {"converged": True})
+    assert coordinator.system_shutdown_flag
+    coordinator.deal_with_learner_finish_task("learner_task_0", {})
+    assert coordinator.tasks == {}
+
+
+def test_callbacks_about_unknown_tasks_are_ignored_but_a_demand_is_an_error(tmp_path):
+    coordinator = Coordinator(config())
+    coordinator.deal_with_collector_send_data("t", "b", "d", {})
+    coordinator.deal_with_collector_finish_task("t", {})
+    coordinator.deal_with_learner_finish_task("t", {})
+    coordinator.deal_with_learner_send_info("t", "b", {})
+    assert not coordinator.deal_with_collector_judge_finish("t", {"collector_done": True})
+    assert not coordinator.deal_with_learner_judge_finish("t", {"learner_done": True})
+    with pytest.raises(CoordinatorError, match="no learner task 't'; it has: none"):
+        coordinator.deal_with_learner_get_data("t", "b", 1, 0)
+    coordinator.close()
+
+
+# The state.
+
+
+def test_a_restarted_coordinator_adopts_what_workers_still_run(tmp_path):
+    cluster = LocalCluster(
+        tmp_path, state_path=str(tmp_path / "state.safetensors"), state_every_s=1
+    )
+    cluster.start()
+    learner = cluster.learner(n_learn=1000)
+    collector = cluster.collector(n_data=1000)
+    cluster.run(lambda: learner.n_learned > 2 and collector.seq > 10)
+    cluster.crash()
+    cluster.others_work(1.0)
+    coordinator = cluster.start()
+    learned = learner.n_learned
+    cluster.run(lambda: learner.n_learned > learned + 5)
+    cluster.run_for(60)
+    assert coordinator.counters["adopted"] == 2
+    assert (len(learner.taken), len(collector.taken)) == (1, 1)
+    assert not any(isinstance(one, TaskClose) for one in collector.received)
+
+
+def test_a_task_that_nobody_runs_after_a_restart_is_started_again(tmp_path):
+    cluster = LocalCluster(
+        tmp_path, state_path=str(tmp_path / "state.safetensors"), state_every_s=1
+    )
+    cluster.start()
+    cluster.learner(n_learn=1000)
+    worker = cluster.collector(n_data=1000)
+    cluster.run(lambda: worker.seq > 5)
+    cluster.crash()
+    worker.kill()
+    coordinator = cluster.start()
+    other = cluster.collector("c1")
+    cluster.run(lambda: other.taken, most_s=40)
+    assert other.taken == ["collector_task_0-2"]
+    assert coordinator.counters["lost"] == 1
+
+
+def test_references_whose_data_is_gone_are_removed_after_a_restart(tmp_path):
+    cluster = LocalCluster(
+        tmp_path, state_path=str(tmp_path / "state.safetensors"), state_every_s=1
+    )
+    cluster.start()
+    cluster.learner(n_learn=1000, batch_size=1000)
+    collector = cluster.collector(n_data=1000)
+    cluster.run(lambda: collector.seq > 10)
+    collector.kill()
+    cluster.run_for(2)
+    cluster.crash()
+    gone = sorted((tmp_path / "data").rglob("*.safetensors"))[:3]
+    for path in gone:
+        path.unlink()
+    coordinator = cluster.start()
+    assert coordinator.counters["lost_data"] == 3
+    buffer = coordinator.state_dict()["buffers"]["buffer_naive"]
+    assert set(buffer["refs"].values()) == {f"run/{name}" for name in cluster.files()}
+
+
+def test_a_closed_run_that_is_not_over_continues_in_another_process(tmp_path):
+    path = tmp_path / "state.safetensors"
+    cluster = LocalCluster(tmp_path, state_path=str(path))
+    coordinator = cluster.start()
+    cluster.learner(n_learn=1000, batch_size=1000)
+    collector = cluster.collector(n_data=1000)
+    cluster.run(lambda: collector.seq > 10)
+    coordinator.close()
+    kept = cluster.files()
+    assert path.exists()
+    assert kept
+    cluster.coordinator = cluster.new_coordinator(cluster.cfg)
+    again = cluster.start()
+    assert len(again.state_dict()["buffers"]["buffer_naive"]["refs"]) >= 10
+
+
+def test_the_state_file_is_removed_when_the_training_is_over(tmp_path):
+    path = tmp_path / "state.safetensors"
+    cluster = LocalCluster(tmp_path, state_path=str(path), state_every_s=1)
+    coordinator = cluster.start()
+    cluster.learner(n_learn=1000)
+    cluster.collector(result={"converged": True})
+    cluster.run(path.exists)
+    cluster.run(lambda: coordinator.system_shutdown_flag)
+    coordinator.close()
+    assert not path.exists()
+
+
+def test_a_state_is_loaded_before_start_only(cluster):
+    coordinator = cluster.start()
+    with pytest.raises(CoordinatorError, match="before start"):
+        coordinator.load_state_dict(coordinator.state_dict())
+    with pytest.raises(CoordinatorError, match="version"):
+        Coordinator(config()).load_state_dict({"version": 99})
+
+
+# The config.
+
+
+def test_an_unusable_config_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="system is missing"):
+        Coordinator({"main": {}})
+    with pytest.raises(ConfigError, match="platform k8s"):
+        Coordinator(config(operator_server={"system_addr": "x"}))
+    with pytest.raises(ConfigError, match="replay_buffer_size"):
+        Coordinator(config(buffer={"replay_buffer_size": -1}))
+    with pytest.raises(ConfigError, match="link and store"):
+        Coordinator(config(), store=object())
+    with pytest.raises(ConfigError, match="clock"):
+        Coordinator(config(), clock=3)
+    with pytest.raises(ConfigError, match="plain values"):
+        Coordinator(config(main={"env": {"fn": print}}, state_path="x"))
+    with pytest.raises(ConfigError, match="state_path"):
+        Coordinator(config()).save_state()
+
+
+def test_the_defaults_are_the_classic_ones():
+    default = Coordinator.default_config()
+    assert (default.type, default.collector_task_timeout) == ("router", 30)
+    assert (default.learner_task_timeout, default.operator_server) == (600, {})
+    assert (default.task_silence_s, default.max_attempts) == (30, 3)
+    assert default.cfg_type == "CoordinatorDict"
+
+
+def test_offers_carry_the_id_of_the_attempt(cluster):
+    cluster.start()
+    worker = cluster.learner(n_learn=1000)
+    cluster.run(lambda: worker.task)
+    offer = next(one for one in worker.received if isinstance(one, TaskOffer))
+    assert offer.task_info["task_id"] == offer.task_id == "learner_task_0"
+    assert (offer.kind, offer.attempt) == (LEARNER, 1)
