@@ -6,10 +6,9 @@ until the last frame is sent, and once more with the acknowledgements that come 
 that the hub uses when it is idle. Weights go over tcp, and a false departure is a peer that counts
 as lost while it lives; the machine must have time for the peers' processes too.
 
-The idle star and the small event miss their bars on a quiet machine of two cores. The protocol
-takes about 12 µs for a heartbeat and for a frame to one peer, but each of them wakes a thread on
-both sides, which takes several times as long. Each peer has its own session, so a small event takes
-a number, a signature and a system call for each, and each peer acknowledges it with its next poll.
+The small event misses its bar. Each peer has its own session, so it takes a number, a signature and
+a system call for each, and each peer acknowledges it with its next poll. The row of bare sends says
+what the system calls alone take.
 
 With the variable ``BENCH_BEFORE`` set to another checkout of the repository, the same program also
 measures that one in the same run, and each row is repeated against it. ``BENCH_SMALL=1`` measures
@@ -25,6 +24,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +76,12 @@ def rows() -> list[Row]:
             ours.broadcast["total_s"] * 1e3,
             2,
             "ms of CPU",
+        ),
+        Row(
+            f"{N_BROADCAST} bare sends over sockets",
+            "no router",
+            ours=bare_sends(N_BROADCAST) * 1e3,
+            unit="ms of CPU",
         ),
         bar("threads per peer", ours.idle["threads"] / N_IDLE, 1, "threads"),
         bar("descriptors per peer", ours.idle["descriptors"] / N_IDLE, 1, "descriptors"),
@@ -147,6 +153,22 @@ def small_events(checkout: Path) -> dict[str, Any]:
     ):
         hub.ask("wait_for", N_BROADCAST)
         return hub.ask("broadcast", 9)
+
+
+def bare_sends(n_sockets: int, rounds: int = 9) -> float:
+    """Return the CPU seconds of sending 200 bytes to each of many sockets, without a reader."""
+    with contextlib.ExitStack() as stack:
+        pairs = [socket.socketpair() for _ in range(n_sockets)]
+        for pair in pairs:
+            for end in pair:
+                stack.enter_context(end)
+        taken = []
+        for _ in range(rounds):
+            started = time.thread_time()
+            for end, _other in pairs:
+                end.sendmsg([bytes(200)])
+            taken.append(time.thread_time() - started)
+    return sorted(taken)[rounds // 2]
 
 
 def large_events(checkout: Path) -> dict[str, Any]:

@@ -8,8 +8,8 @@ nothing, with four calls in flight (ours: four unacknowledged frames, with one e
 The other bars are absolute. For the weights, one process publishes them and three others load
 them into a torch module.
 
-Our rows use plain sockets unless they say "over nng". Over nng there is no bar: messages have at
-most 128 KB there, because nng cannot allow authenticated peers longer ones than strangers (see
+Our rows use plain sockets unless they say "over nng", which have no bar: messages have at most
+128 KB there, because nng cannot allow authenticated peers longer ones than strangers (see
 docs/decisions/nng.md), so a large event takes many requests.
 
 Shared memory at 1 MB is about twice as fast as ipc, so it reaches its bar in some runs only; ipc

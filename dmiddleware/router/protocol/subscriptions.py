@@ -33,7 +33,7 @@ class Subscriptions:
         node_id: this node.
         peers: the peers; call :meth:`on_peers_changed` when they change.
         options: limits of this node.
-        unsent: gains the peers for whom something is queued here.
+        unsent: gains the peers that something is queued for.
 
     Attributes:
         ready: the peers that have announced all their initial subscriptions.

@@ -299,7 +299,7 @@ class Receiver:
         return taken is not False
 
     def _pass_on(self, event: Sequence[Any], may_block: bool) -> bool | None:
-        """Return whether the program took the event; None if there is no program."""
+        """Return whether the program took the event; None without a program."""
         if not may_block:
             return None if self._offer is None else self._offer(*event)
         while self._deliver is not None and not self._closing:
