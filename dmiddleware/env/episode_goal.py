@@ -10,7 +10,7 @@ __all__ = ["EpisodeGoal"]
 class EpisodeGoal:
     """A manager's episodes: how many each env is to play, and whether they are done.
 
-    The envs do not pause when they have played them; whoever steps them decides.
+    The envs do not pause by themselves when they have played them.
     """
 
     _episode_num: int | None = None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
-from dmiddleware.config import Configurable, Option, positive, text
+from dmiddleware.config import Configurable, Option, Range, positive, text
 from dmiddleware.errors import (
     ConfigError,
     RequestFailed,
@@ -25,6 +25,8 @@ __all__ = ["LearnerAggregator"]
 _RETRY_S: Final = 0.5
 _COMMON: Final = ("learner_step", "buffer_id", "task_id", "learner_done", "cur_learner_iter")
 """The keys whose values all learners share."""
+
+_dictionary: Final = Range("a dictionary", lambda value: isinstance(value, Mapping))
 
 
 class _CoordinatorSide(Slave):
@@ -59,16 +61,15 @@ class LearnerAggregator(Configurable):
     """
 
     config: ClassVar[dict[str, Any]] = {
-        "slave": {},
-        "master": {},
-        "learner": {},
+        "slave": Option({}, _dictionary, "arguments of the slave, towards the coordinator"),
+        "master": Option({}, _dictionary, "arguments of the master, towards the learners"),
+        "learner": Option({}, _dictionary, "the learners: `{name: [id, host, port]}`"),
         "max_retry_second": Option(
             60.0, positive, "how long to wait for the learners at the start, in seconds"
         ),
         "timeout_s": Option(120.0, positive, "how long a learner's reply may take, in seconds"),
         "key_file": Option("", text, "file with the run's secret key; empty: none"),
     }
-    config_open: ClassVar[tuple[str, ...]] = ("slave", "master", "learner")
 
     def __init__(
         self, cfg: Mapping[str, Any], *, clock: Callable[[], float] = time.monotonic
@@ -88,7 +89,7 @@ class LearnerAggregator(Configurable):
                 raise ConfigError(f"learner.{name} must be [id, host, port], got {address!r}")
             _, host, port = address
             self._learners[name] = self._master.new_connection(name, host, port)
-        self._task_id = ""
+        self._running: dict[str, Any] = {}
         self._demands: dict[str, dict[str, Any]] = {}
         self._infos: dict[str, deque[dict[str, Any]]] = {}
         self._n_demands = 0
@@ -135,9 +136,9 @@ class LearnerAggregator(Configurable):
     def __repr__(self) -> str:
         return f"LearnerAggregator({', '.join(self._learners)})"
 
-    def deal_with_get_resource(self) -> dict[str, int]:
-        """Return the number of learners, as GPUs."""
-        return {"gpu": len(self._learners), "cpu": 0}
+    def deal_with_get_resource(self) -> dict[str, Any]:
+        """Return the number of learners, as GPUs, and the ids of the task that they do, if any."""
+        return {"gpu": len(self._learners), "cpu": 0, **self._running}
 
     def deal_with_learner_start(self, task: Mapping[str, Any]) -> dict[str, Any]:
         """Start a task on all learners.
@@ -145,7 +146,12 @@ class LearnerAggregator(Configurable):
         Raises:
             TaskFail: if one learner does not start it; the others are closed.
         """
-        self._task_id = str(task.get("task_info", {}).get("task_id", ""))
+        info = task.get("task_info", {})
+        self._running = {
+            "task_id": str(info.get("task_id", "")),
+            "buffer_id": str(info.get("buffer_id", "")),
+            "attempt": int(task.get("attempt", 0)),
+        }
         self._demands.clear()
         self._infos = {name: deque() for name in self._learners}
         self._n_demands = 0
@@ -154,7 +160,7 @@ class LearnerAggregator(Configurable):
             with contextlib.suppress(RequestFailed):
                 connection.connect()
         self._ask_all(dict.fromkeys(self._learners, task))
-        return {"message": f"{len(self._learners)} learners have started task {self._task_id}"}
+        return {"message": f"{len(self._learners)} learners have started the task"}
 
     def deal_with_get_data(self, task: Mapping[str, Any]) -> dict[str, Any]:
         """Return the sum of the learners' demands, once all of them have one.
@@ -228,6 +234,7 @@ class LearnerAggregator(Configurable):
         """
         replies = self._ask_all(dict.fromkeys(self._learners, task), closes_others=False)
         answer = self._merged([self._without_info(*item) for item in replies.items()])
+        self._running = {}
         info = self._merged_infos()
         return answer if info is None else {**answer, "info": info}
 
@@ -314,11 +321,12 @@ class LearnerAggregator(Configurable):
             return {name: one.result or {} for name, one in asked.items()}
         if closes_others:
             self._close_others(failures)
+        ids, self._running = self._ids(), {}
         reasons = "; ".join(f"learner {name}: {reason}" for name, reason in failures.items())
-        raise TaskFail(self._ids(), f"the task is lost. {reasons}")
+        raise TaskFail(ids, f"the task is lost. {reasons}")
 
     def _close_others(self, failures: Mapping[str, str]) -> None:
-        """End the task of the learners that have not failed, so that none goes on alone."""
+        """End the task of the learners that have not failed, so that none continues alone."""
         closing: list[HttpTask] = [
             connection.new_task({"name": "learner_close_task"}).start()
             for name, connection in self._learners.items()
@@ -349,7 +357,7 @@ class LearnerAggregator(Configurable):
         return merged
 
     def _ids(self) -> dict[str, str]:
-        return {"task_id": self._task_id}
+        return {key: self._running[key] for key in ("task_id", "buffer_id") if key in self._running}
 
 
 def _merge(values: list[Any], path: str) -> Any:

@@ -105,7 +105,9 @@ def test_the_resource_is_the_number_of_learners(cluster):
 def test_a_task_passes_to_all_learners_and_back(cluster):
     learners = Learner(batch_size=2), Learner(batch_size=3)
     ask = cluster(*learners)
-    assert "2 learners" in ask("learner_start_task", **START)["message"]
+    assert "2 learners" in ask("learner_start_task", attempt=1, **START)["message"]
+    ids = {"task_id": "task", "buffer_id": "buffer"}
+    assert ask("resource") == {"gpu": 2, "cpu": 0, "attempt": 1, **ids}
     demand = ask("learner_get_data_task")
     assert demand == {
         "task_id": "task",
@@ -125,7 +127,8 @@ def test_a_task_passes_to_all_learners_and_back(cluster):
     assert learners[0].tasks[-1]["data"] == data[:2]
     assert learners[1].tasks[-1]["data"] == data[2:]
     assert ask("learner_get_data_task")["seq"] == 1
-    assert ask("learner_close_task") == {"task_id": "task", "buffer_id": "buffer"}
+    assert ask("learner_close_task") == ids
+    assert ask("resource") == {"gpu": 2, "cpu": 0}
     assert all(one.names()[-1] == "learner_close_task" for one in learners)
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from gymnasium.envs.registration import load_env_creator
 
-from dmiddleware.config import Option, above, anything, one_of
+from dmiddleware.config import Option, Range, above, anything, one_of
 from dmiddleware.errors import ConfigError, WaitTimeout
 from dmiddleware.policy import CollectMode, EvalMode, create_policy
 from dmiddleware.seeding import derive_seed
@@ -59,9 +59,12 @@ class TrajectoryCollector(BaseParallelCollector):
         ),
         "policy": Option({}, anything, "the policy's config, with type"),
         "collect_setting": Option({}, anything, "keyword arguments of the policy's forward"),
-        "env": {},
+        "env": Option(
+            {},
+            Range("a dictionary", lambda value: isinstance(value, Mapping)),
+            "`id`, `kwargs`, `wrappers`, `mode`, `env_num`, `seed` and `manager.episode_num`",
+        ),
     }
-    config_open: ClassVar[tuple[str, ...]] = ("env",)
 
     def __init__(
         self,
@@ -240,6 +243,7 @@ class TrajectoryCollector(BaseParallelCollector):
             "data_id": f"env_{env_id}_{uuid.uuid4()}",
             "env_id": env_id,
             "policy_iter": self._policy_iters[player],
+            "collect_iter": self._policy_iters[player],  # what buffers measure staleness by
             "unroll_len": len(sample) if isinstance(sample, list) else int(unroll_len),
             "compressor": self._cfg.compressor,
             "get_data_time": time.time(),

@@ -70,7 +70,9 @@ def test_metadata_has_the_classic_keys_and_is_plain(run):
     assert set(first) == {
         "data_id", "env_id", "policy_iter", "unroll_len", "compressor", "get_data_time",
         "priority", "eval_flag", "cur_episode", "cur_sample", "cur_step", "object_ref",
+        "collect_iter",
     }  # fmt: skip
+    assert first["collect_iter"] == first["policy_iter"] == 1
     assert first["data_id"].startswith(f"env_{first['env_id']}_")
     assert first["priority"] == 1.0
     assert first["compressor"] == "zlib"
