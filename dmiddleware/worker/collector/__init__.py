@@ -5,6 +5,7 @@ from dmiddleware.worker.collector.battle_sample_collector import BattleSampleSer
 from dmiddleware.worker.collector.episode_collector import EpisodeSerialCollector
 from dmiddleware.worker.collector.parallel import (
     BaseParallelCollector,
+    MarineParallelCollector,
     ZerglingParallelCollector,
     create_parallel_collector,
     get_parallel_collector_cls,
@@ -29,6 +30,7 @@ __all__ = [
     "get_serial_collector_cls",
     "to_tensor_transitions",
     "BaseParallelCollector",
+    "MarineParallelCollector",
     "ZerglingParallelCollector",
     "create_parallel_collector",
     "get_parallel_collector_cls",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import time
 import uuid
@@ -17,6 +18,7 @@ from gymnasium.envs.registration import load_env_creator
 from dmiddleware.config import Option, Range, above, anything, one_of
 from dmiddleware.errors import ConfigError, WaitTimeout
 from dmiddleware.policy import CollectMode, EvalMode, create_policy
+from dmiddleware.rollout.stepper import first_episode_id
 from dmiddleware.seeding import derive_seed
 from dmiddleware.worker.collector.parallel.base import BaseParallelCollector
 from dmiddleware.worker.collector.transitions import to_tensor_transitions
@@ -76,6 +78,8 @@ class TrajectoryCollector(BaseParallelCollector):
         self._episode_num = self._checked_episode_num()
         self._env_manager = self._make_env_manager()
         self._env_num: int = self._env_manager.env_num
+        self._ids = itertools.count(first_episode_id())
+        self._episode_id = [next(self._ids) for _ in range(self._env_num)]
         self._modes: list[Any] = []
         self._policy_iters: list[int] = []
         self._traj_lens: list[float] = []
@@ -220,7 +224,13 @@ class TrajectoryCollector(BaseParallelCollector):
     ) -> None:
         """Add a player's transition; hand over the trajectory if it is complete."""
         gathered = self._gathered[env_id, player]
-        gathered.append({**transition, "collect_iter": self._policy_iters[player]})
+        gathered.append(
+            {
+                **transition,
+                "episode_id": self._episode_id[env_id],
+                "collect_iter": self._policy_iters[player],
+            }
+        )
         if is_end or len(gathered) >= self._traj_lens[player]:
             self._hand_over(env_id, player)
 
@@ -274,6 +284,8 @@ class TrajectoryCollector(BaseParallelCollector):
             abnormal: the envs that failed.
         """
         ended = [env_id for env_id, is_end in done.items() if is_end]
+        for env_id in (*ended, *abnormal):
+            self._episode_id[env_id] = next(self._ids)
         if ended or abnormal:
             for mode in self._modes:
                 mode.reset([*ended, *abnormal])

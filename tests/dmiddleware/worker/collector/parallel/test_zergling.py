@@ -95,6 +95,9 @@ def test_transitions_have_the_true_successor_and_the_iteration_of_the_policy(run
     assert samples[2]["next_obs"].tolist() == [0, 0, 3]
     assert samples[3]["obs"].tolist() == [0, 1, 0]
     assert {int(one["collect_iter"]) for one in samples} == {1}
+    episodes = [int(one["episode_id"]) for one in samples]
+    assert len(set(episodes[:3])) == len(set(episodes[3:])) == 1
+    assert episodes[0] != episodes[3]
 
 
 @pytest.mark.parametrize(
