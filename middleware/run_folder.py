@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import numpy as np
 import yaml
 
+from dmiddleware.config import plain_values
 from dmiddleware.pipeline import Role, current_node
 from dmiddleware.policy import gather_from_ranks, rank_and_world_size
 from dmiddleware.tensorboard import TensorboardWriter
@@ -142,7 +142,7 @@ class RunFolder:
             return path
         partial = path.with_suffix(".yaml.partial")
         partial.write_text(
-            yaml.safe_dump(_plain(cfg), sort_keys=False, allow_unicode=True), encoding="utf-8"
+            yaml.safe_dump(plain_values(cfg), sort_keys=False, allow_unicode=True), encoding="utf-8"
         )
         partial.replace(path)
         return path
@@ -211,21 +211,3 @@ def _take(path: Path, stamp: str) -> bool:
             return True
     stamped = path / STAMP_FILE
     return stamped.is_file() and stamped.read_text(encoding="utf-8") == stamp
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if isinstance(value, Path):
-        return str(value)
-    if callable(value) and hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    return str(value)

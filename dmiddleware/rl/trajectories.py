@@ -29,7 +29,7 @@ def with_nstep_returns(rows: Batch, *, n: int, discount: float) -> Batch:
         bootstrapped value.
 
     Raises:
-        StructureError: if shapes differ, or there are no rows.
+        StructureError: for shapes that differ, and for an empty batch.
         ValueError: if ``n`` is below 1 or ``discount`` outside ``[0, 1]``.
     """
     summed = nstep_return(rows["reward"], rows["terminated"], _cuts(rows), n=n, discount=discount)
@@ -64,7 +64,7 @@ def with_advantages(
         gae_lambda: lambda, in ``[0, 1]``.
 
     Raises:
-        StructureError: if shapes differ, or there are no rows.
+        StructureError: for shapes that differ, and for an empty batch.
         ValueError: if ``discount`` or ``gae_lambda`` is outside ``[0, 1]``.
     """
     value, cut = rows["value"], _cuts(rows)

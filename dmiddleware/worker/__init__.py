@@ -39,6 +39,7 @@ from dmiddleware.worker.commander import (
     get_parallel_commander_cls,
 )
 from dmiddleware.worker.coordinator.coordinator import Coordinator
+from dmiddleware.worker.entry import compile_config, serial_run
 from dmiddleware.worker.evaluator import (
     BattleInteractionSerialEvaluator,
     IMetric,
@@ -93,6 +94,8 @@ __all__ = [
     "add_learner_hook",
     "merge_hooks",
     "show_hooks",
+    "serial_run",
+    "compile_config",
     "BaseSerialCommander",
     "BaseParallelCommander",
     "NaiveCommander",

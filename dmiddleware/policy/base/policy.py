@@ -15,7 +15,16 @@ import torch.distributed as dist
 from easydict import EasyDict
 from torch import nn
 
-from dmiddleware.config import Configurable, Option, Range, at_least, check_value, optional, switch
+from dmiddleware.config import (
+    Configurable,
+    Option,
+    Range,
+    at_least,
+    check_value,
+    count,
+    optional,
+    switch,
+)
 from dmiddleware.data.batch import (
     Batch,
     Nested,
@@ -149,6 +158,17 @@ class Policy(Configurable):
             optional(at_least(0, whole=True)),
             "seed of the initial weights and of acting; None uses torch's seed",
         ),
+        "random_collect_size": Option(
+            0,
+            at_least(0, whole=True),
+            "samples that serial_run collects at random before it trains",
+            keyword=None,
+        ),
+        "learn": {
+            "update_per_collect": Option(
+                1, count, "updates that serial_run makes after each collection", keyword=None
+            ),
+        },
         "model": Option(
             {},
             Range("a dictionary", lambda value: isinstance(value, Mapping)),

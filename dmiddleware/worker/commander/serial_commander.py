@@ -19,9 +19,9 @@ class BaseSerialCommander(Configurable):
 
     Args:
         cfg: there is nothing to configure.
-        learner: its ``learn_info`` is part of what the policy decides from.
-        collector: its ``envstep`` is, too.
-        evaluator: its ``last_eval`` is, too; None: there is no evaluator.
+        learner: the policy decides from its ``learn_info``,
+        collector: from its ``envstep``,
+        evaluator: and from its ``last_eval``; None if the program does not evaluate.
         replay_buffer: the buffer, for subclasses.
         policy: a policy with a command mode, or the mode; may be set later.
 

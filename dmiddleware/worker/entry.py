@@ -1,0 +1,366 @@
+"""Entry points: compile a config in the classic shape, and run the program that it describes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, Final
+
+import torch
+import yaml
+from easydict import EasyDict
+from torch import nn
+
+from dmiddleware.config import Configurable, plain_values
+from dmiddleware.data import create_buffer, get_buffer_cls
+from dmiddleware.env import BaseEnvManager, make_env_manager
+from dmiddleware.errors import ConfigError
+from dmiddleware.logs import output_folder
+from dmiddleware.policy import (
+    POLICY_REGISTRY,
+    CommandModePolicy,
+    Policy,
+    create_policy,
+    get_policy_cls,
+    is_update,
+    update_outputs,
+)
+from dmiddleware.registry import import_modules
+from dmiddleware.seeding import derive_seed, seed_libraries
+from dmiddleware.tensorboard import TensorboardWriter
+from dmiddleware.worker.collector import (
+    ISerialCollector,
+    create_serial_collector,
+    get_serial_collector_cls,
+)
+from dmiddleware.worker.collector.parallel import (
+    PARALLEL_COLLECTOR_REGISTRY,
+    get_parallel_collector_cls,
+)
+from dmiddleware.worker.commander import BaseSerialCommander, get_parallel_commander_cls
+from dmiddleware.worker.evaluator import create_serial_evaluator, get_serial_evaluator_cls
+from dmiddleware.worker.learner import LEARNER_REGISTRY, BaseLearner, create_learner
+from dmiddleware.worker.serial_worker import get_worker_cls
+
+__all__ = ["compile_config", "serial_run"]
+
+_NO_LIMIT: Final = int(1e10)
+_MODES: Final = {
+    "base": "sync", "subprocess": "async", "async_subprocess": "async", "gym_vector": "vector",
+}  # fmt: skip
+"""DI-engine's names of env managers."""
+
+_ENV_LIMITS: Final = {
+    "max_retry": "max_retry", "step_timeout": "step_timeout_s", "reset_timeout": "reset_timeout_s",
+}  # fmt: skip
+_WITHOUT_EFFECT: Final = ("type", "episode_num", "shared_memory", "copy_on_get", "context")
+"""Keys of ``env.manager`` that others read, or that change nothing here."""
+
+_PARTS: Final = {
+    "learner": ("policy.learn.learner", "base"),
+    "collector": ("policy.collect.collector", "sample"),
+    "evaluator": ("policy.eval.evaluator", "interaction"),
+    "replay_buffer": ("policy.other.replay_buffer", "advanced"),
+    "commander": ("policy.other.commander", "base"),
+}
+"""Where the config of each part is, and its type if none is given."""
+
+
+def compile_config(
+    main: Mapping[str, Any], create: Mapping[str, Any] | None = None, *, seed: int = 0
+) -> EasyDict:
+    """Merge a config in the classic shape with the defaults of its classes, and check it.
+
+    Args:
+        main: ``exp_name``, ``env`` and ``policy``. The config of each worker is below ``policy``:
+            ``learn.learner``, ``collect.collector``, ``eval.evaluator``, ``other.replay_buffer``
+            and ``other.commander``.
+        create: what to create: for ``env``, ``env_manager``, ``policy``, ``learner``,
+            ``collector``, ``evaluator``, ``replay_buffer`` and ``commander`` the ``type``, and the
+            ``import_names`` of the modules that register it. None: ``main`` has them.
+        seed: the seed of envs, policy and buffer, where they have none of their own.
+
+    Returns:
+        The whole config, which is also saved to ``<exp_name>/total_config.yaml``. ``stop_value``
+        and ``n_evaluator_episode`` of ``env`` are copied to the evaluator.
+
+    Raises:
+        ConfigError: for an unknown key, a wrong type or a value out of range.
+        RegistryError: for an unknown ``type``; the nearest names are listed.
+    """
+    cfg = _with_types(main, create or {})
+    env = cfg["env"]
+    _name_env(env)
+    env.setdefault("seed", seed)
+    evaluator = cfg["policy"]["eval"]["evaluator"]
+    for name, source in (("stop_value", "stop_value"), ("n_episode", "n_evaluator_episode")):
+        if env.get(source) is not None:
+            evaluator.setdefault(name, env[source])
+    for part, (path, _) in _PARTS.items():
+        section = _section(cfg, path)
+        section.update(_merged(_class_of(part, section, cfg), section, derive_seed(seed, part)))
+    cfg["policy"] = _merged(get_policy_cls(cfg["policy"]), cfg["policy"], seed)
+    file = output_folder(cfg["exp_name"]) / "total_config.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump(plain_values(cfg), sort_keys=False), encoding="utf-8")
+    return EasyDict(cfg)
+
+
+def serial_run(
+    main: Mapping[str, Any],
+    create: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    max_train_iter: int = _NO_LIMIT,
+    max_env_step: int = _NO_LIMIT,
+    *,
+    model: nn.Module | None = None,
+) -> Policy:
+    """Train a policy in this process, as a config in the classic shape describes.
+
+    The commander chooses how to collect. The evaluator plays when it is due, and the learner saves
+    the best policy. The collector collects, and its data goes through the replay buffer, from which
+    the policy learns ``learn.update_per_collect`` times; an on-policy algorithm learns directly
+    from what was collected. This repeats until the evaluator's ``stop_value`` or a limit is
+    reached.
+
+    Args:
+        main: see :func:`compile_config`.
+        create: see :func:`compile_config`.
+        seed: the seed of everything random.
+        max_train_iter: most training iterations.
+        max_env_step: most env steps.
+        model: a module for the policy; None builds the one that ``policy.model`` describes.
+
+    Returns:
+        The policy as it is at the end. The best one is in
+        ``<exp_name>/ckpt_learner/ckpt_best.safetensors``.
+
+    Raises:
+        ConfigError: for an unusable config.
+        RegistryError: for an unknown ``type``.
+    """
+    cfg = compile_config(main, create, seed=seed)
+    seed_libraries(seed)
+    policy = create_policy(cfg.policy, model=model)
+    exp_name, parts = (
+        cfg.exp_name,
+        {name: _section(cfg, path) for name, (path, _) in _PARTS.items()},
+    )
+    with ExitStack() as stack:
+        writer = TensorboardWriter(output_folder(exp_name) / "log" / "serial")
+        stack.callback(writer.close)
+        common: dict[str, Any] = {"tb_logger": writer, "exp_name": exp_name}
+        learner = stack.enter_context(create_learner(parts["learner"], policy=policy, **common))
+        collector = stack.enter_context(
+            create_serial_collector(
+                parts["collector"], env=_make_envs(cfg.env, "collector"), policy=policy, **common
+            )
+        )
+        evaluator = stack.enter_context(
+            create_serial_evaluator(
+                parts["evaluator"], env=_make_envs(cfg.env, "evaluator"), policy=policy, **common
+            )
+        )
+        buffer = stack.enter_context(create_buffer(parts["replay_buffer"], **common))
+        commander = None
+        if isinstance(policy, CommandModePolicy):
+            commander = BaseSerialCommander({}, learner, collector, evaluator, buffer, policy)
+        learn = (
+            _DirectLearning(cfg, learner, is_whole=not policy.batched)
+            if policy.on_policy
+            else _Replay(cfg, learner, buffer)
+        )
+
+        learner.call_hook("before_run")
+        if learner.collector_envstep > 0:
+            collector.envstep = learner.collector_envstep
+        learn.begin(collector)
+        while learner.train_iter < max_train_iter and collector.envstep < max_env_step:
+            settings = {} if commander is None else commander.step()
+            if evaluator.should_eval(learner.train_iter):
+                stop, _ = evaluator.eval(
+                    learner.save_checkpoint, learner.train_iter, collector.envstep
+                )
+                if stop:
+                    break
+            data = collector.collect(train_iter=learner.train_iter, policy_kwargs=settings)
+            learn.from_collected(data, collector.envstep)
+        learner.call_hook("after_run")
+    return policy
+
+
+class _Replay:
+    """Learns from samples of a replay buffer."""
+
+    def __init__(self, cfg: EasyDict, learner: BaseLearner, buffer: Any) -> None:
+        self._learner = learner
+        self._buffer = buffer
+        self._batch_size: int = learner.policy.get_attribute("batch_size")
+        self._n_updates = int(cfg.policy.learn.update_per_collect)
+        self._n_random = int(cfg.policy.random_collect_size)
+        self._is_prioritized = bool(cfg.policy.get("priority", False))
+
+    def begin(self, collector: ISerialCollector) -> None:
+        """Fill the buffer with what random actions collect."""
+        if self._n_random > 0:
+            self._buffer.push(
+                collector.collect(self._n_random, random_collect=True), collector.envstep
+            )
+
+    def from_collected(self, data: list[Any], envstep: int) -> None:
+        """Push the data, and update the policy."""
+        self._buffer.push(data, cur_collector_envstep=envstep)
+        for _ in range(self._n_updates):
+            samples = self._buffer.sample(self._batch_size, self._learner.train_iter)
+            if samples is None:  # there is not enough data yet; the buffer logs it
+                return
+            self._learner.train(samples, envstep)
+            if self._is_prioritized:
+                self._buffer.update(self._learner.priority_info)
+
+
+class _DirectLearning:
+    """Learns once from all that was collected.
+
+    A policy written for batches takes one minibatch at a time, ``learn.epoch_per_collect`` times
+    over; one that acts per env takes all samples in one forward.
+    """
+
+    def __init__(self, cfg: EasyDict, learner: BaseLearner, *, is_whole: bool) -> None:
+        self._learner = learner
+        self._is_whole = is_whole
+        self._batch_size: int = learner.policy.get_attribute("batch_size")
+        self._n_epochs = int(cfg.policy.learn.get("epoch_per_collect", 1))
+        self._generator = torch.Generator().manual_seed(derive_seed(cfg.env.seed, "minibatches"))
+
+    def begin(self, collector: ISerialCollector) -> None:
+        """Do nothing: an on-policy algorithm cannot learn from random actions."""
+
+    def from_collected(self, data: list[Any], envstep: int) -> None:
+        """Update the policy."""
+        if self._is_whole:
+            self._learner.train(data, envstep)
+            return
+        for _ in range(self._n_epochs):
+            order = torch.randperm(len(data), generator=self._generator)
+            for rows in order.tensor_split(max(1, len(data) // self._batch_size)):
+                answer = self._learner.train([data[row] for row in rows.tolist()], envstep)
+                if not all(map(is_update, update_outputs(answer))):
+                    return
+
+
+def _with_types(main: Mapping[str, Any], create: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of the config in which each part has its type.
+
+    Raises:
+        ConfigError: if a part of either config is not a dictionary, or ``create`` has another key.
+    """
+    if not isinstance(main, Mapping) or not isinstance(main.get("policy"), Mapping):
+        raise ConfigError(
+            "main must be the main config, with the keys exp_name, env and policy, "
+            f"got {main!r:.100}"
+        )
+    cfg: dict[str, Any] = _copied({"exp_name": "default_experiment", "env": {}, **main})
+    places = {name: path for name, (path, _) in _PARTS.items()}
+    places |= {"policy": "policy", "env": "env", "env_manager": "env.manager"}
+    for name, part in create.items():
+        if name not in places:
+            raise ConfigError(
+                f"create has the unknown key {name!r}; known are {', '.join(sorted(places))}"
+            )
+        if not isinstance(part, Mapping):
+            raise ConfigError(f"create.{name} must be a dictionary with type, got {part!r:.100}")
+        _section(cfg, places[name]).update(_copied(part))
+    for path, default in _PARTS.values():
+        _section(cfg, path).setdefault("type", default)
+    get_policy_cls(cfg["policy"])  # imports the modules that register it
+    with_command = f"{cfg['policy']['type']}_command"
+    if with_command in POLICY_REGISTRY:
+        cfg["policy"]["type"] = with_command
+    return cfg
+
+
+def _name_env(env: dict[str, Any]) -> None:
+    """Give an env's config the keys ``id`` and ``mode``, from the classic ones if need be.
+
+    Raises:
+        ConfigError: if the config names no env.
+    """
+    env["id"] = env.get("id", env.get("env_id", env.get("type")))
+    if env["id"] is None:
+        raise ConfigError(
+            "the config has no env; set env.id to the id of an env, for example 'CartPole-v1'"
+        )
+    mode = env.get("mode", env.setdefault("manager", {}).get("type", "base"))
+    env["mode"] = _MODES.get(mode, mode)
+
+
+def _section(cfg: dict[str, Any], path: str) -> dict[str, Any]:
+    """Return the dictionary at a dotted path, created if it is missing.
+
+    Raises:
+        ConfigError: if there is something else on the way.
+    """
+    section: dict[str, Any] = cfg
+    for key in path.split("."):
+        section = section.setdefault(key, {})
+        if not isinstance(section, dict):
+            raise ConfigError(f"{path} must be a dictionary, but {key} is {section!r:.100}")
+    return section
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of dictionaries and lists; what they hold stays."""
+    if isinstance(value, Mapping):
+        return {key: _copied(entry) for key, entry in value.items()}
+    return [*map(_copied, value)] if isinstance(value, list) else value
+
+
+def _class_of(part: str, section: Mapping[str, Any], cfg: Mapping[str, Any]) -> Any:
+    """Return the class that a part's ``type`` names."""
+    if part == "learner":
+        return get_worker_cls(LEARNER_REGISTRY, section, "a learner")
+    if part == "collector":
+        import_modules(section.get("import_names", ()))
+        is_parallel = section["type"] in PARALLEL_COLLECTOR_REGISTRY
+        return (get_parallel_collector_cls if is_parallel else get_serial_collector_cls)(section)
+    if part == "evaluator":
+        return get_serial_evaluator_cls(section)
+    if part == "replay_buffer":
+        return get_buffer_cls(section)
+    return BaseSerialCommander if section["type"] == "base" else get_parallel_commander_cls(cfg)
+
+
+def _merged(cls: Callable[..., Any], given: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Return the config of a part with the defaults of its class, and a seed if it takes one."""
+    if not (inspect.isclass(cls) and issubclass(cls, Configurable)):
+        return given
+    merged: dict[str, Any] = cls.merged_config(given)
+    if "seed" in merged and merged["seed"] is None:
+        merged["seed"] = seed
+    return merged
+
+
+def _make_envs(cfg: EasyDict, kind: str) -> BaseEnvManager:
+    """Return the envs of the collector or the evaluator.
+
+    Raises:
+        ConfigError: for an unknown key of ``env.manager``.
+    """
+    import_modules(cfg.get("import_names", ()))
+    manager = cfg.get("manager", {})
+    for key in manager:
+        if key not in (*_ENV_LIMITS, *_WITHOUT_EFFECT):
+            raise ConfigError(
+                f"unknown key env.manager.{key}; known are {', '.join(sorted(_ENV_LIMITS))}"
+            )
+    return make_env_manager(
+        cfg.id,
+        env_num=cfg.get(f"{kind}_env_num", cfg.get("env_num", 1)),
+        mode=cfg.mode,
+        env_kwargs=cfg.get("kwargs"),
+        wrappers=cfg.get("wrappers", ()),
+        seed=derive_seed(cfg.seed, kind),
+        **{_ENV_LIMITS[key]: value for key, value in manager.items() if key in _ENV_LIMITS},
+    )

@@ -1,0 +1,309 @@
+"""serial_run and compile_config, with real policies and environments."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import dmiddleware.worker
+from dmiddleware.data import load_checkpoint
+from dmiddleware.errors import ConfigError, RegistryError
+from dmiddleware.policy import (
+    POLICY_REGISTRY,
+    CommandModePolicy,
+    DQNPolicy,
+    Policy,
+    PPOPolicy,
+    create_policy,
+)
+from dmiddleware.worker import (
+    BaseLearner,
+    SampleSerialCollector,
+    compile_config,
+    serial_run,
+)
+
+CREATE = {
+    "env": {"type": "CartPole-v1"},
+    "env_manager": {"type": "base"},
+    "policy": {"type": "dqn"},
+    "replay_buffer": {"type": "naive"},
+}
+
+
+def main_config(**policy):
+    main = {
+        "exp_name": "trial",
+        "env": {
+            "collector_env_num": 2,
+            "evaluator_env_num": 2,
+            "n_evaluator_episode": 3,
+            "stop_value": 400,
+        },
+        "policy": {
+            "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [16]},
+            "learn": {"update_per_collect": 2, "batch_size": 8},
+            "collect": {"n_sample": 16, "collector": {"collect_print_freq": 5}},
+            "eval": {"evaluator": {"eval_freq": 4}},
+            "other": {"replay_buffer": {"replay_buffer_size": 100}},
+        },
+    }
+    for key, value in policy.items():
+        main["policy"].setdefault(key, {})
+        if isinstance(value, dict):
+            main["policy"][key] |= value
+        else:
+            main["policy"][key] = value
+    return main
+
+
+def test_a_compiled_config_has_the_defaults_of_all_classes():
+    cfg = compile_config(main_config(), CREATE, seed=3)
+    policy = cfg.policy
+    assert policy.learn.learner == BaseLearner.default_config() | {"type": "base"}
+    collector = SampleSerialCollector.default_config() | {"collect_print_freq": 5, "type": "sample"}
+    assert policy.collect.collector == collector
+    assert (policy.eval.evaluator.eval_freq, policy.eval.evaluator.type) == (4, "interaction")
+    buffer = policy.other.replay_buffer
+    assert (buffer.type, buffer.replay_buffer_size, buffer.deepcopy) == ("naive", 100, False)
+    assert policy.other.commander.type == "base"
+    assert (policy.learn.batch_size, policy.learn.double) == (8, True)
+    assert cfg.env.type == "CartPole-v1"
+    assert (cfg.env.id, cfg.env.mode, cfg.env.manager.type) == ("CartPole-v1", "sync", "base")
+
+
+def test_the_evaluator_takes_its_target_from_the_env():
+    cfg = compile_config(main_config(), CREATE)
+    evaluator = cfg.policy.eval.evaluator
+    assert (evaluator.stop_value, evaluator.n_episode) == (400, 3)
+    own = main_config(eval={"evaluator": {"stop_value": 7, "n_episode": 5}})
+    evaluator = compile_config(own, CREATE).policy.eval.evaluator
+    assert (evaluator.stop_value, evaluator.n_episode) == (7, 5)
+
+
+def test_the_whole_config_is_saved_and_compiles_again():
+    cfg = compile_config(main_config(), CREATE, seed=3)
+    saved = yaml.safe_load(Path("trial/total_config.yaml").read_text())
+    assert saved == cfg
+    again = compile_config(saved)
+    assert again == cfg
+
+
+def test_a_config_stays_as_it_was():
+    main, create = main_config(), copy.deepcopy(CREATE)
+    before = copy.deepcopy(main)
+    compile_config(main, create)
+    assert (main, create) == (before, CREATE)
+
+
+def test_everything_random_gets_a_seed():
+    cfg = compile_config(main_config(), CREATE, seed=3)
+    assert (cfg.env.seed, cfg.policy.seed) == (3, 3)
+    assert cfg.policy.other.replay_buffer.seed is not None
+    own = main_config(seed=8)
+    own["env"]["seed"] = 9
+    cfg = compile_config(own, CREATE, seed=3)
+    assert (cfg.env.seed, cfg.policy.seed) == (9, 8)
+
+
+def test_a_compiled_config_builds_its_policy():
+    cfg = compile_config(main_config(), CREATE)
+    assert isinstance(create_policy(cfg.policy), DQNPolicy)
+
+
+def test_a_parallel_config_compiles_too():
+    main = main_config()
+    main["policy"]["collect"]["collector"] = {"print_freq": 7}
+    create = CREATE | {"collector": {"type": "zergling"}, "commander": {"type": "naive"}}
+    cfg = compile_config(main, create)
+    assert cfg.policy.collect.collector.update_policy_second == 3
+    assert cfg.policy.other.commander.collector_task_space == 1
+
+
+@pytest.mark.parametrize(
+    ("main", "create", "error", "word"),
+    [
+        ({"exp_name": "x"}, CREATE, ConfigError, "policy"),
+        (main_config(), {"policy": {"type": "dqn"}}, ConfigError, "env.id"),
+        (main_config(learn={"batchsize": 3}), CREATE, ConfigError, "learn.batch_size"),
+        (main_config(learn={"learner": {"train_iteration": 3}}), CREATE, ConfigError, "iterations"),
+        (main_config(learn={"learner": 3}), CREATE, ConfigError, "dictionary"),
+        (main_config(), CREATE | {"policies": {}}, ConfigError, "policies"),
+        (main_config(), CREATE | {"env": "CartPole-v1"}, ConfigError, "create.env"),
+        (main_config(), CREATE | {"policy": {"type": "dqm"}}, RegistryError, "dqn"),
+        (main_config(), CREATE | {"policy": {}}, ConfigError, "type"),
+    ],
+)
+def test_an_unusable_config_is_refused(main, create, error, word):
+    with pytest.raises(error, match=word):
+        compile_config(main, create)
+
+
+@pytest.mark.parametrize(
+    ("env", "word"),
+    [
+        ({"type": "CartPole-v1", "manager": {"step_timout": 3}}, "env.manager.step_timout"),
+        ({"type": "CartPole-v77"}, "CartPole"),
+    ],
+)
+def test_unusable_envs_are_refused(env, word):
+    main = main_config()
+    main["env"] |= env
+    create = {key: value for key, value in CREATE.items() if not key.startswith("env")}
+    with pytest.raises((ConfigError, RegistryError), match=word):
+        serial_run(main, create)
+
+
+def test_a_run_trains_until_a_limit_and_saves_the_policy():
+    policy = serial_run(main_config(), CREATE, seed=1, max_train_iter=8)
+    assert isinstance(policy, DQNPolicy)
+    saved = load_checkpoint("trial/ckpt_learner/iteration_8.safetensors")
+    assert saved["last_iter"] == 8
+    assert Path("trial/ckpt_learner/ckpt_best.safetensors").is_file()
+    assert "envstep_count" in Path("trial/log/collector/collector_logger.txt").read_text()
+
+
+def test_a_run_stops_after_so_many_env_steps():
+    serial_run(main_config(), CREATE, max_env_step=50)
+    (checkpoint,) = Path("trial/ckpt_learner").glob("iteration_*")
+    assert 50 <= load_checkpoint(checkpoint)["last_step"] <= 70
+
+
+def test_equal_seeds_give_equal_policies():
+    states = []
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        main = {**main_config(random_collect_size=20), "exp_name": name}
+        states.append(serial_run(main, CREATE, seed=seed, max_train_iter=6).eval_mode.state_dict())
+    first, second, other = (torch.cat([p.flatten() for p in _tensors(state)]) for state in states)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+
+
+def _tensors(state):
+    for value in state.values():
+        if isinstance(value, dict):
+            yield from _tensors(value)
+        elif isinstance(value, torch.Tensor):
+            yield value.float()
+
+
+def test_a_run_stops_when_the_evaluator_is_content():
+    main = main_config()
+    main["env"]["stop_value"] = 1
+    serial_run(main, CREATE)
+    assert Path("trial/ckpt_learner/iteration_4.safetensors").is_file()
+
+
+def test_a_run_continues_from_a_checkpoint():
+    serial_run(main_config(), CREATE, max_train_iter=4)
+    first = load_checkpoint("trial/ckpt_learner/iteration_4.safetensors")
+    hook = {"load_ckpt_before_run": "trial/ckpt_learner/iteration_4.safetensors"}
+    serial_run(main_config(learn={"learner": {"hook": hook}}), CREATE, max_train_iter=6)
+    second = load_checkpoint("trial/ckpt_learner/iteration_6.safetensors")
+    assert second["last_step"] == first["last_step"] + 16
+
+
+def test_random_samples_come_first(monkeypatch):
+    taken = []
+    collect = SampleSerialCollector.collect
+
+    def record(self, n_sample=None, **kwargs):
+        data = collect(self, n_sample, **kwargs)
+        taken.append((len(data), kwargs.get("random_collect", False)))
+        return data
+
+    monkeypatch.setattr(SampleSerialCollector, "collect", record)
+    serial_run(main_config(random_collect_size=30), CREATE, max_train_iter=2)
+    assert taken == [(30, True), (16, False)]
+
+
+def test_updates_are_prioritized_by_the_last_errors():
+    from dmiddleware.data import AdvancedReplayBuffer
+
+    updates = []
+    update = AdvancedReplayBuffer.update
+
+    def record(self, info):
+        updates.append(info)
+        update(self, info)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AdvancedReplayBuffer, "update", record)
+        create = CREATE | {"replay_buffer": {"type": "advanced"}}
+        serial_run(main_config(priority=True), create, max_train_iter=4)
+    assert len(updates) == 4
+    assert all(len(info["replay_unique_id"]) == len(info["priority"]) == 8 for info in updates)
+
+
+def test_an_on_policy_algorithm_learns_from_what_was_collected():
+    create = {"env": {"type": "CartPole-v1"}, "policy": {"type": "ppo"}}
+    main = main_config(on_policy=True, learn={"epoch_per_collect": 3})
+    policy = serial_run(main, create, max_env_step=30)
+    assert isinstance(policy, PPOPolicy)
+    (checkpoint,) = Path("trial/ckpt_learner").glob("iteration_*")
+    # Two collections of 16 samples, each learned 3 times in minibatches of 8.
+    assert checkpoint.name == "iteration_12.safetensors"
+
+
+class CountingPolicy(Policy):
+    """Acts per env, and records how many samples each forward gets."""
+
+    config = {"collect": {"n_sample": 6}, "learn": {"batch_size": 2}, "on_policy": True}
+
+    def default_model(self):
+        return "q_network", ["dmiddleware.model"]
+
+    def _init_learn(self):
+        self.learned = []
+
+    def _forward_learn(self, data):
+        self.learned.append(len(data))
+        return {"total_loss": 0.0}
+
+    def _forward_collect(self, data, **kwargs):
+        self.settings = kwargs
+        return {env_id: {"action": torch.tensor(0)} for env_id in data}
+
+    def _forward_eval(self, data, **kwargs):
+        return {env_id: {"action": torch.tensor(0)} for env_id in data}
+
+    def _process_transition(self, obs, policy_output, timestep):
+        return {"obs": obs, **policy_output, "reward": timestep.reward, "done": timestep.done}
+
+
+@pytest.fixture
+def counting():
+    class CountingCommandPolicy(CountingPolicy, CommandModePolicy):
+        def _get_setting_collect(self, command_info):
+            return {"eps": command_info["envstep"]}
+
+    POLICY_REGISTRY.register("test_counting")(CountingPolicy)
+    yield lambda: POLICY_REGISTRY.register("test_counting_command")(CountingCommandPolicy)
+    for name in ("test_counting", "test_counting_command"):
+        POLICY_REGISTRY._entries.pop(name, None)
+
+
+def counting_config():
+    main = main_config()
+    main["policy"] = {"type": "test_counting", "model": main["policy"]["model"]}
+    main["env"]["id"] = "CartPole-v1"
+    main["policy"]["eval"] = {"evaluator": {"eval_freq": 100}}
+    return main
+
+
+def test_an_on_policy_algorithm_written_per_env_learns_in_one_forward(counting):
+    policy = serial_run(counting_config(), max_train_iter=2)
+    assert policy.learned == [6, 6]
+    assert policy.settings == {}
+
+
+def test_the_command_version_of_a_policy_is_taken_where_there_is_one(counting):
+    counting()
+    policy = serial_run(counting_config(), max_train_iter=2)
+    assert policy.settings == {"eps": 6}
+
+
+def test_entry_points_are_public():
+    assert {"serial_run", "compile_config"} <= set(dmiddleware.worker.__all__)
