@@ -201,7 +201,7 @@ class _Replay:
         self._n_random = int(cfg.policy.random_collect_size)
         self._is_prioritized = bool(cfg.policy.get("priority", False))
 
-    def begin(self, collector: ISerialCollector[Any]) -> None:
+    def begin(self, collector: ISerialCollector[Any, Any]) -> None:
         """Fill the buffer with what random actions collect."""
         if self._n_random > 0:
             self._buffer.push(
@@ -234,7 +234,7 @@ class _DirectLearning:
         self._n_epochs = int(cfg.policy.learn.get("epoch_per_collect", 1))
         self._generator = torch.Generator().manual_seed(derive_seed(cfg.env.seed, "minibatches"))
 
-    def begin(self, collector: ISerialCollector[Any]) -> None:
+    def begin(self, collector: ISerialCollector[Any, Any]) -> None:
         """Do nothing: an on-policy algorithm cannot learn from random actions."""
 
     def from_collected(self, data: list[Any], envstep: int) -> None:
