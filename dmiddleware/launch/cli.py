@@ -45,8 +45,7 @@ __all__ = ["ditask"]
 )
 @click.option(
     "--topology",
-    default="star",
-    show_default=True,
+    show_default="star, or mesh in a run with a coordinator",
     type=click.Choice(["star", "mesh", "alone"]),
     help="How processes connect: star, all to the learner (or to the first process if none "
     "learns); mesh, each to all others; alone, only to the addresses in --attach-to.",

@@ -184,6 +184,11 @@ def _request(options: Mapping[str, Any], placement: Placement, run_dir: Path) ->
         )
         for host in range(placement.count)
     ]
+    if options["topology"] is None:
+        has_coordinator = any(
+            Role.COORDINATOR in names for host in roles_of_hosts for names in host
+        )
+        options = {**options, "topology": "mesh" if has_coordinator else "star"}
     hub_host = hub_index([tuple(chain.from_iterable(roles)) for roles in roles_of_hosts])
     has_hub = placement.index == hub_host
     hubs = [

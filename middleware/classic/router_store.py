@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from dmiddleware.data import pack_checkpoint, unpack_checkpoint
-from dmiddleware.errors import CheckpointDamaged, ConfigError, StepDataLost
+from dmiddleware.data.atomic_file import DTYPE_NAMES, raw_bytes
+from dmiddleware.data.serialization import pack, unpack
+from dmiddleware.errors import ConfigError, StepDataLost
 from dmiddleware.pipeline import Event, Task
 
 __all__ = ["Packed", "RouterStore"]
 
 Packed = npt.NDArray[np.uint8]
-"""Packed step data, or a packed policy: the bytes of a checkpoint, ``[n] uint8``."""
+"""Packed step data, or a packed policy, ``[n] uint8``."""
 
+_DTYPES: Final = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+_heads = msgspec.msgpack.Decoder(tuple[bytes, list[tuple[str, str, tuple[int, ...]]]])
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -31,7 +37,7 @@ class RouterStore:
     collector that is killed leaves no reference whose data is gone. A policy's newest state goes to
     all who have asked for that policy, as an event of delivery ``latest``.
 
-    Values are packed like checkpoints, so reading one never executes code.
+    Values are packed in the way of checkpoints, so reading one never executes code.
 
     Args:
         task: carries the policies.
@@ -74,8 +80,8 @@ class RouterStore:
                 data_id=ref,
             )
         try:
-            return unpack_checkpoint(packed.tobytes())
-        except CheckpointDamaged as error:
+            return _unpacked(packed)
+        except ValueError as error:
             raise StepDataLost(f"the step data {ref} is damaged: {error}", data_id=ref) from error
 
     def delete(self, refs: Iterable[str]) -> None:
@@ -121,7 +127,7 @@ class RouterStore:
             self._task.on(event, lambda version, packed: self._keep(name, version, packed))
         if found is None or found[0] <= have:
             return None
-        return found[0], unpack_checkpoint(found[1].tobytes())
+        return found[0], _unpacked(found[1])
 
     def take(self, refs: Iterable[str]) -> dict[str, Packed]:
         """Return the packed step data that this process has, without deleting it."""
@@ -153,7 +159,43 @@ class RouterStore:
 
 
 def _packed(value: Any) -> Packed:
-    return np.frombuffer(pack_checkpoint(value), np.uint8)
+    """Return nested containers of tensors, arrays, numbers and strings as bytes.
+
+    They are a head (its length, and msgpack of the containers and of each tensor's name, dtype and
+    shape) and the tensors' bytes. A checkpoint has the same content, but takes longer to read.
+    """
+    rest, tensors = pack(value)
+    # Wide types first: every tensor is then aligned.
+    order = sorted(tensors.items(), key=lambda item: -item[1].element_size())
+    table = [(name, DTYPE_NAMES[one.dtype], tuple(one.shape)) for name, one in order]
+    head = msgspec.msgpack.encode((rest, table))
+    head += b"\0" * (-len(head) % 8)
+    parts = [len(head).to_bytes(8, "little"), head, *(raw_bytes(one).tobytes() for _, one in order)]
+    return np.frombuffer(b"".join(parts), np.uint8)
+
+
+def _unpacked(packed: Packed) -> Any:
+    """Return the value that :func:`_packed` packed.
+
+    Raises:
+        ValueError: if the bytes are not a packed value.
+    """
+    data = bytearray(packed)
+    length = int.from_bytes(data[:8], "little")
+    try:
+        rest, table = _heads.decode(bytes(data[8 : 8 + length]).rstrip(b"\0"))
+    except msgspec.DecodeError as error:
+        raise ValueError(f"the bytes are not a packed value: {error}") from error
+    tensors, offset = {}, 8 + length
+    for name, dtype_name, shape in table:
+        dtype, n_items = _DTYPES[dtype_name], math.prod(shape)
+        if n_items:
+            flat = torch.frombuffer(data, dtype=dtype, count=n_items, offset=offset)
+            tensors[name] = flat.reshape(shape)
+        else:
+            tensors[name] = torch.empty(shape, dtype=dtype)
+        offset += n_items * dtype.itemsize
+    return unpack(rest, tensors)
 
 
 def _policy_event(name: str) -> Event:

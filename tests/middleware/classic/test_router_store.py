@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from dmiddleware.data import pack_checkpoint
 from dmiddleware.errors import ConfigError, StepDataLost
 from dmiddleware.pipeline import Context, Task
 from middleware.classic import RouterStore
@@ -52,13 +53,34 @@ def test_clear_deletes_everything(store):
     assert store.missing(["d", "e"]) == {"d", "e"}
 
 
-def test_damaged_step_data_is_lost(store):
-    store.put("d", {"x": torch.ones(8)})
-    damaged = store.take(["d"])["d"].copy()
-    damaged[-1] ^= 1
-    store.hold({"d": damaged})
+@pytest.mark.parametrize(
+    "packed", [b"", b"x", b"\x08" + bytes(15), b"\x09" + bytes(7) + b"junk junk"]
+)
+def test_damaged_step_data_is_lost(store, packed):
+    store.hold({"d": np.frombuffer(packed, np.uint8)})
     with pytest.raises(StepDataLost, match="damaged"):
         store.get("d")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(3, 2, dtype=torch.bfloat16),
+        {"wide": torch.ones(1, dtype=torch.float64), "odd": torch.ones(3, dtype=torch.uint8)},
+        {"empty": torch.ones(0, 4), "scalar": torch.tensor(2), "flag": torch.tensor(True)},
+        [np.arange(3, dtype=np.int16), np.float32(0.5), "text", b"bytes", None, 2**70, (1, [2])],
+    ],
+)
+def test_values_of_all_types_come_back(store, value):
+    read = store.get(store.put("d", value))
+    assert type(read) is type(value)
+    assert pack_checkpoint(read) == pack_checkpoint(value)
+
+
+def test_what_was_read_can_be_changed(store):
+    store.put("d", {"x": torch.zeros(2)})
+    store.get("d")["x"] += 1
+    assert store.get("d")["x"].tolist() == [0, 0]
 
 
 def test_what_cannot_be_packed_is_refused(store):
