@@ -123,9 +123,6 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
         """
         job = self._current()
         report = _checked(metadata)
-        if "data_id" in report:
-            ref = job.refs.pop(report["data_id"], report["data_id"])
-            report = {"priority": 1.0, "object_ref": ref, **report}
         with self._changed:
             if not self._wait(
                 lambda: job.closing or len(job.reports) < self._cfg.queue_size, self._cfg.timeout_s
@@ -135,6 +132,11 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
                     f"the coordinator took none of {len(job.reports)} reports for "
                     f"{self._cfg.timeout_s:g} s; check that it is running",
                 )
+            if job.closing:
+                return  # nobody takes it, and its data is deleted
+            if "data_id" in report:
+                ref = job.refs.pop(report["data_id"], report["data_id"])
+                report = {"priority": 1.0, "object_ref": ref, **report}
             job.reports.append(report)
             self._changed.notify_all()
 

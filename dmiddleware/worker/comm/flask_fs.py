@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from dmiddleware.config import Option, at_least, text
 from dmiddleware.errors import ConfigError, TaskFail
@@ -21,6 +22,8 @@ from dmiddleware.worker.comm.store import Store
 from dmiddleware.worker.ranks import rank_and_world_size
 
 __all__ = ["FlaskFileSystemCollector", "FlaskFileSystemLearner"]
+
+_SIGNAL_CHECK_S: Final = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -119,8 +122,13 @@ class _FlaskFileSystemWorker(CommWorker[Any]):
             KeyboardInterrupt: after a SIGINT.
             SystemExit: after a SIGTERM, with exit code 143.
         """
+        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         with HeldSignals() as signals, signals.interruptible():
-            return self._over.wait(timeout_s)
+            # In steps, because a signal that another thread receives does not end a wait.
+            while not self._over.wait(min(_SIGNAL_CHECK_S, max(0.0, deadline - time.monotonic()))):
+                if time.monotonic() >= deadline:
+                    return False
+        return True
 
     def close(self) -> None:
         """Abandon the current task, and stop to listen; may be called twice."""

@@ -68,6 +68,26 @@ def test_a_full_queue_makes_the_collector_wait_until_the_close():
     assert worker.memory.values == {}, "what was not reported is deleted"
 
 
+def test_data_that_is_announced_after_the_close_is_deleted():
+    closing = threading.Event()
+
+    def late(collector):
+        collector.send_stepdata("early", 1)
+        closing.set()
+        assert collector.end.wait(DEADLINE_S)
+        assert collector.send_stepdata("late", 1) is None
+        collector.send_metadata(metadata("early"))
+        collector.send_metadata(metadata("late"))
+
+    worker = Collector(late)
+    deleted = []
+    worker.memory.delete = deleted.extend
+    worker.deal_with_collector_start(collector_task())
+    assert closing.wait(DEADLINE_S)
+    worker.deal_with_collector_close()
+    assert deleted == ["early"]
+
+
 def test_a_coordinator_that_takes_nothing_fails_the_task_in_the_end():
     def flood(collector):
         for _ in range(3):

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
+from easydict import EasyDict
 
 from dmiddleware.errors import ConfigError
+from dmiddleware.policy import create_policy
 from dmiddleware.worker import (
     FlaskFileSystemCollector,
     FlaskFileSystemLearner,
@@ -378,10 +386,6 @@ DQN = {
 
 
 def dqn() -> Any:
-    from easydict import EasyDict
-
-    from dmiddleware.policy import create_policy
-
     return create_policy(EasyDict(DQN))
 
 
@@ -415,3 +419,69 @@ def test_unusable_configs_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=word):
         FlaskFileSystemCollector({**cfg, **changes})
+
+
+def announced_files(coordinator: Coordinator, most: int | None) -> set[str]:
+    """Return the files of the next messages: as many as asked for, or until it leaves."""
+    names: set[str] = set()
+    while most is None or len(names) < most:
+        message = coordinator.next(CollectorInfo)
+        if isinstance(message, Left):
+            break
+        if isinstance(message, StepDataReady):
+            names.add(f"{message.data_id}.safetensors.lz4")
+    return names
+
+
+PROGRAM = """
+import json, sys
+import torch
+from dmiddleware.worker import create_comm_collector
+torch.set_num_threads(1)
+with create_comm_collector(json.loads(sys.argv[1])) as worker:
+    print(worker.port, flush=True)
+    worker.join()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_worker_and_leaves_no_process_socket_or_file(
+    cfg: dict[str, Any], number: signal.Signals
+) -> None:
+    task = collector_task(
+        collector_cfg={
+            "type": "zergling",
+            "env": {
+                "id": "CartPole-v1", "env_num": 2, "mode": "async",
+                "manager": {"episode_num": 10**6},
+            },
+            "policy": DQN,
+            "policy_update_path": "policy",
+        }
+    )  # fmt: skip
+    command = [sys.executable, "-c", PROGRAM, json.dumps({"type": "flask_fs", **cfg})]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline())
+            store = FileStore(cfg["path_data"], cfg["path_policy"], "run")
+            store.publish("policy", 0, dqn().collect_mode.state_dict() | {"iter": 0})
+            with Coordinator("collector", port) as coordinator:
+                coordinator.send(TaskOffer("c", 0, "collector", task))
+                assert coordinator.next() == TaskStarted("c", 0)
+                announced = announced_files(coordinator, 20)
+                children = psutil.Process(process.pid).children(recursive=True)
+                assert children
+                process.send_signal(number)
+                _, errors = process.communicate(timeout=DEADLINE_S)
+                announced |= announced_files(coordinator, None)
+        finally:
+            process.kill()
+    assert process.returncode == (143 if number is signal.SIGTERM else -signal.SIGINT), errors
+    assert psutil.wait_procs(children, timeout=DEADLINE_S)[1] == []
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+    assert set(files(cfg["path_data"])) <= announced
