@@ -6,7 +6,8 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
@@ -24,18 +25,17 @@ from dmiddleware.config import (
     text,
 )
 from dmiddleware.data import check_saveable, load_checkpoint, save_checkpoint
-from dmiddleware.data.classic import IBuffer, create_buffer, get_buffer_cls
+from dmiddleware.data.classic import get_buffer_cls
 from dmiddleware.errors import ConfigError, CoordinatorError, DMiddlewareError
 from dmiddleware.logs import TextLog, output_folder
 from dmiddleware.worker.comm.link import Link, create_coordinator_link
 from dmiddleware.worker.comm.store import Store
-from dmiddleware.worker.commander import create_parallel_commander
-from dmiddleware.worker.coordinator.core import (
+from dmiddleware.worker.commander import BaseParallelCommander, create_parallel_commander
+from dmiddleware.worker.coordinator.actions import (
     Action,
     CloseBuffer,
     Collected,
     CollectorReported,
-    CoordinatorCore,
     Demanded,
     Discard,
     Ended,
@@ -47,10 +47,11 @@ from dmiddleware.worker.coordinator.core import (
     Send,
     WorkersChanged,
 )
+from dmiddleware.worker.coordinator.buffers import ReferenceBuffers, reference
+from dmiddleware.worker.coordinator.core import CoordinatorCore
 from dmiddleware.worker.coordinator.messages import (
     COLLECTOR,
     LEARNER,
-    DataDemand,
     Joined,
     Left,
     Message,
@@ -68,33 +69,6 @@ _LINK_CLOSE_S: Final = 5.0
 _VERSION: Final = 1
 
 _port = Range("a port", lambda value: type(value) is int and 0 <= value < 2**16)
-
-
-class _OpenBuffer:
-    """A buffer of references, and where its step data is.
-
-    Args:
-        cfg: the buffer's config; ``enable_track_used_data`` is always on.
-        buffer_id: its name in logs.
-        exp_name: folder for its output.
-        clock: returns the time in seconds.
-    """
-
-    def __init__(
-        self,
-        cfg: Mapping[str, Any],
-        buffer_id: str,
-        exp_name: str,
-        clock: Callable[[], float],
-    ) -> None:
-        self.cfg = {**cfg, "enable_track_used_data": True}
-        self.items: IBuffer = create_buffer(self.cfg, None, exp_name, buffer_id, clock=clock)
-        self.refs: dict[str, str] = {}
-
-    def take_deleted(self) -> list[str]:
-        """Return the references that nobody needs any more."""
-        ids = self.items.take_deleted()
-        return [self.refs.pop(data_id) for data_id in ids if data_id in self.refs]
 
 
 class Coordinator(Configurable):
@@ -134,7 +108,7 @@ class Coordinator(Configurable):
             600.0, positive, "seconds that a learner task waits for a worker, or takes to end"
         ),
         "task_silence_s": Option(
-            30.0, positive, "a task whose worker sends nothing for so many seconds is lost"
+            30.0, positive, "seconds without a message of its worker after which a task is lost"
         ),
         "max_attempts": Option(3, count, "how often a task is started at most"),
         "state_path": Option(
@@ -183,7 +157,7 @@ class Coordinator(Configurable):
             max_attempts=int(self._cfg.max_attempts),
         )
         self._lock = threading.RLock()
-        self._buffers: dict[str, _OpenBuffer] = {}
+        self._buffers = ReferenceBuffers(self._exp_name, clock=clock, delete=self._delete)
         self._seen_data: dict[str, dict[str, None]] = {}
         self._counters: Counter[str] = Counter()
         self._n_extra = 0
@@ -206,6 +180,11 @@ class Coordinator(Configurable):
     def system_shutdown_flag(self) -> bool:
         """Whether the commander has ended the training; once True, it stays True."""
         return self._flag
+
+    @property
+    def commander(self) -> BaseParallelCommander:
+        """The commander, which ``main.policy.other.commander`` names."""
+        return self._commander
 
     @property
     def counters(self) -> dict[str, int]:
@@ -375,43 +354,27 @@ class Coordinator(Configurable):
                 id.
         """
         with self._lock:
-            seen = self._seen_data.setdefault(task_id, {})
-            if data_id in seen:
-                self._counters["duplicates"] += 1
-                return
-            ref = _reference(data, data_id)
-            buffer = self._buffers.get(buffer_id)
-            if task_id not in self._core.tasks or buffer is None:
-                if task_id not in self._core.tasks:
-                    del self._seen_data[task_id]
+            seen = self._seen_data.setdefault(task_id, {}) if task_id in self._core.tasks else None
+            if seen is None or buffer_id not in self._buffers:
                 self._counters["late_data"] += 1
                 self.info(f"deleted {data_id}, which came too late for {task_id} and {buffer_id}")
-                self._delete([ref])
+                self._delete([reference(data, data_id)])
+                return
+            if data_id in seen:
+                self._counters["duplicates"] += 1
+                self._buffers.discard(buffer_id, data_id, data)
                 return
             seen[data_id] = None
             if len(seen) > _MOST_DATA_IDS:
                 del seen[next(iter(seen))]
-            if buffer.items.push({**data, "data_id": data_id}, -1):
-                buffer.refs[data_id] = ref
-            else:
+            if not self._buffers.push(buffer_id, data_id, data):
                 self._counters["refused_pushes"] += 1
-                self._delete([ref])
-            self._delete_used(buffer)
             self._answer_demands()
         self._flush_outside_of_the_thread()
 
     def deal_with_collector_judge_finish(self, task_id: str, info: Mapping[str, Any]) -> bool:
         """Return whether the commander regards a collector task as done; it then ends in order."""
-        with self._lock:
-            task = self._core.tasks.get(task_id)
-            if task is None:
-                self.info(f"ignored a report about {task_id}, which has ended")
-                return False
-            is_done = self._commander.judge_collector_finish(task.origin, info)
-            if is_done:
-                self._perform(self._core.finish(task_id, self._clock()))
-        self._flush_outside_of_the_thread()
-        return is_done
+        return self._judge(task_id, info, self._commander.judge_collector_finish)
 
     def deal_with_collector_finish_task(
         self, task_id: str, finished_task: Mapping[str, Any]
@@ -455,24 +418,13 @@ class Coordinator(Configurable):
             if task is None:
                 self.info(f"ignored a report about {task_id}, which has ended")
                 return
-            buffer = self._buffers.get(buffer_id)
-            if buffer is not None and info.get("priority_info"):
-                buffer.items.update(info["priority_info"])
-                self._delete_used(buffer)
+            if buffer_id in self._buffers and info.get("priority_info"):
+                self._buffers.update(buffer_id, info["priority_info"])
             self._commander.update_learner_info(task.origin, info)
 
     def deal_with_learner_judge_finish(self, task_id: str, info: Mapping[str, Any]) -> bool:
         """Return whether the commander regards a learner task as done; it then ends in order."""
-        with self._lock:
-            task = self._core.tasks.get(task_id)
-            if task is None:
-                self.info(f"ignored a report about {task_id}, which has ended")
-                return False
-            is_done = self._commander.judge_learner_finish(task.origin, info)
-            if is_done:
-                self._perform(self._core.finish(task_id, self._clock()))
-        self._flush_outside_of_the_thread()
-        return is_done
+        return self._judge(task_id, info, self._commander.judge_learner_finish)
 
     def deal_with_learner_finish_task(self, task_id: str, finished_task: Mapping[str, Any]) -> None:
         """Pass the result of a learner task to the commander, and close the buffer it names.
@@ -503,14 +455,7 @@ class Coordinator(Configurable):
                 "version": _VERSION,
                 "core": self._core.state_dict(),
                 "commander": self._commander.state_dict(),
-                "buffers": {
-                    buffer_id: {
-                        "cfg": _plain(buffer.cfg),
-                        "items": buffer.items.state_dict(),
-                        "refs": dict(buffer.refs),
-                    }
-                    for buffer_id, buffer in self._buffers.items()
-                },
+                "buffers": self._buffers.state_dict(),
                 "counters": dict(self._counters),
                 "n_extra": self._n_extra,
                 "system_shutdown_flag": self._flag,
@@ -537,11 +482,9 @@ class Coordinator(Configurable):
             self._counters = Counter(state["counters"])
             self._n_extra = state["n_extra"]
             self._flag = state["system_shutdown_flag"]
-            for buffer_id, saved in state["buffers"].items():
-                buffer = self._new_buffer(buffer_id, saved["cfg"])
-                buffer.items.load_state_dict(saved["items"])
-                buffer.refs = dict(saved["refs"])
-                self._remove_missing(buffer)
+            self._buffers.load_state_dict(state["buffers"])
+            if self._store is not None:
+                self._counters["lost_data"] += self._buffers.remove_missing(self._store)
 
     def save_state(self) -> None:
         """Write the state to ``state_path``, atomically.
@@ -655,6 +598,23 @@ class Coordinator(Configurable):
         if collector_task is not None:
             self._perform(self._core.submit(COLLECTOR, collector_task, now))
 
+    def _judge(
+        self,
+        task_id: str,
+        info: Mapping[str, Any],
+        is_done: Callable[[str, Mapping[str, Any]], bool],
+    ) -> bool:
+        with self._lock:
+            task = self._core.tasks.get(task_id)
+            if task is None:
+                self.info(f"ignored a report about {task_id}, which has ended")
+                return False
+            if not is_done(task.origin, info):
+                return False
+            self._perform(self._core.finish(task_id, self._clock()))
+        self._flush_outside_of_the_thread()
+        return True
+
     def _conclude(self, task_id: str, result: Mapping[str, Any]) -> None:
         with self._lock:
             if task_id not in self._core.tasks:
@@ -688,18 +648,18 @@ class Coordinator(Configurable):
 
     def _open_buffer(self, action: OpenBuffer) -> None:
         if action.buffer_id not in self._buffers:
-            self._new_buffer(action.buffer_id, action.task.task_info.get("replay_buffer_cfg", {}))
+            self.info(f"opened the buffer {action.buffer_id}")
+            cfg = action.task.task_info.get("replay_buffer_cfg", {})
+            self._buffers.open(action.buffer_id, cfg)
 
     def _close_buffer(self, action: CloseBuffer) -> None:
-        buffer = self._buffers.pop(action.buffer_id, None)
-        if buffer is not None:
+        if action.buffer_id in self._buffers:
             self.info(f"closed the buffer {action.buffer_id}")
-            self._delete(buffer.refs.values())
-            buffer.items.close()
+            self._buffers.close(action.buffer_id)
 
     def _collected(self, action: Collected) -> None:
         message = action.message
-        with _Tolerated(self, "step data"):
+        with self._tolerating("step data"):
             self.deal_with_collector_send_data(
                 message.task_id, message.buffer_id, message.data_id, message.data
             )
@@ -707,15 +667,15 @@ class Coordinator(Configurable):
     def _discard(self, action: Discard) -> None:
         message = action.message
         self._counters["late_data"] += 1
-        self.info(f"deleted {message.data_id}, which came too late for {message.task_id}")
-        self._delete([_reference(message.data, message.data_id)])
+        self.info(f"{message.data_id} came too late or twice for {message.task_id}")
+        self._buffers.discard(message.buffer_id, message.data_id, message.data)
 
     def _collector_reported(self, action: CollectorReported) -> None:
         self.deal_with_collector_judge_finish(action.task_id, action.info)
 
     def _learner_reported(self, action: LearnerReported) -> None:
         message = action.message
-        with _Tolerated(self, "a learner's report"):
+        with self._tolerating("a learner's report"):
             self.deal_with_learner_send_info(message.task_id, message.buffer_id, message.info)
         self.deal_with_learner_judge_finish(message.task_id, message.info)
 
@@ -723,16 +683,12 @@ class Coordinator(Configurable):
         self._draw(action.task_id, is_sent=True)
 
     def _release(self, action: Release) -> None:
-        buffer = self._buffers.get(action.buffer_id)
-        if buffer is not None:
-            buffer.items.release(action.data_ids)
-            self._delete_used(buffer)
+        if action.buffer_id in self._buffers:
+            self._buffers.release(action.buffer_id, action.data_ids)
 
     def _remove(self, action: Remove) -> None:
-        buffer = self._buffers.get(action.buffer_id)
-        if buffer is not None:
-            self._counters["lost_data"] += buffer.items.remove(action.data_ids)
-            self._delete_used(buffer)
+        if action.buffer_id in self._buffers:
+            self._counters["lost_data"] += self._buffers.remove(action.buffer_id, action.data_ids)
 
     def _task_ended(self, action: Ended) -> None:
         task = action.task
@@ -780,44 +736,25 @@ class Coordinator(Configurable):
         WorkersChanged: _workers_changed,
     }
 
-    # Buffers.
-
-    def _new_buffer(self, buffer_id: str, cfg: Mapping[str, Any]) -> _OpenBuffer:
-        buffer = _OpenBuffer(_plain(cfg), buffer_id, self._exp_name, self._clock)
-        buffer.items.start()
-        self._buffers[buffer_id] = buffer
-        self.info(f"opened the buffer {buffer_id}")
-        return buffer
+    # Demands and references.
 
     def _draw(self, task_id: str, *, is_sent: bool) -> list[Any] | None:
         """Answer a learner's demand, if its buffer can give a batch."""
         task = self._core.tasks[task_id]
-        demand = task.demand
-        buffer = self._buffers.get(task.buffer_id or "")
-        if demand is None or buffer is None:
+        demand, buffer_id = task.demand, task.buffer_id
+        if demand is None or buffer_id is None or buffer_id not in self._buffers:
             return None
         drawn: list[Any] | None = None
-        with _Tolerated(self, "a demand for data"):
-            drawn = self._sample(buffer, demand)
+        with self._tolerating("a demand for data"):
+            drawn = self._buffers.sample(buffer_id, demand.batch_size, demand.cur_learner_iter)
         if drawn is None:
             return None
         data_ids = [data["data_id"] for data in drawn]
         self._perform(
             self._core.answer(
-                task_id,
-                demand.seq,
-                drawn,
-                data_ids,
-                buffer_id=task.buffer_id or "",
-                is_sent=is_sent,
+                task_id, demand.seq, drawn, data_ids, buffer_id=buffer_id, is_sent=is_sent
             )
         )
-        self._delete_used(buffer)
-        return drawn
-
-    @staticmethod
-    def _sample(buffer: _OpenBuffer, demand: DataDemand) -> list[Any] | None:
-        drawn: list[Any] | None = buffer.items.sample(demand.batch_size, demand.cur_learner_iter)
         return drawn
 
     def _answer_demands(self) -> None:
@@ -825,25 +762,19 @@ class Coordinator(Configurable):
         for task_id in self._core.parked_demands():
             self._draw(task_id, is_sent=True)
 
-    def _remove_missing(self, buffer: _OpenBuffer) -> None:
-        if self._store is None:
-            return
-        missing = self._store.missing(buffer.refs.values())
-        lost = [data_id for data_id, ref in buffer.refs.items() if ref in missing]
-        if lost:
-            self._counters["lost_data"] += buffer.items.remove(lost)
-            self.info(f"removed {len(lost)} references whose step data is gone")
-        self._delete_used(buffer)
+    def _delete(self, refs: list[str]) -> None:
+        if refs and self._store is not None and not self._keeps_data:
+            with self._tolerating("a reference to delete"):
+                self._store.delete(refs)
 
-    def _delete_used(self, buffer: _OpenBuffer) -> None:
-        self._delete(buffer.take_deleted())
-
-    def _delete(self, refs: Iterable[str]) -> None:
-        wanted = list(refs)
-        if not wanted or self._store is None or self._keeps_data:
-            return
-        with _Tolerated(self, "a reference to delete"):
-            self._store.delete(wanted)
+    @contextmanager
+    def _tolerating(self, subject: str) -> Iterator[None]:
+        """Log and count what is wrong with a worker's message, instead of raising it."""
+        try:
+            yield
+        except (ValueError, TypeError, LookupError, OSError) as error:
+            self._counters["bad_messages"] += 1
+            self.error(f"{subject} cannot be used: {type(error).__name__}: {error}")
 
     # Helpers.
 
@@ -863,11 +794,10 @@ class Coordinator(Configurable):
 
     def _close_all(self) -> None:
         """Close buffers, store, commander and link."""
-        for buffer in self._buffers.values():
-            buffer.items.close()
-        self._buffers.clear()
         if self._error is not None and self._cfg.state_path is not None:
             self._keeps_data = True
+        for buffer_id in list(self._buffers):
+            self._buffers.close(buffer_id)
         if self._store is not None and not self._keeps_data:
             self._store.clear()
         if self._flag and self._cfg.state_path is not None:
@@ -875,38 +805,6 @@ class Coordinator(Configurable):
         self._commander.close()
         if self._link is not None:
             self._link.close(_LINK_CLOSE_S)
-
-
-class _Tolerated:
-    """Logs and counts what is wrong with a worker's message, instead of raising it.
-
-    Args:
-        coordinator: whose log it is.
-        subject: what the message is about.
-    """
-
-    def __init__(self, coordinator: Coordinator, subject: str) -> None:
-        self._coordinator = coordinator
-        self._subject = subject
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
-        if not isinstance(error, ValueError | TypeError | LookupError | OSError):
-            return False
-        self._coordinator._counters["bad_messages"] += 1
-        self._coordinator.error(f"{self._subject} cannot be used: {type(error).__name__}: {error}")
-        return True
-
-
-def _reference(data: Mapping[str, Any], data_id: str) -> str:
-    return str(data.get("object_ref", data_id))
 
 
 def _check_known(what: str, name: str, known: Iterable[str]) -> None:

@@ -8,11 +8,25 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
 from dmiddleware.errors import CoordinatorError
+from dmiddleware.worker.coordinator.actions import (
+    Action,
+    CloseBuffer,
+    Collected,
+    CollectorReported,
+    Demanded,
+    Discard,
+    Ended,
+    LearnerReported,
+    Note,
+    OpenBuffer,
+    Release,
+    Remove,
+    Send,
+    WorkersChanged,
+)
 from dmiddleware.worker.coordinator.messages import (
     COLLECTOR,
     LEARNER,
@@ -35,26 +49,9 @@ from dmiddleware.worker.coordinator.messages import (
     TaskStarted,
 )
 from dmiddleware.worker.coordinator.tasks import Task, TaskState
+from dmiddleware.worker.coordinator.workers import Worker, WorkerState
 
-__all__ = [
-    "Action",
-    "CloseBuffer",
-    "Collected",
-    "CollectorReported",
-    "CoordinatorCore",
-    "Demanded",
-    "Discard",
-    "Ended",
-    "LearnerReported",
-    "Note",
-    "OpenBuffer",
-    "Release",
-    "Remove",
-    "Send",
-    "Worker",
-    "WorkerState",
-    "WorkersChanged",
-]
+__all__ = ["CoordinatorCore"]
 
 _ANSWER_S: Final = 10.0
 """Within this time, in seconds, a worker must answer an offer or a question."""
@@ -63,168 +60,6 @@ _PAUSE_S: Final = 1.0
 """For this time, in seconds, a worker that has refused or failed a task gets no other one."""
 
 _MOST_IDS: Final = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send a message to a worker."""
-
-    peer: str
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class OpenBuffer:
-    """Create the buffer of a learner task, unless it exists."""
-
-    buffer_id: str
-    task: Task
-
-
-@dataclass(frozen=True, slots=True)
-class CloseBuffer:
-    """Close a buffer; no task uses it any more."""
-
-    buffer_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """Push the step data that a collector has announced."""
-
-    message: StepDataReady
-
-
-@dataclass(frozen=True, slots=True)
-class Discard:
-    """Delete the step data that a lost task has announced."""
-
-    message: StepDataReady
-
-
-@dataclass(frozen=True, slots=True)
-class CollectorReported:
-    """Judge a collector task by its progress."""
-
-    task_id: str
-    info: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class LearnerReported:
-    """Update the buffer and judge a learner task by its progress."""
-
-    message: LearnInfo
-
-
-@dataclass(frozen=True, slots=True)
-class Demanded:
-    """Draw a batch for a learner; if there is too little data, the demand stays parked."""
-
-    task_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """End the leases of samples that a learner no longer reads."""
-
-    buffer_id: str
-    data_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Remove:
-    """Remove samples from a buffer, because the store has lost them."""
-
-    buffer_id: str
-    data_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """Report a task's end to the commander; ``task.state`` says which.
-
-    Attributes:
-        task: the task.
-        result: the finish info of a finished task.
-    """
-
-    task: Task
-    result: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WorkersChanged:
-    """The number of collectors has changed."""
-
-    n_collectors: int
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Write a line to the log."""
-
-    text: str
-    is_error: bool = False
-
-
-Action: TypeAlias = (
-    Send
-    | OpenBuffer
-    | CloseBuffer
-    | Collected
-    | Discard
-    | CollectorReported
-    | LearnerReported
-    | Demanded
-    | Release
-    | Remove
-    | Ended
-    | WorkersChanged
-    | Note
-)
-
-
-class WorkerState(StrEnum):
-    """The state of a worker; one that is gone is forgotten."""
-
-    JOINING = "joining"
-    """It has been asked for its resources and its task."""
-    IDLE = "idle"
-    """It can take a task."""
-    BUSY = "busy"
-    """It has a task, at least as an offer."""
-
-
-@dataclass(slots=True)
-class Worker:
-    """A connected worker.
-
-    Attributes:
-        uid: its name on the link.
-        kind: ``collector`` or ``learner``: the kind of tasks that it takes.
-        since: when it entered its state, in seconds.
-        asked_at: when it was last asked for its resources, in seconds.
-        not_before: when it can be offered a task again, in seconds.
-        state: the state.
-        resource: how many of each resource it has.
-        task_id: the task that it has.
-        told_to_close: the unknown task that it was last asked to end, and when.
-    """
-
-    uid: str
-    kind: str
-    since: float
-    asked_at: float
-    not_before: float = 0.0
-    state: WorkerState = WorkerState.JOINING
-    resource: Mapping[str, int] = field(default_factory=dict)
-    task_id: str = ""
-    told_to_close: tuple[str, float] = ("", 0.0)
-
-    def enter(self, state: WorkerState, now: float, task_id: str = "") -> None:
-        """Enter a state."""
-        self.state, self.since, self.task_id = state, now, task_id
 
 
 TaskMessage: TypeAlias = (
@@ -250,7 +85,7 @@ class CoordinatorCore:
     A task that the commander has given ends exactly once, as ``Ended`` reports. It is offered to
     the worker that has been idle the longest and has the resources in the task's ``resource``, if
     it names any. Before a task is offered again, the worker that had it has left, has given it up,
-    or has been told to end it; what that worker still sends about it is ignored.
+    or has been asked to end it; what that worker still sends about it is ignored.
 
     Args:
         task_timeout_s: by kind, how long a task may wait for a worker, and how long it may take to
@@ -575,6 +410,8 @@ class CoordinatorCore:
     ) -> Iterator[Action]:
         if not task.seen.add(message.seq):
             self.counters["duplicates"] += 1
+            if isinstance(message, StepDataReady):
+                yield Discard(message)
         elif isinstance(message, StepDataReady):
             yield Collected(message)
         elif isinstance(message, LearnInfo):

@@ -70,7 +70,7 @@ class SeenNumbers:
 
 @dataclass(slots=True)
 class Task:
-    """A task of the commander, and who works on it.
+    """A task of the commander, and its worker.
 
     Attributes:
         origin: the commander's id.

@@ -16,15 +16,14 @@ from hypothesis.stateful import (
     rule,
 )
 
-from dmiddleware.worker.coordinator.core import (
+from dmiddleware.worker.coordinator.actions import (
     CloseBuffer,
-    CoordinatorCore,
     Ended,
     OpenBuffer,
     Release,
     Send,
-    WorkerState,
 )
+from dmiddleware.worker.coordinator.core import CoordinatorCore
 from dmiddleware.worker.coordinator.messages import (
     COLLECTOR,
     LEARNER,
@@ -45,6 +44,7 @@ from dmiddleware.worker.coordinator.messages import (
     TaskStarted,
 )
 from dmiddleware.worker.coordinator.tasks import TaskState
+from dmiddleware.worker.coordinator.workers import WorkerState
 
 TIMEOUT_S = {COLLECTOR: 30.0, LEARNER: 60.0}
 

@@ -35,7 +35,7 @@ STEP_S = 0.5
 
 @COMMANDER_REGISTRY.register("scripted")
 class ScriptedCommander(NaiveCommander):
-    """A naive commander that notes what it is told, and ends when a collector says so."""
+    """A naive commander that notes the calls, and ends when a collector says so."""
 
     def __init__(self, cfg, **kwargs):
         super().__init__(cfg, **kwargs)
@@ -78,8 +78,11 @@ class ScriptedCommander(NaiveCommander):
 
 def config(*, main=None, commander=None, buffer=None, **coordinator) -> dict[str, Any]:
     """Return the config of a coordinator with the scripted commander and a naive buffer."""
+    naive = {"type": "naive", "replay_buffer_size": 100, "periodic_thruput_seconds": 1e9}
+    if "type" in (buffer or {}):
+        naive = {}
     other = {
-        "replay_buffer": {"type": "naive", "replay_buffer_size": 100, **(buffer or {})},
+        "replay_buffer": {**naive, **(buffer or {})},
         "commander": {"type": "scripted", **(commander or {})},
     }
     return {
@@ -106,6 +109,7 @@ class ScriptedWorker:
         self.is_hung = self.refuses = self.ignores_close = False
         self.n_data, self.n_learn, self.batch_size = 4, 3, 2
         self.result: dict[str, Any] = {}
+        self.priority_info: dict[str, Any] = {}
         self.resource = {"gpu": 0, "cpu": 1}
         vars(self).update(options)
         self.task: TaskOffer | None = None
@@ -208,35 +212,40 @@ class ScriptedWorker:
         info = {
             "learner_step": self.n_learned,
             "learner_done": self.n_learned == self.n_learn,
-            "priority_info": {},
+            "priority_info": self.priority_info,
         }
         self.send(LearnInfo(*self.name, self.seq, self.task.task_info["buffer_id"], info))
         self.seq += 1
 
 
 class LocalCluster:
-    """Runs a coordinator and its workers in turn; each turn takes half a second."""
+    """Runs a coordinator and its workers in turn; each turn takes half a second.
 
-    def __init__(self, folder, cfg=None, **options):
+    With ``threaded`` the coordinator has a thread of its own, and waits in real time.
+    """
+
+    def __init__(self, folder, *, threaded=False, **options):
         self.folder = folder
         self.clock = FakeClock()
-        self.network = MemoryNetwork(idle=self.others_work)
+        self.network = MemoryNetwork(idle=None if threaded else self.others_work)
         self.store = FileStore(folder / "data", folder / "policy", "run", compressor="none")
         self.workers: dict[str, ScriptedWorker] = {}
-        self.coordinator = self.new_coordinator(cfg or config(**options))
+        self.coordinator = self.new_coordinator(config(**options))
 
     def new_coordinator(self, cfg) -> Coordinator:
+        """Connect a coordinator; the one before must be closed or dead."""
         self.cfg = cfg
+        self.link = self.network.connect("coordinator", COORDINATOR)
         return Coordinator(
             cfg,
-            link=self.network.connect("coordinator", COORDINATOR),
+            link=self.link,
             store=self.store,
             clock=self.clock.now,
         )
 
     @property
     def commander(self) -> ScriptedCommander:
-        return self.coordinator._commander
+        return self.coordinator.commander
 
     @property
     def tape(self):

@@ -289,18 +289,21 @@ def test_a_finished_learner_closes_its_buffer_and_ends_its_collectors(cluster):
     assert coordinator.counters.get("lost", 0) == 0
 
 
-def test_unusable_priorities_are_logged_and_the_run_continues(cluster):
+def test_unusable_priorities_are_logged_and_the_run_continues(tmp_path):
+    cluster = LocalCluster(tmp_path, buffer={"type": "advanced"})
     coordinator = cluster.start()
     learner = cluster.learner(n_learn=1000)
     cluster.collector()
     cluster.run(lambda: learner.n_learned > 0)
-    buffer = coordinator._buffers["buffer_naive"].items
-    buffer.update = lambda info: (_ for _ in ()).throw(ValueError("NaN"))
-    coordinator.deal_with_learner_judge_finish(learner.task.task_id, {})
-    info = {"priority_info": {"priority": [float("nan")]}, "learner_step": 1}
-    with pytest.raises(ValueError, match="NaN"):
-        coordinator.deal_with_learner_send_info(learner.task.task_id, "buffer_naive", info)
+    sample = next(one for one in learner.received if isinstance(one, LearnData)).data[0]
+    names = ("replay_unique_id", "replay_buffer_idx", "priority")
+    learner.priority_info = {name: [sample[name]] for name in names}
     cluster.run_for(2)
+    assert coordinator.counters.get("bad_messages", 0) == 0
+    learner.priority_info["priority"] = [float("nan")]
+    cluster.run(lambda: coordinator.counters.get("bad_messages"))
+    learned = learner.n_learned
+    cluster.run(lambda: learner.n_learned > learned + 3)
 
 
 # Workers that come and go.
@@ -352,7 +355,7 @@ def test_a_worker_that_cannot_be_reached_is_given_up_and_may_come_back(cluster):
     coordinator = cluster.start()
     worker = cluster.collector()
     cluster.run(lambda: coordinator.workers == {"c0": "idle"})
-    link = coordinator._link
+    link = cluster.link
     send = link.send
     link.send = lambda peer, message: (_ for _ in ()).throw(TimeoutError("its queue is full"))
     cluster.learner(n_learn=1000)
@@ -384,8 +387,7 @@ def test_a_coordinator_can_be_closed_without_a_start(tmp_path):
 
 
 def test_a_thread_does_the_work(tmp_path):
-    cluster = LocalCluster(tmp_path)
-    cluster.network._idle = None
+    cluster = LocalCluster(tmp_path, threaded=True)
     cluster.add("l0", LEARNER, n_learn=1000)
     cluster.collector(result={"converged": True})
     with cluster.coordinator as coordinator:
@@ -397,8 +399,7 @@ def test_a_thread_does_the_work(tmp_path):
 
 
 def test_an_error_of_the_commander_ends_the_run_with_that_error(tmp_path):
-    cluster = LocalCluster(tmp_path)
-    cluster.network._idle = None
+    cluster = LocalCluster(tmp_path, threaded=True)
 
     def broken():
         raise ZeroDivisionError("the commander has a bug")
