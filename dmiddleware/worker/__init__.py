@@ -35,6 +35,7 @@ from dmiddleware.worker.commander import (
     BaseParallelCommander,
     BaseSerialCommander,
     NaiveCommander,
+    SoloCommander,
     create_parallel_commander,
     get_parallel_commander_cls,
 )
@@ -99,6 +100,7 @@ __all__ = [
     "BaseSerialCommander",
     "BaseParallelCommander",
     "NaiveCommander",
+    "SoloCommander",
     "create_parallel_commander",
     "get_parallel_commander_cls",
     "LearnerAggregator",

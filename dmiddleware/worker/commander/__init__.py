@@ -9,11 +9,13 @@ from dmiddleware.worker.commander.base import (
 )
 from dmiddleware.worker.commander.naive_commander import NaiveCommander
 from dmiddleware.worker.commander.serial_commander import BaseSerialCommander
+from dmiddleware.worker.commander.solo_commander import SoloCommander
 
 __all__ = [
     "BaseSerialCommander",
     "BaseParallelCommander",
     "NaiveCommander",
+    "SoloCommander",
     "TaskSpace",
     "COMMANDER_REGISTRY",
     "create_parallel_commander",
