@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -114,7 +114,7 @@ class AdvancedReplayBuffer(IBuffer):
             IS_weight_anneal_train_iter=int(cfg.anneal_step) or None,
             eps=_ADDED_TO_ALL,
         )
-        for middleware in (self._staleness, self._uses, self._priorities):
+        for middleware in (_complete_meta, self._staleness, self._uses, self._priorities):
             self._items.use(middleware)
         rate = cfg.thruput_controller.push_sample_rate_limit
         self._rate = RateLimit(
@@ -215,8 +215,9 @@ class AdvancedReplayBuffer(IBuffer):
                 f"priorities without {' and '.join(missing)} belong to no items; pass on what the "
                 "sampled items carry"
             )
-        unique_ids, positions = list(info["replay_unique_id"]), _vector(info["replay_buffer_idx"])
-        priorities = [check_priority(priority) for priority in _vector(info["priority"])]
+        unique_ids = list(info["replay_unique_id"])
+        positions = _vector(info["replay_buffer_idx"]).tolist()
+        priorities = [check_priority(priority) for priority in _vector(info["priority"]).tolist()]
         if not len(unique_ids) == len(positions) == len(priorities):
             raise ValueError(
                 f"there are {len(unique_ids)} ids and {len(positions)} positions for "
@@ -318,8 +319,22 @@ class AdvancedReplayBuffer(IBuffer):
             )
 
 
+def _complete_meta(action: str, chain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Buffer middleware that lets items of other buffers' files be loaded."""
+    if action == "push" and "train_iter_data_collected" not in (kwargs["meta"] or {}):
+        kwargs["meta"] = _meta_of(*args)
+    return chain(*args, **kwargs)
+
+
 def _meta_of(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the buffer middleware needs to know about a new item."""
+    """Return what the buffer middleware needs to know about a new item.
+
+    Raises:
+        TypeError: if it is not a dictionary.
+        ValueError: if its priority is negative, infinite or NaN.
+    """
+    if not isinstance(item, Mapping):
+        raise TypeError(f"the items of an AdvancedReplayBuffer are dictionaries, got {item!r:.100}")
     collected = item.get("collect_iter")
     if collected is None:
         at = _INFINITE

@@ -8,7 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmiddleware.data import AdvancedReplayBuffer, load_checkpoint, save_checkpoint
+from dmiddleware.data import (
+    AdvancedReplayBuffer,
+    NaiveReplayBuffer,
+    load_checkpoint,
+    save_checkpoint,
+)
 from dmiddleware.errors import ConfigError
 from tests.dmiddleware.data.classic.clock import Clock
 from tests.dmiddleware.data.classic.test_naive_buffer import Scalars
@@ -388,6 +393,21 @@ def test_items_keep_their_priority_in_a_file(tmp_path):
     loaded.load_data(tmp_path / "items")
     assert loaded.push_count == 2
     assert everything(loaded)["other_0"]["priority"] == 4.0
+
+
+def test_items_of_another_buffer_can_be_loaded(tmp_path):
+    source = NaiveReplayBuffer({"log_to_file": False})
+    source.push([{"obs": 1, "priority": 4.0, "collect_iter": 3}, {"obs": 2}], 0)
+    source.save_data(tmp_path / "items")
+    buffer = advanced()
+    buffer.load_data(tmp_path / "items")
+    found = everything(buffer, cur_learner_iter=5)
+    assert [found[f"buffer_{n}"]["priority"] for n in range(2)] == [4.0, 4.0]
+    assert [found[f"buffer_{n}"]["staleness"] for n in range(2)] == [2, -1]
+    source.push("text", 0)
+    source.save_data(tmp_path / "items")
+    with pytest.raises(TypeError, match="dictionaries"):
+        buffer.load_data(tmp_path / "items")
 
 
 PRIORITY = st.one_of(st.none(), st.floats(0.01, 100))

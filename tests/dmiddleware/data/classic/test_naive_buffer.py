@@ -12,6 +12,7 @@ from dmiddleware.data import (
     AdvancedReplayBuffer,
     ElasticReplayBuffer,
     EpisodeReplayBuffer,
+    IBuffer,
     NaiveReplayBuffer,
     SequenceReplayBuffer,
     create_buffer,
@@ -294,6 +295,22 @@ def test_buffers_are_created_by_name(tmp_path):
 def test_modules_of_own_buffers_are_imported_first():
     with pytest.raises(ModuleNotFoundError, match="not_a_module"):
         get_buffer_cls({"type": "mine", "import_names": ["not_a_module"]})
+
+
+class NewestBuffer(IBuffer):
+    """Draws the newest items, as an own buffer of a program might."""
+
+    def sample(self, size, cur_learner_iter):
+        return self._draw(size, lambda: [item.data for item in self._items][-size:])
+
+
+def test_an_own_buffer_needs_only_its_sampling():
+    clock, scalars = Clock(), Scalars()
+    buffer = NewestBuffer({"log_to_file": False}, scalars, clock=clock)
+    buffer.push([1, 2, 3], 0)
+    clock.now += 60
+    assert buffer.sample(2, 0) == [2, 3]
+    assert scalars.written["buffer_sec/pushed_in"] == (3, 60)
 
 
 ACTIONS = st.one_of(

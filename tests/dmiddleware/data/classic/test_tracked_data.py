@@ -127,6 +127,8 @@ def test_leases_are_part_of_the_state():
     assert restored.take_deleted() == buffer.take_deleted() != []
     restored.release(batch)
     assert set(restored.take_deleted()) == set(batch)
+    assert restored.remove(["d5"]) == 1
+    assert restored.take_deleted() == ["d5"]
 
 
 def test_without_tracking_there_is_nothing_to_delete():
@@ -150,27 +152,27 @@ ACTIONS = st.one_of(
 @given(st.integers(1, 4), st.lists(ACTIONS, max_size=40))
 def test_what_is_deleted_is_neither_held_nor_leased_and_nothing_is_forgotten(size, actions):
     buffer = naive(size=size)
-    held, leases, pending = [], Counter(), set()
+    # The slots of the ring, by their number since the start; what is pending may be deleted.
+    held, leases, pending, n_pushed = {}, Counter(), set(), 0
     for action, n in actions:
         if action == "push":
             buffer.push(item(n), 0)
-            held.append(f"d{n}")
-            pending |= set(held[:-size])
-            held = held[-size:]
+            pending |= {held.pop(n_pushed - size, None)} - {None}
+            held[n_pushed], n_pushed = f"d{n}", n_pushed + 1
         elif action == "sample":
             leases.update(ids(buffer.sample(n, 0, replace=True) or []))
         elif action == "release":
             buffer.release([f"d{n}"])
             leases -= Counter([f"d{n}"])
         elif action == "remove":
-            assert buffer.remove([f"d{n}"]) == held.count(f"d{n}")
-            pending |= {f"d{n}"} & set(held)
-            held = [one for one in held if one != f"d{n}"]
+            assert buffer.remove([f"d{n}"]) == list(held.values()).count(f"d{n}")
+            pending |= {f"d{n}"} & set(held.values())
+            held = {number: one for number, one in held.items() if one != f"d{n}"}
         else:
-            taken = buffer.take_deleted()
-            expected = {one for one in pending - set(held) if not leases[one]}
-            assert sorted(taken) == sorted(expected)
+            expected = {one for one in pending if not leases[one]}
+            assert sorted(buffer.take_deleted()) == sorted(expected)
             pending -= expected
-        pending -= set(held)
+        pending -= set(held.values())
+        assert buffer.count() == len(held)
     buffer.close()
-    assert set(buffer.take_deleted()) == pending | set(held)
+    assert set(buffer.take_deleted()) == pending | set(held.values())
