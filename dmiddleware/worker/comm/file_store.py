@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from dmiddleware.data import load_checkpoint, pack_checkpoint, unpack_checkpoint
+from dmiddleware.data import pack_checkpoint, unpack_checkpoint
 from dmiddleware.data.atomic_file import remove_leftovers, write_atomically
 from dmiddleware.errors import CheckpointDamaged, ConfigError, StepDataLost
 from dmiddleware.worker.comm.compression import (
@@ -148,7 +148,8 @@ class FileStore:
                 seen = self._seen.get(name)
             if seen is not None and seen[0] == signature and seen[1] <= have:
                 return None
-            content = load_checkpoint(path)
+            # Read at once: a reader that opens the file twice could see two versions of it.
+            content = unpack_checkpoint(path.read_bytes())
         except FileNotFoundError:
             return None
         try:
