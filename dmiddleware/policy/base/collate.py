@@ -64,8 +64,7 @@ def collate(samples: Sequence[Mapping[str, Any]]) -> Batch:
         >>> collate([{"reward": 0.5}, {"reward": 1.0}])["reward"]
         tensor([0.5000, 1.0000])
     """
-    if not samples:
-        raise StructureError("a batch needs at least one sample, got none")
+    _check_any(samples)
     return as_tree(_collate_mappings(samples, ""))
 
 
@@ -81,17 +80,17 @@ def collate_samples(samples: Sequence[Mapping[str, Any]]) -> Batch:
     Raises:
         StructureError: as in :func:`collate`.
     """
+    _check_any(samples)
     lists = {
         key: [sample.get(key) for sample in samples]
-        for key, value in (samples[0] if samples else {}).items()
+        for key, value in samples[0].items()
         if value is None or isinstance(value, str | bytes)
     }
-    batch = collate(
-        [{key: value for key, value in one.items() if key not in lists} for one in samples]
-        if lists
-        else samples
-    )
-    columns = dict(batch.items())
+    if lists:
+        samples = [
+            {key: value for key, value in one.items() if key not in lists} for one in samples
+        ]
+    columns = _collate_mappings(samples, "")
     if "IS" in columns and "weight" not in columns:
         columns["weight"] = columns["IS"]
     return as_tree(columns, lists=lists)
@@ -215,6 +214,11 @@ def sample_by_trajectory(
     if any(len(samples) != n_steps for samples in per_env):
         return samples
     return map_leaves(lambda leaf: leaf.unflatten(0, (n_envs, n_steps)).transpose(0, 1), samples)
+
+
+def _check_any(samples: Sequence[object]) -> None:
+    if not samples:
+        raise StructureError("a batch needs at least one sample, got none")
 
 
 def _samples_of(
