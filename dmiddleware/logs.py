@@ -6,12 +6,16 @@ import logging
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, Self, runtime_checkable
 
+from dmiddleware.config import Option, switch
 from dmiddleware.errors import ConfigError
 from dmiddleware.tensorboard import TensorboardWriter
 
-__all__ = ["LazyWriter", "TextLog", "output_folder", "table"]
+__all__ = ["LOG_TO_FILE", "LazyWriter", "TextLog", "log_folder", "output_folder", "table"]
+
+LOG_TO_FILE: Final = Option(True, switch, "whether to write the text log to a file, on rank 0")
+"""The option of workers and buffers."""
 
 _COLUMNS = 6
 
@@ -77,6 +81,21 @@ class TextLog(logging.Logger):
         self._file = file
         self._format = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
 
+    @classmethod
+    def of_worker(
+        cls, module: str, exp_name: str | PathLike[str], instance_name: str, *, to_file: bool = True
+    ) -> Self:
+        """Return the log of a worker, ``<exp_name>/log/<instance>/<instance>_logger.txt``.
+
+        Args:
+            module: the worker's module.
+            exp_name: the output folder.
+            instance_name: the worker's name.
+            to_file: whether to write the file.
+        """
+        file = log_folder(exp_name, instance_name) / f"{instance_name}_logger.txt"
+        return cls(f"{module}.{instance_name}", file if to_file else None)
+
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802 (the name in logging)
         """Return whether a message of this level goes anywhere."""
         return (self._file is not None and level >= logging.INFO) or self._above.isEnabledFor(level)
@@ -100,6 +119,15 @@ def output_folder(exp_name: str | PathLike[str]) -> Path:
     if not isinstance(exp_name, str | PathLike):
         raise ConfigError(f"exp_name must be the path of a folder, got {exp_name!r:.100}")
     return Path(exp_name)
+
+
+def log_folder(exp_name: str | PathLike[str], instance_name: str) -> Path:
+    """Return the folder for the logs of a worker.
+
+    Raises:
+        ConfigError: if ``exp_name`` is not a path.
+    """
+    return output_folder(exp_name) / "log" / instance_name
 
 
 def table(values: Mapping[str, float | int | str]) -> str:

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
-from dmiddleware.config import Configurable, Option, switch
+from dmiddleware.config import Configurable
 from dmiddleware.errors import ConfigError
-from dmiddleware.logs import LazyWriter, TextLog, output_folder, table
+from dmiddleware.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder, table
 from dmiddleware.registry import Registry, import_modules
 from dmiddleware.worker.ranks import rank_and_world_size
 
@@ -46,7 +46,7 @@ class SerialWorker(Configurable, ABC, Generic[M, E]):
     """
 
     config: ClassVar[dict[str, Any]] = {
-        "log_to_file": Option(True, switch, "whether to write the text log to a file, on rank 0"),
+        "log_to_file": LOG_TO_FILE,
     }
 
     def __init__(
@@ -64,14 +64,13 @@ class SerialWorker(Configurable, ABC, Generic[M, E]):
         self._exp_name = exp_name
         self._instance_name = instance_name
         self._rank, self._world_size = rank_and_world_size()
-        folder = output_folder(exp_name) / "log" / instance_name
-        self._logger = TextLog(
-            f"{type(self).__module__}.{instance_name}",
-            folder / f"{instance_name}_logger.txt"
-            if self._cfg.log_to_file and self._rank == 0
-            else None,
+        self._logger = TextLog.of_worker(
+            type(self).__module__,
+            exp_name,
+            instance_name,
+            to_file=self._cfg.log_to_file and self._rank == 0,
         )
-        self._writer = LazyWriter(tb_logger, folder)
+        self._writer = LazyWriter(tb_logger, log_folder(exp_name, instance_name))
 
     @property
     def env(self) -> E:

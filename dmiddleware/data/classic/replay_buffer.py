@@ -19,7 +19,7 @@ from dmiddleware.data.buffer_middleware import clone_object
 from dmiddleware.data.classic.tracked_data import TrackedData, data_id_of
 from dmiddleware.data.deque_buffer import DequeBuffer
 from dmiddleware.errors import ConfigError, NotEnoughData
-from dmiddleware.logs import LazyWriter, TextLog, output_folder, table
+from dmiddleware.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder, table
 
 __all__ = ["IBuffer"]
 
@@ -60,7 +60,7 @@ class IBuffer(Configurable, ABC):
             optional(at_least(0, whole=True)),
             "seed of the buffer's random generator; None takes one from the system",
         ),
-        "log_to_file": Option(True, switch, "whether to write the text log to a file, on rank 0"),
+        "log_to_file": LOG_TO_FILE,
     }
 
     def __init__(
@@ -88,14 +88,13 @@ class IBuffer(Configurable, ABC):
         self._push_count = 0
         is_one_of_several = dist.is_available() and dist.is_initialized()
         self._is_first_rank = not is_one_of_several or dist.get_rank() == 0
-        folder = output_folder(exp_name) / "log" / instance_name
-        self._logger = TextLog(
-            f"{type(self).__module__}.{instance_name}",
-            folder / f"{instance_name}_logger.txt"
-            if self._cfg.log_to_file and self._is_first_rank
-            else None,
+        self._logger = TextLog.of_worker(
+            type(self).__module__,
+            exp_name,
+            instance_name,
+            to_file=self._cfg.log_to_file and self._is_first_rank,
         )
-        self._writer = LazyWriter(tb_logger, folder)
+        self._writer = LazyWriter(tb_logger, log_folder(exp_name, instance_name))
         self._warned_at: dict[str, float] = {}
         self._began_at = self._period_began_at = clock()
         self._in_period = {"pushed_in": 0, "sampled_out": 0}

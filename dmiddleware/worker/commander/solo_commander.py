@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from dmiddleware.logs import LazyWriter, TextLog, output_folder, table
+from dmiddleware.logs import LazyWriter, TextLog, log_folder, table
 from dmiddleware.policy import CommandMode, CommandModePolicy, create_policy, get_policy_cls
 from dmiddleware.worker.commander.base import COMMANDER_REGISTRY, BaseParallelCommander, Task
 
@@ -55,9 +55,8 @@ class SoloCommander(BaseParallelCommander):
         self._last_eval_s: float | None = None
         self._envstep = 0
         self._end_flag = False
-        folder = output_folder(self._exp_name) / "log" / "commander"
-        self._logger = TextLog(f"{__name__}.commander", folder / "commander_logger.txt")
-        self._writer = LazyWriter(None, folder)
+        self._logger = TextLog.of_worker(__name__, self._exp_name, "commander")
+        self._writer = LazyWriter(None, log_folder(self._exp_name, "commander"))
 
     def _command_mode(self) -> CommandMode | None:
         if not issubclass(get_policy_cls(self._main.policy), CommandModePolicy):

@@ -27,7 +27,7 @@ from dmiddleware.config import (
 from dmiddleware.data import check_saveable, load_checkpoint, save_checkpoint
 from dmiddleware.data.classic import get_buffer_cls
 from dmiddleware.errors import ConfigError, CoordinatorError, DMiddlewareError
-from dmiddleware.logs import TextLog, output_folder
+from dmiddleware.logs import TextLog
 from dmiddleware.worker.comm.link import Link, create_coordinator_link
 from dmiddleware.worker.comm.store import Store
 from dmiddleware.worker.commander import BaseParallelCommander, create_parallel_commander
@@ -145,8 +145,7 @@ class Coordinator(Configurable):
         self._link, self._store, self._clock = link, store, clock
         self._main = self._system["main"]
         self._exp_name = str(self._main["exp_name"])
-        folder = output_folder(self._exp_name) / "log" / "coordinator"
-        self._logger = TextLog(f"{__name__}.coordinator", folder / "coordinator_logger.txt")
+        self._logger = TextLog.of_worker(__name__, self._exp_name, "coordinator")
         self._commander = create_parallel_commander(self._main, clock=clock)
         self._core = CoordinatorCore(
             task_timeout_s={

@@ -28,7 +28,7 @@ from dmiddleware.config import (
 )
 from dmiddleware.data import lead_shape
 from dmiddleware.errors import ConfigError
-from dmiddleware.logs import LazyWriter, TextLog, output_folder
+from dmiddleware.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder
 from dmiddleware.policy import (
     HasModes,
     LearnMode,
@@ -90,7 +90,7 @@ class BaseLearner(Configurable):
             "timeout_s": Option(600.0, positive, "seconds to wait for a batch"),
         },
         "log_policy": Option(True, switch, "whether to log the policy's model at the start"),
-        "log_to_file": Option(True, switch, "whether to write the text log to a file, on rank 0"),
+        "log_to_file": LOG_TO_FILE,
         "only_monitor_rank0": Option(True, switch, "whether to keep statistics on rank 0 only"),
         "is_multitask_pipeline": Option(
             False, switch, "whether every rank has a task and TensorBoard folder of its own"
@@ -119,15 +119,14 @@ class BaseLearner(Configurable):
         self._exp_name = exp_name
         self._instance_name = instance_name
         self._rank, self._world_size = _checked_ranks(dist_info or rank_and_world_size())
-        log_folder = output_folder(exp_name) / "log"
-        self._logger = TextLog(
-            f"{__name__}.{instance_name}",
-            log_folder / instance_name / f"{instance_name}_logger.txt"
-            if self._cfg.log_to_file and self._rank == 0
-            else None,
+        self._logger = TextLog.of_worker(
+            __name__,
+            exp_name,
+            instance_name,
+            to_file=self._cfg.log_to_file and self._rank == 0,
         )
         own = f"_rank{self._rank}" if self._cfg.is_multitask_pipeline else ""
-        self._writer = LazyWriter(tb_logger, log_folder / f"{instance_name}{own}")
+        self._writer = LazyWriter(tb_logger, log_folder(exp_name, f"{instance_name}{own}"))
         self._last_iter = CountVar()
         self._collector_envstep = -1
         self._done = False

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 from dmiddleware.config import Configurable, Option, count, switch
 from dmiddleware.env.timestep import EnvTimestep
 from dmiddleware.errors import ConfigError
-from dmiddleware.logs import TextLog, output_folder
+from dmiddleware.logs import LOG_TO_FILE, TextLog
 from dmiddleware.registry import Registry
 from dmiddleware.worker.serial_worker import get_worker_cls
 
@@ -55,7 +55,7 @@ class BaseParallelCollector(Configurable, ABC):
     config: ClassVar[dict[str, Any]] = {
         "print_freq": Option(5, count, "steps of the envs from one line of the log to the next"),
         "eval_flag": Option(False, switch, "whether the task evaluates and sends no samples"),
-        "log_to_file": Option(True, switch, "whether to write the text log to a file"),
+        "log_to_file": LOG_TO_FILE,
     }
 
     send_metadata: Callable[[dict[str, Any]], Any]
@@ -201,9 +201,11 @@ class BaseParallelCollector(Configurable, ABC):
 
     def _setup_logger(self) -> None:
         """Open the log ``<exp_name>/log/<prefix>/<prefix>_logger.txt``."""
-        file = output_folder(self._exp_name) / "log" / self._prefix / f"{self._prefix}_logger.txt"
-        self._logger = TextLog(
-            f"{type(self).__module__}.{self._prefix}", file if self._cfg.log_to_file else None
+        self._logger = TextLog.of_worker(
+            type(self).__module__,
+            self._exp_name,
+            self._prefix,
+            to_file=self._cfg.log_to_file,
         )
 
     def _start_thread(self) -> None:
