@@ -35,6 +35,7 @@ from dmiddleware.worker.commander import (
     BaseParallelCommander,
     BaseSerialCommander,
     NaiveCommander,
+    OneVsOneCommander,
     SoloCommander,
     create_parallel_commander,
     get_parallel_commander_cls,
@@ -50,6 +51,7 @@ from dmiddleware.worker.evaluator import (
     VectorEvalMonitor,
     create_serial_evaluator,
 )
+from dmiddleware.worker.league import OneVsOneLeague
 from dmiddleware.worker.learner import (
     BaseLearner,
     Hook,
@@ -101,6 +103,8 @@ __all__ = [
     "BaseParallelCommander",
     "NaiveCommander",
     "SoloCommander",
+    "OneVsOneCommander",
+    "OneVsOneLeague",
     "create_parallel_commander",
     "get_parallel_commander_cls",
     "LearnerAggregator",

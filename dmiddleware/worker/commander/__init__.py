@@ -8,6 +8,7 @@ from dmiddleware.worker.commander.base import (
     get_parallel_commander_cls,
 )
 from dmiddleware.worker.commander.naive_commander import NaiveCommander
+from dmiddleware.worker.commander.one_vs_one_commander import OneVsOneCommander
 from dmiddleware.worker.commander.serial_commander import BaseSerialCommander
 from dmiddleware.worker.commander.solo_commander import SoloCommander
 
@@ -16,6 +17,7 @@ __all__ = [
     "BaseParallelCommander",
     "NaiveCommander",
     "SoloCommander",
+    "OneVsOneCommander",
     "TaskSpace",
     "COMMANDER_REGISTRY",
     "create_parallel_commander",

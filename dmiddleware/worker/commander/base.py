@@ -228,11 +228,14 @@ class BaseParallelCommander(Configurable, ABC):
 
         ``collector_env_num`` and ``collector_episode_num`` hold for collectors,
         ``evaluator_env_num`` and ``evaluator_episode_num`` (or ``n_evaluator_episode``, of all
-        envs) for evaluators. Without them, ``env_num`` and ``manager.episode_num`` stay.
+        envs) for evaluators; likewise ``collector_id`` and ``evaluator_id``, if they play in
+        different envs. Without them, ``env_num``, ``manager.episode_num`` and ``id`` stay.
         """
         env: dict[str, Any] = _plain(self._main.env)
         kind = "evaluator" if eval_flag else "collector"
         env["env_num"] = int(env.get(f"{kind}_env_num", env.get("env_num", 1)))
+        if f"{kind}_id" in env:
+            env["id"] = env[f"{kind}_id"]
         manager = env["manager"] = dict(env.get("manager", {}))
         if f"{kind}_episode_num" in env:
             manager["episode_num"] = env[f"{kind}_episode_num"]

@@ -22,7 +22,7 @@ _LOGGED: Final = {
     "reward_mean": "reward_mean",
     "reward_std": "reward_std",
 }
-"""What is logged of a collector's result, and its key there."""
+"""The values of a collector's result that are logged, with their keys."""
 
 
 @COMMANDER_REGISTRY.register("solo")
