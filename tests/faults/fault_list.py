@@ -36,7 +36,7 @@ from tests.faults.restart_faults import failed_learner
 from tests.faults.shared_memory_faults import full, killed_in_transfer, why_not_full
 from tests.faults.soak import soak
 from tests.faults.strangers import memory_hogs, silence, unread_replies
-from tests.faults.training_faults import killed_collectors, killed_learner
+from tests.faults.training_faults import killed_collectors, killed_learner, killed_rank
 
 __all__ = ["FAULTS", "Fault"]
 
@@ -169,6 +169,11 @@ FAULTS = (
         "kill-learner",
         "kill -9 of the learner in training, 5 times, with a clock behind",
         _over_both(killed_learner, kills=5),
+    ),
+    Fault(
+        "kill-rank",
+        "kill -9 of one of two ranks that learn as one, 4 times",
+        _over_both(killed_rank, kills=3),
     ),
     Fault(
         "kill-launcher",

@@ -1,14 +1,21 @@
-"""A training run whose collector is killed once."""
+"""Training runs whose collector or learner is killed once."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.faults.training_faults import killed_collectors
+from tests.faults.training_faults import killed_collectors, killed_rank
 
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = pytest.mark.process
 
 
+@pytest.mark.timeout(180)
+def test_a_killed_rank_ends_the_other_with_an_error_that_names_it() -> None:
+    result = killed_rank("ipc", kills=0)
+    assert result.holds, result
+
+
+@pytest.mark.slow
 def test_a_training_survives_a_killed_collector() -> None:
     result = killed_collectors("ipc", kills=1)
     assert result.holds, result

@@ -18,13 +18,27 @@ from tests.faults.fault_result import FaultResult
 from tests.faults.ledger import Comparison, Ledger, compare, join
 from tests.faults.process_cluster import ROOT, wait_until
 
-__all__ = ["ENV_STEPS", "FOLDER", "SEED", "SNAPSHOT_EVERY", "killed_collectors", "killed_learner"]
+__all__ = [
+    "ENV_STEPS",
+    "FOLDER",
+    "GROUP_S",
+    "SEED",
+    "SNAPSHOT_EVERY",
+    "killed_collectors",
+    "killed_learner",
+    "killed_rank",
+]
 
 SNAPSHOT_EVERY = 640
 """Updates from one snapshot of the learner to the next."""
 
+GROUP_S = 30.0
+"""The deadline of the learners' process group."""
+
 FOLDER, SEED, ENV_STEPS = "FAULTS_FOLDER", "FAULTS_SEED", "FAULTS_ENV_STEPS"
 LEARNER, COLLECTORS = 0, (1, 2)
+ROLES = "learner=1,collector=2,evaluator=1"
+RANKS, RANK_ROLES = (0, 1), "learner=2,collector=2"
 _SEED = 19
 _RESTART_S = 60.0
 _WHOLE_RUN_S = 1200.0
@@ -38,16 +52,27 @@ class Training:
         transport: ``ipc`` or ``tcp``.
         seed: the run's seed.
         env_steps: environment steps after which it ends.
+        roles: the roles of its nodes.
+        on_failure: what happens when one fails.
     """
 
-    def __init__(self, folder: Path, transport: str, *, seed: int, env_steps: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        transport: str,
+        *,
+        seed: int,
+        env_steps: int,
+        roles: str = ROLES,
+        on_failure: str = "restart",
+    ) -> None:
         self.folder = folder
         self._log = (folder / "ditask.log").open("wb")
         self._ledgers: dict[str, Ledger] = {}
         command = [*DITASK, "--main", "tests.faults.training_program.main"]
         command += ["--protocol", transport]
-        command += ["--roles", "learner=1,collector=2,evaluator=1", "--topology", "mesh"]
-        command += ["--on-failure", "restart", "--max-restarts", "40"]
+        command += ["--roles", roles, "--topology", "mesh"]
+        command += ["--on-failure", on_failure, "--max-restarts", "40"]
         self.process = subprocess.Popen(
             command,
             cwd=folder,
@@ -127,10 +152,10 @@ class Training:
 
 
 @contextlib.contextmanager
-def training(transport: str, *, seed: int, env_steps: int) -> Iterator[Training]:
-    """Start a run in a new folder."""
+def training(transport: str, **options: Any) -> Iterator[Training]:
+    """Start a run in a new folder; the options are those of :class:`Training`."""
     with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as folder:
-        run = Training(Path(folder), transport, seed=seed, env_steps=env_steps)
+        run = Training(Path(folder), transport, **options)
         try:
             yield run
         finally:
@@ -220,6 +245,58 @@ def killed_learner(transport: str, *, kills: int) -> FaultResult:
     lost = max(at - again for at, again in zip(learned, resumed_at, strict=True))
     result.at_most("lost updates (one interval and one step)", lost, SNAPSHOT_EVERY + 64, unit="")
     return result
+
+
+def killed_rank(transport: str, *, kills: int) -> FaultResult:
+    """Kill one of two ranks that learn as one: once without a restart, then with restarts.
+
+    Args:
+        transport: ``ipc`` or ``tcp``.
+        kills: number of kills in a run that restarts its learners.
+    """
+    result = FaultResult(f"kill -9 of one of two ranks in training, {1 + kills} times", transport)
+    options: dict[str, Any] = {"seed": 0, "env_steps": 1_000_000, "roles": RANK_ROLES}
+    with training(transport, **options, on_failure="abort") as run:
+        for rank in RANKS:
+            run.await_lines(rank, 0, "batch", 10)
+        at = run.kill(1)
+        error = run.await_lines(0, 0, "rank lost", 1)
+        code = run.end(by_itself=True)
+        log = run.log()
+        taken = [{line[2] for line in run.starts(rank)[0].lines("batch")} for rank in RANKS]
+    result.at_most("the other rank ends within the group's deadline", error[1] - at, GROUP_S)
+    result.check("its error names the killed rank", error[2], error[2].startswith("rank 1 "))
+    cause = "the run failed: node 1 (learner) was killed by SIGKILL"
+    result.check("the run fails, and names the cause", f"exit code {code}", code and cause in log)
+    shared = len(taken[0] & taken[1])
+    counts = f"{len(taken[0])} and {len(taken[1])} batches, {shared} of them on both"
+    result.check("each batch goes to one rank", counts, min(map(len, taken)) >= 10 and not shared)
+    if kills:
+        with training(transport, **options) as run:
+            _restart_ranks(run, kills, result)
+    return result
+
+
+def _restart_ranks(run: Training, kills: int, result: FaultResult) -> None:
+    """Kill a random rank repeatedly; record how both continue."""
+    rng = random.Random(_SEED)
+    learned, resumed, flows = [], [], []
+    for number in range(kills):
+        lines = [run.await_lines(rank, number, "batch", 20) for rank in RANKS]
+        learned.append(max(line[3] for line in lines))
+        run.kill(rng.choice(RANKS))
+        started = [run.await_lines(rank, number + 1, "started", 1)[1] for rank in RANKS]
+        first = [run.await_lines(rank, number + 1, "batch", 1) for rank in RANKS]
+        flows.append(max(line[1] for line in first) - max(started))
+        resumed.append([line[3] for line in first])
+    same = all(len(run.starts(node_id)) == 1 for node_id in (2, 3))
+    code = run.end(by_itself=False)
+    result.check("all ranks restart, and the collectors keep running", f"{same}", same)
+    result.at_most("data flows after the last rank listens again", max(flows), 5.0)
+    result.check("the run succeeds", f"exit code {code}", code == 0)
+    measured = f"killed at update {learned}, resumed from {resumed}"
+    together = all(len(set(updates)) == 1 and updates[0] > 0 for updates in resumed)
+    result.check("both resume from the newest common snapshot", measured, together)
 
 
 def _versions(run: Training, node_id: int, *, since: float) -> int:

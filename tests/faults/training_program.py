@@ -17,7 +17,9 @@ import numpy as np
 from dmiddleware import Middleware, OnlineRLContext, Role, Task, middleware
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
+from dmiddleware.errors import RankLost
 from dmiddleware.pipeline import current_node
+from dmiddleware.policy import data_parallel
 from dmiddleware.worker import BaseLearner
 from examples.cartpole_dqn import ENV, make_policy
 from middleware import (
@@ -33,7 +35,7 @@ from middleware import (
     termination_checker,
 )
 from tests.faults.ledger import Writer
-from tests.faults.training_faults import ENV_STEPS, FOLDER, SEED, SNAPSHOT_EVERY
+from tests.faults.training_faults import ENV_STEPS, FOLDER, GROUP_S, SEED, SNAPSHOT_EVERY
 
 
 def batch_recorder(write: Writer) -> Middleware[OnlineRLContext]:
@@ -74,15 +76,20 @@ def main() -> None:
     set_clock_back(60.0 * len(list(folder.glob(f"{node.node_id}-*.ledger"))))
     with Writer(folder / f"{node.node_id}-{os.getpid()}.ledger") as write:
         write("started", os.getpid(), list(node.roles))
-        train(write, folder, seed, int(os.environ[ENV_STEPS]))
+        try:
+            with data_parallel(timeout_s=GROUP_S) as rank:
+                train(write, folder, seed, int(os.environ[ENV_STEPS]), rank)
+        except RankLost as error:
+            write("rank lost", str(error))
+            raise
 
 
-def train(write: Writer, folder: Path, seed: int, env_steps: int) -> None:
+def train(write: Writer, folder: Path, seed: int, env_steps: int, rank: int) -> None:
     """Run the example's chain with ledgers."""
     policy = make_policy(seed)
     experiment = Experiment("training", policy)
     run = experiment.run
-    with Task(seed=seed) as task:
+    with Task(seed=seed, rank=rank) as task:
         collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
         eval_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("evaluator"))
         buffer = TensorBuffer(60_000, n_step=policy.nstep, seed=task.seed_for("buffer"))

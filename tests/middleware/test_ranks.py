@@ -1,0 +1,330 @@
+"""Tasks that learn as one over gloo, each in a process of its own, as torchrun starts them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dmiddleware import OnlineRLContext, Task, middleware
+from dmiddleware.data import TensorBuffer
+from dmiddleware.env import make_env_manager
+from dmiddleware.errors import ChainError, CheckpointMismatch, LaunchError
+from dmiddleware.pipeline import CurrentNode, running_as
+from dmiddleware.policy import DQNPolicy, PPOPolicy, rank_and_world_size
+from middleware import (
+    ContextExchanger,
+    Experiment,
+    OffPolicyLearner,
+    OnPolicyLearner,
+    RunFolder,
+    SnapshotSaver,
+    StepCollector,
+    data_pusher,
+    eps_greedy_handler,
+    gae_estimator,
+    interaction_evaluator,
+    termination_checker,
+)
+from tests.dmiddleware.policy.base.rank_processes import run_ranks
+
+ENV = "CartPole-v1"
+SMALL = {"encoder_hidden_sizes": [8]}
+
+
+def record(seen: list[Any]) -> Any:
+    @middleware(reads=("env_step", "train_iter"))
+    def write(ctx: OnlineRLContext) -> None:
+        seen.append((ctx.total_step, ctx.env_step, ctx.train_iter))
+
+    return write
+
+
+def parameters(policy: Any) -> dict[str, list[float]]:
+    return {name: x.tolist() for name, x in policy.learn_mode.state_dict()["model"].items()}
+
+
+def train_dqn(
+    rank: int,
+    folder: Path,
+    *,
+    run: str | Path = "run",
+    max_env_step: int = 400,
+    resume: bool = False,
+    stop: Any = None,
+    every_train_iter: int | None = None,
+) -> dict[str, Any]:
+    """Train a small DQN on one of the ranks, and return what it has seen."""
+    torch.manual_seed(rank)
+    os.chdir(folder)
+    seen: list[Any] = []
+    policy = DQNPolicy.for_env(
+        make_env_manager(ENV, env_num=1),
+        model=SMALL,
+        seed=3,
+        multi_gpu=rank_and_world_size()[1] > 1,
+    )
+    experiment = Experiment(RunFolder(run) if resume else str(run), policy, n_fresh_episode=2)
+    with Task(seed=5, rank=rank) as task:
+        envs = make_env_manager(ENV, env_num=2, seed=task.seed_for("collector"))
+        eval_envs = make_env_manager(ENV, env_num=2, seed=task.seed_for("evaluator"))
+        buffer = TensorBuffer(1000, seed=task.seed_for("buffer"))
+        task.use(ContextExchanger())
+        task.use(eps_greedy_handler(decay_steps=200))
+        # Rank 1 collects more in each step, and may learn earlier.
+        task.use(StepCollector(policy, envs, n_sample=16 * (rank + 1)))
+        task.use(record(seen))
+        task.use(data_pusher(buffer))
+        task.use(OffPolicyLearner(policy, buffer, batch_size=32, updates_per_collect=2))
+        task.use(interaction_evaluator(policy, eval_envs, n_episode=2, every_train_iter=4))
+        if stop is not None:
+            task.use(functools.partial(stop, rank=rank))
+        task.use(experiment)
+        task.use(termination_checker(max_env_step=max_env_step))
+        snapshots = SnapshotSaver(experiment.run, every_train_iter=every_train_iter)
+        task.use(snapshots)
+        resumed = resume and snapshots.resume(task)
+        task.run()
+        return {
+            "seen": seen,
+            "reason": task.stop_reason,
+            "env_step": task.ctx.env_step,
+            "train_iter": task.ctx.train_iter,
+            "total_step": task.ctx.total_step,
+            "parameters": parameters(policy),
+            "buffer": buffer.sample(4)["obs"].tolist(),
+            "path": str(experiment.run.path),
+            "resumed": resumed,
+            "snapshots": sorted(path.name for path in snapshots.paths),
+        }
+
+
+def stop_on_rank_1(ctx: OnlineRLContext, *, rank: int) -> None:
+    if rank == 1 and ctx.total_step == 3:
+        ctx.task.stop("rank 1 has seen enough", final=False)
+
+
+def interrupt_rank_0(ctx: OnlineRLContext, *, rank: int) -> None:
+    if rank == 0 and ctx.total_step == 3:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def train_interrupted(rank: int, folder: Path) -> dict[str, Any]:
+    """Catch the exit that follows a signal, which would end the process without an answer."""
+    outcome: dict[str, Any] = {}
+    try:
+        outcome = train_dqn(rank, folder, stop=interrupt_rank_0)
+    except SystemExit as end:
+        outcome = {"exit": end.code}
+    folder = folder / "runs" / "run" / "snapshots"
+    return {**outcome, "snapshots": sorted(path.name for path in folder.iterdir())}
+
+
+def stop_and_resume(rank: int, folder: Path) -> list[dict[str, Any]]:
+    whole = train_dqn(rank, folder, run="whole")
+    train_dqn(rank, folder, run="parts", max_env_step=150)
+    resumed = train_dqn(rank, folder, run=folder / "runs" / "parts", resume=True)
+    again = train_dqn(rank, folder, run=folder / "runs" / "parts", resume=True)
+    return [whole, resumed, again]
+
+
+def resume_damaged(rank: int, folder: Path) -> list[Any]:
+    options = {"every_train_iter": 4, "run": "damaged"}
+    saved = train_dqn(rank, folder, max_env_step=300, **options)["snapshots"]
+    run = folder / "runs" / "damaged"
+    if rank == 1:
+        newest = run / "snapshots" / saved[-1]
+        newest.write_bytes(newest.read_bytes()[:-100])
+    resumed = train_dqn(rank, folder, run=run, resume=True, max_env_step=1)
+    return [saved, resumed["env_step"]]
+
+
+def train_ppo(rank: int, folder: Path) -> Any:
+    """Rank 1 collects more rows, but makes as many minibatches."""
+    policy = PPOPolicy.for_env(
+        make_env_manager(ENV, env_num=1), model=SMALL, seed=3, multi_gpu=True, batch_size=16
+    )
+    outputs: list[int] = []
+
+    def count(ctx: OnlineRLContext) -> None:
+        assert isinstance(ctx.train_output, list)
+        outputs.append(len(ctx.train_output))
+
+    with Task(seed=5, rank=rank) as task:
+        envs = make_env_manager(ENV, env_num=2, seed=task.seed_for("collector"))
+        task.use(ContextExchanger())
+        task.use(StepCollector(policy, envs, n_sample=64 if rank == 0 else 100))
+        task.use(gae_estimator(policy)).use(OnPolicyLearner(policy, epochs=2)).use(count)
+        task.use(termination_checker(max_env_step=400))
+        task.run()
+    return outputs, parameters(policy)
+
+
+def refuse_chains(rank: int, folder: Path) -> list[str]:
+    problems = []
+    for multi_gpu, exchanger, given in ((False, True, rank), (True, False, rank), (True, True, 7)):
+        envs = make_env_manager(ENV, env_num=1)
+        policy = DQNPolicy.for_env(envs, model=SMALL, multi_gpu=multi_gpu)
+        buffer = TensorBuffer(100)
+        with Task(rank=given) as task:
+            if exchanger:
+                task.use(ContextExchanger())
+            task.use(eps_greedy_handler(decay_steps=200))
+            task.use(StepCollector(policy, envs, n_sample=16)).use(data_pusher(buffer))
+            task.use(OffPolicyLearner(policy, buffer, batch_size=8))
+            try:
+                task.check()
+            except ChainError as error:
+                problems.append(str(error))
+    return problems
+
+
+JOBS = {
+    "trained": train_dqn,
+    "stopped": functools.partial(train_dqn, stop=stop_on_rank_1),
+    "interrupted": train_interrupted,
+    "resumed": stop_and_resume,
+    "damaged": resume_damaged,
+    "ppo": train_ppo,
+    "refused": refuse_chains,
+}
+
+
+def do_jobs(rank: int, folder: Path) -> dict[str, Any]:
+    answers = {}
+    for name, job in JOBS.items():
+        (folder / name).mkdir(exist_ok=True)
+        answers[name] = job(rank, folder=folder / name)
+    return answers
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> dict[str, tuple[Any, Any]]:
+    """What both ranks answer to every job, which works in a folder of its name."""
+    first, second = run_ranks(functools.partial(do_jobs, folder=folder))
+    return {name: (first[name], second[name]) for name in JOBS}
+
+
+@pytest.mark.process
+def test_ranks_take_the_same_steps_with_the_same_counters_and_parameters(ranks: Any) -> None:
+    first, second = ranks["trained"]
+    for name in ("reason", "env_step", "train_iter", "total_step", "parameters"):
+        assert first[name] == second[name], name
+    # At the start of each step they agree on the counter; each adds its own steps to it.
+    assert [(step, env_step - 16, train_iter) for step, env_step, train_iter in first["seen"]] == [
+        (step, env_step - 32, train_iter) for step, env_step, train_iter in second["seen"]
+    ]
+    assert first["env_step"] == 48 * len(first["seen"])
+    assert first["train_iter"] > 0
+    assert first["buffer"] != second["buffer"]
+
+
+@pytest.mark.process
+def test_a_rank_learns_only_when_all_can(ranks: Any) -> None:
+    first, _ = ranks["trained"]
+    # After the first step, only the buffer of rank 1 has enough rows.
+    assert [train_iter for _, _, train_iter in first["seen"][:4]] == [0, 0, 2, 4]
+
+
+@pytest.mark.process
+def test_rank_0_alone_evaluates_logs_and_saves(ranks: Any, folder: Path) -> None:
+    first, second = ranks["trained"]
+    assert first["path"] == second["path"] == "runs/run"
+    run = folder / "trained" / "runs" / "run"
+    assert [path.name for path in run.parent.iterdir()] == ["run"]
+    names = {path.name for path in run.iterdir()}
+    assert names == {
+        *("ckpt", "tb", "snapshots", "config.yaml", "curve.png", "final_ctx.json"),
+        *("log.txt", "log.rank-1.txt"),
+    }
+    assert [path for path in (run / "tb").iterdir() if path.is_dir()] == []
+    assert "mean return" in (run / "log.txt").read_text()
+    assert "mean return" not in (run / "log.rank-1.txt").read_text()
+    assert json.loads((run / "final_ctx.json").read_text())["env_step"] == first["env_step"]
+
+
+@pytest.mark.process
+def test_a_stop_on_one_rank_ends_all_in_the_same_step(ranks: Any) -> None:
+    ends = ranks["stopped"]
+    assert {end["reason"] for end in ends} == {"rank 1 has seen enough"}
+    assert {end["total_step"] for end in ends} == {3}
+    assert {len(end["seen"]) for end in ends} == {4}
+
+
+@pytest.mark.process
+def test_a_signal_to_one_rank_ends_all_in_the_same_step_with_a_snapshot(ranks: Any) -> None:
+    first, second = ranks["interrupted"]
+    assert first["exit"] == 143
+    assert second["reason"] == "received SIGTERM"
+    assert second["total_step"] == 3
+    assert second["snapshots"] == [
+        "step_000000000003.rank-1.safetensors",
+        "step_000000000003.safetensors",
+    ]
+
+
+@pytest.mark.process
+def test_ranks_that_stop_and_resume_equal_ranks_that_never_stopped(ranks: Any) -> None:
+    for whole, resumed, again in ranks["resumed"]:
+        assert resumed["resumed"] is True
+        assert 0 < len(resumed["seen"]) < len(whole["seen"])
+        assert resumed["seen"] == whole["seen"][-len(resumed["seen"]) :]
+        for name in ("env_step", "train_iter", "total_step", "parameters", "buffer"):
+            assert resumed[name] == whole[name], name
+        # A run that is resumed at its limit takes no step.
+        assert again["seen"] == []
+        assert again["env_step"] == whole["env_step"]
+
+
+@pytest.mark.process
+def test_ranks_resume_from_the_newest_snapshot_of_which_no_part_is_damaged(ranks: Any) -> None:
+    (saved, env_step), (_, other_env_step) = ranks["damaged"]
+    assert len(saved) == 2
+    step = int(saved[0].removeprefix("step_").removesuffix(".safetensors"))
+    assert env_step == other_env_step == 48 * (step + 1)
+
+
+@pytest.mark.process
+def test_a_snapshot_of_two_ranks_cannot_be_resumed_alone(
+    ranks: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ranks["trained"]
+    run = folder / "trained" / "runs" / "run"
+    monkeypatch.chdir(folder)
+    with pytest.raises(CheckpointMismatch, match=r"saved by 2 rank\(s\), but 1 run now"):
+        train_dqn(0, folder, run=run, resume=True)
+
+
+@pytest.mark.process
+def test_ranks_with_different_numbers_of_rows_make_equally_many_updates(ranks: Any) -> None:
+    first, second = ranks["ppo"]
+    assert first == second
+    assert set(first[0]) == {2 * 64 // 16}
+
+
+@pytest.mark.process
+def test_chains_in_which_ranks_would_not_learn_as_one_are_refused(ranks: Any) -> None:
+    for problems in ranks["refused"]:
+        alone, stops, rank = problems
+        assert "multi_gpu=True" in alone and "1 problem" in alone
+        assert "ContextExchanger()" in stops and "1 problem" in stops
+        assert "Task(rank=rank)" in rank and "1 problem" in rank
+
+
+def test_a_launched_learner_that_does_not_join_the_others_is_refused() -> None:
+    node = CurrentNode(n_ranks=2)
+    with running_as(node), Task(OnlineRLContext()) as task:
+        task.use(ContextExchanger())
+        with pytest.raises(LaunchError, match=r"2 learners.*data_parallel\(\)"):
+            task.run(max_step=1)
