@@ -17,7 +17,8 @@ from dmiddleware.errors import LaunchError
 
 __all__ = ["call_main", "check_data_parallel", "check_main", "import_main"]
 
-_JOINS_RANKS = frozenset({"data_parallel", "init_process_group"})
+_JOINS_RANKS = frozenset({"data_parallel", "init_process_group", "import_module", "__import__"})
+"""Names that a program uses if it joins its ranks, or may import a module that does."""
 
 _ASYNC = (
     "--main {main} is an async function{where}, and calling it runs nothing; name a function that "
@@ -66,8 +67,8 @@ def check_data_parallel(main: str, package: Path, *, n_learners: int) -> None:
     """Refuse several learners of a program that never joins them, without importing it.
 
     This reads the module of the function, and every module that it imports, except those of the
-    standard library, of installed packages and of this project. What it cannot find is checked
-    when the program runs.
+    standard library, of installed packages and of this project. A module that cannot be found or
+    parsed is left to the nodes, which check again.
 
     Args:
         main: ``package.module.function``.
@@ -75,7 +76,7 @@ def check_data_parallel(main: str, package: Path, *, n_learners: int) -> None:
         n_learners: the number of learners.
 
     Raises:
-        LaunchError: if ``data_parallel`` occurs in none of them.
+        LaunchError: if none of them uses ``data_parallel``, or imports modules by their names.
     """
     path = [str(package.resolve()), *sys.path]
     waiting, seen = [main.rpartition(".")[0]], set()

@@ -218,7 +218,8 @@ class _NodeProcess:
                 self._forget_failure()
         if self._clock.main_thread_waits:
             return 0.0
-        return now - max(self._progressed_at, self._clock.waited_at)
+        idle_s = now - max(self._progressed_at, self._clock.waited_at)
+        return min(idle_s, self._node.since_waiting_s())
 
 
 class _WatchedClock(SystemClock):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -97,6 +98,7 @@ class CurrentNode:
         self._stamp = stamp
         self._n_stamps = 0
         self._blocked_s = 0.0
+        self._waits, self._waited_at = False, 0.0
         # A signal handler may stop the node while this same thread registers a task.
         self._lock = threading.RLock()
         self._tasks: list[_StoppableTask] = []
@@ -125,6 +127,21 @@ class CurrentNode:
         """Add the seconds that a middleware waited for another process."""
         with self._lock:
             self._blocked_s += seconds
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Mark a block that waits for other processes up to a deadline, so it is no hang."""
+        began = time.monotonic()
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits, self._waited_at = False, time.monotonic()
+            self.note_blocked(self._waited_at - began)
+
+    def since_waiting_s(self) -> float:
+        """Return the seconds since the last such block, on the machine's clock; 0 within one."""
+        return 0.0 if self._waits else time.monotonic() - self._waited_at
 
     def note_failure(self, error: BaseException) -> None:
         """Report the error that ends a task, which may still take long to close."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
-from dmiddleware.pipeline import Task
+from dmiddleware.pipeline import Task, current_node
 from dmiddleware.policy import gather_from_ranks, rank_and_world_size
 
 __all__ = ["Agreement", "Ranks"]
@@ -60,7 +61,9 @@ class Ranks:
         """
         if self.size == 1:
             return Agreement(env_step, env_episode, epoch)
-        votes = gather_from_ranks([task.held_stop, env_step, env_episode, epoch])
+        node = current_node()
+        with contextlib.nullcontext() if node is None else node.waiting():
+            votes = gather_from_ranks([task.held_stop, env_step, env_episode, epoch])
         stops = [stop for stop, *_ in votes if stop is not None]
         if stops:
             task.decide_stop({**stops[0], "ok": all(stop["ok"] for stop in stops)})

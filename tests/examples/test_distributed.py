@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,25 @@ def main():
 """
 
 
+def run_example(folder: Path, example: str, n_steps: int, *options: str) -> str:
+    """Run a short version of an example with ditask, and return what it prints."""
+    (folder / "short.py").write_text(PROGRAM)
+    (folder / "example").write_text(example)
+    (folder / "steps").write_text(str(n_steps))
+    done = subprocess.run(
+        [*DITASK, "--main", "short.main", *options],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("example", "n_steps"),
@@ -44,21 +64,7 @@ def main():
     ],
 )
 def test_example_trains_in_four_processes(tmp_path: Path, example: str, n_steps: int) -> None:
-    (tmp_path / "short.py").write_text(PROGRAM)
-    (tmp_path / "example").write_text(example)
-    (tmp_path / "steps").write_text(str(n_steps))
-    done = subprocess.run(
-        [*DITASK, "--main", "short.main", "--parallel-workers", "4"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=100,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-        check=False,
-    )
-    text = done.stdout
-    assert done.returncode == 0, text
+    text = run_example(tmp_path, example, n_steps, "--parallel-workers", "4")
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["short"]
     folder = tmp_path / "runs" / "short"
     found = {path.name for path in folder.iterdir()}
@@ -81,3 +87,44 @@ def test_example_trains_in_four_processes(tmp_path: Path, example: str, n_steps:
     best = load_checkpoint(folder / "ckpt" / f"{name}.safetensors")
     assert 0 <= best["last_iter"] <= int(last[2].replace(",", ""))
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("ditask-")]
+
+
+SUMMARY = re.compile(
+    r"mean return -?[\d.]+ over \d+ fresh episodes .* after ([\d,]+) env steps and"
+)
+
+
+@pytest.mark.process
+def test_the_first_example_trains_with_two_learners(tmp_path: Path) -> None:
+    roles = "learner=2,collector=2,evaluator=1"
+    text = run_example(tmp_path, "cartpole_dqn", 3000, "--roles", roles)
+    folder = tmp_path / "runs" / "short"
+    found = {path.name for path in folder.iterdir()}
+    assert {"log.txt", *(f"log.node-{number}.txt" for number in (1, 2, 3, 4))} <= found
+    # Rank 1 logs no metrics.
+    assert {path.name for path in (folder / "tb").iterdir() if path.is_dir()} == {
+        f"node-{number}" for number in (2, 3, 4)
+    }
+    assert re.findall(r"^\[node (\d)\] judged$", text, re.MULTILINE) == ["0"]
+    (env_step,) = SUMMARY.findall(text)
+    assert int(env_step.replace(",", "")) >= 3000
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_the_first_example_is_solved_by_two_ranks_of_torchrun(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "-m", "examples.cartpole_dqn"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    (mean,) = re.findall(r"mean return ([\d.]+) over 100 fresh episodes", done.stdout)
+    assert float(mean) >= 475

@@ -123,6 +123,7 @@ JOINING = {
         "a/common": "from .deep import f",
         "a/deep": "data_parallel()",
     },
+    "by name": {"train": "import importlib; importlib.import_module('x')"},
     "not found": {},
     "broken": {"train": "def"},
 }

@@ -35,6 +35,16 @@ def test_a_node_without_roles_has_them_all() -> None:
     assert not CurrentNode(roles=("collector",)).has_role("learner")
 
 
+def test_a_node_that_waits_for_others_does_not_hang() -> None:
+    node = CurrentNode()
+    assert node.since_waiting_s() > 0.0
+    with node.waiting():
+        assert node.since_waiting_s() == 0.0
+    assert node.progress().blocked_s > 0.0
+    waited = node.since_waiting_s()
+    assert waited >= 0.0
+
+
 def test_stamps_are_the_same_in_all_processes_of_a_run() -> None:
     one, other = CurrentNode(stamp="run 7"), CurrentNode(stamp="run 7")
     first = one.next_stamp()
