@@ -272,5 +272,11 @@ def _is_size(size: object) -> bool:
 
 
 def _zero_observation(space: gym.Space[Any]) -> Any:
-    """Return one observation of zeros, ``[1, …]``: a tensor, or a treetensor for nested spaces."""
-    return from_numpy(gym.vector.utils.create_empty_array(space, n=1))
+    """Return one observation of zeros, ``[1, …]``: a tensor, or a treetensor for nested spaces.
+
+    An action mask allows every action.
+    """
+    obs = gym.vector.utils.create_empty_array(space, n=1)
+    if isinstance(obs, Mapping) and ACTION_MASK in obs:
+        obs = {**obs, ACTION_MASK: np.ones_like(obs[ACTION_MASK])}
+    return from_numpy(obs)

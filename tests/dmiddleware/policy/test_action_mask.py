@@ -146,6 +146,24 @@ def test_a_forbidden_action_of_a_custom_policy_is_an_error(kind):
     assert int(mode.forward({0: as_tree({"action_mask": allowed})})[0]["action"]) == 3
 
 
+class MaskedLinear(torch.nn.Module):
+    """A custom model that masks its own logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, N_ACTIONS)
+
+    def forward(self, obs):
+        return {"logit": masked_logit(self.linear(obs["observation"]), obs)}
+
+
+def test_a_custom_model_plays_in_a_masked_environment():
+    policy = DQNPolicy.for_env(masked_envs(), model=MaskedLinear())
+    with masked_envs() as envs:
+        batch = RolloutCollector(policy, envs).collect(30, policy_kwargs={"eps": 0.3})
+    assert action_mask_of(batch["obs"]).gather(-1, batch["action"].unsqueeze(-1)).all()
+
+
 def test_acting_where_no_action_is_allowed_is_an_error():
     policy = DQNPolicy.for_env(masked_envs())
     obs = as_tree({"observation": torch.ones(1, 3), "action_mask": torch.zeros(1, 5)})
