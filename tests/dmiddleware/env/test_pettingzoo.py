@@ -112,7 +112,7 @@ class Leaving(pettingzoo.ParallelEnv):
 
 
 class LeavingInTurns(pettingzoo.AECEnv):
-    """Three agents; whoever moves is terminated, and the next one moves."""
+    """Three agents; each move terminates its agent, and the next one moves."""
 
     metadata = {"name": "leaving_in_turns"}
     possible_agents = ["a", "b", "c"]
