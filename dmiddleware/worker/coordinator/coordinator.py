@@ -68,6 +68,7 @@ _MOST_DATA_IDS: Final = 65_536
 _LINK_CLOSE_S: Final = 5.0
 _VERSION: Final = 1
 
+_mapping = Range("a dictionary", lambda value: isinstance(value, Mapping))
 _port = Range("a port", lambda value: type(value) is int and 0 <= value < 2**16)
 
 
@@ -123,11 +124,10 @@ class Coordinator(Configurable):
         "my_address": Option(
             None, optional(text), "address at which workers reach this host (HTTP); None: host"
         ),
-        "collector": {},
-        "learner": {},
-        "operator_server": {},
+        "collector": Option({}, _mapping, "`{name: [id, host, port]}` of the collectors (HTTP)"),
+        "learner": Option({}, _mapping, "`{name: [id, host, port]}` of the learners (HTTP)"),
+        "operator_server": Option({}, _mapping, "not supported; use `ditask --platform k8s`"),
     }
-    config_open: ClassVar[tuple[str, ...]] = ("collector", "learner", "operator_server")
 
     def __init__(
         self,

@@ -288,6 +288,25 @@ def test_a_closed_buffer_ends_its_collectors_and_expires_queued_ones(running):
     assert str(failed.task.state) == "failed"
 
 
+def test_a_collector_ends_once_when_its_learner_expires_in_the_same_moment(driver):
+    driver.submit(LEARNER, LEARN)
+    driver.after(570)
+    driver.submit(COLLECTOR, COLLECT)
+    assert [one.task.origin for one in driver.after(30)] == ["learn", "collect"]
+
+
+def test_a_worker_that_has_left_is_forgotten(running):
+    running.gets("c", Left("killed"))
+    assert set(running.core.workers) == {"l"}
+    assert running.gets("c", Left("killed")) == []
+
+
+def test_a_worker_that_joins_again_has_lost_its_task(running):
+    again = running.gets("c", Joined(COLLECTOR))
+    assert again == [WorkersChanged(0), WorkersChanged(1), Send("c", ResourceQuery())]
+    assert running.core.tasks["collect-2"].state == "queued"
+
+
 def test_a_finished_task_is_remembered_a_while():
     driver = Driver(n_historical=2)
     driver.join("l", LEARNER)
