@@ -445,7 +445,9 @@ with create_comm_collector(json.loads(sys.argv[1])) as worker:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_a_worker_and_leaves_no_process_socket_or_file(
     cfg: dict[str, Any], number: signal.Signals
 ) -> None:
