@@ -1,4 +1,4 @@
-"""Who beats whom: win rates and ratings of the players of a league."""
+"""Win rates and ratings of the players of a league."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BattlePayoff(Configurable):
         "type": Option("battle", one_of("battle"), "kind of pay-off"),
         "decay": Option(0.99, fraction, "factor on all earlier games of a pair, with each game"),
         "min_win_rate_games": Option(
-            8, at_least(0), "below so many (decayed) games, the win rate is 0.5"
+            8, at_least(0), "(decayed) games below which the win rate is 0.5"
         ),
     }
 
