@@ -67,6 +67,7 @@ from dmiddleware.worker.learner import (
     register_learner_hook,
     show_hooks,
 )
+from dmiddleware.worker.parallel_run import PROCESS_ROLE_REGISTRY, classic_run
 
 __all__ = [
     "ISerialCollector",
@@ -127,4 +128,6 @@ __all__ = [
     "Slave",
     "Master",
     "Coordinator",
+    "classic_run",
+    "PROCESS_ROLE_REGISTRY",
 ]

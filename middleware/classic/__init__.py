@@ -3,6 +3,7 @@
 They are registered as ``router``, so configs find them without an import.
 """
 
+from middleware.classic.roles import role_of_this_process
 from middleware.classic.router_link import RouterLink, open_coordinator_link
 from middleware.classic.router_store import RouterStore
 from middleware.classic.workers import RouterCollector, RouterLearner
@@ -13,4 +14,5 @@ __all__ = [
     "RouterCollector",
     "RouterLearner",
     "open_coordinator_link",
+    "role_of_this_process",
 ]

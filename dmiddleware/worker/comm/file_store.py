@@ -148,14 +148,15 @@ class FileStore:
                 seen = self._seen.get(name)
             if seen is not None and seen[0] == signature and seen[1] <= have:
                 return None
-            # Read at once: a reader that opens the file twice could see two versions of it.
-            content = unpack_checkpoint(path.read_bytes())
+            # At once: a reader that opens the file twice may find another one the second time.
+            packed = path.read_bytes()
         except FileNotFoundError:
             return None
         try:
+            content = unpack_checkpoint(packed)
             version, state = int(content["version"]), content["state"]
-        except (KeyError, TypeError) as error:
-            raise CheckpointDamaged(f"{path} does not hold a published policy") from error
+        except (KeyError, TypeError, CheckpointDamaged) as error:
+            raise CheckpointDamaged(f"{path} does not hold a published policy: {error}") from error
         with self._lock:
             self._seen[name] = signature, version
         return (version, state) if version > have else None

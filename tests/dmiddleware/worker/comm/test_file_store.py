@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -190,6 +191,7 @@ def test_readers_never_see_half_of_a_policy(store: FileStore) -> None:
 KILLED = """
 import os, sys
 from pathlib import Path
+from typing import Any
 from dmiddleware.data import atomic_file
 from dmiddleware.worker.comm.file_store import FileStore
 store = FileStore(sys.argv[1], sys.argv[1], "run", compressor="none")
@@ -250,3 +252,24 @@ def test_a_damaged_policy_is_reported_with_its_path(store: FileStore, tmp_path: 
     (tmp_path / "policy" / "p.safetensors").write_bytes(b"damaged")
     with pytest.raises(CheckpointDamaged, match=r"p\.safetensors"):
         store.newest("p", 0)
+
+
+def test_a_policy_that_is_published_while_it_is_read_is_seen_whole(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def weights(version: int) -> dict[str, torch.Tensor]:
+        return {"weight": torch.full((1000,), float(version))}
+
+    open_storage = torch.UntypedStorage.from_file
+
+    def publish_then_open(*args: Any, **kwargs: Any) -> Any:
+        # The safetensors library opens a file for its header, and again for its tensors.
+        store.publish("policy", 2, weights(2))
+        return open_storage(*args, **kwargs)
+
+    store.publish("policy", 1, weights(1))
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", publish_then_open)
+    newest = store.newest("policy", 0)
+    assert newest is not None
+    version, state = newest
+    assert torch.equal(state["weight"], weights(version)["weight"])

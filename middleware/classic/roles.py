@@ -1,0 +1,15 @@
+"""The role that this process has in a classic run."""
+
+from __future__ import annotations
+
+from dmiddleware.pipeline.current_node import current_node
+from dmiddleware.worker.parallel_run import PROCESS_ROLE_REGISTRY
+
+__all__ = ["role_of_this_process"]
+
+
+@PROCESS_ROLE_REGISTRY.register("router")
+def role_of_this_process() -> str | None:
+    """Return the role that ditask has given to this process; None if it was not started by it."""
+    node = current_node()
+    return None if node is None else next(iter(node.roles), "")

@@ -1,0 +1,67 @@
+"""The example of the classic parallel mode: over the router, and over HTTP."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.dmiddleware.launch.ditask_process import DITASK
+
+ROOT = Path(__file__).parents[2]
+ROLES = "coordinator=1,learner=1,collector=2"
+PROGRAM = """
+from examples import classic_parallel
+
+def main():
+    classic_parallel.main(seed={seed}, exp_name="exp", communication={how!r}, stop_value={stop})
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def trained_return(tmp_path: Path, how: str, *, seed: int, stop: float, timeout_s: float) -> float:
+    """Run the example in a folder; return the mean return that it prints."""
+    (tmp_path / "program.py").write_text(PROGRAM.format(seed=seed, how=how, stop=stop))
+    command = (
+        [*DITASK, "--main", "program.main", "--roles", ROLES]
+        if how == "router"
+        else [sys.executable, "program.py"]
+    )
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    (mean,) = re.findall(r"solved: mean return ([\d.]+) over 100", done.stdout)
+    return float(mean)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("how", ["router", "flask_fs"])
+def test_the_example_learns_in_four_processes(tmp_path: Path, how: str) -> None:
+    # An untrained policy balances the pole for about 10 to 20 steps.
+    assert trained_return(tmp_path, how, seed=1, stop=40, timeout_s=110) > 30
+    assert list((tmp_path / "exp").glob("ckpt*/*.safetensors"))
+    assert not list((tmp_path / "exp").glob("data/**/*.safetensors*"))
+
+
+@pytest.mark.slow
+@pytest.mark.learning
+@pytest.mark.process
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("how", ["router", "flask_fs"])
+def test_the_example_solves_cartpole(tmp_path: Path, how: str, seed: int) -> None:
+    assert trained_return(tmp_path, how, seed=seed, stop=499, timeout_s=380) >= 475
