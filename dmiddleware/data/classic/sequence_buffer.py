@@ -106,11 +106,6 @@ class _EpisodeNumbers(ActionMiddleware):
         self._number[index % self._deque.size] = self._current
         return index
 
-    def clear(self, chain: Chain) -> None:
-        """End the current episode."""
-        chain()
-        self._is_over = True
-
     def state_dict(self) -> dict[str, Any]:
         """Return the numbers."""
         return {

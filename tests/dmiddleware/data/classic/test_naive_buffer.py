@@ -266,6 +266,7 @@ def test_an_elastic_buffer_draws_from_its_newest_items():
     assert sorted(restored.sample(4, 0)) == [11, 12, 13, 14]
     buffer.update(100)
     assert len(buffer.sample(10, 0)) == 10
+    assert len(buffer.sample(10, 0, sample_range=slice(None, None, -1))) == 10
 
 
 def test_an_elastic_buffer_needs_a_schedule():

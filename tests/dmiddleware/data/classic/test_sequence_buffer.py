@@ -69,13 +69,14 @@ def test_too_few_runs_give_none():
         buffer.sample(1, 0, 0)
 
 
-def test_a_restored_buffer_knows_its_episodes():
+@pytest.mark.parametrize("n_after_the_end", [0, 3])
+def test_a_restored_buffer_knows_its_episodes(n_after_the_end):
     buffer = sequences()
-    buffer.push([*steps(0, 4), {"n": 4, "done": True}, *steps(5, 3)], 0)
+    buffer.push([*steps(0, 4), {"n": 4, "done": True}, *steps(5, n_after_the_end)], 0)
     restored = sequences()
     restored.load_state_dict(buffer.state_dict())
     for one in (buffer, restored):
-        one.push(steps(8, 2), 0)
+        one.push(steps(5 + n_after_the_end, 5 - n_after_the_end), 0)
     assert restored.sample(2, 3, 0) == buffer.sample(2, 3, 0)
     assert starts(restored, 5) == {0, 5}
 
@@ -88,7 +89,7 @@ def test_items_of_a_file_keep_their_boundaries(tmp_path):
     assert starts(buffer, 3) == {0, 3}
 
 
-def test_clearing_ends_the_episode():
+def test_runs_never_begin_before_the_last_clear():
     buffer = sequences()
     buffer.push(steps(0, 3), 0)
     buffer.clear()
