@@ -72,11 +72,13 @@ def test_too_few_runs_give_none():
 @pytest.mark.parametrize("n_after_the_end", [0, 3])
 def test_a_restored_buffer_knows_its_episodes(n_after_the_end):
     buffer = sequences()
-    buffer.push([*steps(0, 4), {"n": 4, "done": True}, *steps(5, n_after_the_end)], 0)
+    first, later = steps(0, 5 + n_after_the_end, env_id=1), steps(5 + n_after_the_end, 5, env_id=1)
+    first[4]["done"] = True
+    buffer.push(first, 0)
     restored = sequences()
     restored.load_state_dict(buffer.state_dict())
     for one in (buffer, restored):
-        one.push(steps(5 + n_after_the_end, 5 - n_after_the_end), 0)
+        one.push(later[: 5 - n_after_the_end], 0)
     assert restored.sample(2, 3, 0) == buffer.sample(2, 3, 0)
     assert starts(restored, 5) == {0, 5}
 
