@@ -793,8 +793,8 @@ class Coordinator(Configurable):
 
     def _close_all(self) -> None:
         """Close buffers, store, commander and link."""
-        if self._error is not None and self._cfg.state_path is not None:
-            self._keeps_data = True
+        if self._cfg.state_path is not None and not self._flag:
+            self._keeps_data = True  # for the process that continues
         for buffer_id in list(self._buffers):
             self._buffers.close(buffer_id)
         if self._store is not None and not self._keeps_data:

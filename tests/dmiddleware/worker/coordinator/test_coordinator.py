@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dmiddleware.errors import ConfigError, CoordinatorError
+from dmiddleware.data.classic import BUFFER_REGISTRY, NaiveReplayBuffer
+from dmiddleware.errors import CheckpointDamaged, ConfigError, CoordinatorError, RegistryError
+from dmiddleware.worker.comm.file_store import FileStore
+from dmiddleware.worker.comm.link import COORDINATOR_LINK_REGISTRY
+from dmiddleware.worker.comm.memory_link import MemoryNetwork
 from dmiddleware.worker.coordinator.coordinator import Coordinator
 from dmiddleware.worker.coordinator.messages import (
     LEARNER,
@@ -53,9 +57,10 @@ def test_the_shutdown_flag_stays_set(cluster):
     coordinator = cluster.start()
     cluster.learner(n_learn=1000)
     cluster.collector("c0", result={"converged": True})
-    cluster.collector("c1", n_data=8)
+    cluster.collector("c1", n_data=1000)
     cluster.run(lambda: coordinator.system_shutdown_flag and not coordinator.tasks)
-    assert ("finished", "collector_task_1") in cluster.tape
+    ends = [one for one in cluster.tape if one[0] == "finished" and "collector" in one[1]]
+    assert ends == [("finished", "collector_task_0"), ("finished", "collector_task_1")]
     assert coordinator.system_shutdown_flag
 
 
@@ -280,6 +285,46 @@ def test_a_refused_push_is_counted_and_its_data_deleted(tmp_path):
     assert len(cluster.files()) <= 4
 
 
+def test_late_data_is_deleted_by_the_callback_too(cluster):
+    coordinator = cluster.start()
+    ref = cluster.store.put("late", {"obs": 1})
+    coordinator.deal_with_collector_send_data("gone", "gone", "late", {"object_ref": ref})
+    assert cluster.files() == []
+
+
+def test_data_for_a_closed_buffer_is_deleted(cluster):
+    coordinator = cluster.start()
+    learner = cluster.learner(n_learn=1000, batch_size=1000)
+    collector = cluster.collector(n_data=1000)
+    cluster.run(lambda: collector.seq > 1)
+    coordinator.deal_with_learner_finish_task(learner.task.task_id, {})
+    ref = cluster.store.put("late", {"obs": 1})
+    task_id, _ = collector.name
+    coordinator.deal_with_collector_send_data(task_id, "buffer_naive", "late", {"object_ref": ref})
+    assert cluster.store.missing([ref]) == {ref}
+
+
+@BUFFER_REGISTRY.register("patient_for_a_test")
+class PatientBuffer(NaiveReplayBuffer):
+    """Gives nothing in the first minute, as a rate control could."""
+
+    def sample(self, size, cur_learner_iter, sample_range=None, replace=False):
+        if self._clock() < 60:
+            return None
+        return super().sample(size, cur_learner_iter, sample_range, replace)
+
+
+def test_a_parked_demand_is_answered_when_the_rate_control_changes(tmp_path):
+    cluster = LocalCluster(tmp_path, buffer={"type": "patient_for_a_test"})
+    cluster.start()
+    learner = cluster.learner(n_learn=1000)
+    collector = cluster.collector(n_data=4)
+    cluster.run(lambda: collector.seq > 4)
+    collector.is_hung = True
+    cluster.run(lambda: learner.n_learned == 1)
+    assert 60 <= cluster.clock.now() < 62
+
+
 def test_a_finished_learner_closes_its_buffer_and_ends_its_collectors(cluster):
     coordinator = cluster.start()
     cluster.learner(n_learn=2)
@@ -396,6 +441,40 @@ def test_a_thread_does_the_work(tmp_path):
             cluster.others_work(0.0)
     assert coordinator.state == "closed"
     assert cluster.files() == []
+
+
+def test_start_and_close_wait_for_nobody_without_tasks(cluster):
+    began = cluster.clock.now()
+    cluster.start()
+    cluster.coordinator.close()
+    assert cluster.clock.now() == began
+
+
+def test_start_opens_the_link_that_the_config_names(tmp_path):
+    link = MemoryNetwork().connect("coordinator", "coordinator")
+    opened = []
+    COORDINATOR_LINK_REGISTRY.register("opened_for_a_test")(
+        lambda cfg: opened.append(cfg) or (link, FileStore(tmp_path, tmp_path, "run"))
+    )
+    coordinator = Coordinator(config(type="opened_for_a_test"))
+    with pytest.raises(CoordinatorError, match="call start"):
+        coordinator.run_once()
+    assert repr(coordinator) == "Coordinator('exp', new)"
+    with coordinator:
+        assert opened[0]["system"]["coordinator"]["port"] == 7235
+    with pytest.raises(RegistryError, match="coordinator link"):
+        Coordinator(config(type="carrier_pigeon")).start()
+
+
+def test_a_damaged_state_is_an_error_and_keeps_the_data(tmp_path):
+    path = tmp_path / "state.safetensors"
+    path.write_bytes(b"damaged")
+    cluster = LocalCluster(tmp_path, state_path=str(path))
+    cluster.store.put("kept", {"obs": 1})
+    with pytest.raises(CheckpointDamaged):
+        cluster.start()
+    assert cluster.coordinator.state == "closed"
+    assert len(cluster.files()) == 1
 
 
 def test_an_error_of_the_commander_ends_the_run_with_that_error(tmp_path):
