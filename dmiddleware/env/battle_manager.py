@@ -301,7 +301,7 @@ class BattleEnvManager(EpisodeGoal):
         self._revision += 1
         try:
             for env_id in ids:
-                self._restart_unless_started(env_id)
+                self._start_or_restart(env_id)
         except BaseException:
             self.close()
             raise
@@ -346,6 +346,7 @@ class BattleEnvManager(EpisodeGoal):
             "to_move": [list(self._to_move[one]) for one in range(self.env_num)],
             "returns": self._returns.copy(),
             "lengths": list(self._lengths),
+            "n_ended": list(self._n_ended),
             "seeds": self._seeds,
             "fixes_seeds": self._fixes_seeds,
             "dropped_steps": self._dropped_steps,
@@ -369,6 +370,7 @@ class BattleEnvManager(EpisodeGoal):
         self._seeds = None if state["seeds"] is None else list(state["seeds"])
         self._fixes_seeds = state["fixes_seeds"]
         self._dropped_steps = state["dropped_steps"]
+        self._n_ended = list(state["n_ended"])
         self._revision += 1
         if not self._restore(state["envs"]):
             if self._seeds is not None:
@@ -431,7 +433,7 @@ class BattleEnvManager(EpisodeGoal):
         self._to_move[env_id] = self._movers(env_id)
         self._ready_obs[env_id] = self._seen(env_id, obs)
 
-    def _restart_unless_started(self, env_id: int) -> None:
+    def _start_or_restart(self, env_id: int) -> None:
         try:
             self._start(env_id)
         except EnvProtocolError:
@@ -481,7 +483,7 @@ class BattleEnvManager(EpisodeGoal):
                 info.setdefault("eval_episode_length", self._lengths[env_id])
             self._n_ended[env_id] += 1
             self._failures.record_episode(env_id)
-            self._restart_unless_started(env_id)
+            self._start_or_restart(env_id)
         return timestep
 
     def _abnormal(self, env_id: int) -> BattleTimestep:

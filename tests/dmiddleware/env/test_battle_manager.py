@@ -290,3 +290,110 @@ def test_the_games_are_done_when_each_has_finished_its_episodes():
         assert games.episode_counts == [0, 0]
         with pytest.raises(ConfigError, match="episode_num"):
             games.episode_num = 0
+
+
+class Remembering(Together):
+    """Records its seeds; the first ``fails`` games that are made cannot be reset a second time."""
+
+    made: list[Remembering] = []
+    fails = 0
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seeds = []
+        type(self).made.append(self)
+
+    def reset(self, seed=None):
+        if self.seeds and type(self).made.index(self) < type(self).fails:
+            raise OSError("no board")
+        self.seeds.append(seed)
+        return super().reset(seed)
+
+
+@pytest.fixture
+def remembering():
+    return type("Fresh", (Remembering,), {"made": [], "fails": 0})
+
+
+def test_a_restarted_game_gets_another_seed(remembering):
+    with BattleEnvManager([lambda: remembering(crashes=[(0, 1)])], seed=[7]) as games:
+        games.step({0: [0, 0]})
+        assert games.step({0: [0, 0]})[0].abnormal
+    first, second = remembering.made
+    assert first.seeds == [7]
+    assert second.seeds[0] not in (None, 7)
+
+
+def test_resetting_games_that_cannot_be_reset_closes_the_manager(remembering):
+    remembering.fails = 1
+    games = BattleEnvManager([remembering], max_retry=0)
+    games.launch()
+    with pytest.raises(EnvCrashed, match="no board"):
+        games.reset([0])
+    assert games.closed
+
+
+def test_a_restart_may_need_several_attempts():
+    class Flaky(Together):
+        made = 0
+
+        def __init__(self):
+            super().__init__(crashes=[(0, 0)])
+            Flaky.made += 1
+            if Flaky.made == 2:
+                raise OSError("no board")
+            if Flaky.made > 2:
+                self.crashes = set()
+
+    with BattleEnvManager([Flaky]) as games:
+        assert games.step({0: [0, 0]})[0].abnormal
+        assert games.restarts == 2
+        assert not games.step({0: [0, 0]})[0].abnormal
+
+
+@pytest.mark.parametrize("moment", ["made", "reset"])
+def test_a_restarted_game_of_another_kind_is_refused(moment):
+    class Changing(Together):
+        made = 0
+
+        def __new__(cls):
+            cls.made += 1
+            is_other = cls.made == 2 and moment == "made"
+            return object() if is_other else super().__new__(cls)
+
+        def __init__(self):
+            super().__init__(lengths=(1,), crashes=[(0, 0)] if moment == "made" else ())
+
+        def to_move(self):
+            return () if moment == "reset" and self.episode == 1 else (0, 1)
+
+    games = BattleEnvManager([Changing])
+    games.launch()
+    with pytest.raises(EnvProtocolError):
+        games.step({0: [0, 0]})
+    assert games.closed
+
+
+def test_seeded_games_that_start_over_get_other_seeds_than_at_the_start():
+    class Growing(Together):
+        """Has more objects after a step, which another game cannot restore."""
+
+        def reset(self, seed=None):
+            self.pieces = []
+            return super().reset(seed)
+
+        def step(self, actions):
+            self.pieces.append(type("Piece", (), {})())
+            return super().step(actions)
+
+    made = []
+
+    def make():
+        made.append(Growing())
+        return made[-1]
+
+    with BattleEnvManager([make], seed=3) as games, BattleEnvManager([make], seed=3) as other:
+        first = made[0].seed
+        games.step({0: [0, 0]})
+        assert not other.load_state_dict(games.state_dict())
+        assert made[1].seed not in (None, first)

@@ -300,6 +300,13 @@ def test_episodes_that_a_failed_call_has_finished_are_returned_later(collector):
     assert len(state["ended"]) == 2
     other = collector(BattleEpisodeSerialCollector, battle_envs(n_game=2, lengths=(1, 3)))
     other.load_state_dict(state)
+    worker.reset_policy(policies())
+    assert len(worker.state_dict()["ended"]) == 2
+    worker.collect(1)  # takes one of them, and keeps the other
+    assert len(worker.state_dict()["ended"]) == 1
+    before = worker.dropped_steps
+    worker.reset()
+    assert worker.dropped_steps == before + 2
     data, _ = other.collect(2)
     assert [place(episode[0]["obs"])[2] for episode in data[0]] == [0, 0]
 
