@@ -375,8 +375,11 @@ class HttpLink:
         self._closing.set()
         deadline = time.monotonic() + deadline_s
         for worker in self._workers.values():
+            if worker.is_joined:
+                worker.thread.join(max(0.0, deadline - time.monotonic()))
+        self._master.close()  # which ends the attempts to connect
+        for worker in self._workers.values():
             worker.thread.join(max(0.0, deadline - time.monotonic()))
-        self._master.close()
 
 
 @COORDINATOR_LINK_REGISTRY.register("flask_fs")

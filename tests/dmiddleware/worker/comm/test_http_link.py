@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,13 @@ def test_closing_delivers_what_was_sent_and_releases_the_workers(
     assert next_message(link, skip=Left) == TaskStarted("c", 0)
     assert not collector.is_connected
     assert link.peers() == {}
+
+
+def test_closing_ends_the_attempts_to_connect() -> None:
+    master = Master(port=0, request_retry_waiting=1000.0)
+    link = HttpLink(master, {"absent": ("collector", "127.0.0.1", 9)})
+    link.close(DEADLINE_S)
+    assert "http-link-absent" not in [thread.name for thread in threading.enumerate()]
 
 
 def quick_master() -> Master:

@@ -212,18 +212,31 @@ def test_bodies_that_are_not_json_objects_are_refused(endpoints: Endpoints, body
     assert endpoints.calls == []
 
 
-def test_a_body_that_is_too_long_is_refused_unread(endpoints: Endpoints) -> None:
-    header = sign(KEY, CLIENT, time.time(), "POST", "/do", b"", to="server")
+def status_of_an_unsent_body(endpoints: Endpoints, header: str, length: int) -> int:
+    """Send a request without its body, and return the status of the reply."""
     connection = http.client.HTTPConnection("127.0.0.1", endpoints.server.port, timeout=20)
     connection.putrequest("POST", "/do")
     connection.putheader("Authorization", header)
-    connection.putheader("Content-Length", str(MAX_BODY_BYTES + 1))
+    connection.putheader("Content-Length", str(length))
     connection.endheaders()
-    reply = connection.getresponse()  # nothing of the body has been sent
-    assert reply.status == 413
-    assert json.loads(reply.read())["code"] == Code.TOO_LARGE
+    reply = connection.getresponse()
+    reply.read()
     connection.close()
+    return reply.status
+
+
+def test_a_body_that_is_too_long_is_refused_unread(endpoints: Endpoints) -> None:
+    header = sign(KEY, CLIENT, time.time(), "POST", "/do", b"", to="server")
+    assert status_of_an_unsent_body(endpoints, header, MAX_BODY_BYTES + 1) == 413
     assert endpoints.calls == []
+
+
+def test_the_body_of_an_old_or_repeated_request_is_not_even_read(endpoints: Endpoints) -> None:
+    old = sign(KEY, CLIENT, time.time() - 100, "POST", "/do", b"", to="server")
+    used = sign(KEY, CLIENT, time.time(), "POST", "/do", b"", to="server")
+    endpoints.send("POST", "/do", b"", {"Authorization": used})
+    for header in (old, used, "", "HMAC a b c d"):
+        assert status_of_an_unsent_body(endpoints, header, 100) == 401
 
 
 def test_a_body_of_unknown_length_is_refused(endpoints: Endpoints) -> None:
