@@ -49,7 +49,7 @@ class EpsGreedyHandler:
         start: float | None = None,
         end: float | None = None,
         decay_steps: int | None = None,
-        kind: Literal["linear", "exponential"] | None = None,
+        kind: Literal["linear", "exponential", "exp"] | None = None,
     ) -> None:
         given = {"start": start, "end": end, "decay": decay_steps, "type": kind}
         given = {name: value for name, value in given.items() if value is not None}

@@ -54,7 +54,7 @@ class DQNOptions(PolicyOptions, total=False):
     grad_clip_norm: float | None
     n_sample: int | None
     n_episode: int | None
-    eps_type: Literal["linear", "exponential"]
+    eps_type: Literal["linear", "exponential", "exp"]
     eps_start: float
     eps_end: float
     eps_decay: float
@@ -129,8 +129,8 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
             "eps": {
                 "type": Option(
                     "linear",
-                    one_of("linear", "exponential"),
-                    "shape of the schedule of ε",
+                    one_of("linear", "exponential", "exp"),
+                    "shape of the schedule of ε; exp is exponential",
                     keyword="eps_type",
                 ),
                 "start": Option(1.0, fraction, "the first ε", keyword="eps_start"),

@@ -84,7 +84,7 @@ class EpsilonSchedule:
         end: epsilon in the long run, in ``[0, 1]``.
         decay_steps: the pace of the decay, positive; see the two kinds.
         kind: ``"linear"`` (:class:`LinearSchedule`) or ``"exponential"``
-            (:class:`ExponentialSchedule`).
+            (:class:`ExponentialSchedule`); ``"exp"`` is DI-engine's name of the latter.
 
     Raises:
         ValueError: if a probability is outside ``[0, 1]``, ``decay_steps`` not positive, or the
@@ -94,13 +94,13 @@ class EpsilonSchedule:
     start: float = 1.0
     end: float = 0.05
     decay_steps: float = 10_000
-    kind: Literal["linear", "exponential"] = "linear"
+    kind: Literal["linear", "exponential", "exp"] = "linear"
 
     def __post_init__(self) -> None:
         for name, value in (("start", self.start), ("end", self.end)):
             if not 0.0 <= value <= 1.0:
                 raise ValueError(f"epsilon's {name} must be a probability in [0, 1], got {value}")
-        if self.kind not in ("linear", "exponential"):
+        if self.kind not in ("linear", "exponential", "exp"):
             raise ValueError(f"epsilon's kind must be 'linear' or 'exponential', got {self.kind!r}")
         _check_schedule(self.start, self.end, self.decay_steps)
 

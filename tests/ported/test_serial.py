@@ -26,7 +26,7 @@ main_config = dict(
         collect=dict(n_sample=80),
         eval=dict(evaluator=dict(eval_freq=80)),
         other=dict(
-            eps=dict(type="linear", start=0.95, end=0.1, decay=3000),
+            eps=dict(type="exp", start=0.95, end=0.1, decay=1500),
             replay_buffer=dict(replay_buffer_size=20000),
         ),
     ),

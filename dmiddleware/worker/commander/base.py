@@ -40,16 +40,6 @@ class TaskSpace:
         self._running = 0
 
     @property
-    def running(self) -> int:
-        """The number of running tasks; it exceeds the size after a decrease, until tasks end."""
-        return self._running
-
-    @property
-    def size(self) -> int:
-        """How many tasks may run at once."""
-        return self._size
-
-    @property
     def is_full(self) -> bool:
         """Whether no further task may start."""
         return self._running >= self._size

@@ -109,6 +109,17 @@ def test_command_policies_are_second_names_of_the_stock_policies(name, cls):
         assert policy.command_mode.get_setting_collect({"envstep": 3}) == {}
 
 
+def test_the_classic_name_of_the_exponential_schedule_is_known():
+    settings = [
+        create_policy(
+            {"type": "dqn_command", "other": {"eps": {"type": kind, "decay": 100}}},
+            enable_field=["command"],
+        ).command_mode.get_setting_collect({"envstep": 50})
+        for kind in ("exp", "exponential", "linear")
+    ]
+    assert settings[0] == settings[1] != settings[2]
+
+
 def test_progress_without_env_steps_is_refused(policy):
     with pytest.raises(ConfigError, match="envstep"):
         policy.command_mode.get_setting_collect({"train_iter": 3})
