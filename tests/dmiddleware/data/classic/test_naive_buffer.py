@@ -213,6 +213,19 @@ def test_the_buffer_logs_what_came_and_went(tmp_path):
     assert text.count("pushed_in") == 2
 
 
+def test_restored_items_are_not_logged_as_removed():
+    source, clock, scalars = naive(), Clock(), Scalars()
+    source.push([1, 2, 3], 0)
+    buffer = NaiveReplayBuffer(
+        {"replay_buffer_size": 5, "log_to_file": False}, scalars, clock=clock
+    )
+    buffer.load_state_dict(source.state_dict())
+    clock.now += 60
+    buffer.push(4, 0)
+    assert scalars.written["buffer_sec/removed"] == (0, 60)
+    assert scalars.written["buffer_sec/current_have"] == (3, 60)
+
+
 def test_the_buffer_writes_nothing_without_need(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     buffer = NaiveReplayBuffer()
