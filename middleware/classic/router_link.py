@@ -8,8 +8,8 @@ import logging
 import secrets
 import threading
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, get_args
 
 from dmiddleware.errors import (
@@ -19,11 +19,13 @@ from dmiddleware.errors import (
     EventError,
     RouterStateError,
 )
-from dmiddleware.pipeline import Context, Event, Task
+from dmiddleware.pipeline import Event, OnlineRLContext, Task
 from dmiddleware.worker.comm.link import COORDINATOR_LINK_REGISTRY, Link
 from dmiddleware.worker.comm.store import Store
 from dmiddleware.worker.coordinator.messages import (
     COORDINATOR,
+    CollectorInfo,
+    DataDemand,
     Joined,
     LearnData,
     Left,
@@ -37,6 +39,12 @@ __all__ = ["RouterLink", "open_coordinator_link"]
 _TYPES: Final = {one.__name__: one for one in get_args(Message) if one not in (Joined, Left)}
 _ENDED: Final = Event("classic.ended", timeout_s=5.0)
 """The coordinator has ended the run in order."""
+
+_WINDOW: Final = 16
+"""How many messages a peer may be sent that its program has not taken yet."""
+
+_ACKNOWLEDGE: Final = 4
+"""Every how many messages their sender hears that they were taken."""
 
 _RETRY_S: Final = 0.05
 """How long to wait for the subscription of a peer that has just connected, in seconds."""
@@ -68,6 +76,9 @@ class RouterLink:
     Each message is a reliable event that only its addressee subscribes to. The step data of a
     message's references travels with it, into the addressee's store.
 
+    A peer that sends faster than this program receives has to wait: at most 16 of its messages are
+    in transit, and the peers take turns.
+
     Every link announces its role to the others; the order in which they start does not matter. The
     presence of a node comes from the router; a process that replaces another one of the same node
     is a new peer.
@@ -90,7 +101,7 @@ class RouterLink:
             raise ValueError(f"timeout_s must be positive, got {timeout_s}")
         self._owns_task = task is None
         self._task: Task[Any] = (
-            task if task is not None else Task(Context(), name=f"classic {role}")
+            task if task is not None else Task(OnlineRLContext(), name=f"classic {role}")
         )
         router = self._task.router
         if router is None:
@@ -103,16 +114,23 @@ class RouterLink:
         self._store = RouterStore(self._task)
         # The lock of a condition is reentrant, because a signal handler may stop the task.
         self._changed = threading.Condition()
-        self._inbox: deque[tuple[str, Message]] = deque()
+        # The peers take turns, so that nobody waits behind a peer that sends a lot.
+        self._inboxes: dict[str, deque[Message]] = {}
+        self._sent: Counter[_Peer] = Counter()
+        self._taken: Counter[_Peer] = Counter()
+        self._taken_by: dict[_Peer, int] = {}
         self._connected: dict[str, _Peer] = {}
         self._introduced: dict[int, _Peer] = {}
         self._watched: set[int] = set()
         self._closed = False
+        self._cur_step = 0
         self._task.at_stop(self._wake)
         self._task.on(self._event(self._own.uid), self._on_message)
+        self._task.on(self._taken_event(self._own.uid), self._on_taken)
         self._task.on("node.joined", self._on_joined)
         self._task.on("node.rejoined", self._on_joined)
         self._task.on("node.left", self._on_left)
+        self._task.on("node.forgotten", self._on_forgotten)
         self._task.on(_ENDED, self._on_ended)
         for node_id in router.peer_ids():
             self._on_joined(node_id)
@@ -153,10 +171,7 @@ class RouterLink:
                 closed.
             EncodeError: if the message holds something else than plain values.
         """
-        with self._changed:
-            target = self._connected.get(peer)
-        if target is None:
-            raise DeliveryTimeout(f"{peer} is not connected to {self.uid}; nothing was sent")
+        target = self._wait_for_room(peer)
         refs = _references(message)
         values = self._store.take(refs)
         fields = _plain(
@@ -166,6 +181,8 @@ class RouterLink:
         self._emit(target, content)
         if isinstance(message, StepDataReady):
             self._store.delete(refs)
+        if self._owns_task:
+            self._note_progress(message)
 
     def receive(self, timeout_s: float) -> tuple[str, Message] | None:
         """Return the next message and its sender, or None after ``timeout_s`` seconds.
@@ -173,8 +190,26 @@ class RouterLink:
         A closed link returns None at once.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._inbox), timeout_s)
-            return self._inbox.popleft() if self._inbox else None
+            self._changed.wait_for(lambda: self._closed or bool(self._inboxes), timeout_s)
+            if not self._inboxes:
+                return None
+            uid = next(iter(self._inboxes))
+            inbox = self._inboxes.pop(uid)
+            message = inbox.popleft()
+            if inbox:
+                self._inboxes[uid] = inbox  # at the end: the next peer is next
+            peer = self._connected.get(uid)
+            if peer is None or isinstance(message, Joined | Left):
+                return uid, message
+            self._taken[peer] += 1
+            taken = self._taken[peer]
+        if taken % _ACKNOWLEDGE == 0:
+            with contextlib.suppress(DMiddlewareError):  # it is leaving, and sends nothing more
+                self._task.emit(
+                    self._taken_event(uid), tuple(self._own), peer.token, taken,
+                    only_remote=True, to=peer.node_id,
+                )  # fmt: skip
+        return uid, message
 
     def close(self, deadline_s: float) -> None:
         """End; may be called twice. The router delivers all sent messages before it closes.
@@ -186,10 +221,12 @@ class RouterLink:
                 return
             self._closed = True
             self._changed.notify_all()
-        for event in (self._event(self._own.uid), "node.joined", "node.rejoined", "node.left"):
-            for handler in (self._on_message, self._on_joined, self._on_left):
-                self._task.off(event, handler)
-        self._task.off(_ENDED, self._on_ended)
+        handlers: list[Callable[..., None]] = [
+            self._on_message, self._on_taken, self._on_ended,
+            self._on_joined, self._on_left, self._on_forgotten,
+        ]  # fmt: skip
+        for handler in handlers:
+            self._task.off("*", handler)
         for node_id in self._watched:
             self._task.off(_hello(node_id))
         if not self._owns_task:
@@ -199,6 +236,40 @@ class RouterLink:
                 self._task.emit(_ENDED, only_remote=True)
             self._on_ended()
         self._task.close()
+
+    def _note_progress(self, message: Message) -> None:
+        """Count the step and what it has done, for the launcher."""
+        ctx = self._task.ctx
+        ctx.total_step += 1
+        if isinstance(message, DataDemand):
+            ctx.train_iter = message.cur_learner_iter
+        elif isinstance(message, CollectorInfo):
+            cur_step = int(message.info.get("cur_step", 0))
+            ctx.env_step += cur_step - (self._cur_step if cur_step >= self._cur_step else 0)
+            self._cur_step = cur_step
+
+    def _wait_for_room(self, uid: str) -> _Peer:
+        """Wait until a peer has taken most of what was sent to it; count one more message.
+
+        Raises:
+            DeliveryTimeout: if it is not connected, or takes nothing in time.
+        """
+        with self._changed:
+            target = self._connected.get(uid)
+
+            def has_room() -> bool:
+                return self._closed or self._connected.get(uid) != target or self._has_room(target)
+
+            in_time = target is not None and self._changed.wait_for(has_room, self._timeout_s)
+            if target is None or self._closed or self._connected.get(uid) != target:
+                raise DeliveryTimeout(f"{uid} is not connected to {self.uid}; nothing was sent")
+            if not in_time:
+                raise DeliveryTimeout(f"{uid} has taken no message for {self._timeout_s:g} s")
+            self._sent[target] += 1
+            return target
+
+    def _has_room(self, peer: _Peer | None) -> bool:
+        return peer is None or self._sent[peer] - self._taken_by.get(peer, 0) < _WINDOW
 
     def _emit(self, target: _Peer, content: tuple[Any, ...]) -> None:
         event = self._event(target.uid)
@@ -218,6 +289,16 @@ class RouterLink:
 
     def _event(self, uid: str) -> Event:
         return Event(f"classic.to.{uid}", timeout_s=self._timeout_s, required=True)
+
+    def _taken_event(self, uid: str) -> Event:
+        """Return the event with which a peer's messages are acknowledged, by their number."""
+        return Event(f"classic.taken.{uid}", timeout_s=self._timeout_s)
+
+    def _on_taken(self, sender: tuple[int, str, str], token: str, taken: int) -> None:
+        with self._changed:
+            if token == self._own.token:
+                self._taken_by[_Peer(*sender)] = taken
+                self._changed.notify_all()
 
     def _wake(self) -> None:
         with self._changed:
@@ -260,6 +341,7 @@ class RouterLink:
         if earlier == peer:
             return
         if earlier is not None:
+            self._forget(earlier)
             self._put(peer.uid, Left("replaced by a new process"))
         self._introduced[peer.node_id] = self._connected[peer.uid] = peer
         self._put(peer.uid, Joined(peer.role))
@@ -269,8 +351,9 @@ class RouterLink:
             is_new = node_id not in self._watched
             self._watched.add(node_id)
             known = self._introduced.get(node_id)
-            if new_incarnation:
-                self._introduced.pop(node_id, None)
+            if new_incarnation and known is not None:
+                del self._introduced[node_id]
+                self._forget(known)
             elif known is not None:
                 self._introduce(known)
         if is_new:
@@ -281,8 +364,20 @@ class RouterLink:
             if self._connected.pop(_uid(node_id), None) is not None:
                 self._put(_uid(node_id), Left(reason))
 
+    def _on_forgotten(self, node_id: int, _: int) -> None:
+        """Count from 0 again: the router has dropped what the node had not taken."""
+        with self._changed:
+            known = self._introduced.get(node_id)
+            if known is not None:
+                self._forget(known)
+
+    def _forget(self, peer: _Peer) -> None:
+        """Forget what was counted of the link of an earlier process."""
+        for counts in (self._sent, self._taken, self._taken_by):
+            counts.pop(peer, None)
+
     def _put(self, uid: str, message: Message) -> None:
-        self._inbox.append((uid, message))
+        self._inboxes.setdefault(uid, deque()).append(message)
         self._changed.notify_all()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from tests.faults.classic_faults import killed_classic
 from tests.faults.delivery_faults import KB, MB, burst, slow_consumer, slow_weight_reader
 from tests.faults.fault_result import FaultResult
 from tests.faults.hostile_peers import (
@@ -138,6 +139,11 @@ FAULTS = (
         "kill-handler",
         "kill -9 of a receiver before it has handled what it received, 3 times",
         _over_both(killed_handler, kills=3, count=2_000),
+    ),
+    Fault(
+        "kill-classic",
+        "kill -9 of each role of a classic training, 3 times",
+        _over_both(killed_classic, roles=("collector", "learner", "coordinator") * 3),
     ),
     Fault(
         "restart",

@@ -24,9 +24,11 @@ __all__ = [
     "GROUP_S",
     "SEED",
     "SNAPSHOT_EVERY",
+    "Training",
     "killed_collectors",
     "killed_learner",
     "killed_rank",
+    "training",
 ]
 
 SNAPSHOT_EVERY = 640
@@ -54,6 +56,7 @@ class Training:
         env_steps: environment steps after which it ends.
         roles: the roles of its nodes.
         on_failure: what happens when one fails.
+        main: the program.
     """
 
     def __init__(
@@ -65,11 +68,12 @@ class Training:
         env_steps: int,
         roles: str = ROLES,
         on_failure: str = "restart",
+        main: str = "tests.faults.training_program.main",
     ) -> None:
         self.folder = folder
         self._log = (folder / "ditask.log").open("wb")
         self._ledgers: dict[str, Ledger] = {}
-        command = [*DITASK, "--main", "tests.faults.training_program.main"]
+        command = [*DITASK, "--main", main]
         command += ["--protocol", transport]
         command += ["--roles", roles, "--topology", "mesh"]
         command += ["--on-failure", on_failure, "--max-restarts", "40"]

@@ -8,9 +8,10 @@ import pytest
 from easydict import EasyDict
 
 from dmiddleware.errors import ConfigError, DeliveryTimeout
-from dmiddleware.pipeline import Context, Task
+from dmiddleware.pipeline import Context, Task, current_node
 from dmiddleware.worker.comm.link import create_coordinator_link
 from dmiddleware.worker.coordinator.messages import (
+    CollectorInfo,
     DataDemand,
     Joined,
     LearnData,
@@ -167,3 +168,57 @@ def test_without_a_router_the_error_says_how_to_start_the_program():
         RouterLink("learner", task=task)
     with pytest.raises(ValueError, match="timeout_s"):
         RouterLink("learner", timeout_s=0)
+
+
+def test_a_peer_that_sends_a_lot_waits_and_does_not_delay_the_others(nodes):
+    coordinator = nodes.link(0, "coordinator")
+    loud, quiet = nodes.link(1, "collector"), nodes.link(2, "learner")
+    for _ in range(2):
+        received(coordinator, Joined)
+    for link in (loud, quiet):
+        while received(link, Joined)[0] != "node_0":
+            pass
+    sent = []
+
+    def flood():
+        for seq in range(100):
+            loud.send("node_0", ready(f"d{seq}", seq))
+            sent.append(seq)
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    first = received(coordinator, StepDataReady)[1]
+    quiet.send("node_0", DataDemand("t", 0, 0, "b", 4, 0))
+    assert len(sent) < 40, "it has to wait"
+    messages = [first]
+    while len(messages) < 101:
+        messages.append(coordinator.receive(DEADLINE_S)[1])
+    thread.join(DEADLINE_S)
+    data = [one.seq for one in messages if isinstance(one, StepDataReady)]
+    assert data == list(range(100))
+    position = next(n for n, one in enumerate(messages) if isinstance(one, DataDemand))
+    assert position < 40, "the quiet peer has its turn"
+
+
+def test_a_peer_that_takes_nothing_in_time_is_an_error(nodes):
+    coordinator, worker = nodes.link(0, "coordinator", timeout_s=0.05), nodes.link(1, "collector")
+    received(coordinator, Joined)
+    with pytest.raises(DeliveryTimeout, match="has taken no message"):
+        for _ in range(100):
+            coordinator.send("node_1", ResourceQuery())
+    assert worker.receive(DEADLINE_S) is not None
+
+
+def test_what_a_worker_does_is_shown_as_the_progress_of_its_node(nodes):
+    coordinator = nodes.link(0, "coordinator")
+    with nodes.current(1, "collector"):
+        node = current_node()
+        worker = RouterLink("collector")
+        received(worker, Joined)
+        for cur_step in (10, 25, 5):
+            worker.send("node_0", CollectorInfo("t", 0, cur_step, {"cur_step": cur_step}))
+        worker.send("node_0", DataDemand("l", 0, 0, "b", 4, 7))
+        progress = node.progress()
+        assert (progress.step, progress.env_step, progress.train_iter) == (4, 30, 7)
+        received(coordinator, DataDemand)
+        worker.close(1.0)
