@@ -114,6 +114,7 @@ def train(write: Writer, folder: Path, seed: int, env_steps: int, rank: int) -> 
         task.use(snapshots)
         task.use(stop_on_request(folder)).use(termination_checker(max_env_step=env_steps))
         snapshots.resume(task)
+        write("ready")
         task.run()
     if not (folder / "enough").exists():
         write("returned", experiment.result.mean_return)
