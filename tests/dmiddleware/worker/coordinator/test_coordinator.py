@@ -398,17 +398,21 @@ def test_the_worker_that_is_idle_for_longest_gets_the_task(tmp_path):
 
 def test_a_worker_that_cannot_be_reached_is_given_up_and_may_come_back(cluster):
     coordinator = cluster.start()
-    worker = cluster.collector()
-    cluster.run(lambda: coordinator.workers == {"c0": "idle"})
-    link = cluster.link
-    send = link.send
-    link.send = lambda peer, message: (_ for _ in ()).throw(TimeoutError("its queue is full"))
-    cluster.learner(n_learn=1000)
-    cluster.run(lambda: "c0" not in coordinator.workers or "l0" not in coordinator.workers)
-    link.send = send
-    worker.send(TaskAlive("something", 1))
-    cluster.workers["l0"].send(TaskAlive("something", 1))
-    cluster.run(lambda: worker.taken)
+    send, failed = cluster.link.send, []
+
+    def fail(peer, message):
+        failed.append(peer)
+        raise TimeoutError("its queue is full")
+
+    cluster.link.send = fail
+    learner = cluster.learner(n_learn=1000)
+    cluster.run(lambda: failed)
+    assert coordinator.workers == {}
+    cluster.link.send = send
+    cluster.run_for(20)
+    assert coordinator.workers == {}
+    learner.send(TaskAlive("something", 1))
+    cluster.run(lambda: learner.taken)
 
 
 # The states of the coordinator.
