@@ -245,8 +245,6 @@ class Slave:
         return {"task": {"id": task_id}}
 
     def _accept(self, connection: _Connection, task_id: str, data: dict[str, Any]) -> None:
-        if connection.has(task_id):
-            return
         # The master may have the last task's result, though the slave does not know it yet.
         self._changed.wait_for(
             lambda: not connection.task_id or self._connection is not connection,

@@ -309,6 +309,35 @@ def test_a_running_task_is_adopted_by_the_next_coordinator_and_no_report_is_lost
             assert isinstance(second.next(), TaskDone)
 
 
+def test_reports_that_nobody_took_are_repeated_or_deleted_with_their_task(
+    cfg: dict[str, Any], store: FileStore
+) -> None:
+    with Scripted(cfg, wait) as worker:
+        start = {"name": "collector_start_task", "task_info": collector_task()}
+        worker.process_task(start)
+        result = {"task_id": "c", "object_ref": store.put("a", 1), "data_id": "a"}
+        more = {"object_ref": store.put("b", 1), "data_id": "b"}
+        worker.result_not_taken("collector_data_task", {**result, "more": [more]})
+        worker.result_not_taken("collector_data_task", {"task_id": "c", "pending": True})
+        assert worker.process_task({"name": "collector_data_task"}) == result
+        worker.process_task({"name": "collector_close_task"})
+        assert files(cfg["path_data"]) == ["a.safetensors.lz4"]
+        worker.result_not_taken("collector_data_task", result)
+        assert files(cfg["path_data"]) == []
+
+
+def test_progress_that_nobody_took_is_reported_again(cfg: dict[str, Any]) -> None:
+    with FlaskFileSystemLearner(cfg) as worker:
+        worker.process_task({"name": "learner_start_task", "task_info": learner_task()})
+        assert "batch_size" in worker.process_task({"name": "learner_get_data_task"})
+        result = {"info": {"learner_step": 7}, "task_id": "l", "buffer_id": "b"}
+        worker.result_not_taken("learner_learn_task", {**result, "task_id": "other"})
+        assert "info" not in worker.process_task({"name": "learner_get_data_task"})
+        worker.result_not_taken("learner_learn_task", result)
+        answer = worker.process_task({"name": "learner_get_data_task"})
+        assert answer["info"]["learner_step"] == 7
+
+
 def test_the_task_is_abandoned_if_the_coordinator_does_not_come_back(cfg: dict[str, Any]) -> None:
     def work(collector: Any) -> None:
         collector.send_stepdata("a", 1)
