@@ -247,6 +247,23 @@ def test_an_on_policy_algorithm_learns_from_what_was_collected():
     assert checkpoint.name == "iteration_12.safetensors"
 
 
+def test_learning_waits_until_there_is_a_batch():
+    main = main_config(collect={"n_sample": 4}, learn={"batch_size": 8, "update_per_collect": 1})
+    serial_run(main, CREATE, max_train_iter=1)
+    state = load_checkpoint("trial/ckpt_learner/iteration_1.safetensors")
+    assert state["last_step"] == 8
+
+
+def test_an_on_policy_algorithm_stops_learning_when_it_has_moved_too_far():
+    create = {"env": {"type": "CartPole-v1"}, "policy": {"type": "ppo"}}
+    main = main_config(
+        on_policy=True, target_kl=1e-9, learn={"epoch_per_collect": 9, "learning_rate": 0.1}
+    )
+    serial_run(main, create, max_env_step=16)
+    (checkpoint,) = Path("trial/ckpt_learner").glob("iteration_*")
+    assert load_checkpoint(checkpoint)["last_iter"] < 4
+
+
 class CountingPolicy(Policy):
     """Acts per env, and records how many samples each forward gets."""
 

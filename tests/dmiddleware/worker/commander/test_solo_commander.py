@@ -102,6 +102,16 @@ def test_evaluators_and_collectors_play_in_their_own_envs(commander):
     assert collector["collect_setting"] == {"eps": 1.0}
 
 
+def test_the_episodes_of_an_evaluation_are_shared_by_its_envs():
+    cfg = main_config()
+    del cfg["env"]["evaluator_episode_num"]
+    cfg["env"]["n_evaluator_episode"] = 11
+    commander = SoloCommander(cfg)
+    commander.get_learner_task()
+    env = commander.get_collector_task()["collector_cfg"]["env"]
+    assert (env["env_num"], env["manager"]) == (5, {"episode_num": 3})
+
+
 def test_exploration_follows_the_steps_of_all_collectors(commander):
     commander.get_learner_task()
     commander.get_collector_task()
