@@ -252,9 +252,9 @@ class PriorityExperienceReplay(ActionMiddleware):
         if self._first_new is not None:
             self._sampler.pushed(self._first_new, max(self._unset) + 1 - self._first_new)
             self._first_new = None
-        held = {index: p for index, p in self._unset.items() if index in self._deque}
+        # Overwritten items count for the highest priority; the item that is now in a slot is later.
         self._sampler.update_priority(
-            np.array(list(held), np.int64), np.array(list(held.values()), np.float64)
+            np.array(list(self._unset), np.int64), np.array(list(self._unset.values()), np.float64)
         )
         self._unset.clear()
 

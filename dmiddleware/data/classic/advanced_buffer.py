@@ -185,7 +185,7 @@ class AdvancedReplayBuffer(IBuffer):
 
         def draw() -> list[dict[str, Any]]:
             self._staleness.delete_stale(cur_learner_iter)
-            self._check_enough(size, sample_range)
+            self._check_enough(size)
             items = self._items.sample(
                 size, sample_range=sample_range, train_iter_sample_data=cur_learner_iter
             )
@@ -267,10 +267,10 @@ class AdvancedReplayBuffer(IBuffer):
         self._pushed(len(held))
         return bool(held) or not items
 
-    def _check_enough(self, size: int, sample_range: slice | None) -> None:
+    def _check_enough(self, size: int) -> None:
         held = self._items.count()
         ratio = self._cfg.thruput_controller.sample_min_limit_ratio
-        if held / size < ratio or not self._items.drawable(sample_range).count:
+        if held / size < ratio:
             raise NotEnoughData(
                 f"a sample of {size} needs {ratio * size:g} items, and the buffer holds {held}"
             )

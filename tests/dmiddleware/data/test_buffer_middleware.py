@@ -260,6 +260,41 @@ class TestPriority:
                 assert all(item.meta["priority"] == model[item.index] for item in drawn)
 
 
+class TestPrioritiesBetweenDraws:
+    """Without a draw or a state in between, which would give them to the sampler."""
+
+    @staticmethod
+    def buffer(*priorities):
+        buffer = DequeBuffer(4, seed=0)
+        buffer.use(PriorityExperienceReplay(buffer))
+        for n, priority in enumerate(priorities):
+            buffer.push(n, {"priority": priority})
+        return buffer
+
+    def test_deleted_items_are_not_drawn(self):
+        buffer = self.buffer(1.0, 9.0, 2.0)
+        buffer.delete(1)
+        assert {item.data for item in buffer.sample(40)} == {0, 2}
+
+    def test_cleared_items_are_not_drawn(self):
+        buffer = self.buffer(1.0, 9.0, 2.0)
+        buffer.clear()
+        buffer.push("new")
+        assert {item.data for item in buffer.sample(40)} == {"new"}
+
+    def test_overwritten_items_count_for_the_highest_priority(self):
+        buffer, restored = self.buffer(9.0, 1.0, 1.0, 1.0, 1.0, 1.0), self.buffer(3.0)
+        restored.load_state_dict(buffer.state_dict())
+        for one in (buffer, restored):
+            one.push("new")
+        assert buffer.get(6).meta == restored.get(6).meta == {"priority": 9.0}
+
+    def test_loading_a_state_forgets_them(self):
+        buffer, restored = self.buffer(1.0, 2.0), self.buffer(50.0, 60.0)
+        restored.load_state_dict(buffer.state_dict())
+        assert [i.index for i in buffer.sample(40)] == [i.index for i in restored.sample(40)]
+
+
 class TestStaleness:
     def test_old_items_of_a_deque_are_deleted_before_a_sample(self):
         buffer = deque(6, train_iter_data_collected=lambda i: i)
