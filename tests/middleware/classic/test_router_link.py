@@ -222,3 +222,17 @@ def test_what_a_worker_does_is_shown_as_the_progress_of_its_node(nodes):
         assert (progress.step, progress.env_step, progress.train_iter) == (4, 30, 7)
         received(coordinator, DataDemand)
         worker.close(1.0)
+
+
+def test_messages_that_the_router_has_dropped_do_not_count_as_in_transit(nodes):
+    task = nodes.task(0, "coordinator")
+    coordinator = RouterLink("coordinator", task=task, timeout_s=0.05)
+    worker = nodes.link(1, "learner", timeout_s=0.05)
+    received(coordinator, Joined)
+    with pytest.raises(DeliveryTimeout, match="has taken no message"):
+        for _ in range(100):
+            coordinator.send("node_1", ResourceQuery())
+    task.emit("node.forgotten", 1, 16, only_local=True)
+    task.sync(timeout_s=DEADLINE_S)
+    coordinator.send("node_1", ResourceQuery())
+    assert worker.receive(DEADLINE_S) is not None

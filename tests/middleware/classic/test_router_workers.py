@@ -167,3 +167,17 @@ def test_a_wait_for_the_end_of_the_run_has_a_limit(nodes):
     with RouterLearner(task=nodes.task(1, "learner")) as learner:
         learner.start()
         assert learner.store is learner.store
+
+
+def test_a_wait_without_a_limit_ends_when_the_process_is_asked_to_stop(nodes):
+    task = nodes.task(0, "collector")
+    with RouterCollector(task=task) as worker:
+        threading.Timer(0.05, task.stop, ["the run is over"]).start()
+        assert worker.join() is True
+
+
+def test_several_ranks_over_the_router_are_refused(nodes):
+    worker = RouterLearner(task=nodes.task(0, "learner"))
+    worker._world_size = 2
+    with pytest.raises(ConfigError, match="one of 2 ranks"):
+        worker.start()
