@@ -130,7 +130,7 @@ class CurrentNode:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Mark a block that waits for other processes up to a deadline, so it is no hang."""
+        """Mark a block that waits for other processes up to a deadline, which is not a hang."""
         began = time.monotonic()
         self._waits = True
         try:

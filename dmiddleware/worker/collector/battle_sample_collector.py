@@ -119,7 +119,7 @@ class BattleSampleSerialCollector(BattleCollector):
     def _take(
         self, env_id: int, player: int, length: float, *, is_end: bool
     ) -> list[Transition] | None:
-        """Return the samples of a player's trajectory in a game; None: it goes on."""
+        """Return the samples of a player's trajectory in a game; None: it continues."""
         trajectories = self._gathered.get(env_id)
         if trajectories is None or not (is_end or len(trajectories[player]) >= length):
             return None
