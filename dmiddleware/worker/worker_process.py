@@ -1,8 +1,8 @@
-"""A worker in a process of its own: ``python -m dmiddleware.worker.worker_process``.
+"""A worker in a process of its own.
 
-It reads one line of JSON from standard input, ``{"role": …, "cfg": …, "n_threads": …}``, starts the
-worker, and writes the port on which it listens to standard output. It ends when the coordinator
-releases it, or when standard input ends, because the process that started it has died.
+The process reads one line of JSON from standard input, ``{"role": …, "cfg": …, "n_threads": …}``,
+starts the worker, and writes the port on which it listens to standard output. It ends when the
+coordinator releases it, or when standard input ends, because the process that started it has died.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class WorkerProcess:
     def __init__(self, role: str, cfg: Mapping[str, Any]) -> None:
         self._role = role
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dmiddleware.worker.worker_process"],
+            [sys.executable, "-c", f"from {__name__} import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -109,7 +109,3 @@ def _follow_parent(worker: Any) -> None:
     """Close the worker when the process that started it has closed standard input, or has died."""
     sys.stdin.read()
     worker.close()
-
-
-if __name__ == "__main__":
-    main()
