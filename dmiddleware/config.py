@@ -37,6 +37,7 @@ __all__ = [
     "optional",
     "plain_values",
     "positive",
+    "mapping",
     "switch",
     "text",
 ]
@@ -94,6 +95,8 @@ def _is_finite(value: Any) -> bool:
     return _is_real(value) and abs(float(value)) < float("inf")
 
 
+mapping = Range("a dictionary", lambda value: isinstance(value, Mapping))
+"""A dictionary."""
 switch = Range("True or False", lambda value: isinstance(value, bool))
 """True or False."""
 number = Range("a finite number", _is_finite)

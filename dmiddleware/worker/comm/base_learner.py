@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from easydict import EasyDict
 
-from dmiddleware.config import Option, count
+from dmiddleware.config import Option, count, mapping
 from dmiddleware.errors import ConfigError, StepDataLost, TaskFail
 from dmiddleware.policy import create_policy
 from dmiddleware.policy.base.data_parallel import data_parallel
@@ -71,6 +71,7 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
     """
 
     config: ClassVar[dict[str, Any]] = {
+        "resource": Option({}, mapping, "what tasks may use; empty: a GPU for each rank"),
         "send_policy_freq": Option(1, count, "iterations from one sent policy to the next"),
     }
     kind = LEARNER

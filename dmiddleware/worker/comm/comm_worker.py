@@ -97,7 +97,6 @@ class CommWorker(Configurable, ABC, Generic[J]):
         "key_file": Option("", text, "file with the run's secret key (HTTP); empty: none"),
         "multi_gpu": Option(False, switch, "whether this is one rank of several"),
         "gpu_num": Option(1, at_least(0, whole=True), "number of GPUs"),
-        "resource": {},
         "queue_size": Option(8, count, "reports that may wait for the coordinator"),
         "timeout_s": Option(120.0, positive, "seconds to wait for the coordinator"),
     }

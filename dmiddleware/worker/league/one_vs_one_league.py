@@ -16,6 +16,7 @@ from dmiddleware.config import (
     at_least,
     check_value,
     count,
+    mapping,
     optional,
     switch,
     text,
@@ -63,7 +64,11 @@ class OneVsOneLeague(Configurable):
         "use_pretrain_init_historical": Option(
             False, switch, "whether the checkpoints are also opponents from the start"
         ),
-        "pretrain_checkpoint_path": {},
+        "pretrain_checkpoint_path": Option(
+            {},
+            mapping,
+            "checkpoint of each category",
+        ),
         "payoff": BattlePayoff.config,
         "path_policy": Option("./policy", text, "folder of the policies"),
         "seed": Option(None, optional(at_least(0, whole=True)), "seed of the choice of opponents"),
