@@ -13,6 +13,7 @@ from dmiddleware.pipeline import ChainView, OnlineRLContext, Role, Task
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.rollout import RolloutCollector
 from middleware.support.checks import (
+    policy_setting,
     value_or_setting,
 )
 
@@ -122,7 +123,7 @@ class StepCollector(_Collector):
         n_sample: environment steps per step of the task, rounded up to a multiple of the number of
             envs ``E``; None: the policy's ``collect.n_sample``.
         random_steps: environment steps to take with random actions at the start of the run, all in
-            its first step.
+            its first step; None: the policy's ``random_collect_size``, or none.
 
     Reads:
         ctx.env_step, ctx.env_episode: incremented.
@@ -150,9 +151,11 @@ class StepCollector(_Collector):
         env_manager: BaseEnvManager,
         *,
         n_sample: int | None = None,
-        random_steps: int = 0,
+        random_steps: int | None = None,
     ) -> None:
         super().__init__(policy, env_manager)
+        if random_steps is None:
+            random_steps = policy_setting(self._mode, "random_collect_size") or 0
         if random_steps < 0:
             raise ValueError(f"random_steps must not be negative, got {random_steps}")
         self._n_sample = value_or_setting(
@@ -160,6 +163,7 @@ class StepCollector(_Collector):
         )
         self.random_steps = random_steps
         self.policy_settings["collect.n_sample"] = self._n_sample
+        self.policy_settings["random_collect_size"] = random_steps
         self.settings |= {"n_sample": self._n_sample, "random_steps": random_steps}
         if random_steps:
             self._worker.check_random_actions()

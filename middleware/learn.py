@@ -23,7 +23,7 @@ from dmiddleware.policy import (
 from dmiddleware.worker import BaseLearner
 from middleware.collect import collectors_of
 from middleware.support import RLContext
-from middleware.support.checks import check_positive, value_or_setting
+from middleware.support.checks import check_positive, policy_setting, value_or_setting
 from middleware.support.replay import (
     ReplayBuffer,
     RowIndex,
@@ -135,7 +135,8 @@ class OffPolicyLearner(_PolicyUpdater):
         buffer: where batches come from. A :class:`~dmiddleware.data.TensorBuffer` takes the
             discount for its n-step returns from the policy.
         batch_size: rows per batch; None: the policy's ``learn.batch_size``.
-        updates_per_collect: updates in each step of the task.
+        updates_per_collect: updates in each step of the task; None: the policy's
+            ``learn.update_per_collect``, or one.
         learn_start: rows that the buffer must hold before the first update; None: ``batch_size``.
         pass_train_iter: pass the iteration to the buffer with each sample, as ``staleness_check``
             needs it.
@@ -165,12 +166,14 @@ class OffPolicyLearner(_PolicyUpdater):
         buffer: ReplayBuffer,
         *,
         batch_size: int | None = None,
-        updates_per_collect: int = 1,
+        updates_per_collect: int | None = None,
         learn_start: int | None = None,
         pass_train_iter: bool = False,
     ) -> None:
         super().__init__(policy)
         check_buffer(buffer)
+        if updates_per_collect is None:
+            updates_per_collect = policy_setting(self._mode, "learn.update_per_collect") or 1
         check_positive(updates_per_collect=updates_per_collect)
         self._batch_size = value_or_setting(
             batch_size, self._mode, "learn.batch_size", user="OffPolicyLearner", name="batch_size"
@@ -186,6 +189,7 @@ class OffPolicyLearner(_PolicyUpdater):
         self.draws_from = (buffer,)
         self.snapshot_parts["buffer"] = buffer
         self.policy_settings["learn.batch_size"] = self._batch_size
+        self.policy_settings["learn.update_per_collect"] = updates_per_collect
         self.settings = {
             "batch_size": self._batch_size,
             "updates_per_collect": updates_per_collect,

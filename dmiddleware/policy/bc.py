@@ -46,6 +46,7 @@ class BCPolicy(ActorPolicy, CommandModePolicy):
     config: ClassVar[dict[str, Any]] = {
         "learn": {
             "batch_size": Option(256, count, "rows per update"),
+            "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
             "learning_rate": Option(1e-3, positive, "Adam's learning rate"),
             "adam_eps": Option(1e-8, positive, "Adam's ε"),
             "label_smoothing": Option(

@@ -10,7 +10,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from dmiddleware.config import Option, Range, count, fraction, one_of, optional, positive, switch
+from dmiddleware.config import (
+    Option,
+    Range,
+    at_least,
+    count,
+    fraction,
+    one_of,
+    optional,
+    positive,
+    switch,
+)
 from dmiddleware.data.batch import Batch, Value
 from dmiddleware.errors import ConfigError
 from dmiddleware.model.action_mask import action_mask_of
@@ -102,9 +112,16 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
     config: ClassVar[dict[str, Any]] = {
         "priority": Option(False, switch, "whether to return the TD errors as priorities"),
         "discount_factor": Option(0.99, fraction, "γ, the discount of future rewards"),
+        "random_collect_size": Option(
+            0,
+            at_least(0, whole=True),
+            "env steps with random actions before learning",
+            keyword=None,
+        ),
         "nstep": Option(1, count, "number of rewards in an n-step target"),
         "learn": {
             "batch_size": Option(64, count, "rows per update"),
+            "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
             "learning_rate": Option(1e-3, positive, "Adam's learning rate"),
             "adam_eps": Option(1e-8, positive, "Adam's ε"),
             "double": Option(

@@ -197,8 +197,8 @@ class _Replay:
         self._learner = learner
         self._buffer = buffer
         self._batch_size: int = learner.policy.get_attribute("batch_size")
-        self._n_updates = int(cfg.policy.learn.update_per_collect)
-        self._n_random = int(cfg.policy.random_collect_size)
+        self._n_updates = int(cfg.policy.learn.get("update_per_collect", 1))
+        self._n_random = int(cfg.policy.get("random_collect_size", 0))
         self._is_prioritized = bool(cfg.policy.get("priority", False))
 
     def begin(self, collector: ISerialCollector[Any, Any]) -> None:

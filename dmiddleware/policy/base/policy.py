@@ -21,7 +21,6 @@ from dmiddleware.config import (
     Range,
     at_least,
     check_value,
-    count,
     optional,
     switch,
 )
@@ -158,17 +157,6 @@ class Policy(Configurable):
             optional(at_least(0, whole=True)),
             "seed of the initial weights and of acting; None uses torch's seed",
         ),
-        "random_collect_size": Option(
-            0,
-            at_least(0, whole=True),
-            "samples that serial_run collects at random before it trains",
-            keyword=None,
-        ),
-        "learn": {
-            "update_per_collect": Option(
-                1, count, "updates that serial_run makes after each collection", keyword=None
-            ),
-        },
         "model": Option(
             {},
             Range("a dictionary", lambda value: isinstance(value, Mapping)),

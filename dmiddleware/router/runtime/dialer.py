@@ -260,9 +260,9 @@ class _Connection:
                     lambda: self._broken or self._dialer.closing,
                     self._until_next_heartbeat(),
                 )
-                if channel.n_bytes != n_bytes:
-                    n_bytes = channel.n_bytes
-                    node.on_progress(peer.node_id, engine.clock.now())
+                now, before, n_bytes = engine.clock.now(), n_bytes, channel.n_bytes
+                if n_bytes != before and peer.node_id in node.quiet_peers(now):
+                    node.on_progress(peer.node_id, now)
                 if not node.is_connected(peer.node_id):
                     self.mark_broken("the peer sends no replies")
 

@@ -176,6 +176,8 @@ class Connection:
     Attributes:
         lock: held while writing.
         shut_down: whether the connection is closed, or about to be.
+        n_bytes: how many bytes have been received, or sent after the socket was full: signs that
+            the other side is alive.
         reader: finds the frames in what is received.
         writer: what is waiting to be sent.
     """
@@ -193,6 +195,7 @@ class Connection:
     ) -> None:
         self.lock = threading.Lock()
         self.shut_down = False
+        self.n_bytes = 0
         self.reader = FrameReader(takes, max_frame_bytes)
         self.writer = FrameWriter(sends)
         self._wire = wire
@@ -200,7 +203,6 @@ class Connection:
         self._owner = owner
         self._read_bytes = read_bytes
         self._error: Exception | None = None
-        self._n_received = 0
         self._ready = wire.is_ready
         # One thread at a time reads, and one sends what the socket did not accept at once.
         self._reading = False
@@ -212,11 +214,6 @@ class Connection:
         # The socket accepts no more bytes at the moment.
         self._blocked = False
         self._finished = False
-
-    @property
-    def n_bytes(self) -> int:
-        """How many bytes have moved in both directions."""
-        return self._n_received + self.writer.n_sent
 
     def start(self) -> bool:
         """Start reading; return False if the loop has stopped.
@@ -294,6 +291,7 @@ class Connection:
             if sent is None:
                 return
             with self.lock:
+                self.n_bytes += sent
                 if not self.shut_down:
                     self.writer.sent(sent)
 
@@ -351,7 +349,7 @@ class Connection:
                 return
             if not n_bytes:
                 raise ConnectionResetError("the other side closed the connection")
-            self._n_received += n_bytes
+            self.n_bytes += n_bytes
             reader.add(n_bytes, window)
             if not self._pass_on():
                 return

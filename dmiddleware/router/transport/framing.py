@@ -182,12 +182,10 @@ class FrameWriter:
 
     Attributes:
         unsent_bytes: how much memory the frames take that are not sent yet.
-        n_sent: how many bytes have been sent.
     """
 
     def __init__(self, kind: int) -> None:
         self.unsent_bytes = 0
-        self.n_sent = 0
         self._kind = kind
         self._urgent: deque[_Frame] = deque()
         self._bulk: deque[_Frame] = deque()
@@ -216,7 +214,6 @@ class FrameWriter:
 
     def sent(self, n_bytes: int) -> None:
         """Note that the first bytes of :meth:`pieces` were sent."""
-        self.n_sent += n_bytes
         for index, piece in enumerate(self._current):
             if n_bytes < len(piece):
                 self._current[: index + 1] = [memoryview(piece)[n_bytes:]]

@@ -94,9 +94,10 @@ class Listener(Protocol):
         ...
 
     def n_bytes(self, connection: int) -> int:
-        """Return how many bytes have moved over a connection, in both directions.
+        """Return how many bytes have moved over a connection, as signs of life of its peer.
 
-        Zero if the connection is closed, or the transport cannot say.
+        These are received bytes, and those sent after the peer had made room for them. Zero if the
+        connection is closed, or the transport cannot say.
         """
         return 0
 
@@ -110,7 +111,7 @@ class Channel(Protocol):
 
     @property
     def n_bytes(self) -> int:
-        """How many bytes have moved in both directions; zero if the transport cannot say."""
+        """The same for this connection as :meth:`Listener.n_bytes`."""
         return 0
 
     def request(self, raw: WireBytes) -> memoryview:

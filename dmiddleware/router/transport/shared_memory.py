@@ -287,7 +287,7 @@ class _SharingListener:
         self._listener.trust(connection)
 
     def n_bytes(self, connection: int) -> int:
-        """Return how many bytes have moved over a connection, shared ones excluded."""
+        """Return how many bytes show that a peer is alive, shared ones excluded."""
         return self._listener.n_bytes(connection)
 
     def close(self) -> None:
@@ -376,7 +376,7 @@ class _SharingChannel:
 
     @property
     def n_bytes(self) -> int:
-        """How many bytes have moved in both directions, shared ones excluded."""
+        """How many bytes show that the peer is alive, shared ones excluded."""
         return self._inner.n_bytes
 
     def request(self, raw: WireBytes) -> memoryview:

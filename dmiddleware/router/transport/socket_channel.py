@@ -53,7 +53,7 @@ class SocketChannel:
 
     @property
     def n_bytes(self) -> int:
-        """How many bytes have moved in both directions."""
+        """How many bytes show that the peer is alive."""
         return self._connection.n_bytes
 
     def request(self, raw: WireBytes) -> memoryview:

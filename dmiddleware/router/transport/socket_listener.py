@@ -100,7 +100,7 @@ class SocketListener:
             self._loop.grow()
 
     def n_bytes(self, connection: int) -> int:
-        """Return how many bytes have moved over a connection, in both directions."""
+        """Return how many bytes show that the peer of a connection is alive."""
         accepted = self._connections.get(connection)
         return 0 if accepted is None else accepted.n_bytes
 
@@ -288,7 +288,7 @@ class AcceptedConnection:
 
     @property
     def n_bytes(self) -> int:
-        """How many bytes have moved in both directions."""
+        """How many bytes show that the peer is alive."""
         return self._connection.n_bytes
 
     def trust(self) -> None:

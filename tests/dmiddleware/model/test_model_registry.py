@@ -73,7 +73,7 @@ def test_import_names_import_custom_networks(tmp_path, monkeypatch):
 
 def test_the_public_names_are_these():
     assert set(model.__all__) == {
-        "QNetwork", "Actor", "ActorCritic", "Network",
+        "action_mask_of", "masked_logit", "QNetwork", "Actor", "ActorCritic", "Network",
         "MLP", "VectorEncoder", "OneHotEncoder", "NatureCNN", "NestedEncoder", "make_encoder",
         "MODEL_REGISTRY", "create_model",
         "ObsShape", "ActionKind",

@@ -50,6 +50,8 @@ def main_config(**policy):
             "other": {"replay_buffer": {"replay_buffer_size": 100}},
         },
     }
+    if policy.get("on_policy"):
+        del main["policy"]["learn"]["update_per_collect"]
     for key, value in policy.items():
         main["policy"].setdefault(key, {})
         if isinstance(value, dict):

@@ -301,7 +301,8 @@ def test_buffers_are_created_by_name(tmp_path):
         "episode": EpisodeReplayBuffer,
         "advanced": AdvancedReplayBuffer,
     }
-    assert {name: get_buffer_cls({"type": name}) for name in BUFFER_REGISTRY} == names
+    assert set(names) <= set(BUFFER_REGISTRY)
+    assert {name: get_buffer_cls({"type": name}) for name in names} == names
     with pytest.raises(RegistryError, match="naive"):
         create_buffer({"type": "naiv"})
 
