@@ -6,7 +6,7 @@ import pytest
 
 from tests.faults.classic_faults import killed_classic
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 @pytest.mark.timeout(300)

@@ -47,7 +47,7 @@ def learn_until_one_is_lost(rank, *, lost, how):
         (0, "SIGKILL", "rank 0, which stores the group's state, cannot be reached"),
         (1, "SIGSTOP", "rank 1 gives no sign of life"),
         (1, "raises", "rank 1 has failed: ValueError: no more data"),
-        (1, "ends", "rank 1 has ended"),
+        pytest.param(1, "ends", "rank 1 has ended", marks=pytest.mark.slow),
     ],
 )
 def test_the_other_ranks_end_within_the_deadline_and_name_the_lost_one(lost, how, named):
