@@ -19,6 +19,8 @@ from tests.faults.raw_peer import RawPeer
 
 __all__ = ["soak"]
 
+_N_SPARE_THREADS = 2
+
 _SEED = 17
 _KINDS = ("kill", "hang", "noise")
 
@@ -70,8 +72,11 @@ def soak(
         lives = learner.alive
     result.check("the receiver survives", f"{lives}, {faults} faults", lives)
     result.check("no acknowledged message lost, none duplicated", verdict, verdict.clean)
+    # The transport starts up to two spare threads when one of its threads is held up.
     result.check(
-        "number of threads constant", f"{before[0]} before, {after[0]} after", after[0] <= before[0]
+        "number of threads constant, apart from two spare ones",
+        f"{before[0]} before, {after[0]} after",
+        after[0] <= before[0] + _N_SPARE_THREADS,
     )
     result.check(
         "number of file descriptors constant",
