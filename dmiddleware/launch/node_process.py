@@ -84,6 +84,7 @@ class _NodeProcess:
         self._progress = Progress()
         self._progressed_at = time.monotonic()
         self._done = threading.Event()
+        self._reporting = threading.Lock()
         self._status = os.fdopen(config.status_fd, "wb", buffering=0)
         self._clock = _WatchedClock()
         plan = config.plan
@@ -111,6 +112,7 @@ class _NodeProcess:
             role_index=plan.role_index,
             n_ranks=1 if plan.ranks is None else plan.ranks.size,
             on_failure=self._note_failure,
+            on_end=self._report,
         )
 
     def run(self) -> int:
@@ -189,6 +191,11 @@ class _NodeProcess:
             self._report()
 
     def _report(self) -> None:
+        # The launcher keeps the status that arrives last, so it must also be the newest.
+        with self._reporting:
+            self._send_status()
+
+    def _send_status(self) -> None:
         progress = self._node.progress()
         status = NodeStatus(
             phase=self._phase,
@@ -201,6 +208,7 @@ class _NodeProcess:
             peers=len(self._router.peers()),
             reason=(self._node.stop_reason or self._stop_reason)[:_LONGEST_TEXT],
             run_is_over=self._node.ends_run,
+            decided_end=self._node.decided_end,
             idle_s=self._idle_s(progress),
             error=self._error,
             where=self._where,

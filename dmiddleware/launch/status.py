@@ -21,6 +21,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
         peers: number of connected peers.
         reason: why its task stopped; empty while it runs.
         run_is_over: whether its task stopped together with the whole run.
+        decided_end: whether the whole run stopped because of its task.
         idle_s: seconds since the main thread last made progress or waited for a peer.
         error: the error that ended it, on one line.
         where: the line of the program that raised the error, as ``file:line``; empty: not known.
@@ -37,6 +38,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     peers: int = 0
     reason: str = ""
     run_is_over: bool = False
+    decided_end: bool = False
     idle_s: float = 0.0
     error: str = ""
     where: str = ""

@@ -39,6 +39,9 @@ class _StoppableTask(Protocol):
     @property
     def ends_run(self) -> bool: ...
 
+    @property
+    def decided_end(self) -> bool: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -72,6 +75,7 @@ class CurrentNode:
         n_ranks: how many processes the launcher has started to learn as one.
         on_failure: called with the error of a task when it leaves :meth:`Task.run`, before the
             task is closed.
+        on_end: called when a task ends the whole run, before the peers know.
     """
 
     def __init__(
@@ -86,8 +90,10 @@ class CurrentNode:
         role_index: int | None = None,
         n_ranks: int = 1,
         on_failure: Callable[[BaseException], None] | None = None,
+        on_end: Callable[[], None] | None = None,
     ) -> None:
         self._on_failure = on_failure
+        self._on_end = on_end
         self.router = router
         self.roles = roles
         self.labels = labels
@@ -148,6 +154,11 @@ class CurrentNode:
         if self._on_failure is not None:
             self._on_failure(error)
 
+    def note_end(self) -> None:
+        """Report that a task ends the whole run."""
+        if self._on_end is not None:
+            self._on_end()
+
     def register(self, task: _StoppableTask) -> None:
         """Add a task of this process; if the process was already asked to stop, stop the task."""
         with self._lock:
@@ -198,6 +209,11 @@ class CurrentNode:
     def ends_run(self) -> bool:
         """Whether a task was asked to stop together with the tasks of the peers."""
         return any(task.ends_run for task in list(self._tasks))
+
+    @property
+    def decided_end(self) -> bool:
+        """Whether the whole run ends because of a task of this process."""
+        return any(task.decided_end for task in list(self._tasks))
 
     def progress(self) -> Progress:
         """Return the progress of the tasks; each counter is the highest among them."""

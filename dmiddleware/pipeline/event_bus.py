@@ -96,6 +96,15 @@ class EventRouter(Protocol):
         """Return the node ids of the connected peers."""
         ...
 
+    def subscribers(self, name: str, *, timeout_s: float = 0.0) -> Collection[int]:
+        """Return the node ids of the peers that subscribe to an event.
+
+        Args:
+            name: the event.
+            timeout_s: how long to wait for connected peers that have announced nothing yet.
+        """
+        ...
+
     def counters(self) -> Mapping[str, float]:
         """Return counters of sent and received data, by event and by peer, for logging."""
         ...

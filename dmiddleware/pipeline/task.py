@@ -52,6 +52,8 @@ C = TypeVar("C", bound=Context)
 _logger = logging.getLogger(__name__)
 
 _STOPPED = Event("task.stopped")
+# How long the end of a run waits until peers that have just connected can be told.
+_ANNOUNCED_S = 1.0
 
 
 class _PeerStop(NamedTuple):
@@ -177,7 +179,9 @@ class Task(Generic[C]):
         self._stop = StopRequest()
         self._held_stop: StopRequest | None = None
         self._relayed_stop: _PeerStop | None = None
-        self._relays = True
+        self._told_of_stop: set[int] = set()
+        self._telling = threading.Lock()
+        self._has_stopped_peers = False
         self._in_last_step = False
         self._is_running = False
         self._is_set_up = False
@@ -187,6 +191,7 @@ class Task(Generic[C]):
         if router is not None:
             self.on(_STOPPED, self._on_peer_stopped)
             self.on("node.left", self._on_peer_left)
+            self.on("node.rejoined", self._on_peer_rejoined)
         if node is not None:
             node.register(self)
 
@@ -256,6 +261,11 @@ class Task(Generic[C]):
     def ends_run(self) -> bool:
         """Whether the task was asked to stop together with the tasks of the peers."""
         return self._stop.reason is not None and not self._stop.only_local
+
+    @property
+    def decided_end(self) -> bool:
+        """Whether the whole run ends because of this task, and not because of a peer's."""
+        return self.ends_run and self._stop.origin is None
 
     def add_role(self, role: str) -> None:
         """Add a role of this process, from the next :meth:`run` on.
@@ -667,19 +677,37 @@ class Task(Generic[C]):
         _logger.warning("%s: stopping after this step; send it again to stop now", reason)
 
     def _stop_peers(self) -> None:
-        """Stop the tasks of the peers, unless a peer stopped this one."""
+        """Stop the tasks of the peers that do not know of the stop yet, such as late ones."""
         stop = self._stop
-        if self.router is not None and not stop.only_local and stop.origin is None:
-            assert stop.reason is not None
-            self._relays = False
-            self._send_stop(_PeerStop(self.router.node_id, stop.reason, stop.ok, stop.final))
+        if self.router is None or stop.only_local or stop.reason is None:
+            return
+        self._has_stopped_peers = True
+        if self._node is not None:
+            self._node.note_end()
+        node_id = self.router.node_id if stop.origin is None else stop.origin
+        subscribers = self.router.subscribers(_STOPPED.name, timeout_s=_ANNOUNCED_S)
+        self._send_stop(_PeerStop(node_id, stop.reason, stop.ok, stop.final), subscribers)
 
-    def _send_stop(self, stop: _PeerStop) -> None:
+    def _send_stop(self, stop: _PeerStop, subscribers: Collection[int]) -> None:
         assert self.router is not None
         node_id, reason, ok, final = stop
         sender = self.router.node_id
+        with self._telling:
+            peers = {*subscribers} - {node_id, *self._told_of_stop}
+            self._told_of_stop |= peers
+        if not peers:
+            return
         try:
-            self.emit(_STOPPED, node_id, reason, ok, final=final, sender=sender, only_remote=True)
+            self.emit(
+                _STOPPED,
+                node_id,
+                reason,
+                ok,
+                final=final,
+                sender=sender,
+                only_remote=True,
+                to=peers,
+            )
         except DMiddlewareError as error:
             _logger.warning("failed to stop the tasks of the peers: %s", error)
 
@@ -699,6 +727,11 @@ class Task(Generic[C]):
         if stop is not None and stop.node_id == node_id:
             self._accept_stop(stop, node_id)
 
+    def _on_peer_rejoined(self, node_id: int, new_incarnation: bool) -> None:
+        if new_incarnation:
+            with self._telling:
+                self._told_of_stop.discard(node_id)
+
     def _accept_stop(self, stop: _PeerStop, sender: int) -> None:
         """Stop because of a peer, and at once stop those that it may not reach."""
         assert self.router is not None
@@ -706,9 +739,9 @@ class Task(Generic[C]):
         if request.reason is None:
             request.make(stop.reason, ok=stop.ok, final=stop.final, origin=stop.node_id)
             self._wake()
-        if self._relays and not {sender}.issuperset(self.router.peer_ids()):
-            self._relays = False
-            self._send_stop(stop)
+        with self._telling:
+            self._told_of_stop.add(sender)
+        self._send_stop(stop, self.router.subscribers(_STOPPED.name))
 
     def _request(self) -> StopRequest:
         """Return what a stop changes: the request that waits, if stops are held."""
@@ -862,6 +895,8 @@ class Task(Generic[C]):
         closers = [layer.close for layer in reversed(self._layers)]
         errors = _call_all(closers)
         errors += self._lifecycle.close()
+        if self._has_stopped_peers:
+            errors += _call_all([self._stop_peers])
         in_order = self._stop.ok and not (self._node is not None and self._node.interrupted)
         close_events = functools.partial(self.events.close, in_order=in_order)
         errors += _call_all([*(branches.close for branches in self._branches), close_events])

@@ -384,6 +384,18 @@ class Router:
         """Return the node ids of the connected peers, sorted."""
         return sorted(int(identity.node_id) for identity in self.peers())
 
+    def subscribers(self, name: str, *, timeout_s: float = 0.0) -> list[int]:
+        """Return the node ids of the peers that subscribe to an event, sorted.
+
+        Args:
+            name: the event.
+            timeout_s: how long to wait for connected peers that have announced nothing yet.
+        """
+        engine, node = self._engine, self._node
+        with engine.lock:
+            engine.clock.wait_for(engine.members, self._have_peers_announced, timeout_s)
+            return sorted(int(node_id) for node_id in node.subscriptions.subscribers(name))
+
     def wait_for_peers(self, count: int, *, timeout_s: float) -> list[Identity]:
         """Wait until at least ``count`` peers are connected and have announced subscriptions.
 
@@ -458,6 +470,10 @@ class Router:
             for prefix, one in counted
             for name, value in asdict(one).items()
         }
+
+    def _have_peers_announced(self) -> bool:
+        node = self._node
+        return all(node.peers[peer.node_id].has_announced for peer in node.connected_peers())
 
     def _check_held(self) -> None:
         """Keep events that arrive before the program has subscribed to them.

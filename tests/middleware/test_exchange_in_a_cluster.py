@@ -242,6 +242,39 @@ def test_a_hub_relays_a_stop_before_its_own_step_has_ended() -> None:
         assert cluster.join(2, timeout_s=1.0) == {2: "node 1: solved"}
 
 
+def test_a_node_that_joins_a_hub_that_has_been_stopped_is_stopped_too() -> None:
+    waiting = threading.Condition()
+
+    class SlowToClose:
+        def __init__(self, task: Task[Any]) -> None:
+            self.task = task
+
+        def __call__(self, ctx: OnlineRLContext) -> None:
+            with waiting:
+                self.task.clock.wait_for(waiting, lambda: False, 0.1)
+
+        def close(self) -> None:
+            if is_hub(self.task):
+                with waiting:
+                    self.task.clock.wait_for(waiting, lambda: False, 10.0)
+
+    def is_hub(task: Task[Any]) -> bool:
+        return task.router is not None and task.router.node_id == 0
+
+    def program() -> str | None:
+        with Task(OnlineRLContext()) as task:
+            task.use(SlowToClose(task)).run()
+        return task.stop_reason
+
+    with Cluster(program, n=3, topology="star") as cluster:
+        cluster.start(0, 1)
+        cluster.run_for(1.0)
+        stop(cluster, 1, "it diverged")
+        cluster.run_for(3.0)
+        cluster.start(2)
+        assert cluster.join(0, 2, timeout_s=60.0) == dict.fromkeys((0, 2), "node 1: it diverged")
+
+
 def test_a_stop_reaches_a_node_whose_link_to_its_sender_is_cut() -> None:
     training = Training()
     with Cluster(training, roles={"learner": 1, "collector": 2}) as cluster:

@@ -81,6 +81,29 @@ PROGRAM = """
                 task.on("node.left", lambda *args, **kwargs: left.set())
             task.use(act).run()
 
+    def end_in_the_first_step():
+        first = not Path("started").exists()
+
+        class Learner:
+            roles = [Role.LEARNER]
+
+            def __call__(self, ctx):
+                Path("started").touch()
+                if first:
+                    raise RuntimeError("cannot learn")
+                ctx.task.stop("all done")
+
+            def close(self):
+                # The evaluator ends before this process, which has taken one step.
+                threading.Event().wait(0.0 if first else 2.0)
+
+        @middleware(roles=[Role.EVALUATOR])
+        def evaluate(ctx):
+            threading.Event().wait(0.01)
+
+        with Task(Context()) as task:
+            task.use(Learner()).use(evaluate).run()
+
     def without_a_collector():
         fails_then_another_ends_it(Role.COLLECTOR)
 
@@ -201,6 +224,12 @@ def test_a_node_is_not_restarted_when_others_have_ended_the_run(
         assert code == 0, text
         assert "node 0 (collector) is no longer needed: the run is over" in text
     assert "peers within" not in text
+
+
+def test_a_restarted_learner_may_end_the_run_in_its_first_step(tmp_path: Path) -> None:
+    code, text = ditask(tmp_path, "end_in_the_first_step", "--on-failure", "restart")
+    assert code == 0, text
+    assert "restart 1 of 3" in text
 
 
 def test_a_node_that_lost_its_peers_is_stopped_when_the_run_is_over(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_signal_can_stop_the_node_while_a_task_is_registered() -> None:
     reasons: list[str] = []
 
     class Registered:
-        ctx, stop_reason, stopped_ok, ends_run = Context(), None, True, False
+        ctx, stop_reason, stopped_ok, ends_run, decided_end = Context(), None, True, False, False
 
         def stop(
             self, reason: str, *, ok: bool = True, only_local: bool = False, final: bool = True
@@ -103,8 +103,10 @@ def test_a_node_knows_whether_it_stops_alone_or_with_the_run() -> None:
         assert not node.ends_run
         first.stop("asked to leave", only_local=True)
         assert not node.ends_run
+        assert not node.decided_end
         second.stop("all is done")
         assert node.ends_run
+        assert node.decided_end
 
 
 class Mail:

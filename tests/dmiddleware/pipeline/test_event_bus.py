@@ -626,6 +626,9 @@ class WireEnd:
     def subscribe(self, name, *, active):
         (self.names.add if active else self.names.discard)(name)
 
+    def subscribers(self, name, *, timeout_s=0.0):
+        return [end.node_id for end in self.wire.ends if end is not self and name in end.names]
+
     def emit(self, event, args, kwargs, *, to=None):
         peers = [
             end
