@@ -251,6 +251,9 @@ class _Node:
                 "refused": refused,
                 "peers": router.peer_ids(),
                 "copies": copies,
+                "io_threads": sum(
+                    thread.name.startswith("router-io-") for thread in threading.enumerate()
+                ),
                 "traffic": {name: dataclasses.asdict(x) for name, x in router.traffic().items()},
                 "peer_traffic": {
                     node: dataclasses.asdict(x) for node, x in router.peer_traffic().items()
