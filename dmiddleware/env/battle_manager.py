@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from dmiddleware.closing import Closing
 from dmiddleware.env.contract import check_flag, close_quietly
 from dmiddleware.env.env_state import MissingObjectError, get_state, set_state
 from dmiddleware.env.episode_goal import EpisodeGoal
@@ -115,7 +114,7 @@ class BattleTimestep:
     abnormal: bool = False
 
 
-class BattleEnvManager(EpisodeGoal):
+class BattleEnvManager(Closing, EpisodeGoal):
     """Steps several games of one kind, in this process.
 
     A new manager is closed; :meth:`launch`, or entering a ``with`` block, makes the games and
@@ -280,14 +279,6 @@ class BattleEnvManager(EpisodeGoal):
             self.launch()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def reset(self, env_ids: Iterable[int] | None = None) -> None:
         """Start new episodes in some games (None means all), and give up their current ones.
 
@@ -444,14 +435,11 @@ class BattleEnvManager(EpisodeGoal):
     def _restart(self, env_id: int, doing: str, error: Exception) -> None:
         """Replace a game that failed by a new one, and reset it."""
         while True:
-            details = "".join(traceback.format_exception(error))
-            summary = EnvCrashed(f"raised {type(error).__name__}: {error}")
-            self._failures.record_failure(env_id, doing, summary, details)
+            self._failures.record_exception(env_id, doing, error)
             close_quietly(self._envs[env_id])
             if self._seeds is not None:
-                # With the first seed, the same failure would happen again.
-                count = self._failures.restarts_of(env_id)
-                self._pending_seeds[env_id] = derive_seed(self._seeds[env_id], "restart", count)
+                seed = self._failures.restart_seed(env_id, self._seeds[env_id])
+                self._pending_seeds[env_id] = seed
             try:
                 self._envs[env_id] = self._made(env_id)
                 self._start(env_id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self, TypeGuard
 
 import gymnasium as gym
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
+from dmiddleware.closing import Closing
 from dmiddleware.env.batching import (
     NestedArrays,
     has_items,
@@ -47,7 +47,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-class BaseEnvManager(EpisodeGoal, ABC):
+class BaseEnvManager(Closing, EpisodeGoal, ABC):
     """Steps several envs of one kind at once.
 
     A new manager is closed. :meth:`launch`, or entering a ``with`` block, makes the envs and resets
@@ -136,14 +136,6 @@ class BaseEnvManager(EpisodeGoal, ABC):
         if self.closed:
             self.launch()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # Spaces and seeds
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import traceback
 
 from dmiddleware.errors import ConfigError, EnvCrashed, EnvError, EnvTimeout
+from dmiddleware.seeding import derive_seed
 
 __all__ = ["FailureBudget"]
 
@@ -77,6 +79,16 @@ class FailureBudget:
             self._max_retry,
             details,
         )
+
+    def record_exception(self, env_id: int, doing: str, error: Exception) -> None:
+        """Count and log an exception that an env has raised; see :meth:`record_failure`."""
+        summary = EnvCrashed(f"raised {type(error).__name__}: {error}")
+        details = "".join(traceback.format_exception(error))
+        self.record_failure(env_id, doing, summary, details)
+
+    def restart_seed(self, env_id: int, seed: int) -> int:
+        """Return the seed of a restarted env; with its first one, it would fail again."""
+        return derive_seed(seed, "restart", self.restarts_of(env_id))
 
     def record_episode(self, env_id: int) -> None:
         """Reset an env's count of failures in a row, because it finished an episode."""

@@ -29,7 +29,6 @@ from dmiddleware.env.manager import BaseEnvManager, check_env_fns
 from dmiddleware.env.restart_limit import FailureBudget
 from dmiddleware.env.timestep import BatchedTimestep, StepInfo
 from dmiddleware.errors import EnvCrashed, EnvError, EnvProtocolError, StructureError
-from dmiddleware.seeding import derive_seed
 
 __all__ = ["SyncEnvManager", "EnvFn"]
 
@@ -253,14 +252,11 @@ class SyncEnvManager(BaseEnvManager):
     def _restart(self, env_id: int, doing: str, error: Exception) -> tuple[Any, Any]:
         """Replace an env that failed by a new one, and reset it."""
         while True:
-            details = "".join(traceback.format_exception(error))
-            summary = EnvCrashed(f"raised {type(error).__name__}: {error}")
-            self._failures.record_failure(env_id, doing, summary, details)
+            self._failures.record_exception(env_id, doing, error)
             close_quietly(self._envs[env_id])
             if self._seeds is not None:
-                # With the first seed, the same failure would happen again.
-                count = self._failures.restarts_of(env_id)
-                self._pending_seeds[env_id] = derive_seed(self._seeds[env_id], "restart", count)
+                seed = self._failures.restart_seed(env_id, self._seeds[env_id])
+                self._pending_seeds[env_id] = seed
             try:
                 env = self._env_fns[env_id]()
                 self._envs[env_id], self._steps[env_id] = env, env.step

@@ -7,10 +7,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
-from dmiddleware.config import Configurable, Option, Range, positive, text
+from dmiddleware.closing import Closing
+from dmiddleware.config import Configurable, Option, mapping, positive, text
 from dmiddleware.errors import (
     ConfigError,
     RequestFailed,
@@ -26,8 +26,6 @@ _RETRY_S: Final = 0.5
 _COMMON: Final = ("learner_step", "buffer_id", "task_id", "learner_done", "cur_learner_iter")
 """The keys whose values all learners share."""
 
-_dictionary: Final = Range("a dictionary", lambda value: isinstance(value, Mapping))
-
 
 class _CoordinatorSide(Slave):
     """Gives the coordinator's tasks to the aggregator."""
@@ -42,7 +40,7 @@ class _CoordinatorSide(Slave):
         return self._process(task)
 
 
-class LearnerAggregator(Configurable):
+class LearnerAggregator(Closing, Configurable):
     """Makes several learners look like one: a slave of the coordinator, and the learners' master.
 
     A task is given to all learners. Their demands for data are added, and the data is split in the
@@ -61,9 +59,9 @@ class LearnerAggregator(Configurable):
     """
 
     config: ClassVar[dict[str, Any]] = {
-        "slave": Option({}, _dictionary, "arguments of the slave, towards the coordinator"),
-        "master": Option({}, _dictionary, "arguments of the master, towards the learners"),
-        "learner": Option({}, _dictionary, "the learners: `{name: [id, host, port]}`"),
+        "slave": Option({}, mapping, "arguments of the slave, towards the coordinator"),
+        "master": Option({}, mapping, "arguments of the master, towards the learners"),
+        "learner": Option({}, mapping, "the learners: `{name: [id, host, port]}`"),
         "max_retry_second": Option(
             60.0, positive, "how long to wait for the learners at the start, in seconds"
         ),
@@ -124,14 +122,6 @@ class LearnerAggregator(Configurable):
     def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"LearnerAggregator({', '.join(self._learners)})"

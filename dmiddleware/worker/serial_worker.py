@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from dmiddleware.closing import Closing
 from dmiddleware.config import Configurable
 from dmiddleware.errors import ConfigError
 from dmiddleware.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder, table
@@ -29,7 +29,7 @@ class Closable(Protocol):
         """Release its resources."""
 
 
-class SerialWorker(Configurable, ABC, Generic[M, E]):
+class SerialWorker(Closing, Configurable, ABC, Generic[M, E]):
     """A policy in envs, in this process, with a text log and a TensorBoard writer.
 
     Args:
@@ -121,17 +121,6 @@ class SerialWorker(Configurable, ABC, Generic[M, E]):
             self._env.close()
         self._writer.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._instance_name!r})"
 
@@ -169,7 +158,7 @@ def get_worker_cls(
 
 
 def spread(name: str, values: list[float]) -> dict[str, float]:
-    """Return mean, standard deviation, maximum and minimum; nothing if there are no values."""
+    """Return mean, standard deviation, maximum and minimum; empty without values."""
     if not values:
         return {}
     return {

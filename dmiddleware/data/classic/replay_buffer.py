@@ -8,11 +8,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch.distributed as dist
 
+from dmiddleware.closing import Closing
 from dmiddleware.config import Configurable, Option, at_least, count, optional, switch
 from dmiddleware.data.buffer import check_state
 from dmiddleware.data.buffer_middleware import clone_object
@@ -27,7 +27,7 @@ _BETWEEN_WARNINGS_S = 60.0
 _PERIOD_S = 60.0
 
 
-class IBuffer(Configurable, ABC):
+class IBuffer(Closing, Configurable, ABC):
     """Base class of the classic replay buffers: a :class:`~dmiddleware.data.DequeBuffer` and logs.
 
     Methods hold a lock, so several threads may share a buffer. The buffer starts no thread: the
@@ -128,17 +128,6 @@ class IBuffer(Configurable, ABC):
             if self._tracked is not None:
                 self._tracked.release_all()
             self._writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def push(self, data: Any, cur_collector_envstep: int) -> bool:
         """Append items; a full buffer drops its oldest ones.

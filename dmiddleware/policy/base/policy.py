@@ -18,9 +18,9 @@ from torch import nn
 from dmiddleware.config import (
     Configurable,
     Option,
-    Range,
     at_least,
     check_value,
+    mapping,
     optional,
     switch,
 )
@@ -159,7 +159,7 @@ class Policy(Configurable):
         ),
         "model": Option(
             {},
-            Range("a dictionary", lambda value: isinstance(value, Mapping)),
+            mapping,
             "the network: `type` (a registered name) and the arguments of its class",
             keyword=None,
         ),

@@ -8,11 +8,11 @@ import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 from easydict import EasyDict
 
+from dmiddleware.closing import Closing
 from dmiddleware.config import Configurable, Option, Range, at_least, count, positive, switch, text
 from dmiddleware.errors import ConfigError, TaskFail
 from dmiddleware.registry import Registry
@@ -75,7 +75,7 @@ class Job:
         return {"task_id": self.task_info["task_id"], "buffer_id": self.task_info["buffer_id"]}
 
 
-class CommWorker(Configurable, ABC, Generic[J]):
+class CommWorker(Closing, Configurable, ABC, Generic[J]):
     """Runs the tasks of a coordinator, one at a time.
 
     The callbacks ``deal_with_*`` are called by a transport: by the HTTP server, or by a
@@ -146,14 +146,6 @@ class CommWorker(Configurable, ABC, Generic[J]):
     def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._uid!r})"

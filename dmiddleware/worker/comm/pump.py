@@ -6,9 +6,9 @@ import logging
 import threading
 import time
 import traceback
-from types import TracebackType
 from typing import Any, Final, Self
 
+from dmiddleware.closing import Closing
 from dmiddleware.errors import ConfigError, DeliveryTimeout, TaskFail
 from dmiddleware.worker.comm.comm_worker import CommWorker, Job
 from dmiddleware.worker.comm.link import Link
@@ -36,7 +36,7 @@ _CHECK_S: Final = 0.5
 _log = logging.getLogger(__name__)
 
 
-class WorkerPump:
+class WorkerPump(Closing):
     """Passes a coordinator's messages to a worker, and the worker's reports to the coordinator.
 
     One thread receives, another one sends what the worker reports. Close the worker first, and then
@@ -98,14 +98,6 @@ class WorkerPump:
     def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _receive(self) -> None:
         while not self._closed:

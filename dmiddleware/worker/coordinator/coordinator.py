@@ -9,17 +9,18 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
 from easydict import EasyDict
 
+from dmiddleware.closing import Closing
 from dmiddleware.config import (
     Configurable,
     Option,
     Range,
     at_least,
     count,
+    mapping,
     optional,
     positive,
     text,
@@ -68,11 +69,10 @@ _MOST_DATA_IDS: Final = 65_536
 _LINK_CLOSE_S: Final = 5.0
 _VERSION: Final = 1
 
-_mapping = Range("a dictionary", lambda value: isinstance(value, Mapping))
 _port = Range("a port", lambda value: type(value) is int and 0 <= value < 2**16)
 
 
-class Coordinator(Configurable):
+class Coordinator(Closing, Configurable):
     """Gives the commander's tasks to workers, and passes step data from collectors to learners.
 
     The coordinator owns the link to the workers, the store of their step data, the commander and
@@ -124,9 +124,9 @@ class Coordinator(Configurable):
         "my_address": Option(
             None, optional(text), "address at which workers reach this host (HTTP); None: host"
         ),
-        "collector": Option({}, _mapping, "`{name: [id, host, port]}` of the collectors (HTTP)"),
-        "learner": Option({}, _mapping, "`{name: [id, host, port]}` of the learners (HTTP)"),
-        "operator_server": Option({}, _mapping, "not supported; use `ditask --platform k8s`"),
+        "collector": Option({}, mapping, "`{name: [id, host, port]}` of the collectors (HTTP)"),
+        "learner": Option({}, mapping, "`{name: [id, host, port]}` of the learners (HTTP)"),
+        "operator_server": Option({}, mapping, "not supported; use `ditask --platform k8s`"),
     }
 
     def __init__(
@@ -315,14 +315,6 @@ class Coordinator(Configurable):
         if self._state == "new":
             self.start()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Coordinator({self._exp_name!r}, {self._state})"

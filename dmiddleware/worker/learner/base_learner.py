@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from easydict import EasyDict
 
+from dmiddleware.closing import Closing
 from dmiddleware.config import (
     Configurable,
     Option,
@@ -58,7 +58,7 @@ _BUFFER_KEYS = ("replay_buffer_idx", "replay_unique_id", "index")
 _TIMES = ("train_time", "data_time")
 
 
-class BaseLearner(Configurable):
+class BaseLearner(Closing, Configurable):
     """Trains a policy: ``before_run → (before_iter → forward → after_iter)* → after_run``.
 
     Either call :meth:`train` with each batch, or let :meth:`start` run the loop over a data loader.
@@ -412,17 +412,6 @@ class BaseLearner(Configurable):
     def _close_loader(self) -> None:
         if self._loader is not None:
             self._loader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._instance_name!r}, iteration {self.train_iter})"

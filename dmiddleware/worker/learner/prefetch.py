@@ -15,9 +15,9 @@ from concurrent.futures import (
     ThreadPoolExecutor,
 )
 from multiprocessing import get_context
-from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
+from dmiddleware.closing import Closing
 from dmiddleware.errors import ConfigError, NotEnoughData
 
 __all__ = ["LoaderClosed", "PrefetchLoader"]
@@ -25,7 +25,7 @@ __all__ = ["LoaderClosed", "PrefetchLoader"]
 GetData: TypeAlias = Callable[[int], "list[Callable[[], Any]] | None"]
 
 
-class PrefetchLoader:
+class PrefetchLoader(Closing):
     """Iterates over batches whose samples are loaded by workers, in order.
 
     One thread calls ``get_data``. With workers, it does so for the next batches, and the workers
@@ -121,17 +121,6 @@ class PrefetchLoader:
         # If get_data hangs, its daemon thread stays until the process ends.
         if self._feeder is not threading.current_thread():
             self._feeder.join(timeout=1.0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _loaded(self, future: Future[Any]) -> Any:
         try:

@@ -30,8 +30,8 @@ class MarineParallelCollector(ZerglingParallelCollector):
     (:class:`~dmiddleware.env.BattleEnv`), as ``"module:name"``; when evaluating, it is an env of
     one player, as for zergling. A transition of a player runs from its move to its own next turn.
     The transitions of active players (``policy_update_flag``) become samples; the others' weights
-    are loaded once, and their transitions are not stored. Each game is counted by the result of the
-    left player, who is the first.
+    are loaded once, and their transitions are not stored. The result of a
+    game is that of the left player, who moves first.
 
     Args:
         cfg: see :class:`TrajectoryCollector`. ``policy``, ``policy_update_path`` and

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from gymnasium.envs.registration import load_env_creator
 
-from dmiddleware.config import Option, Range, above, anything, one_of
+from dmiddleware.config import Option, above, anything, mapping, one_of
 from dmiddleware.errors import ConfigError, WaitTimeout
 from dmiddleware.policy import CollectMode, EvalMode, create_policy
 from dmiddleware.rollout.stepper import first_episode_id
@@ -63,7 +63,7 @@ class TrajectoryCollector(BaseParallelCollector):
         "collect_setting": Option({}, anything, "keyword arguments of the policy's forward"),
         "env": Option(
             {},
-            Range("a dictionary", lambda value: isinstance(value, Mapping)),
+            mapping,
             "`id`, `kwargs`, `wrappers`, `mode`, `env_num`, `seed` and `manager.episode_num`",
         ),
     }

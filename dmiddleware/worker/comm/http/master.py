@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
+from dmiddleware.closing import Closing
 from dmiddleware.errors import ConfigError, RequestFailed, WaitTimeout
 from dmiddleware.worker.comm.http.client import HttpClient
 from dmiddleware.worker.comm.http.server import Code, HttpServer, Refusal, Route
@@ -315,7 +316,7 @@ class SlaveConnection:
                 self._task = None
 
 
-class Master:
+class Master(Closing):
     """Connects to slaves over HTTP and gives them tasks.
 
     Args:
@@ -466,14 +467,6 @@ class Master:
     def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def check_open(self) -> None:
         """Check that slaves can reach this master.

@@ -7,9 +7,9 @@ import secrets
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Final, Self
 
+from dmiddleware.closing import Closing
 from dmiddleware.errors import (
     ConfigError,
     ConnectionRefuse,
@@ -48,7 +48,7 @@ class _Connection:
         return task_id in (self.task_id, self.last_task_id)
 
 
-class Slave:
+class Slave(Closing):
     """Does the tasks of one master at a time, which connects to it over HTTP.
 
     Subclasses override :meth:`_process_task`, and may override the other hooks. All hooks are
@@ -162,14 +162,6 @@ class Slave:
     def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _process_task(self, task: dict[str, Any]) -> Mapping[str, Any]:
         """Do a task; subclasses override it.

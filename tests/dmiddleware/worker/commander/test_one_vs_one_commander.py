@@ -36,21 +36,6 @@ def main_config(folder, stop_value=0.8, **league):
     }
 
 
-class Now:
-    """A clock that tests set."""
-
-    def __init__(self):
-        self.s = 0.0
-
-    def __call__(self):
-        return self.s
-
-
-@pytest.fixture
-def now():
-    return Now()
-
-
 @pytest.fixture
 def commander(tmp_path, now):
     made = create_parallel_commander(main_config(tmp_path), clock=now)

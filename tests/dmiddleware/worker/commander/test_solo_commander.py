@@ -8,6 +8,7 @@ import pytest
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.worker import SoloCommander, create_parallel_commander
+from tests.dmiddleware.worker.commander.now import Now
 
 ID = r"[A-Za-z0-9_.-]+"
 
@@ -34,21 +35,6 @@ def main_config(stop_value=195, **commander):
             },
         },
     }
-
-
-class Now:
-    """A clock that tests set."""
-
-    def __init__(self):
-        self.s = 0.0
-
-    def __call__(self):
-        return self.s
-
-
-@pytest.fixture
-def now():
-    return Now()
 
 
 @pytest.fixture
