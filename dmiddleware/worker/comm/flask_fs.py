@@ -218,6 +218,13 @@ class FlaskFileSystemCollector(_FlaskFileSystemWorker, BaseCommCollector):
         self._not_taken: deque[dict[str, Any]] = deque()
         self._failure: TaskFail | None = None
 
+    def close(self) -> None:
+        """Abandon the current task with its data, and stop to listen; may be called twice."""
+        try:
+            super().close()
+        finally:
+            self._drop()
+
     def result_not_taken(self, name: str, result: Mapping[str, Any]) -> None:
         """Keep reports for the next request; delete their data if their task is gone."""
         if name != "collector_data_task" or "pending" in result or "task_id" not in result:

@@ -29,9 +29,12 @@ PROGRAM = """
             task.use(lambda ctx: None).run()
 
     def stay():
-        with Task(Context()) as task:
+        def sleep(ctx):
             print("running", flush=True)
-            task.use(lambda ctx: time.sleep(600)).run()
+            time.sleep(600)
+
+        with Task(Context()) as task:
+            task.use(sleep).run()
 
     def speak_once():
         print("last words", flush=True)

@@ -326,6 +326,17 @@ def test_reports_that_nobody_took_are_repeated_or_deleted_with_their_task(
         assert files(cfg["path_data"]) == []
 
 
+def test_reports_that_nobody_took_are_deleted_with_their_worker(
+    cfg: dict[str, Any], store: FileStore
+) -> None:
+    with Scripted(cfg, wait) as worker:
+        worker.process_task({"name": "collector_start_task", "task_info": collector_task()})
+        result = {"task_id": "c", "object_ref": store.put("a", 1), "data_id": "a"}
+        worker.result_not_taken("collector_data_task", result)
+        assert files(cfg["path_data"]) == ["a.safetensors.lz4"]
+    assert files(cfg["path_data"]) == []
+
+
 def test_progress_that_nobody_took_is_reported_again(cfg: dict[str, Any]) -> None:
     with FlaskFileSystemLearner(cfg) as worker:
         worker.process_task({"name": "learner_start_task", "task_info": learner_task()})
