@@ -16,6 +16,7 @@ from typing import Final
 import torch
 
 from dmiddleware.data.batch import Batch, Nested
+from dmiddleware.rl import mask_logit
 
 __all__ = ["ACTION_MASK", "action_mask_of", "masked_logit"]
 
@@ -47,7 +48,4 @@ def masked_logit(logit: torch.Tensor, obs: Nested) -> torch.Tensor:
         obs: the observations ``[…]`` that they were computed from.
     """
     mask = action_mask_of(obs)
-    if mask is None:
-        return logit
-    forbidden = ~mask & mask.any(-1, keepdim=True)
-    return logit.masked_fill(forbidden, torch.finfo(logit.dtype).min)
+    return logit if mask is None else mask_logit(logit, mask)

@@ -136,6 +136,10 @@ def epsilon_greedy(
     """
     rows, n_actions = q.shape[:-1], q.shape[-1]
     if mask is not None:
+        if not bool(mask.any(-1).all()):
+            raise ValueError(
+                "the action mask allows no action in at least one row; allow one in each"
+            )
         explore = torch.rand(rows, generator=generator, device=q.device) < eps
         # The largest of independent uniform numbers is equally likely to be any allowed one.
         lottery = torch.rand(q.shape, generator=generator, device=q.device)

@@ -69,12 +69,6 @@ def test_entropy_and_its_gradient_stay_finite_under_a_mask():
     assert torch.isfinite(logit.grad).all()
 
 
-def test_a_mask_that_allows_nothing_is_rejected():
-    mask = torch.tensor([[True, True], [False, False]])
-    with pytest.raises(ValueError, match="allows no action in at least one row"):
-        mask_logit(torch.zeros(2, 2), mask)
-
-
 def test_drawing_from_a_nan_logit_raises():
     with pytest.raises(RuntimeError, match="nan"):
         categorical_sample(torch.tensor([[0.0, torch.nan]]))
