@@ -55,7 +55,8 @@ class Range:
 
     Args:
         words: the values in words, such as "a positive number".
-        fits: returns whether a value is one of them.
+        fits: returns whether a value is one of them; may raise a :class:`ConfigError` that says
+            what is wrong with it.
     """
 
     words: str
@@ -284,8 +285,11 @@ def check_value(condition: bool, path: str, value: object, wanted: str) -> None:
 def plain_values(value: Any) -> Any:
     """Return a config as YAML and JSON can write it.
 
-    Arrays, tuples and sets become lists; classes and functions become their dotted names.
+    Arrays, tuples and sets become lists, dataclasses become dictionaries; classes and functions
+    become their dotted names.
     """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
     if isinstance(value, Mapping):
         return {str(key): plain_values(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
@@ -343,7 +347,11 @@ class _Merge:
                 return _deep_update(_defaults(default), value)
             return self.into(entry, value, f"{full}.")
         if isinstance(entry, Option):
-            if not entry.range.fits(value):
+            try:
+                fits = entry.range.fits(value)
+            except ConfigError as error:
+                raise ConfigError(f"{self.owner}: {full}: {error}") from None
+            if not fits:
                 raise ConfigError(
                     f"{self.owner}: {full} must be {entry.range.words}, got "
                     + _shown(value, default)

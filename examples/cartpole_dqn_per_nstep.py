@@ -7,6 +7,7 @@ from dmiddleware import Task
 from dmiddleware.data import PrioritySampler, TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import DQNPolicy
+from dmiddleware.rl import Schedule
 from examples.common import command
 from middleware import (
     ContextExchanger,
@@ -47,7 +48,9 @@ def main(
         eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
         buffer = TensorBuffer(
             max_env_step,
-            sampler=PrioritySampler(alpha=0.6, beta=0.4, beta_anneal_steps=20_000),
+            sampler=PrioritySampler(
+                alpha=0.6, beta=Schedule.linear(0.4, 1.0, decay=20_000, by="update")
+            ),
             n_step=policy.nstep,
             seed=task.seed_for("buffer"),
         )

@@ -67,8 +67,7 @@ def config(exp_name: str, stop_value: float) -> dict[str, Any]:
             "gae_lambda": 0.8,
             "model": {"obs_shape": 4, "action_shape": 2, "action_space": "discrete"},
             "learn": {
-                "learning_rate": 1e-3,
-                "lr_anneal_updates": 4000,
+                "learning_rate": {"start": 1e-3, "end": 0.0, "decay": 4000, "by": "update"},
                 "batch_size": 256,
                 "learner": {"train_iterations": 1e9, "hook": {"save_ckpt_after_iter": 100}},
             },

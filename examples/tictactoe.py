@@ -16,7 +16,7 @@ from dmiddleware.data.batch import Value
 from dmiddleware.env import BattleEnvManager, PettingZooAdapter, game_result
 from dmiddleware.model import action_mask_of
 from dmiddleware.policy import BatchedPolicy, DQNPolicy
-from dmiddleware.rl import LinearSchedule
+from dmiddleware.rl import Schedule
 from dmiddleware.seeding import derive_seed
 from dmiddleware.worker import (
     BaseLearner,
@@ -94,7 +94,7 @@ def train(
     buffer = create_buffer(
         {"type": "naive", "replay_buffer_size": 50_000, "seed": seed}, exp_name=exp_name
     )
-    eps = LinearSchedule(1.0, 0.2, 150)
+    eps = Schedule.linear(1.0, 0.2, decay=150)
     learner.call_hook("before_run")
     with collector, evaluator, buffer:
         for iteration in range(1, iterations + 1):

@@ -2,44 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import ChainView, OnlineRLContext, Role
-from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
-from dmiddleware.rl import EpsilonSchedule
+from dmiddleware.policy import CollectMode, DQNPolicy, HasModes, as_collect_mode
+from dmiddleware.rl import epsilon_schedule
+from dmiddleware.schedule import ScheduleCounter, ScheduleType
 from middleware.collect import collectors_of
 from middleware.support.checks import policy_setting
+from middleware.support.counters import RunCounters
 
 __all__ = ["EpsGreedyHandler", "eps_greedy_handler"]
 
 
 class EpsGreedyHandler:
-    """Set the probability of a random action, as a function of the environment steps so far.
+    """Set the probability of a random action, which a schedule lowers during the run.
 
     Args:
         policy: a policy (or its collect mode) whose ``other.eps`` has the values of all options
-            that are left out. Without a policy, they are 1.0, 0.05, 10,000 and linear.
-        start: the probability at step 0.
+            that are left out. Without a policy, they are those of DQN: linear, from 1.0 to 0.05 in
+            10,000 env steps.
+        start: the probability at first.
         end: the probability in the long run.
-        decay_steps: environment steps from ``start`` to ``end`` (linear), or until ``1 / e`` of the
-            difference is left (exponential).
-        kind: the shape of the decay.
+        decay_steps: the length of the way from ``start`` to ``end``, in units of ``by``; if
+            exponential, the length after which ``1 / e`` of the way is left.
+        kind: the shape: ``"constant"``, ``"linear"``, ``"exponential"`` (or ``"exp"``),
+            ``"cosine"`` or ``"piecewise"``; see :class:`~dmiddleware.rl.Schedule`.
+        by: what it depends on: ``"env_step"``, ``"update"`` or ``"progress"``, the part of the
+            chain's :class:`~middleware.TerminationChecker` limits that is reached.
+        points: of a piecewise schedule, pairs of a count and the probability there.
 
     Reads:
         ctx.env_step: environment steps, summed over all collectors.
+        ctx.train_iter: updates of the policy.
 
     Writes:
         ctx.collect_kwargs: the key ``eps``.
 
     Raises:
-        ConfigError: if the policy has no ``other.eps``.
-        ValueError: if a probability is outside ``[0, 1]`` or ``decay_steps`` is not positive.
+        ConfigError: if the policy has no ``other.eps``, a probability is outside ``[0, 1]`` or
+            ``decay_steps`` is not positive.
     """
 
     roles = (Role.COLLECTOR,)
-    reads = ("env_step",)
+    reads = ("env_step", "train_iter")
     writes = ("collect_kwargs",)
 
     def __init__(
@@ -48,10 +56,19 @@ class EpsGreedyHandler:
         *,
         start: float | None = None,
         end: float | None = None,
-        decay_steps: int | None = None,
-        kind: Literal["linear", "exponential", "exp"] | None = None,
+        decay_steps: float | None = None,
+        kind: ScheduleType | Literal["exp"] | None = None,
+        by: ScheduleCounter | None = None,
+        points: Sequence[tuple[float, float]] | None = None,
     ) -> None:
-        given = {"start": start, "end": end, "decay": decay_steps, "type": kind}
+        given: dict[str, Any] = {
+            "start": start,
+            "end": end,
+            "decay": decay_steps,
+            "type": kind,
+            "by": by,
+            "points": points,
+        }
         given = {name: value for name, value in given.items() if value is not None}
         defaults: Mapping[str, Any] = _DEFAULTS
         if policy is not None:
@@ -63,7 +80,8 @@ class EpsGreedyHandler:
                     "eps_greedy_handler(start=1.0, end=0.05, decay_steps=10_000)"
                 )
         eps = {**defaults, **given}
-        self._schedule = EpsilonSchedule(eps["start"], eps["end"], eps["decay"], eps["type"])
+        self._schedule = epsilon_schedule(eps)
+        self._counters = RunCounters({"ε": self._schedule})
         self._assumed = {} if policy is not None else {k: eps[k] for k in eps if k not in given}
         self.policy_settings: dict[str, Any] = {"other.eps": eps}
         self.settings = {
@@ -71,10 +89,13 @@ class EpsGreedyHandler:
             "end": eps["end"],
             "decay_steps": eps["decay"],
             "kind": eps["type"],
+            "by": eps["by"],
+            "points": eps["points"],
         }
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Refuse a default that differs from the schedule of the policy that collects."""
+        yield from self._counters.preflight(chain)
         for collector in collectors_of(chain):
             setting = policy_setting(collector.mode, "other.eps") or {}
             for name, value in self._assumed.items():
@@ -87,12 +108,12 @@ class EpsGreedyHandler:
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Set and log the probability."""
-        eps = self._schedule(ctx.env_step)
+        eps = self._schedule.at(self._counters.of(ctx))
         ctx.collect_kwargs["eps"] = eps
         ctx.log("collect/eps", eps)
 
 
-_DEFAULTS: Final = {"start": 1.0, "end": 0.05, "decay": 10_000, "type": "linear"}
+_DEFAULTS: Final = DQNPolicy.default_config().other.eps
 
 eps_greedy_handler = EpsGreedyHandler
 """DI-engine's name of :class:`EpsGreedyHandler`."""

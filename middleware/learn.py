@@ -24,6 +24,7 @@ from dmiddleware.worker import BaseLearner
 from middleware.collect import collectors_of
 from middleware.support import RLContext
 from middleware.support.checks import check_positive, policy_setting, value_or_setting
+from middleware.support.counters import RunCounters
 from middleware.support.replay import (
     ReplayBuffer,
     RowIndex,
@@ -69,6 +70,7 @@ class _PolicyUpdater:
             self._mode.forward if self._learner is None else self._train
         )
         self._env_step = -1
+        self._counters = RunCounters(self._mode.get_attribute("schedules"))
         self._running = False
         self.snapshot_parts: dict[str, Any] = {"learner": self._learner or self._mode}
         self.policy_settings: dict[str, Any] = {}
@@ -91,6 +93,7 @@ class _PolicyUpdater:
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject ranks that would learn alone, or stop in different steps."""
+        yield from self._counters.preflight(chain)
         size = rank_and_world_size()[1]
         if size == 1:
             return
@@ -114,6 +117,8 @@ class _PolicyUpdater:
     def _update(self, ctx: RLContext, batch: Samples) -> list[dict[str, Any]]:
         """Call the policy's forward once; each of its outputs counts as an update."""
         self._env_step = getattr(ctx, "env_step", -1)
+        if self._counters.needed:
+            self._mode.set_attribute("counters", self._counters.of(ctx))
         outputs = update_outputs(self._forward(batch))
         ctx.train_iter += sum(map(is_update, outputs))
         return outputs

@@ -34,6 +34,7 @@ from dmiddleware.data.buffer import Buffer
 from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
 from dmiddleware.data.samplers import Ints, PrioritySampler
 from dmiddleware.data.tensor_buffer import TensorBuffer
+from dmiddleware.schedule import Schedule
 
 __all__ = [
     "ActionMiddleware",
@@ -138,12 +139,12 @@ class PriorityExperienceReplay(ActionMiddleware):
     ) -> None:
         super().__init__(buffer)
         self._weighted = check_flag("IS_weight", IS_weight)
-        self._sampler = PrioritySampler(
-            alpha=priority_power_factor,
-            beta=IS_weight_power_factor,
-            beta_anneal_steps=IS_weight_anneal_train_iter,
-            eps=eps,
-        )
+        beta: float | Schedule = IS_weight_power_factor
+        if IS_weight_anneal_train_iter is not None:
+            beta = Schedule.linear(
+                IS_weight_power_factor, 1.0, decay=IS_weight_anneal_train_iter, by="update"
+            )
+        self._sampler = PrioritySampler(alpha=priority_power_factor, beta=beta, eps=eps)
         self._sampler.attach(buffer.size)
         # What the sampler has not been given yet: priorities by index, and the new items.
         self._unset: dict[int, float] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -9,9 +10,10 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from dmiddleware.data.arguments import check_count, check_flag, check_number
+from dmiddleware.data.arguments import check_flag, check_number
 from dmiddleware.data.sum_tree import SumTree
 from dmiddleware.errors import NotEnoughData
+from dmiddleware.schedule import Schedule
 
 __all__ = ["Eligible", "Ints", "PrioritySampler", "Sampler", "UniformSampler"]
 
@@ -210,8 +212,9 @@ class PrioritySampler:
 
     Args:
         alpha: how strongly priorities count; 0 draws uniformly.
-        beta: how much of the bias the weights correct at first; 1 corrects all of it.
-        beta_anneal_steps: number of draws over which ``beta`` rises linearly to 1; None keeps it.
+        beta: how much of the bias the weights correct; 1 corrects all of it. Usually a schedule
+            that rises to 1: ``Schedule.linear(0.4, 1.0, decay=100_000, by="update")``. By
+            ``"update"`` it depends on the draws so far, by ``"env_step"`` on the rows pushed.
         eps: added to every priority, so every row can be drawn; positive.
     """
 
@@ -221,24 +224,26 @@ class PrioritySampler:
         self,
         *,
         alpha: float = 0.6,
-        beta: float = 0.4,
-        beta_anneal_steps: int | None = None,
+        beta: float | Mapping[str, Any] | Schedule = 0.4,
         eps: float = 1e-6,
     ) -> None:
         self.alpha = check_number("alpha", alpha, high=_LARGEST)
         self.eps = check_number("eps", eps, high=_LARGEST)
         if not self.eps:
             raise ValueError("eps must be positive, or rows of priority 0 are never drawn; got 0")
-        if beta_anneal_steps is not None:
-            check_count("beta_anneal_steps", beta_anneal_steps)
-        self.settings = {
-            "alpha": alpha,
-            "beta": beta,
-            "beta_anneal_steps": beta_anneal_steps,
-            "eps": eps,
-        }
-        self._first_beta = check_number("beta", beta, high=1.0)
-        self._anneal_steps = beta_anneal_steps
+        if not isinstance(beta, Mapping | Schedule):
+            beta = check_number("beta", beta, high=1.0)
+        self.settings = {"alpha": alpha, "beta": beta, "eps": eps}
+        self._beta = Schedule.of(beta)
+        for bound in self._beta.bounds:
+            check_number("beta", bound, high=1.0)
+        if self._beta.by == "progress":
+            raise ValueError(
+                "a buffer does not know the progress of a run; schedule beta by 'update' (draws) "
+                "or 'env_step' (rows pushed)"
+            )
+        # The count from which the schedule runs; not 0 after beta was set.
+        self._beta_origin = 0
         self._highest = 1.0
         self._n_draws = 0
         self._total = 0
@@ -247,16 +252,25 @@ class PrioritySampler:
 
     @property
     def beta(self) -> float:
-        """The exponent of the weights at the next draw; setting it anneals from there again."""
-        if self._anneal_steps is None:
-            return self._first_beta
-        progress = min(self._n_draws / self._anneal_steps, 1.0)
-        return self._first_beta + progress * (1.0 - self._first_beta)
+        """The exponent of the weights at the next draw.
+
+        Setting it restarts its schedule from the new value; a piecewise one ends.
+        """
+        return self._beta(self._beta_count() - self._beta_origin)
 
     @beta.setter
     def beta(self, beta: float) -> None:
-        self._first_beta = check_number("beta", beta, high=1.0)
-        self._n_draws = 0
+        self._set_first_beta(check_number("beta", beta, high=1.0))
+        self._beta_origin = self._beta_count()
+
+    def _set_first_beta(self, beta: float) -> None:
+        if self._beta.type in ("constant", "piecewise"):
+            self._beta = Schedule.constant(beta)
+        else:
+            self._beta = dataclasses.replace(self._beta, start=beta)
+
+    def _beta_count(self) -> int:
+        return self._n_draws if self._beta.by == "update" else self._total
 
     @property
     def highest(self) -> float:
@@ -349,7 +363,8 @@ class PrioritySampler:
             "mass": self._tree.values.take(index % self._tree.size),
             "highest": self._highest,
             "n_draws": self._n_draws,
-            "first_beta": self._first_beta,
+            "first_beta": self._beta.start,
+            "beta_origin": self._beta_origin,
             "total": self._total,
         }
 
@@ -359,7 +374,10 @@ class PrioritySampler:
         self._tree.set(index % self._tree.size, state["mass"])
         self._highest = state["highest"]
         self._n_draws = state["n_draws"]
-        self._first_beta = state.get("first_beta", self._first_beta)  # later than the other keys
+        # Both are later than the other keys.
+        if (first_beta := state.get("first_beta", self._beta.start)) != self._beta.start:
+            self._set_first_beta(first_beta)
+        self._beta_origin = state.get("beta_origin", 0)
         self._total = state["total"]
 
     @property

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self, Unpack
 import numpy as np
 from torch import nn
 
-from dmiddleware.config import Option, count, fraction, optional, positive
+from dmiddleware.config import Option, at_least, count, fraction, optional, positive
 from dmiddleware.data.batch import Batch, Value
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
@@ -16,6 +16,7 @@ from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import bc_continuous_loss, bc_discrete_loss
 from dmiddleware.rl.optim import FusedAdam
+from dmiddleware.schedule import Schedule, scheduled
 
 __all__ = ["BCOptions", "BCPolicy"]
 
@@ -24,7 +25,7 @@ class BCOptions(ActorOptions, total=False):
     """The options of :meth:`BCPolicy.for_env`."""
 
     batch_size: int
-    learning_rate: float
+    learning_rate: float | Schedule
     adam_eps: float
     label_smoothing: float
     grad_clip_norm: float | None
@@ -47,7 +48,9 @@ class BCPolicy(ActorPolicy, CommandModePolicy):
         "learn": {
             "batch_size": Option(256, count, "rows per update"),
             "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
-            "learning_rate": Option(1e-3, positive, "Adam's learning rate"),
+            "learning_rate": Option(
+                1e-3, scheduled(positive, reach=at_least(0)), "Adam's learning rate"
+            ),
             "adam_eps": Option(1e-8, positive, "Adam's ε"),
             "label_smoothing": Option(
                 0.0, fraction, "weight of the uniform distribution in discrete targets"
@@ -86,7 +89,7 @@ class BCPolicy(ActorPolicy, CommandModePolicy):
         learn = self._cfg.learn
         self._optimizer = FusedAdam(
             (p for p in self._model.parameters() if p.requires_grad),
-            lr=learn.learning_rate,
+            lr=self._schedules["learn.learning_rate"].start,
             eps=learn.adam_eps,
         )
 

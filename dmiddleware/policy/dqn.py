@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, Unpack
 
 import numpy as np
 import torch
+from easydict import EasyDict
 from torch import nn
 
 from dmiddleware.config import (
     Option,
     Range,
+    anything,
     at_least,
     count,
     fraction,
@@ -37,13 +39,20 @@ from dmiddleware.policy.base.state_dict import (
 )
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import (
-    EpsilonSchedule,
     epsilon_greedy,
+    epsilon_schedule,
     q_target,
     td_loss,
     with_nstep_returns,
 )
 from dmiddleware.rl.optim import FusedAdam
+from dmiddleware.schedule import (
+    Counters,
+    Schedule,
+    ScheduleCounter,
+    ScheduleType,
+    scheduled,
+)
 
 __all__ = ["DQNOptions", "DQNPolicy"]
 
@@ -55,7 +64,7 @@ class DQNOptions(PolicyOptions, total=False):
     discount_factor: float
     nstep: int
     batch_size: int
-    learning_rate: float
+    learning_rate: float | Schedule
     adam_eps: float
     double: bool
     loss: Literal["huber", "mse"]
@@ -64,10 +73,12 @@ class DQNOptions(PolicyOptions, total=False):
     grad_clip_norm: float | None
     n_sample: int | None
     n_episode: int | None
-    eps_type: Literal["linear", "exponential", "exp"]
+    eps_type: ScheduleType | Literal["exp"]
     eps_start: float
     eps_end: float
     eps_decay: float
+    eps_by: ScheduleCounter
+    eps_points: Sequence[tuple[float, float]] | None
 
 
 def _is_tau(value: object) -> bool:
@@ -122,7 +133,9 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
         "learn": {
             "batch_size": Option(64, count, "rows per update"),
             "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
-            "learning_rate": Option(1e-3, positive, "Adam's learning rate"),
+            "learning_rate": Option(
+                1e-3, scheduled(positive, reach=at_least(0)), "Adam's learning rate"
+            ),
             "adam_eps": Option(1e-8, positive, "Adam's ε"),
             "double": Option(
                 True, switch, "double Q-learning: the online network chooses the target's action"
@@ -146,7 +159,7 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
             "eps": {
                 "type": Option(
                     "linear",
-                    one_of("linear", "exponential", "exp"),
+                    one_of("linear", "exponential", "exp", "cosine", "constant", "piecewise"),
                     "shape of the schedule of ε; exp is exponential",
                     keyword="eps_type",
                 ),
@@ -154,6 +167,18 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
                 "end": Option(0.05, fraction, "the last ε", keyword="eps_end"),
                 "decay": Option(
                     10_000, positive, "env steps over which ε decays", keyword="eps_decay"
+                ),
+                "by": Option(
+                    "env_step",
+                    one_of("env_step", "update", "progress"),
+                    "what ε depends on, and the unit of decay",
+                    keyword="eps_by",
+                ),
+                "points": Option(
+                    None,
+                    optional(anything),
+                    "of a piecewise schedule: pairs of a count and the ε there",
+                    keyword="eps_points",
                 ),
             }
         },
@@ -181,6 +206,12 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
         """
         return super().for_env(env, model=model, enable_field=enable_field, **options)
 
+    @classmethod
+    def check_config(cls, cfg: EasyDict) -> None:
+        """Reject a schedule of ε that is none."""
+        super().check_config(cfg)
+        epsilon_schedule(cfg.other.eps)
+
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""
         return "q_network", ["dmiddleware.model"]
@@ -193,13 +224,12 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
         self._target_parameters: list[torch.Tensor] = list(self._target.parameters())
         self._optimizer = FusedAdam(
             (p for p in self._online_parameters if p.requires_grad),
-            lr=learn.learning_rate,
+            lr=self._schedules["learn.learning_rate"].start,
             eps=learn.adam_eps,
         )
 
     def _init_command(self) -> None:
-        eps = self._cfg.other.eps
-        self._eps = EpsilonSchedule(eps.start, eps.end, eps.decay, eps.type)
+        self._eps = epsilon_schedule(self._cfg.other.eps)
 
     def _forward_learn(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
         learn = self._cfg.learn
@@ -295,7 +325,8 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
                 "get_setting_collect needs the key envstep, the env steps collected so far; "
                 f"command_info has {', '.join(map(str, command_info)) or 'no keys'}"
             )
-        return {"eps": self._eps(command_info["envstep"])}
+        counters = Counters(command_info["envstep"], command_info.get("train_iter"))
+        return {"eps": self._eps.at(counters)}
 
     def _after_loading_weights(self) -> None:
         self._target.load_state_dict(self._model.state_dict())

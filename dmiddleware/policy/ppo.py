@@ -43,6 +43,7 @@ from dmiddleware.rl import (
     with_advantages,
 )
 from dmiddleware.rl.optim import FusedAdam
+from dmiddleware.schedule import Schedule, scheduled
 
 __all__ = ["PPOOptions", "PPOPolicy"]
 
@@ -58,14 +59,13 @@ class PPOOptions(ActorOptions, total=False):
     target_kl: float | None
     batch_size: int
     epoch_per_collect: int
-    learning_rate: float
-    lr_anneal_updates: int | None
+    learning_rate: float | Schedule
     adam_eps: float
-    clip_ratio: float
+    clip_ratio: float | Schedule
     dual_clip: float | None
     value_clip: float | None
     value_weight: float
-    entropy_weight: float
+    entropy_weight: float | Schedule
     adv_norm: bool
     grad_clip_norm: float | None
     n_sample: int | None
@@ -122,14 +122,11 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
         "learn": {
             "batch_size": Option(64, count, "rows per minibatch"),
             "epoch_per_collect": Option(10, count, "passes over each collected batch"),
-            "learning_rate": Option(3e-4, positive, "Adam's learning rate"),
-            "lr_anneal_updates": Option(
-                None,
-                optional(count),
-                "updates over which the learning rate falls to 0; None keeps it constant",
+            "learning_rate": Option(
+                3e-4, scheduled(positive, reach=at_least(0)), "Adam's learning rate"
             ),
             "adam_eps": Option(1e-5, positive, "Adam's ε"),
-            "clip_ratio": Option(0.2, positive, "ε of the clipped objective"),
+            "clip_ratio": Option(0.2, scheduled(positive), "ε of the clipped objective"),
             "dual_clip": Option(
                 None, optional(above(1)), "factor of dual clipping; None disables it"
             ),
@@ -137,7 +134,7 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
                 None, optional(positive), "range of the clipped value loss; None does not clip"
             ),
             "value_weight": Option(0.5, at_least(0), "weight of the value loss"),
-            "entropy_weight": Option(0.0, at_least(0), "weight of the entropy bonus"),
+            "entropy_weight": Option(0.0, scheduled(at_least(0)), "weight of the entropy bonus"),
             "adv_norm": Option(True, switch, "whether to normalise advantages in each minibatch"),
             "grad_clip_norm": Option(
                 0.5, optional(positive), "largest norm of the gradient; None does not clip"
@@ -227,7 +224,7 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
         learn = self._cfg.learn
         self._optimizer = FusedAdam(
             (p for p in self._model.parameters() if p.requires_grad),
-            lr=learn.learning_rate,
+            lr=self._schedules["learn.learning_rate"].start,
             eps=learn.adam_eps,
         )
 
@@ -291,14 +288,15 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
             log_prob,
             batch["log_prob"],
             adv,
-            clip_ratio=learn.clip_ratio,
+            clip_ratio=self.scheduled("learn.clip_ratio"),
             dual_clip=learn.dual_clip,
         )
         value_loss = ppo_value_loss(
             output["value"], batch["ret"], old_value=batch["value"], clip_range=learn.value_clip
         )
         entropy = entropies.mean()
-        loss = policy.loss + learn.value_weight * value_loss - learn.entropy_weight * entropy
+        entropy_weight = self.scheduled("learn.entropy_weight")
+        loss = policy.loss + learn.value_weight * value_loss - entropy_weight * entropy
         names = ("total_loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
         terms = (loss, policy.loss, value_loss, entropy, policy.approx_kl, policy.clip_fraction)
         answer: dict[str, Any] = dict(zip(names, self._scalars(*terms), strict=True))
@@ -334,15 +332,6 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
             seen = self._normalised(self._as_obs(obs))
             value: torch.Tensor = self._model(seen)["value"] if critic is None else critic(seen)
         return value.cpu()
-
-    def _anneal(self) -> float:
-        """Return the learning rate, which falls linearly to 0 in ``lr_anneal_updates`` updates."""
-        assert self._optimizer is not None
-        learn, group = self._cfg.learn, self._optimizer.param_groups[0]
-        if learn.lr_anneal_updates is not None:
-            left = 1.0 - self._train_iter / learn.lr_anneal_updates
-            group["lr"] = learn.learning_rate * max(left, 0.0)
-        return float(group["lr"])
 
     def _moved_too_far(self, kl: float, n_rows: int) -> bool:
         if self._target_kl is None:

@@ -17,13 +17,7 @@ from dmiddleware.rl.distribution import (
     gaussian_sample,
     mask_logit,
 )
-from dmiddleware.rl.exploration import (
-    EpsilonSchedule,
-    ExponentialSchedule,
-    LinearSchedule,
-    Schedule,
-    epsilon_greedy,
-)
+from dmiddleware.rl.exploration import epsilon_greedy, epsilon_schedule
 from dmiddleware.rl.imitation import bc_continuous_loss, bc_discrete_loss
 from dmiddleware.rl.normalise import RewardNormaliser, RunningMeanStd
 from dmiddleware.rl.ppo_loss import PPOPolicyLoss, approx_kl, ppo_policy_loss, ppo_value_loss
@@ -39,6 +33,7 @@ from dmiddleware.rl.returns import (
 )
 from dmiddleware.rl.td import TDLoss, q_target, td_loss
 from dmiddleware.rl.trajectories import with_advantages, with_nstep_returns
+from dmiddleware.schedule import Counters, Schedule, scheduled
 
 __all__ = [
     "gae",
@@ -61,9 +56,9 @@ __all__ = [
     "bc_discrete_loss",
     "bc_continuous_loss",
     "Schedule",
-    "LinearSchedule",
-    "ExponentialSchedule",
-    "EpsilonSchedule",
+    "Counters",
+    "scheduled",
+    "epsilon_schedule",
     "epsilon_greedy",
     "Distribution",
     "Categorical",

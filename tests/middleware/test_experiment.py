@@ -124,7 +124,9 @@ def test_saved_config_has_the_values_that_the_run_used(tmp_path: Path) -> None:
     policy = config["policy"]
     assert policy["learn"]["batch_size"] == 16
     assert policy["collect"] == {"n_sample": 20}
-    assert policy["other"]["eps"] == {"start": 0.5, "end": 0.1, "decay": 100, "type": "linear"}
+    assert policy["other"]["eps"] == {
+        "start": 0.5, "end": 0.1, "decay": 100, "type": "linear", "by": "env_step", "points": None
+    }  # fmt: skip
     assert DQNPolicy(policy).cfg.learn.batch_size == 16
     chain = {name: settings for one in config["chain"] for name, settings in one.items()}
     assert list(chain)[:2] == ["EpsGreedyHandler", "StepCollector"]

@@ -2,8 +2,10 @@ from typing import Any
 
 import pytest
 
+from dmiddleware.errors import ChainError
 from dmiddleware.pipeline import OnlineRLContext, Role
 from middleware.explore import eps_greedy_handler
+from middleware.stop import termination_checker
 
 
 def test_epsilon_falls_with_the_environment_steps(run_steps: Any) -> None:
@@ -23,6 +25,23 @@ def test_exponential_decay_has_1_over_e_of_the_way_left_after_decay_steps(run_st
     assert ctx.collect_kwargs["eps"] == pytest.approx(0.36788, abs=1e-5)
 
 
+def test_epsilon_may_follow_the_updates_or_the_progress(run_steps: Any) -> None:
+    ctx = OnlineRLContext(env_step=10, train_iter=30)
+    handler = eps_greedy_handler(start=1.0, end=0.0, decay_steps=40, by="update")
+    assert run_steps(handler, ctx=ctx).collect_kwargs["eps"] == 0.25
+    points = [(0.0, 1.0), (0.5, 0.5), (1.0, 0.0)]
+    handler = eps_greedy_handler(kind="piecewise", points=points, by="progress")
+    stop = termination_checker(max_env_step=100, max_train_iter=120)
+    assert run_steps(handler, stop, ctx=ctx).collect_kwargs["eps"] == 0.75
+
+
+def test_progress_without_a_length_of_the_run_is_refused_before_the_first_step(
+    run_steps: Any,
+) -> None:
+    with pytest.raises(ChainError, match=r"scheduled by progress.*add termination_checker"):
+        run_steps(eps_greedy_handler(decay_steps=1, by="progress"))
+
+
 def test_epsilon_is_logged(run_steps: Any) -> None:
     assert run_steps(eps_greedy_handler(start=0.5)).logged == {"collect/eps": 0.5}
 
@@ -38,7 +57,7 @@ def test_other_collect_kwargs_stay(run_steps: Any) -> None:
 def test_it_is_active_in_the_role_collector() -> None:
     handler: Any = eps_greedy_handler()
     assert handler.roles == (Role.COLLECTOR,)
-    assert handler.reads == ("env_step",)
+    assert handler.reads == ("env_step", "train_iter")
     assert handler.writes == ("collect_kwargs",)
 
 

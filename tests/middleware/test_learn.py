@@ -19,12 +19,14 @@ from dmiddleware.data.buffer_middleware import (
     staleness_check,
     use_time_check,
 )
-from dmiddleware.errors import ConfigError, NonFiniteLoss
-from dmiddleware.pipeline import OnlineRLContext, Role, Task, middleware
+from dmiddleware.errors import ChainError, ConfigError, NonFiniteLoss
+from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Role, Task, middleware
 from dmiddleware.policy import DQNPolicy, PPOPolicy, collate
+from dmiddleware.rl import Schedule
 from dmiddleware.worker.learner import BaseLearner, LearnerHook
 from middleware.learn import OffPolicyLearner, OnPolicyLearner, multistep_trainer, trainer
 from middleware.replay_buffer import offpolicy_data_fetcher
+from middleware.stop import termination_checker
 
 
 def transitions(n: int, seed: int = 0) -> Any:
@@ -316,6 +318,40 @@ def test_run_continues_from_the_checkpoint_that_a_hook_loads(
     with hooked(dqn, [], tmp_path, load_ckpt_before_run=str(path)) as learner:
         ctx = run_steps(OffPolicyLearner(learner, filled(), batch_size=16))
     assert ctx.train_iter == learner.train_iter == 41
+
+
+def learning_rates(run_steps: Any, schedule: Schedule, *others: Any, **start: int) -> list[float]:
+    seen: list[float] = []
+
+    def collect(ctx: OnlineRLContext) -> None:
+        ctx.env_step += 10
+
+    def note(ctx: OnlineRLContext) -> None:
+        seen.extend(output["cur_lr"] for output in ctx.train_output)
+
+    policy = DQNPolicy({**SMALL, "learn": {"learning_rate": schedule}})
+    learner = OffPolicyLearner(policy, filled(), batch_size=16, updates_per_collect=2)
+    run_steps(collect, learner, note, *others, n_steps=2, ctx=OnlineRLContext(**start))
+    return seen
+
+
+def test_learning_rate_follows_the_counter_of_its_schedule(run_steps: Any) -> None:
+    by_step = Schedule.linear(1.0e-2, 0.0, decay=100)
+    expected = pytest.approx([9.0e-3, 9.0e-3, 8.0e-3, 8.0e-3])
+    assert learning_rates(run_steps, by_step) == expected
+    by_progress = Schedule.linear(1.0e-2, 0.0, by="progress")
+    limit = termination_checker(max_env_step=100)
+    assert learning_rates(run_steps, by_progress, limit) == expected
+    by_update = Schedule.linear(1.0e-2, 0.0, decay=4, by="update")
+    assert learning_rates(run_steps, by_update) == pytest.approx([1e-2, 7.5e-3, 5e-3, 2.5e-3])
+
+
+def test_schedules_by_counters_that_nobody_counts_are_refused(run_steps: Any) -> None:
+    policy = DQNPolicy({**SMALL, "learn": {"learning_rate": {"start": 1.0, "end": 0.0}}})
+    with pytest.raises(ChainError, match="env_step, which OfflineRLContext does not count"):
+        run_steps(OffPolicyLearner(policy, filled(), batch_size=16), ctx=OfflineRLContext())
+    with pytest.raises(ChainError, match=r"learn\.learning_rate is scheduled by progress"):
+        learning_rates(run_steps, Schedule.linear(1.0, 0.0, by="progress"))
 
 
 def test_argument_that_is_not_a_buffer_is_rejected(dqn: DQNPolicy) -> None:

@@ -74,5 +74,5 @@ def test_settings_of_a_buffer_have_those_of_its_sampler() -> None:
     assert settings["type"] == "TensorBuffer"
     assert (settings["size"], settings["n_step"]) == (100, 3)
     assert settings["sampler"] == {
-        "type": "PrioritySampler", "alpha": 0.5, "beta": 0.4, "beta_anneal_steps": None, "eps": 1e-6
+        "type": "PrioritySampler", "alpha": 0.5, "beta": 0.4, "eps": 1e-6
     }  # fmt: skip

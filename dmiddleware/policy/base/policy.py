@@ -69,6 +69,7 @@ from dmiddleware.policy.base.state_dict import (
     part_of,
 )
 from dmiddleware.registry import nearest
+from dmiddleware.schedule import Counters, Schedule, is_scheduled
 from dmiddleware.seeding import derive_seed
 
 __all__ = ["Policy", "PolicyOptions", "to_be_written"]
@@ -238,6 +239,12 @@ class Policy(Configurable):
             self._submodules = tuple(self._model.modules())
         self._optimizer: torch.optim.Optimizer | None = None
         self._train_iter = 0
+        self._counters = Counters()
+        self._schedules = {
+            path: Schedule.of(self._setting(path))
+            for path, option in self.options().items()
+            if is_scheduled(option.range)
+        }
         self._reducer: GradientReducer | None = None
         if self._cfg.multi_gpu and "learn" in self._enabled:
             # Before _init_learn, so that target networks copy the common parameters.
@@ -543,6 +550,25 @@ class Policy(Configurable):
         """Number of steps that a bootstrapped target sums before it bootstraps."""
         return int(self._cfg.get("nstep", 1))
 
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """The settings that may be schedules, by their paths in the config."""
+        return dict(self._schedules)
+
+    def scheduled(self, path: str) -> float:
+        """Return the current value of a setting that may be a schedule.
+
+        The policy counts its updates itself. Middleware that learn set the other counters, the
+        attribute ``counters``, before each update.
+
+        Args:
+            path: the setting, such as ``"learn.learning_rate"``.
+
+        Raises:
+            ConfigError: if its schedule reads a counter that nothing has set.
+        """
+        return self._schedules[path].at(self._counters._replace(update=self._train_iter))
+
     def seed(self, seed: int) -> None:
         """Seed the randomness of acting: exploration and sampled actions."""
         self._generator.manual_seed(seed)
@@ -796,9 +822,18 @@ class Policy(Configurable):
     def _step_optimizer(self) -> float:
         """Take an optimiser step, count the update, and return the learning rate."""
         assert self._optimizer is not None
+        learning_rate = self._anneal()
         self._optimizer.step()
         self._train_iter += 1
-        return float(self._optimizer.param_groups[0]["lr"])
+        return learning_rate
+
+    def _anneal(self) -> float:
+        """Set the optimiser's learning rate to its schedule's current value, and return it."""
+        assert self._optimizer is not None
+        group, path = self._optimizer.param_groups[0], "learn.learning_rate"
+        if path in self._schedules and self._schedules[path].type != "constant":
+            group["lr"] = self.scheduled(path)
+        return float(group["lr"])
 
     def _scalars(self, *tensors: torch.Tensor) -> list[float]:
         """Turn scalar tensors into Python numbers, with one transfer from a GPU."""
@@ -891,6 +926,12 @@ class Policy(Configurable):
         require_process_group()
         broadcast_model(model)
         self._reducer = GradientReducer(model, overlap=not bp_update_sync)
+
+    def _setting(self, path: str) -> Any:
+        value: Any = self._cfg
+        for key in path.split("."):
+            value = value[key]
+        return value
 
     def _read(self, key: str, section: str) -> int | None:
         value = self._cfg[key] if key in self._cfg else self._cfg.get(section, {}).get(key)

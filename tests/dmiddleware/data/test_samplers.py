@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from dmiddleware.data import Eligible, PrioritySampler, TensorBuffer, UniformSampler, as_tree
 from dmiddleware.errors import NotEnoughData
+from dmiddleware.schedule import Schedule
 
 
 def rows(first, n):
@@ -102,8 +103,26 @@ def test_weights_correct_the_bias_relative_to_the_largest_of_the_batch():
     assert batch.weight.dtype == torch.float32
 
 
+def test_beta_by_env_step_follows_the_rows_pushed():
+    sampler = PrioritySampler(beta=Schedule.linear(0.4, 1.0, decay=10))
+    buffer = TensorBuffer(4, sampler=sampler, seed=0)
+    buffer.push(rows(0, 5))
+    assert sampler.beta == pytest.approx(0.7)
+    sampler.beta = 0.5
+    buffer.push(rows(5, 2))
+    assert sampler.beta == pytest.approx(0.6)
+    other = PrioritySampler(beta=Schedule.linear(0.4, 1.0, decay=10))
+    TensorBuffer(4, sampler=other, seed=0).load_state_dict(buffer.state_dict())
+    assert other.beta == sampler.beta
+
+
+def test_beta_by_progress_is_refused():
+    with pytest.raises(ValueError, match="progress"):
+        PrioritySampler(beta=Schedule.linear(0.4, 1.0, by="progress"))
+
+
 def test_beta_rises_linearly_to_one_over_the_draws():
-    sampler = PrioritySampler(beta=0.4, beta_anneal_steps=3)
+    sampler = PrioritySampler(beta=Schedule.linear(0.4, 1.0, decay=3, by="update"))
     buffer = TensorBuffer(8, sampler=sampler)
     buffer.push(rows(0, 8))
     seen = []
@@ -169,7 +188,12 @@ def test_mistakes_with_priorities_are_rejected():
         TensorBuffer(4, sampler=prioritized.sampler)
     with pytest.raises(ValueError, match="no buffer yet"):
         PrioritySampler().pushed(0, 1)
-    for options in ({"alpha": -1.0}, {"beta": 1.5}, {"eps": 0.0}, {"beta_anneal_steps": 0}):
+    for options in (
+        {"alpha": -1.0},
+        {"beta": 1.5},
+        {"eps": 0.0},
+        {"beta": {"start": 0.4, "end": 1.2}},
+    ):
         with pytest.raises(ValueError):
             PrioritySampler(**options)
 

@@ -22,6 +22,7 @@ from dmiddleware.data import (
     to_dict,
 )
 from dmiddleware.errors import CheckpointMismatch, NotEnoughData, StructureError
+from dmiddleware.schedule import Schedule
 
 from .collecting import Collector, as_batch
 
@@ -258,7 +259,9 @@ def test_invalid_options_are_rejected(options, error, message):
 OPTIONS = {
     "uniform": {},
     "without replacement": {"sampler": lambda: UniformSampler(replace=False)},
-    "prioritized": {"sampler": lambda: PrioritySampler(beta_anneal_steps=10)},
+    "prioritized": {
+        "sampler": lambda: PrioritySampler(beta=Schedule.linear(0.4, 1.0, decay=10, by="update"))
+    },
     "n-step": {"n_step": 3, "discount": 0.9},
     "once": {"n_step": 2, "discount": 0.9, "store_next_obs": False},
     "sequences": {"unroll_len": 3, "unroll_pad": False},

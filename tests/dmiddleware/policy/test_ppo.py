@@ -6,7 +6,7 @@ import torch
 from dmiddleware.data.batch import as_tree, leaves
 from dmiddleware.errors import ConfigError, NonFiniteLoss, SpaceError
 from dmiddleware.policy import PPOPolicy
-from dmiddleware.rl import RunningMeanStd
+from dmiddleware.rl import Counters, RunningMeanStd, Schedule
 
 
 @pytest.fixture
@@ -117,11 +117,39 @@ def test_a_policy_that_moved_too_far_makes_no_step_and_reports_kl_stop(small, pp
 
 
 def test_the_learning_rate_falls_linearly_to_zero(small, ppo_batch):
-    learn = {"learning_rate": 1.0e-3, "lr_anneal_updates": 4}
-    policy = PPOPolicy({"model": small, "learn": learn})
+    falling = Schedule.linear(1.0e-3, 0.0, decay=4, by="update")
+    policy = PPOPolicy({"model": small, "learn": {"learning_rate": falling}})
     batch = ppo_batch(policy)
     got = [policy.learn_mode.forward(batch)["cur_lr"] for _ in range(6)]
     assert got == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4, 0.0, 0.0])
+
+
+def test_clip_range_and_entropy_weight_follow_their_schedules(small, ppo_batch):
+    def losses(**learn):
+        policy = PPOPolicy({"seed": 0, "model": small, "learn": {"learning_rate": 0.1, **learn}})
+        batch = ppo_batch(policy)
+        return [policy.learn_mode.forward(batch) for _ in range(3)]
+
+    narrow = {"type": "piecewise", "points": [(0, 0.2), (1, 1e-6)], "by": "update"}
+    wide, clipped = losses(clip_ratio=0.2), losses(clip_ratio=narrow)
+    assert clipped[0] == wide[0]
+    assert clipped[1]["clip_fraction"] == 1.0 > wide[1]["clip_fraction"]
+    rising = Schedule.piecewise([(0, 0.0), (2, 2.0)], by="update")
+    plain, bonus = losses(), losses(entropy_weight=rising)
+    assert bonus[0]["total_loss"] == plain[0]["total_loss"]
+    parts = bonus[1]
+    expected = parts["policy_loss"] + 0.5 * parts["value_loss"] - 1.0 * parts["entropy"]
+    assert parts["total_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_learning_rate_by_env_step_needs_that_counter(small, ppo_batch):
+    falling = Schedule.linear(1.0e-3, 0.0, decay=100)
+    policy = PPOPolicy({"model": small, "learn": {"learning_rate": falling}})
+    batch = ppo_batch(policy)
+    with pytest.raises(ConfigError, match="by env_step needs that counter"):
+        policy.learn_mode.forward(batch)
+    policy.learn_mode.set_attribute("counters", Counters(env_step=25))
+    assert policy.learn_mode.forward(batch)["cur_lr"] == pytest.approx(7.5e-4)
 
 
 def test_the_gradient_is_clipped(small, ppo_batch):

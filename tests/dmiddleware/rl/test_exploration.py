@@ -1,83 +1,19 @@
-import math
-
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from dmiddleware.rl import (
-    EpsilonSchedule,
-    ExponentialSchedule,
-    LinearSchedule,
-    epsilon_greedy,
-)
+from dmiddleware.errors import ConfigError
+from dmiddleware.rl import epsilon_greedy, epsilon_schedule
 
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_linear_schedule_goes_straight_down_and_stays():
-    schedule = LinearSchedule(1.0, 0.05, 100)
-    assert [schedule(step) for step in (0, 50, 100, 10**9)] == [1.0, 0.525, 0.05, 0.05]
-
-
-def test_exponential_schedule_has_1_over_e_of_the_way_left_after_decay_steps():
-    schedule = ExponentialSchedule(1.0, 0.1, 100)
-    assert schedule(0) == pytest.approx(1.0)
-    assert schedule(100) == pytest.approx(0.1 + 0.9 / math.e)
-    assert schedule(10**9) == pytest.approx(0.1)
-
-
-def test_a_negative_step_counts_as_the_first():
-    assert LinearSchedule(1.0, 0.0, 10)(-5) == 1.0
-    assert ExponentialSchedule(1.0, 0.0, 10)(-5) == 1.0
-    assert EpsilonSchedule(1.0, 0.0, 10)(-5) == 1.0
-
-
-@given(
-    start=st.floats(0, 1),
-    end=st.floats(0, 1),
-    decay=st.integers(1, 10**6),
-    steps=st.lists(st.integers(0, 10**7), min_size=2, max_size=5),
-    kind=st.sampled_from(["linear", "exponential"]),
-)
-def test_epsilon_moves_monotonically_between_start_and_end(start, end, decay, steps, kind):
-    schedule = EpsilonSchedule(start, end, decay, kind)
-    values = [schedule(step) for step in sorted(steps)]
-    assert all(min(start, end) - 1e-12 <= value <= max(start, end) + 1e-12 for value in values)
-    assert values == sorted(values, reverse=start >= end)
-
-
-def test_epsilon_kinds_are_the_two_schedules():
-    for step in (0, 3, 17, 100):
-        assert EpsilonSchedule(0.9, 0.1, 50)(step) == LinearSchedule(0.9, 0.1, 50)(step)
-        exponential = EpsilonSchedule(0.9, 0.1, 50, "exponential")
-        assert exponential(step) == ExponentialSchedule(0.9, 0.1, 50)(step)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"start": 1.5}, r"start must be a probability in \[0, 1\], got 1\.5"),
-        ({"end": -0.1}, r"end must be a probability in \[0, 1\], got -0\.1"),
-        ({"end": math.nan}, "end must be a probability"),
-        ({"decay_steps": 0}, "decay_steps must be positive, got 0"),
-        ({"decay_steps": math.inf}, "decay_steps must be positive, got inf"),
-        ({"kind": "cosine"}, "kind must be 'linear' or 'exponential', got 'cosine'"),
-    ],
-)
-def test_invalid_epsilon_schedules_are_rejected(options, message):
-    with pytest.raises(ValueError, match=message):
-        EpsilonSchedule(**options)
-
-
-def test_other_schedules_take_any_finite_value():
-    assert LinearSchedule(-3.0, 3.0, 2)(1) == 0.0
-    with pytest.raises(ValueError, match="start must be finite, got inf"):
-        LinearSchedule(math.inf, 0.0, 2)
-    with pytest.raises(ValueError, match="end must be finite, got nan"):
-        ExponentialSchedule(0.0, math.nan, 2)
+@pytest.mark.parametrize(("setting", "got"), [(1.5, "1.5"), ({"start": 1.0, "end": -0.1}, "-0.1")])
+def test_epsilon_is_a_probability(setting, got):
+    assert epsilon_schedule({"type": "exp", "start": 1.0, "end": 0.0, "decay": 2})(2) < 0.4
+    with pytest.raises(ConfigError, match=f"got {got}"):
+        epsilon_schedule(setting)
 
 
 @pytest.mark.parametrize("lead", [(), (7,), (3, 7)], ids=str)

@@ -9,7 +9,7 @@ def test_the_public_names_are_these():
         "q_target", "td_loss", "TDLoss",
         "ppo_policy_loss", "PPOPolicyLoss", "ppo_value_loss", "approx_kl",
         "bc_discrete_loss", "bc_continuous_loss",
-        "Schedule", "LinearSchedule", "ExponentialSchedule", "EpsilonSchedule", "epsilon_greedy",
+        "Schedule", "Counters", "scheduled", "epsilon_schedule", "epsilon_greedy",
         "Distribution", "Categorical", "MultiCategorical", "Bernoulli", "Gaussian", "TanhGaussian",
         "Hybrid", "mask_logit", "ActionSample",
         "categorical_sample", "categorical_log_prob", "categorical_entropy",

@@ -35,7 +35,8 @@ class SoftDQN(DQN):
 
 
 class PPO:
-    cfg = {"obs_norm": True, "reward_norm": True, "learn": {"lr_anneal_updates": 15}}
+    falling = {"start": 3e-4, "end": 0.0, "decay": 15, "by": "update"}
+    cfg = {"obs_norm": True, "reward_norm": True, "learn": {"learning_rate": falling}}
     policy = PPOPolicy
 
     @staticmethod

@@ -1,0 +1,61 @@
+"""How far a run is, for the schedules of settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from dmiddleware.pipeline import ChainView
+from dmiddleware.rl import Counters, Schedule
+from middleware.support import RLContext
+
+__all__ = ["RunCounters"]
+
+
+class RunCounters:
+    """Reads the counters that schedules depend on from a context.
+
+    The progress is the greatest part of a limit of the chain's termination_checker that has been
+    reached, of those that count steps, updates or epochs.
+
+    Args:
+        schedules: the schedules that need the counters, by the names of their settings.
+    """
+
+    def __init__(self, schedules: Mapping[str, Schedule]) -> None:
+        self._schedules = {
+            name: schedule for name, schedule in schedules.items() if schedule.type != "constant"
+        }
+        self._limits: dict[str, float] = {}
+
+    @property
+    def needed(self) -> bool:
+        """Whether any schedule depends on a counter."""
+        return bool(self._schedules)
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Take the limits of the chain; refuse schedules by a counter that it does not have."""
+        self._limits = {
+            name: limit
+            for one in chain.middleware
+            for name, limit in getattr(one, "limits", {}).items()
+            if name != "time_s"
+        }
+        for name, schedule in self._schedules.items():
+            if schedule.by == "env_step" and not hasattr(chain.context, "env_step"):
+                yield (
+                    f"{name} is scheduled by env_step, which {type(chain.context).__name__} does "
+                    "not count; schedule it by update or progress"
+                )
+            if schedule.by == "progress" and not self._limits:
+                yield (
+                    f"{name} is scheduled by progress, but nothing says how long the run is; add "
+                    "termination_checker(max_env_step=...), or schedule it by env_step or update"
+                )
+
+    def of(self, ctx: RLContext) -> Counters:
+        """Return the counters of a context."""
+        progress = None
+        if self._limits:
+            parts = (getattr(ctx, name) / limit for name, limit in self._limits.items())
+            progress = min(max(parts), 1.0)
+        return Counters(getattr(ctx, "env_step", None), ctx.train_iter, progress)
