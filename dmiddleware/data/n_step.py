@@ -1,4 +1,4 @@
-"""Following episodes: n-step returns and sequences, for many rows at once."""
+"""n-step returns, for many rows at once."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import numpy.typing as npt
 
 from dmiddleware.data.samplers import Ints
 
-__all__ = ["NStep", "Sequences", "Successor", "n_step_returns", "unroll", "reaches"]
+__all__ = ["NStep", "Successor", "n_step_returns"]
 
 Successor: TypeAlias = Callable[[Ints], Ints]
 """Returns the row that follows each row (indices of any shape), -1 where there is none."""
-
-Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 class NStep(NamedTuple):
@@ -30,18 +28,6 @@ class NStep(NamedTuple):
     last: Ints
     ret: npt.NDArray[Any]
     discount: npt.NDArray[np.float32]
-
-
-class Sequences(NamedTuple):
-    """Consecutive rows of episodes.
-
-    Attributes:
-        rows: int64 ``[n, L]``; after the end of an episode, its last row is repeated.
-        mask: bool ``[n, L]``, True for real rows.
-    """
-
-    rows: Ints
-    mask: Bools
 
 
 def n_step_returns(
@@ -82,28 +68,3 @@ def n_step_returns(
         ret += np.where(counted, discount**distance * reward_of(last).astype(np.float64), 0.0)
     dtype = reward.dtype if np.issubdtype(reward.dtype, np.floating) else np.dtype(np.float32)
     return NStep(last, ret.astype(dtype), np.power(discount, length).astype(np.float32))
-
-
-def unroll(start: Ints, successor: Successor, *, length: int) -> Sequences:
-    """Follow episodes from ``start`` (int64 ``[n]``) for ``length`` rows."""
-    index = np.empty((len(start), length), np.int64)
-    mask = np.zeros((len(start), length), np.bool_)
-    index[:, 0] = start
-    mask[:, 0] = True
-    for position in range(1, length):
-        before = index[:, position - 1]
-        following = successor(before)
-        mask[:, position] = mask[:, position - 1] & (following >= 0)
-        index[:, position] = np.where(mask[:, position], following, before)
-    return Sequences(index, mask)
-
-
-def reaches(start: Ints, successor: Successor, *, length: int) -> Bools:
-    """Return whether a sequence of ``length`` rows starts at each row (int64, any shape)."""
-    row = start
-    continues = np.ones(start.shape, np.bool_)
-    for _ in range(1, length):
-        following = successor(row)
-        continues &= following >= 0
-        row = np.where(continues, following, row)
-    return continues

@@ -13,7 +13,7 @@ import torch
 from dmiddleware.data.arguments import check_count, check_flag, check_number
 from dmiddleware.data.batch import Batch, index_rows, nest
 from dmiddleware.data.buffer import Buffer, check_state
-from dmiddleware.data.n_step import n_step_returns, reaches, unroll
+from dmiddleware.data.n_step import n_step_returns
 from dmiddleware.data.ring.episode_index import DeletedRows
 from dmiddleware.data.ring.row_ring import RowRing
 from dmiddleware.data.ring.storage import RamStorage, SharedHandle, SharedStorage, make_storage
@@ -30,9 +30,9 @@ class TensorBuffer(Buffer):
     """A replay buffer that keeps the newest ``size`` rows, one preallocated array per leaf.
 
     The first push fixes the structure. Each row has a permanent index: the number of rows pushed
-    before it. With ``n_step``, ``unroll_len`` or ``store_next_obs=False`` the buffer follows
-    episodes: rows of one env with the same ``episode_id`` are consecutive steps, also across
-    pushes, where ``next_obs`` of a row must equal ``obs`` of the following one.
+    before it. With ``n_step``, ``unroll_len``, ``follow_episodes`` or ``store_next_obs=False`` the
+    buffer follows episodes: rows of one env with the same ``episode_id`` are consecutive steps,
+    also across pushes, where ``next_obs`` of a row must equal ``obs`` of the following one.
 
     Args:
         size: capacity in rows.
@@ -42,11 +42,19 @@ class TensorBuffer(Buffer):
             these steps; ``discount`` is γ^k for k steps, the factor of the bootstrap value.
         discount: γ of the n-step sum. None: set later with :meth:`bind`, which the learner
             middleware calls with the policy's value.
-        unroll_len: if given, samples are sequences ``[n, unroll_len, …]`` within one episode, with
-            ``mask`` bool ``[n, unroll_len]``.
+        unroll_len: if given, samples are time-first sequences ``[L, n, …]``, each within one
+            episode, with ``L = burn_in + unroll_len`` and ``mask`` bool ``[L, n]``.
         unroll_pad: pad sequences that reach the end of the known part of their episode: the last
             row is repeated, with ``mask`` False. If False, draw only rows that start a complete
             sequence.
+        burn_in: rows at the beginning of each sequence that only warm up a recurrent state; losses
+            use the rows from ``burn_in`` on. Sequences without such a row are never drawn.
+        stride: every how many rows of an episode a sequence starts, at its first row and then every
+            ``stride`` rows; priorities of other rows are ignored. At most ``unroll_len``.
+        start_columns: columns that are stored only at the rows where sequences start, such as the
+            state of a recurrent policy. Samples have them as ``[n, …]``.
+        follow_episodes: whether to follow episodes even if no other option needs it, for
+            :meth:`steps_left`, :meth:`ahead` and :meth:`sample_future`.
         store_next_obs: if False, ``next_obs`` takes no memory where it equals the next row's
             ``obs``; samples have it in any case.
         storage: ``"ram"``, ``"shared"`` (memory that other processes can attach to, see
@@ -64,6 +72,10 @@ class TensorBuffer(Buffer):
         discount: float | None = None,
         unroll_len: int | None = None,
         unroll_pad: bool = True,
+        burn_in: int = 0,
+        stride: int = 1,
+        start_columns: Collection[str] = (),
+        follow_episodes: bool = False,
         store_next_obs: bool = True,
         storage: Literal["ram", "shared"] | Path = "ram",
         seed: int | None = None,
@@ -71,22 +83,30 @@ class TensorBuffer(Buffer):
         super().__init__(size, seed)
         self._n_step = check_count("n_step", n_step)
         self._discount = None if discount is None else check_number("discount", discount, high=1.0)
-        if unroll_len is not None:
-            check_count("unroll_len", unroll_len)
+        _check_sequences(unroll_len, burn_in, stride, start_columns)
         check_flag("unroll_pad", unroll_pad)
+        check_flag("follow_episodes", follow_episodes)
         check_flag("store_next_obs", store_next_obs)
         if sampler is not None:
             _check_sampler(sampler)
         self._unroll_len = unroll_len
+        self._burn_in = burn_in
+        self._stride = stride
+        self._start_columns = tuple(start_columns)
+        self._follow_episodes = follow_episodes
         self._store_next_obs = store_next_obs
         self._unroll_pad = unroll_pad
+        # The number of rows that a sequence must have to be drawn.
+        self._shortest = burn_in + (1 if unroll_pad or unroll_len is None else unroll_len)
         self._sampler: Sampler = UniformSampler() if sampler is None else sampler
         self._storage = make_storage(storage)
         self._rows = RowRing(
             size,
             self._storage,
-            linked=n_step > 1 or unroll_len is not None or not store_next_obs,
+            linked=n_step > 1 or unroll_len is not None or follow_episodes or not store_next_obs,
             store_next_obs=store_next_obs,
+            stride=stride if follow_episodes or unroll_len is not None else None,
+            start_columns=self._start_columns,
             needed=("reward",) if n_step > 1 else (),
             reserved=(
                 "index",
@@ -106,6 +126,10 @@ class TensorBuffer(Buffer):
             "n_step": self._n_step,
             "unroll_len": self._unroll_len,
             "unroll_pad": self._unroll_pad,
+            "burn_in": self._burn_in,
+            "stride": self._stride,
+            "start_columns": self._start_columns,
+            "follow_episodes": self._follow_episodes,
             "store_next_obs": self._store_next_obs,
             "sampler": {
                 "type": type(self._sampler).__name__,
@@ -127,6 +151,16 @@ class TensorBuffer(Buffer):
     def discount(self) -> float | None:
         """γ of the n-step sum; None until :meth:`bind` sets it."""
         return self._discount
+
+    @property
+    def burn_in(self) -> int:
+        """The number of rows at the beginning of a sequence that losses leave out."""
+        return self._burn_in
+
+    @property
+    def unroll_len(self) -> int | None:
+        """The number of rows of a sequence after its burn-in; None for single rows."""
+        return self._unroll_len
 
     def bind(self, *, n_step: int, discount: float) -> None:
         """Set the discount of n-step returns, or check that it is the policy's.
@@ -209,9 +243,10 @@ class TensorBuffer(Buffer):
             kwargs: for buffer middleware.
 
         Returns:
-            ``[n, …]`` (``[n, unroll_len, …]``): the stored leaves; ``index`` int64 ``[n]``, the
-            index of the (first) row; ``weight`` float32 ``[n]`` if the sampler returns weights;
-            ``discount`` float32 if ``n_step`` is above 1; ``mask`` with ``unroll_len``.
+            ``[n, …]`` (``[L, n, …]`` with ``unroll_len``): the stored leaves; ``discount`` float32
+            if ``n_step`` is above 1; ``mask`` with ``unroll_len``. In any case ``[n, …]``:
+            ``index`` int64, the index of the (first) row; ``weight`` float32 if the sampler returns
+            weights; ``start_columns``.
 
         Raises:
             NotEnoughData: if fewer than ``n`` rows can be drawn.
@@ -238,16 +273,79 @@ class TensorBuffer(Buffer):
             KeyError: if a leaf does not exist.
         """
         with self._lock:
-            wanted = as_index(index)
-            gone = wanted[~self._is_held(wanted)]
-            if len(gone):
-                raise IndexError(
-                    f"row {gone[0]} is no longer held; the oldest row is {self._rows.first}"
-                )
+            wanted = self._held_rows(index)
             for path in leaves or ():
                 if path not in self._rows.paths:
                     raise KeyError(f"unknown leaf {path!r}; the leaves are {self._rows.paths}")
             return _as_batch(self._rows.take(wanted, leaves))
+
+    def steps_left(self, index: Any) -> torch.Tensor:
+        """Return how many rows of its episode the buffer holds after each row.
+
+        A deleted row ends the known part of its episode.
+
+        Args:
+            index: int64 ``[n]``, rows that are held.
+
+        Returns:
+            int64 ``[n]``
+
+        Raises:
+            IndexError: if a row is not held, or ``index`` does not consist of integers.
+            TypeError: if the buffer was built without ``unroll_len`` and ``follow_episodes``.
+        """
+        with self._lock:
+            return torch.from_numpy(self._steps_left(self._rows_of_episodes(index)))
+
+    def ahead(self, index: Any, n_steps: Any) -> torch.Tensor:
+        """Return the rows that are a number of steps later in the same episode.
+
+        Args:
+            index: int64 ``[n]``, rows that are held.
+            n_steps: int64 ``[n]``, or one number for all; at most :meth:`steps_left`.
+
+        Returns:
+            Their indices, int64 ``[n]``; pass them to :meth:`get`.
+
+        Raises:
+            IndexError: if a row is not held, an episode does not reach so far, or the arguments do
+                not consist of integers.
+            TypeError: if the buffer was built without ``unroll_len`` and ``follow_episodes``.
+        """
+        with self._lock:
+            rows = self._rows_of_episodes(index)
+            steps = np.broadcast_to(as_index(n_steps), rows.shape)
+            beyond = (steps < 0) | (steps > self._steps_left(rows))
+            if beyond.any():
+                raise IndexError(
+                    f"the known part of its episode has no row {steps[beyond][0]} steps after row "
+                    f"{rows[beyond][0]}; see steps_left"
+                )
+            return torch.from_numpy(self._rows.ahead(rows, steps))
+
+    def sample_future(self, index: Any) -> torch.Tensor:
+        """Draw, for each row, one of the rows from it to the end of its episode's known part.
+
+        Each of them, the row itself included, has the same probability. So ``next_obs`` of the
+        drawn row is a state that was reached after the row: the strategy ``future`` of hindsight
+        experience replay (Andrychowicz et al., "Hindsight Experience Replay", NeurIPS 2017,
+        section 4.5).
+
+        Args:
+            index: int64 ``[n]``, rows that are held.
+
+        Returns:
+            The indices of the drawn rows, int64 ``[n]``; pass them to :meth:`get`.
+
+        Raises:
+            IndexError: if a row is not held, or ``index`` does not consist of integers.
+            TypeError: if the buffer was built without ``unroll_len`` and ``follow_episodes``.
+        """
+        with self._lock:
+            rows = self._rows_of_episodes(index)
+            n_later = self._steps_left(rows) + 1
+            n_steps = (self._generator.random(len(rows)) * n_later).astype(np.int64)
+            return torch.from_numpy(self._rows.ahead(rows, n_steps))
 
     def update(self, index: Any, batch: Batch | Mapping[str, Any]) -> int:
         """Replace some leaves of rows.
@@ -271,8 +369,8 @@ class TensorBuffer(Buffer):
         """Set priorities, for a :class:`~dmiddleware.data.PrioritySampler`.
 
         Args:
-            index: int64 ``[n]``, from a sample. Rows no longer held are skipped; if an index
-                appears twice, its last priority counts.
+            index: int64 ``[n]``, from a sample. Rows that are no longer held, or at which no
+                sequence starts, are skipped; if an index appears twice, its last priority counts.
             priority: ``[n]``, not negative, finite; usually the absolute TD errors.
 
         Returns:
@@ -293,6 +391,9 @@ class TensorBuffer(Buffer):
             if not self._are_all_held(rows):
                 held = self._is_held(rows)
                 rows, values = rows[held], values[held]
+            if self._rows.starts is not None:
+                starts = self._rows.is_start(rows)
+                rows, values = rows[starts], values[starts]
             self._sampler.update_priority(rows, values)
             return len(rows)
 
@@ -366,6 +467,9 @@ class TensorBuffer(Buffer):
             first, n = self._rows.push(batch)
             self._deleted.write(first, n)
             self._sampler.pushed(first, n)
+            if self._rows.starts is not None and n:
+                index = np.arange(first, first + n)
+                self._sampler.deleted(index[~self._rows.is_start(index)])
             return range(first, first + n)
 
     def _sample(self, n: int, *, sample_range: slice | None = None, **unknown: Any) -> Batch:
@@ -391,27 +495,32 @@ class TensorBuffer(Buffer):
     def _eligible(self, sample_range: slice | None) -> Eligible:
         first, total, count = self._rows.first, self._rows.total, len(self)
         index = self._deleted.present(first, total) if len(self._deleted) else None
-        accept = None if self._unroll_len is None or self._unroll_pad else self._begins_sequence
-        if sample_range is None:
-            return Eligible(first, count, total, self._size, index=index, accept=accept)
-        if not isinstance(sample_range, slice) or sample_range.step not in (None, 1):
-            raise ValueError(
-                f"sample_range must be a slice without a step, for example slice(-100, None), got "
-                f"{sample_range!r:.100}"
-            )
-        start, stop, _ = sample_range.indices(count)
-        part = max(0, stop - start)
-        if index is None:
-            first += start
-        else:
-            index = index[start:stop]
-        return Eligible(first, part, total, self._size, part == count, index, accept)
+        starts = self._rows.starts
+        is_all = True
+        if sample_range is not None:
+            if not isinstance(sample_range, slice) or sample_range.step not in (None, 1):
+                raise ValueError(
+                    "sample_range must be a slice without a step, for example slice(-100, None), "
+                    f"got {sample_range!r:.100}"
+                )
+            start, stop, _ = sample_range.indices(count)
+            is_all = stop - start >= count
+            count = max(0, stop - start)
+            first = first + start if index is None else int(index[start]) if count else total
+            index = None if index is None else index[start:stop]
+        if starts is not None:
+            last = first + count - 1 if index is None else int(index[-1]) if count else first - 1
+            starts = starts[starts.searchsorted(first) : starts.searchsorted(last, side="right")]
+            index = starts[~self._deleted.at(starts)] if len(self._deleted) else starts
+            count = len(index)
+        accept = self._begins_sequence if self._shortest > 1 else None
+        return Eligible(first, count, total, self._size, is_all, index, accept)
 
     def _gather(self, index: Ints) -> dict[str, Array]:
         extra: dict[str, Array] = {}
         if self._unroll_len is not None:
-            sequences = unroll(index, self._successor, length=self._unroll_len)
-            index, extra["mask"] = sequences
+            extra |= self._rows.take_at_starts(index)
+            index, extra["mask"] = self._sequences(index)
         if self._n_step == 1:
             return self._rows.take(index) | extra
         if self._discount is None:
@@ -438,7 +547,51 @@ class TensorBuffer(Buffer):
         return following
 
     def _begins_sequence(self, index: Ints) -> npt.NDArray[np.bool_]:
-        return reaches(index, self._successor, length=self._unroll_len or 1)
+        wanted = self._shortest - 1
+        begins: npt.NDArray[np.bool_] = self._steps_left(index, at_most=wanted) == wanted
+        return begins
+
+    def _sequences(self, start: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """Return the rows of the sequences that start at rows ``[…, n]``, with their mask.
+
+        Both are ``[…, L, n]``; after the last known row of an episode, it is repeated.
+        """
+        assert self._unroll_len is not None
+        length = self._burn_in + self._unroll_len
+        n_steps = np.arange(length)[:, None]
+        left = self._steps_left(start, at_most=length - 1)[..., None, :]
+        return self._rows.ahead(start[..., None, :], np.minimum(n_steps, left)), n_steps <= left
+
+    def _steps_left(self, index: Ints, *, at_most: int | None = None) -> Ints:
+        left = self._rows.steps_left(index)
+        if at_most is not None:
+            left = np.minimum(left, at_most)
+        if len(self._deleted):
+            # Look at all later rows of each row, one after the other.
+            count = left.reshape(-1)
+            row = np.repeat(np.arange(len(count)), count)
+            n_steps = np.arange(1, len(row) + 1) - np.repeat(count.cumsum() - count, count)
+            gone = self._deleted.at(self._rows.ahead(index.reshape(-1)[row], n_steps))
+            np.minimum.at(count, row[gone], n_steps[gone] - 1)
+            left = count.reshape(index.shape)
+        return left
+
+    def _rows_of_episodes(self, index: Any) -> Ints:
+        if self._unroll_len is None and not self._follow_episodes:
+            raise TypeError(
+                "this buffer does not know the steps of its episodes; build it with "
+                "follow_episodes=True"
+            )
+        return self._held_rows(index)
+
+    def _held_rows(self, index: Any) -> Ints:
+        rows = as_index(index)
+        gone = rows[~self._is_held(rows)]
+        if len(gone):
+            raise IndexError(
+                f"row {gone[0]} is no longer held; the oldest row is {self._rows.first}"
+            )
+        return rows
 
     def _update(self, index: Any, batch: Batch | Mapping[str, Any]) -> int:
         with self._lock:
@@ -465,7 +618,7 @@ class TensorBuffer(Buffer):
         oldest = int(present[0]) if len(present) else self._rows.total
         if oldest > self._rows.first:
             self._deleted.drop(self._rows.first, oldest)
-            self._rows.first = oldest
+            self._rows.drop_before(oldest)
 
     def _clear(self) -> None:
         with self._lock:
@@ -504,6 +657,30 @@ class TensorBuffer(Buffer):
             raise ValueError("this TensorBuffer is closed; create another one")
 
 
+def _check_sequences(
+    unroll_len: int | None, burn_in: int, stride: int, start_columns: Collection[str]
+) -> None:
+    check_count("burn_in", burn_in, at_least=0)
+    check_count("stride", stride)
+    if isinstance(start_columns, str):
+        raise TypeError(f"start_columns takes several names; write ({start_columns!r},)")
+    if unroll_len is None:
+        for name, is_set in (
+            ("burn_in", burn_in > 0),
+            ("stride", stride > 1),
+            ("start_columns", bool(start_columns)),
+        ):
+            if is_set:
+                raise ValueError(f"{name} is an option of sequences; set unroll_len too")
+        return
+    check_count("unroll_len", unroll_len)
+    if stride > unroll_len:
+        raise ValueError(
+            f"stride must be at most unroll_len={unroll_len}, or rows between two sequences are "
+            f"never learned from; got {stride}"
+        )
+
+
 def _check_sampler(sampler: object) -> None:
     if isinstance(sampler, type):
         raise TypeError(f"sampler must be an object; write sampler={sampler.__name__}()")
@@ -530,7 +707,7 @@ def _not_enough(n: int, count: int, held: int) -> Exception:
         return ValueError(f"n must be at least 1, got {n}")
     where = f"the buffer holds {held}"
     if count != held:
-        where += f", of which {count} are in sample_range"
+        where += f", of which {count} can be drawn"
     return NotEnoughData(
         f"asked for {n} rows, but {where}; push {n - count} more before sampling, or sample fewer"
     )

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from dmiddleware.data.batch import Batch
 from dmiddleware.data.ring.episode_index import NONE, EpisodeLinks, Pushed, SideTable
+from dmiddleware.data.ring.episode_table import EpisodeTable, SequenceStarts
 from dmiddleware.data.ring.storage import Storage
 from dmiddleware.data.samplers import Ints
 from dmiddleware.data.schema import Array, Leaf, Rows, Schema, as_batch, lead_of
@@ -20,6 +21,8 @@ from dmiddleware.errors import CheckpointMismatch, StructureError
 __all__ = ["RowRing"]
 
 Allocate: TypeAlias = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
+
+_Structure: TypeAlias = EpisodeLinks | EpisodeTable | SequenceStarts | SideTable
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
@@ -41,6 +44,9 @@ class RowRing:
         store_next_obs: whether ``next_obs`` is stored in full. If not, it is read from the
             following row's ``obs``; rows that have no following row yet, or a different ``obs``
             there, keep theirs in a side table. Requires ``linked``.
+        stride: if given, every how many rows of an episode a sequence starts; keeps a table of the
+            steps of every episode. Requires ``linked``.
+        start_columns: columns that are stored only at rows where a sequence starts.
         needed: leaves that a pushed batch must have.
         reserved: keys that no pushed batch may have.
     """
@@ -52,6 +58,8 @@ class RowRing:
         *,
         linked: bool,
         store_next_obs: bool,
+        stride: int | None = None,
+        start_columns: Collection[str] = (),
         needed: Collection[str] = (),
         reserved: Collection[str] = (),
     ) -> None:
@@ -61,26 +69,35 @@ class RowRing:
         self._storage = storage
         self._linked = linked
         self._store_next_obs = store_next_obs
-        self._needed = (*needed, *(("episode_id", "done") if linked else ()))
+        self._stride = stride
+        self._start_columns = frozenset(start_columns)
+        self._needed = (
+            *needed,
+            *(("episode_id", "done") if linked else ()),
+            *sorted(self._start_columns),
+        )
         self._reserved = reserved
         self._schema: Schema | None = None
         self._columns: Columns | None = None
         self._links: EpisodeLinks | None = None
+        self._episodes: EpisodeTable | None = None
+        self._starts: SequenceStarts | None = None
         self._side: SideTable | None = None
+        self._at_starts: SideTable | None = None
         self._has_warned = False
         # Leaves of next_obs that can be compared with obs of the following row.
         self._compared: list[str] = []
 
     @property
     def paths(self) -> list[str]:
-        """Dotted paths of all leaves, ``next_obs`` included; empty before the first push."""
-        return [] if self._schema is None else list(self._schema.leaves)
+        """Dotted paths of the leaves that every row has; empty before the first push."""
+        return [path for path in self._leaves() if _root(path) not in self._start_columns]
 
     @property
     def nbytes(self) -> int:
-        """Memory of columns, links and side table, in bytes; zero before the first push."""
-        parts = (self._columns, self._links, self._side)
-        return sum(part.nbytes for part in parts if part is not None)
+        """Memory of columns and index structures, in bytes; zero before the first push."""
+        columns = 0 if self._columns is None else self._columns.nbytes
+        return columns + sum(structure.nbytes for structure in self._structures())
 
     def push(self, batch: Rows) -> tuple[int, int]:
         """Append a batch ``[N, …]``, or ``[T, E, …]`` if its ``done`` has two dimensions.
@@ -108,9 +125,9 @@ class RowRing:
         if n_pushed > size:
             n = size
             held = {path: array[n_pushed - n :] for path, array in rows.items()}
+        if first + n_pushed - size > self.first:
+            self.drop_before(first + n_pushed - size)
         self.total = total = first + n_pushed
-        if total - size > self.first:
-            self.first = total - size
         if n:
             self._store(held, total - n, n)
         if self._links is not None and n_pushed:
@@ -164,34 +181,75 @@ class RowRing:
         assert self._links is not None  # options that follow episodes switch links on
         return self._links.of(index)
 
+    def steps_left(self, index: Ints) -> Ints:
+        """Return how many rows of its episode follow each row; any shape."""
+        assert self._episodes is not None  # options that need it have a stride
+        return self._episodes.steps_left(index)
+
+    def ahead(self, index: Ints, n_steps: Ints) -> Ints:
+        """Return the rows that are ``n_steps <= steps_left`` later; the shapes are broadcast."""
+        assert self._episodes is not None  # as above
+        return self._episodes.ahead(index, n_steps)
+
+    @property
+    def starts(self) -> Ints | None:
+        """The rows that are held at which sequences start, ascending; None if these are all."""
+        return None if self._starts is None else self._starts.index
+
+    def is_start(self, index: Ints) -> Bools:
+        """Return whether sequences start at rows; any shape."""
+        if self._starts is None:
+            return np.ones(index.shape, np.bool_)
+        assert self._episodes is not None and self._stride is not None  # as there are starts
+        starts: Bools = self._episodes.step(index) % self._stride == 0
+        return starts
+
+    def take_at_starts(self, index: Ints) -> dict[str, Array]:
+        """Copy the columns that are stored only where sequences start."""
+        kept = self._at_starts
+        if kept is None:
+            return {}
+        return {path: kept.get(path, index % self.size) for path in kept.paths}
+
+    def drop_before(self, first: int) -> None:
+        """Remove the rows before ``first``."""
+        dropped = self.first, min(first, self.total)
+        if self._episodes is not None:
+            self._episodes.drop(*dropped)
+        if self._starts is not None:
+            self._starts.drop_before(first)
+        self.first = first
+
     def clear(self) -> None:
         """Remove all rows; structure and memory stay, and indices continue to count."""
         self.first = self.total
-        if self._links is not None:
-            self._links.clear()
-        if self._side is not None:
-            self._side.clear()
+        for structure in self._structures():
+            structure.clear()
 
     def close(self) -> None:
         """Free the memory; may be called twice."""
         self.first = self.total
         if self._columns is not None:
             self._columns.arrays.clear()
-        self._columns = self._links = self._side = None
+        self._columns = self._links = self._episodes = self._starts = None
+        self._side = self._at_starts = None
         self._storage.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return all rows that are held, oldest first, and their links."""
         index = np.arange(self.first, self.total)
+        slots = index % self.size
         return {
             **self._options(),
             "first": self.first,
             "total": self.total,
             "leaves": {path: str(leaf.dtype.str) for path, leaf in self._leaves().items()},
             "shapes": {path: list(leaf.shape) for path, leaf in self._leaves().items()},
-            "columns": {} if self._columns is None else self._columns.take(index % self.size),
+            "columns": {} if self._columns is None else self._columns.take(slots),
             "links": None if self._links is None else self._links.state_dict(index),
-            "side": None if self._side is None else self._side.state_dict(index % self.size),
+            "episodes": None if self._episodes is None else self._episodes.state_dict(index),
+            "side": None if self._side is None else self._side.state_dict(slots),
+            "at_starts": None if self._at_starts is None else self._at_starts.state_dict(slots),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -201,10 +259,10 @@ class RowRing:
             CheckpointMismatch: if the buffer has different options or a different structure.
         """
         for option, own in self._options().items():
-            if state[option] != own:
+            if state.get(option) != own:
                 raise CheckpointMismatch(
-                    f"the state comes from a buffer with {option}={state[option]}, but this one "
-                    f"has {own}; build it with the same options"
+                    f"the state comes from a buffer with {option}={state.get(option)}, but this "
+                    f"one has {own}; build it with the same options"
                 )
         if state["leaves"]:
             self._load_structure(state)
@@ -213,17 +271,31 @@ class RowRing:
         if self._columns is None or not state["leaves"]:
             return  # the state of a buffer before its first push
         index = np.arange(self.first, self.total)
-        self._columns.put(index % self.size, _as_arrays(state["columns"]))
+        slots = index % self.size
+        self._columns.put(slots, _as_arrays(state["columns"]))
         if self._links is not None:
             self._links.load_state_dict(state["links"], index)
+        if self._episodes is not None:
+            self._episodes.load_state_dict(state["episodes"], index)
+            if self._starts is not None:
+                self._starts.push(index[self.is_start(index)])
         if self._side is not None:
-            self._side.load_state_dict(state["side"], index % self.size)
+            self._side.load_state_dict(state["side"], slots)
+        if self._at_starts is not None:
+            self._at_starts.load_state_dict(state["at_starts"], slots)
+
+    def _structures(self) -> list[_Structure]:
+        """Return everything except the columns."""
+        own = (self._links, self._episodes, self._starts, self._side, self._at_starts)
+        return [structure for structure in own if structure is not None]
 
     def _options(self) -> dict[str, Any]:
         return {
             "size": self.size,
             "linked": self._linked,
             "store_next_obs": self._store_next_obs,
+            "stride": self._stride,
+            "start_columns": sorted(self._start_columns) or None,
         }
 
     def _leaves(self) -> dict[str, Leaf]:
@@ -252,11 +324,11 @@ class RowRing:
                 "name to its samples; rename or remove it"
             )
         for name in self._needed:
-            if name not in schema.leaves:
+            if not schema.below(name):
                 raise StructureError(
-                    "n_step, unroll_len and store_next_obs=False need the columns "
-                    f"{', '.join(self._needed)}, but the batch has no {name}; add it, or leave out "
-                    "these options"
+                    f"this buffer's options need the columns {', '.join(self._needed)}, but the "
+                    f"batch has no {name}; add it, or leave out n_step, unroll_len, start_columns, "
+                    "follow_episodes and store_next_obs=False"
                 )
         for name in ("episode_id", "done") if self._linked else ():
             if schema.leaves[name].shape:
@@ -273,7 +345,9 @@ class RowRing:
             _check_next_obs(schema)
 
     def _set_up(self, schema: Schema) -> None:
-        stored = schema.without(_NEXT) if not self._store_next_obs else schema
+        stored = schema if self._store_next_obs else schema.without(_NEXT)
+        for name in self._start_columns:
+            stored = stored.without(name)
         try:
             self._columns = Columns(self.size, stored, self._storage.allocate)
         except BaseException:
@@ -287,17 +361,26 @@ class RowRing:
                 for leaf in schema.below(_NEXT)
                 if str(schema.leaves.get(_obs_path(leaf.path))) == str(leaf)
             ]
+        if self._stride is not None:
+            self._episodes = EpisodeTable(self.size)
+            self._starts = SequenceStarts() if self._stride > 1 else None
         if not self._store_next_obs:
             self._side = SideTable(self.size, schema.below(_NEXT))
+        if self._start_columns:
+            at_starts = [
+                leaf for name in sorted(self._start_columns) for leaf in schema.below(name)
+            ]
+            self._at_starts = SideTable(self.size, at_starts)
 
     def _store(self, rows: Mapping[str, Array], first: int, n: int) -> None:
         assert self._columns is not None  # set up by push
         start = first % self.size
-        if self._side is not None:
+        if len(self._columns.arrays) < len(rows):
             rows = {path: rows[path] for path in self._columns.arrays}
         self._columns.write(start, rows, n)
-        if self._side is not None:
-            self._side.free(np.arange(start, start + n) % self.size)
+        for side in (self._side, self._at_starts):
+            if side is not None:
+                side.free(np.arange(start, start + n) % self.size)
 
     def _link(
         self, links: EpisodeLinks, rows: Mapping[str, Array], first: int, lead: tuple[int, ...]
@@ -307,12 +390,33 @@ class RowRing:
             first,
             rows["episode_id"].astype(np.int64, copy=False).reshape(shape),
             rows["done"].astype(np.bool_, copy=False).reshape(shape),
-            oldest=max(0, self.total - self.size),
+            oldest=self.first,
             continues=partial(self._continues, rows, first),
         )
+        if self._episodes is not None:
+            self._number_steps(self._episodes, links, entered, rows, first)
         if self._side is not None:
             self._keep_next_obs(self._side, links, rows, first)
             self._release(self._side, entered)
+
+    def _number_steps(
+        self,
+        episodes: EpisodeTable,
+        links: EpisodeLinks,
+        entered: Pushed,
+        rows: Mapping[str, Array],
+        first: int,
+    ) -> None:
+        """Enter new rows in the table of episodes; keep what is stored only at starts."""
+        index = np.arange(max(first, self.total - self.size), self.total)
+        episodes.push(int(index[0]), links.of(index), entered)
+        starts = index
+        if self._starts is not None:
+            starts = index[self.is_start(index)]
+            self._starts.push(starts)
+        if self._at_starts is not None:
+            kept = {path: rows[path][starts - first] for path in self._at_starts.paths}
+            self._at_starts.put(starts % self.size, kept)
 
     def _continues(self, rows: Mapping[str, Array], first: int, tail: Ints, head: Ints) -> Bools:
         """Return whether ``next_obs`` of each tail is ``obs`` of its head, bit for bit.

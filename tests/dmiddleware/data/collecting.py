@@ -81,7 +81,10 @@ def as_batch(rows, lead):
 def every_row(buffer):
     """Sample every row of a buffer that draws without replacement, oldest first."""
     batch = buffer.sample(len(buffer))
-    return index_rows(batch, batch["index"].argsort())
+    order = batch["index"].argsort()
+    if "mask" not in batch:
+        return index_rows(batch, order)
+    return as_tree({k: v[order] if v.dim() == 1 else v[:, order] for k, v in batch.items()})
 
 
 class NaiveBuffer:

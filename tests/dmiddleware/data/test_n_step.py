@@ -106,13 +106,13 @@ def test_sequences_follow_one_episode_and_are_masked_beyond_it(history, size, se
     if not naive.rows:
         return
     batch = buffer.sample(len(naive.rows))
-    assert batch.obs.both.shape == (len(naive.rows), unroll_len, 2)
+    assert batch.obs.both.shape == (unroll_len, len(naive.rows), 2)
     for n, start in enumerate(batch["index"].tolist()):
         rows = naive.sequence(start)
-        assert batch.mask[n].tolist() == [i < len(rows) for i in range(unroll_len)]
+        assert batch.mask[:, n].tolist() == [i < len(rows) for i in range(unroll_len)]
         rows += [rows[-1]] * (unroll_len - len(rows))
-        check(batch.obs.both[n], [naive.rows[i]["obs"] for i in rows])
-        check(batch.reward[n], [naive.rows[i]["reward"] for i in rows])
+        check(batch.obs.both[:, n], [naive.rows[i]["obs"] for i in rows])
+        check(batch.reward[:, n], [naive.rows[i]["reward"] for i in rows])
 
 
 @settings(max_examples=100, deadline=None)
@@ -144,10 +144,8 @@ def test_episodes_of_collectors_that_use_the_same_ids_are_never_joined(pushes, s
         flat = [row for step in collectors[which].rows(n_steps) for row in step]
         buffer.push(as_batch(flat, (n_steps, 2)))
     batch = buffer.sample(len(buffer))
-    for obs, next_obs, mask in zip(
-        batch["obs"]["both"], batch["next_obs"]["both"], batch["mask"], strict=True
-    ):
-        assert torch.equal(obs[1:][mask[1:]], next_obs[:-1][mask[1:]])
+    mask = batch["mask"][1:]
+    assert torch.equal(batch["obs"]["both"][1:][mask], batch["next_obs"]["both"][:-1][mask])
 
 
 def test_a_new_run_on_a_restored_buffer_does_not_continue_its_episodes(caplog):
@@ -185,12 +183,12 @@ def test_complete_sequences_are_drawn_equally_often():
 def test_sequences_and_n_step_returns_can_be_combined():
     buffer, naive = run([("push", 0, 20)], 200, 1, unroll_len=3, n_step=2, discount=0.5)
     batch = buffer.sample(20)
-    assert batch.reward.shape == batch.discount.shape == batch.mask.shape == (20, 3)
+    assert batch.reward.shape == batch.discount.shape == batch.mask.shape == (3, 20)
     for n, start in enumerate(batch["index"].tolist()):
         expected = [naive.window(i) for i in naive.sequence(start)]
         k = len(expected)
-        check(batch.reward[n, :k], [row["reward"] for row in expected])
-        check(batch.next_obs.both[n, :k], [row["next_obs"] for row in expected])
+        check(batch.reward[:k, n], [row["reward"] for row in expected])
+        check(batch.next_obs.both[:k, n], [row["next_obs"] for row in expected])
 
 
 def test_next_obs_takes_memory_only_where_it_differs_from_obs():

@@ -178,7 +178,7 @@ def test_the_error_of_a_sample_that_is_too_large_says_how_many_rows_are_missing(
     buffer.push(rows(0, 6))
     with pytest.raises(NotEnoughData, match="asked for 8 rows, but the buffer holds 6; push 2"):
         buffer.sample(8)
-    with pytest.raises(NotEnoughData, match="of which 2 are in sample_range"):
+    with pytest.raises(NotEnoughData, match="of which 2 can be drawn"):
         buffer.sample(3, sample_range=slice(-2, None))
     with pytest.raises(ValueError, match="n must be at least 1, got 0"):
         buffer.sample(0)

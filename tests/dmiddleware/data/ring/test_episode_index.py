@@ -26,7 +26,7 @@ def push(buffer, ids, done=None):
 def successors(buffer):
     """Return the number of the row that follows each row, -1 where there is none."""
     rows = every_row(buffer)
-    return torch.where(rows["mask"][:, 1], rows["number"][:, 1], -1).tolist()
+    return torch.where(rows["mask"][1], rows["number"][1], -1).tolist()
 
 
 def test_rows_of_one_env_follow_one_another_within_and_across_pushes():
