@@ -15,8 +15,11 @@ from dmiddleware.model.network import Network
 from dmiddleware.model.q_network import QNetwork
 from dmiddleware.model.spaces import (
     ActionKind,
+    ActionPart,
+    ActionShape,
     ObsShape,
     action_kind_of,
+    action_parts,
     action_shape_of,
     as_obs_shape,
     obs_shape_of,
@@ -37,6 +40,9 @@ __all__ = [
     "create_model",
     "ObsShape",
     "ActionKind",
+    "ActionShape",
+    "ActionPart",
+    "action_parts",
     "as_obs_shape",
     "obs_shape_of",
     "action_shape_of",

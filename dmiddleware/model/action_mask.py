@@ -1,7 +1,10 @@
 """Action masks: which discrete actions an observation allows.
 
 A masked environment gives observations that are dictionaries with the key ``action_mask``, as
-PettingZoo's games do: ``[A]``, not 0 where the action is allowed. Everything else in the dictionary
+PettingZoo's games do: ``[A]``, not 0 where the action is allowed. For a MultiDiscrete action these
+are the options of all choices one after the other (or a tuple with a mask for each choice), for a
+MultiBinary one whether each bit may be 1, and for a Dict or Tuple action all of these one after the
+other (or nested like the action). Everything else in the dictionary
 is what the network sees. The networks here make forbidden actions impossible, by giving them the
 lowest possible logit, so every policy that takes its distribution or its greedy action from the
 logits respects the mask, both when it acts and when it bootstraps. A custom model does the same
@@ -10,15 +13,15 @@ with :func:`masked_logit`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 import torch
 
 from dmiddleware.data.batch import Batch, Nested
 from dmiddleware.rl import mask_logit
 
-__all__ = ["ACTION_MASK", "action_mask_of", "masked_logit"]
+__all__ = ["ACTION_MASK", "action_mask_of", "as_mask", "masked_logit", "sorted_names"]
 
 ACTION_MASK: Final = "action_mask"
 """The key of the mask in an observation."""
@@ -32,7 +35,24 @@ def action_mask_of(obs: Nested) -> torch.Tensor | None:
     """
     if not isinstance(obs, Batch | Mapping) or ACTION_MASK not in obs:
         return None
-    return torch.as_tensor(obs[ACTION_MASK]) != 0
+    return as_mask(obs[ACTION_MASK])
+
+
+def as_mask(mask: Nested) -> torch.Tensor:
+    """Return a mask as ``[…, A]`` bool: the parts of a nested one are joined in order."""
+    if isinstance(mask, tuple):
+        parts = list(mask)
+    elif isinstance(mask, Batch | Mapping):
+        parts = [mask[name] for name in sorted_names(mask)]
+    else:
+        return torch.as_tensor(mask) != 0
+    return torch.cat([as_mask(part) for part in parts], dim=-1)
+
+
+def sorted_names(mapping: Iterable[Any]) -> list[Any]:
+    """Return the names of a mapping in order; those of a Tuple space by number."""
+    names = list(mapping)
+    return sorted(names, key=int if all(str(name).isdigit() for name in names) else str)
 
 
 def masked_logit(logit: torch.Tensor, obs: Nested) -> torch.Tensor:

@@ -17,6 +17,7 @@ from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
 from dmiddleware.model.spaces import (
     ActionKind,
+    ActionShape,
     ObsShape,
     action_kind_of,
     action_shape_of,
@@ -36,14 +37,17 @@ _VALUE_GAIN = 1.0
 class Actor(Network):
     """A distribution over actions.
 
-    Discrete actions get logits; continuous ones a diagonal Gaussian, whose standard deviation is a
-    separate parameter that does not depend on the state (Schulman et al., "Trust Region Policy
-    Optimization", 2015, appendix D).
+    Choices and bits get logits; continuous actions a diagonal Gaussian, whose standard deviation is
+    a separate parameter that does not depend on the state (Schulman et al., "Trust Region Policy
+    Optimization", 2015, appendix D). An action with several parts has the logits of all its choices
+    and bits one after the other, and so the means.
 
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.
-        action_shape: number of discrete actions, or length of the action vector.
-        action_space: ``"discrete"`` or ``"continuous"``.
+        action_shape: see :mod:`dmiddleware.model.spaces`; the number of actions if these are
+            discrete.
+        action_space: the kind of actions: ``"discrete"``, ``"multi_discrete"``,
+            ``"multi_binary"``, ``"continuous"``, or a mapping of names to kinds.
         encoder_hidden_sizes: width of each linear layer of the encoder; None: 64, 64 for vectors,
             512 for images.
         activation: see :func:`~dmiddleware.model.layers.activation_of`; None: ReLU where the
@@ -60,7 +64,7 @@ class Actor(Network):
     def __init__(
         self,
         obs_shape: ObsShape,
-        action_shape: int,
+        action_shape: ActionShape,
         *,
         action_space: ActionKind = "discrete",
         encoder_hidden_sizes: Sequence[int] | None = None,
@@ -81,12 +85,14 @@ class Actor(Network):
         }
         self._has_image = has_image
         self.encoder = make_encoder(obs_shape, **self._encoder_options)
-        self.policy_head = nn.Linear(self.encoder.out_features, action_shape)
+        self._n_logits = sum(part.n_logits for part in self.action_parts)
+        n_means = sum(part.n_means for part in self.action_parts)
+        self.policy_head = nn.Linear(self.encoder.out_features, self._n_logits + n_means)
         if init == "orthogonal":
             orthogonal_init(self.policy_head, _POLICY_GAIN)
         self.log_std: nn.Parameter | None = None
-        if action_space == "continuous":
-            self.log_std = nn.Parameter(torch.full((action_shape,), float(log_std_init)))
+        if n_means:
+            self.log_std = nn.Parameter(torch.full((n_means,), float(log_std_init)))
 
     @classmethod
     def from_spaces(
@@ -96,7 +102,7 @@ class Actor(Network):
 
         Args:
             observation_space: that of one environment.
-            action_space: that of one environment, Discrete or a one-dimensional Box.
+            action_space: that of one environment.
             **options: keyword arguments of the class.
 
         Raises:
@@ -110,7 +116,9 @@ class Actor(Network):
         )
 
     def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
-        """Return the distribution: ``{"logit"}``, or ``{"mu", "sigma"}``, each ``[…, A]``.
+        """Return the distribution's ``logit``, ``mu`` and ``sigma``, as far as it has them.
+
+        Each is ``[…, A]``, all parts of the action one after the other.
 
         Args:
             obs: ``[…, *obs_shape]``, a tensor or, for nested observations, a treetensor.
@@ -121,7 +129,14 @@ class Actor(Network):
         output: torch.Tensor = call(self.policy_head, features)
         if self.log_std is None:
             return {"logit": masked_logit(output, obs)}
-        return {"mu": output, "sigma": self.log_std.exp().expand_as(output)}
+        if self._n_logits == 0:
+            return {"mu": output, "sigma": self.log_std.exp().expand_as(output)}
+        mu = output[..., self._n_logits :]
+        return {
+            "logit": output[..., : self._n_logits],
+            "mu": mu,
+            "sigma": self.log_std.exp().expand_as(mu),
+        }
 
 
 @MODEL_REGISTRY.register("actor_critic")
@@ -130,8 +145,10 @@ class ActorCritic(Actor):
 
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.
-        action_shape: number of discrete actions, or length of the action vector.
-        action_space: ``"discrete"`` or ``"continuous"``.
+        action_shape: see :mod:`dmiddleware.model.spaces`; the number of actions if these are
+            discrete.
+        action_space: the kind of actions: ``"discrete"``, ``"multi_discrete"``,
+            ``"multi_binary"``, ``"continuous"``, or a mapping of names to kinds.
         share_encoder: actor and critic read the same features; None: where the observation has an
             image, as PPO is published (Schulman et al., 2017, section 6).
         encoder_hidden_sizes: width of each linear layer of the encoders; None: 64, 64 for vectors,
@@ -150,7 +167,7 @@ class ActorCritic(Actor):
     def __init__(
         self,
         obs_shape: ObsShape,
-        action_shape: int,
+        action_shape: ActionShape,
         *,
         action_space: ActionKind = "discrete",
         share_encoder: bool | None = None,
@@ -183,7 +200,7 @@ class ActorCritic(Actor):
             obs: ``[…, *obs_shape]``, a tensor or, for nested observations, a treetensor.
 
         Returns:
-            ``{"logit" | "mu", "sigma": […, A], "value": […]}``.
+            What :class:`Actor` returns, and ``value`` ``[…]``.
         """
         features = call(self.encoder, obs)
         output = self._distribution(features, obs)

@@ -10,8 +10,10 @@ from torch import nn
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.spaces import (
     ActionKind,
+    ActionShape,
     ObsShape,
     action_kind_of,
+    action_parts,
     action_shape_of,
     as_obs_shape,
     obs_shape_of,
@@ -25,31 +27,29 @@ class Network(nn.Module):
 
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.
-        action_shape: number of discrete actions, or length of the action vector.
-        action_space: ``"discrete"`` or ``"continuous"``.
+        action_shape: see :mod:`dmiddleware.model.spaces`; the number of actions if these are
+            discrete.
+        action_space: the kind of actions.
 
     Attributes:
         obs_shape: the shape, in the form of :func:`~dmiddleware.model.spaces.as_obs_shape`.
         action_shape: as given.
         action_space: as given.
+        action_parts: the leaves of both, in the order of the outputs.
 
     Raises:
         SpaceError: if a shape is invalid.
     """
 
     def __init__(
-        self, obs_shape: ObsShape, action_shape: int, *, action_space: ActionKind = "discrete"
+        self,
+        obs_shape: ObsShape,
+        action_shape: ActionShape,
+        *,
+        action_space: ActionKind = "discrete",
     ) -> None:
         super().__init__()
-        if isinstance(action_shape, bool) or not isinstance(action_shape, int) or action_shape < 1:
-            raise SpaceError(
-                "action_shape must be a positive integer (the number of discrete actions, or the "
-                f"length of the action vector), got {action_shape!r}"
-            )
-        if action_space not in ("discrete", "continuous"):
-            raise SpaceError(
-                f"action_space must be 'discrete' or 'continuous', got {action_space!r}"
-            )
+        self.action_parts = action_parts(action_space, action_shape)
         self.obs_shape = as_obs_shape(obs_shape)
         self.action_shape = action_shape
         self.action_space = action_space
@@ -72,10 +72,10 @@ class Network(nn.Module):
                 f"gives {observation_space}; build the policy with for_env(env), or set the "
                 f"model's obs_shape to {obs_shape!r}"
             )
-        kind, size = action_kind_of(action_space), action_shape_of(action_space)
-        if (kind, size) != (self.action_space, self.action_shape):
+        kind, shape = action_kind_of(action_space), action_shape_of(action_space)
+        if action_parts(kind, shape) != self.action_parts:
             raise SpaceError(
                 f"{name} was built for {self.action_space} actions of size {self.action_shape}, "
                 f"but the environment takes {action_space}; build the policy with for_env(env), or "
-                f"set the model's action_space to {kind!r} and its action_shape to {size}"
+                f"set the model's action_space to {kind!r} and its action_shape to {shape}"
             )

@@ -10,26 +10,37 @@ An observation shape is one of
   ``"1"``, … A Dict space's key ``action_mask`` is left out, since networks do not encode it (see
   :mod:`dmiddleware.model.action_mask`).
 
+An action is described by its kind and its shape:
+
+- ``"discrete"``: the number of choices;
+- ``"multi_discrete"``: the numbers of options of several choices;
+- ``"multi_binary"``: the number of bits;
+- ``"continuous"``: the number of components;
+- two mappings with the same names, one to kinds and one to shapes: a Dict or Tuple space.
+
 All of these can be written in YAML, where tuples become lists.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import gymnasium as gym
 import numpy as np
-import torch
 from torch import nn
 
-from dmiddleware.data.batch import from_numpy
+from dmiddleware.data.batch import Value, from_numpy, leaves
 from dmiddleware.errors import SpaceError
-from dmiddleware.model.action_mask import ACTION_MASK
+from dmiddleware.model.action_mask import ACTION_MASK, sorted_names
 
 __all__ = [
     "ObsShape",
     "ActionKind",
+    "ActionPart",
+    "ActionShape",
+    "action_parts",
     "as_obs_shape",
     "shape_leaves",
     "is_image",
@@ -45,9 +56,15 @@ __all__ = [
 ObsShape: TypeAlias = Any
 """``int | tuple | Mapping[str, ObsShape]``, as the module's docstring says."""
 
-ActionKind: TypeAlias = Literal["discrete", "continuous"]
-"""Whether an action is the number of a choice or a vector."""
+SimpleKind: TypeAlias = Literal["discrete", "multi_discrete", "multi_binary", "continuous"]
 
+ActionKind: TypeAlias = SimpleKind | Mapping[str, Any]
+"""``"discrete"``, ``"multi_discrete"``, ``"multi_binary"``, ``"continuous"``, or a mapping."""
+
+ActionShape: TypeAlias = Any
+"""``int | tuple[int, ...] | Mapping[str, ActionShape]``, as the module's docstring says."""
+
+_SIMPLE_KINDS: tuple[SimpleKind, ...] = get_args(SimpleKind)
 ONE_HOT = "one_hot"
 
 
@@ -143,10 +160,10 @@ def obs_shape_of(space: gym.Space[Any]) -> ObsShape:
         case gym.spaces.Box() | gym.spaces.MultiBinary():
             return _plain(tuple(space.shape or ()))
         case gym.spaces.Discrete():
-            _reject_start(space, int(space.start), "observation")
+            _reject_start(space, int(space.start))
             return (ONE_HOT, int(space.n))
         case gym.spaces.MultiDiscrete():
-            _reject_start(space, int(np.max(np.abs(space.start))), "observation")
+            _reject_start(space, int(np.max(np.abs(space.start))))
             if space.nvec.ndim == 1:
                 _reject_one_number(space)
                 return (ONE_HOT, *map(int, space.nvec))
@@ -165,48 +182,135 @@ def obs_shape_of(space: gym.Space[Any]) -> ObsShape:
     )
 
 
-def action_shape_of(space: gym.Space[Any]) -> int:
-    """Return how many numbers the network outputs for an action.
+class ActionPart(NamedTuple):
+    """One leaf of an action space, as a network sees it.
 
-    Returns:
-        ``n`` of a Discrete space; the length of a one-dimensional Box.
+    Attributes:
+        path: names of the Dict and Tuple spaces around it; empty if there are none.
+        kind: as in :data:`ActionKind`.
+        sizes: ``(n,)``, or the number of options of each choice.
+    """
+
+    path: tuple[str, ...]
+    kind: SimpleKind
+    sizes: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The path joined by dots; empty for an action that is not a Dict or Tuple."""
+        return ".".join(self.path)
+
+    @property
+    def n_logits(self) -> int:
+        """How many logits a network has for this part."""
+        return 0 if self.kind == "continuous" else sum(self.sizes)
+
+    @property
+    def n_means(self) -> int:
+        """How many means (and standard deviations) a network has for this part."""
+        return self.sizes[0] if self.kind == "continuous" else 0
+
+
+def action_parts(kind: ActionKind, shape: ActionShape) -> tuple[ActionPart, ...]:
+    """Return the leaves of an action's kind and shape, in the order of a network's outputs.
+
+    Names are sorted, those of a Tuple space by number.
+
+    Raises:
+        SpaceError: for an unknown kind, or a shape that does not fit it.
+
+    Example:
+        >>> action_parts({"aim": "continuous", "move": "discrete"}, {"aim": 2, "move": 3})[1]
+        ActionPart(path=('move',), kind='discrete', sizes=(3,))
+    """
+    if isinstance(kind, Mapping):
+        return tuple(_mapped_parts(kind, shape))
+    if kind not in _SIMPLE_KINDS:
+        raise SpaceError(
+            f"action_space must be one of {', '.join(map(repr, _SIMPLE_KINDS))}, or a mapping of "
+            f"names to these, got {kind!r}"
+        )
+    several = kind == "multi_discrete"
+    sizes = tuple(shape) if several and isinstance(shape, Sequence) else (shape,)
+    if not sizes or not all(_is_size(size) for size in sizes):
+        wanted = "a list of positive integers" if several else "a positive integer"
+        raise SpaceError(f"action_shape must be {wanted} for {kind} actions, got {shape!r}")
+    return (ActionPart((), kind, tuple(map(int, sizes))),)
+
+
+def _mapped_parts(kind: Mapping[str, Any], shape: ActionShape) -> Iterator[ActionPart]:
+    if not isinstance(shape, Mapping) or not kind or set(kind) != set(shape):
+        raise SpaceError(
+            "action_space and action_shape must be mappings with the same names, got "
+            f"{kind!r} and {shape!r}"
+        )
+    for name in sorted_names(kind):
+        for part in action_parts(kind[name], shape[name]):
+            yield part._replace(path=(str(name), *part.path))
+
+
+def action_shape_of(space: gym.Space[Any]) -> ActionShape:
+    """Return the shape of a space's actions, as :func:`action_parts` takes it.
 
     Raises:
         SpaceError: for an unsupported space, naming a wrapper that converts it.
     """
-    action_kind_of(space)
-    if isinstance(space, gym.spaces.Discrete):
-        return int(space.n)
-    shape = space.shape or ()
-    return int(shape[0])
+    return _describe_action(space)[1]
 
 
 def action_kind_of(space: gym.Space[Any]) -> ActionKind:
-    """Return whether an action of a space is the number of a choice or a vector.
+    """Return the kind of a space's actions, as :func:`action_parts` takes it.
+
+    Discrete, MultiDiscrete, MultiBinary, floating-point Box, Dict and Tuple spaces have one.
 
     Raises:
-        SpaceError: for a space that is neither Discrete nor a one-dimensional floating-point Box.
+        SpaceError: for an unsupported space, naming a wrapper that converts it.
     """
-    if isinstance(space, gym.spaces.Discrete):
-        _reject_start(space, int(space.start), "action")
-        return "discrete"
-    if isinstance(space, gym.spaces.Box):
-        if len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating):
-            return "continuous"
-        raise SpaceError(
-            f"a continuous action is a one-dimensional floating-point Box, got {space}; wrap the "
-            "env in gymnasium.wrappers.TransformAction to take a flat float32 vector"
-        )
+    return _describe_action(space)[0]
+
+
+def _describe_action(space: gym.Space[Any]) -> tuple[ActionKind, ActionShape]:
+    match space:
+        case gym.spaces.Discrete():
+            return "discrete", int(space.n)
+        case gym.spaces.MultiDiscrete():
+            return "multi_discrete", tuple(map(int, space.nvec.flatten()))
+        case gym.spaces.MultiBinary():
+            return "multi_binary", math.prod(space.shape)
+        case gym.spaces.Box() if np.issubdtype(space.dtype, np.floating):
+            return "continuous", math.prod(space.shape)
+        case gym.spaces.Dict() | gym.spaces.Tuple():
+            parts = {name: _describe_action(inner) for name, inner in inner_spaces(space)}
+            return (
+                {name: kind for name, (kind, _) in parts.items()},
+                {name: shape for name, (_, shape) in parts.items()},
+            )
     raise SpaceError(
         f"no network here gives actions of {space}; wrap the env in "
-        "gymnasium.wrappers.TransformAction so that it takes a Discrete action (one number for "
-        "each combination) or a one-dimensional Box"
+        "gymnasium.wrappers.TransformAction so that it takes a Discrete, MultiDiscrete, "
+        "MultiBinary or floating-point Box action, or a Dict or Tuple of them"
     )
+
+
+def inner_spaces(space: gym.Space[Any]) -> Iterator[tuple[str, gym.Space[Any]]]:
+    """Yield names and spaces of a Dict space, or of a Tuple space with the names "0", "1", ….
+
+    Raises:
+        SpaceError: if a name of a Dict space is not a text without dots.
+    """
+    if isinstance(space, gym.spaces.Tuple):
+        yield from ((str(place), inner) for place, inner in enumerate(space.spaces))
+        return
+    assert isinstance(space, gym.spaces.Dict)
+    for name, inner in space.spaces.items():
+        if not isinstance(name, str) or "." in name:
+            raise SpaceError(f"names in a Dict action space are texts without dots, got {name!r}")
+        yield name, inner
 
 
 def check_spaces(
     model: nn.Module,
-    act: Callable[[Any], torch.Tensor | None],
+    act: Callable[[Any], Value | None],
     observation_space: gym.Space[Any],
     action_space: gym.Space[Any],
 ) -> None:
@@ -235,21 +339,24 @@ def check_spaces(
             f"the model {type(model).__name__} cannot take observations of {observation_space}: "
             f"{error}"
         ) from error
-    if action is not None and tuple(action.shape[1:]) != tuple(action_space.shape or ()):
+    if action is None:
+        return
+    given = {path: tuple(leaf.shape[1:]) for path, leaf in leaves(action)}
+    sample = gym.vector.utils.create_empty_array(action_space, n=1)
+    taken = {path: tuple(leaf.shape[1:]) for path, leaf in leaves(from_numpy(sample))}
+    if given != taken:
         raise SpaceError(
             f"for one environment the model {type(model).__name__} gives an action of shape "
-            f"{tuple(action.shape[1:])}, but the environment takes {action_space}"
+            f"{given.get('', given)}, but the environment takes {action_space}"
         )
 
 
-def _reject_start(space: gym.Space[Any], start: int, what: str) -> None:
-    if start == 0:
-        return
-    wrapper = "TransformObservation" if what == "observation" else "TransformAction"
-    raise SpaceError(
-        f"networks count from 0, but the {what} space is {space}; shift it by its start with "
-        f"gymnasium.wrappers.{wrapper}"
-    )
+def _reject_start(space: gym.Space[Any], start: int) -> None:
+    if start != 0:
+        raise SpaceError(
+            f"networks count from 0, but the observation space is {space}; shift it by its start "
+            "with gymnasium.wrappers.TransformObservation"
+        )
 
 
 def _reject_one_number(space: gym.spaces.MultiDiscrete) -> None:

@@ -1,5 +1,6 @@
 """Policies: how to act, what to store, how to learn."""
 
+from dmiddleware.policy.base.action_codec import ActionCodec
 from dmiddleware.policy.base.actions import ActorPolicy
 from dmiddleware.policy.base.as_modes import (
     as_collect_mode,
@@ -47,6 +48,7 @@ __all__ = [
     "PPOPolicy",
     "BCPolicy",
     "ActorPolicy",
+    "ActionCodec",
     "collate",
     "data_parallel",
     "rank_and_world_size",

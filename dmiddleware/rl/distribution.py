@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -50,7 +50,10 @@ _N_NODES = 32
 
 
 class Distribution(Protocol):
-    """A distribution over raw actions for each of the leading dimensions ``[…]``."""
+    """A distribution over raw actions for each of the leading dimensions ``[…]``.
+
+    Raw actions are tensors; those of a :class:`Hybrid` are batches.
+    """
 
     def sample(self, generator: torch.Generator | None = None) -> Value:
         """Draw raw actions, without gradient.
@@ -64,7 +67,7 @@ class Distribution(Protocol):
         """Return the most likely raw actions."""
         ...
 
-    def log_prob(self, raw: Value) -> torch.Tensor:
+    def log_prob(self, raw: Any) -> torch.Tensor:
         """Return ``[…]`` log-probabilities (densities) of raw actions."""
         ...
 

@@ -92,7 +92,11 @@ def test_the_default_initialisation_of_torch_can_be_kept():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("action_space", "name"),
-    [(spaces.Discrete(5), "discrete"), (spaces.Box(-2, 2, (5,)), "continuous")],
+    [
+        (spaces.Discrete(5, start=2), "discrete"),
+        (spaces.Box(-2, 2, (5,)), "continuous"),
+        (spaces.MultiBinary(5), "multi_binary"),
+    ],
     ids=str,
 )
 def test_a_network_built_from_spaces_knows_its_kind_of_action(kind, action_space, name):
@@ -104,8 +108,33 @@ def test_a_network_built_from_spaces_knows_its_kind_of_action(kind, action_space
 
 
 def test_a_kind_of_action_that_does_not_exist_is_rejected():
-    with pytest.raises(SpaceError, match="must be 'discrete' or 'continuous', got 'hybrid'"):
+    with pytest.raises(SpaceError, match=r"must be one of 'discrete', .*, got 'hybrid'"):
         ActorCritic(4, 2, action_space="hybrid")
+
+
+@pytest.mark.parametrize("lead", [(), (8,), (3, 8)], ids=str)
+@pytest.mark.parametrize(
+    ("space", "sizes"),
+    [
+        (spaces.MultiDiscrete([2, 3]), {"logit": 5}),
+        (spaces.MultiBinary((2, 3)), {"logit": 6}),
+        (spaces.Box(-1, 1, (2, 3)), {"mu": 6, "sigma": 6}),
+        (
+            spaces.Tuple((spaces.Box(-1, 1, ()), spaces.Discrete(4), spaces.MultiBinary(2))),
+            {"logit": 6, "mu": 1, "sigma": 1},
+        ),
+    ],
+    ids=str,
+)
+def test_an_action_of_any_kind_has_its_logits_and_means(space, sizes, lead):
+    network = ActorCritic.from_spaces(spaces.Box(-1, 1, (4,)), space)
+    output = network(torch.randn(*lead, 4))
+    value = output.pop("value")
+    assert value.shape == lead
+    assert {name: column.shape for name, column in output.items()} == {
+        name: (*lead, size) for name, size in sizes.items()
+    }
+    network.check_spaces(spaces.Box(-1, 1, (4,)), space)
 
 
 def test_a_discrete_network_rejects_a_continuous_environment():

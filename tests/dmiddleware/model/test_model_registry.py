@@ -78,6 +78,7 @@ def test_the_public_names_are_these():
         "MODEL_REGISTRY", "create_model",
         "ObsShape", "ActionKind",
         "as_obs_shape", "obs_shape_of", "action_shape_of", "action_kind_of",
+        "ActionShape", "ActionPart", "action_parts",
         "Init", "Norm", "activation_of", "orthogonal_init",
     }  # fmt: skip
     assert all(hasattr(model, name) for name in model.__all__)

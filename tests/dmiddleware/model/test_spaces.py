@@ -5,7 +5,14 @@ import yaml
 from gymnasium import spaces
 
 from dmiddleware.errors import SpaceError
-from dmiddleware.model import action_kind_of, action_shape_of, as_obs_shape, obs_shape_of
+from dmiddleware.model import (
+    action_kind_of,
+    action_mask_of,
+    action_parts,
+    action_shape_of,
+    as_obs_shape,
+    obs_shape_of,
+)
 
 
 def box(*shape: int, dtype=np.float32) -> spaces.Box:
@@ -71,32 +78,93 @@ def test_integers_that_do_not_count_from_zero_are_rejected(space):
         obs_shape_of(space)
 
 
-@pytest.mark.parametrize(
-    ("space", "kind", "size"),
-    [(spaces.Discrete(5), "discrete", 5), (spaces.Box(-1, 1, (3,)), "continuous", 3)],
-    ids=str,
+HYBRID = spaces.Dict(
+    {
+        "move": spaces.Discrete(3, start=1),
+        "arm": spaces.Tuple((spaces.Box(-1, 1, (2, 2)), spaces.MultiDiscrete([2, 4]))),
+    }
 )
-def test_actions_are_choices_or_vectors(space, kind, size):
-    assert action_kind_of(space) == kind
-    assert action_shape_of(space) == size
 
 
 @pytest.mark.parametrize(
-    ("space", "message"),
+    ("space", "kind", "shape"),
     [
-        (spaces.Discrete(3, start=2), r"count from 0.*TransformAction"),
-        (box(2, 3), r"one-dimensional floating-point Box, got Box.*TransformAction"),
-        (box(), "one-dimensional floating-point Box"),
-        (box(3, dtype=np.int64), "one-dimensional floating-point Box"),
-        (spaces.MultiDiscrete([2, 3]), r"gives actions of MultiDiscrete.*Discrete action"),
-        (spaces.Tuple((spaces.Discrete(2),)), r"gives actions of Tuple"),
+        (spaces.Discrete(5), "discrete", 5),
+        (spaces.Discrete(3, start=2), "discrete", 3),
+        (box(3), "continuous", 3),
+        (box(2, 3), "continuous", 6),
+        (box(), "continuous", 1),
+        (spaces.MultiDiscrete([2, 3]), "multi_discrete", (2, 3)),
+        (spaces.MultiDiscrete([[2, 3], [4, 5]]), "multi_discrete", (2, 3, 4, 5)),
+        (spaces.MultiBinary((2, 2)), "multi_binary", 4),
+        (
+            HYBRID,
+            {"move": "discrete", "arm": {"0": "continuous", "1": "multi_discrete"}},
+            {"move": 3, "arm": {"0": 4, "1": (2, 4)}},
+        ),
     ],
     ids=str,
 )
-def test_an_action_that_no_network_gives_is_rejected_with_what_to_do(space, message):
+def test_each_supported_action_space_has_its_kind_and_shape(space, kind, shape):
+    assert action_kind_of(space) == kind
+    assert action_shape_of(space) == shape
+    plain = yaml.safe_load(yaml.dump(as_lists(shape)))
+    assert action_parts(kind, plain) == action_parts(kind, shape)
+
+
+def test_the_parts_of_an_action_are_sorted_and_those_of_a_tuple_numbered():
+    parts = action_parts(action_kind_of(HYBRID), action_shape_of(HYBRID))
+    assert [part.name for part in parts] == ["arm.0", "arm.1", "move"]
+    many = spaces.Tuple([spaces.Discrete(n) for n in range(2, 14)])
+    parts = action_parts(action_kind_of(many), action_shape_of(many))
+    assert [part.sizes for part in parts] == [(n,) for n in range(2, 14)]
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        box(3, dtype=np.int64),
+        spaces.Text(5),
+        spaces.Sequence(box(2)),
+        spaces.Dict({"a": spaces.Text(5)}),
+    ],
+    ids=str,
+)
+def test_an_action_that_no_network_gives_is_rejected_with_what_to_do(space):
     for function in (action_kind_of, action_shape_of):
-        with pytest.raises(SpaceError, match=message):
+        with pytest.raises(SpaceError, match=r"gives actions of .*TransformAction"):
             function(space)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "message"),
+    [
+        ("hybrid", 3, "action_space must be one of"),
+        ("discrete", 0, "must be a positive integer for discrete actions, got 0"),
+        ("discrete", (2, 3), "must be a positive integer"),
+        ("continuous", True, "a positive integer for continuous actions, got True"),
+        ("multi_discrete", (2, 0), "a list of positive integers"),
+        ("multi_discrete", (), "a list of positive integers"),
+        ({"a": "discrete"}, 3, "mappings with the same names"),
+        ({"a": "discrete"}, {"b": 3}, "mappings with the same names"),
+        ({}, {}, "mappings with the same names"),
+    ],
+    ids=str,
+)
+def test_an_invalid_action_is_rejected(kind, shape, message):
+    with pytest.raises(SpaceError, match=message):
+        action_parts(kind, shape)
+
+
+def test_names_with_dots_are_rejected():
+    with pytest.raises(SpaceError, match=r"texts without dots, got 'a\.b'"):
+        action_kind_of(spaces.Dict({"a.b": spaces.Discrete(2)}))
+
+
+def test_a_nested_mask_is_joined_in_the_order_of_the_action():
+    nested = {"move": np.array([1, 0, 1]), "arm": (np.array([0, 1]), np.array([1]))}
+    mask = action_mask_of({"action_mask": nested, "observation": np.zeros(2)})
+    assert mask.tolist() == [False, True, True, True, False, True]
 
 
 def test_the_wrapper_that_a_message_names_exists():

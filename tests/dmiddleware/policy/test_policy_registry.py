@@ -16,6 +16,7 @@ from dmiddleware.policy import (
 
 def test_the_public_names_are_these():
     assert sorted(dmiddleware.policy.__all__) == [
+        "ActionCodec",
         "ActorPolicy",
         "BCPolicy",
         "BatchedPolicy",

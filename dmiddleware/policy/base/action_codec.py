@@ -1,0 +1,614 @@
+"""The mapping between what a network returns and the actions that an environment takes."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
+
+import gymnasium as gym
+import torch
+
+from dmiddleware.data.batch import Value, leaves, nest
+from dmiddleware.errors import CheckpointMismatch, ConfigError, SpaceError, StructureError
+from dmiddleware.model.action_mask import sorted_names
+from dmiddleware.model.spaces import (
+    ActionPart,
+    SimpleKind,
+    action_kind_of,
+    action_parts,
+    action_shape_of,
+    inner_spaces,
+)
+from dmiddleware.rl import (
+    Bernoulli,
+    Categorical,
+    Distribution,
+    Gaussian,
+    Hybrid,
+    MultiCategorical,
+    TanhGaussian,
+)
+
+__all__ = ["ActionBounding", "ActionCodec"]
+
+ActionBounding = Literal["rescale", "clip", "tanh"]
+Numbers = Sequence[Any] | torch.Tensor
+
+
+class ActionCodec:
+    """Maps between network outputs, raw actions and the actions of an environment.
+
+    A network returns ``logit``, ``mu`` and ``sigma``, as far as the action has them (see
+    :class:`~dmiddleware.model.Actor`). :meth:`distribution` turns these into a distribution over
+    raw actions, in which log-probabilities are measured; :meth:`to_env` gives the environment's
+    actions, and :meth:`to_raw` maps these back:
+
+    - Discrete: the raw action counts from 0, the environment's from ``start``.
+    - MultiDiscrete and MultiBinary: ``[…, K]``, in the environment of any shape.
+    - Box: ``[…, A]`` floating point, in the environment of any shape, within its bounds:
+      ``bounding="rescale"`` maps raw ``[-1, 1]`` to ``[low, high]`` and clips, so a new network,
+      whose outputs are about 0 with a deviation of 1, explores the whole Box. ``"tanh"`` does the
+      same with the tanh of a Gaussian, which needs no clipping. ``"clip"`` clips raw actions to
+      ``[low, high]``. Dimensions without finite bounds are not changed.
+    - Dict and Tuple: a batch of the actions of the parts, by name (a Tuple's are "0", "1", …).
+
+    Without a space, actions count from 0, and those of a Box are not bounded; :meth:`adopt` takes
+    these details from a space.
+
+    Args:
+        parts: what the network gives, see :func:`~dmiddleware.model.action_parts`; empty: what the
+            first space or the first outputs say.
+        bounding: how actions stay within the bounds of a Box.
+        low: lower bounds of the only Box; None uses the space's.
+        high: upper bounds of the only Box.
+
+    Raises:
+        ConfigError: if only one bound is given, they differ in length, a lower bound is not below
+            its upper bound, or the action is not a Box.
+
+    Example:
+        >>> space = gym.spaces.Dict(
+        ...     {"move": gym.spaces.Discrete(3, start=1), "aim": gym.spaces.Box(-2, 2, (2,))}
+        ... )
+        >>> codec = ActionCodec.for_space(space)
+        >>> codec.n_outputs
+        5
+        >>> outputs = {"logit": torch.tensor([[0.0, 0.0, 9.0]]), "mu": torch.ones(1, 2) / 2}
+        >>> action = codec.to_env(codec.distribution(outputs).mode())
+        >>> action["move"], action["aim"]
+        (tensor([3]), tensor([[1., 1.]]))
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[ActionPart] = (),
+        *,
+        bounding: ActionBounding = "rescale",
+        low: Numbers | None = None,
+        high: Numbers | None = None,
+    ) -> None:
+        if (low is None) != (high is None):
+            raise ConfigError(
+                f"action_low and action_high belong together, got {low!r} and {high!r}; "
+                "give both, or neither"
+            )
+        self._bounding: ActionBounding = bounding
+        self._given: tuple[torch.Tensor, torch.Tensor] | None = None
+        if low is not None and high is not None:
+            self._given = _checked_bounds(low, high)
+        self._parts: dict[str, _Part] = {}
+        self._only: _Part | None = None
+        self._was_used = False
+        if parts:
+            self._build(parts)
+
+    @classmethod
+    def for_space(
+        cls,
+        space: gym.Space[Any],
+        *,
+        bounding: ActionBounding = "rescale",
+        low: Numbers | None = None,
+        high: Numbers | None = None,
+    ) -> Self:
+        """Build the codec of a space.
+
+        Args:
+            space: the action space of one environment.
+            bounding: as in the class.
+            low: as in the class.
+            high: as in the class.
+
+        Raises:
+            SpaceError: for an unsupported space.
+            ConfigError: as in the class.
+        """
+        codec = cls(bounding=bounding, low=low, high=high)
+        codec.adopt(space)
+        return codec
+
+    @property
+    def n_outputs(self) -> int:
+        """How many numbers a network returns for an action: its logits and its means."""
+        return sum(part.n_logits + part.n_means for part in self._parts.values())
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether :meth:`to_raw` recovers every raw action exactly from the environment's."""
+        return all(part.n_means == 0 for part in self._parts.values())
+
+    def distribution(
+        self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None = None
+    ) -> Distribution:
+        """Return the distribution over raw actions.
+
+        Args:
+            outputs: ``logit``, ``mu`` and ``sigma``, each ``[…, A]``, as far as the action has
+                them. A model without ``sigma`` is deterministic: its standard deviation is 0.
+            mask: ``[…, A]`` bool, one entry per logit, True where the action is allowed.
+
+        Raises:
+            StructureError: if outputs are missing, or the mask has another length.
+        """
+        if not self._parts:
+            self._build(_parts_of_outputs(outputs))
+        logit = outputs.get("logit")
+        if mask is not None and (logit is None or mask.shape[-1] != logit.shape[-1]):
+            n_logits = 0 if logit is None else logit.shape[-1]
+            raise StructureError(
+                f"the action mask has {mask.shape[-1]} entries, but the action has {n_logits} "
+                "discrete options; give one entry for each option"
+            )
+        mu, sigma = outputs.get("mu"), outputs.get("sigma")
+        if mu is not None and sigma is None:
+            sigma = torch.zeros_like(mu)
+        if self._only is not None:
+            return self._only.distribution(logit, mask, mu, sigma)
+        logits, masks = self._split(logit, "n_logits"), self._split(mask, "n_logits")
+        mus, sigmas = self._split(mu, "n_means"), self._split(sigma, "n_means")
+        columns = zip(self._parts.items(), logits, masks, mus, sigmas, strict=True)
+        return Hybrid({path: part.distribution(*given) for (path, part), *given in columns})
+
+    def to_env(self, raw: Value) -> Value:
+        """Return the environment's actions of raw actions ``[…]``."""
+        self._was_used = True
+        if self._only is not None:
+            assert isinstance(raw, torch.Tensor)
+            return self._only.to_env(raw)
+        return self._mapped("to_env", raw)
+
+    def to_raw(self, action: Value) -> Value:
+        """Return raw actions ``[…]`` that :meth:`to_env` maps to these actions."""
+        self._was_used = True
+        if self._only is not None:
+            assert isinstance(action, torch.Tensor)
+            return self._only.to_raw(action)
+        return self._mapped("to_raw", action)
+
+    def allows(self, mask: torch.Tensor, action: Value) -> torch.Tensor:
+        """Return ``[…]`` bool, whether a mask allows the environment's actions.
+
+        Args:
+            mask: ``[…, A]`` bool, one entry per logit.
+            action: ``[…]``, as the environment takes them.
+        """
+        by_path = dict(leaves(action))
+        verdicts = [
+            part.allows(own, part.to_raw(by_path[path]))
+            for (path, part), own in zip(
+                self._parts.items(), self._split(mask, "n_logits"), strict=True
+            )
+            if own is not None and own.shape[-1]
+        ]
+        return torch.stack(verdicts).all(0)
+
+    def adopt(self, space: gym.Space[Any]) -> None:
+        """Take ``start``, shapes and bounds of a space, or check that they are the same.
+
+        Bounds are not taken if actions were mapped without bounds before.
+
+        Raises:
+            SpaceError: if the space does not fit the network, or differs from the one before.
+        """
+        parts = action_parts(action_kind_of(space), action_shape_of(space))
+        if not self._parts:
+            self._build(parts)
+        own = [(path, part.kind, part.sizes) for path, part in self._parts.items()]
+        if own != [(part.name, part.kind, part.sizes) for part in parts]:
+            raise SpaceError(
+                f"the policy's actions are {self}, but the environment takes {space}; build the "
+                "policy with for_env(env)"
+            )
+        for part, leaf in zip(self._parts.values(), _leaf_spaces(space), strict=True):
+            part.adopt(leaf, was_used=self._was_used)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was adopted, by part."""
+        return {
+            "was_used": self._was_used,
+            "parts": {
+                path: {"kind": part.kind, "sizes": list(part.sizes), **part.state()}
+                for path, part in self._parts.items()
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned; what it lacks stays as it is.
+
+        Raises:
+            CheckpointMismatch: if it is that of another action.
+        """
+        saved: Mapping[str, Any] = state["parts"]
+        known = [
+            ActionPart(tuple(name.split(".")) if name else (), part["kind"], tuple(part["sizes"]))
+            for name, part in saved.items()
+        ]
+        if known and not self._parts:
+            self._build(known)
+        for part in known:
+            own = self._parts.get(part.name)
+            if own is None or (own.kind, own.sizes) != (part.kind, part.sizes):
+                raise CheckpointMismatch(
+                    f"the checkpoint's actions are {state['parts']}, but this policy's are {self}; "
+                    "load a checkpoint of the same kind of environment"
+                )
+            own.load(saved[part.name])
+        self._was_used = bool(state["was_used"])
+
+    def __repr__(self) -> str:
+        parts = [
+            f"{path}: {part.kind} {list(part.sizes)}".removeprefix(": ")
+            for path, part in self._parts.items()
+        ]
+        return ", ".join(parts) or "unknown"
+
+    def _build(self, parts: Sequence[ActionPart]) -> None:
+        self._parts = {
+            part.name: (
+                _Box(part.sizes, self._bounding)
+                if part.kind == "continuous"
+                else _DISCRETE[part.kind](part.sizes)
+            )
+            for part in parts
+        }
+        self._only = self._parts.get("")
+        if self._given is None:
+            return
+        if not isinstance(self._only, _Box):
+            raise ConfigError(
+                "action_low and action_high are the bounds of a Box of actions, but this policy's "
+                f"actions are {self}; leave them out"
+            )
+        self._only.set_bounds(*self._given)
+
+    def _split(self, column: torch.Tensor | None, name: str) -> Sequence[torch.Tensor | None]:
+        if column is None:
+            return [None] * len(self._parts)
+        sizes = [getattr(part, name) for part in self._parts.values()]
+        return torch.split(column, sizes, dim=-1)
+
+    def _mapped(self, method: str, action: Value) -> Value:
+        if not self._parts:
+            return action
+        by_path = dict(leaves(action))
+        return nest(
+            {path: getattr(part, method)(by_path[path]) for path, part in self._parts.items()}
+        )
+
+
+class _Part(ABC):
+    """One leaf of an action: raw actions are ``[…]`` or ``[…, n]``."""
+
+    kind: ClassVar[SimpleKind]
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+        self.n_logits, self.n_means = sum(sizes), 0
+        self._shape: tuple[int, ...] = (len(sizes),)
+
+    @abstractmethod
+    def distribution(
+        self,
+        logit: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        mu: torch.Tensor | None,
+        sigma: torch.Tensor | None,
+    ) -> Distribution:
+        """Return the distribution over raw actions."""
+
+    def allows(self, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
+        """Return ``[…]`` bool, whether a mask ``[…, n_logits]`` allows raw actions."""
+        raise NotImplementedError
+
+    def to_env(self, raw: torch.Tensor) -> torch.Tensor:
+        """Return the environment's actions."""
+        return raw if len(self._shape) == 1 else raw.reshape((*raw.shape[:-1], *self._shape))
+
+    def to_raw(self, action: torch.Tensor) -> torch.Tensor:
+        """Return raw actions."""
+        rank = len(self._shape)
+        if rank == 1:
+            return action
+        lead = action.shape[: action.dim() - rank]
+        return action.reshape((*lead, math.prod(self._shape)))
+
+    def adopt(self, space: gym.Space[Any], *, was_used: bool) -> None:
+        """Take the details of a space, or reject those that differ from the known ones."""
+        self._shape = tuple(space.shape or ())
+
+    def state(self) -> dict[str, Any]:
+        """Return the details."""
+        return {"shape": list(self._shape)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore the details."""
+        self._shape = tuple(state["shape"])
+
+
+class _Discrete(_Part):
+    kind = "discrete"
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__(sizes)
+        self._start: int | None = None  # None: not known, so 0
+
+    def distribution(
+        self,
+        logit: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        mu: torch.Tensor | None,
+        sigma: torch.Tensor | None,
+    ) -> Categorical:
+        return Categorical(_required(logit, "logit"), mask)
+
+    def allows(self, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
+        return mask.gather(-1, raw.unsqueeze(-1)).squeeze(-1)
+
+    def to_env(self, raw: torch.Tensor) -> torch.Tensor:
+        return raw + self._start if self._start else raw
+
+    def to_raw(self, action: torch.Tensor) -> torch.Tensor:
+        action = _as_integers(action)
+        return action - self._start if self._start else action
+
+    def adopt(self, space: gym.Space[Any], *, was_used: bool) -> None:
+        assert isinstance(space, gym.spaces.Discrete)
+        if self._start not in (None, int(space.start)):
+            raise _differs(f"from {self._start}", space)
+        self._start = int(space.start)
+
+    def state(self) -> dict[str, Any]:
+        return {} if self._start is None else {"start": self._start}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._start = state.get("start", self._start)
+
+
+class _MultiDiscrete(_Part):
+    kind = "multi_discrete"
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__(sizes)
+        self._start: list[int] | None = None  # None: not known, so 0
+
+    def distribution(
+        self,
+        logit: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        mu: torch.Tensor | None,
+        sigma: torch.Tensor | None,
+    ) -> MultiCategorical:
+        return MultiCategorical(_required(logit, "logit"), self.sizes, mask)
+
+    def allows(self, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
+        ends = torch.tensor(self.sizes, device=raw.device).cumsum(0)
+        first = ends - ends.new_tensor(self.sizes)
+        return mask.gather(-1, raw + first).all(-1)
+
+    def to_env(self, raw: torch.Tensor) -> torch.Tensor:
+        return super().to_env(self._shifted(raw, 1))
+
+    def to_raw(self, action: torch.Tensor) -> torch.Tensor:
+        return self._shifted(_as_integers(super().to_raw(action)), -1)
+
+    def _shifted(self, action: torch.Tensor, sign: int) -> torch.Tensor:
+        if self._start is None or not any(self._start):
+            return action
+        return action + sign * torch.tensor(self._start, device=action.device)
+
+    def adopt(self, space: gym.Space[Any], *, was_used: bool) -> None:
+        assert isinstance(space, gym.spaces.MultiDiscrete)
+        start = [int(first) for first in space.start.flatten()]
+        if self._start not in (None, start):
+            raise _differs(f"from {self._start}", space)
+        self._start = start
+        super().adopt(space, was_used=was_used)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), **({} if self._start is None else {"start": self._start})}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        self._start = list(state["start"]) if "start" in state else self._start
+
+
+class _MultiBinary(_Part):
+    kind = "multi_binary"
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__(sizes)
+        self._shape = sizes
+
+    def distribution(
+        self,
+        logit: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        mu: torch.Tensor | None,
+        sigma: torch.Tensor | None,
+    ) -> Bernoulli:
+        return Bernoulli(_required(logit, "logit"), mask)
+
+    def allows(self, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
+        return ((raw == 0) | mask).all(-1)
+
+
+class _Box(_Part):
+    kind = "continuous"
+
+    def __init__(self, sizes: tuple[int, ...], bounding: ActionBounding) -> None:
+        super().__init__(sizes)
+        self.n_logits, self.n_means = 0, sizes[0]
+        self._shape = sizes
+        self._bounding = bounding
+        self._bounds: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._scales: dict[torch.device, tuple[torch.Tensor, ...]] = {}
+
+    def distribution(
+        self,
+        logit: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        mu: torch.Tensor | None,
+        sigma: torch.Tensor | None,
+    ) -> Gaussian | TanhGaussian:
+        kind = TanhGaussian if self._bounding == "tanh" else Gaussian
+        return kind(_required(mu, "mu"), _required(sigma, "sigma"))
+
+    def to_env(self, raw: torch.Tensor) -> torch.Tensor:
+        if self._bounds is not None:
+            low, high, center, half = self._scale(raw.device)
+            if self._bounding != "clip":
+                raw = center + raw * half
+            raw = raw.clamp(low, high)
+        return super().to_env(raw)
+
+    def to_raw(self, action: torch.Tensor) -> torch.Tensor:
+        action = super().to_raw(action)
+        if self._bounds is None or self._bounding == "clip":
+            return action
+        _, _, center, half = self._scale(action.device)
+        return (action - center) / half
+
+    def _scale(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Return the bounds, centers and half widths on a device."""
+        scale = self._scales.get(device)
+        if scale is None:
+            assert self._bounds is not None
+            low, high = self._bounds
+            bounded = low.isfinite() & high.isfinite()
+            center = torch.where(bounded, high / 2 + low / 2, 0.0)
+            half = torch.where(bounded, high / 2 - low / 2, 1.0)
+            scale = tuple(each.to(device) for each in (low, high, center, half))
+            self._scales[device] = scale
+        return scale
+
+    def set_bounds(self, low: torch.Tensor, high: torch.Tensor) -> None:
+        """Set the bounds, ``[A]``.
+
+        Raises:
+            ConfigError: if they are not as long as the action.
+            SpaceError: if tanh is to map to an infinite bound.
+        """
+        if low.shape != self.sizes:
+            raise ConfigError(
+                f"action_low and action_high must be as long as the action, {self.sizes[0]}, got "
+                f"{low.tolist()} and {high.tolist()}"
+            )
+        if self._bounding == "tanh" and not bool((low.isfinite() & high.isfinite()).all()):
+            raise SpaceError(
+                f"action_bounding='tanh' needs finite bounds, got {low.tolist()} and "
+                f"{high.tolist()}; use 'rescale', or wrap the env in "
+                "gymnasium.wrappers.RescaleAction"
+            )
+        self._bounds = low, high
+        self._scales = {}
+
+    def adopt(self, space: gym.Space[Any], *, was_used: bool) -> None:
+        assert isinstance(space, gym.spaces.Box)
+        super().adopt(space, was_used=was_used)
+        low, high = (
+            torch.as_tensor(bound.copy(), dtype=torch.float32).flatten()
+            for bound in (space.low, space.high)
+        )
+        if self._bounds is None:
+            if not was_used:
+                self.set_bounds(low, high)
+            return
+        own_low, own_high = self._bounds
+        if not (torch.equal(low, own_low) and torch.equal(high, own_high)):
+            raise SpaceError(
+                f"the policy gives actions from {own_low.tolist()} to {own_high.tolist()}, the "
+                f"environment takes {low.tolist()} to {high.tolist()}; set action_low and "
+                "action_high to the environment's bounds"
+            )
+
+    def state(self) -> dict[str, Any]:
+        if self._bounds is None:
+            return super().state()
+        low, high = self._bounds
+        return {**super().state(), "low": low.clone(), "high": high.clone()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        if "low" in state:
+            self.set_bounds(*(state[name].to("cpu", torch.float32) for name in ("low", "high")))
+
+
+_DISCRETE: dict[SimpleKind, type[_Part]] = {
+    part.kind: part for part in (_Discrete, _MultiDiscrete, _MultiBinary)
+}
+
+
+def _required(output: torch.Tensor | None, name: str) -> torch.Tensor:
+    if output is None:
+        raise StructureError(f"the model returned no {name}, which the action needs; return it")
+    return output
+
+
+def _parts_of_outputs(outputs: Mapping[str, torch.Tensor]) -> tuple[ActionPart, ...]:
+    """Return the action of a model that does not declare its actions."""
+    if "logit" in outputs and "mu" in outputs:
+        raise StructureError(
+            "the model returned logit and mu, and the action space is not known; build the policy "
+            "with for_env(env)"
+        )
+    if "logit" in outputs:
+        return action_parts("discrete", outputs["logit"].shape[-1])
+    return action_parts("continuous", _required(outputs.get("mu"), "logit or mu").shape[-1])
+
+
+def _as_integers(action: torch.Tensor) -> torch.Tensor:
+    if action.is_floating_point():
+        raise StructureError(
+            f"discrete actions must be integers, got {action.dtype}; convert them with .long(), or "
+            "learn from a model with action_space='continuous'"
+        )
+    return action.long()
+
+
+def _checked_bounds(low: Numbers, high: Numbers) -> tuple[torch.Tensor, torch.Tensor]:
+    below, above = (torch.as_tensor(bound, dtype=torch.float32) for bound in (low, high))
+    if below.shape != above.shape or below.dim() == 0 or not bool((below < above).all()):
+        raise ConfigError(
+            "action_low and action_high must be as long as the action, each lower bound below its "
+            f"upper one, got {below.tolist()} and {above.tolist()}"
+        )
+    return below.flatten(), above.flatten()
+
+
+def _differs(own: str, space: gym.Space[Any]) -> SpaceError:
+    return SpaceError(
+        f"the policy's actions count {own}, but the environment takes {space}; build another "
+        "policy for it with for_env(env)"
+    )
+
+
+def _leaf_spaces(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
+    """Yield the leaves of an action space in the order of :func:`action_parts`."""
+    if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        yield space
+        return
+    inner = dict(inner_spaces(space))
+    for name in sorted_names(inner):
+        yield from _leaf_spaces(inner[name])
