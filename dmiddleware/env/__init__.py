@@ -1,6 +1,7 @@
 """Env managers: step several Gymnasium envs as one, with true final observations."""
 
 from dmiddleware.env.async_manager import AsyncEnvManager
+from dmiddleware.env.atari import atari_preprocessing
 from dmiddleware.env.battle_manager import (
     BattleEnv,
     BattleEnvManager,
@@ -8,6 +9,7 @@ from dmiddleware.env.battle_manager import (
     GameResult,
     game_result,
 )
+from dmiddleware.env.envpool_manager import EnvPoolManager
 from dmiddleware.env.factory import make_env_manager
 from dmiddleware.env.manager import BaseEnvManager, check_env_manager
 from dmiddleware.env.pettingzoo import PettingZooAdapter
@@ -21,6 +23,8 @@ __all__ = [
     "SyncEnvManager",
     "AsyncEnvManager",
     "VectorEnvManager",
+    "EnvPoolManager",
+    "atari_preprocessing",
     "BatchedTimestep",
     "EnvTimestep",
     "StepInfo",

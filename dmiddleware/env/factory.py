@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from dmiddleware.env.async_manager import AsyncEnvManager
+from dmiddleware.env.envpool_manager import EnvPoolManager
 from dmiddleware.env.manager import BaseEnvManager, is_int
 from dmiddleware.env.sync_manager import EnvFn, SyncEnvManager
 from dmiddleware.env.vector_manager import VectorEnvManager
@@ -22,12 +25,23 @@ __all__ = ["make_env_manager"]
 Wrapper: TypeAlias = Callable[[Any], Any]
 Maker: TypeAlias = EnvSpec | Callable[..., Any]
 
+# How ids and entry points of optional envs begin, the module that they need, and its extra.
+_OPTIONAL: Final = (
+    ("ALE/", "ale_py", "atari"),
+    ("MiniGrid-", "minigrid", "minigrid"),
+    ("BabyAI-", "minigrid", "minigrid"),
+    ("gymnasium_robotics:", "gymnasium_robotics", "robotics"),
+    ("gymnasium.envs.mujoco.", "mujoco", "mujoco"),
+    ("gymnasium.envs.box2d.", "Box2D", "box2d"),
+)
+
 
 def make_env_manager(
     env: str | EnvFn,
     *,
     env_num: int,
     mode: Literal["sync", "async", "vector"] = "sync",
+    backend: Literal["gymnasium", "envpool"] = "gymnasium",
     env_kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[Wrapper] = (),
     seed: int | Sequence[int] | None = None,
@@ -41,10 +55,15 @@ def make_env_manager(
     Args:
         env: an id registered with Gymnasium ("CartPole-v1", "module:Env-v0"), or a function that
             makes an env, called once per env; with "vector" it makes the vector env, called once.
+            Modules of the optional extras are imported by their ids ("ALE/Pong-v5",
+            "MiniGrid-Empty-5x5-v0"; "gymnasium_robotics:FetchReach-v4" names its own).
         env_num: the number of envs.
         mode: "sync" steps the envs one after another in this process, best for envs that take
             microseconds; "async" steps them in separate processes, for envs that take milliseconds,
             crash or hang; "vector" uses the env's own vectorised implementation.
+        backend: "envpool" steps the envs in the threads of EnvPool instead, see
+            :class:`~dmiddleware.env.EnvPoolManager`; ``env`` is one of its ids, and of the other
+            options only ``env_num``, ``env_kwargs`` and ``seed`` can be given.
         env_kwargs: keyword arguments for the env.
         wrappers: applied to each env, the first one innermost; with "vector" to the vector env.
         seed: an integer, from which the seed of each env is derived, or one seed per env; None
@@ -56,20 +75,23 @@ def make_env_manager(
 
     Raises:
         ConfigError: if an argument has the wrong type or an invalid value, or the env has no
-            vectorised implementation ("vector").
+            vectorised implementation ("vector"), or needs an extra that is not installed.
         RegistryError: if no env is registered under the id; the message lists the nearest ones.
     """
+    if backend not in ("gymnasium", "envpool"):
+        raise ConfigError(f"backend must be 'gymnasium' or 'envpool', got {backend!r}")
     if mode not in ("sync", "async", "vector"):
         raise ConfigError(f"mode must be 'sync', 'async' or 'vector', got {mode!r}")
     if env_kwargs is not None and not isinstance(env_kwargs, Mapping):
         raise ConfigError(f"env_kwargs must be a dictionary of arguments, got {env_kwargs!r}")
-    if not isinstance(wrappers, list | tuple):
-        raise ConfigError(f"wrappers must be a list of wrappers, got {wrappers!r}")
-    for index, wrapper in enumerate(wrappers):
-        if not callable(wrapper):
+    _check_wrappers(wrappers)
+    if backend == "envpool":
+        if not isinstance(env, str) or mode != "sync" or wrappers:
             raise ConfigError(
-                f"wrappers[{index}] must take an env and return one, got {wrapper!r:.100}"
+                "backend='envpool' takes the id of an env and neither mode nor wrappers, because "
+                "EnvPool steps its envs in C++; use its own options, in env_kwargs"
             )
+        return EnvPoolManager(env, env_num, seed=seed, env_kwargs=env_kwargs)
     maker, kwargs, layers = _checked_env(env), dict(env_kwargs or {}), tuple(wrappers)
     if mode == "vector":
         return VectorEnvManager(
@@ -89,6 +111,16 @@ def make_env_manager(
         reset_timeout_s=reset_timeout_s,
         envs_per_process=envs_per_process,
     )
+
+
+def _check_wrappers(wrappers: object) -> None:
+    if not isinstance(wrappers, list | tuple):
+        raise ConfigError(f"wrappers must be a list of wrappers, got {wrappers!r}")
+    for index, wrapper in enumerate(wrappers):
+        if not callable(wrapper):
+            raise ConfigError(
+                f"wrappers[{index}] must take an env and return one, got {wrapper!r:.100}"
+            )
 
 
 def _repeat(env_fn: EnvFn, env_num: int) -> list[EnvFn]:
@@ -134,11 +166,33 @@ def _checked_env(env: str | EnvFn) -> Maker:
             )
         return env
     module, colon, name = env.rpartition(":")
+    _check_installed(env)
     try:
         if colon:
-            importlib.import_module(module)
-        return gym.spec(name)
+            _import(module)
+        spec = gym.spec(name)
     except (gym.error.Error, ModuleNotFoundError) as error:
         near = nearest(name, gym.registry)
         hint = f"; nearest known: {', '.join(near)}" if near else ""
         raise RegistryError(f"no env is registered as {env!r}{hint}. {error}") from error
+    _check_installed(str(spec.entry_point))
+    return spec
+
+
+def _check_installed(name: str) -> None:
+    """Import the module that registers an optional env, or tell how to install it."""
+    for beginning, module, extra in _OPTIONAL:
+        if name.startswith(beginning):
+            if importlib.util.find_spec(module) is None:
+                raise ConfigError(
+                    f"{name} needs the package {module}; run: pip install 'dmiddleware[{extra}]'"
+                )
+            _import(module)
+
+
+def _import(module: str) -> None:
+    with warnings.catch_warnings():
+        # Some packages warn when they are imported; where that is an error, Box2D crashes.
+        warnings.filterwarnings("ignore", category=UserWarning)
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        importlib.import_module(module)

@@ -17,6 +17,7 @@ from dmiddleware.closing import Closing
 from dmiddleware.env.batching import (
     NestedArrays,
     has_items,
+    make_check,
     make_collate,
     make_split,
     make_write,
@@ -31,7 +32,13 @@ from dmiddleware.env.env_state import (
     set_space_state,
 )
 from dmiddleware.env.episode_goal import EpisodeGoal
-from dmiddleware.env.timestep import BatchedTimestep, BoolArray, IdArray, StepInfo
+from dmiddleware.env.timestep import (
+    BatchedTimestep,
+    BoolArray,
+    FloatArray,
+    IdArray,
+    StepInfo,
+)
 from dmiddleware.errors import CheckpointMismatch, ConfigError, EnvStateError, StructureError
 from dmiddleware.seeding import derive_seed
 
@@ -113,7 +120,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
     @property
     def episode_counts(self) -> list[int]:
         """The episodes that each env has finished since launch, one number per env."""
-        return list(self._totals.n_ended)
+        return self._totals.n_ended
 
     @abstractmethod
     def launch(self) -> None:
@@ -388,6 +395,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         self._write = make_write(observation)
         self._split = make_split(action)
         self._collate_actions = make_collate(action)
+        self._check_actions = make_check(action)
         self._observation_space, self._action_space = observation, action
         self._batched_action_space = batch_space(action, self._env_num)
         if self._seeds is not None:
@@ -450,6 +458,22 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
                 f"the actions do not fit the action space {self._action_space}: "
                 f"{type(error).__name__}: {error}"
             ) from error
+
+    def _checked_batch(self, actions: NestedArrays) -> NestedArrays:
+        """Return a batch of actions for all envs, in the dtypes of the action space."""
+        batch = self._check_actions(actions)
+        if type(batch) is np.ndarray:
+            self._check_n_rows(batch)
+        else:
+            map_arrays(self._check_n_rows, batch)
+        return batch
+
+    def _check_n_rows(self, array: npt.NDArray[Any]) -> None:
+        if len(array) != self._env_num:
+            raise StructureError(
+                f"step was given {len(array)} actions for {self._env_num} ready envs; give one row "
+                "per env of ready_obs_id, or a dictionary from env ids to actions"
+            )
 
     def _is_per_env(self, actions: Any) -> bool:
         """Return whether this maps env ids to actions; otherwise it is a batch of actions."""
@@ -518,6 +542,18 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
             info,
             ids is None and failed is None,
         )
+
+    def _end_episodes(self, done: BoolArray, env_id: IdArray) -> dict[str, npt.NDArray[Any]]:
+        """Return the columns of the totals of the episodes that ended, and start new ones."""
+        returns, lengths = np.zeros(len(done), np.float32), np.zeros(len(done), np.int64)
+        rows = done.nonzero()[0]
+        returns[rows], lengths[rows] = self._totals.end_some(env_id[rows])
+        return {
+            "eval_episode_return": returns,
+            "_eval_episode_return": done,
+            "eval_episode_length": lengths,
+            "_eval_episode_length": done,
+        }
 
     def _id_array(self, ids: list[int] | None) -> IdArray:
         return self._all_ids if ids is None else np.array(ids, dtype=np.int64)
@@ -596,9 +632,6 @@ class EpisodeTotals:
 
     Rewards are summed in float64, to stay exact over long episodes of small rewards.
 
-    Attributes:
-        n_ended: the number of episodes that each env has finished.
-
     Args:
         env_num: the number of envs.
     """
@@ -607,8 +640,13 @@ class EpisodeTotals:
         self._returns = np.zeros(env_num, dtype=np.float64)
         # One count of steps for all envs, and its value at the start of each episode.
         self._n_steps = 0
-        self._begun = [0] * env_num
-        self.n_ended = [0] * env_num
+        self._begun = np.zeros(env_num, dtype=np.int64)
+        self._n_ended = np.zeros(env_num, dtype=np.int64)
+
+    @property
+    def n_ended(self) -> list[int]:
+        """The number of episodes that each env has finished."""
+        return self._n_ended.tolist()
 
     def add(self, ids: Sequence[int] | None, reward: npt.NDArray[np.float64]) -> None:
         """Count one step of some envs (None means all) with these rewards."""
@@ -617,23 +655,35 @@ class EpisodeTotals:
             self._returns += reward
             return
         self._returns[ids] += reward
-        for env_id in set(range(len(self._begun))).difference(ids):
-            self._begun[env_id] += 1
+        self._begun += 1
+        self._begun[ids] -= 1
+
+    def skip(self, envs: BoolArray) -> None:
+        """Take back the last step of some envs (a mask), whose rewards were 0."""
+        self._begun += envs
 
     def length_of(self, env_id: int) -> int:
         """Return the number of steps in an env's current episode."""
-        return self._n_steps - self._begun[env_id]
+        return self._n_steps - int(self._begun[env_id])
 
     def end(self, env_id: int) -> dict[str, np.float32 | int]:
         """Return the totals of a finished episode, named as in its last info, and clear them."""
         totals: dict[str, np.float32 | int] = {
             "eval_episode_return": np.float32(self._returns[env_id]),
-            "eval_episode_length": self._n_steps - self._begun[env_id],
+            "eval_episode_length": self.length_of(env_id),
         }
-        self._returns[env_id] = 0.0
-        self._begun[env_id] = self._n_steps
-        self.n_ended[env_id] += 1
+        self._n_ended[env_id] += 1
+        self.clear((env_id,))
         return totals
+
+    def end_some(self, env_ids: IdArray) -> tuple[FloatArray, IdArray]:
+        """Return the returns and lengths of finished episodes, and clear them."""
+        returns = self._returns[env_ids].astype(np.float32)
+        lengths = self._n_steps - self._begun[env_ids]
+        self._n_ended[env_ids] += 1
+        self._returns[env_ids] = 0.0
+        self._begun[env_ids] = self._n_steps
+        return returns, lengths
 
     def clear(self, ids: Iterable[int]) -> None:
         """Start new episodes in some envs."""
@@ -646,13 +696,14 @@ class EpisodeTotals:
         return {
             "returns": self._returns.copy(),
             "n_steps": self._n_steps,
-            "begun": list(self._begun),
-            "n_ended": list(self.n_ended),
+            "begun": self._begun.tolist(),
+            "n_ended": self.n_ended,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self._returns = np.array(state["returns"], dtype=np.float64)
         self._n_steps = int(state["n_steps"])
-        self._begun = list(state["begun"])
-        self.n_ended = list(state.get("n_ended", (0,) * len(self._begun)))
+        self._begun = np.array(state["begun"], dtype=np.int64)
+        n_ended = state.get("n_ended", (0,) * len(self._begun))
+        self._n_ended = np.array(n_ended, dtype=np.int64)

@@ -273,18 +273,8 @@ class VectorEnvManager(BaseEnvManager):
     ) -> dict[str, Any]:
         if not done.any():
             return columns
-        returns, lengths = np.zeros(len(done), np.float32), np.zeros(len(done), np.int64)
-        for row in done.nonzero()[0].tolist():
-            totals = self._totals.end(row if ids is None else ids[row])
-            returns[row] = totals["eval_episode_return"]
-            lengths[row] = totals["eval_episode_length"]
         self._failures.record_episode(0)
-        own = {
-            "eval_episode_return": returns,
-            "_eval_episode_return": done.copy(),
-            "eval_episode_length": lengths,
-            "_eval_episode_length": done.copy(),
-        }
+        own = self._end_episodes(done, self._id_array(ids))
         # Values that the env sets itself take precedence, as in the other managers.
         return {**own, **columns}
 
@@ -337,16 +327,7 @@ class VectorEnvManager(BaseEnvManager):
                     f"given actions only for {sorted(ids)}"
                 )
             actions = self._batch_of([actions[env_id] for env_id in range(self._env_num)])
-        batch = self._check_actions(actions)
-        map_arrays(self._check_n_rows, batch)
-        return batch
-
-    def _check_n_rows(self, array: npt.NDArray[Any]) -> None:
-        if len(array) != self._env_num:
-            raise StructureError(
-                f"step was given {len(array)} actions for {self._env_num} ready envs; give one row "
-                "per env of ready_obs_id"
-            )
+        return self._checked_batch(actions)
 
     def _reject_bad_actions(self, batch: NestedArrays, error: Exception) -> None:
         """Report actions outside the action space as such, not as a crash of the env."""
@@ -376,7 +357,7 @@ class VectorEnvManager(BaseEnvManager):
 
     def _set_spaces(self, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
         super()._set_spaces(observation, action)
-        self._check_obs, self._check_actions = make_check(observation), make_check(action)
+        self._check_obs = make_check(observation)
 
     def seed(self, seed: int | Sequence[int], dynamic_seed: bool = True) -> None:
         """Seed the envs; see :meth:`BaseEnvManager.seed`."""

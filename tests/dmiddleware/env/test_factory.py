@@ -22,6 +22,8 @@ def test_the_public_names_are_these():
         "SyncEnvManager",
         "AsyncEnvManager",
         "VectorEnvManager",
+        "EnvPoolManager",
+        "atari_preprocessing",
         "BatchedTimestep",
         "EnvTimestep",
         "StepInfo",

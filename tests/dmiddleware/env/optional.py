@@ -1,0 +1,21 @@
+"""Packages of optional extras: tests that need one are skipped without it, except in CI."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import warnings
+from typing import Any
+
+import pytest
+
+
+def needed(module: str) -> Any:
+    """Import and return a module of an extra."""
+    if "CI" not in os.environ and importlib.util.find_spec(module) is None:
+        pytest.skip(f"needs the package {module}", allow_module_level=True)
+    with warnings.catch_warnings():
+        # SWIG's modules crash where their warnings are errors.
+        warnings.simplefilter("ignore")
+        return importlib.import_module(module)
