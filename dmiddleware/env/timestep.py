@@ -62,6 +62,22 @@ class StepInfo(Mapping[str, Any]):
         """Return the infos of all envs, each as in :meth:`row`."""
         return [self.row(index) for index in range(self._n_rows)]
 
+    def column(self, key: str) -> tuple[Any, BoolArray] | None:
+        """Return one column, and which envs returned it; None if none did.
+
+        The other columns are not built.
+        """
+        if self._columns is not None:
+            if key not in self._columns:
+                return None
+            given = self._columns.get(f"_{key}")
+            return self._columns[key], np.ones(self._n_rows, np.bool_) if given is None else given
+        assert self._rows is not None
+        given = np.fromiter((key in row for row in self._rows), np.bool_, self._n_rows)
+        if not given.any():
+            return None
+        return _column([row.get(key) for row in self._rows], given), given
+
     def __getitem__(self, key: str) -> Any:
         return self._as_columns()[key]
 

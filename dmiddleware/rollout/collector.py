@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from dmiddleware.data import Batch, as_tree, index_rows, map_nested
-from dmiddleware.data.batch import Value
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.env.timestep import IdArray
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode, collate
+from dmiddleware.rollout.acting_memory import rows_of
 from dmiddleware.rollout.row_store import Columns, RowStore
 from dmiddleware.rollout.stepper import Stepper, VectorStep, check_random_actions
 
@@ -32,6 +32,10 @@ class RolloutCollector:
     first six itself, in ``_process_transition``.) Rows of one env and one episode share an
     ``episode_id`` that no other episode has, in this run or any other, and follow each other in the
     env's lane, also from one batch to the next.
+
+    The inputs that the policy declares in ``act_inputs`` are columns of the same names; a declared
+    ``action_mask`` comes with ``next_action_mask``, the masks of the successors. If the policy is
+    recurrent, ``state`` is the state with which it acted. The collector holds that state.
 
     Nothing is lost between calls: an episode that is cut at the end of a call continues in the next
     one, and rows that do not fit into a rectangle wait for the next one. If envs step in lockstep
@@ -375,6 +379,7 @@ class RolloutCollector:
             "truncated": timestep.truncated,
             "episode_id": step.episode_id,
             "collect_iter": stamps if timestep.is_full else stamps[: len(timestep.done)],
+            **step.inputs,
             **step.output,
         }
 
@@ -383,12 +388,12 @@ class RolloutCollector:
         if len(wanted) == 0:
             return {}
         timestep = step.timestep
-        timesteps = list(timestep)
+        timesteps, kept = list(timestep), torch.from_numpy(wanted)
         transitions = collate(
             [
                 self._mode.process_transition(
-                    _row(step.obs, row),
-                    {name: _row(column, row) for name, column in step.output.items()},
+                    rows_of(step.obs, row),
+                    {name: rows_of(column, row) for name, column in step.output.items()},
                     timesteps[row],
                 )
                 for row in wanted.tolist()
@@ -398,6 +403,7 @@ class RolloutCollector:
             "done": timestep.done[wanted],
             "terminated": timestep.terminated[wanted],
             "truncated": timestep.truncated[wanted],
+            **{name: rows_of(column, kept) for name, column in step.inputs.items()},
             **{str(key): transitions[key] for key in transitions},
             "episode_id": step.episode_id[wanted],
             "collect_iter": stamps[: len(wanted)],
@@ -426,10 +432,6 @@ class RolloutCollector:
         if not self._stepper.load_state_dict(state["stepper"]):
             self._dropped += self._store.drop(self._store.open_episodes)
             self._skipped.clear()
-
-
-def _row(column: Value, row: int) -> Value:
-    return column[row] if isinstance(column, torch.Tensor) else index_rows(column, row)
 
 
 def _select_rows(columns: Columns, rows: IdArray) -> Columns:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from dmiddleware.data import Batch, from_numpy, index_rows, leaves, map_nested, to_numpy
+from dmiddleware.data import Batch, from_numpy, leaves, map_nested, to_numpy
 from dmiddleware.data.batch import Value
 from dmiddleware.env import BaseEnvManager, BatchedTimestep, check_env_manager
 from dmiddleware.env.batching import NestedArrays
 from dmiddleware.env.timestep import IdArray
 from dmiddleware.errors import ConfigError, PolicyOutputError
-from dmiddleware.model import action_mask_of
 from dmiddleware.policy import CollectMode, EvalMode
+from dmiddleware.rollout.acting_memory import ActingMemory, check_masks, masks_in, rows_of
 
 __all__ = ["Stepper", "VectorStep", "check_random_actions", "first_episode_id"]
 
 _SOURCE_BITS: Final = 35
 _COUNTER_BITS: Final = 28
 _NO_IDS: Final[IdArray] = np.zeros(0, np.int64)
+_NO_INPUTS: Final[Mapping[str, Value]] = {}
 # Columns that describe the action that the policy drew; a random action makes them wrong.
 _OF_DRAWN_ACTION: Final = ("log_prob", "raw_action")
 
@@ -35,7 +36,10 @@ class VectorStep:
     Attributes:
         timestep: what the env manager returned, ``E'`` rows.
         obs: what the policy acted on, a tensor or tree ``[E', …]``, row by row as in the timestep.
-        output: what the policy returned, tensors or trees ``[E', …]``; it includes ``action``.
+        output: what the policy returned, tensors or trees ``[E', …]``; it includes ``action``, but
+            not the next recurrent state.
+        inputs: what the policy declared in ``act_inputs`` and saw, tensors or trees ``[E', …]``,
+            by keyword; with ``state`` if it is recurrent, and ``next_action_mask``.
         episode_id: the episode that each row belongs to, ``[E'] int64``; never written again.
         ended: the envs whose episode ended.
         begun: the envs that started another episode: those in ``ended`` and those that failed.
@@ -46,6 +50,7 @@ class VectorStep:
     obs: Value
     output: dict[str, Any]
     episode_id: IdArray
+    inputs: Mapping[str, Value] = field(default_factory=dict)
     ended: Sequence[int] = ()
     begun: Sequence[int] = ()
     lost: Sequence[int] = ()
@@ -76,7 +81,8 @@ class Stepper:
         self._next_id = first_episode_id()
         self._episode_id: IdArray | None = None
         self._revision = 0
-        self._output_is_checked = False
+        self._is_checked = False
+        self._memory: ActingMemory | None = None
         self.env_step = 0
         self.env_episode = 0
         self.episode_returns: list[float] = []
@@ -114,7 +120,7 @@ class Stepper:
         self._start_all()
 
     def _open(self) -> None:
-        """Launch the envs if they are closed, and check that the policy fits them."""
+        """Launch the envs if they are closed, check that the policy fits them, and forget."""
         manager = self._manager
         launches = manager.closed
         if launches:
@@ -122,6 +128,7 @@ class Stepper:
         try:
             check_spaces = self._mode.get_attribute("check_spaces")
             check_spaces(manager.observation_space, manager.action_space)
+            self._memory = ActingMemory.of(self._mode, manager)
         except BaseException:
             if launches:
                 manager.close()
@@ -167,10 +174,10 @@ class Stepper:
             self._manager = env_manager
         if mode is not None:
             self._mode = mode
-            self._output_is_checked = False
         if not self._manager.closed:
             self._manager.reset()
         self._mode.reset()
+        self._is_checked = False
         self.start()
 
     def step(
@@ -195,7 +202,7 @@ class Stepper:
         episode_id = self._episode_id
         if episode_id is None:
             episode_id = self.episode_id
-        manager = self._manager
+        manager, memory = self._manager, self._memory
         env_id, ready_obs = manager.ready_obs_id, manager.ready_obs
         if only is not None and manager.in_lockstep:
             only = None
@@ -204,26 +211,40 @@ class Stepper:
             env_id, ready_obs = env_id[chosen], map_nested(lambda leaf: leaf[chosen], ready_obs)
         is_array = type(ready_obs) is np.ndarray
         obs = torch.from_numpy(ready_obs) if is_array else from_numpy(ready_obs)
-        output = self._mode.forward(obs, env_id=env_id, **policy_kwargs)
-        if not self._output_is_checked:
-            _check_output(output, len(env_id))
-            self._output_is_checked = True
+        output = self._act(obs, env_id, policy_kwargs)
         if random:
-            check_random_actions(self._mode, user=self._user)
-            output = self._with_random_actions(output, obs, env_id)
+            output = self._with_random_actions(output, env_id)
         action = output["action"]
         actions = action.numpy() if type(action) is torch.Tensor else to_numpy(action)
         timestep = manager.step(actions if only is None else _by_env(actions, env_id))
         self._revision = manager.revision
+        if not self._is_checked:
+            self._check_masks()
+        inputs = _NO_INPUTS if memory is None else memory.record(env_id, action, timestep)
         if timestep.is_full:
-            step = VectorStep(timestep, obs, output, episode_id)
+            step = VectorStep(timestep, obs, output, episode_id, inputs)
             self.env_step += len(env_id)
         else:
-            step = self._align(timestep, env_id, obs, output, episode_id)
+            step = self._align(timestep, env_id, obs, output, inputs, episode_id)
         done = timestep.done.tolist()  # for so few values, much faster than numpy's any()
         if True in done:
             self._end_episodes(step, [row for row, is_end in enumerate(done) if is_end])
         return step
+
+    def _act(self, obs: Value, env_id: IdArray, policy_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        if self._memory is None:
+            output = self._mode.forward(obs, env_id=env_id, **policy_kwargs)
+        else:
+            output = self._memory.act(obs, env_id, policy_kwargs)
+        if not self._is_checked:
+            _check_output(output, len(env_id))
+        return output
+
+    def _check_masks(self) -> None:
+        """Check, after the first step, that masks did not only appear then."""
+        if self._memory is None or not self._memory.has_masks:
+            check_masks(self._mode, self._manager)
+        self._is_checked = True
 
     def _align(
         self,
@@ -231,6 +252,7 @@ class Stepper:
         env_id: IdArray,
         obs: Value,
         output: dict[str, Any],
+        inputs: Mapping[str, Value],
         episode_id: IdArray,
     ) -> VectorStep:
         """Keep the rows of the envs in the timestep; start new episodes where an env failed."""
@@ -239,9 +261,10 @@ class Stepper:
         rows = torch.from_numpy(position[timestep.env_id])
         step = VectorStep(
             timestep,
-            _rows(obs, rows),
-            {name: _rows(column, rows) for name, column in output.items()},
+            rows_of(obs, rows),
+            {name: rows_of(column, rows) for name, column in output.items()},
             episode_id[timestep.env_id],
+            inputs,
         )
         if timestep.abnormal.any():
             step.lost = step.episode_id[timestep.abnormal].tolist()
@@ -262,10 +285,14 @@ class Stepper:
     def _start_all(self) -> None:
         self._episode_id = np.zeros(self.env_num, np.int64)
         self._number_episodes(range(self.env_num))
+        if self._memory is not None:
+            self._memory.restart(range(self.env_num))
         self._revision = self._manager.revision
 
     def _start_episodes(self, env_ids: Sequence[int]) -> None:
         self._number_episodes(env_ids)
+        if self._memory is not None:
+            self._memory.restart(env_ids)
         self._mode.reset(env_ids)
 
     def _number_episodes(self, env_ids: Sequence[int]) -> None:
@@ -288,9 +315,8 @@ class Stepper:
         self._episode_id = np.where(self.episode_id == episode_id, rest, self.episode_id)
         return rest
 
-    def _with_random_actions(
-        self, output: dict[str, Any], obs: Value, env_id: IdArray
-    ) -> dict[str, Any]:
+    def _with_random_actions(self, output: dict[str, Any], env_id: IdArray) -> dict[str, Any]:
+        check_random_actions(self._mode, user=self._user)
         wrong = [name for name in _OF_DRAWN_ACTION if name in output]
         if wrong:
             raise ConfigError(
@@ -301,9 +327,9 @@ class Stepper:
         drawn = self._manager.sample_actions()
         if len(env_id) < self.env_num:
             drawn = map_nested(lambda leaf: leaf[env_id], drawn)
-        mask = action_mask_of(obs)
+        mask = masks_in(self._manager.ready_obs, self._manager.ready_info)
         if mask is not None:
-            space = self._manager.action_space
+            space, mask = self._manager.action_space, mask[torch.from_numpy(env_id)]
             drawn = np.array([space.sample(row) for row in mask.numpy().astype(np.int8)])
         actions, replaced = from_numpy(drawn), output["action"]
         if isinstance(actions, torch.Tensor) and isinstance(replaced, torch.Tensor):
@@ -311,13 +337,14 @@ class Stepper:
         return {**output, "action": actions}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counters, episode ids, and the state of the envs if they are launched."""
+        """Return counters, episode ids, what the policy remembers, and the envs if launched."""
         return {
             "env_step": self.env_step,
             "env_episode": self.env_episode,
             "next_id": self._next_id,
             "episode_id": None if self._episode_id is None else self._episode_id.tolist(),
             "envs": None if self._manager.closed else self._manager.state_dict(),
+            "memory": None if self._memory is None else self._memory.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
@@ -327,6 +354,7 @@ class Stepper:
             Whether the envs continue their episodes; otherwise they start new ones with new ids.
 
         Raises:
+            CheckpointMismatch: if the policy needs other inputs than the one that was saved.
             SpaceError: if the policy's model does not fit the envs' spaces.
         """
         self.env_step, self.env_episode = state["env_step"], state["env_episode"]
@@ -340,6 +368,8 @@ class Stepper:
             return False
         self._revision = self._manager.revision
         self._episode_id = np.array(state["episode_id"], np.int64)
+        if self._memory is not None:
+            self._memory.load_state_dict(state.get("memory") or {})
         return True
 
 
@@ -396,7 +426,3 @@ def _by_env(actions: NestedArrays, env_id: IdArray) -> dict[int, Any]:
         return map_nested(lambda leaf: leaf[row], actions)
 
     return {env: one(row) for row, env in enumerate(env_id.tolist())}
-
-
-def _rows(column: Value, rows: torch.Tensor) -> Value:
-    return column[rows] if isinstance(column, torch.Tensor) else index_rows(column, rows)

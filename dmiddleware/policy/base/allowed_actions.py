@@ -1,4 +1,4 @@
-"""A check that the actions of a policy respect the action masks of its observations."""
+"""A check that the actions of a policy respect the action masks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from dmiddleware.policy.base.collate import is_per_env
 __all__ = ["check_allowed"]
 
 
-def check_allowed(obs: Nested, outputs: Mapping[Any, Any], *, user: str) -> None:
-    """Reject an action that the mask of its observation forbids.
+def check_allowed(obs: Nested, outputs: Mapping[Any, Any], *, mask: Any = None, user: str) -> None:
+    """Reject an action that its mask forbids.
 
     Args:
         obs: what the policy acted on: observations ``[E, …]``, or a dictionary from env ids to
             single observations.
         outputs: what it returned: ``{"action": [E]}``, or a dictionary from env ids to outputs.
+        mask: what is allowed, ``[E, A]`` bool, or a dictionary from env ids to masks; None takes
+            the mask that the observations have.
         user: the policy's method, for the message.
 
     Raises:
@@ -29,11 +31,13 @@ def check_allowed(obs: Nested, outputs: Mapping[Any, Any], *, user: str) -> None
     """
     if isinstance(obs, Mapping) and is_per_env(obs):
         for env_id, one in obs.items():
-            if action_mask_of(one) is None:
+            own = action_mask_of(one) if mask is None else mask[env_id]
+            if own is None:
                 return
-            check_allowed(one, outputs[env_id], user=user)
+            check_allowed(one, outputs[env_id], mask=own, user=user)
         return
-    mask = action_mask_of(obs)
+    if mask is None:
+        mask = action_mask_of(obs)
     if mask is None:
         return
     mask, action = mask.cpu(), torch.as_tensor(outputs["action"])
@@ -43,7 +47,7 @@ def check_allowed(obs: Nested, outputs: Mapping[Any, Any], *, user: str) -> None
         chosen = int(action if action.dim() == 0 else action[row])
         choices = (mask if mask.dim() == 1 else mask[row]).nonzero().flatten().tolist()
         raise PolicyOutputError(
-            f"{user} chose the action {chosen}, but the observation's action_mask allows only "
-            f"{choices}; mask the model's logits with dmiddleware.model.masked_logit(logit, obs), "
-            "and do not ask for an action where none is allowed"
+            f"{user} chose the action {chosen}, but its action_mask allows only {choices}; mask "
+            "the model's logits, for example with dmiddleware.model.masked_logit(logit, obs), and "
+            "do not ask for an action where none is allowed"
         )

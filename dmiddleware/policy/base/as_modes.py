@@ -18,6 +18,7 @@ from dmiddleware.policy.base.collate import (
     join_transitions,
     row,
     sample_by_trajectory,
+    split_inputs,
 )
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.modes import CollectMode, CommandMode, EvalMode, HasModes, LearnMode
@@ -32,6 +33,8 @@ _COMMAND: Final = CommandMode._fields
 
 # What workers ask a policy for, where a foreign mode does not have it.
 _ATTRIBUTES: Final[Mapping[str, Any]] = {
+    "act_inputs": (),
+    "initial_state": lambda n: None,
     "batched": False,
     "on_policy": False,
     "check_spaces": lambda observation_space, action_space: None,
@@ -128,7 +131,7 @@ def _adopted(mode: Any) -> dict[str, Callable[..., Any]]:
         n_envs = len(next(iter(leaves(data)))[1])
         ids = (np.arange(n_envs) if env_id is None else np.asarray(env_id)).tolist()
         per_env = {one: row(data, index) for index, one in enumerate(ids)}
-        return join_outputs(mode.forward(per_env, **kwargs), ids)
+        return join_outputs(mode.forward(per_env, **split_inputs(kwargs, ids)), ids)
 
     def get_attribute(name: str) -> Any:
         try:

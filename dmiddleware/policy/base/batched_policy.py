@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
 from dmiddleware.data.batch import Batch, Value, map_leaves
 from dmiddleware.errors import PolicyError
-from dmiddleware.policy.base.collate import collate, collate_values, split_outputs, to_rows
+from dmiddleware.policy.base.collate import (
+    collate,
+    collate_values,
+    join_inputs,
+    split_outputs,
+    to_rows,
+)
 from dmiddleware.policy.base.policy import Policy, to_be_written
 
 __all__ = ["BatchedPolicy"]
@@ -80,12 +86,10 @@ class BatchedPolicy(Policy):
         return self._get_train_batch(batch)
 
     def _forward_collect(self, data: dict[int, Any], **kwargs: Any) -> dict[int, dict[str, Any]]:
-        obs, env_id = self._stacked(data)
-        return split_outputs(self._forward_collect_batch(obs, env_id, **kwargs), env_id.tolist())
+        return self._split(self._forward_collect_batch, data, kwargs)
 
     def _forward_eval(self, data: dict[int, Any], **kwargs: Any) -> dict[int, dict[str, Any]]:
-        obs, env_id = self._stacked(data)
-        return split_outputs(self._forward_eval_batch(obs, env_id, **kwargs), env_id.tolist())
+        return self._split(self._forward_eval_batch, data, kwargs)
 
     def _get_train_sample(self, transitions: list[dict[str, Any]]) -> list[dict[str, Any]]:
         columns = map_leaves(lambda leaf: leaf.unsqueeze(1), collate(transitions))
@@ -94,8 +98,17 @@ class BatchedPolicy(Policy):
             return transitions
         return to_rows(map_leaves(lambda leaf: leaf.flatten(0, 1), batch))
 
-    def _stacked(self, data: Mapping[int, Any]) -> tuple[Value, np.ndarray]:
-        return self._as_obs(collate_values(list(data.values()), "obs")), np.array(list(data))
+    def _split(
+        self,
+        forward: Callable[..., dict[str, Any]],
+        data: Mapping[int, Any],
+        kwargs: dict[str, Any],
+    ) -> dict[int, dict[str, Any]]:
+        """Run a batched forward on per-env data."""
+        env_ids = list(data)
+        obs = self._as_obs(collate_values(list(data.values()), "obs"))
+        inputs = self._as_inputs(join_inputs(kwargs, env_ids))
+        return split_outputs(forward(obs, np.array(env_ids), **inputs), env_ids)
 
 
 _INSTEAD = {

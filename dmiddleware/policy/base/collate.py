@@ -24,16 +24,19 @@ from dmiddleware.data.batch import (
 )
 from dmiddleware.env import BatchedTimestep, EnvTimestep
 from dmiddleware.errors import PolicyError, StructureError
+from dmiddleware.policy.base.act_inputs import ACT_KEYWORDS
 
 __all__ = [
     "collate",
     "collate_samples",
     "collate_values",
     "is_per_env",
+    "join_inputs",
     "join_outputs",
     "join_transitions",
     "row",
     "sample_by_trajectory",
+    "split_inputs",
     "split_outputs",
     "split_trajectories",
     "to_rows",
@@ -125,6 +128,30 @@ def split_outputs(
     return {
         env_id: {key: row(value, position) for key, value in outputs.items()}
         for position, env_id in enumerate(env_ids)
+    }
+
+
+def split_inputs(inputs: Mapping[str, Any], env_ids: Sequence[int]) -> dict[str, Any]:
+    """Turn the declared inputs among keyword arguments from ``[E, …]`` into ``{env_id: […]}``."""
+    return {
+        name: {env_id: row(value, position) for position, env_id in enumerate(env_ids)}
+        if name in ACT_KEYWORDS and isinstance(value, torch.Tensor | Batch)
+        else value
+        for name, value in inputs.items()
+    }
+
+
+def join_inputs(inputs: Mapping[str, Any], env_ids: Sequence[int]) -> dict[str, Any]:
+    """Turn the declared inputs among keyword arguments from ``{env_id: […]}`` into ``[E, …]``.
+
+    Raises:
+        StructureError: if they differ in keys or shapes.
+    """
+    return {
+        name: collate_values([value[env_id] for env_id in env_ids], name)
+        if name in ACT_KEYWORDS and is_per_env(value)
+        else value
+        for name, value in inputs.items()
     }
 
 

@@ -44,6 +44,12 @@ from dmiddleware.errors import (
 )
 from dmiddleware.model import action_shape_of, create_model, obs_shape_of
 from dmiddleware.model.spaces import HasSpaces, check_spaces, spaces_of
+from dmiddleware.policy.base.act_inputs import (
+    ACT_KEYWORDS,
+    check_act_inputs,
+    first_inputs,
+    info_names,
+)
 from dmiddleware.policy.base.allowed_actions import check_allowed
 from dmiddleware.policy.base.collate import (
     collate_samples,
@@ -52,6 +58,7 @@ from dmiddleware.policy.base.collate import (
     join_transitions,
     row,
     sample_by_trajectory,
+    split_inputs,
     to_rows,
 )
 from dmiddleware.policy.base.data_parallel import (
@@ -196,6 +203,23 @@ class Policy(Configurable):
         "collect": "_forward_collect",
         "eval": "_forward_eval",
     }
+    act_inputs: ClassVar[tuple[str, ...]] = ()
+    """What the policy sees when it acts, in addition to observations and env ids.
+
+    The names are keyword arguments of its forward, with one row per env, and columns of what is
+    collected; only these are collected:
+
+    - ``prev_action``: the action before, as the env took it; zeros at the start of an episode (the
+      first choice of a Discrete space that does not start at zero);
+    - ``prev_reward``: ``[E] float32``, the reward before; 0 at the start of an episode;
+    - ``is_first``: ``[E] bool``, whether it is the first step of an episode;
+    - ``action_mask``: ``[E, A] bool``, true where an action is allowed, from the key
+      ``action_mask`` of a Dict observation or of the env's info. In envs without masks it is
+      not passed, so give it the default None. The column ``next_action_mask`` has the mask of each
+      ``next_obs``, also at the end of an episode;
+    - ``info.<name>``: the keyword ``info``, a treetensor with ``info[name]`` ``[E, …]``, from the
+      info that came with the observation; zeros where an env did not return it.
+    """
     explores: ClassVar[bool] = True
     """Whether collecting explores without keyword arguments such as ``eps``."""
     collect_data: bool = True
@@ -224,6 +248,7 @@ class Policy(Configurable):
         enable_field: Iterable[str] | None = None,
     ) -> None:
         self._cfg: EasyDict = self.merged_config(cfg)
+        check_act_inputs(self.act_inputs, owner=type(self).__name__)
         self._enabled = self._check_fields(enable_field)
         self._enable_field = [field for field in self.fields if field in self._enabled]
         self._on_policy: bool = self._cfg.on_policy
@@ -379,6 +404,19 @@ class Policy(Configurable):
         """Turn one trajectory into training samples; by default the transitions themselves."""
         return transitions
 
+    def initial_state(self, n: int) -> Nested | None:
+        """Return the recurrent state at the start of ``n`` episodes; None: not recurrent.
+
+        A recurrent policy overrides it. Its forward takes the keyword ``state`` and returns the
+        next state under the key ``"state"``. Whoever steps the envs holds the state and starts it
+        again at each episode. Collected rows have the column ``state``: that before the row.
+
+        Returns:
+            A tensor ``[n, …]``, or nested dictionaries or tuples of such tensors (which forward
+            receives as a treetensor). It must not depend on earlier calls.
+        """
+        return None
+
     def _forward_collect_batch(
         self, obs: Value, env_id: np.ndarray, **kwargs: Any
     ) -> dict[str, Any]:
@@ -395,7 +433,7 @@ class Policy(Configurable):
     ) -> dict[str, Any]:
         env_ids = env_id.tolist()
         data = {one: row(obs, index) for index, one in enumerate(env_ids)}
-        answers = getattr(self, name)(data, **kwargs)
+        answers = getattr(self, name)(data, **split_inputs(kwargs, env_ids))
         self._check_answers(answers, name)
         return join_outputs(answers, env_ids)
 
@@ -455,16 +493,21 @@ class Policy(Configurable):
         Raises:
             SpaceError: with both shapes.
         """
-        check_spaces(self._model, self._probe, observation_space, action_space)
 
-    def _probe(self, obs: Value) -> torch.Tensor | None:
+        def act(obs: Value) -> torch.Tensor | None:
+            return self._probe(obs, action_space)
+
+        check_spaces(self._model, act, observation_space, action_space)
+
+    def _probe(self, obs: Value, action_space: gym.Space[Any]) -> torch.Tensor | None:
         """Return the action for one observation, leaving the policy as it was."""
         field = next((one for one in ("eval", "collect") if one in self._enabled), None)
-        if field is None:
+        if field is None or info_names(self.act_inputs):  # the infos have no space to probe with
             return None
+        inputs = first_inputs(self.act_inputs, self.initial_state, action_space, 1)
         generator, acting = self._generator.get_state(), self._state_dict_collect()
         try:
-            action: torch.Tensor = self._act(field, obs, None, {})["action"]
+            action: torch.Tensor = self._act(field, obs, None, dict(inputs))["action"]
         finally:
             self._generator.set_state(generator)
             self._load_state_dict_collect(acting)
@@ -701,6 +744,8 @@ class Policy(Configurable):
                     obs = self._as_obs(data)
                 if env_id is None:
                     env_id = np.arange(len(next(iter(leaves(obs)))[1]))
+                if not ACT_KEYWORDS.isdisjoint(kwargs):
+                    kwargs = self._as_inputs(kwargs)
                 name = _BATCHED_FORWARD[field]
                 outputs = getattr(self, name)(obs, np.asarray(env_id), **kwargs)
                 if not isinstance(outputs, dict | Mapping) or "action" not in outputs:
@@ -709,9 +754,17 @@ class Policy(Configurable):
                         'dictionary of tensors [E, …] with the key "action"'
                     )
         acted: dict[Any, Any] = _to_cpu(outputs) if self._on_gpu else outputs
-        if type(data) is not torch.Tensor:
-            check_allowed(data, acted, user=f"{type(self).__name__}.{name}")
+        if type(data) is not torch.Tensor or "action_mask" in kwargs:
+            mask = kwargs.get("action_mask")
+            check_allowed(data, acted, mask=mask, user=f"{type(self).__name__}.{name}")
         return acted
+
+    def _as_inputs(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert what the policy asked for in ``act_inputs`` as observations are converted."""
+        return {
+            name: self._as_obs(value) if name in ACT_KEYWORDS and value is not None else value
+            for name, value in kwargs.items()
+        }
 
     def _check_answers(self, answers: object, name: str) -> None:
         if not isinstance(answers, Mapping):

@@ -1,0 +1,305 @@
+"""What a policy sees when it acts, besides observations: kept by whoever steps the envs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dmiddleware.data import Batch, as_tree, from_numpy, index_rows, leaves, map_leaves, to_dict
+from dmiddleware.data.batch import Value
+from dmiddleware.env import BaseEnvManager, BatchedTimestep, StepInfo
+from dmiddleware.env.timestep import IdArray
+from dmiddleware.errors import CheckpointMismatch, ConfigError, EnvProtocolError, PolicyOutputError
+from dmiddleware.model import action_mask_of
+from dmiddleware.policy import CollectMode, EvalMode
+from dmiddleware.policy.base.act_inputs import STATE, first_inputs, info_names
+
+__all__ = ["ActingMemory", "check_masks", "masks_in", "rows_of"]
+
+_MASK = "action_mask"
+_NEXT_MASK = "next_action_mask"
+
+
+class ActingMemory:
+    """The inputs that a policy declares in ``act_inputs``, and its recurrent state, env by env.
+
+    Attributes:
+        has_masks: whether the policy asks for action masks and the envs have them.
+
+    Args:
+        mode: the policy's collect or eval mode.
+        manager: the envs; launched.
+
+    Raises:
+        ConfigError: if the infos of the envs lack a declared key.
+        EnvProtocolError: if masks or declared infos are not arrays of one shape.
+        PolicyOutputError: if the policy's ``initial_state`` returns something invalid.
+    """
+
+    def __init__(self, mode: CollectMode | EvalMode, manager: BaseEnvManager) -> None:
+        self._mode = mode
+        self._manager = manager
+        self._names: tuple[str, ...] = mode.get_attribute("act_inputs")
+        self._infos = info_names(self._names)
+        # A row of each info, for steps in which no env returns it.
+        self._like = {name: _like(manager.ready_info, name) for name in self._infos}
+        # What does not come from the envs, by keyword, [E, …].
+        self._held = self._first(manager.env_num)
+        masks = masks_in(manager.ready_obs, manager.ready_info) if _MASK in self._names else None
+        self.has_masks = masks is not None
+        self._mask_shape = () if masks is None else tuple(masks.shape[1:])
+        # The masks of all envs for the next step, where they are known already.
+        self._mask: torch.Tensor | None = None
+        self._state_is_checked = STATE not in self._held
+        # From act to record.
+        self._inputs: dict[str, Value] = {}
+        self._next_state: Value | None = None
+
+    @classmethod
+    def of(cls, mode: CollectMode | EvalMode, manager: BaseEnvManager) -> Self | None:
+        """Return the memory for a policy in these envs, or None if there is nothing to collect."""
+        memory = cls(mode, manager)
+        return memory if memory._held or memory._infos or memory.has_masks else None
+
+    def _first(self, n: int) -> dict[str, Value]:
+        initial_state = self._mode.get_attribute("initial_state")
+        return first_inputs(self._names, initial_state, self._manager.action_space, n)
+
+    def act(self, obs: Value, env_id: IdArray, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Let the policy act with its inputs.
+
+        Args:
+            obs: the observations ``[R, …]``.
+            env_id: their envs, ``[R]``.
+            kwargs: further keyword arguments of the policy's forward.
+
+        Returns:
+            What the policy returned, without the next state.
+
+        Raises:
+            PolicyOutputError: in the first step, if that state does not look like the initial one.
+        """
+        self._inputs = inputs = self._inputs_of(obs, env_id)
+        output = dict(self._mode.forward(obs, env_id=env_id, **kwargs, **inputs))
+        if STATE in self._held:
+            state = output.pop(STATE, None)
+            self._next_state = from_numpy(state) if isinstance(state, Mapping | tuple) else state
+            if not self._state_is_checked:
+                self._check_state(len(env_id))
+        return output
+
+    def _inputs_of(self, obs: Value, env_id: IdArray) -> dict[str, Value]:
+        inputs = dict(self._held)
+        if self._infos:
+            ready = self._manager.ready_info
+            inputs["info"] = as_tree({name: self._numbers(ready, name)[0] for name in self._infos})
+        if self.has_masks:
+            mask = self._mask
+            if mask is None:
+                mask = self._masks(self._manager.ready_obs, self._manager.ready_info)
+            inputs[_MASK] = mask
+        if len(env_id) == self._manager.env_num:
+            return inputs
+        index = torch.from_numpy(env_id)
+        return {name: rows_of(column, index) for name, column in inputs.items()}
+
+    def record(
+        self, env_id: IdArray, action: Value, timestep: BatchedTimestep
+    ) -> Mapping[str, Value]:
+        """Keep what the next step needs; call it before :meth:`restart`.
+
+        Args:
+            env_id: the envs that acted, ``[R]``.
+            action: what they took, ``[R, …]``.
+            timestep: what the envs returned; envs that are not in it keep what they had.
+
+        Returns:
+            What the policy saw, and ``next_action_mask``, row by row as in the timestep.
+        """
+        inputs, state = self._inputs, self._next_state
+        acted: Any = slice(None)
+        is_full = timestep.is_full
+        if not is_full:
+            acted = torch.from_numpy(timestep.env_id)
+            position = np.full(self._manager.env_num, -1)
+            position[env_id] = np.arange(len(env_id))
+            rows = torch.from_numpy(position[timestep.env_id])
+            inputs = {name: rows_of(column, rows) for name, column in inputs.items()}
+            action = rows_of(action, rows)
+            state = None if state is None else rows_of(state, rows)
+        seen: dict[str, Any] = {
+            "prev_action": action,
+            "prev_reward": torch.from_numpy(timestep.reward),
+            "is_first": torch.from_numpy(np.zeros_like(timestep.done)),
+            STATE: state,
+        }
+        # New tensors, because the old ones belong to the rows of this step.
+        self._held = {name: _clone(column) for name, column in self._held.items()}
+        for name, column in self._held.items():
+            _assign(column, acted, seen[name])
+        if not self.has_masks:
+            return inputs
+        mask = self._masks(timestep.next_obs, timestep.info)
+        # Where an episode ended, the observations to act on are not the successors.
+        self._mask = mask.clone() if is_full and not timestep.done.any() else None
+        return {**inputs, _NEXT_MASK: mask}
+
+    def _masks(self, obs: Any, info: StepInfo) -> torch.Tensor:
+        mask = masks_in(obs, info)
+        if mask is None:
+            mask = torch.ones((info.n_rows, *self._mask_shape), dtype=torch.bool)
+        return mask
+
+    def _numbers(self, info: StepInfo, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a copy of a column of the infos, and which envs returned it."""
+        like, column = self._like[name], info.column(name)
+        if column is None:
+            values = np.zeros((info.n_rows, *like.shape), like.dtype)
+            return torch.from_numpy(values), torch.zeros(info.n_rows, dtype=torch.bool)
+        values, given = column
+        if _is_array(values) and values.shape[1:] == like.shape:
+            return torch.from_numpy(values.astype(like.dtype)), torch.from_numpy(given)
+        raise _not_numbers(name, values)
+
+    def restart(self, env_ids: Sequence[int]) -> None:
+        """Forget everything about the envs that start an episode."""
+        self._mask = None
+        if not self._held:
+            return
+        index = torch.tensor(env_ids)
+        for name, column in self._first(len(env_ids)).items():
+            _assign(self._held[name], index, column)
+
+    def _check_state(self, n_rows: int) -> None:
+        state = self._next_state
+        wanted = {path: tuple(leaf.shape[1:]) for path, leaf in leaves(self._held[STATE])}
+        is_state = isinstance(state, torch.Tensor | Batch)
+        found = {path: tuple(leaf.shape) for path, leaf in leaves(state)} if is_state else None
+        if found != {path: (n_rows, *shape) for path, shape in wanted.items()}:
+            raise PolicyOutputError(
+                f"the policy's forward returned state={state!r:.100} for {n_rows} envs; a policy "
+                "with an initial_state must return the next state under the key 'state', with the "
+                f"structure and the shapes of initial_state({n_rows}): {_described(wanted)}"
+            )
+        self._state_is_checked = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is kept between steps, as plain data."""
+        return {name: to_dict(_clone(column)) for name, column in self._held.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            CheckpointMismatch: if it belongs to a policy with other inputs.
+        """
+        if set(state) != set(self._held):
+            raise CheckpointMismatch(
+                f"the checkpoint keeps {', '.join(sorted(state)) or 'nothing'} for acting, but "
+                f"this policy needs {', '.join(sorted(self._held)) or 'nothing'}; it belongs to a "
+                "policy with other act_inputs, or another initial_state"
+            )
+        self._mask = None
+        for name, column in state.items():
+            _assign(self._held[name], slice(None), from_numpy(column))
+
+
+def rows_of(column: Value, index: Any) -> Value:
+    """Return some rows of a tensor or treetensor."""
+    return column[index] if isinstance(column, torch.Tensor) else index_rows(column, index)
+
+
+def _clone(column: Value) -> Value:
+    if isinstance(column, torch.Tensor):
+        return column.detach().clone()
+    return map_leaves(lambda leaf: leaf.detach().clone(), column)
+
+
+def _assign(target: Value, index: Any, source: Value) -> None:
+    """Write rows, converting dtype and device."""
+    if isinstance(target, torch.Tensor):
+        target[index] = source.detach().to(target)  # type: ignore[union-attr]
+        return
+    for key in target:
+        _assign(target[key], index, source[key])  # type: ignore[index]
+
+
+def masks_in(obs: Any, info: StepInfo) -> torch.Tensor | None:
+    """Return the masks in observations, or else in infos; None if there are none.
+
+    Rows that allow nothing, as at the end of a game, and envs that give no mask allow everything.
+
+    Args:
+        obs: observations ``[E, …]``.
+        info: the infos that came with them.
+
+    Returns:
+        ``[E, A]`` bool; the caller owns it.
+
+    Raises:
+        EnvProtocolError: if the masks in infos are not arrays of one shape.
+    """
+    mask = action_mask_of(obs)
+    if mask is None:
+        column = info.column(_MASK)
+        if column is None:
+            return None
+        values, given = column
+        if not _is_array(values) or values.ndim < 2:
+            raise _not_numbers(_MASK, values)
+        mask = torch.from_numpy((values != 0) | ~given.reshape(-1, *[1] * (values.ndim - 1)))
+    return mask | ~mask.any(-1, keepdim=True)
+
+
+def check_masks(mode: CollectMode | EvalMode, manager: BaseEnvManager) -> None:
+    """Reject envs that gave no masks at reset, but give them now.
+
+    Args:
+        mode: the policy's mode.
+        manager: the envs, after a step.
+
+    Raises:
+        EnvProtocolError: if the policy asks for masks.
+    """
+    if _MASK in mode.get_attribute("act_inputs") and manager.ready_info.column(_MASK) is not None:
+        raise EnvProtocolError(
+            "the envs return action_mask in the infos of step(), but did not return it in those of "
+            "reset(); return it in both, since the first action needs it too"
+        )
+
+
+def _like(info: StepInfo, name: str) -> npt.NDArray[Any]:
+    column = info.column(name)
+    if column is None:
+        raise ConfigError(
+            f"the policy asks for info.{name}, but the infos with which the envs start have "
+            f"{', '.join(map(str, info)) or 'no keys'}; wrap the env so that reset() and step() "
+            f"return {name!r} in their infos"
+        )
+    values, given = column
+    if not _is_array(values):
+        raise _not_numbers(name, values)
+    first: npt.NDArray[Any] = values[np.flatnonzero(given)[0]]
+    return first
+
+
+def _is_array(values: Any) -> TypeGuard[npt.NDArray[Any]]:
+    return isinstance(values, np.ndarray) and values.dtype.kind in "biuf"
+
+
+def _not_numbers(name: str, values: object) -> EnvProtocolError:
+    return EnvProtocolError(
+        f"the policy asks for {name!r} of the envs' infos, but its values are not numbers or "
+        f"arrays of one shape: {values!r:.100}"
+    )
+
+
+def _described(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(
+        f"{path or 'a tensor'} [n{''.join(f', {s}' for s in shape)}]"
+        for path, shape in shapes.items()
+    )

@@ -1,0 +1,120 @@
+"""A recurrent policy (a GRU), and an env that needs one: CartPole without velocities."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import nn
+
+from dmiddleware.data import index_rows
+from dmiddleware.env import make_env_manager
+from dmiddleware.policy import BatchedPolicy
+from dmiddleware.rl import categorical_entropy, categorical_log_prob, categorical_sample, gae
+
+HIDDEN = 32
+
+
+def positions_only():
+    """Make a CartPole env whose observations are the position and the angle."""
+    env = gym.make("CartPole-v1")
+    space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    return gym.wrappers.TransformObservation(env, lambda obs: obs[[0, 2]], space)
+
+
+def masked_cartpole(env_num, **options):
+    return make_env_manager(positions_only, env_num=env_num, **options)
+
+
+class GRUNet(nn.Module):
+    """Observation, previous action and state to logits, value and the next state."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Linear(4, HIDDEN)
+        self.gru = nn.GRUCell(HIDDEN, HIDDEN)
+        self.actor = nn.Linear(HIDDEN, 2)
+        self.critic = nn.Linear(HIDDEN, 1)
+
+    def forward(self, obs, prev_action, is_first, state):
+        before = nn.functional.one_hot(prev_action, 2) * ~is_first.unsqueeze(-1)
+        seen = torch.cat([obs * torch.tensor([1.0, 10.0]), before], -1)
+        state = self.gru(torch.tanh(self.encoder(seen)), state)
+        return {
+            "logit": self.actor(state),
+            "value": self.critic(state).squeeze(-1),
+            "state": state,
+        }
+
+    def unroll(self, batch):
+        """Run over lanes ``[T, E, …]`` from the state of their first rows."""
+        state, steps = batch["state"][0], []
+        for t in range(len(batch["obs"])):
+            is_first = batch["is_first"][t]
+            state = state * ~is_first.unsqueeze(-1)
+            steps.append(self(batch["obs"][t], batch["prev_action"][t], is_first, state))
+            state = steps[-1]["state"]
+        return {key: torch.stack([step[key] for step in steps]) for key in steps[0]}
+
+
+class GRUPolicy(BatchedPolicy):
+    """PPO over whole lanes, through time from the stored state of the first row."""
+
+    act_inputs = ("prev_action", "is_first")
+
+    def __init__(self, seed=0):
+        torch.manual_seed(seed)
+        super().__init__({"seed": seed}, GRUNet())
+
+    def initial_state(self, n):
+        return torch.zeros(n, HIDDEN)
+
+    def _init_learn(self):
+        self._optimizer = torch.optim.Adam(self._model.parameters(), lr=3e-3)
+
+    def _forward_collect_batch(self, obs, env_id, *, prev_action, is_first, state):
+        output = self._model(obs, prev_action, is_first, state)
+        action, log_prob = categorical_sample(output["logit"], generator=self._generator)
+        return {"action": action, "log_prob": log_prob, **output}
+
+    def _forward_eval_batch(self, obs, env_id, *, prev_action, is_first, state):
+        output = self._model(obs, prev_action, is_first, state)
+        return {"action": output["logit"].argmax(-1), "state": output["state"]}
+
+    def _forward_learn(self, batch, **kwargs):
+        adv, ret = self._advantages(batch)
+        adv = (adv - adv.mean()) / (adv.std() + 1e-8)
+        for _ in range(4):
+            output = self._model.unroll(batch)
+            log_prob = categorical_log_prob(output["logit"], batch["action"])
+            ratio = (log_prob - batch["log_prob"]).exp()
+            gain = torch.minimum(ratio * adv, ratio.clamp(0.8, 1.2) * adv).mean()
+            error = (output["value"] - ret).square().mean()
+            entropy = categorical_entropy(output["logit"]).mean()
+            self._optimizer.zero_grad()
+            (0.5 * error - gain - 0.01 * entropy).backward()
+            nn.utils.clip_grad_norm_(self._model.parameters(), 0.5)
+            self._optimizer.step()
+        self._train_iter += 1
+        return {"total_loss": error.item()}
+
+    @torch.no_grad()
+    def _advantages(self, batch):
+        """Estimate advantages; where no row follows, the net runs on to the successor."""
+        cut = batch["done"].clone()
+        cut[-1] = True
+        after = self._model.unroll(batch)["state"][cut]
+        last = index_rows(batch, cut)
+        first = torch.zeros(len(after), dtype=torch.bool)
+        value = self._model(last["next_obs"], last["action"], first, after)["value"]
+        following = batch["value"].roll(-1, 0)
+        following[cut] = value
+        return gae(
+            0.05 * batch["reward"],
+            batch["value"],
+            following,
+            batch["terminated"],
+            cut,
+            discount=0.99,
+            gae_lambda=0.95,
+        )
