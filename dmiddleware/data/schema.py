@@ -13,7 +13,17 @@ import torch
 from dmiddleware.data.batch import Batch, Value, as_tree, leaves, stack
 from dmiddleware.errors import StructureError
 
-__all__ = ["Array", "Leaf", "Rows", "Schema", "as_batch", "as_index", "lead_of", "to_array"]
+__all__ = [
+    "Array",
+    "Leaf",
+    "Rows",
+    "Schema",
+    "as_batch",
+    "as_index",
+    "lead_of",
+    "same_rows",
+    "to_array",
+]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -153,6 +163,16 @@ def to_array(leaf: Any) -> Array:
                 ) from None
             return leaf.detach().cpu().numpy()
     return np.asarray(leaf)
+
+
+def same_rows(a: Array, b: Array) -> npt.NDArray[np.bool_]:
+    """Return for each row whether two arrays have the same bits (NaN equals NaN)."""
+    if a.tobytes() == b.tobytes():  # the usual case; for few rows, much faster than the following
+        return np.ones(len(a), np.bool_)
+    bits = np.dtype(f"V{a.dtype.itemsize}") if a.dtype.itemsize > 8 else f"u{a.dtype.itemsize}"
+    equal = a.view(bits) == b.view(bits)
+    same: npt.NDArray[np.bool_] = equal.all(axis=tuple(range(1, equal.ndim)))
+    return same
 
 
 def as_index(index: Any) -> npt.NDArray[np.int64]:

@@ -57,6 +57,9 @@ class TensorBuffer(Buffer):
             :meth:`steps_left`, :meth:`ahead` and :meth:`sample_future`.
         store_next_obs: if False, ``next_obs`` takes no memory where it equals the next row's
             ``obs``; samples have it in any case.
+        frame_stacks: dotted paths of the leaves of ``obs`` that are stacks of frames ``[K, …]`` in
+            each row, the newest frame last. Each frame is stored once, and samples have the
+            complete stacks. Requires ``store_next_obs=False``.
         storage: ``"ram"``, ``"shared"`` (memory that other processes can attach to, see
             :attr:`shared_handle`) or the path of a folder for memory-mapped files. The files are
             scratch space, removed by :meth:`close`.
@@ -77,6 +80,7 @@ class TensorBuffer(Buffer):
         start_columns: Collection[str] = (),
         follow_episodes: bool = False,
         store_next_obs: bool = True,
+        frame_stacks: Collection[str] = (),
         storage: Literal["ram", "shared"] | Path = "ram",
         seed: int | None = None,
     ) -> None:
@@ -87,6 +91,7 @@ class TensorBuffer(Buffer):
         check_flag("unroll_pad", unroll_pad)
         check_flag("follow_episodes", follow_episodes)
         check_flag("store_next_obs", store_next_obs)
+        _check_frame_stacks(frame_stacks, store_next_obs=store_next_obs)
         if sampler is not None:
             _check_sampler(sampler)
         self._unroll_len = unroll_len
@@ -98,6 +103,7 @@ class TensorBuffer(Buffer):
         self._unroll_pad = unroll_pad
         # The number of rows that a sequence must have to be drawn.
         self._shortest = burn_in + (1 if unroll_pad or unroll_len is None else unroll_len)
+        self._frame_stacks = tuple(frame_stacks)
         self._sampler: Sampler = UniformSampler() if sampler is None else sampler
         self._storage = make_storage(storage)
         self._rows = RowRing(
@@ -107,6 +113,7 @@ class TensorBuffer(Buffer):
             store_next_obs=store_next_obs,
             stride=stride if follow_episodes or unroll_len is not None else None,
             start_columns=self._start_columns,
+            frame_stacks=self._frame_stacks,
             needed=("reward",) if n_step > 1 else (),
             reserved=(
                 "index",
@@ -128,9 +135,10 @@ class TensorBuffer(Buffer):
             "unroll_pad": self._unroll_pad,
             "burn_in": self._burn_in,
             "stride": self._stride,
-            "start_columns": self._start_columns,
+            "start_columns": list(self._start_columns),
             "follow_episodes": self._follow_episodes,
             "store_next_obs": self._store_next_obs,
+            "frame_stacks": list(self._frame_stacks),
             "sampler": {
                 "type": type(self._sampler).__name__,
                 **getattr(self._sampler, "settings", {}),
@@ -678,6 +686,19 @@ def _check_sequences(
         raise ValueError(
             f"stride must be at most unroll_len={unroll_len}, or rows between two sequences are "
             f"never learned from; got {stride}"
+        )
+
+
+def _check_frame_stacks(frame_stacks: Collection[str], *, store_next_obs: bool) -> None:
+    if isinstance(frame_stacks, str):
+        raise TypeError(f"frame_stacks takes several paths; write ({frame_stacks!r},)")
+    for path in frame_stacks:
+        if path.partition(".")[0] != "obs":
+            raise ValueError(f"frame_stacks takes leaves of obs, such as 'obs', got {path!r}")
+    if frame_stacks and store_next_obs:
+        raise ValueError(
+            "frame_stacks stores each frame once, so next_obs must not be stored either; add "
+            "store_next_obs=False"
         )
 
 

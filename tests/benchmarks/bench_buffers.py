@@ -5,6 +5,8 @@ written by hand: one preallocated numpy array per column, written and read with 
 (`column[(at + arange(32)) % size] = rows`, `column[rng.integers(count, size=256)]`), from numpy
 arrays to numpy arrays. Ours takes a treetensor of torch tensors, checks it, and returns one. Both
 buffers are full. The prioritized reference is cpprb's PrioritizedReplayBuffer, written in C++.
+Stacks of frames are four of 84x84 bytes, in episodes of 200 steps; the reference is a TensorBuffer
+that stores every stack and its successor.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ SIZE = 100_000
 SIZE_WIDE = 20_000
 PUSHED = 32
 SAMPLED = 256
+SIZE_STACKS = 8_000
+EPISODE = 200
 REPEATS = 41
 
 
@@ -54,7 +58,7 @@ def rows() -> list[Row]:
             )
         )
     found.append(prioritized(calls=5))
-    return found
+    return found + frame_stacks()
 
 
 Pair = tuple[Callable[[], Any], Callable[[], Any]]
@@ -96,6 +100,44 @@ def against_numpy(width: int, size: int) -> tuple[Pair, Pair]:
         (lambda: buffer.push(batch), push_reference),
         (lambda: buffer.sample(SAMPLED), sample_reference),
     )
+
+
+def frame_stacks() -> list[Row]:
+    """Measure the memory of stacks whose frames are stored once, and sampling them."""
+    once = TensorBuffer(SIZE_STACKS, frame_stacks=("obs",), store_next_obs=False, seed=0)
+    full = TensorBuffer(SIZE_STACKS, seed=0)
+    rng = np.random.default_rng(0)
+    for episode in range(SIZE_STACKS // EPISODE + 5):  # some rows are overwritten
+        frames = rng.integers(0, 256, (EPISODE + 4, 84, 84), dtype=np.uint8)
+        stacks = np.lib.stride_tricks.sliding_window_view(frames, 4, axis=0)
+        stacks = np.ascontiguousarray(np.moveaxis(stacks, -1, 1))
+        batch = as_tree(
+            {
+                "obs": stacks[:-1],
+                "action": rng.integers(4, size=EPISODE),
+                "reward": rng.random(EPISODE, np.float32),
+                "next_obs": stacks[1:],
+                "done": np.arange(EPISODE) == EPISODE - 1,
+                "episode_id": np.full(EPISODE, episode),
+            }
+        )
+        once.push(batch)
+        full.push(batch)
+    ours, reference = once.nbytes / SIZE_STACKS, full.nbytes / SIZE_STACKS
+    sample = interleaved(lambda: once.sample(32), lambda: full.sample(32), repeats=REPEATS)
+    return [
+        Row(
+            name="memory of a row of 4x84x84 bytes, frames stored once",
+            against="stored stacks",
+            ours=ours,
+            reference=reference,
+            ratio=ours / reference,
+            unit="bytes",
+            at_most=8_000 / reference,
+            note=f"1,000,000 rows: {ours / 1000:.2f} GB instead of {reference / 1000:.1f} GB",
+        ),
+        Row.of_time("sample of 32 stacks", sample, calls=1, against="stored stacks", at_most=1.5),
+    ]
 
 
 def prioritized(calls: int) -> Row:

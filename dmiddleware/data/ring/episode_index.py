@@ -312,7 +312,7 @@ class SideTable:
 
     def _grow(self, n_more: int) -> None:
         old = self._capacity
-        new = max(64, 2 * old, old + n_more)
+        new = max(16, old + old // 4, old + n_more)
         for path, array in self._arrays.items():
             grown = np.zeros((new, *array.shape[1:]), array.dtype)
             grown[:old] = array

@@ -13,16 +13,17 @@ import numpy.typing as npt
 from dmiddleware.data.batch import Batch
 from dmiddleware.data.ring.episode_index import NONE, EpisodeLinks, Pushed, SideTable
 from dmiddleware.data.ring.episode_table import EpisodeTable, SequenceStarts
+from dmiddleware.data.ring.frame_stacks import FrameStacks
 from dmiddleware.data.ring.storage import Storage
 from dmiddleware.data.samplers import Ints
-from dmiddleware.data.schema import Array, Leaf, Rows, Schema, as_batch, lead_of
+from dmiddleware.data.schema import Array, Leaf, Rows, Schema, as_batch, lead_of, same_rows
 from dmiddleware.errors import CheckpointMismatch, StructureError
 
 __all__ = ["RowRing"]
 
 Allocate: TypeAlias = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
 
-_Structure: TypeAlias = EpisodeLinks | EpisodeTable | SequenceStarts | SideTable
+_Structure: TypeAlias = EpisodeLinks | EpisodeTable | SequenceStarts | SideTable | FrameStacks
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
@@ -47,6 +48,8 @@ class RowRing:
         stride: if given, every how many rows of an episode a sequence starts; keeps a table of the
             steps of every episode. Requires ``linked``.
         start_columns: columns that are stored only at rows where a sequence starts.
+        frame_stacks: leaves of ``obs`` whose frames are stored once. Requires
+            ``store_next_obs=False``.
         needed: leaves that a pushed batch must have.
         reserved: keys that no pushed batch may have.
     """
@@ -60,6 +63,7 @@ class RowRing:
         store_next_obs: bool,
         stride: int | None = None,
         start_columns: Collection[str] = (),
+        frame_stacks: Collection[str] = (),
         needed: Collection[str] = (),
         reserved: Collection[str] = (),
     ) -> None:
@@ -71,6 +75,7 @@ class RowRing:
         self._store_next_obs = store_next_obs
         self._stride = stride
         self._start_columns = frozenset(start_columns)
+        self._frame_stacks = frozenset(frame_stacks)
         self._needed = (
             *needed,
             *(("episode_id", "done") if linked else ()),
@@ -83,6 +88,7 @@ class RowRing:
         self._episodes: EpisodeTable | None = None
         self._starts: SequenceStarts | None = None
         self._side: SideTable | None = None
+        self._stacks: FrameStacks | None = None
         self._at_starts: SideTable | None = None
         self._has_warned = False
         # Leaves of next_obs that can be compared with obs of the following row.
@@ -144,9 +150,7 @@ class RowRing:
         Returns:
             New arrays ``[*index.shape, …]`` by path.
         """
-        assert self._columns is not None  # what is held has been pushed
-        slots = index if self.total <= self.size else index % self.size
-        taken = self._columns.take(slots, paths)
+        taken = self._take_columns(index, paths)
         if self._side is not None:
             self._take_next_obs(self._side, taken, index, paths)
         return taken
@@ -213,9 +217,12 @@ class RowRing:
 
     def drop_before(self, first: int) -> None:
         """Remove the rows before ``first``."""
-        dropped = self.first, min(first, self.total)
+        last = min(first, self.total)
+        if self._stacks is not None and self._links is not None:
+            index = np.arange(self.first, last)
+            self._stacks.drop(index, self._links.of(index), first=first)
         if self._episodes is not None:
-            self._episodes.drop(*dropped)
+            self._episodes.drop(self.first, last)
         if self._starts is not None:
             self._starts.drop_before(first)
         self.first = first
@@ -232,7 +239,7 @@ class RowRing:
         if self._columns is not None:
             self._columns.arrays.clear()
         self._columns = self._links = self._episodes = self._starts = None
-        self._side = self._at_starts = None
+        self._side = self._at_starts = self._stacks = None
         self._storage.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -249,6 +256,7 @@ class RowRing:
             "links": None if self._links is None else self._links.state_dict(index),
             "episodes": None if self._episodes is None else self._episodes.state_dict(index),
             "side": None if self._side is None else self._side.state_dict(slots),
+            "stacks": None if self._stacks is None else self._stacks.state_dict(slots),
             "at_starts": None if self._at_starts is None else self._at_starts.state_dict(slots),
         }
 
@@ -271,22 +279,34 @@ class RowRing:
         if self._columns is None or not state["leaves"]:
             return  # the state of a buffer before its first push
         index = np.arange(self.first, self.total)
+        self._columns.put(index % self.size, _as_arrays(state["columns"]))
+        self._load_structures(state, index)
+
+    def _load_structures(self, state: Mapping[str, Any], index: Ints) -> None:
         slots = index % self.size
-        self._columns.put(slots, _as_arrays(state["columns"]))
         if self._links is not None:
             self._links.load_state_dict(state["links"], index)
         if self._episodes is not None:
             self._episodes.load_state_dict(state["episodes"], index)
-            if self._starts is not None:
-                self._starts.push(index[self.is_start(index)])
+        if self._starts is not None:
+            self._starts.push(index[self.is_start(index)])
         if self._side is not None:
             self._side.load_state_dict(state["side"], slots)
         if self._at_starts is not None:
             self._at_starts.load_state_dict(state["at_starts"], slots)
+        if self._stacks is not None and self._links is not None:
+            self._stacks.load_state_dict(state["stacks"], index, self._links.of(index))
 
     def _structures(self) -> list[_Structure]:
         """Return everything except the columns."""
-        own = (self._links, self._episodes, self._starts, self._side, self._at_starts)
+        own = (
+            self._links,
+            self._episodes,
+            self._starts,
+            self._side,
+            self._at_starts,
+            self._stacks,
+        )
         return [structure for structure in own if structure is not None]
 
     def _options(self) -> dict[str, Any]:
@@ -296,6 +316,7 @@ class RowRing:
             "store_next_obs": self._store_next_obs,
             "stride": self._stride,
             "start_columns": sorted(self._start_columns) or None,
+            "frame_stacks": sorted(self._frame_stacks) or None,
         }
 
     def _leaves(self) -> dict[str, Leaf]:
@@ -343,11 +364,21 @@ class RowRing:
             )
         if not self._store_next_obs:
             _check_next_obs(schema)
+        for path in self._frame_stacks:
+            if path not in schema.leaves or len(schema.leaves[path].shape) < 2:
+                found = schema.leaves.get(path, "missing")
+                raise StructureError(
+                    f"frame_stacks names the leaf {path!r}, which must be a stack of frames "
+                    f"[K, …] in each row, but is {found}"
+                )
 
     def _set_up(self, schema: Schema) -> None:
         stored = schema if self._store_next_obs else schema.without(_NEXT)
         for name in self._start_columns:
             stored = stored.without(name)
+        stacked = [schema.leaves[path] for path in sorted(self._frame_stacks)]
+        frames = [Leaf(leaf.path, leaf.shape[1:], leaf.dtype) for leaf in stacked]
+        stored = Schema(list((stored.leaves | {leaf.path: leaf for leaf in frames}).values()))
         try:
             self._columns = Columns(self.size, stored, self._storage.allocate)
         except BaseException:
@@ -366,6 +397,8 @@ class RowRing:
             self._starts = SequenceStarts() if self._stride > 1 else None
         if not self._store_next_obs:
             self._side = SideTable(self.size, schema.below(_NEXT))
+        if stacked:
+            self._stacks = FrameStacks(self.size, stacked, self._columns.arrays)
         if self._start_columns:
             at_starts = [
                 leaf for name in sorted(self._start_columns) for leaf in schema.below(name)
@@ -377,6 +410,8 @@ class RowRing:
         start = first % self.size
         if len(self._columns.arrays) < len(rows):
             rows = {path: rows[path] for path in self._columns.arrays}
+        for path in self._frame_stacks:
+            rows = {**rows, path: rows[path][:, -1]}
         self._columns.write(start, rows, n)
         for side in (self._side, self._at_starts):
             if side is not None:
@@ -395,6 +430,9 @@ class RowRing:
         )
         if self._episodes is not None:
             self._number_steps(self._episodes, links, entered, rows, first)
+        if self._stacks is not None:
+            index = np.arange(max(first, self.total - self.size), self.total)
+            self._stacks.push(first, rows, index, links.of(index), entered)
         if self._side is not None:
             self._keep_next_obs(self._side, links, rows, first)
             self._release(self._side, entered)
@@ -434,9 +472,9 @@ class RowRing:
             obs = rows[_obs_path(path)]
             if n_inner < len(tail):
                 before = self._next_obs_of_tails(path, tail[old] % self.size)
-                same[old] &= _same_rows(before, obs[head[old] - first])
+                same[old] &= same_rows(before, obs[head[old] - first])
             if n_inner:
-                same[new] &= _same_rows(rows[path][tail[new] - first], obs[head[new] - first])
+                same[new] &= same_rows(rows[path][tail[new] - first], obs[head[new] - first])
         if not same.all() and not self._has_warned:
             self._has_warned = True
             _log.warning(
@@ -464,20 +502,33 @@ class RowRing:
         linked = np.flatnonzero(~keep)
         here, there = index[linked] - first, successor[linked] - first
         for path in side.paths:
-            same = _same_rows(rows[path][here], rows[_obs_path(path)][there])
+            same = same_rows(rows[path][here], rows[_obs_path(path)][there])
             keep[linked[~same]] = True
         kept = index[keep]
         side.put(kept % self.size, {path: rows[path][kept - first] for path in side.paths})
 
     def _release(self, side: SideTable, entered: Pushed) -> None:
         """Remove the side-table rows of open tails whose successor has arrived."""
-        assert self._columns is not None  # set up by push
         slots = entered.tail % self.size
-        obs = self._columns.take(entered.head % self.size, [_obs_path(p) for p in side.paths])
+        obs = self._take_columns(entered.head, [_obs_path(path) for path in side.paths])
         same = np.ones(len(slots), np.bool_)
         for path in side.paths:
-            same &= _same_rows(side.get(path, slots), obs[_obs_path(path)])
+            same &= same_rows(side.get(path, slots), obs[_obs_path(path)])
         side.free(slots[same])
+
+    def _take_columns(self, index: Ints, paths: Collection[str] | None) -> dict[str, Array]:
+        """Copy the leaves that every row has, ``next_obs`` aside if it is not stored."""
+        assert self._columns is not None  # what is held has been pushed
+        slots = index if self.total <= self.size else index % self.size
+        if self._stacks is None:
+            return self._columns.take(slots, paths)
+        stacked = self._stacks.paths
+        wanted = [path for path in self._columns.arrays if paths is None or path in paths]
+        taken = self._columns.take(slots, [path for path in wanted if path not in stacked])
+        for path in stacked:
+            if path in wanted:
+                taken[path] = self._stacks.take(path, index)
+        return taken
 
     def _take_next_obs(
         self,
@@ -486,13 +537,14 @@ class RowRing:
         index: Ints,
         paths: Collection[str] | None,
     ) -> None:
-        assert self._columns is not None and self._links is not None  # as there is a side table
+        assert self._links is not None  # as there is a side table
         wanted = [path for path in side.paths if paths is None or path in paths]
         if not wanted:
             return
-        # Without a successor the slot is arbitrary, and the side table has the row.
-        successor = self._links.of(index) % self.size
-        obs = self._columns.take(successor, [_obs_path(path) for path in wanted])
+        # Without a successor any row will do, and the side table has next_obs.
+        successor = self._links.of(index)
+        successor = np.where(successor == NONE, index, successor)
+        obs = self._take_columns(successor, [_obs_path(path) for path in wanted])
         for path in wanted:
             taken[path] = obs[_obs_path(path)]
             side.overlay(path, index % self.size, taken[path])
@@ -557,16 +609,6 @@ def _check_next_obs(schema: Schema) -> None:
             "store_next_obs=False reads next_obs from obs, so both must have the same leaves, but "
             f"obs has {here} and next_obs has {there}"
         )
-
-
-def _same_rows(a: Array, b: Array) -> npt.NDArray[np.bool_]:
-    """Return for each row whether two arrays have the same bits (NaN equals NaN)."""
-    if a.tobytes() == b.tobytes():  # the usual case; for few rows, much faster than the following
-        return np.ones(len(a), np.bool_)
-    bits = np.dtype(f"V{a.dtype.itemsize}") if a.dtype.itemsize > 8 else f"u{a.dtype.itemsize}"
-    equal = a.view(bits) == b.view(bits)
-    same: npt.NDArray[np.bool_] = equal.all(axis=tuple(range(1, equal.ndim)))
-    return same
 
 
 def _obs_path(path: str) -> str:
