@@ -2,15 +2,74 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import torch
 
-from dmiddleware.data import Batch, as_tree, cat
+from dmiddleware.data import Batch, as_tree, cat, map_nested
+from dmiddleware.data.batch import Value
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import Middleware, OnlineRLContext, Role, middleware
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode
 from dmiddleware.rl import discounted_return, with_advantages, with_nstep_returns
 
-__all__ = ["gae_estimator", "montecarlo_return_estimator", "nstep_reward_enhancer"]
+__all__ = [
+    "AdvantageEstimator",
+    "gae_estimator",
+    "montecarlo_return_estimator",
+    "nstep_reward_enhancer",
+]
+
+_VALUES_AT_ONCE = 1024
+
+
+class AdvantageEstimator:
+    """Estimates advantages with a policy's discount, λ, reward scale and value function.
+
+    Args:
+        mode: the policy's learn mode.
+        user: the name of the middleware, for messages.
+
+    Raises:
+        ConfigError: if the policy has no discount or λ.
+    """
+
+    def __init__(self, mode: LearnMode, *, user: str) -> None:
+        self._mode = mode
+        self._discount = _setting(mode, "discount_factor", user=user)
+        self._gae_lambda = _setting(mode, "gae_lambda", user=user)
+
+    def __call__(self, rows: Batch) -> Batch:
+        """Return collected rows with ``adv`` and ``ret``; updates the policy's statistics."""
+        estimated = self._estimate(rows, self._mode.get_attribute("scale_rewards")(rows))
+        self._mode.get_attribute("observe_returns")(estimated["ret"])
+        return estimated
+
+    def again(self, rows: Batch, obs: Value) -> Batch:
+        """Estimate once more, with the value function as it is now.
+
+        Args:
+            rows: what was estimated before, ``[T, …]`` or ``[T, E, …]``.
+            obs: its observations ``[N, …]`` on any device.
+
+        Returns:
+            The columns ``value``, ``adv`` and ``ret`` in the shape of ``rows``.
+        """
+        value_fn, n_rows = self._mode.get_attribute("value_fn"), rows["done"].numel()
+        parts = (slice(at, at + _VALUES_AT_ONCE) for at in range(0, n_rows, _VALUES_AT_ONCE))
+        values = [value_fn(map_nested(itemgetter(part), obs)) for part in parts]
+        value = torch.cat(values).reshape(rows["done"].shape)
+        estimated = self._estimate(_with(rows, value=value), rows["reward"])
+        return as_tree({name: estimated[name] for name in ("value", "adv", "ret")})
+
+    def _estimate(self, rows: Batch, reward: torch.Tensor) -> Batch:
+        return with_advantages(
+            rows,
+            reward=reward,
+            value_fn=self._mode.get_attribute("value_fn"),
+            discount=self._discount,
+            gae_lambda=self._gae_lambda,
+        )
 
 
 def gae_estimator(policy: HasModes | LearnMode) -> Middleware[OnlineRLContext]:
@@ -29,25 +88,17 @@ def gae_estimator(policy: HasModes | LearnMode) -> Middleware[OnlineRLContext]:
             ``episode_id`` and those of every transition.
 
     Writes:
-        ctx.train_data: the same rows with the columns ``adv`` and ``ret`` float32.
+        ctx.train_data: the same rows with the columns ``adv`` and ``ret`` float32; ``reward`` has
+            the rewards that they were computed from, as the policy scales them.
 
     Raises:
         ConfigError: if ``policy`` is not a policy, or has no discount or λ.
     """
-    mode = as_learn_mode(policy, user="gae_estimator")
-    discount = _setting(mode, "discount_factor", user="gae_estimator")
-    gae_lambda = _setting(mode, "gae_lambda", user="gae_estimator")
+    estimate = AdvantageEstimator(as_learn_mode(policy, user="gae_estimator"), user="gae_estimator")
 
     @middleware(roles=(Role.LEARNER,), reads=("trajectories",), writes=("train_data",))
     def gae_estimator(ctx: OnlineRLContext) -> None:
-        rows = ctx.trajectories
-        ctx.train_data = with_advantages(
-            rows,
-            reward=mode.get_attribute("scale_rewards")(rows),
-            value_fn=mode.get_attribute("value_fn"),
-            discount=discount,
-            gae_lambda=gae_lambda,
-        )
+        ctx.train_data = estimate(ctx.trajectories)
 
     return gae_estimator
 

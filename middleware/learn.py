@@ -7,7 +7,16 @@ from typing import Any, TypeAlias
 
 import torch
 
-from dmiddleware.data import Batch, flatten_lead, index_rows
+from dmiddleware.data import (
+    Batch,
+    MinibatchUnit,
+    as_tree,
+    flatten_lead,
+    minibatches,
+    n_minibatches,
+    select_columns,
+    to_device,
+)
 from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.pipeline import ChainView, Role, Task
 from dmiddleware.policy import (
@@ -21,6 +30,7 @@ from dmiddleware.policy import (
     update_outputs,
 )
 from dmiddleware.worker import BaseLearner
+from middleware.advantage import AdvantageEstimator
 from middleware.collect import collectors_of
 from middleware.support import RLContext
 from middleware.support.checks import check_positive, policy_setting, value_or_setting
@@ -253,10 +263,16 @@ class OffPolicyLearner(_PolicyUpdater):
 class OnPolicyLearner(_PolicyUpdater):
     """Update the policy from all of ``ctx.train_data``, in minibatches, for several epochs.
 
-    Each epoch partitions the rows at random into minibatches whose sizes differ by at most one and
-    are at least ``batch_size`` (if there are that many rows). When the policy returns ``kl_stop``,
-    because it has moved too far from the one that collected, the remaining minibatches and epochs
-    are skipped.
+    Each epoch divides the data at random into minibatches whose sizes differ by at most one and
+    are at least ``batch_size`` rows (if there are that many). What they consist of, single rows or
+    whole lanes ``[T, …]`` of envs, is the policy's ``minibatch_unit``. Only the columns that the
+    policy learns from (its ``learn_columns`` and ``optional_columns``) are moved to its device,
+    once, and gathered. When the policy returns ``kl_stop``, because it has moved too far from the
+    one that collected, the remaining minibatches and epochs are skipped.
+
+    With the policy's ``learn.recompute_advantage``, every epoch but the first starts with new
+    values, advantages and returns, from the value function as it is then (Andrychowicz et al.,
+    "What Matters for On-Policy Deep Actor-Critic Methods?", 2021, section 3.5).
 
     If several ranks learn, all make as many minibatches as the one with the fewest rows.
 
@@ -277,6 +293,7 @@ class OnPolicyLearner(_PolicyUpdater):
     Raises:
         ConfigError: if ``policy`` is not a policy.
         ValueError: if a number is not positive.
+        StructureError: if the policy learns from lanes, and the data is not ``[T, E, …]``.
         NonFiniteLoss: from the policy; the parameters are those from before the update.
     """
 
@@ -297,6 +314,16 @@ class OnPolicyLearner(_PolicyUpdater):
         self._epochs = value_or_setting(
             epochs, mode, "learn.epoch_per_collect", user=user, name="epochs"
         )
+        self._unit: MinibatchUnit = mode.get_attribute("minibatch_unit")
+        self._columns = _columns_to_learn(mode)
+        self._estimator: AdvantageEstimator | None = None
+        if policy_setting(mode, "learn.recompute_advantage"):
+            if self._unit != "rows":
+                raise ConfigError(
+                    "learn.recompute_advantage computes the values of single rows, but this policy "
+                    "learns from lanes; set it to False"
+                )
+            self._estimator = AdvantageEstimator(mode, user=user)
         self._generator = torch.Generator()
         self.policy_settings["learn.batch_size"] = self._batch_size
         self.policy_settings["learn.epoch_per_collect"] = self._epochs
@@ -317,28 +344,42 @@ class OnPolicyLearner(_PolicyUpdater):
 
     def __call__(self, ctx: RLContext) -> None:
         """Learn."""
-        data = ctx.train_data
-        if data["done"].dim() == 2:
-            data = flatten_lead(data, 2)
+        rows = ctx.train_data
+        n_lead = rows["done"].dim()
+        data = self._to_learn(rows, n_lead)
+        n = n_minibatches(data, self._batch_size, unit=self._unit)
+        if self._n_ranks > 1:
+            n = min(gather_from_ranks(n))
         ctx.train_output = []
-        for _ in range(self._epochs):
-            if not self._one_epoch(ctx, data):
+        for epoch in range(self._epochs):
+            if epoch and self._estimator is not None:
+                new = self._to_learn(self._estimator.again(rows, data["obs"]), n_lead)
+                data = as_tree({**dict(data.items()), **dict(new.items())})
+            if not self._one_epoch(ctx, data, n):
                 break
 
-    def _one_epoch(self, ctx: RLContext, data: Batch) -> bool:
+    def _to_learn(self, rows: Batch, n_lead: int) -> Batch:
+        """Return the columns that the policy learns from, on its device."""
+        if self._columns is not None:
+            rows = select_columns(rows, self._columns)
+        if self._unit == "rows" and n_lead == 2:
+            rows = flatten_lead(rows, 2)
+        return to_device(rows, self._mode.get_attribute("device"))
+
+    def _one_epoch(self, ctx: RLContext, data: Batch, n: int) -> bool:
         """Learn from all rows once; return whether to continue with another epoch."""
-        n_rows = data["done"].shape[0]
-        order = torch.randperm(n_rows, generator=self._generator)
-        for rows in order.tensor_split(self._n_minibatches(n_rows)):
-            for output in self._update(ctx, index_rows(data, rows)):
+        for batch in minibatches(data, n, unit=self._unit, generator=self._generator):
+            for output in self._update(ctx, batch):
                 ctx.train_output.append(output)
                 if not is_update(output):
                     return False
         return True
 
-    def _n_minibatches(self, n_rows: int) -> int:
-        wanted = max(1, n_rows // self._batch_size)
-        return wanted if self._n_ranks == 1 else min(gather_from_ranks(wanted))
+
+def _columns_to_learn(mode: LearnMode) -> tuple[str, ...] | None:
+    """Return the columns that the policy may read when it learns; None: any of them."""
+    optional = mode.get_attribute("optional_columns")
+    return None if optional is None else (*mode.get_attribute("learn_columns"), *optional)
 
 
 class Trainer(_PolicyUpdater):

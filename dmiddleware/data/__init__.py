@@ -39,6 +39,12 @@ from dmiddleware.data.classic import (
     get_buffer_cls,
 )
 from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
+from dmiddleware.data.minibatches import (
+    MinibatchUnit,
+    minibatches,
+    n_minibatches,
+    select_columns,
+)
 from dmiddleware.data.offline_dataset import Minibatches, OfflineDataset, save_dataset
 from dmiddleware.data.ring.storage import SharedColumns, SharedHandle
 from dmiddleware.data.samplers import Eligible, PrioritySampler, Sampler, UniformSampler
@@ -75,6 +81,10 @@ __all__ = [
     "check_saveable",
     "convert_checkpoint",
     "load_checkpoint",
+    "MinibatchUnit",
+    "minibatches",
+    "n_minibatches",
+    "select_columns",
     "OfflineDataset",
     "Minibatches",
     "save_dataset",

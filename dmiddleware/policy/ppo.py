@@ -32,6 +32,7 @@ from dmiddleware.policy.base.obs_normaliser import ObsNormaliser
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import (
     RewardNormaliser,
+    RunningMeanStd,
     categorical_entropy,
     categorical_log_prob,
     categorical_sample,
@@ -55,6 +56,7 @@ class PPOOptions(ActorOptions, total=False):
     gae_lambda: float
     obs_norm: bool
     reward_norm: bool
+    value_norm: bool
     norm_clip: float
     target_kl: float | None
     batch_size: int
@@ -66,6 +68,7 @@ class PPOOptions(ActorOptions, total=False):
     value_clip: float | None
     value_weight: float
     entropy_weight: float | Schedule
+    recompute_advantage: bool
     adv_norm: bool
     grad_clip_norm: float | None
     n_sample: int | None
@@ -96,6 +99,12 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
     - ``reward_norm``: rewards are divided by the running standard deviation of the discounted
       return. ``gae_estimator`` asks for it in the learner's process (:meth:`scale_rewards`), so all
       collectors share the statistics and the learner's checkpoint holds them.
+    - ``value_norm``: the critic predicts returns normalised by their running mean and standard
+      deviation (van Hasselt et al., "Learning Values Across Many Orders of Magnitude", 2016,
+      without the correction of the last layer; Yu et al., "The Surprising Effectiveness of PPO in
+      Cooperative Multi-Agent Games", 2022, section 5.1). The column ``value`` and ``value_fn`` are
+      in units of the return, ``value_clip`` in units of the deviation. The statistics take the
+      returns of each collected batch once, before it is learned from (:meth:`observe_returns`).
     - ``target_kl``: an output with ``kl_stop=True`` means that the policy has moved further than
       this from the policy that collected (Spinning Up; estimator ``approx_kl``). That minibatch
       made no step, and the learner should skip the remaining epochs.
@@ -110,6 +119,9 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
         ),
         "reward_norm": Option(
             False, switch, "whether to divide rewards by the running standard deviation of returns"
+        ),
+        "value_norm": Option(
+            False, switch, "whether the critic learns returns normalised by running statistics"
         ),
         "norm_clip": Option(
             10.0, positive, "largest absolute value of normalised observations and rewards"
@@ -135,6 +147,9 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
             ),
             "value_weight": Option(0.5, at_least(0), "weight of the value loss"),
             "entropy_weight": Option(0.0, scheduled(at_least(0)), "weight of the entropy bonus"),
+            "recompute_advantage": Option(
+                False, switch, "whether every epoch starts with new values and advantages"
+            ),
             "adv_norm": Option(True, switch, "whether to normalise advantages in each minibatch"),
             "grad_clip_norm": Option(
                 0.5, optional(positive), "largest norm of the gradient; None does not clip"
@@ -153,6 +168,7 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
         "adv",
         "ret",
     )
+    optional_columns: ClassVar[tuple[str, ...]] = ("raw_action", "collect_iter")
 
     @classmethod
     def for_env(  # type: ignore[override]  # only the options of this algorithm
@@ -174,10 +190,11 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
         """Reject invalid combinations."""
         super().check_config(cfg)
         check_value(
-            not (cfg.multi_gpu and (cfg.obs_norm or cfg.reward_norm)),
+            not (cfg.multi_gpu and (cfg.obs_norm or cfg.reward_norm or cfg.value_norm)),
             "multi_gpu",
             cfg.multi_gpu,
-            "False with obs_norm or reward_norm, since the ranks would have different statistics",
+            "False with obs_norm, reward_norm or value_norm, since the ranks would have different "
+            "statistics",
         )
 
     def default_model(self) -> tuple[str, list[str]]:
@@ -193,6 +210,10 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
             self._reward_normaliser = RewardNormaliser(
                 discount=self._cfg.discount_factor, clip=self._cfg.norm_clip
             )
+
+        self._return_stats: RunningMeanStd | None = None
+        if self._cfg.value_norm:
+            self._return_stats = RunningMeanStd(device=self._device)
 
     def _make_obs_normaliser(self) -> ObsNormaliser:
         obs_shape = getattr(self._model, "obs_shape", self._cfg.model.get("obs_shape"))
@@ -217,6 +238,21 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
         if self._obs_normaliser is not None:
             self._obs_normaliser.update(self._as_obs(obs))
 
+    def observe_returns(self, ret: torch.Tensor) -> None:
+        """Add the returns ``[…]`` of a collected batch to the statistics of ``value_norm``."""
+        if self._return_stats is not None:
+            self._return_stats.update(ret.to(self._device))
+
+    def _as_return(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the critic's output in units of the return."""
+        return value if self._return_stats is None else self._return_stats.denormalise(value)
+
+    def _as_output(self, ret: torch.Tensor) -> torch.Tensor:
+        """Return returns in units of the critic's output."""
+        if self._return_stats is None:
+            return ret
+        return self._return_stats.normalise(ret, clip=None)
+
     def _normalised(self, obs: Value) -> Value:
         return obs if self._obs_normaliser is None else self._obs_normaliser(obs)
 
@@ -234,7 +270,9 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
         if self._obs_normaliser is not None:
             self._obs_normaliser.update(obs)
         # Actions are drawn on the CPU, so a run draws the same numbers with and without a GPU.
-        output = {key: item.cpu() for key, item in self._model(self._normalised(obs)).items()}
+        output = dict(self._model(self._normalised(obs)))
+        output["value"] = self._as_return(output["value"])
+        output = {key: item.cpu() for key, item in output.items()}
         if "logit" in output:
             action, log_prob = categorical_sample(output["logit"], generator=self._generator)
             return {"action": action, "log_prob": log_prob, **output}
@@ -268,13 +306,15 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
         return self._reward_normaliser.normalise(reward)
 
     def _get_trajectory_batch(self, batch: Batch) -> Batch:
-        return with_advantages(
+        estimated = with_advantages(
             batch,
             reward=self.scale_rewards(batch),
             value_fn=self._value_fn,
             discount=self._cfg.discount_factor,
             gae_lambda=self._cfg.gae_lambda,
         )
+        self.observe_returns(estimated["ret"])
+        return estimated
 
     def _forward_learn(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
         """Learn from one minibatch; :class:`OnPolicyLearner` repeats this for several epochs."""
@@ -292,7 +332,10 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
             dual_clip=learn.dual_clip,
         )
         value_loss = ppo_value_loss(
-            output["value"], batch["ret"], old_value=batch["value"], clip_range=learn.value_clip
+            output["value"],
+            self._as_output(batch["ret"]),
+            old_value=self._as_output(batch["value"]),
+            clip_range=learn.value_clip,
         )
         entropy = entropies.mean()
         entropy_weight = self.scheduled("learn.entropy_weight")
@@ -331,7 +374,7 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
         with torch.no_grad():
             seen = self._normalised(self._as_obs(obs))
             value: torch.Tensor = self._model(seen)["value"] if critic is None else critic(seen)
-        return value.cpu()
+        return self._as_return(value).cpu()
 
     def _moved_too_far(self, kl: float, n_rows: int) -> bool:
         if self._target_kl is None:
@@ -358,13 +401,18 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
         whole = super()._state_dict_collect()
         if self._obs_normaliser is not None:
             whole["obs_normaliser"] = self._obs_normaliser.state_dict()
+        if self._return_stats is not None:
+            whole["return_stats"] = self._return_stats.state_dict()
         return whole
 
     def _load_state_dict_collect(self, state_dict: dict[str, Any]) -> None:
         _check_option(state_dict, "obs_normaliser", "obs_norm", self._obs_normaliser is not None)
+        _check_option(state_dict, "return_stats", "value_norm", self._return_stats is not None)
         super()._load_state_dict_collect(state_dict)
         if self._obs_normaliser is not None:
             self._obs_normaliser.load_state_dict(state_dict["obs_normaliser"])
+        if self._return_stats is not None:
+            self._return_stats.load_state_dict(state_dict["return_stats"])
 
     def _state_dict_learn(self) -> dict[str, Any]:
         whole = super()._state_dict_learn()

@@ -53,6 +53,8 @@ def with_advantages(
 ) -> Batch:
     """Return the rows of trajectories with the columns ``adv`` and ``ret`` float32.
 
+    The column ``reward`` of the result has the rewards that they were computed from.
+
     Where no row of the same episode follows a row, ``value_fn`` computes the value of the true
     successor, so time limits and the end of the data bootstrap too.
 
@@ -81,7 +83,7 @@ def with_advantages(
         discount=discount,
         gae_lambda=gae_lambda,
     )
-    return _with(rows, adv=adv, ret=ret)
+    return _with(rows, reward=reward, adv=adv, ret=ret)
 
 
 def _cuts(rows: Batch) -> torch.Tensor:

@@ -92,6 +92,14 @@ def test_gae_stops_at_an_episode_that_a_failing_env_cut(run_steps: Any, ppo: PPO
     torch.testing.assert_close(ctx.train_data["adv"], expected, rtol=1e-4, atol=1e-5)
 
 
+def test_statistics_of_rewards_and_returns_take_each_collected_batch_once(run_steps: Any) -> None:
+    policy = PPOPolicy({"value_norm": True, "model": {"obs_shape": 4, "action_shape": 2}})
+    ctx = run_steps(StepCollector(policy, cartpole(), n_sample=30), gae_estimator(policy))
+    stats, ret = policy.get_attribute("return_stats"), ctx.train_data["ret"]
+    assert stats.count == 30
+    assert stats.mean.item() == pytest.approx(ret.mean().item(), rel=1e-5)
+
+
 def test_gae_takes_episodes_that_are_joined(run_steps: Any, ppo: PPOPolicy) -> None:
     ctx = run_steps(
         EpisodeCollector(ppo.collect_mode, cartpole(), n_episode=4),
@@ -134,6 +142,7 @@ def test_gae_of_nested_observations_passes_trees_to_the_value_function(run_steps
         "discount_factor": 1.0,
         "gae_lambda": 1.0,
         "scale_rewards": ppo.scale_rewards,
+        "observe_returns": ppo.observe_returns,
     }
     mode = ppo.learn_mode._replace(get_attribute=settings.__getitem__)
     ctx = run_steps(give, gae_estimator(mode))

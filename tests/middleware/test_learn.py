@@ -19,11 +19,12 @@ from dmiddleware.data.buffer_middleware import (
     staleness_check,
     use_time_check,
 )
-from dmiddleware.errors import ChainError, ConfigError, NonFiniteLoss
+from dmiddleware.errors import ChainError, ConfigError, NonFiniteLoss, StructureError
 from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Role, Task, middleware
 from dmiddleware.policy import DQNPolicy, PPOPolicy, collate
-from dmiddleware.rl import Schedule
+from dmiddleware.rl import Schedule, with_advantages
 from dmiddleware.worker.learner import BaseLearner, LearnerHook
+from middleware.advantage import gae_estimator
 from middleware.learn import OffPolicyLearner, OnPolicyLearner, multistep_trainer, trainer
 from middleware.replay_buffer import offpolicy_data_fetcher
 from middleware.stop import termination_checker
@@ -387,7 +388,8 @@ def on_policy_data(n_steps: int, n_envs: int) -> Any:
     n = n_steps * n_envs
     draw = torch.Generator().manual_seed(0)
     columns = {
-        "row": torch.arange(n),
+        "collect_iter": torch.arange(n),
+        "reward": torch.ones(n),
         "obs": torch.randn(n, 4, generator=draw),
         "action": torch.randint(2, (n,), generator=draw),
         "log_prob": torch.full((n,), -0.7),
@@ -413,7 +415,7 @@ def recording(policy: PPOPolicy, seen: list[list[int]], **answer: Any) -> Any:
     mode = policy.learn_mode
 
     def forward(batch: Any) -> dict[str, Any]:
-        seen.append(batch["row"].tolist())
+        seen.append(batch["collect_iter"].tolist())
         return {**mode.forward(batch), **answer}
 
     return mode._replace(forward=forward)
@@ -434,6 +436,103 @@ def test_minibatches_are_of_one_size_and_never_tiny(run_steps: Any, ppo: PPOPoli
     learner = OnPolicyLearner(recording(ppo, seen), batch_size=8, epochs=1)
     run_steps(give(on_policy_data(11, 3)), learner)
     assert sorted(len(rows) for rows in seen) == [8, 8, 8, 9]
+
+
+def batches_of(policy: Any, run_steps: Any, data: Any, **options: Any) -> list[Any]:
+    seen: list[Any] = []
+    mode = policy.learn_mode
+
+    def forward(batch: Any) -> dict[str, Any]:
+        seen.append(batch)
+        return {"total_loss": 0.0}
+
+    run_steps(give(data), OnPolicyLearner(mode._replace(forward=forward), **options))
+    return seen
+
+
+def test_only_columns_that_the_policy_learns_from_are_gathered(
+    run_steps: Any, ppo: PPOPolicy
+) -> None:
+    data = on_policy_data(5, 6)
+    for batch in batches_of(ppo, run_steps, data, batch_size=8, epochs=1):
+        assert set(batch.keys()) == {*PPOPolicy.learn_columns, "collect_iter"}
+
+
+class AnyColumn(PPOPolicy):
+    optional_columns = None
+
+
+def test_policy_that_does_not_say_what_it_reads_gets_every_column(run_steps: Any) -> None:
+    data = on_policy_data(5, 6)
+    (batch,) = batches_of(AnyColumn(SMALL), run_steps, data, batch_size=30, epochs=1)
+    assert set(batch.keys()) == set(data.keys())
+
+
+class ByLanes(PPOPolicy):
+    minibatch_unit = "lanes"
+
+
+def test_lanes_stay_whole_and_in_order_of_time(run_steps: Any) -> None:
+    data = on_policy_data(5, 7)
+    batches = batches_of(ByLanes(SMALL), run_steps, data, batch_size=10, epochs=2)
+    # 5 rows a lane, so at least two lanes make 10 rows.
+    assert [tuple(batch["obs"].shape) for batch in batches] == [(5, 3, 4), (5, 2, 4), (5, 2, 4)] * 2
+    seen = [batch["collect_iter"] for batch in batches]
+    for epoch in (seen[:3], seen[3:]):
+        lanes = torch.cat(epoch, 1)
+        assert sorted(lanes[0].tolist()) == list(range(7))
+        assert torch.equal(lanes, lanes[0] + 7 * torch.arange(5).unsqueeze(1))
+
+
+def test_lanes_of_rows_that_are_not_a_grid_are_refused(run_steps: Any) -> None:
+    rows = as_tree({name: one[0] for name, one in on_policy_data(1, 6).items() if name != "obs"})
+    with pytest.raises(StructureError, match=r"need batches \[T, E, …\]"):
+        batches_of(ByLanes(SMALL), run_steps, rows, batch_size=2, epochs=1)
+
+
+def test_advantages_are_recomputed_before_every_further_epoch(run_steps: Any) -> None:
+    learn = {"recompute_advantage": True, "learning_rate": 0.01, "adv_norm": False}
+    policy = PPOPolicy({**SMALL, "reward_norm": True, "learn": learn})
+    collected = {"next_obs": torch.randn(6, 2, 4), "terminated": torch.rand(6, 2) < 0.2}
+    rows = {**dict(on_policy_data(6, 2).items()), **collected}
+    rows["episode_id"] = torch.arange(2).expand(6, 2)
+    rows["done"] = rows["terminated"].clone()
+    rows["reward"] = torch.arange(12.0).reshape(6, 2)
+    seen: list[Any] = []
+    mode = policy.learn_mode
+
+    def forward(batch: Any) -> dict[str, Any]:
+        value_fn = policy.get_attribute("value_fn")
+        normaliser = policy.get_attribute("reward_normaliser")
+        expected = with_advantages(
+            as_tree({**rows, "value": value_fn(rows["obs"])}),
+            reward=normaliser.normalise(rows["reward"]),
+            value_fn=value_fn,
+            discount=0.99,
+            gae_lambda=0.95,
+        )
+        order = batch["collect_iter"].argsort()
+        got = {name: batch[name][order].reshape(6, 2) for name in ("value", "adv", "ret")}
+        seen.append((got, expected))
+        return mode.forward(batch)
+
+    def provide(ctx: OnlineRLContext) -> None:
+        ctx.trajectories = as_tree(rows)
+
+    provide.writes = ("trajectories",)  # type: ignore[attr-defined]
+    learner = OnPolicyLearner(mode._replace(forward=forward), batch_size=12, epochs=3)
+    run_steps(provide, gae_estimator(policy), learner)
+    (first, _), *later = seen
+    assert torch.equal(first["value"], rows["value"])
+    for got, expected in later:
+        for name, column in got.items():
+            torch.testing.assert_close(column, expected[name])
+    assert not torch.equal(later[0][0]["adv"], later[1][0]["adv"])
+
+
+def test_recomputing_advantages_of_lanes_is_refused() -> None:
+    with pytest.raises(ConfigError, match="learns from lanes"):
+        OnPolicyLearner(ByLanes({**SMALL, "learn": {"recompute_advantage": True}}))
 
 
 def test_fewer_rows_than_a_minibatch_make_one(run_steps: Any, ppo: PPOPolicy) -> None:

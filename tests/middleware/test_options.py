@@ -130,7 +130,9 @@ def test_every_option_of_dqn_is_read(read: set[str], process_group: None) -> Non
 
 def test_every_option_of_ppo_is_read(read: set[str], process_group: None) -> None:
     PPOPolicy.for_env(cartpole(), model=SMALL, multi_gpu=True)
-    policy = PPOPolicy.for_env(cartpole(), model=SMALL, obs_norm=True, reward_norm=True, **COLLECT)
+    policy = PPOPolicy.for_env(
+        cartpole(), model=SMALL, obs_norm=True, reward_norm=True, value_norm=True, **COLLECT
+    )
     act(policy)
     with pytest.raises(ConfigError, match="on-policy"):
         StepCollector(policy, cartpole(), random_steps=1)

@@ -34,6 +34,7 @@ from dmiddleware.data.batch import (
     map_nested,
     to_device,
 )
+from dmiddleware.data.minibatches import MinibatchUnit
 from dmiddleware.env import BatchedTimestep, EnvTimestep
 from dmiddleware.errors import (
     ConfigError,
@@ -189,6 +190,17 @@ class Policy(Configurable):
     eval_function: ClassVar[type[EvalMode]] = EvalMode
     learn_columns: ClassVar[tuple[str, ...]] = ()
     """The columns that a batch needs for learning."""
+    optional_columns: ClassVar[tuple[str, ...] | None] = None
+    """Further columns that learning uses where a batch has them; None: any of them.
+
+    A learner that divides collected data into minibatches leaves out all others.
+    """
+    minibatch_unit: ClassVar[MinibatchUnit] = "rows"
+    """What such minibatches consist of.
+
+    ``"rows"`` gives ``[B, …]``; ``"lanes"``, for recurrent networks and V-trace, whole columns of
+    envs, time first: ``[T, B, …]``.
+    """
     batched: ClassVar[bool] = False
     """Whether the class is written for batches; see :class:`BatchedPolicy`."""
     learn_from: ClassVar[Literal["batch", "samples"]] = "batch"
@@ -657,6 +669,15 @@ class Policy(Configurable):
         reward: torch.Tensor = batch["reward"]
         return reward
 
+    def observe_returns(self, ret: torch.Tensor) -> None:
+        """Take the returns of a collected batch, once, before learning from it.
+
+        Called in the learner's process; by default does nothing.
+
+        Args:
+            ret: ``[…]`` float32.
+        """
+
     def sync_gradients(self, model: nn.Module) -> None:
         """Average the model's gradients over all ranks; call it between backward and the step.
 
@@ -680,8 +701,12 @@ class Policy(Configurable):
         if not self._model.training:
             self._model.train()
         if self._reducer is not None:
-            rows = learned if isinstance(learned, list) else next(iter(leaves(learned)))[1]
-            self._reducer.begin(len(rows))
+            if isinstance(learned, list):
+                n_rows = len(learned)
+            else:
+                lead = 1 if self.minibatch_unit == "rows" else 2
+                n_rows = next(iter(leaves(learned)))[1].shape[:lead].numel()
+            self._reducer.begin(n_rows)
         output = self._forward_learn(learned, **kwargs)
         outputs = output if isinstance(output, list) else [output]
         if not all(isinstance(one, Mapping) for one in outputs):

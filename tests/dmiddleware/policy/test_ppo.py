@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dmiddleware.data.batch import as_tree, leaves
-from dmiddleware.errors import ConfigError, NonFiniteLoss, SpaceError
+from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteLoss, SpaceError
 from dmiddleware.policy import PPOPolicy
 from dmiddleware.rl import Counters, RunningMeanStd, Schedule
 
@@ -371,3 +371,47 @@ def test_a_policy_that_acted_without_bounds_stays_without(pendulum_spaces):
     evaluator.learn_mode.load_state_dict(actor.learn_mode.state_dict())
     evaluator.get_attribute("check_spaces")(*pendulum_spaces)
     assert "low" not in evaluator.collect_mode.state_dict()["action_bounds"]
+
+
+def normalised(small, ret, **options):
+    policy = PPOPolicy({"model": small, "seed": 0, "value_norm": True, **options})
+    policy.observe_returns(ret)
+    return policy
+
+
+def test_a_critic_of_normalised_returns_answers_in_units_of_the_return(small):
+    ret = torch.tensor([90.0, 110.0, 100.0])
+    policy, plain = normalised(small, ret), PPOPolicy({"model": small, "seed": 0})
+    obs = torch.randn(5, 4)
+    raw = plain.collect_mode.forward(obs)["value"]
+    deviation = ret.double().std(correction=0)
+    expected = (100.0 + raw * deviation).float()
+    torch.testing.assert_close(policy.collect_mode.forward(obs)["value"], expected)
+    torch.testing.assert_close(policy.get_attribute("value_fn")(obs), expected)
+
+
+def test_a_critic_learns_normalised_returns_and_clips_in_their_units(small, ppo_batch):
+    ret = torch.tensor([90.0, 110.0, 100.0])
+    policy = normalised(small, ret, learn={"value_clip": 0.1})
+    batch = ppo_batch(policy)
+    batch["ret"] = 100.0 + 50.0 * torch.randn(len(batch["ret"]))
+    deviation = ret.double().std(correction=0)
+    target, old = ((batch[name] - 100.0) / deviation for name in ("ret", "value"))
+    with torch.no_grad():
+        value = policy.get_attribute("model")(batch["obs"])["value"]
+    clipped = old + (value - old).clamp(-0.1, 0.1)
+    expected = 0.5 * torch.maximum((value - target) ** 2, (clipped - target) ** 2).mean()
+    got = policy.learn_mode.forward(batch)["value_loss"]
+    assert got == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_collectors_and_checkpoints_have_the_statistics_of_returns(small):
+    policy = normalised(small, torch.tensor([1.0, 5.0]))
+    other = normalised(small, torch.zeros(1))
+    other.collect_mode.load_state_dict(policy.collect_mode.state_dict())
+    obs = torch.randn(5, 4)
+    assert torch.equal(
+        other.collect_mode.forward(obs)["value"], policy.collect_mode.forward(obs)["value"]
+    )
+    with pytest.raises(CheckpointMismatch, match="value_norm"):
+        PPOPolicy({"model": small}).learn_mode.load_state_dict(policy.learn_mode.state_dict())

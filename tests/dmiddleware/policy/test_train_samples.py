@@ -64,3 +64,12 @@ def test_ppo_makes_samples_with_advantages_and_returns(ends):
     torch.testing.assert_close(torch.stack([sample["adv"] for sample in samples]), adv)
     torch.testing.assert_close(torch.stack([sample["ret"] for sample in samples]), ret)
     policy.learn_mode.forward(samples)
+
+
+def test_ppo_normalises_the_returns_of_its_samples():
+    policy = PPOPolicy({"model": MODEL, "value_norm": True})
+    samples = policy.collect_mode.get_train_sample(trajectory(ends="terminated"))
+    stats = policy.get_attribute("return_stats")
+    assert stats.count == 4
+    mean = sum(float(sample["ret"]) for sample in samples) / 4
+    assert float(stats.mean) == pytest.approx(mean)

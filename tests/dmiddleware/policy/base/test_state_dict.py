@@ -36,7 +36,12 @@ class SoftDQN(DQN):
 
 class PPO:
     falling = {"start": 3e-4, "end": 0.0, "decay": 15, "by": "update"}
-    cfg = {"obs_norm": True, "reward_norm": True, "learn": {"learning_rate": falling}}
+    cfg = {
+        "obs_norm": True,
+        "reward_norm": True,
+        "value_norm": True,
+        "learn": {"learning_rate": falling},
+    }
     policy = PPOPolicy
 
     @staticmethod
@@ -50,6 +55,7 @@ class PPO:
             }
         )
         reward = policy.learn_mode.get_attribute("scale_rewards")(rows)
+        policy.learn_mode.get_attribute("observe_returns")(reward)
         batch = ppo_batch(policy, seed=seed)
         return policy.learn_mode.forward(batch), reward.tolist(), batch["action"].tolist()
 
