@@ -33,6 +33,7 @@ from dmiddleware.rl.returns import (
 )
 from dmiddleware.rl.td import TDLoss, q_target, td_loss
 from dmiddleware.rl.trajectories import with_advantages, with_nstep_returns
+from dmiddleware.rl.vtrace import VTrace, vtrace
 from dmiddleware.schedule import Counters, Schedule, scheduled
 
 __all__ = [
@@ -46,6 +47,8 @@ __all__ = [
     "discounted_return",
     "lambda_return",
     "discounted_scan",
+    "vtrace",
+    "VTrace",
     "q_target",
     "td_loss",
     "TDLoss",

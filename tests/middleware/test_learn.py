@@ -458,6 +458,19 @@ def test_only_columns_that_the_policy_learns_from_are_gathered(
         assert set(batch.keys()) == {*PPOPolicy.learn_columns, "collect_iter"}
 
 
+class Seeing(PPOPolicy):
+    act_inputs = ("is_first", "info.lives")
+
+
+def test_what_the_policy_saw_when_it_acted_is_gathered_too(run_steps: Any) -> None:
+    columns = dict(on_policy_data(5, 6).items())
+    columns["is_first"] = columns["done"]
+    columns["info"] = {"lives": columns["ret"]}
+    data = as_tree(columns)
+    (batch,) = batches_of(Seeing(SMALL), run_steps, data, batch_size=30, epochs=1)
+    assert set(batch.keys()) == {*PPOPolicy.learn_columns, "collect_iter", "is_first", "info"}
+
+
 class AnyColumn(PPOPolicy):
     optional_columns = None
 

@@ -193,7 +193,8 @@ class Policy(Configurable):
     optional_columns: ClassVar[tuple[str, ...] | None] = None
     """Further columns that learning uses where a batch has them; None: any of them.
 
-    A learner that divides collected data into minibatches leaves out all others.
+    A learner that divides collected data into minibatches leaves out all others, except for
+    :attr:`act_inputs`.
     """
     minibatch_unit: ClassVar[MinibatchUnit] = "rows"
     """What such minibatches consist of.

@@ -4,7 +4,7 @@ import dmiddleware.rl as rl
 def test_the_public_names_are_these():
     assert set(rl.__all__) == {
         "gae", "Advantage", "nstep_return", "NStepReturn", "take_rows",
-        "discounted_return", "lambda_return", "discounted_scan",
+        "discounted_return", "lambda_return", "discounted_scan", "vtrace", "VTrace",
         "with_nstep_returns", "with_advantages",
         "q_target", "td_loss", "TDLoss",
         "ppo_policy_loss", "PPOPolicyLoss", "ppo_value_loss", "approx_kl",
