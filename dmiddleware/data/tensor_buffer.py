@@ -23,7 +23,7 @@ from dmiddleware.errors import CheckpointMismatch, ConfigError, NotEnoughData
 
 __all__ = ["TensorBuffer"]
 
-_OF_THE_LAST_ROW = ("next_obs", "done", "terminated", "truncated")
+_OF_THE_LAST_ROW = ("next_obs", "next_action_mask", "done", "terminated", "truncated")
 
 
 class TensorBuffer(Buffer):
@@ -38,8 +38,9 @@ class TensorBuffer(Buffer):
         size: capacity in rows.
         sampler: draws the rows of a sample; ``UniformSampler()`` by default.
         n_step: if above 1, ``reward`` is the discounted sum over up to ``n_step`` steps of the
-            episode; ``next_obs``, ``done``, ``terminated`` and ``truncated`` come from the last of
-            these steps; ``discount`` is γ^k for k steps, the factor of the bootstrap value.
+            episode; ``next_obs``, ``next_action_mask``, ``done``, ``terminated`` and ``truncated``
+            come from the last of these steps; ``discount`` is γ^k for k steps, the factor of the
+            bootstrap value.
         discount: γ of the n-step sum. None: set later with :meth:`bind`, which the learner
             middleware calls with the policy's value.
         unroll_len: if given, samples are time-first sequences ``[L, n, …]``, each within one

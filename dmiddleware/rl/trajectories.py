@@ -24,9 +24,9 @@ def with_nstep_returns(rows: Batch, *, n: int, discount: float) -> Batch:
         discount: gamma, in ``[0, 1]``.
 
     Returns:
-        The same rows: ``reward`` is the n-step sum, ``next_obs`` and ``terminated`` are those of
-        the last step of the sum, and the column ``discount`` float32 is the factor of the
-        bootstrapped value.
+        The same rows: ``reward`` is the n-step sum, ``next_obs``, ``next_action_mask`` (if there is
+        one) and ``terminated`` are those of the last step of the sum, and the column ``discount``
+        float32 is the factor of the bootstrapped value.
 
     Raises:
         StructureError: for shapes that differ, and for an empty batch.
@@ -34,10 +34,15 @@ def with_nstep_returns(rows: Batch, *, n: int, discount: float) -> Batch:
     """
     summed = nstep_return(rows["reward"], rows["terminated"], _cuts(rows), n=n, discount=discount)
     index = summed.bootstrap_row
+    successors = {
+        name: map_nested(lambda leaf: take_rows(leaf, index), rows[name])
+        for name in ("next_obs", "next_action_mask")
+        if name in rows
+    }
     return _with(
         rows,
         reward=summed.reward,
-        next_obs=map_nested(lambda leaf: take_rows(leaf, index), rows["next_obs"]),
+        **successors,
         terminated=summed.terminated,
         discount=summed.discount,
     )

@@ -1,4 +1,4 @@
-"""What a policy sees when it acts, besides observations: kept by whoever steps the envs."""
+"""What a policy sees when it acts in addition to observations, kept from step to step."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ActingMemory:
         self._infos = info_names(self._names)
         # A row of each info, for steps in which no env returns it.
         self._like = {name: _like(manager.ready_info, name) for name in self._infos}
-        # What does not come from the envs, by keyword, [E, …].
+        # By keyword [E, …]: the inputs that are kept here because the envs do not return them.
         self._held = self._first(manager.env_num)
         masks = masks_in(manager.ready_obs, manager.ready_info) if _MASK in self._names else None
         self.has_masks = masks is not None
@@ -168,7 +168,7 @@ class ActingMemory:
     def restart(self, env_ids: Sequence[int]) -> None:
         """Forget everything about the envs that start an episode."""
         self._mask = None
-        if not self._held:
+        if not self._held or len(env_ids) == 0:
             return
         index = torch.tensor(env_ids)
         for name, column in self._first(len(env_ids)).items():

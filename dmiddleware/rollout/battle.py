@@ -14,7 +14,7 @@ from dmiddleware.errors import ConfigError, PolicyOutputError
 from dmiddleware.policy import CollectMode, EvalMode
 from dmiddleware.rollout.stepper import first_episode_id
 
-__all__ = ["BattleStep", "BattleStepper", "PlayerTurn", "TurnTracker"]
+__all__ = ["BattleStep", "BattleStepper", "PlayerTurn", "TurnTracker", "check_sees_games"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class BattleStepper:
         convert: applied to every observation before a policy sees it.
 
     Raises:
-        ConfigError: if there is not one mode per player.
+        ConfigError: if there is not one mode per player, or a policy needs more than observations.
     """
 
     def __init__(
@@ -125,6 +125,7 @@ class BattleStepper:
                 f"{user} has {len(modes)} policies for games of {manager.n_player} players; pass "
                 "one per player"
             )
+        check_sees_games(modes, user=user)
         self._modes = modes
         self._manager = manager
         self._convert = convert
@@ -262,6 +263,28 @@ class BattleStepper:
             self._episode_id = list(state["episode_id"])
             self._tracker.load_state_dict(state["turns"])
         return continues
+
+
+def check_sees_games(modes: Sequence[CollectMode | EvalMode], *, user: str) -> None:
+    """Reject policies that need more than a game's observations, which include action masks.
+
+    Args:
+        modes: the players' modes.
+        user: the caller's name, for the message.
+
+    Raises:
+        ConfigError: for a recurrent policy, and for inputs other than ``action_mask``.
+    """
+    for player, mode in enumerate(modes):
+        needed = [name for name in mode.get_attribute("act_inputs") if name != "action_mask"]
+        if mode.get_attribute("initial_state")(1) is not None:
+            needed.append("a recurrent state")
+        if needed:
+            raise ConfigError(
+                f"the policy of player {player} needs {', '.join(needed)} to act, but {user} gives "
+                "policies the observations of a game and their action masks only; use a policy "
+                "without memory, or put what it needs into the observations"
+            )
 
 
 def _closed(

@@ -46,9 +46,9 @@ class GRUNet(nn.Module):
             "state": state,
         }
 
-    def unroll(self, batch):
+    def unroll(self, batch, state):
         """Run over lanes ``[T, E, …]`` from the state of their first rows."""
-        state, steps = batch["state"][0], []
+        steps = []
         for t in range(len(batch["obs"])):
             is_first = batch["is_first"][t]
             state = state * ~is_first.unsqueeze(-1)
@@ -85,7 +85,7 @@ class GRUPolicy(BatchedPolicy):
         adv, ret = self._advantages(batch)
         adv = (adv - adv.mean()) / (adv.std() + 1e-8)
         for _ in range(4):
-            output = self._model.unroll(batch)
+            output = self._model.unroll(batch, batch["state"][0])
             log_prob = categorical_log_prob(output["logit"], batch["action"])
             ratio = (log_prob - batch["log_prob"]).exp()
             gain = torch.minimum(ratio * adv, ratio.clamp(0.8, 1.2) * adv).mean()
@@ -103,7 +103,7 @@ class GRUPolicy(BatchedPolicy):
         """Estimate advantages; where no row follows, the net runs on to the successor."""
         cut = batch["done"].clone()
         cut[-1] = True
-        after = self._model.unroll(batch)["state"][cut]
+        after = self._model.unroll(batch, batch["state"][0])["state"][cut]
         last = index_rows(batch, cut)
         first = torch.zeros(len(after), dtype=torch.bool)
         value = self._model(last["next_obs"], last["action"], first, after)["value"]

@@ -1,8 +1,8 @@
 """What a policy sees when it acts, in addition to observations and env ids.
 
-A policy names what it wants in :attr:`~dmiddleware.policy.Policy.act_inputs`. Whoever steps the
-envs collects these inputs and passes them to the policy's forward as keyword arguments, batched as
-the observations are. They are also columns of what is collected, under the same names.
+A policy names what it wants in :attr:`~dmiddleware.policy.Policy.act_inputs`. The component that
+steps the envs collects these inputs and passes them to the policy's forward as keyword arguments,
+batched as the observations are. They are also columns of what is collected, under the same names.
 """
 
 from __future__ import annotations

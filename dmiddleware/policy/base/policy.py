@@ -421,8 +421,9 @@ class Policy(Configurable):
         """Return the recurrent state at the start of ``n`` episodes; None: not recurrent.
 
         A recurrent policy overrides it. Its forward takes the keyword ``state`` and returns the
-        next state under the key ``"state"``. Whoever steps the envs holds the state and starts it
-        again at each episode. Collected rows have the column ``state``: that before the row.
+        next state under the key ``"state"``. The component that steps the envs holds the state, and
+        starts again from the initial one at each episode. Collected rows have the column ``state``,
+        the state before the row.
 
         Returns:
             A tensor ``[n, …]``, or nested dictionaries or tuples of such tensors (which forward

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from dmiddleware.data import as_tree, cat, leaves, load_checkpoint, save_checkpoint
+from dmiddleware.data import TensorBuffer, as_tree, cat, leaves, load_checkpoint, save_checkpoint
 from dmiddleware.env import SyncEnvManager, VectorEnvManager, make_env_manager
 from dmiddleware.errors import (
     CheckpointMismatch,
@@ -22,6 +22,7 @@ from dmiddleware.errors import (
     PolicyOutputError,
 )
 from dmiddleware.policy import BatchedPolicy, Policy
+from dmiddleware.rl import with_nstep_returns
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
 from dmiddleware.worker import (
     EpisodeSerialCollector,
@@ -245,6 +246,23 @@ def test_masks_reach_a_policy_in_lockstep_envs(mode):
     assert torch.equal(batch["next_action_mask"], allowed(batch["next_obs"][..., 2]))
 
 
+def buffered(rows):
+    buffer = TensorBuffer(rows["done"].numel(), n_step=3, discount=0.9, seed=0)
+    buffer.push(rows)
+    return buffer.sample(60)
+
+
+@pytest.mark.parametrize(
+    "n_step", [buffered, lambda rows: with_nstep_returns(rows, n=3, discount=0.9)]
+)
+def test_an_n_step_return_has_the_mask_of_the_observation_it_bootstraps_from(n_step):
+    with masked_envs(LENGTHS) as envs:
+        rows = n_step(RolloutCollector(Declares("action_mask"), envs).collect(60))
+    assert (rows["next_obs"][..., 2] - rows["obs"][..., 2] == 3).any()
+    assert torch.equal(rows["next_action_mask"], allowed(rows["next_obs"][..., 2]))
+    assert torch.equal(rows["action_mask"], allowed(rows["obs"][..., 2]))
+
+
 @pytest.mark.parametrize("declared", [("action_mask",), ()])
 def test_random_actions_respect_masks_in_infos(declared):
     with masked_envs(LENGTHS) as envs:
@@ -338,11 +356,28 @@ def test_the_stored_state_is_that_before_the_row():
     net = policy.get_attribute("model")
     with torch.no_grad():
         for rows in (lane, batches[1], batches[-1]):
-            replayed = net.unroll(rows)
+            replayed = net.unroll(rows, rows["state"][0])
             for name in ("logit", "value"):
                 torch.testing.assert_close(replayed[name], rows[name])
     later = ~lane["is_first"][1:]
     assert (lane["state"][1:][later] != 0).any(-1).all()
+
+
+def test_sequences_of_a_buffer_start_with_the_stored_state():
+    policy = GRUPolicy()
+    buffer = TensorBuffer(
+        240, unroll_len=8, burn_in=4, stride=4, start_columns=("state",), unroll_pad=False, seed=0
+    )
+    with masked_cartpole(3, seed=0) as envs:
+        collector = RolloutCollector(policy, envs)
+        for _ in range(8):
+            buffer.push(collector.collect(30))
+    sample = buffer.sample(20)
+    assert sample["state"].shape == (20, 32)
+    assert (sample["state"] != 0).any()
+    with torch.no_grad():
+        replayed = policy.get_attribute("model").unroll(sample, sample["state"])
+    torch.testing.assert_close(replayed["logit"], sample["logit"])
 
 
 def test_one_state_does_not_leak_into_another_collector_or_an_evaluation():

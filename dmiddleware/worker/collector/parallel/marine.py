@@ -13,7 +13,7 @@ from dmiddleware.config import Option, anything
 from dmiddleware.data import from_numpy, to_numpy
 from dmiddleware.env import BattleEnvManager, BattleTimestep, GameResult, game_result
 from dmiddleware.errors import ConfigError
-from dmiddleware.rollout.battle import TurnTracker
+from dmiddleware.rollout.battle import TurnTracker, check_sees_games
 from dmiddleware.worker.collector.parallel.base import PARALLEL_COLLECTOR_REGISTRY
 from dmiddleware.worker.collector.parallel.zergling import ZerglingParallelCollector
 
@@ -117,6 +117,12 @@ class MarineParallelCollector(ZerglingParallelCollector):
         manager = BattleEnvManager([make] * options["env_num"], _SIDES, seed=options["seed"])
         manager.episode_num = self._episode_num
         return manager
+
+    def _prepare_acting(self) -> None:
+        if self._eval_flag:
+            super()._prepare_acting()
+        else:
+            check_sees_games(self._modes, user=str(self))
 
     def _ready_obs(self) -> dict[int, Any]:
         if self._eval_flag:

@@ -117,7 +117,12 @@ class TrajectoryCollector(BaseParallelCollector):
         spaces = manager.observation_space, manager.action_space
         for mode in self._modes if None not in spaces else ():
             mode.get_attribute("check_spaces")(*spaces)
+        self._prepare_acting()
         super()._run()
+
+    @abstractmethod
+    def _prepare_acting(self) -> None:
+        """Build what the policies need to act; called before the first step."""
 
     def _update_policy(self) -> None:
         is_first = math.isinf(self._last_update)

@@ -6,9 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from dmiddleware.data import from_numpy, map_nested, to_numpy
-from dmiddleware.env import BaseEnvManager, EnvTimestep, make_env_manager
-from dmiddleware.policy.base.collate import row
+from dmiddleware.env import BaseEnvManager, BatchedTimestep, EnvTimestep, make_env_manager
+from dmiddleware.policy.base.collate import collate_values, row, split_outputs
+from dmiddleware.rollout.acting_memory import ActingMemory
 from dmiddleware.worker.collector.parallel.base import PARALLEL_COLLECTOR_REGISTRY
 from dmiddleware.worker.collector.parallel.trajectory_collector import TrajectoryCollector
 
@@ -40,6 +43,8 @@ class ZerglingParallelCollector(TrajectoryCollector):
         super().__init__(cfg, clock=clock)
         self._obs: dict[int, Any] = {}
         self._outputs: dict[int, dict[str, Any]] = {}
+        self._memory: ActingMemory | None = None
+        self._inputs: dict[int, dict[str, Any]] = {}
         self._create_policies()
 
     @property
@@ -69,6 +74,9 @@ class ZerglingParallelCollector(TrajectoryCollector):
         manager.episode_num = self._episode_num
         return manager
 
+    def _prepare_acting(self) -> None:
+        self._memory = ActingMemory.of(self._modes[0], self._env_manager)
+
     def _ready_obs(self) -> dict[int, Any]:
         manager = self._env_manager
         obs = from_numpy(manager.ready_obs)
@@ -81,14 +89,31 @@ class ZerglingParallelCollector(TrajectoryCollector):
 
     def _policy_inference(self, obs: dict[int, Any]) -> dict[int, Any]:
         kwargs = {} if self._eval_flag else self._collect_kwargs(0)
-        self._obs, self._outputs = obs, self._modes[0].forward(obs, **kwargs)
+        self._obs = obs
+        if self._memory is None:
+            self._outputs = self._modes[0].forward(obs, **kwargs)
+        else:
+            env_ids = list(obs)
+            batched = self._memory.act(
+                collate_values(list(obs.values())), np.array(env_ids), kwargs
+            )
+            self._outputs = split_outputs(batched, env_ids)
         return {env_id: output["action"] for env_id, output in self._outputs.items()}
 
     def _env_step(self, action: dict[int, Any]) -> dict[int, EnvTimestep]:
         playing = set(self._env_manager.unfinished)  # envs in lockstep continue, uncounted
         actions = {env_id: map_nested(to_numpy, one) for env_id, one in action.items()}
         timestep = self._env_manager.step(actions)
+        if self._memory is not None:
+            self._remember(self._memory, timestep)
         return {one.env_id: one for one in timestep if one.env_id in playing}
+
+    def _remember(self, memory: ActingMemory, timestep: BatchedTimestep) -> None:
+        env_ids = list(self._outputs)
+        action = collate_values([output["action"] for output in self._outputs.values()])
+        seen = memory.record(np.array(env_ids), action, timestep)
+        self._inputs = split_outputs(seen, timestep.env_id.tolist())
+        memory.restart(timestep.env_id[timestep.done | timestep.abnormal].tolist())
 
     def _process_timestep(self, timestep: dict[int, EnvTimestep]) -> None:
         for env_id, one in timestep.items():
@@ -100,6 +125,7 @@ class ZerglingParallelCollector(TrajectoryCollector):
                 transition = self._modes[0].process_transition(
                     self._obs[env_id], self._outputs[env_id], one
                 )
+                transition = {**self._inputs.get(env_id, {}), **transition}
                 self._gather(env_id, 0, transition, is_end=one.done)
             if one.done:
                 self._count_episode(env_id, one.info)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dmiddleware.errors import ConfigError, RegistryError, WaitTimeout
+from dmiddleware.policy import POLICY_REGISTRY, BatchedPolicy
 from dmiddleware.worker import (
     BaseParallelCollector,
     ZerglingParallelCollector,
@@ -419,3 +420,47 @@ def test_the_defaults_are_the_classic_ones():
     default = ZerglingParallelCollector.default_config()
     assert default.cfg_type == "ZerglingParallelCollectorDict"
     assert (default.print_freq, default.compressor, default.update_policy_second) == (5, "lz4", 3)
+
+
+@POLICY_REGISTRY.register("remembering")
+class RememberingPolicy(BatchedPolicy):
+    """Counts its steps in its recurrent state; acts by their parity."""
+
+    act_inputs = ("prev_action", "prev_reward", "is_first")
+
+    def _create_model(self, cfg, model=None):
+        return torch.nn.Linear(1, 1, bias=False)
+
+    def initial_state(self, n):
+        return torch.zeros(n, dtype=torch.int64)
+
+    def _forward_collect_batch(self, obs, env_id, *, state, **inputs):
+        assert torch.equal(inputs["is_first"], obs[:, 2] == 0)
+        return {"action": state % 2, "state": state + 1}
+
+    _forward_eval_batch = _forward_collect_batch
+
+    def _get_n_episode(self):
+        return 1
+
+    def _check_spaces(self, observation_space, action_space):
+        pass
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_recurrent_policy_keeps_its_state_from_step_to_step(run, mode):
+    env = {"kwargs": {"lengths": (3, 7, 4)}, "mode": mode, "manager": {"episode_num": 3}}
+    _, around = run(env=env, policy={"type": "remembering"})
+    samples = list(around.data.values())
+    assert len(samples) == 2 * (3 + 7 + 4)
+    for sample in samples:
+        t = int(sample["obs"][2])
+        assert int(sample["state"]) == t
+        assert bool(sample["is_first"]) == (t == 0)
+        assert float(sample["prev_reward"]) == t
+        assert int(sample["prev_action"]) == (max(t - 1, 0) % 2)
+
+
+def test_a_recurrent_policy_is_evaluated_with_its_state(run):
+    _, around = run(eval_flag=True, policy={"type": "remembering"})
+    assert around.infos[-1]["cur_episode"] == 4
