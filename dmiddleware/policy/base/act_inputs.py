@@ -17,7 +17,14 @@ import torch
 from dmiddleware.data.batch import Value, as_tree, from_numpy, leaves
 from dmiddleware.errors import PolicyError, PolicyOutputError
 
-__all__ = ["ACT_KEYWORDS", "STATE", "check_act_inputs", "first_inputs", "info_names"]
+__all__ = [
+    "ACT_KEYWORDS",
+    "STATE",
+    "check_act_inputs",
+    "first_inputs",
+    "info_names",
+    "probe_inputs",
+]
 
 STATE: Final = "state"
 """The keyword, the output and the column of the recurrent state."""
@@ -46,7 +53,7 @@ def check_act_inputs(names: object, *, owner: str) -> None:
         )
     for name in names:
         if name not in _FIXED and not (
-            isinstance(name, str) and len(name) > len(_INFO) > 0 and name.startswith(_INFO)
+            isinstance(name, str) and len(name) > len(_INFO) and name.startswith(_INFO)
         ):
             raise PolicyError(f"{owner}.act_inputs contains {name!r}; it must be one of {known}")
 
@@ -90,6 +97,37 @@ def first_inputs(
     if state is not None:
         first[STATE] = _checked_state(state, n)
     return first
+
+
+def probe_inputs(
+    names: Iterable[str], initial_state: Callable[[int], Any], action_space: gym.Space[Any]
+) -> dict[str, Value] | None:
+    """Return inputs ``[1, …]`` to try a policy with, as in the first step; None if unknown.
+
+    A mask allows every action. Infos have no space that describes them.
+    """
+    if info_names(names):
+        return None
+    inputs = first_inputs(names, initial_state, action_space, 1)
+    n_choices = _n_choices(action_space)
+    if "action_mask" in names and n_choices > 0:
+        inputs["action_mask"] = torch.ones(1, n_choices, dtype=torch.bool)
+    return inputs
+
+
+def _n_choices(space: gym.Space[Any]) -> int:
+    match space:
+        case gym.spaces.Discrete():
+            return int(space.n)
+        case gym.spaces.MultiDiscrete():
+            return int(space.nvec.sum())
+        case gym.spaces.MultiBinary():
+            return int(np.prod(space.shape))
+        case gym.spaces.Dict():
+            return sum(map(_n_choices, space.spaces.values()))
+        case gym.spaces.Tuple():
+            return sum(map(_n_choices, space.spaces))
+    return 0
 
 
 def _checked_state(state: Any, n: int) -> Value:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dmiddleware.data.batch import Nested
+from dmiddleware.data.batch import Batch, Nested
 from dmiddleware.errors import PolicyOutputError
 from dmiddleware.model.action_mask import action_mask_of
 from dmiddleware.policy.base.collate import is_per_env
@@ -16,7 +16,7 @@ __all__ = ["check_allowed"]
 
 
 def check_allowed(obs: Nested, outputs: Mapping[Any, Any], *, mask: Any = None, user: str) -> None:
-    """Reject an action that its mask forbids.
+    """Reject a discrete action that its mask forbids; actions of other spaces are not checked.
 
     Args:
         obs: what the policy acted on: observations ``[E, …]``, or a dictionary from env ids to
@@ -40,7 +40,11 @@ def check_allowed(obs: Nested, outputs: Mapping[Any, Any], *, mask: Any = None, 
         mask = action_mask_of(obs)
     if mask is None:
         return
+    if isinstance(outputs["action"], Batch | Mapping | tuple):
+        return
     mask, action = mask.cpu(), torch.as_tensor(outputs["action"])
+    if action.dim() != mask.dim() - 1:
+        return
     allowed = mask.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
     if not bool(allowed.all()):
         row = 0 if allowed.dim() == 0 else int((~allowed).nonzero()[0, 0])

@@ -48,8 +48,7 @@ from dmiddleware.model.spaces import HasSpaces, check_spaces, spaces_of
 from dmiddleware.policy.base.act_inputs import (
     ACT_KEYWORDS,
     check_act_inputs,
-    first_inputs,
-    info_names,
+    probe_inputs,
 )
 from dmiddleware.policy.base.allowed_actions import check_allowed
 from dmiddleware.policy.base.collate import (
@@ -516,12 +515,12 @@ class Policy(Configurable):
     def _probe(self, obs: Value, action_space: gym.Space[Any]) -> torch.Tensor | None:
         """Return the action for one observation, leaving the policy as it was."""
         field = next((one for one in ("eval", "collect") if one in self._enabled), None)
-        if field is None or info_names(self.act_inputs):  # the infos have no space to probe with
+        inputs = probe_inputs(self.act_inputs, self.initial_state, action_space)
+        if field is None or inputs is None:
             return None
-        inputs = first_inputs(self.act_inputs, self.initial_state, action_space, 1)
         generator, acting = self._generator.get_state(), self._state_dict_collect()
         try:
-            action: torch.Tensor = self._act(field, obs, None, dict(inputs))["action"]
+            action: torch.Tensor = self._act(field, obs, None, inputs)["action"]
         finally:
             self._generator.set_state(generator)
             self._load_state_dict_collect(acting)

@@ -342,6 +342,36 @@ def test_an_input_that_does_not_exist_is_rejected_when_the_policy_is_built(wrong
         Wrong()
 
 
+SPACES = [
+    (gym.spaces.Discrete(4), 4),
+    (gym.spaces.MultiDiscrete([2, 3]), 5),
+    (gym.spaces.MultiBinary(3), 3),
+    (gym.spaces.Tuple((gym.spaces.Discrete(2), gym.spaces.Box(-1.0, 1.0, (2,)))), 2),
+    (gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.Discrete(3)}), 5),
+    (gym.spaces.Box(-1.0, 1.0, (2,)), None),
+]
+
+
+@pytest.mark.parametrize(("space", "n_choices"), SPACES)
+def test_a_policy_is_tried_with_its_inputs_before_the_first_step(space, n_choices):
+    class Seeing(BatchedPolicy):
+        act_inputs = (*PREVIOUS, "action_mask")
+
+        def initial_state(self, n):
+            return torch.zeros(n, 3)
+
+        def _forward_eval_batch(self, obs, env_id, *, action_mask=None, **inputs):
+            self.seen = inputs, action_mask
+            return {"action": inputs["prev_action"], "state": inputs["state"]}
+
+    policy = Seeing(model=nn.Identity(), enable_field=["eval"])
+    policy.eval_mode.get_attribute("check_spaces")(gym.spaces.Box(-1.0, 1.0, (2,)), space)
+    inputs, mask = policy.seen
+    assert set(inputs) == {*PREVIOUS, "state"}
+    assert all(len(leaf) == 1 for column in inputs.values() for _, leaf in leaves(column))
+    assert (None if mask is None else tuple(mask.shape)) == (n_choices and (1, n_choices))
+
+
 # Recurrent state
 
 
