@@ -188,7 +188,7 @@ class Schedule:
         Raises:
             ConfigError: if that counter is not known.
         """
-        if self.type == "constant":
+        if self.is_constant:
             return self.start
         count: float | None = getattr(counters, self.by)
         if count is None:
@@ -198,6 +198,11 @@ class Schedule:
                 'set_attribute("counters", Counters(...))'
             )
         return self(count)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it reads no counter."""
+        return self.type == "constant"
 
     @property
     def bounds(self) -> tuple[float, float]:

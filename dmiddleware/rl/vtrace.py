@@ -97,7 +97,7 @@ def vtrace(
     error = bootstrap.mul(discount).add_(reward).sub_(value).mul_(_clipped(ratio, rho_clip))
     factor = _clipped(ratio, c_clip).mul(discount * trace_decay).masked_fill_(done, 0.0)
     target = discounted_scan(error, factor).add_(value)
-    # Where an episode ends or is cut, there is no target of the successor, only its value.
+    # Where an episode ends or is cut, the successor has a value, but its target is unknown.
     following = bootstrap.clone()
     following[:-1] = torch.where(done[:-1], bootstrap[:-1], target[1:])
     adv = following.mul_(discount).add_(reward).sub_(value).mul_(_clipped(ratio, adv_rho_clip))

@@ -23,7 +23,7 @@ class RunCounters:
 
     def __init__(self, schedules: Mapping[str, Schedule]) -> None:
         self._schedules = {
-            name: schedule for name, schedule in schedules.items() if schedule.type != "constant"
+            name: schedule for name, schedule in schedules.items() if not schedule.is_constant
         }
         self._limits: dict[str, float] = {}
 

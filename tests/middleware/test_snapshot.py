@@ -28,6 +28,7 @@ from dmiddleware.errors import (
 )
 from dmiddleware.pipeline import SkipRest
 from dmiddleware.policy import DQNPolicy, PPOPolicy
+from dmiddleware.rl import Schedule
 from dmiddleware.worker import BaseLearner
 from middleware import (
     CkptSaver,
@@ -40,6 +41,7 @@ from middleware import (
     eps_greedy_handler,
     gae_estimator,
     interaction_evaluator,
+    termination_checker,
 )
 
 N_STEPS = 24
@@ -67,18 +69,23 @@ class DQNRun:
                 "priority": True,
                 "nstep": 3,
                 "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [16]},
-                "learn": {"target_update_freq": 7},
+                "learn": {
+                    "target_update_freq": 7,
+                    "learning_rate": Schedule.cosine(1e-2, 1e-4, by="progress"),
+                },
             }
         )
         self.noise: list[float] = []
         self.evaluations: list[float] = []
         collect_env = make_env_manager("CartPole-v1", env_num=3, seed=4)
         eval_env = make_env_manager("CartPole-v1", env_num=2, seed=5)
-        self.buffer = TensorBuffer(90, n_step=3, sampler=PrioritySampler(), seed=6)
+        sampler = PrioritySampler(beta=Schedule.linear(0.4, 1.0, decay=100))
+        self.buffer = TensorBuffer(90, n_step=3, sampler=sampler, seed=6)
         self.learner = BaseLearner(policy=self.policy.learn_mode, exp_name=str(folder))
         self.snapshots = SnapshotSaver(folder, **options)
         self.task = Task(OnlineRLContext(), seed=0)
-        self.task.use(self.snapshots).use(eps_greedy_handler(start=1.0, end=0.1, decay_steps=50))
+        self.task.use(self.snapshots).use(termination_checker(max_env_step=6 * N_STEPS + 1))
+        self.task.use(eps_greedy_handler(decay_steps=10, kind="exponential", by="update"))
         self.task.use(StepCollector(self.policy.collect_mode, collect_env, n_sample=6))
         self.task.use(data_pusher(self.buffer))
         self.task.use(

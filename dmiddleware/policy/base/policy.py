@@ -910,7 +910,7 @@ class Policy(Configurable):
         """Set the optimiser's learning rate to its schedule's current value, and return it."""
         assert self._optimizer is not None
         group, path = self._optimizer.param_groups[0], "learn.learning_rate"
-        if path in self._schedules and self._schedules[path].type != "constant":
+        if path in self._schedules and not self._schedules[path].is_constant:
             group["lr"] = self.scheduled(path)
         return float(group["lr"])
 

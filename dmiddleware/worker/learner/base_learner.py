@@ -200,6 +200,10 @@ class BaseLearner(Closing, Configurable):
             raise _no_policy()
         if data is None:
             raise ConfigError(f"{self} got None instead of a batch; pass train(batch)")
+        if self._follows_env_step and self._collector_envstep >= 0:
+            counters = self._policy.get_attribute("counters")
+            counters = counters._replace(env_step=self._collector_envstep)
+            self._policy.set_attribute("counters", counters)
         self.call_hook("before_iter")
         answer: Any = self._timed_forward(data, **(policy_kwargs or {}))
         outputs = update_outputs(answer)
@@ -484,6 +488,10 @@ class BaseLearner(Closing, Configurable):
     def _set_policy(self, policy: HasModes | LearnMode) -> None:
         mode = as_learn_mode(policy, user=type(self).__name__)
         self._policy = mode
+        schedules = mode.get_attribute("schedules").values()
+        self._follows_env_step = any(
+            one.by == "env_step" and not one.is_constant for one in schedules
+        )
         if self._cfg.log_policy:
             self.info(mode.info())
         self._monitor = MovingAverages([*_TIMES, *mode.monitor_vars()], window=_WINDOW)

@@ -379,6 +379,10 @@ def normalised(small, ret, **options):
     return policy
 
 
+def test_values_are_not_clipped_by_default():
+    assert PPOPolicy.default_config().learn.value_clip is None
+
+
 def test_a_critic_of_normalised_returns_answers_in_units_of_the_return(small):
     ret = torch.tensor([90.0, 110.0, 100.0])
     policy, plain = normalised(small, ret), PPOPolicy({"model": small, "seed": 0})

@@ -101,6 +101,16 @@ def test_training_updates_the_policy_and_counts(learner, dqn_policy):
     assert learner.collector_envstep == 40  # not passed: unchanged
 
 
+def test_a_schedule_by_env_step_follows_the_steps_that_the_learner_is_told(tmp_path):
+    learn = {"learning_rate": {"start": 1e-2, "end": 0.0, "decay": 100}}
+    policy = DQNPolicy({"model": {"obs_shape": 4, "action_shape": 2}, "learn": learn})
+    with BaseLearner({}, policy, exp_name=str(tmp_path)) as learner:
+        with pytest.raises(ConfigError, match="by env_step needs that counter"):
+            learner.train(samples())
+        rates = [learner.train(samples(), envstep)["cur_lr"] for envstep in (25, 50, -1)]
+    assert rates == pytest.approx([7.5e-3, 5e-3, 5e-3])
+
+
 def test_hooks_run_around_each_iteration_in_order(learner):
     tape = []
     for position in ("after_iter", "before_iter", "before_run", "after_run"):
