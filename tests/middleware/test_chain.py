@@ -18,6 +18,7 @@ from dmiddleware.errors import (
 )
 from dmiddleware.pipeline import OnlineRLContext, Role, Task
 from dmiddleware.policy import DQNPolicy, PPOPolicy
+from dmiddleware.rl import Schedule
 from middleware import (
     CkptSaver,
     EpisodeCollector,
@@ -90,13 +91,29 @@ def test_same_seeds_give_the_same_policy(tmp_path: Any) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+class PPOByLanes(PPOPolicy):
+    minibatch_unit = "lanes"
+
+
 @pytest.mark.learning
-def test_chain_of_ppo_learns_cartpole() -> None:
-    policy = PPOPolicy(
+@pytest.mark.parametrize(
+    ("cls", "value_norm", "learn"),
+    [
+        (PPOPolicy, False, {}),
+        (PPOPolicy, True, {"recompute_advantage": True}),
+        (PPOByLanes, True, {"learning_rate": Schedule.linear(1e-3, 1e-4, decay=4096)}),
+    ],
+    ids=["rows", "recomputed", "lanes"],
+)
+def test_chain_of_ppo_learns_cartpole(
+    cls: type[PPOPolicy], value_norm: bool, learn: dict[str, Any]
+) -> None:
+    policy = cls(
         {
             "seed": 0,
             "discount_factor": 0.98,
-            "learn": {"learning_rate": 1e-3},
+            "value_norm": value_norm,
+            "learn": {"learning_rate": 1e-3, **learn},
             "model": {"obs_shape": 4, "action_shape": 2},
         }
     )
