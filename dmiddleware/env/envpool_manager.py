@@ -159,17 +159,16 @@ class EnvPoolManager(BaseEnvManager):
                 batch, None if ids is None else env_id
             )
             done = terminated | truncated
-            # In float64, as EpisodeTotals sums.
-            self._totals.add(ids, reward.astype(np.float64))
+            self._totals.add(ids, reward)
             columns = _without_rows(infos)
             obs = next_obs
             ready_infos = StepInfo.from_columns(columns, len(done))
             if ids is not None:
                 ready_infos = self._merged(self.ready_info, ids, columns)
-            if done.any():
-                columns = {**self._end_episodes(done, env_id), **columns}
-                rows = done.nonzero()[0]
+            rows = done.nonzero()[0]
+            if len(rows):
                 ended = env_id[rows]
+                columns = {**self._end_episodes(done, rows, ended), **columns}
                 first_obs, first_infos = self._pool.reset(ended.astype(np.int32))
                 obs = replace_rows(next_obs, rows, first_obs)
                 ready_infos = self._merged(ready_infos, ended, _without_rows(first_infos))

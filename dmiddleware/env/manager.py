@@ -81,6 +81,8 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         self._open = False
         self._revision = 0
         self._all_ids: IdArray = np.arange(self._env_num)
+        self._all_valid: BoolArray = np.ones(self._env_num, np.bool_)
+        self._none_abnormal: BoolArray = np.zeros(self._env_num, np.bool_)
         self._observation_space: spaces.Space[Any] | None = None
         self._action_space: spaces.Space[Any] | None = None
         self._seeds: list[int] | None = None
@@ -238,7 +240,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
                 those envs.
 
         Returns:
-            One row for each env that made a transition.
+            One row for each env that was stepped. Rows that are not ``valid`` are not transitions.
 
         Raises:
             EnvStateError: before launch and after close.
@@ -396,6 +398,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         self._split = make_split(action)
         self._collate_actions = make_collate(action)
         self._check_actions = make_check(action)
+        self._plain_action = action.dtype, (self._env_num, *(action.shape or ()))
         self._observation_space, self._action_space = observation, action
         self._batched_action_space = batch_space(action, self._env_num)
         if self._seeds is not None:
@@ -461,11 +464,10 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
 
     def _checked_batch(self, actions: NestedArrays) -> NestedArrays:
         """Return a batch of actions for all envs, in the dtypes of the action space."""
+        if type(actions) is np.ndarray and (actions.dtype, actions.shape) == self._plain_action:
+            return actions  # the most common case skips the checks that it cannot fail
         batch = self._check_actions(actions)
-        if type(batch) is np.ndarray:
-            self._check_n_rows(batch)
-        else:
-            map_arrays(self._check_n_rows, batch)
+        map_arrays(self._check_n_rows, batch)
         return batch
 
     def _check_n_rows(self, array: npt.NDArray[Any]) -> None:
@@ -513,7 +515,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         ids: list[int] | None,
         obs: NestedArrays,
         next_obs: NestedArrays,
-        reward: npt.NDArray[np.float64],
+        reward: npt.NDArray[np.floating[Any]],
         done: BoolArray,
         terminated: BoolArray,
         truncated: BoolArray,
@@ -525,29 +527,41 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         ``ids`` are the envs of the rows, ``failed`` the rows whose env was restarted.
         """
         self._revision += 1
-        abnormal = np.zeros(len(reward), np.bool_)
+        abnormal, valid = self._none_abnormal, self._all_valid
+        if len(reward) != self._env_num:
+            abnormal, valid = abnormal[: len(reward)], valid[: len(reward)]
         if failed is not None:
+            abnormal = abnormal.copy()
             abnormal[failed] = True
+            valid = ~abnormal
             self._totals.clear(failed if ids is None else [ids[row] for row in failed])
         self._ready_obs = obs if ids is None else replace_rows(self._ready_obs, ids, obs)
         return BatchedTimestep(
             self._all_ids if ids is None else self._id_array(ids),
             obs,
             next_obs,
-            reward.astype(np.float32),
+            reward.astype(np.float32, copy=False),
             done,
             terminated,
             truncated,
             abnormal,
+            valid,
             info,
             ids is None and failed is None,
         )
 
-    def _end_episodes(self, done: BoolArray, env_id: IdArray) -> dict[str, npt.NDArray[Any]]:
-        """Return the columns of the totals of the episodes that ended, and start new ones."""
+    def _end_episodes(
+        self, done: BoolArray, rows: IdArray, env_ids: IdArray
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return the totals of the episodes that ended as columns, and start new ones.
+
+        Args:
+            done: ``[E']``, the mask of the rows.
+            rows: the rows in which ``done`` is true.
+            env_ids: the env of each of those rows.
+        """
         returns, lengths = np.zeros(len(done), np.float32), np.zeros(len(done), np.int64)
-        rows = done.nonzero()[0]
-        returns[rows], lengths[rows] = self._totals.end_some(env_id[rows])
+        returns[rows], lengths[rows] = self._totals.end_some(env_ids)
         return {
             "eval_episode_return": returns,
             "_eval_episode_return": done,
@@ -648,7 +662,7 @@ class EpisodeTotals:
         """The number of episodes that each env has finished."""
         return self._n_ended.tolist()
 
-    def add(self, ids: Sequence[int] | None, reward: npt.NDArray[np.float64]) -> None:
+    def add(self, ids: Sequence[int] | None, reward: npt.NDArray[np.floating[Any]]) -> None:
         """Count one step of some envs (None means all) with these rewards."""
         self._n_steps += 1
         if ids is None:
@@ -658,9 +672,9 @@ class EpisodeTotals:
         self._begun += 1
         self._begun[ids] -= 1
 
-    def skip(self, envs: BoolArray) -> None:
-        """Take back the last step of some envs (a mask), whose rewards were 0."""
-        self._begun += envs
+    def skip(self, env_ids: IdArray) -> None:
+        """Take back the last step of some envs, whose episodes have not begun."""
+        self._begun[env_ids] = self._n_steps
 
     def length_of(self, env_id: int) -> int:
         """Return the number of steps in an env's current episode."""

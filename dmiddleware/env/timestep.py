@@ -78,6 +78,14 @@ class StepInfo(Mapping[str, Any]):
             return None
         return _column([row.get(key) for row in self._rows], given), given
 
+    def values_at(self, key: str, rows: Sequence[int]) -> list[Any]:
+        """Return the values of one key in some rows, which must have it, as a list."""
+        if self._rows is not None:
+            return [self._rows[row][key] for row in rows]
+        assert self._columns is not None
+        values: list[Any] = self._columns[key][rows].tolist()
+        return values
+
     def __getitem__(self, key: str) -> Any:
         return self._as_columns()[key]
 
@@ -145,10 +153,12 @@ class EnvTimestep:
 class BatchedTimestep:
     """One transition of each of ``E'`` envs; usually of all ``E`` envs of a manager.
 
-    The manager never writes to the arrays again. Do not write to ``env_id``, which steps share.
+    The manager never writes to the arrays again. Do not write to ``env_id``, ``valid`` and
+    ``abnormal``, which steps share. Iterating yields the rows, without those of envs that spent the
+    step on their reset.
 
     Attributes:
-        env_id: ``[E'] int64``, the envs that made a transition.
+        env_id: ``[E'] int64``, the envs that were stepped.
         obs: ``[E', …]`` of the observation space's dtype, or nested dicts and tuples of such
             arrays: the observations to act on next (after the end of an episode, the first ones of
             the next episode).
@@ -161,10 +171,14 @@ class BatchedTimestep:
         abnormal: ``[E'] bool``: the env failed in this step and was restarted. The row is not a
             transition (its reward is 0, its flags are false, its observations are those of the
             reset), and the unfinished trajectory of the env must be dropped.
+        valid: ``[E'] bool``: the row is a transition. The others are ``abnormal``, or their env
+            spent the step on its reset (a vector env may do so after each episode); then
+            ``next_obs`` is the first observation of the next episode, the reward is 0 and the
+            flags are false.
         info: Gymnasium's vector info of the step, with ``eval_episode_return`` (float32) and
             ``eval_episode_length`` (int64) where an episode ended, and their masks
             ``_eval_episode_return`` and ``_eval_episode_length``.
-        is_full: whether ``env_id`` is ``0 … E-1`` and no row is abnormal.
+        is_full: whether ``env_id`` is ``0 … E-1`` and all rows are valid.
     """
 
     env_id: IdArray
@@ -175,6 +189,7 @@ class BatchedTimestep:
     terminated: BoolArray
     truncated: BoolArray
     abnormal: BoolArray
+    valid: BoolArray
     info: StepInfo
     is_full: bool
 
@@ -184,7 +199,10 @@ class BatchedTimestep:
     def __iter__(self) -> Iterator[EnvTimestep]:
         reward, done = self.reward.tolist(), self.done.tolist()
         terminated, truncated = self.terminated.tolist(), self.truncated.tolist()
+        shown = (self.valid | self.abnormal).tolist()
         for row, env_id in enumerate(self.env_id.tolist()):
+            if not shown[row]:
+                continue
             yield EnvTimestep(
                 env_id=env_id,
                 obs=take_row(self.next_obs, row),

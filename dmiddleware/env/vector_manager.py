@@ -25,7 +25,7 @@ from dmiddleware.env.contract import as_frame, check_same_spaces, close_quietly
 from dmiddleware.env.env_state import get_state, set_state
 from dmiddleware.env.manager import BaseEnvManager
 from dmiddleware.env.restart_limit import FailureBudget
-from dmiddleware.env.timestep import BatchedTimestep, BoolArray, StepInfo
+from dmiddleware.env.timestep import BatchedTimestep, BoolArray, IdArray, StepInfo
 from dmiddleware.errors import (
     ConfigError,
     DMiddlewareError,
@@ -50,8 +50,8 @@ class VectorEnvManager(BaseEnvManager):
     its own in ``metadata["autoreset_mode"]``:
 
     - ``NEXT_STEP``: the step after the end of an episode resets the env instead. It is not a
-      transition, so the env has no row in it, and its action is ignored. Until then, ``ready_obs``
-      has the final observation of the env.
+      transition: the env's row is not ``valid``, and its action is ignored. Until then,
+      ``ready_obs`` has the final observation of the env.
     - ``SAME_STEP``: the env is reset in its last step, which returns the final observation and
       info too.
     - ``DISABLED``: the manager resets the env immediately, with a mask.
@@ -72,8 +72,10 @@ class VectorEnvManager(BaseEnvManager):
         ConfigError: if an argument has the wrong type.
     """
 
-    _ended: BoolArray
-    _adrift: BoolArray
+    # Indices of the envs that the next step resets (NEXT_STEP), and a mask of the envs whose
+    # episodes were given up.
+    _ended: IdArray
+    _adrift: BoolArray | None
 
     def __init__(
         self,
@@ -128,7 +130,7 @@ class VectorEnvManager(BaseEnvManager):
 
         A vector env that cannot reset only some envs (its mode is not ``DISABLED``, and it is not
         Gymnasium's sync or async vector env) lets them finish their episodes instead; until the
-        next ones start, those envs have no rows in :meth:`step`.
+        next ones start, the rows of those envs are not ``valid`` in :meth:`step`.
         """
         self._require_open("reset")
         ids = self._checked_ids(env_ids)
@@ -139,7 +141,9 @@ class VectorEnvManager(BaseEnvManager):
                 self._install_reset(ids, *self._reset_some(ids))
             else:
                 self._revision += 1
-                self._adrift[ids] = True
+                adrift = np.zeros(self._env_num, np.bool_) if self._adrift is None else self._adrift
+                adrift[ids] = True
+                self._adrift = adrift
                 self._totals.clear(ids)
 
     def step(self, actions: NestedArrays | Mapping[int, Any]) -> BatchedTimestep:
@@ -173,53 +177,78 @@ class VectorEnvManager(BaseEnvManager):
 
     def _take_step(self, result: Any) -> BatchedTimestep:
         obs, reward, terminated, truncated, infos = self._checked(result)
+        left_out, ended = self._ended, None
+        if self._adrift is not None:
+            left_out, ended = self._leave_out_adrift(self._adrift, terminated | truncated)
+        if len(left_out):
+            # Some envs leave rewards and flags in rows that are not transitions.
+            reward[left_out] = 0.0
+            terminated[left_out] = False
+            truncated[left_out] = False
         done = terminated | truncated
+        rows = done.nonzero()[0]
         next_obs, columns = obs, infos
-        left_out = self._adrift.copy()
         if self._mode is AutoresetMode.NEXT_STEP:
-            left_out |= self._ended
-            self._adrift &= ~self._ended
-            self._ended = done & ~self._ended
-        elif done.any():
-            ended = done.nonzero()[0].tolist()
-            if self._mode is AutoresetMode.SAME_STEP:
-                next_obs, columns, infos = self._final(obs, infos, ended)
-                self._adrift[ended] = False
-            else:
-                obs, infos = self._reset_ended(obs, infos, ended)
-        ids = np.flatnonzero(~left_out).tolist() if left_out.any() else None
-        ready_obs = obs
-        if ids is not None:
-            same = next_obs is obs
-            obs = take_rows(obs, ids)
-            next_obs = obs if same else take_rows(next_obs, ids)
-            reward, done = reward[ids], done[ids]
-            terminated, truncated = terminated[ids], truncated[ids]
-            columns = _take_columns(columns, ids)
-        self._totals.add(ids, reward)
-        info = StepInfo.from_columns(self._with_totals(columns, done, ids), len(reward))
-        step = self._finish(ids, obs, next_obs, reward, done, terminated, truncated, info, None)
-        self._ready_obs = ready_obs
-        self._ready_infos = StepInfo.from_columns(infos, self._env_num)
+            self._ended = rows if ended is None else ended
+        elif len(rows) and self._mode is AutoresetMode.SAME_STEP:
+            next_obs, columns, infos = self._final(obs, infos, rows.tolist())
+        elif len(rows):
+            obs, infos = self._reset_ended(obs, infos, rows.tolist())
+        self._totals.add(None, reward)
+        self._totals.skip(left_out)
+        if len(rows):
+            self._failures.record_episode(0)
+            # Values that the env sets itself take precedence, as in the other managers.
+            columns = {**self._end_episodes(done, rows, rows), **columns}
+        info = StepInfo.from_columns(columns, self._env_num)
+        step = self._finish(None, obs, next_obs, reward, done, terminated, truncated, info, None)
+        if len(left_out):
+            step.valid = self._all_valid.copy()
+            step.valid[left_out] = step.is_full = False
+        is_same = columns is infos
+        self._ready_infos = info if is_same else StepInfo.from_columns(infos, self._env_num)
         return step
 
+    def _leave_out_adrift(self, adrift: BoolArray, done: BoolArray) -> tuple[IdArray, IdArray]:
+        """Return the envs without a transition in this step, and those whose episode ended.
+
+        Args:
+            adrift: the envs whose episodes were given up and have not ended yet.
+            done: the envs whose episode ended, according to the vector env.
+        """
+        is_reset = np.zeros(self._env_num, np.bool_)
+        is_reset[self._ended] = True
+        ended = done & ~is_reset
+        # An episode that was given up is followed by the next one in this step, or after it.
+        begun = is_reset if self._mode is AutoresetMode.NEXT_STEP else ended
+        remaining = adrift & ~begun
+        self._adrift = remaining if remaining.any() else None
+        return (adrift | is_reset).nonzero()[0], ended.nonzero()[0]
+
     def _checked(self, result: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        if not isinstance(result, tuple) or len(result) != 5 or not isinstance(result[4], Mapping):
+        is_plain = type(result) is tuple and len(result) == 5 and type(result[4]) is dict
+        if not is_plain and not _is_step_result(result):
             raise EnvProtocolError(
                 "the vector env must return (obs, reward, terminated, truncated, info) from "
                 f"step(), but returned {result!r:.120}"
             )
-        reward = np.array(result[1], dtype=np.float64)
-        terminated, truncated = np.array(result[2], np.bool_), np.array(result[3], np.bool_)
+        reward = _own_array(result[1], np.float32, np.float64)
+        terminated = _own_array(result[2], np.bool_, np.bool_)
+        truncated = _own_array(result[3], np.bool_, np.bool_)
         if not reward.shape == terminated.shape == truncated.shape == (self._env_num,):
             raise EnvProtocolError(
                 f"the vector env has {self._env_num} envs, but returned rewards of shape "
                 f"{reward.shape} and flags of shape {terminated.shape} and {truncated.shape}"
             )
-        return self._own(result[0]), reward, terminated, truncated, dict(result[4])
+        infos = result[4] if is_plain else dict(result[4])
+        return self._own(result[0]), reward, terminated, truncated, infos
 
     def _own(self, obs: Any) -> NestedArrays:
         """Return a copy of the observations, because the env may overwrite them."""
+        kind = (obs.dtype, obs.shape) if type(obs) is np.ndarray else None
+        if kind is not None and kind == self._plain_kind:
+            # The most common case skips the checks that it cannot fail.
+            return obs.copy()
         try:
             arrays = self._check_obs(obs)
             map_arrays(self._check_n_obs, arrays)
@@ -268,16 +297,6 @@ class VectorEnvManager(BaseEnvManager):
             rows[env_id] = info
         return replace_rows(obs, ended, first_obs), dict(StepInfo(rows))
 
-    def _with_totals(
-        self, columns: dict[str, Any], done: BoolArray, ids: list[int] | None
-    ) -> dict[str, Any]:
-        if not done.any():
-            return columns
-        self._failures.record_episode(0)
-        own = self._end_episodes(done, self._id_array(ids))
-        # Values that the env sets itself take precedence, as in the other managers.
-        return {**own, **columns}
-
     def _recover(self, error: Exception) -> BatchedTimestep:
         """Make the vector env again; all episodes are lost."""
         n_envs = self._env_num
@@ -319,7 +338,9 @@ class VectorEnvManager(BaseEnvManager):
     # Actions
 
     def _batch(self, actions: NestedArrays | Mapping[int, Any]) -> NestedArrays:
-        if type(actions) is not np.ndarray and self._is_per_env(actions):
+        if type(actions) is np.ndarray:
+            return self._checked_batch(actions)
+        if self._is_per_env(actions):
             ids = self._checked_ids(actions)
             if len(ids) != self._env_num:
                 raise StructureError(
@@ -346,9 +367,7 @@ class VectorEnvManager(BaseEnvManager):
         return self._vector
 
     def _clear_marks(self) -> None:
-        # Envs that the next step resets (NEXT_STEP), and envs whose episodes were given up.
-        self._ended = np.zeros(self._env_num, np.bool_)
-        self._adrift = np.zeros(self._env_num, np.bool_)
+        self._ended, self._adrift = self._all_ids[:0], None
 
     def _make(self) -> gym.vector.VectorEnv[Any, Any, Any]:
         self._vector = self._vector_fn()
@@ -358,6 +377,9 @@ class VectorEnvManager(BaseEnvManager):
     def _set_spaces(self, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
         super()._set_spaces(observation, action)
         self._check_obs = make_check(observation)
+        self._plain_kind = None
+        if isinstance(observation, spaces.Box):
+            self._plain_kind = observation.dtype, (self._env_num, *observation.shape)
 
     def seed(self, seed: int | Sequence[int], dynamic_seed: bool = True) -> None:
         """Seed the envs; see :meth:`BaseEnvManager.seed`."""
@@ -392,8 +414,9 @@ class VectorEnvManager(BaseEnvManager):
                 self._next_seed(env_id) if mask[env_id] else None for env_id in range(self._env_num)
             ]
         obs, infos = _checked_first(self._env.reset(seed=seeds, options={"reset_mask": mask}))
-        self._ended[ids] = False
-        self._adrift[ids] = False
+        self._ended = np.setdiff1d(self._ended, ids)
+        if self._adrift is not None:
+            self._adrift[ids] = False
         info = StepInfo.from_columns(infos, self._env_num)
         return take_rows(self._own(obs), ids), [info.row(env_id) for env_id in ids]
 
@@ -417,12 +440,15 @@ class VectorEnvManager(BaseEnvManager):
         state = get_state(self._env)
         if state is None:
             return [None]
-        return [{**state, "ended": self._ended.tolist(), "adrift": self._adrift.tolist()}]
+        adrift = [] if self._adrift is None else self._adrift.nonzero()[0].tolist()
+        return [{**state, "ended": self._ended.tolist(), "adrift": adrift}]
 
     def _set_env_states(self, states: Sequence[Any]) -> None:
         set_state(self._env, states[0])
-        self._ended = np.array(states[0]["ended"], np.bool_)
-        self._adrift = np.array(states[0]["adrift"], np.bool_)
+        self._ended = np.array(states[0]["ended"], np.int64)
+        self._adrift = None
+        if states[0]["adrift"]:
+            self._adrift = np.isin(self._all_ids, states[0]["adrift"])
 
     def _probe_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         with self._failing_for_good():
@@ -455,26 +481,19 @@ def _autoreset_mode(vector: Any, env_num: int) -> AutoresetMode:
         ) from None
 
 
+def _own_array(values: Any, usual: type[np.generic], dtype: type[np.generic]) -> Any:
+    """Return a copy, because the env may overwrite its arrays; of ``dtype`` if it is unusual."""
+    is_usual = type(values) is np.ndarray and values.dtype == usual
+    return values.copy() if is_usual else np.array(values, dtype)
+
+
+def _is_step_result(result: Any) -> bool:
+    return isinstance(result, tuple) and len(result) == 5 and isinstance(result[4], Mapping)
+
+
 def _checked_first(result: Any) -> tuple[Any, dict[str, Any]]:
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
         raise EnvProtocolError(
             f"the vector env must return (obs, info) from reset(), but returned {result!r:.120}"
         )
     return result[0], dict(result[1])
-
-
-def _take_columns(columns: Mapping[str, Any], ids: list[int]) -> dict[str, Any]:
-    return {
-        key: _take_column(column, ids, is_masked=f"_{key}" in columns)
-        for key, column in columns.items()
-    }
-
-
-def _take_column(column: Any, ids: list[int], *, is_masked: bool) -> Any:
-    if isinstance(column, Mapping):
-        return _take_columns(column, ids)
-    if getattr(column, "ndim", 0):
-        return column[ids]
-    if is_masked:
-        return [column[env_id] for env_id in ids]
-    return column  # one value for all envs

@@ -115,7 +115,8 @@ class ActingMemory:
         Args:
             env_id: the envs that acted, ``[R]``.
             action: what they took, ``[R, …]``.
-            timestep: what the envs returned; envs that are not in it keep what they had.
+            timestep: what the envs returned; envs without a valid row in it keep what they
+                had.
 
         Returns:
             What the policy saw, and ``next_action_mask``, row by row as in the timestep.
@@ -124,7 +125,6 @@ class ActingMemory:
         acted: Any = slice(None)
         is_full = timestep.is_full
         if not is_full:
-            acted = torch.from_numpy(timestep.env_id)
             position = np.full(self._manager.env_num, -1)
             position[env_id] = np.arange(len(env_id))
             rows = torch.from_numpy(position[timestep.env_id])
@@ -137,6 +137,11 @@ class ActingMemory:
             "is_first": torch.from_numpy(np.zeros_like(timestep.done)),
             STATE: state,
         }
+        if not is_full:
+            # An env that spent the step on its reset keeps what it had.
+            kept = torch.from_numpy(timestep.valid.nonzero()[0])
+            acted = torch.from_numpy(timestep.env_id)[kept]
+            seen = {name: rows_of(seen[name], kept) for name in self._held}
         # New tensors, because the old ones belong to the rows of this step.
         self._held = {name: _clone(column) for name, column in self._held.items()}
         for name, column in self._held.items():

@@ -346,9 +346,17 @@ class RolloutCollector:
         """Return whether a step gave one row per env and all of them are stored as they are."""
         return step.timestep.is_full and not self._makes_transitions and not self._skipped
 
+    def _is_rectangle(self, step: VectorStep) -> bool:
+        """Return whether a step gave one row per env, of which some are not transitions."""
+        covers_all = len(step.timestep) == self.env_num and not step.lost
+        return covers_all and not self._makes_transitions and not self._skipped
+
     def _keep(self, step: VectorStep, stamps: IdArray) -> None:
         if self._is_plain(step):
             self._store.add(self._columns(step, stamps))
+            return
+        if self._is_rectangle(step):
+            self._store.add(self._columns(step, stamps), step.timestep.valid)
             return
         wanted = self._wanted_rows(step)
         env_id = step.timestep.env_id[wanted]
@@ -361,7 +369,7 @@ class RolloutCollector:
             self._dropped += self._store.drop(step.lost)
 
     def _wanted_rows(self, step: VectorStep) -> IdArray:
-        is_real = ~step.timestep.abnormal
+        is_real = step.timestep.valid
         if not self._skipped:
             return np.flatnonzero(is_real)
         unwanted = np.isin(step.timestep.env_id, list(self._skipped))
@@ -388,7 +396,8 @@ class RolloutCollector:
         if len(wanted) == 0:
             return {}
         timestep = step.timestep
-        timesteps, kept = list(timestep), torch.from_numpy(wanted)
+        shown = np.flatnonzero(timestep.valid | timestep.abnormal).tolist()
+        timesteps, kept = dict(zip(shown, timestep, strict=True)), torch.from_numpy(wanted)
         transitions = collate(
             [
                 self._mode.process_transition(

@@ -27,6 +27,7 @@ Columns: TypeAlias = dict[str, Any]
 
 _NOWHERE: Final = torch.zeros(0, dtype=torch.int64)
 _FEW: Final = 64
+_DROPPED: Final = -1
 
 
 class RowStore:
@@ -106,24 +107,44 @@ class RowStore:
         """Rows of the environment that has the fewest."""
         return len(self._pieces) if self._regular else int(self._counts.min())
 
-    def add(self, piece: Columns) -> None:
-        """Add a piece with one row of every environment, in order."""
+    def add(self, piece: Columns, valid: npt.NDArray[np.bool_] | None = None) -> None:
+        """Add a piece with one row of every environment, in order.
+
+        Args:
+            piece: its columns ``[E, …]``.
+            valid: ``[E]``, the rows to keep; None: all. The others are dropped when rows are taken,
+                which is faster than dropping them from every piece.
+        """
+        if valid is not None:
+            self._sort_later()
         self._pieces.append(piece)
-        if not self._regular:
+        if self._regular:
+            return
+        self._counts += 1
+        if valid is None:
             self._env_ids.append(self._all)
-            self._counts += 1
+            return
+        dropped = (~valid).nonzero()[0]
+        self._counts[dropped] -= 1
+        env_id = self._all.copy()
+        env_id[dropped] = _DROPPED
+        self._env_ids.append(env_id)
 
     def add_some(self, piece: Columns, env_id: IdArray) -> None:
         """Add a piece whose row ``i`` comes from environment ``env_id[i]``."""
         if len(env_id) == 0:
             return
+        self._sort_later()
+        self._pieces.append(piece)
+        self._env_ids.append(env_id)
+        self._counts += np.bincount(env_id, minlength=self._env_num)
+
+    def _sort_later(self) -> None:
+        """Note the environment of each row from now on, because a piece lacks some."""
         if self._regular:
             self._counts = self.counts
             self._env_ids = [self._all] * len(self._pieces)
             self._regular = False
-        self._pieces.append(piece)
-        self._env_ids.append(env_id)
-        self._counts += np.bincount(env_id, minlength=self._env_num)
 
     def take_rectangle(
         self,
@@ -153,8 +174,8 @@ class RowStore:
             columns = _stack(taken)
             self.ends = _true_at(columns["done"].numpy())
             return as_tree(columns)
-        rows, env_id = self._joined()
-        order = np.argsort(env_id, kind="stable")
+        rows, env_id = self._joined(with_dropped=True)
+        order = np.argsort(env_id, kind="stable")[-len(self) :]  # dropped rows come first
         starts = np.cumsum(self._counts) - self._counts
         steps = np.arange(n_steps)[:, None]
         picked = order[np.minimum(starts + steps, len(order) - 1)]
@@ -168,10 +189,11 @@ class RowStore:
         self._keep_others(rows, env_id, picked)
         # The last row taken from each environment; a borrower keeps the one before.
         self._last_id, self._last_done = self._last_id.copy(), self._last_done.copy()
-        for lane in np.argsort(source != self._all, kind="stable").tolist():
-            last = picked[-1, lane]
-            self._last_id[source[lane]] = _as_array(rows["episode_id"])[last]
-            self._last_done[source[lane]] = _as_array(rows["done"])[last]
+        episode, done = _as_array(rows["episode_id"]), _as_array(rows["done"])
+        is_lent = source != self._all
+        for lanes in ((~is_lent).nonzero()[0], is_lent.nonzero()[0]):
+            self._last_id[source[lanes]] = episode[picked[-1, lanes]]
+            self._last_done[source[lanes]] = done[picked[-1, lanes]]
         index = torch.from_numpy(picked)
         columns = {name: _select(column, index) for name, column in rows.items()}
         self.ends = _true_at(columns["done"].numpy())
@@ -274,17 +296,22 @@ class RowStore:
         }
         self.add_some(rows, _as_array(state["env_id"]).astype(np.int64))
 
-    def _joined(self) -> tuple[Columns, IdArray]:
-        """Return all rows as one piece, with the environment of each."""
+    def _joined(self, *, with_dropped: bool = False) -> tuple[Columns, IdArray]:
+        """Return all rows as one piece, with the environment of each (``_DROPPED``: none)."""
         if not self._pieces:
             return {"done": np.zeros(0, bool), "episode_id": np.zeros(0, np.int64)}, self._all[:0]
         rows = join(self._pieces)
         if self._regular:
             return rows, np.tile(self._all, len(self._pieces))
-        return rows, np.concatenate(self._env_ids)
+        env_id = np.concatenate(self._env_ids)
+        if with_dropped or len(env_id) == len(self):
+            return rows, env_id
+        kept = np.flatnonzero(env_id != _DROPPED)
+        index = torch.from_numpy(kept)
+        return {name: _select(column, index) for name, column in rows.items()}, env_id[kept]
 
     def _keep_others(self, rows: Columns, env_id: IdArray, taken: IdArray) -> None:
-        keep = np.ones(len(env_id), bool)
+        keep = env_id != _DROPPED
         keep[taken.ravel()] = False
         left = np.flatnonzero(keep)
         self._forget_rows()

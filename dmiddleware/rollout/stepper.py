@@ -256,6 +256,10 @@ class Stepper:
         episode_id: IdArray,
     ) -> VectorStep:
         """Keep the rows of the envs in the timestep; start new episodes where an env failed."""
+        self.env_step += int(np.count_nonzero(timestep.valid))
+        if timestep.env_id is env_id and not timestep.abnormal.any():
+            # All envs were stepped, and some only reset.
+            return VectorStep(timestep, obs, output, episode_id, inputs)
         position = np.full(self.env_num, -1)
         position[env_id] = np.arange(len(env_id))
         rows = torch.from_numpy(position[timestep.env_id])
@@ -270,15 +274,13 @@ class Stepper:
             step.lost = step.episode_id[timestep.abnormal].tolist()
             step.begun = timestep.env_id[timestep.abnormal].tolist()
             self._start_episodes(step.begun)
-        self.env_step += len(timestep) - len(step.lost)
         return step
 
     def _end_episodes(self, step: VectorStep, rows: list[int]) -> None:
         timestep = step.timestep
-        for row in rows:
-            self.episode_returns.append(float(timestep.info.row(row)["eval_episode_return"]))
+        self.episode_returns += map(float, timestep.info.values_at("eval_episode_return", rows))
         self.env_episode += len(rows)
-        step.ended = rows if timestep.is_full else timestep.env_id[rows].tolist()
+        step.ended = rows if len(timestep) == self.env_num else timestep.env_id[rows].tolist()
         step.begun = [*step.begun, *step.ended]
         self._start_episodes(step.ended)
 

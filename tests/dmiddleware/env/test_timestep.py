@@ -103,6 +103,7 @@ def test_a_batch_is_iterated_env_by_env():
         terminated=np.array([False, False]),
         truncated=np.array([False, True]),
         abnormal=np.array([False, False]),
+        valid=np.array([True, True]),
         info=StepInfo([{}, {"eval_episode_return": 3.0}]),
         is_full=False,
     )

@@ -132,19 +132,26 @@ def test_a_step_that_resets_is_not_a_transition():
             steps.append(manager.step(ACTIONS))
             ready.append(manager.ready_obs[:, 0].tolist())
             assert manager.ready_obs_id.tolist() == [0, 1, 2]
-    assert [step.env_id.tolist() for step in steps] == [
-        [0, 1, 2],
-        [0, 1, 2],
-        [1, 2],
-        [0, 2],
-        [0, 1, 2],
-        [1, 2],
+    assert all(step.env_id.tolist() == [0, 1, 2] for step in steps)
+    assert [step.valid.tolist() for step in steps] == [
+        [True, True, True],
+        [True, True, True],
+        [False, True, True],
+        [True, False, True],
+        [True, True, True],
+        [False, True, True],
     ]
+    assert [[row.env_id for row in step] for step in steps[1:3]] == [[0, 1, 2], [1, 2]]
+    assert not any(step.abnormal.any() for step in steps)
     assert ready == [[1, 1, 1], [2, 2, 2], [0, 3, 3], [1, 0, 4], [2, 1, 5], [0, 2, 6]]
-    assert [step.next_obs[:, 0].tolist() for step in steps[2:5]] == [[3, 3], [1, 4], [2, 1, 5]]
-    assert [step.done.tolist() for step in steps[1:3]] == [[True, False, False], [True, False]]
+    assert [step.next_obs[:, 0].tolist() for step in steps] == ready
+    assert [step.done.tolist() for step in steps[1:3]] == [
+        [True, False, False],
+        [False, True, False],
+    ]
+    assert steps[2].reward.tolist() == [0, 3, 3]
     assert [step.is_full for step in steps] == [True, True, False, False, True, False]
-    assert steps[2].info.rows() == [
+    assert steps[2].info.rows()[1:] == [
         {"t": 3, "eval_episode_return": 6.0, "eval_episode_length": 3},
         {"t": 3},
     ]
@@ -183,10 +190,10 @@ def test_gymnasiums_vectorised_cartpole_plays_whole_episodes():
         before = manager.ready_obs
         for _ in range(120):
             batch = manager.step(manager.sample_actions())
-            lengths[batch.env_id] += 1
+            lengths += batch.valid
             # A transition moves the cart by its speed; a reset would not.
-            moved = batch.next_obs[:, 0] - before[batch.env_id, 0]
-            np.testing.assert_allclose(moved, 0.02 * before[batch.env_id, 1], atol=1e-5)
+            moved = (batch.next_obs[:, 0] - before[:, 0])[batch.valid]
+            np.testing.assert_allclose(moved, 0.02 * before[batch.valid, 1], atol=1e-5)
             for row in batch:
                 if row.done:
                     assert row.info["eval_episode_length"] == lengths[row.env_id]
@@ -210,15 +217,15 @@ def test_an_env_that_cannot_be_reset_separately_finishes_its_episode_unseen():
     with managed(AutoresetMode.NEXT_STEP) as manager:
         manager.step(ACTIONS)
         manager.reset([1])
-        ids = [manager.step(ACTIONS).env_id.tolist() for _ in range(5)]
+        ids = [manager.step(ACTIONS).valid.nonzero()[0].tolist() for _ in range(5)]
         # Env 1 ends after its third step, is reset in the fourth, and is back in the fifth.
         assert ids == [[0, 2], [2], [0, 2], [0, 1, 2], [1, 2]]
         batch = manager.step(ACTIONS)
-        assert batch.info.row(batch.env_id.tolist().index(1))["eval_episode_length"] == 3
+        assert batch.info.row(1)["eval_episode_length"] == 3
     with managed(AutoresetMode.SAME_STEP) as manager:
         manager.step(ACTIONS)
         manager.reset([1])
-        ids = [manager.step(ACTIONS).env_id.tolist() for _ in range(4)]
+        ids = [manager.step(ACTIONS).valid.nonzero()[0].tolist() for _ in range(4)]
         assert ids == [[0, 2], [0, 2], [0, 1, 2], [0, 1, 2]]
 
 
