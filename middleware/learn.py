@@ -44,7 +44,7 @@ from middleware.support.replay import (
     check_buffer,
     check_start,
     count_drawn,
-    draw,
+    draw_ahead,
     n_step_problems,
     update_priorities,
 )
@@ -236,12 +236,12 @@ class OffPolicyLearner(_PolicyUpdater):
             return
         outputs: list[dict[str, Any]] = []
         n_drawn = 0
-        for _ in range(self._n_updates):
-            drawn = self._draw(ctx)
-            if not self._all_can(update=drawn is not None):
+        drawn: list[tuple[Samples, RowIndex]] = []
+        for n_made in range(self._n_updates):
+            drawn = drawn or self._draw(ctx, at_most=self._n_updates - n_made)
+            if not self._all_can(update=bool(drawn)):
                 break
-            assert drawn is not None
-            batch, index = drawn
+            batch, index = drawn.pop(0)
             updates = self._update(ctx, batch)
             update_priorities(buffer, index, updates)
             outputs += updates
@@ -250,14 +250,16 @@ class OffPolicyLearner(_PolicyUpdater):
         if outputs:
             ctx.train_output = outputs
 
-    def _draw(self, ctx: RLContext) -> tuple[Samples, RowIndex] | None:
-        """Return the next batch; None if the buffer cannot supply one."""
+    def _draw(self, ctx: RLContext, *, at_most: int) -> list[tuple[Samples, RowIndex]]:
+        """Return the next batches; none if the buffer cannot supply one."""
         train_iter = ctx.train_iter if self._pass_train_iter else None
         try:
-            return draw(self._buffer, self._batch_size, train_iter=train_iter)
+            return draw_ahead(
+                self._buffer, self._batch_size, at_most=at_most, train_iter=train_iter
+            )
         except NotEnoughData as error:
             self._skipped.add(ctx, error)
-            return None
+            return []
 
 
 class OnPolicyLearner(_PolicyUpdater):

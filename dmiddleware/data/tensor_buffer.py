@@ -17,11 +17,14 @@ from dmiddleware.data.n_step import n_step_returns
 from dmiddleware.data.ring.episode_index import DeletedRows
 from dmiddleware.data.ring.row_ring import RowRing
 from dmiddleware.data.ring.storage import RamStorage, SharedHandle, SharedStorage, make_storage
-from dmiddleware.data.samplers import Eligible, Ints, Sampler, UniformSampler
+from dmiddleware.data.samplers import Eligible, Ints, PrioritySampler, Sampler, UniformSampler
 from dmiddleware.data.schema import Array, Rows, as_batch, as_index, to_array
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NotEnoughData
 
 __all__ = ["TensorBuffer"]
+
+# Larger copies are slower than several small ones, which reuse memory.
+_BYTES_AHEAD = 2**19
 
 _OF_THE_LAST_ROW = ("next_obs", "next_action_mask", "done", "terminated", "truncated")
 
@@ -267,6 +270,35 @@ class TensorBuffer(Buffer):
             return drawn
         return self._sample(n, sample_range=sample_range, **kwargs)
 
+    def sample_ahead(self, n: int, *, at_most: int, **kwargs: Any) -> list[Batch]:
+        """Draw several batches for as many updates in a row, with one copy for all of them.
+
+        The batches are those that as many calls of :meth:`sample` would return. It is one batch if
+        the next one may depend on what happens in between (priorities, buffer middleware), and few
+        if they are large.
+
+        Args:
+            n: number of rows, or of sequences, of each batch.
+            at_most: the most batches to draw.
+            kwargs: for buffer middleware.
+
+        Returns:
+            One to ``at_most`` batches, each as :meth:`sample` returns it.
+
+        Raises:
+            NotEnoughData: if fewer than ``n`` rows can be drawn.
+        """
+        sampler = self._sampler
+        is_independent = isinstance(sampler, UniformSampler) or (
+            isinstance(sampler, PrioritySampler) and sampler.alpha == 0.0
+        )
+        if is_independent and not self._middleware and not kwargs and n > 0:
+            length = 1 if self._unroll_len is None else self._burn_in + self._unroll_len
+            n_fit = _BYTES_AHEAD // max(1, n * length * self._rows.row_nbytes)
+            if min(n_fit, at_most) > 1:
+                return self._sample_several(n, min(n_fit, at_most))
+        return [self.sample(n, **kwargs)]
+
     def get(self, index: Any, leaves: Collection[str] | None = None) -> Batch:
         """Copy rows by index, as they were pushed.
 
@@ -500,6 +532,25 @@ class TensorBuffer(Buffer):
             if weight is not None:
                 taken["weight"] = weight
             return _as_batch(taken)
+
+    def _sample_several(self, n: int, n_batches: int) -> list[Batch]:
+        with self._lock:
+            self._check_open()
+            eligible = self._eligible(None)
+            if n > eligible.count:
+                raise _not_enough(n, eligible.count, len(self))
+            drawn = [self._sampler.draw(n, eligible, self._generator) for _ in range(n_batches)]
+            index = np.stack([rows for rows, _ in drawn])
+            taken = self._gather(index)
+            taken["index"] = index
+            weights = [weight for _, weight in drawn if weight is not None]
+            if weights:
+                taken["weight"] = np.stack(weights)
+            parts = {path: torch.from_numpy(array).unbind() for path, array in taken.items()}
+            return [
+                nest({path: leaves[number] for path, leaves in parts.items()})
+                for number in range(n_batches)
+            ]
 
     def _eligible(self, sample_range: slice | None) -> Eligible:
         first, total, count = self._rows.first, self._rows.total, len(self)

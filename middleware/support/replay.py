@@ -30,6 +30,7 @@ __all__ = [
     "check_start",
     "count_drawn",
     "draw",
+    "draw_ahead",
     "n_step_problems",
     "bind_to_policy",
     "update_priorities",
@@ -136,6 +137,28 @@ def draw(
         for item in items
     ]
     return samples, [item.index for item in items]
+
+
+def draw_ahead(
+    buffer: ReplayBuffer, n: int, *, at_most: int, train_iter: int | None = None
+) -> list[tuple[Samples, RowIndex]]:
+    """Draw data for one or several updates in a row, with one copy where the buffer allows it.
+
+    Args:
+        buffer: the buffer to sample.
+        n: number of rows for each update.
+        at_most: the most updates to draw for.
+        train_iter: as for :func:`draw`.
+
+    Returns:
+        One to ``at_most`` results of :func:`draw`.
+
+    Raises:
+        NotEnoughData: if fewer than ``n`` rows may be drawn.
+    """
+    if isinstance(buffer, TensorBuffer) and train_iter is None:
+        return [(batch, batch["index"]) for batch in buffer.sample_ahead(n, at_most=at_most)]
+    return [draw(buffer, n, train_iter=train_iter)]
 
 
 def update_priorities(buffer: ReplayBuffer, index: RowIndex, outputs: list[dict[str, Any]]) -> None:

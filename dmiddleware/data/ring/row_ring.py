@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, TypeAlias
@@ -70,6 +71,7 @@ class RowRing:
         self.size = size
         self.first = 0
         self.total = 0
+        self.row_nbytes = 0  # of a row as it is pushed
         self._storage = storage
         self._linked = linked
         self._store_next_obs = store_next_obs
@@ -385,6 +387,8 @@ class RowRing:
             self._storage.close()
             raise
         self._schema = schema
+        sizes = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in schema.leaves.values()]
+        self.row_nbytes = sum(sizes)
         if self._linked:
             self._links = EpisodeLinks(self.size)
             self._compared = [

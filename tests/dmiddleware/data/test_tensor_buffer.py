@@ -265,6 +265,7 @@ OPTIONS = {
     "n-step": {"n_step": 3, "discount": 0.9},
     "once": {"n_step": 2, "discount": 0.9, "store_next_obs": False},
     "sequences": {"unroll_len": 3, "unroll_pad": False},
+    "sequences with burn-in": {"unroll_len": 4, "burn_in": 2, "stride": 2},
     "everything": {
         "sampler": PrioritySampler,
         "n_step": 2,
@@ -317,6 +318,36 @@ def test_a_loaded_buffer_continues_as_the_original(name, n_pushes, tmp_path):
     restored.load_state_dict(load_checkpoint(tmp_path / "buffer.safetensors"))
     assert len(restored) == len(original)
     live([original, restored], 8)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_batches_drawn_ahead_are_those_drawn_one_by_one(name):
+    ahead, single = build(name, 0), build(name, 0)
+    for buffer in (ahead, single):
+        collector = Collector(3, seed=1)
+        for _ in range(6):
+            buffer.push(as_batch([row for step in collector.rows(4) for row in step], (4, 3)))
+        buffer.delete([buffer.index[7]])
+    batches = ahead.sample_ahead(4, at_most=5)
+    assert len(batches) == (1 if isinstance(ahead.sampler, PrioritySampler) else 5)
+    for batch in batches:
+        assert equal(batch, single.sample(4))
+    assert equal(ahead.sample(4), single.sample(4))
+    with pytest.raises(NotEnoughData):
+        ahead.sample_ahead(51, at_most=5)
+
+
+def test_few_batches_are_drawn_ahead_if_they_are_large_or_middleware_may_change_them():
+    buffer = TensorBuffer(100, seed=0)
+    buffer.push({"x": torch.zeros(100, 1024)})
+    assert len(buffer.sample_ahead(32, at_most=100)) == 4
+    assert len(buffer.sample_ahead(100, at_most=100)) == 1
+    small = TensorBuffer(10, sampler=PrioritySampler(alpha=0.0), seed=0)
+    small.push(rows(0, 10))
+    drawn = small.sample_ahead(4, at_most=3)
+    assert [batch["weight"].tolist() for batch in drawn] == [[1.0] * 4] * 3
+    small.use(lambda action, chain, *args, **kwargs: chain(*args, **kwargs))
+    assert len(small.sample_ahead(4, at_most=3)) == 1
 
 
 def test_a_state_with_different_options_or_leaves_is_rejected():
