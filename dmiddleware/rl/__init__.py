@@ -31,7 +31,7 @@ from dmiddleware.rl.returns import (
     nstep_return,
     take_rows,
 )
-from dmiddleware.rl.td import TDLoss, q_target, td_loss
+from dmiddleware.rl.td import TDLoss, q_target, sequence_priority, td_loss
 from dmiddleware.rl.trajectories import with_advantages, with_nstep_returns
 from dmiddleware.rl.vtrace import VTrace, vtrace
 from dmiddleware.schedule import Counters, Schedule, scheduled
@@ -52,6 +52,7 @@ __all__ = [
     "q_target",
     "td_loss",
     "TDLoss",
+    "sequence_priority",
     "ppo_policy_loss",
     "PPOPolicyLoss",
     "ppo_value_loss",

@@ -1,4 +1,4 @@
-"""Temporal-difference losses of Q-learning."""
+"""Temporal-difference losses of Q-learning, and the priorities that follow from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from dmiddleware.rl.rows import check_shape
 
-__all__ = ["TDLoss", "q_target", "td_loss"]
+__all__ = ["TDLoss", "q_target", "sequence_priority", "td_loss"]
 
 
 class TDLoss(NamedTuple):
@@ -99,3 +99,33 @@ def td_loss(
     if weight is not None:
         loss = (loss * weight).mean()
     return TDLoss(loss, target - taken.detach())
+
+
+@torch.no_grad()
+def sequence_priority(
+    td_error: torch.Tensor, mask: torch.Tensor | None = None, *, eta: float = 0.9
+) -> torch.Tensor:
+    """Return the priority of sequences: ``eta * max |error| + (1 - eta) * mean |error|``.
+
+    Source: Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning"
+    (R2D2), ICLR 2019, section 2.3.
+
+    Args:
+        td_error: ``[T, B]`` errors of the rows that are learned from, without burn-in.
+        mask: ``[T, B]`` bool, False for padding; None: there is none. A sequence without any rows
+            gets priority 0.
+        eta: weight of the largest error.
+
+    Returns:
+        ``[B]`` priorities, without gradient.
+
+    Raises:
+        StructureError: if the mask does not have the errors' shape.
+    """
+    check_shape(td_error.shape, mask=mask)
+    error = td_error.abs()
+    if mask is None:
+        return eta * error.amax(0) + (1 - eta) * error.mean(0)
+    error = error.masked_fill(~mask, 0.0)
+    mean = error.sum(0) / mask.sum(0).clamp(min=1)
+    return eta * error.amax(0) + (1 - eta) * mean

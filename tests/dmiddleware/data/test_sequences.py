@@ -46,9 +46,8 @@ def fill(pushes, size, seed, **options):
     return buffer, naive
 
 
-PUSHES = st.lists(
-    st.tuples(st.integers(0, 1), st.integers(1, 8), st.booleans()), min_size=1, max_size=12
-)
+PUSH_SHAPES = st.integers(0, 1), st.integers(1, 8), st.booleans()
+PUSHES = st.lists(st.tuples(*PUSH_SHAPES), min_size=1, max_size=12)
 
 
 @settings(max_examples=120, deadline=None)
@@ -112,6 +111,59 @@ def test_rows_ahead_are_later_rows_of_the_same_episode(pushes, size, seed, delet
             assert row in rows
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    pushes=st.lists(
+        st.tuples(st.sampled_from(["push"] * 5 + ["restart"]), *PUSH_SHAPES),
+        min_size=1,
+        max_size=15,
+    ),
+    size=st.integers(1, 80),
+    seed=st.integers(0, 10_000),
+    same_ids=st.booleans(),
+    sampler=st.sampled_from([UniformSampler, PrioritySampler]),
+    n_step=st.integers(1, 3),
+)
+def test_no_sequence_and_no_n_step_window_joins_rows_of_different_episodes(
+    pushes, size, seed, same_ids, sampler, n_step
+):
+    def make_buffer():
+        options = {"unroll_len": 3, "burn_in": 1, "stride": 2, "n_step": n_step, "discount": 1.0}
+        return TensorBuffer(size, sampler=sampler(), seed=seed, **options)
+
+    def make_collectors(run):
+        firsts = [1000 * (2 * run + number) for number in (0, 1)]
+        first_id = 0 if same_ids else None
+        return [
+            Collector(width, seed + first, first, first_id=first_id)
+            for width, first in zip((3, 2), firsts, strict=True)
+        ]
+
+    buffer, run, collectors = make_buffer(), 0, make_collectors(0)
+    for action, which, n_steps, is_flat in pushes:
+        if action == "restart":  # another process continues with the saved buffer
+            state, buffer = buffer.state_dict(), make_buffer()
+            buffer.load_state_dict(state)
+            run += 1
+            collectors = make_collectors(run)
+        # In the column reward is the number of the episode, so that sums tell what they sum.
+        rows = [row for step in collectors[which].rows(n_steps) for row in step]
+        rows = [{**row, "reward": float(row["obs"][0])} for row in rows]
+        lead = (len(rows),) if is_flat else (n_steps, collectors[which].env_num)
+        buffer.push(as_batch(rows, lead))
+        try:
+            batch = buffer.sample(3)
+        except NotEnoughData:
+            continue
+        mask, (episode, step) = batch.mask, batch.obs.both.unbind(-1)
+        assert (episode == episode[0]).all()
+        assert (step[1:] == step[:-1] + 1)[mask[1:]].all()
+        assert (batch.next_obs.episode == episode).all()
+        n_summed = batch.next_obs.both[..., 1] - step
+        assert ((n_summed >= 1) & (n_summed <= n_step)).all()
+        assert (batch.reward == n_summed * episode).all()
+
+
 def test_every_later_row_is_drawn_equally_often():
     buffer = TensorBuffer(100, follow_episodes=True, seed=0)
     rows = [{**row, "done": False} for row in episode_of(20)]
@@ -152,12 +204,23 @@ def test_an_endless_episode_takes_no_more_memory_than_the_ring():
         buffer.push(as_batch(episode_of(5, first), (5,)))
         used.append(buffer.nbytes)
     assert used[-1] == used[30]
+    restored = TensorBuffer(50, unroll_len=4, stride=3, seed=0)
+    restored.load_state_dict(buffer.state_dict())
+    assert restored.nbytes <= buffer.nbytes
     assert buffer.steps_left([1950]).item() == 49
     batch = buffer.sample(10)
     assert (batch["index"] % 3 == 0).all()
     assert torch.equal(
         batch.obs.both[1:, :, 1][batch.mask[1:]] - 1, batch.obs.both[:-1, :, 1][batch.mask[1:]]
     )
+
+
+def test_short_episodes_take_no_more_memory_over_time():
+    buffer, collector, used = TensorBuffer(50, unroll_len=4), Collector(5, seed=0), []
+    for _ in range(400):
+        buffer.push(as_batch(collector.step(), (1, 5)))
+        used.append(buffer.nbytes)
+    assert used[-1] <= used[100]
 
 
 @pytest.mark.parametrize("sampler", [UniformSampler, PrioritySampler])

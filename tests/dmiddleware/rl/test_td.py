@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from dmiddleware.errors import StructureError
-from dmiddleware.rl import q_target, td_loss
+from dmiddleware.rl import q_target, sequence_priority, td_loss
 
 
 def batch(size: int = 16, n_actions: int = 3, seed: int = 0):
@@ -110,3 +110,15 @@ def test_a_column_with_a_trailing_one_is_rejected_not_broadcast(name):
 def test_a_reward_with_an_extra_dimension_is_rejected():
     with pytest.raises(StructureError, match="reward"):
         q_target(torch.zeros(4, 2), torch.zeros(4, 1), torch.zeros(4).bool(), discount=0.9)
+
+
+def test_the_priority_of_a_sequence_mixes_its_largest_and_its_mean_error():
+    error = torch.tensor([[1.0, -3.0, 9.0], [-2.0, 5.0, 9.0]])
+    assert sequence_priority(error, eta=0.5)[:2].tolist() == [1.75, 4.5]
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    priority = sequence_priority(error, mask, eta=0.5)
+    assert priority.tolist() == [1.75, 3.0, 0.0]
+    # By default the largest error counts nine times as much as the mean.
+    torch.testing.assert_close(sequence_priority(error)[0], torch.tensor(0.9 * 2 + 0.1 * 1.5))
+    with pytest.raises(StructureError, match="mask"):
+        sequence_priority(error, mask[0])
