@@ -18,6 +18,8 @@ from dmiddleware.policy.base.data_parallel import (
     sum_over_ranks,
 )
 from dmiddleware.policy.base.modes import CollectMode, CommandMode, EvalMode, HasModes, LearnMode
+from dmiddleware.policy.base.parts import Part, TargetRule, adam
+from dmiddleware.policy.base.parts_policy import PartsPolicy, UpdateOutput
 from dmiddleware.policy.base.policy import Policy
 from dmiddleware.policy.base.updates import is_update, priorities_of_rows, update_outputs
 from dmiddleware.policy.bc import BCPolicy
@@ -28,6 +30,11 @@ from dmiddleware.policy.ppo import PPOPolicy
 __all__ = [
     "Policy",
     "BatchedPolicy",
+    "PartsPolicy",
+    "Part",
+    "TargetRule",
+    "adam",
+    "UpdateOutput",
     "CommandModePolicy",
     "LearnMode",
     "CollectMode",

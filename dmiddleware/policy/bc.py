@@ -6,16 +6,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
+import torch
 from torch import nn
 
 from dmiddleware.config import Option, at_least, count, fraction, optional, positive
-from dmiddleware.data.batch import Batch, Value
+from dmiddleware.data.batch import Value
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
+from dmiddleware.policy.base.parts import Part, adam
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import bc_continuous_loss, bc_discrete_loss
-from dmiddleware.rl.optim import FusedAdam
 from dmiddleware.schedule import Schedule, scheduled
 
 __all__ = ["BCOptions", "BCPolicy"]
@@ -85,34 +86,32 @@ class BCPolicy(ActorPolicy, CommandModePolicy):
         """Return the model to build where ``cfg.model`` names none."""
         return "actor", ["dmiddleware.model"]
 
-    def _init_learn(self) -> None:
+    def _make_parts(self) -> dict[str, Part]:
         learn = self._cfg.learn
-        self._optimizer = FusedAdam(
-            (p for p in self._model.parameters() if p.requires_grad),
-            lr=self._schedules["learn.learning_rate"].start,
-            eps=learn.adam_eps,
-        )
+        optimizer = adam(self._schedules["learn.learning_rate"], eps=learn.adam_eps)
+        clip = learn.grad_clip_norm
+        return {
+            **super()._make_parts(),
+            "actor": Part(self._model, optimizer, grad_clip_norm=clip, acts=True),
+        }
 
-    def _forward_learn(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
+    def _update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         learn = self._cfg.learn
         output = self._distribution(batch["obs"])
-        weight, action = batch.get("weight", None), batch["action"]
-        answer: dict[str, Any] = {}
+        weight, action = batch.get("weight"), batch["action"]
+        answer: dict[str, torch.Tensor] = {}
         if "logit" in output:
             smoothing = learn.label_smoothing
             loss = bc_discrete_loss(
                 output["logit"], action, weight=weight, label_smoothing=smoothing
             )
-            hits = (output["logit"].argmax(-1) == action).float().mean()
-            answer["total_loss"], answer["accuracy"] = self._scalars(loss, hits)
+            answer["accuracy"] = (output["logit"].argmax(-1) == action).float().mean()
         else:
             loss = bc_continuous_loss(output["mu"], self._bounds.to_raw(action), weight=weight)
-            (answer["total_loss"],) = self._scalars(loss)
-        self._check_finite(answer["total_loss"], batch)
-        self._compute_gradients(loss)
+        norm = self._parts["actor"].step(loss)
+        answer["total_loss"] = loss.detach()
         if learn.grad_clip_norm is not None:
-            answer["grad_norm"] = self._clip_gradients(learn.grad_clip_norm, batch)
-        answer["cur_lr"] = self._step_optimizer()
+            answer["grad_norm"] = norm
         return answer
 
     def _forward_collect_batch(

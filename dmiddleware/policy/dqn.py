@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, Unpack
 
@@ -28,15 +27,9 @@ from dmiddleware.errors import ConfigError
 from dmiddleware.model.action_mask import action_mask_of
 from dmiddleware.model.layers import call
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.batched_policy import BatchedPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.policy import PolicyOptions
-from dmiddleware.policy.base.state_dict import (
-    check_model_state,
-    load_model_state,
-    model_state,
-    part_of,
-)
+from dmiddleware.policy.base.parts import Part, TargetRule, adam
+from dmiddleware.policy.base.parts_policy import PartsOptions, PartsPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import (
     epsilon_greedy,
@@ -45,7 +38,6 @@ from dmiddleware.rl import (
     td_loss,
     with_nstep_returns,
 )
-from dmiddleware.rl.optim import FusedAdam
 from dmiddleware.schedule import (
     Counters,
     Schedule,
@@ -57,7 +49,7 @@ from dmiddleware.schedule import (
 __all__ = ["DQNOptions", "DQNPolicy"]
 
 
-class DQNOptions(PolicyOptions, total=False):
+class DQNOptions(PartsOptions, total=False):
     """The options of :meth:`DQNPolicy.for_env`."""
 
     priority: bool
@@ -87,7 +79,7 @@ def _is_tau(value: object) -> bool:
 
 @POLICY_REGISTRY.register("dqn_command")
 @POLICY_REGISTRY.register("dqn")
-class DQNPolicy(BatchedPolicy, CommandModePolicy):
+class DQNPolicy(PartsPolicy, CommandModePolicy):
     """Deep Q-learning (Mnih et al., "Human-level control through deep RL", Nature 2015).
 
     With the usual extensions:
@@ -216,60 +208,61 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
         """Return the model to build where ``cfg.model`` names none."""
         return "q_network", ["dmiddleware.model"]
 
-    def _init_learn(self) -> None:
+    def _make_parts(self) -> dict[str, Part]:
         learn = self._cfg.learn
+        return {
+            "q": Part(
+                self._model,
+                adam(self._schedules["learn.learning_rate"], eps=learn.adam_eps),
+                target=TargetRule(learn.target_update_freq, learn.target_tau),
+                grad_clip_norm=learn.grad_clip_norm,
+                acts=True,
+            )
+        }
+
+    def _init_learn(self) -> None:
         self._discount_checked = False
-        self._target: nn.Module = copy.deepcopy(self._model).requires_grad_(False).eval()
-        self._online_parameters: list[torch.Tensor] = list(self._model.parameters())
-        self._target_parameters: list[torch.Tensor] = list(self._target.parameters())
-        self._optimizer = FusedAdam(
-            (p for p in self._online_parameters if p.requires_grad),
-            lr=self._schedules["learn.learning_rate"].start,
-            eps=learn.adam_eps,
-        )
 
     def _init_command(self) -> None:
         self._eps = epsilon_schedule(self._cfg.other.eps)
 
-    def _forward_learn(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
-        learn = self._cfg.learn
+    def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
+        if not self._discount_checked and "discount" in batch:
+            self._check_discount(batch["discount"])
+        return super()._forward_learn(batch, **kwargs)
+
+    def _update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        learn, part = self._cfg.learn, self._parts["q"]
         weight = batch.get("weight")
         target = self._td_target(batch)
         q = self._model(batch["obs"])["logit"]
         loss, td_error = td_loss(q, batch["action"], target, weight=weight, criterion=learn.loss)
-        total_loss, mean_target, mean_error = self._scalars(loss, target.mean(), td_error.mean())
-        self._check_finite(total_loss, batch)
-        output: dict[str, Any] = {
-            "total_loss": total_loss,
-            "q_value": mean_target - mean_error,
+        norm = part.step(loss)
+        mean_target = target.mean()
+        output = {
+            "total_loss": loss.detach(),
+            "q_value": mean_target - td_error.mean(),
             "target_q_value": mean_target,
         }
+        if learn.grad_clip_norm is not None:
+            output["grad_norm"] = norm
         if weight is not None or self._cfg.priority:
             output["priority"] = td_error.abs()
-
-        self._compute_gradients(loss)
-        if learn.grad_clip_norm is not None:
-            output["grad_norm"] = self._clip_gradients(learn.grad_clip_norm, batch)
-        output["cur_lr"] = self._step_optimizer()
-        if self._train_iter % learn.target_update_freq == 0:
-            self._update_target()
         return output
 
     def _monitor_vars_learn(self) -> list[str]:
         return ["cur_lr", "total_loss", "q_value", "target_q_value"]
 
     @torch.no_grad()
-    def _td_target(self, batch: Batch) -> torch.Tensor:
+    def _td_target(self, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return ``[B]``: reward plus discounted value of the successor by the target network."""
-        if not self._discount_checked and "discount" in batch:
-            self._check_discount(batch["discount"])
         next_obs = batch["next_obs"]
         next_q_online = None
         if self._cfg.learn.double:
             with self._evaluating():
                 next_q_online = self._model(next_obs)["logit"]
         return q_target(
-            self._target(next_obs)["logit"],
+            self._parts["q"].target(next_obs)["logit"],
             batch["reward"],
             batch["terminated"],
             discount=batch.get("discount", self._cfg.discount_factor),
@@ -292,14 +285,6 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
                 "policy, and build the buffer with the policy's values"
             )
         self._discount_checked = True
-
-    def _update_target(self) -> None:
-        """Move the target network towards the online network, by the fraction ``target_tau``."""
-        tau = self._cfg.learn.target_tau
-        with torch.no_grad():
-            torch._foreach_lerp_(self._target_parameters, self._online_parameters, tau)
-            for own, online in zip(self._target.buffers(), self._model.buffers(), strict=True):
-                own.copy_(online)
 
     def _forward_collect_batch(
         self, obs: Value, env_id: np.ndarray, *, eps: float = 0.0, **kwargs: Any
@@ -327,15 +312,3 @@ class DQNPolicy(BatchedPolicy, CommandModePolicy):
             )
         counters = Counters(command_info["envstep"], command_info.get("train_iter"))
         return {"eps": self._eps.at(counters)}
-
-    def _after_loading_weights(self) -> None:
-        self._target.load_state_dict(self._model.state_dict())
-
-    def _state_dict_learn(self) -> dict[str, Any]:
-        return {**super()._state_dict_learn(), "target": model_state(self._target)}
-
-    def _load_state_dict_learn(self, state_dict: dict[str, Any]) -> None:
-        target = part_of(state_dict, "target")
-        check_model_state(self._target, target, "target network")
-        super()._load_state_dict_learn(state_dict)
-        load_model_state(self._target, target, "target network")

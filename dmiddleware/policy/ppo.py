@@ -23,12 +23,13 @@ from dmiddleware.config import (
     switch,
 )
 from dmiddleware.data.batch import Batch, Nested, Value
-from dmiddleware.errors import CheckpointMismatch, ConfigError
+from dmiddleware.errors import ConfigError
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.data_parallel import sum_over_ranks
 from dmiddleware.policy.base.obs_normaliser import ObsNormaliser
+from dmiddleware.policy.base.parts import Part, adam
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import (
     RewardNormaliser,
@@ -43,7 +44,6 @@ from dmiddleware.rl import (
     ppo_value_loss,
     with_advantages,
 )
-from dmiddleware.rl.optim import FusedAdam
 from dmiddleware.schedule import Schedule, scheduled
 
 __all__ = ["PPOOptions", "PPOPolicy"]
@@ -256,13 +256,21 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
     def _normalised(self, obs: Value) -> Value:
         return obs if self._obs_normaliser is None else self._obs_normaliser(obs)
 
-    def _init_learn(self) -> None:
+    def _make_parts(self) -> dict[str, Part]:
         learn = self._cfg.learn
-        self._optimizer = FusedAdam(
-            (p for p in self._model.parameters() if p.requires_grad),
-            lr=self._schedules["learn.learning_rate"].start,
-            eps=learn.adam_eps,
-        )
+        optimizer = adam(self._schedules["learn.learning_rate"], eps=learn.adam_eps)
+        clip = learn.grad_clip_norm
+        parts = {
+            **super()._make_parts(),
+            "actor_critic": Part(self._model, optimizer, grad_clip_norm=clip, acts=True),
+        }
+        if self._obs_normaliser is not None:
+            parts["obs_normaliser"] = Part(self._obs_normaliser, acts=True)
+        if self._return_stats is not None:
+            parts["return_stats"] = Part(self._return_stats, acts=True)
+        if self._reward_normaliser is not None:
+            parts["reward_normaliser"] = Part(self._reward_normaliser)
+        return parts
 
     def _forward_collect_batch(
         self, obs: Value, env_id: np.ndarray, **kwargs: Any
@@ -316,11 +324,14 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
         self.observe_returns(estimated["ret"])
         return estimated
 
-    def _forward_learn(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
+    def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
         """Learn from one minibatch; :class:`OnPolicyLearner` repeats this for several epochs."""
-        learn = self._cfg.learn
         if self._obs_normaliser is not None:
             self._obs_normaliser.hold()
+        return super()._forward_learn(batch, **kwargs)
+
+    def _update(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        learn = self._cfg.learn
         output = self._model(self._normalised(batch["obs"]))
         log_prob, entropies = _log_prob_and_entropy(output, batch)
         adv = self._standardised(batch["adv"]) if learn.adv_norm else batch["adv"]
@@ -328,7 +339,7 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
             log_prob,
             batch["log_prob"],
             adv,
-            clip_ratio=self.scheduled("learn.clip_ratio"),
+            clip_ratio=self._values["learn.clip_ratio"],
             dual_clip=learn.dual_clip,
         )
         value_loss = ppo_value_loss(
@@ -338,21 +349,21 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
             clip_range=learn.value_clip,
         )
         entropy = entropies.mean()
-        entropy_weight = self.scheduled("learn.entropy_weight")
+        entropy_weight = self._values["learn.entropy_weight"]
         loss = policy.loss + learn.value_weight * value_loss - entropy_weight * entropy
-        names = ("total_loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
-        terms = (loss, policy.loss, value_loss, entropy, policy.approx_kl, policy.clip_fraction)
-        answer: dict[str, Any] = dict(zip(names, self._scalars(*terms), strict=True))
-        self._check_finite(answer["total_loss"], batch)
-        answer["cur_lr"] = self._anneal()
-        answer["kl_stop"] = self._moved_too_far(answer["approx_kl"], len(log_prob))
-        if answer["kl_stop"]:
-            return answer
-
-        self._compute_gradients(loss)
+        stop = self._has_moved_too_far(policy.approx_kl, len(log_prob))
+        norm = self._parts["actor_critic"].step(loss, skip=stop)
+        answer = {
+            "total_loss": loss.detach(),
+            "policy_loss": policy.loss.detach(),
+            "value_loss": value_loss.detach(),
+            "entropy": entropy.detach(),
+            "approx_kl": policy.approx_kl,
+            "clip_fraction": policy.clip_fraction,
+            "kl_stop": False if stop is None else stop,
+        }
         if learn.grad_clip_norm is not None:
-            answer["grad_norm"] = self._clip_gradients(learn.grad_clip_norm, batch)
-        self._step_optimizer()
+            answer["grad_norm"] = norm
         return answer
 
     def _monitor_vars_learn(self) -> list[str]:
@@ -376,14 +387,16 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
             value: torch.Tensor = self._model(seen)["value"] if critic is None else critic(seen)
         return self._as_return(value).cpu()
 
-    def _moved_too_far(self, kl: float, n_rows: int) -> bool:
+    def _has_moved_too_far(self, kl: torch.Tensor, n_rows: int) -> torch.Tensor | None:
+        """Return whether the policy is further than ``target_kl`` from the one that collected."""
         if self._target_kl is None:
-            return False
+            return None
         if self._reducer is not None:
             # All ranks stop together; otherwise some would wait for the others' gradients.
-            total, count = sum_over_ranks([kl * n_rows, n_rows])
-            kl = total / count
-        return not kl <= self._target_kl
+            total, count = sum_over_ranks([kl.item() * n_rows, n_rows])
+            kl = kl.new_tensor(total / count)
+        near: torch.Tensor = kl <= self._target_kl
+        return near.logical_not()
 
     def _standardised(self, adv: torch.Tensor) -> torch.Tensor:
         """Return advantages with mean 0 and standard deviation 1 over the rows of all ranks."""
@@ -397,51 +410,9 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
         (squares,) = sum_over_ranks([(wide - mean).square().sum().item()])
         return (adv - mean) / (math.sqrt(squares / (count - 1)) + 1e-8)
 
-    def _state_dict_collect(self) -> dict[str, Any]:
-        whole = super()._state_dict_collect()
-        if self._obs_normaliser is not None:
-            whole["obs_normaliser"] = self._obs_normaliser.state_dict()
-        if self._return_stats is not None:
-            whole["return_stats"] = self._return_stats.state_dict()
-        return whole
-
-    def _load_state_dict_collect(self, state_dict: dict[str, Any]) -> None:
-        _check_option(state_dict, "obs_normaliser", "obs_norm", self._obs_normaliser is not None)
-        _check_option(state_dict, "return_stats", "value_norm", self._return_stats is not None)
-        super()._load_state_dict_collect(state_dict)
-        if self._obs_normaliser is not None:
-            self._obs_normaliser.load_state_dict(state_dict["obs_normaliser"])
-        if self._return_stats is not None:
-            self._return_stats.load_state_dict(state_dict["return_stats"])
-
-    def _state_dict_learn(self) -> dict[str, Any]:
-        whole = super()._state_dict_learn()
-        if self._reward_normaliser is not None:
-            whole["reward_normaliser"] = self._reward_normaliser.state_dict()
-        return whole
-
-    def _load_state_dict_learn(self, state_dict: dict[str, Any]) -> None:
-        scales = self._reward_normaliser is not None
-        _check_option(state_dict, "reward_normaliser", "reward_norm", scales)
-        super()._load_state_dict_learn(state_dict)
-        if self._reward_normaliser is not None:
-            self._reward_normaliser.load_state_dict(state_dict["reward_normaliser"])
-
-
-def _check_option(state_dict: dict[str, Any], part: str, option: str, chosen: bool) -> None:
-    """Reject a state that was saved with another value of the option.
-
-    A network must see observations normalised as in training.
-    """
-    if (part in state_dict) != chosen:
-        raise CheckpointMismatch(
-            f"the checkpoint has {'no' if chosen else 'a'} {part}, but this policy's {option} is "
-            f"{chosen}; set {option}={not chosen}, as in training"
-        )
-
 
 def _log_prob_and_entropy(
-    output: dict[str, torch.Tensor], batch: Batch
+    output: dict[str, torch.Tensor], batch: Mapping[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-probabilities and entropies, ``[B]`` each, of the batch's actions."""
     if "logit" in output:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,16 +20,19 @@ class _Lists(NamedTuple):
     steps: list[torch.Tensor]
     counter: torch.Tensor
     """The tensor that holds all step counters, so one addition increments them."""
+    rate: torch.Tensor
+    """The learning rate, as compiled steps read it."""
+    betas: tuple[float, float]
+    eps: float
 
     @classmethod
     def of(cls, optimizer: torch.optim.Adam) -> _Lists | None:
         """Collect the lists; None if a step takes more than one call of the kernel."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        states = [optimizer.state.get(parameter, {}) for parameter in parameters]
+        states = [optimizer.state[parameter] for parameter in parameters]
         group = optimizer.param_groups[0]
         if (
             len(optimizer.param_groups) > 1
-            or not all(states)
             or group["amsgrad"]
             or group["maximize"]
             or len({(p.device, p.dtype) for p in parameters}) != 1
@@ -43,6 +47,9 @@ class _Lists(NamedTuple):
             [state["exp_avg_sq"] for state in states],
             [state["step"] for state in states],
             counter,
+            counter.new_tensor(group["lr"]),
+            group["betas"],
+            group["eps"],
         )
 
 
@@ -61,7 +68,7 @@ class FusedAdam(torch.optim.Adam):
         eps: added to the denominator.
     """
 
-    # The lists of the last step; None if they must be collected. Not copied or pickled.
+    # None if a step takes more than one call of the kernel. Not copied or pickled.
     _lists: _Lists | None = None
 
     def __init__(
@@ -73,6 +80,7 @@ class FusedAdam(torch.optim.Adam):
         eps: float = 1e-8,
     ) -> None:
         super().__init__(parameters, lr=lr, betas=betas, eps=eps, fused=True)
+        self._collect()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients, or set them to zero."""
@@ -87,17 +95,49 @@ class FusedAdam(torch.optim.Adam):
         """Make one step (Kingma and Ba, "Adam", 2015, algorithm 1)."""
         lists = self._lists
         if lists is None or closure is not None:
-            result = super().step(closure)
-            self._lists = _Lists.of(self)
-            return result
+            return super().step(closure)
         gradients = [p.grad for p in lists.parameters if p.grad is not None]
         if len(gradients) < len(lists.parameters):
-            self._lists = None
             return super().step()
-        group = self.param_groups[0]
         # A GradScaler sets these on the optimiser for the length of one step.
-        grad_scale: torch.Tensor | None = getattr(self, "grad_scale", None)
-        found_inf: torch.Tensor | None = getattr(self, "found_inf", None)
+        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        self._call_kernel(lists, gradients, scale, found_inf)
+        return None
+
+    # Keeps torch from wrapping the step in its profiler and hooks, which would only be slower.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def apply(self, gradients: Sequence[torch.Tensor | None], found_inf: torch.Tensor) -> None:
+        """Make one step from given gradients; a compiled function may contain it.
+
+        Args:
+            gradients: one for each parameter, in their order; None: the parameter took no part, and
+                does not change.
+            found_inf: a float32 scalar; unless it is 0, nothing changes.
+        """
+        lists = self._lists
+        given = [gradient for gradient in gradients if gradient is not None]
+        if lists is not None and torch.compiler.is_compiling():
+            used = [one is not None for one in gradients]
+            self._step_in_graph(lists, given, used, found_inf)
+        elif lists is not None and len(given) == len(gradients):
+            self._call_kernel(lists, given, None, found_inf)
+        else:
+            parameters = [p for group in self.param_groups for p in group["params"]]
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            self.found_inf = found_inf
+            super().step()
+            del self.found_inf
+
+    def _call_kernel(
+        self,
+        lists: _Lists,
+        gradients: list[torch.Tensor],
+        grad_scale: torch.Tensor | None,
+        found_inf: torch.Tensor | None,
+    ) -> None:
+        group = self.param_groups[0]
         with torch.no_grad():
             lists.counter.add_(1)
             torch._fused_adam_(
@@ -119,15 +159,59 @@ class FusedAdam(torch.optim.Adam):
             )
             if found_inf is not None:
                 lists.counter.sub_(found_inf)
-        return None
 
-    # Keeps torch from wrapping the step in its profiler and hooks, which would only be slower.
-    step.hooked = True  # type: ignore[attr-defined]
+    def _step_in_graph(
+        self,
+        lists: _Lists,
+        gradients: list[torch.Tensor],
+        used: list[bool],
+        found_inf: torch.Tensor,
+    ) -> None:
+        """Make one step in operations that the compiler joins, which the kernel is not."""
+        beta1, beta2 = lists.betas
+        with torch.no_grad():
+            keep = 1.0 - found_inf
+            parameters, first, second = (
+                list(itertools.compress(tensors, used))
+                for tensors in (lists.parameters, lists.first_moments, lists.second_moments)
+            )
+            lists.counter.add_(keep * lists.counter.new_tensor(used))
+            steps = list(itertools.compress(lists.counter.unbind(), used))
+            for p, gradient, m, v, step in zip(
+                parameters, gradients, first, second, steps, strict=True
+            ):
+                gradient = torch.where(found_inf == 0, gradient, 0.0)
+                m.lerp_(gradient, (1 - beta1) * keep)
+                v.lerp_(gradient.square(), (1 - beta2) * keep)
+                rate = keep * lists.rate / (1 - beta1**step)
+                p.sub_(rate * m / ((v / (1 - beta2**step)).sqrt() + lists.eps))
+
+    def follow_schedule(self) -> None:
+        """Let compiled steps see the group's ``"lr"``; call it after a change."""
+        if self._lists is not None:
+            self._lists.rate.fill_(self.param_groups[0]["lr"])
+
+    def _collect(self) -> None:
+        """Make the state, and the lists of a step."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["step"] = torch.zeros((), device=parameter.device)
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter)
+        self._lists = _Lists.of(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of this class or of ``torch.optim.Adam``."""
         super().load_state_dict(state_dict)
-        self._lists = None
+        self._collect()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copied or pickled optimiser."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if "state" in state:
+            self._collect()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with separate options; from then on, steps are those of Adam."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,7 +30,7 @@ def ppo_policy_loss(
     old_log_prob: torch.Tensor,
     adv: torch.Tensor,
     *,
-    clip_ratio: float = 0.2,
+    clip_ratio: float | torch.Tensor = 0.2,
     dual_clip: float | None = None,
     weight: torch.Tensor | None = None,
 ) -> PPOPolicyLoss:
@@ -40,7 +40,7 @@ def ppo_policy_loss(
         log_prob: ``[B]`` of the actions under the policy that learns.
         old_log_prob: ``[B]`` of the actions under the policy that collected them.
         adv: ``[B]`` advantages, normalised or not.
-        clip_ratio: epsilon of the paper, positive.
+        clip_ratio: epsilon of the paper, positive; a scalar tensor is not checked.
         dual_clip: also bound the objective from below by ``dual_clip * adv`` where the advantage is
             negative (Ye et al., "Mastering Complex Control in MOBA Games", 2020, equation 5);
             above 1; None: no lower bound.
@@ -51,11 +51,12 @@ def ppo_policy_loss(
         ValueError: if ``clip_ratio`` is not positive or ``dual_clip`` not above 1.
     """
     check_shape(log_prob.shape, old_log_prob=old_log_prob, adv=adv, weight=weight)
-    if clip_ratio <= 0.0:
+    if not isinstance(clip_ratio, torch.Tensor) and clip_ratio <= 0.0:
         raise ValueError(f"clip_ratio must be positive, got {clip_ratio}")
     log_ratio = log_prob - old_log_prob
     ratio = log_ratio.exp()
-    clipped = ratio.clamp(1.0 - clip_ratio, 1.0 + clip_ratio)
+    low: Any = 1.0 - clip_ratio
+    clipped = ratio.clamp(low, 1.0 + clip_ratio)
     objective = torch.minimum(ratio * adv, clipped * adv)
     if dual_clip is not None:
         if dual_clip <= 1.0:

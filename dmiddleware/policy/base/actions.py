@@ -13,9 +13,8 @@ from dmiddleware.config import Option, Range, one_of, optional
 from dmiddleware.data.batch import Value
 from dmiddleware.errors import ConfigError, SpaceError
 from dmiddleware.model import action_kind_of
-from dmiddleware.policy.base.batched_policy import BatchedPolicy
-from dmiddleware.policy.base.policy import PolicyOptions
-from dmiddleware.policy.base.state_dict import part_of
+from dmiddleware.policy.base.parts import Part
+from dmiddleware.policy.base.parts_policy import PartsOptions, PartsPolicy
 
 __all__ = ["ActionBounds", "ActorPolicy"]
 
@@ -132,7 +131,7 @@ class ActionBounds:
         self._center = torch.where(bounded, high / 2 + low / 2, 0.0)
 
 
-class ActorOptions(PolicyOptions, total=False):
+class ActorOptions(PartsOptions, total=False):
     """The options that all actor policies have in ``for_env``."""
 
     action_low: Sequence[float] | None
@@ -140,7 +139,7 @@ class ActorOptions(PolicyOptions, total=False):
     action_bounding: Literal["rescale", "clip"]
 
 
-class ActorPolicy(BatchedPolicy):
+class ActorPolicy(PartsPolicy):
     """A policy whose model returns a distribution over actions: ``logit``, or ``mu`` and ``sigma``.
 
     The bounds of continuous actions come from ``action_low`` and ``action_high``; where these are
@@ -181,6 +180,9 @@ class ActorPolicy(BatchedPolicy):
         cfg = self._cfg
         self._bounds = ActionBounds(cfg.action_low, cfg.action_high, mode=cfg.action_bounding)
 
+    def _make_parts(self) -> dict[str, Part]:
+        return {"action_bounds": Part(self._bounds, acts=True)}
+
     def _normalised(self, obs: Value) -> Value:
         """Return observations as the model sees them."""
         return obs
@@ -206,14 +208,6 @@ class ActorPolicy(BatchedPolicy):
         if isinstance(action_space, gym.spaces.Box):
             self._bounds.adopt(action_space)
         self._bounds.check(action_space)
-
-    def _state_dict_collect(self) -> dict[str, Any]:
-        return {**super()._state_dict_collect(), "action_bounds": self._bounds.state_dict()}
-
-    def _load_state_dict_collect(self, state_dict: dict[str, Any]) -> None:
-        bounds = part_of(state_dict, "action_bounds")
-        super()._load_state_dict_collect(state_dict)
-        self._bounds.load_state_dict(bounds)
 
 
 def _bounds_of(space: gym.spaces.Box) -> tuple[torch.Tensor, torch.Tensor]:

@@ -38,6 +38,7 @@ from dmiddleware.data.minibatches import MinibatchUnit
 from dmiddleware.env import BatchedTimestep, EnvTimestep
 from dmiddleware.errors import (
     ConfigError,
+    DMiddlewareError,
     NonFiniteLoss,
     PolicyError,
     PolicyOutputError,
@@ -287,6 +288,8 @@ class Policy(Configurable):
             # Before _init_learn, so that target networks copy the common parameters.
             self._init_multi_gpu_setting(self._model, self._bp_update_sync)
         self._init_common()
+        if has_model:
+            self._init_parts()
         for field in self.fields:
             if field in self._enabled:
                 getattr(self, f"_init_{field}")()
@@ -368,6 +371,9 @@ class Policy(Configurable):
 
     def _init_common(self) -> None:
         """Build what all parts share, before any of them."""
+
+    def _init_parts(self) -> None:
+        """Build the parts that a :class:`PartsPolicy` declares, after ``_init_common``."""
 
     def _init_learn(self) -> None:
         """Build what learning needs: the optimiser, target networks."""
@@ -934,19 +940,21 @@ class Policy(Configurable):
         finite = math.isfinite(value)
         if self._reducer is not None:
             finite = all_agree(finite, self._device)
-        if finite:
-            return
+        if not finite:
+            raise self._non_finite_error(f"{what} is {value}", batch)
+
+    def _non_finite_error(self, what: str, batch: Batch) -> DMiddlewareError:
+        """Return the error for a batch whose loss or gradient is not finite."""
         if any(len(leaf) == 0 for _, leaf in leaves(batch)):
-            raise StructureError(
-                f"{what} is {value}, since the batch has no rows; {type(self).__name__} needs at "
-                "least one"
+            return StructureError(
+                f"{what}, since the batch has no rows; {type(self).__name__} needs at least one"
             )
         source = "a batch without a column collect_iter"
         if "collect_iter" in batch:
             column = batch["collect_iter"]
             source = f"a batch collected at train_iter {int(column.min())} to {int(column.max())}"
-        raise NonFiniteLoss(
-            f"{what} is {value} on {source}; the parameters were not changed. "
+        return NonFiniteLoss(
+            f"{what} on {source}; the parameters were not changed. "
             "Check observations and rewards for NaN, lower the learning rate or clip gradients"
         )
 

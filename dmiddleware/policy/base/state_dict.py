@@ -17,6 +17,7 @@ __all__ = [
     "model_state",
     "optimizer_state",
     "part_of",
+    "plain_name",
 ]
 
 
@@ -26,7 +27,7 @@ def model_state(model: nn.Module) -> dict[str, Any]:
     The names are those of the plain model, whether or not it is compiled.
     """
     return {
-        _plain(name): value.detach().clone() if isinstance(value, torch.Tensor) else value
+        plain_name(name): value.detach().clone() if isinstance(value, torch.Tensor) else value
         for name, value in model.state_dict().items()
     }
 
@@ -51,8 +52,8 @@ def check_model_state(model: nn.Module, state: Mapping[str, Any], what: str = "m
     Raises:
         CheckpointMismatch: naming the first parameter that differs, and both shapes.
     """
-    own = {_plain(name): value for name, value in model.state_dict().items()}
-    state = {_plain(name): value for name, value in state.items()}
+    own = {plain_name(name): value for name, value in model.state_dict().items()}
+    state = {plain_name(name): value for name, value in state.items()}
     for name, value in own.items():
         if name not in state:
             raise CheckpointMismatch(
@@ -79,8 +80,8 @@ def load_model_state(model: nn.Module, state: Mapping[str, Any], what: str = "mo
         CheckpointMismatch: naming the first parameter that differs, and both shapes.
     """
     check_model_state(model, state, what)
-    names = {_plain(name): name for name in model.state_dict()}
-    model.load_state_dict({names[_plain(name)]: value for name, value in state.items()})
+    names = {plain_name(name): name for name in model.state_dict()}
+    model.load_state_dict({names[plain_name(name)]: value for name, value in state.items()})
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -110,7 +111,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
         ) from error
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """Return the name that a parameter has without ``torch.compile``."""
     return name.replace("_orig_mod.", "")
 

@@ -27,7 +27,7 @@ def policy_with_tables(cfg):
     policy = DQNPolicy({"discount_factor": 0.5, **cfg}, model=Table())
     state = policy.learn_mode.state_dict()
     state["model"] = {"q.weight": torch.tensor([[1.0, 3.0], [2.0, 1.0]])}
-    state["target"] = {"q.weight": torch.tensor([[0.5, 2.0], [4.0, 5.0]])}
+    state["target"]["q"] = {"q.weight": torch.tensor([[0.5, 2.0], [4.0, 5.0]])}
     policy.learn_mode.load_state_dict(state)
     return policy
 
@@ -95,10 +95,10 @@ def test_a_truncated_row_bootstraps(small, transitions):
 
 def test_a_hard_target_is_copied_only_at_its_updates(small, transitions):
     policy = DQNPolicy({"model": small, "learn": {"target_update_freq": 3}})
-    first = copy.deepcopy(policy.get_attribute("target").state_dict())
+    first = copy.deepcopy(policy.get_attribute("parts")["q"].target.state_dict())
     for update in range(1, 7):
         policy.learn_mode.forward(transitions(8, seed=update))
-        target = policy.get_attribute("target").state_dict()
+        target = policy.get_attribute("parts")["q"].target.state_dict()
         online = policy.get_attribute("model").state_dict()
         moved = [not torch.equal(first[name], target[name]) for name in first]
         assert all(moved) if update >= 3 else not any(moved)
@@ -108,10 +108,10 @@ def test_a_hard_target_is_copied_only_at_its_updates(small, transitions):
 
 def test_a_soft_target_moves_by_a_fraction(small, transitions):
     policy = DQNPolicy({"model": small, "learn": {"target_update_freq": 1, "target_tau": 0.25}})
-    before = copy.deepcopy(policy.get_attribute("target").state_dict())
+    before = copy.deepcopy(policy.get_attribute("parts")["q"].target.state_dict())
     policy.learn_mode.forward(transitions(8))
     online = policy.get_attribute("model").state_dict()
-    for name, value in policy.get_attribute("target").state_dict().items():
+    for name, value in policy.get_attribute("parts")["q"].target.state_dict().items():
         torch.testing.assert_close(value, 0.75 * before[name] + 0.25 * online[name])
 
 
@@ -129,7 +129,11 @@ def test_buffers_of_the_model_reach_the_target(transitions):
     policy = DQNPolicy({"learn": {"target_update_freq": 2}}, model=Counting())
     for seed in range(2):
         policy.learn_mode.forward(transitions(4, seed=seed))
-    assert int(policy.get_attribute("target").calls) == int(policy.get_attribute("model").calls) > 2
+    assert (
+        int(policy.get_attribute("parts")["q"].target.calls)
+        == int(policy.get_attribute("model").calls)
+        > 2
+    )
 
 
 def test_the_gradient_is_clipped_to_its_norm(small, transitions):
@@ -169,7 +173,7 @@ def test_a_loss_that_is_not_finite_names_the_iterations_and_changes_nothing(
     before = policy.learn_mode.state_dict()
     batch = transitions(16)
     batch[column][3] = float("nan")
-    with pytest.raises(NonFiniteLoss, match=r"the loss is nan.*train_iter 7 to 22"):
+    with pytest.raises(NonFiniteLoss, match=r"total_loss is nan.*train_iter 7 to 22"):
         policy.learn_mode.forward(batch)
     after = policy.learn_mode.state_dict()
     assert all(torch.equal(before["model"][k], after["model"][k]) for k in before["model"])
@@ -189,7 +193,7 @@ def test_a_gradient_that_is_not_finite_is_caught_before_the_step(transitions):
     policy = DQNPolicy({"learn": {"grad_clip_norm": 1.0}}, model=Root())
     batch = transitions(4)
     rows = as_tree({key: batch[key] for key in batch if key != "collect_iter"})
-    with pytest.raises(NonFiniteLoss, match=r"norm of the gradient is .* without a column collect"):
+    with pytest.raises(NonFiniteLoss, match=r"grad_norm is .* without a column collect"):
         policy.learn_mode.forward(rows)
     assert policy.get_attribute("model").weight.tolist() == [0.0, 0.0]
 
@@ -306,7 +310,7 @@ def test_loading_weights_to_act_with_updates_the_target_network(small, field):
     source, policy = (DQNPolicy({"model": small, "seed": seed}) for seed in (1, 2))
     getattr(policy, f"{field}_mode").load_state_dict(source.collect_mode.state_dict())
     wanted = source.get_attribute("model").state_dict()
-    for name, value in policy.get_attribute("target").state_dict().items():
+    for name, value in policy.get_attribute("parts")["q"].target.state_dict().items():
         assert torch.equal(value, wanted[name]), name
 
 

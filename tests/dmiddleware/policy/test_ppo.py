@@ -171,7 +171,7 @@ def test_a_loss_that_is_not_finite_is_rejected(small, ppo_batch):
     policy = PPOPolicy({"model": small})
     batch = ppo_batch(policy)
     batch["ret"][0] = float("inf")
-    with pytest.raises(NonFiniteLoss, match="the loss is inf"):
+    with pytest.raises(NonFiniteLoss, match="total_loss is inf"):
         policy.learn_mode.forward(batch)
 
 
@@ -215,10 +215,10 @@ def test_observations_are_normalised_by_what_was_seen_before_learning(small):
         wanted = twin.collect_mode.forward(stats.normalise(obs))
         torch.testing.assert_close(output["logit"], wanted["logit"])
     # What evaluating and valuing see changes nothing.
-    before = dict(leaves(policy.collect_mode.state_dict()["obs_normaliser"]))
+    before = dict(leaves(policy.collect_mode.state_dict()["acting_parts"]["obs_normaliser"]))
     policy.eval_mode.forward(torch.full((4, 4), 100.0))
     policy.get_attribute("value_fn")(torch.full((4, 4), 100.0))
-    after = dict(leaves(policy.collect_mode.state_dict()["obs_normaliser"]))
+    after = dict(leaves(policy.collect_mode.state_dict()["acting_parts"]["obs_normaliser"]))
     assert before.keys() == after.keys()
     assert all(torch.equal(torch.as_tensor(before[k]), torch.as_tensor(after[k])) for k in before)
 
@@ -343,9 +343,13 @@ def test_checking_spaces_adds_nothing_to_the_observation_statistics(cartpole_spa
             return {"logit": obs[:, :2], "value": obs[:, 0]}
 
     policy = PPOPolicy({"obs_norm": True}, model=Plain(), enable_field=["collect"])
-    before = dict(leaves(policy.collect_mode.state_dict()["obs_normaliser"]["running"]))
+    before = dict(
+        leaves(policy.collect_mode.state_dict()["acting_parts"]["obs_normaliser"]["running"])
+    )
     policy.get_attribute("check_spaces")(*cartpole_spaces)
-    after = dict(leaves(policy.collect_mode.state_dict()["obs_normaliser"]["running"]))
+    after = dict(
+        leaves(policy.collect_mode.state_dict()["acting_parts"]["obs_normaliser"]["running"])
+    )
     assert all(torch.equal(torch.as_tensor(before[k]), torch.as_tensor(after[k])) for k in before)
 
 
@@ -360,7 +364,7 @@ def test_a_learner_that_never_saw_an_env_leaves_the_bounds_open(pendulum_spaces,
     learner.learn_mode.forward(ppo_batch(actor, obs_size=3))
     evaluator.learn_mode.load_state_dict(learner.learn_mode.state_dict())
     evaluator.get_attribute("check_spaces")(*pendulum_spaces)
-    bounds = evaluator.collect_mode.state_dict()["action_bounds"]
+    bounds = evaluator.collect_mode.state_dict()["acting_parts"]["action_bounds"]
     assert (bounds["low"].tolist(), bounds["high"].tolist()) == ([-2.0], [2.0])
 
 
@@ -370,7 +374,7 @@ def test_a_policy_that_acted_without_bounds_stays_without(pendulum_spaces):
     actor.collect_mode.forward(torch.randn(2, 3))
     evaluator.learn_mode.load_state_dict(actor.learn_mode.state_dict())
     evaluator.get_attribute("check_spaces")(*pendulum_spaces)
-    assert "low" not in evaluator.collect_mode.state_dict()["action_bounds"]
+    assert "low" not in evaluator.collect_mode.state_dict()["acting_parts"]["action_bounds"]
 
 
 def normalised(small, ret, **options):
@@ -417,5 +421,5 @@ def test_collectors_and_checkpoints_have_the_statistics_of_returns(small):
     assert torch.equal(
         other.collect_mode.forward(obs)["value"], policy.collect_mode.forward(obs)["value"]
     )
-    with pytest.raises(CheckpointMismatch, match="value_norm"):
+    with pytest.raises(CheckpointMismatch, match="part return_stats"):
         PPOPolicy({"model": small}).learn_mode.load_state_dict(policy.learn_mode.state_dict())

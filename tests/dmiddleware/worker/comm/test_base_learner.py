@@ -62,7 +62,7 @@ def test_a_task_learns_from_what_it_demands_and_reports_that_it_is_done(worker):
     assert worker.deal_with_learner_close() == {"task_id": "l", "buffer_id": "b"}
     version, state = worker.memory.newest("p", -1)
     assert version == state["iter"] == 3
-    assert set(state) == {"model", "iter"}
+    assert set(state) == {"model", "acting_parts", "iter"}
 
 
 def test_the_policy_is_published_before_the_first_data(worker):

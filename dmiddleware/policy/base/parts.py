@@ -1,0 +1,218 @@
+"""The parts of an algorithm: its modules, how each of them is trained, and what acting needs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from dmiddleware.rl.optim import FusedAdam
+from dmiddleware.schedule import Schedule
+
+__all__ = ["HasState", "MakeOptimizer", "Part", "TargetRule", "adam"]
+
+
+@dataclass(frozen=True, slots=True)
+class MakeOptimizer:
+    """Makes the optimiser of a part.
+
+    Attributes:
+        learning_rate: the step size.
+        make: makes the optimiser from the parameters and ``lr``.
+    """
+
+    learning_rate: Schedule
+    make: Callable[..., FusedAdam]
+
+
+class HasState(Protocol):
+    """An object that can be saved, such as running statistics or the bounds of actions."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state: Any, /) -> object:
+        """Restore what :meth:`state_dict` returned."""
+        ...
+
+
+def adam(learning_rate: float | Schedule, *, eps: float = 1e-8) -> MakeOptimizer:
+    """Return what makes the Adam of a part (Kingma and Ba, "Adam", 2015).
+
+    Args:
+        learning_rate: step size.
+        eps: added to the denominator.
+    """
+    return MakeOptimizer(Schedule.of(learning_rate), partial(FusedAdam, eps=eps))
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRule:
+    """How a target network follows its module.
+
+    Attributes:
+        every: updates between two moves.
+        tau: fraction of the way that a move takes; 1 copies the weights.
+    """
+
+    every: int = 1
+    tau: float = 1.0
+
+
+class Part:
+    """A module, or another object with a state, of an algorithm.
+
+    A policy declares its parts once (:meth:`PartsPolicy._make_parts`). From that follows on which
+    device they are, how they are saved, what collectors receive, and how ranks average gradients.
+
+    Args:
+        module: what is saved. An ``nn.Module`` is also moved to the policy's device.
+        optimizer: makes the optimiser of the parameters that require a gradient; None: this part is
+            not trained.
+        target: how a copy of the module follows it; None: there is no copy.
+        grad_clip_norm: largest norm of the part's gradient; None does not clip (Pascanu et al., "On
+            the difficulty of training recurrent neural networks", 2013).
+        acts: whether acting needs it; only such parts are sent to collectors and evaluators.
+
+    Attributes:
+        module: as given.
+        target: the target network, in eval mode and without gradients; None: there is none, or the
+            policy does not learn.
+        optimizer: the optimiser; None: there is none, or the policy does not learn.
+        schedule: of the learning rate; None: it is constant, or the policy does not learn.
+        acts: as given.
+        target_rule: how the target network moves; None: there is none.
+    """
+
+    def __init__(
+        self,
+        module: HasState,
+        optimizer: MakeOptimizer | None = None,
+        *,
+        target: TargetRule | None = None,
+        grad_clip_norm: float | None = None,
+        acts: bool = False,
+    ) -> None:
+        self.module: Any = module
+        self.target: Any = None
+        self.target_rule = target
+        self.optimizer: FusedAdam | None = None
+        self.schedule: Schedule | None = None
+        self.acts = acts
+        self._make_optimizer = optimizer
+        self._max_norm = grad_clip_norm
+        self._parameters: list[nn.Parameter] = []
+        self._online: list[torch.Tensor] = []
+        self._copies: list[torch.Tensor] = []
+        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._n_bad = torch.zeros(())
+        self._reduce: Callable[[], None] | None = None
+        self._agree: Callable[[torch.Tensor], None] | None = None
+
+    def prepare(
+        self,
+        *,
+        n_bad: torch.Tensor,
+        reduce: Callable[[], None] | None = None,
+        agree: Callable[[torch.Tensor], None] | None = None,
+    ) -> None:
+        """Build what learning needs: the optimiser and the target network.
+
+        Args:
+            n_bad: counts steps that were skipped because the loss or a gradient was not finite.
+            reduce: averages the module's gradients over all ranks.
+            agree: replaces a number by the largest of all ranks, in place.
+        """
+        self._n_bad, self._reduce, self._agree = n_bad, reduce, agree
+        if self.target_rule is not None:
+            self.target = copy.deepcopy(self.module).requires_grad_(False).eval()
+            self._online = list(self.module.parameters())
+            self._copies = list(self.target.parameters())
+            pairs = zip(self.target.buffers(), self.module.buffers(), strict=True)
+            self._buffers = list(pairs)
+        if self._make_optimizer is not None:
+            self._parameters = [p for p in self.module.parameters() if p.requires_grad]
+            rate = self._make_optimizer.learning_rate
+            self.schedule = None if rate.type == "constant" else rate
+            self.optimizer = self._make_optimizer.make(self._parameters, lr=rate.start)
+
+    def step(self, loss: torch.Tensor, *, skip: torch.Tensor | None = None) -> torch.Tensor:
+        """Make an optimiser step from a loss; leave the part unchanged if it is not finite.
+
+        Nothing is read back from a GPU, and nothing depends on the values, so that an update can be
+        compiled. A step that is skipped because the loss or the norm of the gradient is not finite
+        is counted, and the policy reports it.
+
+        Args:
+            loss: a scalar, with gradient.
+            skip: a bool scalar: True also leaves the part unchanged, and is not an error.
+
+        Returns:
+            The norm of the gradient before clipping, a scalar; 0 if the part is not clipped.
+        """
+        assert self.optimizer is not None
+        gradients = self._gradients(loss)
+        finite = loss.detach().isfinite()
+        norm = loss.new_zeros(())
+        if self._max_norm is not None:
+            norms = torch._foreach_norm([one for one in gradients if one is not None])
+            norm = torch.linalg.vector_norm(torch.stack(norms))
+            finite = finite.logical_and_(norm.isfinite())
+            scale = (self._max_norm / (norm + 1e-6)).clamp_max_(1.0)
+            torch._foreach_mul_([one for one in gradients if one is not None], scale)
+        found_inf = finite.logical_not_().float()
+        if self._agree is not None:
+            self._agree(found_inf)
+        self._n_bad.add_(found_inf)
+        if skip is not None:
+            found_inf = torch.maximum(found_inf, skip.float())
+        self.optimizer.apply(gradients, found_inf)
+        return norm
+
+    def move_target(self, *, fraction: float | None = None) -> None:
+        """Move the target network towards the module.
+
+        Args:
+            fraction: how far; None: what the rule says.
+        """
+        assert self.target_rule is not None
+        tau = self.target_rule.tau if fraction is None else fraction
+        with torch.no_grad():
+            torch._foreach_lerp_(self._copies, self._online, tau)
+            for own, online in self._buffers:
+                own.copy_(online)
+
+    @property
+    def is_module(self) -> bool:
+        """Whether the part is an ``nn.Module``, and not another object with a state."""
+        return isinstance(self.module, nn.Module)
+
+    @property
+    def learning_rate(self) -> float:
+        """The optimiser's present learning rate; 0 without an optimiser."""
+        return 0.0 if self.optimizer is None else float(self.optimizer.param_groups[0]["lr"])
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        assert self.optimizer is not None
+        if value != self.learning_rate:
+            self.optimizer.param_groups[0]["lr"] = value
+            self.optimizer.follow_schedule()
+
+    def _gradients(self, loss: torch.Tensor) -> list[torch.Tensor | None]:
+        """Return the gradient of each parameter, averaged over all ranks; None: unused."""
+        if torch.compiler.is_compiling():
+            # A compiled function cannot write to the parameters' gradients.
+            return list(torch.autograd.grad(loss, self._parameters, allow_unused=True))
+        for parameter in self._parameters:
+            parameter.grad = None
+        loss.backward(inputs=self._parameters)  # type: ignore[no-untyped-call]
+        if self._reduce is not None:
+            self._reduce()
+        return [parameter.grad for parameter in self._parameters]

@@ -1,0 +1,422 @@
+"""Policies whose update is a function of declared parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch._dynamo
+import torch.distributed as dist
+from torch import nn
+
+from dmiddleware.config import Option, check_value, switch
+from dmiddleware.data.batch import Batch, to_dict
+from dmiddleware.errors import CheckpointMismatch, NonFiniteLoss
+from dmiddleware.policy.base.batched_policy import BatchedPolicy
+from dmiddleware.policy.base.data_parallel import broadcast_model, collective
+from dmiddleware.policy.base.parts import Part
+from dmiddleware.policy.base.policy import PolicyOptions, to_be_written
+from dmiddleware.policy.base.state_dict import (
+    check_model_state,
+    load_model_state,
+    load_optimizer_state,
+    model_state,
+    optimizer_state,
+    part_of,
+    plain_name,
+)
+from dmiddleware.seeding import derive_seed
+
+__all__ = ["PartsOptions", "PartsPolicy", "UpdateOutput"]
+
+_CHECK_EVERY = 100
+"""Updates between two looks at whether steps on a GPU were skipped."""
+
+
+class PartsOptions(PolicyOptions, total=False):
+    """The options that all policies with parts have in ``for_env``."""
+
+    compile: bool
+
+
+class UpdateOutput(Mapping[str, Any]):
+    """The output of an update on a GPU, whose scalars are read when one of them is asked for.
+
+    Reading waits for the GPU, so loggers that look at every hundredth output let the updates
+    between them run without a pause.
+
+    Args:
+        output: scalars and other tensors, and Python numbers.
+        look: called once after the scalars have been read.
+    """
+
+    def __init__(self, output: Mapping[str, Any], look: Callable[[], None]) -> None:
+        self._scalars = [key for key, value in output.items() if _is_scalar(value)]
+        self._packed = torch.stack([output[key].detach().float() for key in self._scalars])
+        self._values = dict(output)
+        self._look: Callable[[], None] | None = look
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._values[key]
+        if not _is_scalar(value):
+            return value
+        self._read()
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def _read(self) -> None:
+        self._values.update(zip(self._scalars, self._packed.tolist(), strict=True))
+        if self._look is not None:
+            look, self._look = self._look, None
+            look()
+
+
+class PartsPolicy(BatchedPolicy):
+    """A policy that declares its parts, and updates them by a function of parts and batch.
+
+    A subclass writes
+
+    - ``_make_parts()``, which returns its :class:`Part` objects by name: modules with optimiser,
+      target network and clipping, and other objects with a state. The policy's model may be one
+      part, or its submodules several;
+    - ``_update(batch, **drawn)``, which makes one update with :meth:`Part.step` and returns what to
+      log as tensors. It reads no value back and branches on none, so it can be compiled;
+    - if the update is random, ``_draw(batch)``, which returns the random tensors that it takes;
+    - if updates differ, such as a policy that is updated every second time, ``_variant()``.
+
+    Placing on the device, checkpoints, what collectors receive, target updates, averaging over
+    ranks and the check for values that are not finite follow from the declaration.
+
+    Args:
+        cfg: what differs from ``default_config()``.
+        model: None builds the one that ``cfg.model`` and :meth:`default_model` describe; a module
+            is used as it is.
+        enable_field: the parts to build, of ``"learn"``, ``"collect"``, ``"eval"``; None: all.
+
+    Example:
+        >>> from dmiddleware.policy import Part, adam
+        >>> class Regression(PartsPolicy):
+        ...     def _make_parts(self):
+        ...         return {"model": Part(self._model, adam(0.1), acts=True)}
+        ...     def _update(self, batch):
+        ...         loss = (self._model(batch["obs"]) - batch["action"]).square().mean()
+        ...         self._parts["model"].step(loss)
+        ...         return {"total_loss": loss}
+        >>> policy = Regression(model=torch.nn.Linear(2, 1), enable_field=["learn"])
+        >>> batch = {"obs": torch.ones(4, 2), "action": torch.ones(4, 1)}
+        >>> losses = [policy.learn_mode.forward(batch)["total_loss"] for _ in range(50)]
+        >>> losses[0] > 100 * losses[-1]
+        True
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "compile": Option(
+            False,
+            switch,
+            "whether to compile the update with torch.compile, which takes a minute at the start",
+        ),
+    }
+    _required: ClassVar[dict[str, str]] = {**BatchedPolicy._required, "learn": "_update"}
+
+    @classmethod
+    def check_config(cls, cfg: Any) -> None:
+        """Refuse impossible combinations."""
+        super().check_config(cfg)
+        check_value(
+            not (cfg.compile and cfg.multi_gpu),
+            "compile",
+            cfg.compile,
+            "False with multi_gpu, because ranks exchange gradients within the update",
+        )
+
+    @to_be_written
+    def _make_parts(self) -> dict[str, Part]:
+        """Return the parts by name; called once, after ``_init_common``."""
+        raise NotImplementedError
+
+    @to_be_written
+    def _update(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Make one update: ``_update(batch, **drawn)``.
+
+        Args:
+            *args: the batch, ``[B, …]`` columns by name; nested observations are nested
+                dictionaries.
+            **kwargs: what ``_draw`` and ``_variant`` returned.
+
+        Returns:
+            What to log: scalars; maybe ``priority`` ``[B]``; maybe ``kl_stop``, a bool scalar: True
+            if the update was skipped, or False.
+        """
+        raise NotImplementedError
+
+    def _draw(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the random tensors of an update, drawn from ``self._learn_generator``."""
+        return {}
+
+    def _variant(self) -> dict[str, bool]:
+        """Return flags of the next update; a compiled update is compiled once for each variant."""
+        return {}
+
+    def _init_parts(self) -> None:
+        self._parts = self._make_parts()
+        paths = {id(module): path for path, module in self._model.named_modules()}
+        # The path of each part within the model; the others are saved under their own names.
+        self._paths = {
+            name: paths[id(part.module)]
+            for name, part in self._parts.items()
+            if id(part.module) in paths
+        }
+        for part in self._parts.values():
+            if isinstance(part.module, nn.Module):
+                part.module.to(self._device)
+        if "learn" in self._enabled:
+            self._prepare_to_learn()
+
+    def _prepare_to_learn(self) -> None:
+        self._n_bad = torch.zeros((), device=self._device)
+        self._n_outputs = 0
+        # Scalars on the device, where they change: a compiled update would not see a number change.
+        self._values: dict[str, Any] = {
+            path: schedule.start
+            if schedule.type == "constant"
+            else torch.tensor(schedule.start, device=self._device)
+            for path, schedule in self._schedules.items()
+        }
+        self._compiled: Callable[..., dict[str, torch.Tensor]] | None = None
+        self._learn_generator = torch.Generator().manual_seed(
+            derive_seed(self._generator.initial_seed(), "learn")
+        )
+        if self._reducer is not None and "" not in self._paths.values():
+            self._reducer.close()  # its hooks expect that backward reaches the whole model
+        for name, part in self._parts.items():
+            if self._reducer is None or not part.is_module:
+                part.prepare(n_bad=self._n_bad)
+                continue
+            if name not in self._paths:
+                broadcast_model(part.module)
+            reduce = partial(self.sync_gradients, part.module)
+            part.prepare(n_bad=self._n_bad, reduce=reduce, agree=_take_largest)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_compiled": None}
+
+    def _run_update(self, batch: Mapping[str, Any], **drawn: Any) -> dict[str, torch.Tensor]:
+        if not self._cfg.compile:
+            return self._update(batch, **drawn)
+        if self._compiled is None:
+            # Lets the compiler trace torch.autograd.grad, which an update without breaks needs.
+            torch._dynamo.config.trace_autograd_ops = True
+            self._compiled = torch.compile(self._update, fullgraph=True)
+        return self._compiled(batch, **drawn)
+
+    def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
+        columns = to_dict(batch)
+        self._follow_schedules()
+        output = self._run_update(columns, **self._draw(columns), **self._variant())
+        if not self._on_gpu and self._n_bad.item():
+            self._n_bad.zero_()
+            raise self._non_finite_error(_what_is_bad(output), batch)
+        if not output.get("kl_stop", False):
+            self._train_iter += 1
+            for part in self._parts.values():
+                rule = part.target_rule
+                if rule is not None and self._train_iter % rule.every == 0:
+                    part.move_target()
+        return self._reported(output)
+
+    def _follow_schedules(self) -> None:
+        counters = self._counters._replace(update=self._train_iter)
+        for part in self._parts.values():
+            if part.schedule is not None:
+                part.learning_rate = part.schedule.at(counters)
+        for path, value in self._values.items():
+            if isinstance(value, torch.Tensor):
+                value.fill_(self._schedules[path].at(counters))
+
+    def _reported(self, output: dict[str, Any]) -> Mapping[str, Any]:
+        """Return the output in Python numbers; on a GPU, they are read when they are asked for."""
+        first = next(part for part in self._parts.values() if part.optimizer is not None)
+        output["cur_lr"] = first.learning_rate
+        if self._on_gpu:
+            self._n_outputs += 1
+            if self._n_outputs % _CHECK_EVERY == 0:
+                self._look()
+            return UpdateOutput(output, self._look)
+        return {key: value.item() if _is_scalar(value) else value for key, value in output.items()}
+
+    def _look(self) -> None:
+        """Raise if a step was skipped since the last look."""
+        if self._n_bad.item():
+            self._n_bad.zero_()
+            raise NonFiniteLoss(
+                "a loss or the norm of a gradient was NaN or infinite in one of the last "
+                f"{_CHECK_EVERY} updates; its step was skipped. Check observations and rewards for "
+                "NaN, lower the learning rate or clip gradients"
+            )
+
+    def _after_loading_weights(self) -> None:
+        for part in self._parts.values():
+            if part.target is not None:
+                part.target.load_state_dict(part.module.state_dict())
+
+    def _state_dict_collect(self) -> dict[str, Any]:
+        """Return the parts that acting needs."""
+        model: dict[str, Any] = {}
+        for name, path in self._paths.items():
+            if self._parts[name].acts:
+                state = model_state(self._parts[name].module)
+                model |= {f"{path}.{key}" if path else key: one for key, one in state.items()}
+        return {"model": model, "acting_parts": self._others(acting=True)}
+
+    def _load_state_dict_collect(self, state_dict: dict[str, Any]) -> None:
+        """Load the parts that acting needs; a learner's state serves as well.
+
+        Raises:
+            CheckpointMismatch: if a part is missing, or belongs to another model; nothing was
+                loaded.
+        """
+        self._check_acting(state_dict)
+        for name, path in self._paths.items():
+            if self._parts[name].acts:
+                load_model_state(self._parts[name].module, _below(state_dict["model"], path))
+        self._load_others(state_dict.get("acting_parts", {}))
+
+    def _state_dict_learn(self) -> dict[str, Any]:
+        """Return everything needed to resume.
+
+        Raises:
+            NonFiniteLoss: if a step was skipped since the last look.
+        """
+        self._look()
+        return {
+            "model": model_state(self._model),
+            "acting_parts": self._others(acting=True),
+            "learning_parts": self._others(acting=False),
+            "target": {
+                name: model_state(part.target)
+                for name, part in self._parts.items()
+                if part.target is not None
+            },
+            "optimizer": {
+                name: optimizer_state(part.optimizer)
+                for name, part in self._parts.items()
+                if part.optimizer is not None
+            },
+            "generator": self._generator.get_state(),
+            "learn_generator": self._learn_generator.get_state(),
+            "train_iter": self._train_iter,
+        }
+
+    def _load_state_dict_learn(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`_state_dict_learn` returned.
+
+        Raises:
+            CheckpointMismatch: if a part is missing, or belongs to another model; nothing was
+                loaded.
+        """
+        targets, optimizers, others, acting, learning, train_iter = (
+            part_of(state_dict, name)
+            for name in (
+                "target",
+                "optimizer",
+                "learning_parts",
+                "generator",
+                "learn_generator",
+                "train_iter",
+            )
+        )
+        for name, part in self._parts.items():
+            if part.target is not None:
+                check_model_state(part.target, part_of(targets, name), f"target network of {name}")
+            if part.optimizer is not None:
+                part_of(optimizers, name)
+        self._check_acting(state_dict)
+        self._check_others(others, acting=False)
+        load_model_state(self._model, part_of(state_dict, "model"))
+        self._load_others({**state_dict.get("acting_parts", {}), **others})
+        for name, part in self._parts.items():
+            if part.target is not None:
+                load_model_state(part.target, targets[name])
+            if part.optimizer is not None:
+                load_optimizer_state(part.optimizer, optimizers[name])
+        self._generator.set_state(acting.cpu())
+        self._learn_generator.set_state(learning.cpu())
+        self._train_iter = int(train_iter)
+
+    def _others(self, *, acting: bool) -> dict[str, Any]:
+        """Return the states of the parts that do not belong to the model."""
+        return {
+            name: model_state(part.module) if part.is_module else part.module.state_dict()
+            for name, part in self._parts.items()
+            if name not in self._paths and part.acts is acting
+        }
+
+    def _load_others(self, states: Mapping[str, Any]) -> None:
+        for name, state in states.items():
+            module = self._parts[name].module
+            if isinstance(module, nn.Module):
+                load_model_state(module, state, name)
+            else:
+                module.load_state_dict(state)
+
+    def _check_acting(self, state_dict: Mapping[str, Any]) -> None:
+        model = part_of(state_dict, "model")
+        for name, path in self._paths.items():
+            if self._parts[name].acts:
+                check_model_state(self._parts[name].module, _below(model, path))
+        self._check_others(state_dict.get("acting_parts", {}), acting=True)
+
+    def _check_others(self, states: Mapping[str, Any], *, acting: bool) -> None:
+        """Reject a state that was saved with other options: a network must see what it learned."""
+        own = {
+            name: part
+            for name, part in self._parts.items()
+            if name not in self._paths and part.acts is acting
+        }
+        if different := sorted(own.keys() ^ set(states)):
+            name = different[0]
+            raise CheckpointMismatch(
+                f"the checkpoint has {'no' if name in own else 'a'} part {name}, but this "
+                f"{type(self).__name__} has {'one' if name in own else 'none'}; build the policy "
+                "with the options that it was trained with"
+            )
+        for name, part in own.items():
+            if part.is_module:
+                check_model_state(part.module, states[name], name)
+
+
+def _below(state: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Return the tensors of a submodule, by their names within it."""
+    state = {plain_name(name): value for name, value in state.items()}
+    if not path:
+        return state
+    prefix = f"{plain_name(path)}."
+    return {
+        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+    }
+
+
+def _what_is_bad(output: Mapping[str, Any]) -> str:
+    for key, value in output.items():
+        if _is_scalar(value) and not value.isfinite():
+            return f"{key} is {value.item()}"
+    return "a loss or gradient is not finite"
+
+
+def _take_largest(number: torch.Tensor) -> None:
+    with collective():
+        dist.all_reduce(number, op=dist.ReduceOp.MAX)
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 0

@@ -1,0 +1,280 @@
+"""Policies that declare their parts."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dmiddleware.data.batch import as_tree
+from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteLoss
+from dmiddleware.policy import DQNPolicy, Part, PartsPolicy, PPOPolicy, TargetRule, adam
+from dmiddleware.policy.base.parts_policy import UpdateOutput
+from dmiddleware.schedule import Schedule
+
+
+class Networks(nn.Module):
+    """An actor and a critic that share nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor = nn.Linear(3, 2)
+        self.critic = nn.Linear(5, 1)
+
+
+class Temperature(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.zeros(()))
+
+
+class ActorAndCritic(PartsPolicy):
+    """A deterministic actor that follows a critic, with a tuned factor outside of the model."""
+
+    config = {"learning_rate": 0.05}
+
+    def _make_parts(self) -> dict[str, Part]:
+        rate = self._cfg.learning_rate
+        return {
+            "actor": Part(self._model.actor, adam(rate), grad_clip_norm=1.0, acts=True),
+            "critic": Part(self._model.critic, adam(rate), target=TargetRule(1, 0.25)),
+            "temperature": Part(Temperature(), adam(rate)),
+        }
+
+    def _draw(self, batch: Any) -> dict[str, torch.Tensor]:
+        return {"noise": torch.randn(len(batch["obs"]), 2, generator=self._learn_generator)}
+
+    def _update(self, batch: Any, *, noise: torch.Tensor) -> dict[str, torch.Tensor]:
+        actor, critic, temperature = self._parts.values()
+        with torch.no_grad():
+            action = actor.module(batch["next_obs"]) + 0.1 * noise
+            value = critic.target(torch.cat([batch["next_obs"], action], -1)).squeeze(-1)
+            target = batch["reward"] + 0.9 * value
+        taken = critic.module(torch.cat([batch["obs"], batch["action"]], -1)).squeeze(-1)
+        critic_loss = (taken - target).square().mean()
+        critic.step(critic_loss)
+        chosen = torch.cat([batch["obs"], actor.module(batch["obs"])], -1)
+        actor_loss = -critic.module(chosen).mean() * temperature.module.log.detach().exp()
+        norm = actor.step(actor_loss)
+        temperature.step(temperature.module.log * critic_loss.detach())
+        return {"critic_loss": critic_loss, "actor_loss": actor_loss, "grad_norm": norm}
+
+    def _forward_collect_batch(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
+        return {"action": self._parts["actor"].module(obs)}
+
+    _forward_eval_batch = _forward_collect_batch
+
+
+def made(**cfg: Any) -> ActorAndCritic:
+    torch.manual_seed(0)
+    return ActorAndCritic({"seed": 0, **cfg}, Networks())
+
+
+def batch(n: int = 16, seed: int = 0) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    obs, next_obs = torch.randn(2, n, 3, generator=generator)
+    action = torch.randn(n, 2, generator=generator)
+    return as_tree({"obs": obs, "next_obs": next_obs, "action": action, "reward": obs.sum(-1)})
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
+def test_collectors_receive_only_what_acting_needs() -> None:
+    policy = made()
+    state = policy.collect_mode.state_dict()
+    assert sorted(state["model"]) == ["actor.bias", "actor.weight"]
+    assert state["acting_parts"] == {}
+    policy.learn_mode.forward(batch())
+    other = made()
+    other.collect_mode.load_state_dict(policy.collect_mode.state_dict())
+    obs = torch.randn(4, 3)
+    actions = [p.collect_mode.forward(obs)["action"] for p in (policy, other)]
+    assert torch.equal(*actions)
+    other.eval_mode.load_state_dict(policy.learn_mode.state_dict())
+
+
+def test_an_interrupted_run_continues_bit_for_bit() -> None:
+    whole, first = made(), made()
+    for seed in range(6):
+        whole.learn_mode.forward(batch(seed=seed))
+    for seed in range(3):
+        first.learn_mode.forward(batch(seed=seed))
+    second = ActorAndCritic({"seed": 1}, Networks())
+    second.learn_mode.load_state_dict(first.learn_mode.state_dict())
+    for seed in range(3, 6):
+        second.learn_mode.forward(batch(seed=seed))
+    assert same(second.learn_mode.state_dict(), whole.learn_mode.state_dict())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
+def test_a_copy_learns_as_its_original_does(copied: Any) -> None:
+    policy = made()
+    policy.learn_mode.forward(batch())
+    twin = copied(policy)
+    before = policy.learn_mode.state_dict()
+    twin.learn_mode.forward(batch(seed=1))
+    assert same(policy.learn_mode.state_dict(), before)
+    policy.learn_mode.forward(batch(seed=1))
+    assert same(policy.learn_mode.state_dict(), twin.learn_mode.state_dict())
+
+
+def test_each_part_is_trained_on_its_own_loss_alone() -> None:
+    policy = made(learning_rate=0.05)
+    parts = policy.get_attribute("parts")
+    before = copy.deepcopy(policy.get_attribute("model"))
+    target = copy.deepcopy(parts["critic"].target)
+    policy.learn_mode.forward(batch())
+    for name in ("actor", "critic"):
+        for now, then in zip(
+            getattr(policy.get_attribute("model"), name).parameters(),
+            getattr(before, name).parameters(),
+            strict=True,
+        ):
+            # Adam's first step is the learning rate, in the direction of the gradient.
+            assert (now - then).abs().max().item() == pytest.approx(0.05, rel=1e-3)
+    moved = target.weight.lerp(parts["critic"].module.weight, 0.25)
+    assert torch.allclose(parts["critic"].target.weight, moved)
+    assert parts["temperature"].module.log.item() == pytest.approx(-0.05)
+
+
+def test_a_norm_is_clipped_and_reported() -> None:
+    policy = made()
+    big = batch()
+    output = policy.learn_mode.forward(big)
+    assert output["grad_norm"] > 0
+    weight = nn.Parameter(torch.ones(3))
+    module = nn.ParameterList([weight])
+    part = Part(module, adam(0.1), grad_clip_norm=0.5)
+    n_bad = torch.zeros(())
+    part.prepare(n_bad=n_bad)
+    assert part.step(3 * weight.sum()).item() == pytest.approx(3 * math.sqrt(3))
+    assert weight.grad is not None
+    assert weight.grad.norm().item() == pytest.approx(0.5)
+
+
+def test_a_batch_that_is_not_finite_changes_nothing_and_names_the_loss() -> None:
+    policy = made()
+    policy.learn_mode.forward(batch())
+    before = policy.learn_mode.state_dict()
+    bad = batch()
+    bad["reward"][0] = float("inf")
+    with pytest.raises(NonFiniteLoss, match="critic_loss is inf"):
+        policy.learn_mode.forward(bad)
+    after = policy.learn_mode.state_dict()
+    assert same(after["optimizer"]["critic"], before["optimizer"]["critic"])
+    assert torch.equal(after["model"]["critic.weight"], before["model"]["critic.weight"])
+    assert after["train_iter"] == 1
+
+
+def test_a_part_that_is_missing_in_a_checkpoint_is_named() -> None:
+    policy = made()
+    state = policy.learn_mode.state_dict()
+    del state["learning_parts"]["temperature"]
+    with pytest.raises(CheckpointMismatch, match="no part temperature"):
+        policy.learn_mode.load_state_dict(state)
+
+
+def test_the_learning_rate_of_a_part_follows_its_schedule() -> None:
+    weight = nn.Parameter(torch.ones(1))
+    part = Part(nn.ParameterList([weight]), adam(Schedule.linear(0.1, 0.0, decay=10, by="update")))
+    part.prepare(n_bad=torch.zeros(()))
+    assert part.schedule is not None
+    part.learning_rate = part.schedule(5)
+    assert part.learning_rate == pytest.approx(0.05)
+    part.step(weight.sum())
+    assert weight.item() == pytest.approx(0.95)
+
+
+def test_outputs_on_a_gpu_are_read_once_and_only_when_they_are_asked_for() -> None:
+    looks = []
+    output = UpdateOutput(
+        {"loss": torch.tensor(2.0), "priority": torch.ones(3), "cur_lr": 0.1},
+        lambda: looks.append(1),
+    )
+    assert output["cur_lr"] == 0.1
+    assert output["priority"].shape == (3,)
+    assert list(output) == ["loss", "priority", "cur_lr"]
+    assert "loss" in output
+    assert not looks
+    assert (output["loss"], output["loss"], len(output)) == (2.0, 2.0, 3)
+    assert looks == [1]
+
+
+def test_compile_is_refused_where_ranks_exchange_gradients() -> None:
+    with pytest.raises(ConfigError, match="compile must be False with multi_gpu"):
+        made(compile=True, multi_gpu=True)
+
+
+SMALL = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [16]}
+
+
+def transitions(seed: int) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    obs, next_obs = torch.randn(2, 16, 4, generator=generator)
+    return as_tree(
+        {
+            "obs": obs,
+            "next_obs": next_obs,
+            "action": torch.randint(0, 2, (16,), generator=generator),
+            "reward": torch.randn(16, generator=generator),
+            "terminated": torch.rand(16, generator=generator) < 0.2,
+            "log_prob": -torch.rand(16, generator=generator),
+            "value": torch.randn(16, generator=generator),
+            "adv": torch.randn(16, generator=generator),
+            "ret": torch.randn(16, generator=generator),
+        }
+    )
+
+
+def dqn(**cfg: Any) -> DQNPolicy:
+    learn = {
+        "target_update_freq": 2,
+        "grad_clip_norm": 1.0,
+        "learning_rate": Schedule.linear(1e-2, 1e-3, decay=8, by="update"),
+    }
+    return DQNPolicy({"model": SMALL, "seed": 0, "learn": learn, **cfg})
+
+
+def ppo(**cfg: Any) -> PPOPolicy:
+    learn = {"clip_ratio": Schedule.linear(0.2, 0.1, decay=8, by="update")}
+    return PPOPolicy({"model": SMALL, "seed": 0, "learn": learn, "target_kl": 5.0, **cfg})
+
+
+@pytest.mark.parametrize("make", [dqn, pytest.param(ppo, marks=pytest.mark.slow)])
+def test_a_compiled_update_gives_the_same_results_and_checkpoints(make: Any) -> None:
+    eager, compiled = make(), make(compile=True)
+    for seed in range(6):
+        outputs = [policy.learn_mode.forward(transitions(seed)) for policy in (eager, compiled)]
+        assert outputs[0].keys() == outputs[1].keys()
+        for key, value in outputs[0].items():
+            assert outputs[1][key] == pytest.approx(value, abs=1e-5), key
+    states = [policy.learn_mode.state_dict() for policy in (eager, compiled)]
+    assert states[0]["model"].keys() == states[1]["model"].keys()
+    for name, value in states[0]["model"].items():
+        assert torch.allclose(states[1]["model"][name], value, atol=1e-5), name
+    # Either kind continues from the other's checkpoint.
+    eager.learn_mode.load_state_dict(states[1])
+    compiled.learn_mode.load_state_dict(states[0])
+
+
+@pytest.mark.parametrize("make", [dqn, ppo])
+def test_an_update_is_one_graph_and_is_compiled_once(make: Any) -> None:
+    policy = make(compile=True)
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    for seed in range(4):
+        policy.learn_mode.forward(transitions(seed))
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 1
