@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import importlib.util
 import io
+import os
 import re
 import shlex
 import tomllib
@@ -32,7 +34,8 @@ def run(block: Block, path: Path, module: types.ModuleType) -> str:
     """Run a block in its page's namespace and return what it printed.
 
     A block opened with ``python raises=SomeError`` must end with that error; the error's message
-    counts as printed.
+    counts as printed. One opened with ``python needs=module`` is skipped where that package of an
+    extra is not installed, except in CI.
     """
     printed = io.StringIO()
     expected = block.options.get("raises")
@@ -47,16 +50,22 @@ def run(block: Block, path: Path, module: types.ModuleType) -> str:
     return printed.getvalue()
 
 
+def is_installed(block: Block) -> bool:
+    needed = block.options.get("needs")
+    return needed is None or "CI" in os.environ or importlib.util.find_spec(needed) is not None
+
+
 @pytest.mark.parametrize("path", WITH_CODE, ids=name)
 def test_code_blocks_of_a_page_run_in_order(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # As in a program: definitions in __main__ are sent to other processes by value.
     module = types.ModuleType("__main__")
-    printed = None
+    printed, skips = None, False
     for block in blocks(path):
         if block.language == "python":
-            printed = run(block, path, module)
-        elif block.language == "output":
+            skips = not is_installed(block)
+            printed = None if skips else run(block, path, module)
+        elif block.language == "output" and not skips:
             where = f"{block.page}:{block.line}"
             assert printed is not None, f"{where}: output without a code block before it"
             same = OUTPUT.check_output(block.text, printed, OUTPUT_FLAGS)
