@@ -253,10 +253,10 @@ def masks_in(obs: Any, info: StepInfo) -> torch.Tensor | None:
         column = info.column(_MASK)
         if column is None:
             return None
-        values, given = column
+        values, _ = column
         if not _is_array(values) or values.ndim < 2:
             raise _not_numbers(_MASK, values)
-        mask = torch.from_numpy((values != 0) | ~given.reshape(-1, *[1] * (values.ndim - 1)))
+        mask = torch.from_numpy(values != 0)
     return mask | ~mask.any(-1, keepdim=True)
 
 

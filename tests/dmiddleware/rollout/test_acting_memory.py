@@ -317,6 +317,42 @@ def test_envs_that_return_no_mask_allow_everything():
     assert (batch["info"]["t"] == 0).all()
 
 
+class Ending(MaskedEnv):
+    """Its mask allows nothing at the end of an episode."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        if terminated or truncated:
+            info["action_mask"] = np.zeros(N_ACTIONS, np.int8)
+        return obs, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_masks_that_allow_nothing_are_not_masks(mode):
+    with vector_envs(LENGTHS, mode, Ending) as envs:
+        batch = RolloutCollector(Declares("action_mask"), envs).collect(60)
+    done = batch["done"]
+    assert batch["next_action_mask"][done].all()
+    successors = batch["next_obs"][..., 2][~done]
+    assert torch.equal(batch["next_action_mask"][~done], allowed(successors))
+
+
+def test_only_the_envs_that_return_a_mask_have_one():
+    class Free(CountingEnv):
+        def __init__(self, index=0, lengths=(5,)):
+            super().__init__(index, lengths)
+            self.action_space = gym.spaces.Discrete(N_ACTIONS)
+
+    envs = SyncEnvManager([functools.partial(MaskedEnv, 0), functools.partial(Free, 1)])
+    with envs:
+        batch = RolloutCollector(Declares("action_mask", "info.t"), envs).collect(24)
+    for name, obs in (("action_mask", "obs"), ("next_action_mask", "next_obs")):
+        assert torch.equal(batch[name][:, 0], allowed(batch[obs][:, 0, 2]))
+        assert batch[name][:, 1].all()
+    assert torch.equal(batch["info"]["t"][:, 0], batch["obs"][:, 0, 2].long())
+    assert (batch["info"]["t"][:, 1] == 0).all()
+
+
 def test_infos_that_the_envs_lack_are_an_error(counting_envs):
     collector = RolloutCollector(Declares("info.fuel"), counting_envs(LENGTHS))
     with pytest.raises(ConfigError, match=r"asks for info\.fuel.*no keys"):
@@ -502,9 +538,12 @@ class Nested(Declares):
         return {"action": obs[:, 2].long() % 2, "state": state}
 
 
-def test_a_state_may_be_nested(counting_envs):
-    collector = RolloutCollector(Nested(), counting_envs(LENGTHS))
-    lane = cat([collector.collect(n) for n in (3, 30, 3)])
+@pytest.mark.parametrize("mode", [None, "NextStep", "SameStep", "Disabled"])
+def test_a_state_may_be_nested(counting_envs, mode):
+    envs = counting_envs(LENGTHS) if mode is None else vector_envs(LENGTHS, mode)
+    with envs:
+        collector = RolloutCollector(Nested(), envs)
+        lane = cat([collector.collect(n) for n in (3, 30, 3)])
     t = lane["obs"][..., 2]
     assert torch.equal(lane["state"]["count"].squeeze(-1), t)
     assert torch.equal(lane["state"]["pair"]["0"], 2**t)
@@ -558,6 +597,8 @@ class PerEnv(Policy):
     def _forward_collect(
         self, data, *, prev_action, prev_reward, is_first, action_mask, info, state
     ):
+        per_env = (prev_action, prev_reward, is_first, action_mask, info, state)
+        assert all(list(one) == list(data) for one in per_env)
         assert all(int(info[env_id]["t"]) == int(state[env_id]) for env_id in data)
         return {
             env_id: {
