@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from dmiddleware.data.batch import Nested
-from dmiddleware.model.action_mask import masked_logit
 from dmiddleware.model.encoders import make_encoder
 from dmiddleware.model.layers import Init, Norm, call, orthogonal_init
 from dmiddleware.model.model_registry import MODEL_REGISTRY
@@ -123,12 +122,12 @@ class Actor(Network):
         Args:
             obs: ``[…, *obs_shape]``, a tensor or, for nested observations, a treetensor.
         """
-        return self._distribution(call(self.encoder, obs), obs)
+        return self._distribution(call(self.encoder, obs))
 
-    def _distribution(self, features: torch.Tensor, obs: Nested) -> dict[str, torch.Tensor]:
+    def _distribution(self, features: torch.Tensor) -> dict[str, torch.Tensor]:
         output: torch.Tensor = call(self.policy_head, features)
         if self.log_std is None:
-            return {"logit": masked_logit(output, obs)}
+            return {"logit": output}
         if self._n_logits == 0:
             return {"mu": output, "sigma": self.log_std.exp().expand_as(output)}
         mu = output[..., self._n_logits :]
@@ -203,7 +202,7 @@ class ActorCritic(Actor):
             What :class:`Actor` returns, and ``value`` ``[…]``.
         """
         features = call(self.encoder, obs)
-        output = self._distribution(features, obs)
+        output = self._distribution(features)
         if self.critic_encoder is not None:
             features = call(self.critic_encoder, obs)
         output["value"] = call(self.value_head, features).squeeze(-1)
@@ -211,7 +210,7 @@ class ActorCritic(Actor):
 
     def compute_actor(self, obs: Nested) -> dict[str, torch.Tensor]:
         """Return the distribution alone, without the critic's work."""
-        return self._distribution(call(self.encoder, obs), obs)
+        return self._distribution(call(self.encoder, obs))
 
     def compute_critic(self, obs: Nested) -> torch.Tensor:
         """Return the value ``[…]`` alone, without the actor's work."""

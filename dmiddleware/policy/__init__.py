@@ -1,7 +1,7 @@
 """Policies: how to act, what to store, how to learn."""
 
 from dmiddleware.policy.base.action_codec import ActionCodec
-from dmiddleware.policy.base.actions import ActorPolicy
+from dmiddleware.policy.base.actions import ActorPolicy, CodecPolicy
 from dmiddleware.policy.base.as_modes import (
     as_collect_mode,
     as_command_mode,
@@ -55,6 +55,7 @@ __all__ = [
     "PPOPolicy",
     "BCPolicy",
     "ActorPolicy",
+    "CodecPolicy",
     "ActionCodec",
     "collate",
     "data_parallel",

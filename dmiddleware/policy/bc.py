@@ -16,7 +16,7 @@ from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.parts import Part, adam
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
-from dmiddleware.rl import bc_continuous_loss, bc_discrete_loss
+from dmiddleware.rl import bc_hits, bc_loss
 from dmiddleware.schedule import Schedule, scheduled
 
 __all__ = ["BCOptions", "BCPolicy"]
@@ -39,9 +39,11 @@ class BCOptions(ActorOptions, total=False):
 class BCPolicy(ActorPolicy, CommandModePolicy):
     """Behaviour cloning: supervised learning of an expert's actions (Pomerleau, "ALVINN", 1989).
 
-    The loss is the cross-entropy for discrete actions. For continuous ones it is the mean squared
-    error of the mean action, relative to the action bounds (see :class:`ActorPolicy`), so all
-    dimensions count equally. Learns from the columns ``obs`` and ``action``, and ``weight`` if
+    The loss is the cross-entropy for choices and bits. For continuous actions it is the mean
+    squared error of the mean action, relative to the action bounds (see :class:`ActorPolicy`), so
+    all dimensions count equally. The losses of an action's parts are added up; ``accuracy`` is the
+    share of rows in which all choices and bits are the expert's. Learns from the columns ``obs``
+    and ``action``, and ``weight`` if
     there is one; needs no environment. Collecting acts greedily, like evaluating.
     """
 
@@ -97,17 +99,16 @@ class BCPolicy(ActorPolicy, CommandModePolicy):
 
     def _update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         learn = self._cfg.learn
-        output = self._distribution(batch["obs"])
-        weight, action = batch.get("weight"), batch["action"]
+        mask = self._mask_of(batch["obs"], batch.get("action_mask"))
+        distribution = self._codec.distribution(self._actor_output(batch["obs"]), mask)
+        raw = self._codec.to_raw(batch["action"])
+        loss = bc_loss(
+            distribution, raw, weight=batch.get("weight"), label_smoothing=learn.label_smoothing
+        )
         answer: dict[str, torch.Tensor] = {}
-        if "logit" in output:
-            smoothing = learn.label_smoothing
-            loss = bc_discrete_loss(
-                output["logit"], action, weight=weight, label_smoothing=smoothing
-            )
-            answer["accuracy"] = (output["logit"].argmax(-1) == action).float().mean()
-        else:
-            loss = bc_continuous_loss(output["mu"], self._bounds.to_raw(action), weight=weight)
+        hits = bc_hits(distribution, raw)
+        if hits is not None:
+            answer["accuracy"] = hits.float().mean()
         norm = self._parts["actor"].step(loss)
         answer["total_loss"] = loss.detach()
         if learn.grad_clip_norm is not None:
@@ -117,4 +118,4 @@ class BCPolicy(ActorPolicy, CommandModePolicy):
     def _forward_collect_batch(
         self, obs: Value, env_id: np.ndarray, **kwargs: Any
     ) -> dict[str, Any]:
-        return self._forward_eval_batch(obs, env_id)
+        return self._forward_eval_batch(obs, env_id, **kwargs)

@@ -22,18 +22,19 @@ from dmiddleware.config import (
     positive,
     switch,
 )
-from dmiddleware.data.batch import Batch, Value
+from dmiddleware.data.batch import Batch, Nested, Value
 from dmiddleware.errors import ConfigError
-from dmiddleware.model.action_mask import action_mask_of
 from dmiddleware.model.layers import call
 from dmiddleware.model.spaces import HasSpaces
+from dmiddleware.policy.base.actions import CodecPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
-from dmiddleware.policy.base.parts_policy import PartsOptions, PartsPolicy
+from dmiddleware.policy.base.parts_policy import PartsOptions
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import (
     epsilon_greedy,
     epsilon_schedule,
+    mask_logit,
     q_target,
     td_loss,
     with_nstep_returns,
@@ -79,7 +80,7 @@ def _is_tau(value: object) -> bool:
 
 @POLICY_REGISTRY.register("dqn_command")
 @POLICY_REGISTRY.register("dqn")
-class DQNPolicy(PartsPolicy, CommandModePolicy):
+class DQNPolicy(CodecPolicy, CommandModePolicy):
     """Deep Q-learning (Mnih et al., "Human-level control through deep RL", Nature 2015).
 
     With the usual extensions:
@@ -99,7 +100,8 @@ class DQNPolicy(PartsPolicy, CommandModePolicy):
       fraction ``target_tau`` towards the online network.
 
     Learns from the columns ``obs``, ``action`` int64, ``reward``, ``next_obs``, ``terminated``.
-    Actions that an observation's ``action_mask`` forbids are neither taken nor bootstrapped from.
+    Actions that a mask forbids are neither taken nor bootstrapped from; the mask is the key
+    ``action_mask`` of observations, or the columns ``action_mask`` and ``next_action_mask``.
     Collecting takes the keyword ``eps``, the probability of a random action, and returns ``action``
     and ``logit``, the action values. The command mode returns the ``eps`` of the schedule
     ``other.eps`` for the environment steps so far.
@@ -111,6 +113,7 @@ class DQNPolicy(PartsPolicy, CommandModePolicy):
     """
 
     explores: ClassVar[bool] = False
+    action_kinds: ClassVar[tuple[str, ...]] = ("discrete",)
 
     config: ClassVar[dict[str, Any]] = {
         "priority": Option(False, switch, "whether to return the TD errors as priorities"),
@@ -211,13 +214,14 @@ class DQNPolicy(PartsPolicy, CommandModePolicy):
     def _make_parts(self) -> dict[str, Part]:
         learn = self._cfg.learn
         return {
+            **super()._make_parts(),
             "q": Part(
                 self._model,
                 adam(self._schedules["learn.learning_rate"], eps=learn.adam_eps),
                 target=TargetRule(learn.target_update_freq, learn.target_tau),
                 grad_clip_norm=learn.grad_clip_norm,
                 acts=True,
-            )
+            ),
         }
 
     def _init_learn(self) -> None:
@@ -236,7 +240,8 @@ class DQNPolicy(PartsPolicy, CommandModePolicy):
         weight = batch.get("weight")
         target = self._td_target(batch)
         q = self._model(batch["obs"])["logit"]
-        loss, td_error = td_loss(q, batch["action"], target, weight=weight, criterion=learn.loss)
+        action = self._codec.to_raw(batch["action"])
+        loss, td_error = td_loss(q, action, target, weight=weight, criterion=learn.loss)
         norm = part.step(loss)
         mean_target = target.mean()
         output = {
@@ -257,12 +262,13 @@ class DQNPolicy(PartsPolicy, CommandModePolicy):
     def _td_target(self, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return ``[B]``: reward plus discounted value of the successor by the target network."""
         next_obs = batch["next_obs"]
+        mask = self._mask_of(next_obs, batch.get("next_action_mask"))
         next_q_online = None
         if self._cfg.learn.double:
             with self._evaluating():
-                next_q_online = self._model(next_obs)["logit"]
+                next_q_online = _masked(self._model(next_obs)["logit"], mask)
         return q_target(
-            self._parts["q"].target(next_obs)["logit"],
+            _masked(self._parts["q"].target(next_obs)["logit"], mask),
             batch["reward"],
             batch["terminated"],
             discount=batch.get("discount", self._cfg.discount_factor),
@@ -287,18 +293,27 @@ class DQNPolicy(PartsPolicy, CommandModePolicy):
         self._discount_checked = True
 
     def _forward_collect_batch(
-        self, obs: Value, env_id: np.ndarray, *, eps: float = 0.0, **kwargs: Any
+        self,
+        obs: Value,
+        env_id: np.ndarray,
+        *,
+        eps: float = 0.0,
+        action_mask: Nested | None = None,
+        **kwargs: Any,
     ) -> dict[str, Any]:
         # Exploration draws on the CPU, so a run draws the same numbers with and without a GPU.
         logit = call(self._model, obs)["logit"]
-        mask = action_mask_of(obs)
+        mask = self._mask_of(obs, action_mask)
         if self._on_gpu:
             logit, mask = logit.cpu(), None if mask is None else mask.cpu()
         action = epsilon_greedy(logit, eps, generator=self._generator, mask=mask)
-        return {"action": action, "logit": logit}
+        return {"action": self._codec.to_env(action), "logit": logit}
 
-    def _forward_eval_batch(self, obs: Value, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:
-        return {"action": self._model(obs)["logit"].argmax(-1)}
+    def _forward_eval_batch(
+        self, obs: Value, env_id: np.ndarray, *, action_mask: Nested | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        q = _masked(self._model(obs)["logit"], self._mask_of(obs, action_mask))
+        return {"action": self._codec.to_env(q.argmax(-1))}
 
     def _get_trajectory_batch(self, batch: Batch) -> Batch:
         n, discount = int(self._cfg.nstep), self._cfg.discount_factor
@@ -312,3 +327,7 @@ class DQNPolicy(PartsPolicy, CommandModePolicy):
             )
         counters = Counters(command_info["envstep"], command_info.get("train_iter"))
         return {"eps": self._eps.at(counters)}
+
+
+def _masked(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    return q if mask is None else mask_logit(q, mask)

@@ -34,12 +34,6 @@ from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import (
     RewardNormaliser,
     RunningMeanStd,
-    categorical_entropy,
-    categorical_log_prob,
-    categorical_sample,
-    gaussian_entropy,
-    gaussian_log_prob,
-    gaussian_sample,
     ppo_policy_loss,
     ppo_value_loss,
     with_advantages,
@@ -90,9 +84,13 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
     from ``gae_estimator``, which computes the values of successors with the attribute ``value_fn``,
     or from ``get_train_sample``, which serial and parallel collectors call.
 
-    - Collecting returns ``action``, ``log_prob``, ``value`` and ``logit``, or, for continuous
-      actions, ``mu``, ``sigma`` and ``raw_action``, the draw whose log-density is ``log_prob``.
-      ``action`` is within the environment's bounds.
+    - Discrete, MultiDiscrete, MultiBinary, Box, Dict and Tuple action spaces are supported; see
+      :class:`ActorPolicy`.
+    - Collecting returns ``action``, ``log_prob``, ``value`` and what the actor returned, ``logit``,
+      ``mu`` and ``sigma``. If the action has continuous parts, it also returns ``raw_action``, the
+      draw whose log-density is ``log_prob``; ``action`` is within the environment's bounds.
+    - Actions that a mask forbids are neither taken nor learned from; the mask is the key
+      ``action_mask`` of observations or the column ``action_mask``.
     - ``obs_norm``: collecting updates the statistics; evaluating does not. Observations are stored
       unnormalised and normalised in every forward. The statistics do not change between collecting
       a batch and learning from it.
@@ -273,24 +271,22 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
         return parts
 
     def _forward_collect_batch(
-        self, obs: Value, env_id: np.ndarray, **kwargs: Any
+        self,
+        obs: Value,
+        env_id: np.ndarray,
+        *,
+        action_mask: Nested | None = None,
+        **kwargs: Any,
     ) -> dict[str, Any]:
         if self._obs_normaliser is not None:
             self._obs_normaliser.update(obs)
-        # Actions are drawn on the CPU, so a run draws the same numbers with and without a GPU.
         output = dict(self._model(self._normalised(obs)))
         output["value"] = self._as_return(output["value"])
-        output = {key: item.cpu() for key, item in output.items()}
-        if "logit" in output:
-            action, log_prob = categorical_sample(output["logit"], generator=self._generator)
-            return {"action": action, "log_prob": log_prob, **output}
-        raw, log_prob = gaussian_sample(output["mu"], output["sigma"], generator=self._generator)
-        return {
-            "action": self._bounds.to_env(raw),
-            "raw_action": raw,
-            "log_prob": log_prob,
-            **output,
-        }
+        distribution = self._acting_distribution(output, obs, action_mask)
+        raw = distribution.sample(self._generator)
+        drawn = {} if self._codec.is_lossless else {"raw_action": raw}
+        action, log_prob = self._codec.to_env(raw), distribution.log_prob(raw)
+        return {"action": action, **drawn, "log_prob": log_prob, **output}
 
     def scale_rewards(self, batch: Batch) -> torch.Tensor:
         """Update ``reward_norm`` with the rewards of a collected batch, and return them scaled.
@@ -333,7 +329,9 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
     def _update(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         learn = self._cfg.learn
         output = self._model(self._normalised(batch["obs"]))
-        log_prob, entropies = _log_prob_and_entropy(output, batch)
+        mask = self._mask_of(batch["obs"], batch.get("action_mask"))
+        distribution = self._codec.distribution(output, mask)
+        log_prob = distribution.log_prob(self._raw_action(batch))
         adv = self._standardised(batch["adv"]) if learn.adv_norm else batch["adv"]
         policy = ppo_policy_loss(
             log_prob,
@@ -348,7 +346,7 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
             old_value=self._as_output(batch["value"]),
             clip_range=learn.value_clip,
         )
-        entropy = entropies.mean()
+        entropy = distribution.entropy().mean()
         entropy_weight = self._values["learn.entropy_weight"]
         loss = policy.loss + learn.value_weight * value_loss - entropy_weight * entropy
         stop = self._has_moved_too_far(policy.approx_kl, len(log_prob))
@@ -409,15 +407,3 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
         mean = total / count
         (squares,) = sum_over_ranks([(wide - mean).square().sum().item()])
         return (adv - mean) / (math.sqrt(squares / (count - 1)) + 1e-8)
-
-
-def _log_prob_and_entropy(
-    output: dict[str, torch.Tensor], batch: Mapping[str, Any]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log-probabilities and entropies, ``[B]`` each, of the batch's actions."""
-    if "logit" in output:
-        logit = output["logit"]
-        return categorical_log_prob(logit, batch["action"]), categorical_entropy(logit)
-    raw = batch["raw_action"] if "raw_action" in batch else batch["action"]
-    log_prob = gaussian_log_prob(output["mu"], output["sigma"], raw)
-    return log_prob, gaussian_entropy(output["sigma"])

@@ -18,7 +18,7 @@ from dmiddleware.rl.distribution import (
     mask_logit,
 )
 from dmiddleware.rl.exploration import epsilon_greedy, epsilon_schedule
-from dmiddleware.rl.imitation import bc_continuous_loss, bc_discrete_loss
+from dmiddleware.rl.imitation import bc_continuous_loss, bc_discrete_loss, bc_hits, bc_loss
 from dmiddleware.rl.normalise import RewardNormaliser, RunningMeanStd
 from dmiddleware.rl.ppo_loss import PPOPolicyLoss, approx_kl, ppo_policy_loss, ppo_value_loss
 from dmiddleware.rl.recurrence import discounted_scan
@@ -57,6 +57,8 @@ __all__ = [
     "PPOPolicyLoss",
     "ppo_value_loss",
     "approx_kl",
+    "bc_loss",
+    "bc_hits",
     "bc_discrete_loss",
     "bc_continuous_loss",
     "Schedule",

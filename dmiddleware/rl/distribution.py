@@ -228,15 +228,19 @@ class Gaussian:
 
     def __init__(self, mu: torch.Tensor, sigma: torch.Tensor) -> None:
         self.mu, self.sigma = mu, sigma
+        self._draw: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
         """Draw ``[…, A]``, without gradient."""
-        with torch.no_grad():
-            return self.rsample(generator)
+        raw = self.rsample(generator)
+        return raw.detach() if raw.requires_grad else raw
 
     def rsample(self, generator: torch.Generator | None = None) -> torch.Tensor:
         """Draw ``[…, A]``; gradients flow to ``mu`` and ``sigma``."""
-        return self.mu + self.sigma * torch.empty_like(self.mu).normal_(generator=generator)
+        noise = torch.empty_like(self.mu).normal_(generator=generator)
+        raw = self.mu + self.sigma * noise
+        self._draw = raw, noise
+        return raw
 
     def mode(self) -> torch.Tensor:
         """Return the means, ``[…, A]``."""
@@ -244,7 +248,11 @@ class Gaussian:
 
     def log_prob(self, raw: torch.Tensor) -> torch.Tensor:
         """Return ``[…]`` log-densities of ``raw`` ``[…, A]``."""
-        normalised = (raw - self.mu) / self.sigma
+        draw = self._draw
+        if draw is not None and raw is draw[0] and not torch.is_grad_enabled():
+            normalised = draw[1]
+        else:
+            normalised = (raw - self.mu) / self.sigma
         return (-0.5 * normalised.square() - self.sigma.log() - _HALF_LOG_2PI).sum(-1)
 
     def entropy(self) -> torch.Tensor:
@@ -269,8 +277,9 @@ class TanhGaussian:
 
     def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
         """Draw ``[…, A]``, without gradient."""
-        with torch.no_grad():
-            return self.rsample(generator)
+        before = self._base.sample(generator)
+        self._draw = before.tanh(), before
+        return self._draw[0]
 
     def rsample(self, generator: torch.Generator | None = None) -> torch.Tensor:
         """Draw ``[…, A]``; gradients flow to ``mu`` and ``sigma``."""

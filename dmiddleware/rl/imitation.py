@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
+from dmiddleware.data.batch import leaves
 from dmiddleware.errors import StructureError
+from dmiddleware.rl.distribution import (
+    Bernoulli,
+    Categorical,
+    Distribution,
+    Gaussian,
+    Hybrid,
+    MultiCategorical,
+    TanhGaussian,
+)
 from dmiddleware.rl.rows import check_shape
 
-__all__ = ["bc_discrete_loss", "bc_continuous_loss"]
+__all__ = ["bc_discrete_loss", "bc_continuous_loss", "bc_hits", "bc_loss"]
 
 
 def bc_discrete_loss(
@@ -24,7 +36,8 @@ def bc_discrete_loss(
         logit: ``[B, A]``.
         action: ``[B]`` integers, the expert's.
         weight: ``[B]`` weights of the samples.
-        label_smoothing: share of the target spread evenly over all actions, in ``[0, 1]``.
+        label_smoothing: share of the target spread evenly over all actions that are not masked, in
+            ``[0, 1]``.
 
     Raises:
         StructureError: if actions or weights are of another shape, or actions are not integers.
@@ -35,11 +48,9 @@ def bc_discrete_loss(
             f"discrete actions must be integers, got {action.dtype}; convert them with .long(), or "
             "learn from a model with action_space='continuous'"
         )
-    action = action.long()
-    if weight is None:
-        return F.cross_entropy(logit, action, label_smoothing=label_smoothing)
-    loss = F.cross_entropy(logit, action, label_smoothing=label_smoothing, reduction="none")
-    return (loss * weight).mean()
+    if weight is None and label_smoothing == 0.0:
+        return F.cross_entropy(logit, action.long())
+    return _weighted_mean(_choice_errors(logit, action.long(), label_smoothing), weight)
 
 
 def bc_continuous_loss(
@@ -57,5 +68,100 @@ def bc_continuous_loss(
     """
     check_shape(mu.shape, action=action)
     check_shape(mu.shape[:-1], weight=weight)
-    error = F.mse_loss(mu, action, reduction="none").mean(-1)
-    return (error if weight is None else error * weight).mean()
+    return _weighted_mean(F.mse_loss(mu, action, reduction="none").mean(-1), weight)
+
+
+def bc_loss(
+    distribution: Distribution,
+    action: Any,
+    *,
+    weight: torch.Tensor | None = None,
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """Return the loss of cloning actions of any kind.
+
+    Choices and bits have the cross-entropy, summed over those of an action; continuous actions the
+    mean squared error to the distribution's mode. The parts of a hybrid are added up.
+
+    Args:
+        distribution: the policy's, over ``[B]``.
+        action: the expert's raw actions.
+        weight: ``[B]`` weights of the samples.
+        label_smoothing: share of the target spread evenly over all allowed options, in ``[0, 1]``.
+
+    Raises:
+        StructureError: if actions or weights are of another shape, or choices are not integers.
+    """
+    match distribution:
+        case Hybrid():
+            by_path = dict(leaves(action))
+            losses = [
+                bc_loss(part, by_path[path], weight=weight, label_smoothing=label_smoothing)
+                for path, part in distribution.parts.items()
+            ]
+            return torch.stack(losses).sum()
+        case Categorical():
+            return bc_discrete_loss(
+                distribution.logit, action, weight=weight, label_smoothing=label_smoothing
+            )
+        case MultiCategorical():
+            logit = distribution.choices.logit
+            check_shape(logit.shape[:-1], action=action)
+            errors = _choice_errors(logit, action.long(), label_smoothing).sum(-1)
+        case Bernoulli():
+            check_shape(distribution.logit.shape, action=action)
+            errors = _bit_errors(distribution.logit, action, label_smoothing).sum(-1)
+        case Gaussian() | TanhGaussian():
+            return bc_continuous_loss(distribution.mode(), action, weight=weight)
+        case _:
+            raise TypeError(f"no loss is known for a {type(distribution).__name__}")
+    check_shape(errors.shape, weight=weight)
+    return _weighted_mean(errors, weight)
+
+
+def bc_hits(distribution: Distribution, action: Any) -> torch.Tensor | None:
+    """Return ``[B]`` bool, whether the most likely choices and bits are all those of the expert.
+
+    Args:
+        distribution: the policy's, over ``[B]``.
+        action: the expert's raw actions.
+
+    Returns:
+        None if the action has no choices and bits.
+    """
+    match distribution:
+        case Hybrid():
+            by_path = dict(leaves(action))
+            every = [bc_hits(part, by_path[path]) for path, part in distribution.parts.items()]
+            known = [hits for hits in every if hits is not None]
+            return torch.stack(known).all(0) if known else None
+        case Categorical():
+            return torch.eq(distribution.mode(), action)
+        case MultiCategorical() | Bernoulli():
+            return torch.eq(distribution.mode(), action).all(-1)
+    return None
+
+
+def _weighted_mean(errors: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+    return (errors if weight is None else errors * weight).mean()
+
+
+def _choice_errors(logit: torch.Tensor, action: torch.Tensor, smoothing: float) -> torch.Tensor:
+    log_probs = F.log_softmax(logit, dim=-1)
+    errors = -log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    if smoothing == 0.0:
+        return errors
+    possible = _is_possible(logit)
+    even = -log_probs.masked_fill(~possible, 0.0).sum(-1) / possible.sum(-1)
+    return (1.0 - smoothing) * errors + smoothing * even
+
+
+def _bit_errors(logit: torch.Tensor, action: torch.Tensor, smoothing: float) -> torch.Tensor:
+    target = (1.0 - smoothing) * action.to(logit.dtype) + 0.5 * smoothing
+    target = target.masked_fill(~_is_possible(logit), 0.0)
+    return F.binary_cross_entropy_with_logits(logit, target, reduction="none")
+
+
+def _is_possible(logit: torch.Tensor) -> torch.Tensor:
+    # Masks give forbidden options the lowest number; see dmiddleware.rl.distribution.
+    return logit > torch.finfo(logit.dtype).min

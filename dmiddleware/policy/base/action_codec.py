@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 import gymnasium as gym
 import torch
 
-from dmiddleware.data.batch import Value, leaves, nest
+from dmiddleware.data.batch import Batch, leaves, nest
 from dmiddleware.errors import CheckpointMismatch, ConfigError, SpaceError, StructureError
 from dmiddleware.model.action_mask import sorted_names
 from dmiddleware.model.spaces import (
@@ -64,6 +64,9 @@ class ActionCodec:
         low: lower bounds of the only Box; None uses the space's.
         high: upper bounds of the only Box.
 
+    Attributes:
+        is_lossless: whether :meth:`to_raw` recovers every raw action exactly.
+
     Raises:
         ConfigError: if only one bound is given, they differ in length, a lower bound is not below
             its upper bound, or the action is not a Box.
@@ -101,6 +104,7 @@ class ActionCodec:
         self._parts: dict[str, _Part] = {}
         self._only: _Part | None = None
         self._was_used = False
+        self.is_lossless = True
         if parts:
             self._build(parts)
 
@@ -134,11 +138,6 @@ class ActionCodec:
         """How many numbers a network returns for an action: its logits and its means."""
         return sum(part.n_logits + part.n_means for part in self._parts.values())
 
-    @property
-    def is_lossless(self) -> bool:
-        """Whether :meth:`to_raw` recovers every raw action exactly from the environment's."""
-        return all(part.n_means == 0 for part in self._parts.values())
-
     def distribution(
         self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None = None
     ) -> Distribution:
@@ -154,53 +153,61 @@ class ActionCodec:
         """
         if not self._parts:
             self._build(_parts_of_outputs(outputs))
-        logit = outputs.get("logit")
-        if mask is not None and (logit is None or mask.shape[-1] != logit.shape[-1]):
-            n_logits = 0 if logit is None else logit.shape[-1]
+        if mask is not None:
+            self._check_mask(mask)
+        if self._only is not None:
+            return self._only.distribution(outputs, mask)
+        columns = {
+            name: self._split(outputs[name], "n_logits" if name == "logit" else "n_means")
+            for name in ("logit", "mu", "sigma")
+            if name in outputs
+        }
+        masks = None if mask is None else self._split(mask, "n_logits")
+        parts = {}
+        for place, (path, part) in enumerate(self._parts.items()):
+            own = {name: pieces[place] for name, pieces in columns.items()}
+            parts[path] = part.distribution(own, None if masks is None else masks[place])
+        return Hybrid(parts)
+
+    def _check_mask(self, mask: torch.Tensor) -> None:
+        n_logits = sum(part.n_logits for part in self._parts.values())
+        if n_logits == 0 or mask.shape[-1] != n_logits:
             raise StructureError(
                 f"the action mask has {mask.shape[-1]} entries, but the action has {n_logits} "
                 "discrete options; give one entry for each option"
             )
-        mu, sigma = outputs.get("mu"), outputs.get("sigma")
-        if mu is not None and sigma is None:
-            sigma = torch.zeros_like(mu)
-        if self._only is not None:
-            return self._only.distribution(logit, mask, mu, sigma)
-        logits, masks = self._split(logit, "n_logits"), self._split(mask, "n_logits")
-        mus, sigmas = self._split(mu, "n_means"), self._split(sigma, "n_means")
-        columns = zip(self._parts.items(), logits, masks, mus, sigmas, strict=True)
-        return Hybrid({path: part.distribution(*given) for (path, part), *given in columns})
 
-    def to_env(self, raw: Value) -> Value:
-        """Return the environment's actions of raw actions ``[…]``."""
+    def to_env(self, raw: Any) -> Any:
+        """Return the environment's actions of raw actions ``[…]``.
+
+        Those of a Dict or Tuple are batches, or dictionaries by dotted path if not given a batch.
+        """
         self._was_used = True
         if self._only is not None:
-            assert isinstance(raw, torch.Tensor)
             return self._only.to_env(raw)
         return self._mapped("to_env", raw)
 
-    def to_raw(self, action: Value) -> Value:
+    def to_raw(self, action: Any) -> Any:
         """Return raw actions ``[…]`` that :meth:`to_env` maps to these actions."""
         self._was_used = True
         if self._only is not None:
-            assert isinstance(action, torch.Tensor)
             return self._only.to_raw(action)
         return self._mapped("to_raw", action)
 
-    def allows(self, mask: torch.Tensor, action: Value) -> torch.Tensor:
+    def allows(self, mask: torch.Tensor, action: Any) -> torch.Tensor:
         """Return ``[…]`` bool, whether a mask allows the environment's actions.
 
         Args:
             mask: ``[…, A]`` bool, one entry per logit.
             action: ``[…]``, as the environment takes them.
         """
+        self._check_mask(mask)
         by_path = dict(leaves(action))
+        pieces = zip(self._parts.items(), self._split(mask, "n_logits"), strict=True)
         verdicts = [
             part.allows(own, part.to_raw(by_path[path]))
-            for (path, part), own in zip(
-                self._parts.items(), self._split(mask, "n_logits"), strict=True
-            )
-            if own is not None and own.shape[-1]
+            for (path, part), own in pieces
+            if part.n_logits
         ]
         return torch.stack(verdicts).all(0)
 
@@ -274,6 +281,7 @@ class ActionCodec:
             for part in parts
         }
         self._only = self._parts.get("")
+        self.is_lossless = all(part.n_means == 0 for part in self._parts.values())
         if self._given is None:
             return
         if not isinstance(self._only, _Box):
@@ -283,19 +291,16 @@ class ActionCodec:
             )
         self._only.set_bounds(*self._given)
 
-    def _split(self, column: torch.Tensor | None, name: str) -> Sequence[torch.Tensor | None]:
-        if column is None:
-            return [None] * len(self._parts)
+    def _split(self, column: torch.Tensor, name: str) -> Sequence[torch.Tensor]:
         sizes = [getattr(part, name) for part in self._parts.values()]
         return torch.split(column, sizes, dim=-1)
 
-    def _mapped(self, method: str, action: Value) -> Value:
+    def _mapped(self, method: str, action: Any) -> Any:
         if not self._parts:
             return action
         by_path = dict(leaves(action))
-        return nest(
-            {path: getattr(part, method)(by_path[path]) for path, part in self._parts.items()}
-        )
+        mapped = {path: getattr(part, method)(by_path[path]) for path, part in self._parts.items()}
+        return nest(mapped) if isinstance(action, Batch) else mapped
 
 
 class _Part(ABC):
@@ -310,11 +315,7 @@ class _Part(ABC):
 
     @abstractmethod
     def distribution(
-        self,
-        logit: torch.Tensor | None,
-        mask: torch.Tensor | None,
-        mu: torch.Tensor | None,
-        sigma: torch.Tensor | None,
+        self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
     ) -> Distribution:
         """Return the distribution over raw actions."""
 
@@ -355,13 +356,9 @@ class _Discrete(_Part):
         self._start: int | None = None  # None: not known, so 0
 
     def distribution(
-        self,
-        logit: torch.Tensor | None,
-        mask: torch.Tensor | None,
-        mu: torch.Tensor | None,
-        sigma: torch.Tensor | None,
+        self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
     ) -> Categorical:
-        return Categorical(_required(logit, "logit"), mask)
+        return Categorical(_required(outputs, "logit"), mask)
 
     def allows(self, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
         return mask.gather(-1, raw.unsqueeze(-1)).squeeze(-1)
@@ -394,13 +391,9 @@ class _MultiDiscrete(_Part):
         self._start: list[int] | None = None  # None: not known, so 0
 
     def distribution(
-        self,
-        logit: torch.Tensor | None,
-        mask: torch.Tensor | None,
-        mu: torch.Tensor | None,
-        sigma: torch.Tensor | None,
+        self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
     ) -> MultiCategorical:
-        return MultiCategorical(_required(logit, "logit"), self.sizes, mask)
+        return MultiCategorical(_required(outputs, "logit"), self.sizes, mask)
 
     def allows(self, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
         ends = torch.tensor(self.sizes, device=raw.device).cumsum(0)
@@ -442,13 +435,9 @@ class _MultiBinary(_Part):
         self._shape = sizes
 
     def distribution(
-        self,
-        logit: torch.Tensor | None,
-        mask: torch.Tensor | None,
-        mu: torch.Tensor | None,
-        sigma: torch.Tensor | None,
+        self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
     ) -> Bernoulli:
-        return Bernoulli(_required(logit, "logit"), mask)
+        return Bernoulli(_required(outputs, "logit"), mask)
 
     def allows(self, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
         return ((raw == 0) | mask).all(-1)
@@ -466,14 +455,12 @@ class _Box(_Part):
         self._scales: dict[torch.device, tuple[torch.Tensor, ...]] = {}
 
     def distribution(
-        self,
-        logit: torch.Tensor | None,
-        mask: torch.Tensor | None,
-        mu: torch.Tensor | None,
-        sigma: torch.Tensor | None,
+        self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
     ) -> Gaussian | TanhGaussian:
+        mu = _required(outputs, "mu")
+        sigma = outputs["sigma"] if "sigma" in outputs else torch.zeros_like(mu)
         kind = TanhGaussian if self._bounding == "tanh" else Gaussian
-        return kind(_required(mu, "mu"), _required(sigma, "sigma"))
+        return kind(mu, sigma)
 
     def to_env(self, raw: torch.Tensor) -> torch.Tensor:
         if self._bounds is not None:
@@ -560,10 +547,13 @@ _DISCRETE: dict[SimpleKind, type[_Part]] = {
 }
 
 
-def _required(output: torch.Tensor | None, name: str) -> torch.Tensor:
-    if output is None:
-        raise StructureError(f"the model returned no {name}, which the action needs; return it")
-    return output
+def _required(outputs: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    if name not in outputs:
+        raise StructureError(
+            f"the model returned {', '.join(outputs) or 'nothing'}, but the action needs {name}; "
+            "return it"
+        )
+    return outputs[name]
 
 
 def _parts_of_outputs(outputs: Mapping[str, torch.Tensor]) -> tuple[ActionPart, ...]:
@@ -575,7 +565,7 @@ def _parts_of_outputs(outputs: Mapping[str, torch.Tensor]) -> tuple[ActionPart, 
         )
     if "logit" in outputs:
         return action_parts("discrete", outputs["logit"].shape[-1])
-    return action_parts("continuous", _required(outputs.get("mu"), "logit or mu").shape[-1])
+    return action_parts("continuous", _required(outputs, "mu").shape[-1])
 
 
 def _as_integers(action: torch.Tensor) -> torch.Tensor:

@@ -1,169 +1,125 @@
-"""Policies with an explicit actor: greedy actions, and the bounds of continuous actions."""
+"""Policies whose actions go through an action codec, and those with an explicit actor."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 import torch
 
 from dmiddleware.config import Option, Range, one_of, optional
-from dmiddleware.data.batch import Value
-from dmiddleware.errors import ConfigError, SpaceError
+from dmiddleware.data.batch import Nested, Value
+from dmiddleware.errors import SpaceError
 from dmiddleware.model import action_kind_of
+from dmiddleware.model.action_mask import action_mask_of, as_mask
+from dmiddleware.policy.base.action_codec import ActionBounding, ActionCodec
 from dmiddleware.policy.base.parts import Part
 from dmiddleware.policy.base.parts_policy import PartsOptions, PartsPolicy
+from dmiddleware.rl import Distribution
 
-__all__ = ["ActionBounds", "ActorPolicy"]
+__all__ = ["ActorOptions", "ActorPolicy", "CodecPolicy"]
 
 _BOUND = Range(
     "a list of numbers", lambda value: not isinstance(value, str) and isinstance(value, Sequence)
 )
 
 
-class ActionBounds:
-    """The bounds of an environment's Box of actions, and the mapping to and from them.
+class CodecPolicy(PartsPolicy):
+    """A policy with an :class:`ActionCodec` (``self._codec``) between its model and its actions.
 
-    The raw action is the draw from a Gaussian, which is unbounded; log-probabilities refer to it.
-    The env action is what the environment receives:
-
-    - ``mode="rescale"``: raw ``[-1, 1]`` is mapped to ``[low, high]``, and clipped. A new network,
-      whose outputs are about 0 with a deviation of 1, then explores the whole Box. Dimensions
-      without finite bounds are not changed.
-    - ``mode="clip"``: the raw action is clipped to ``[low, high]``.
-
-    Args:
-        low: ``[A]`` lower bounds; None (with ``high`` None): unknown, actions pass unchanged.
-        high: ``[A]`` upper bounds.
-        mode: ``"rescale"`` or ``"clip"``.
-
-    Raises:
-        ConfigError: if only one bound is given, lengths differ, or a lower bound is not below its
-            upper bound.
+    The codec takes its details (the start of a Discrete space, the bounds of a Box) from the first
+    environment that the policy is checked against, by :meth:`for_env` or a collector, and is saved
+    with what acting needs.
     """
 
-    def __init__(
-        self,
-        low: Sequence[float] | None = None,
-        high: Sequence[float] | None = None,
-        *,
-        mode: str = "rescale",
+    act_inputs: ClassVar[tuple[str, ...]] = ("action_mask",)
+    action_kinds: ClassVar[tuple[str, ...]] = ()
+    """The kinds of actions that the algorithm supports; empty: all."""
+
+    def _init_common(self) -> None:
+        super()._init_common()
+        self._codec = self._make_codec()
+
+    def _make_codec(self) -> ActionCodec:
+        return ActionCodec(self._model_action())
+
+    def _model_action(self) -> Any:
+        """Return the parts of the action that the model declares; empty if it declares none."""
+        return getattr(self._model, "action_parts", ())
+
+    def _make_parts(self) -> dict[str, Part]:
+        return {"action_codec": Part(self._codec, acts=True)}
+
+    def _mask_of(self, obs: Nested, given: Nested | None) -> torch.Tensor | None:
+        """Return what is allowed, ``[…, A]`` bool: a given mask, or the one in observations."""
+        if given is not None:
+            return as_mask(given)
+        return None if type(obs) is torch.Tensor else action_mask_of(obs)
+
+    def _raw_action(self, batch: Mapping[str, Any]) -> Any:
+        """Return the raw actions of a batch: those that were stored, or from the env's actions."""
+        if "raw_action" in batch:
+            return batch["raw_action"]
+        return self._codec.to_raw(batch["action"])
+
+    def _allows(self, mask: torch.Tensor, action: Any) -> torch.Tensor:
+        return self._codec.allows(mask, action)
+
+    def _check_spaces(
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any]
     ) -> None:
-        self._mode = mode
-        self._unbounded = False
-        self._low: torch.Tensor | None = None
-        self._high: torch.Tensor | None = None
-        if (low is None) != (high is None):
-            raise ConfigError(
-                f"action_low and action_high belong together, got {low!r} and {high!r}; "
-                "give both, or neither"
-            )
-        if low is not None and high is not None:
-            self._set(torch.as_tensor(low), torch.as_tensor(high))
-
-    def to_env(self, raw: torch.Tensor) -> torch.Tensor:
-        """Return the env actions ``[…, A]`` of raw actions, which are on the CPU."""
-        if self._low is None:
-            self._unbounded = True
-            return raw
-        if self._mode == "rescale":
-            raw = self._center + raw * self._half
-        return raw.clamp(self._low, self._high)
-
-    def to_raw(self, action: torch.Tensor) -> torch.Tensor:
-        """Return raw actions that :meth:`to_env` maps to these env actions."""
-        if self._low is None:
-            self._unbounded = True
-        if self._low is None or self._mode == "clip":
-            return action
-        device = action.device
-        return (action - self._center.to(device)) / self._half.to(device)
-
-    def check(self, space: gym.Space[Any]) -> None:
-        """Reject a space with different bounds.
-
-        Raises:
-            SpaceError: with both bounds.
-        """
-        if not isinstance(space, gym.spaces.Box):
-            raise SpaceError(
-                f"the policy's actions are continuous, but the environment takes {space}"
-            )
-        if self._low is None or self._high is None:
+        if self._model_action():
+            super()._check_spaces(observation_space, action_space)
+            self._codec.adopt(action_space)
             return
-        low, high = _bounds_of(space)
-        if not (torch.equal(low, self._low) and torch.equal(high, self._high)):
+        if self.action_kinds and action_kind_of(action_space) not in self.action_kinds:
             raise SpaceError(
-                f"the policy gives actions from {self._low.tolist()} to {self._high.tolist()}, the "
-                f"environment takes {low.tolist()} to {high.tolist()}; set action_low and "
-                "action_high to the environment's bounds"
+                f"{type(self).__name__} supports {', '.join(self.action_kinds)} actions, but the "
+                f"environment takes {action_space}; use PPO, or wrap the environment"
             )
-
-    def adopt(self, space: gym.spaces.Box) -> None:
-        """Take a space's bounds, unless there are bounds or actions were used without them."""
-        if self._low is None and not self._unbounded:
-            self._set(*_bounds_of(space))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the bounds, or whether actions were used without bounds."""
-        if self._low is None or self._high is None:
-            return {"unbounded": self._unbounded}
-        return {"low": self._low.clone(), "high": self._high.clone()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the bounds; a state without bounds leaves the present ones."""
-        if "low" in state:
-            self._set(state["low"], state["high"])
-        self._unbounded = bool(state.get("unbounded", False))
-
-    def _set(self, low: torch.Tensor, high: torch.Tensor) -> None:
-        low, high = low.to("cpu", torch.float32), high.to("cpu", torch.float32)
-        if low.shape != high.shape or low.dim() != 1 or not bool((low < high).all()):
-            raise ConfigError(
-                "action_low and action_high must be as long as the action, each lower bound below "
-                f"its upper one, got {low.tolist()} and {high.tolist()}"
-            )
-        self._low, self._high = low, high
-        bounded = low.isfinite() & high.isfinite()
-        self._half = torch.where(bounded, high / 2 - low / 2, 1.0)
-        self._center = torch.where(bounded, high / 2 + low / 2, 0.0)
+        # The model is tried, for which the codec has to know what its outputs mean.
+        self._codec.adopt(action_space)
+        super()._check_spaces(observation_space, action_space)
 
 
 class ActorOptions(PartsOptions, total=False):
     """The options that all actor policies have in ``for_env``."""
 
-    action_low: Sequence[float] | None
-    action_high: Sequence[float] | None
-    action_bounding: Literal["rescale", "clip"]
+    action_low: Sequence[Any] | None
+    action_high: Sequence[Any] | None
+    action_bounding: ActionBounding
 
 
-class ActorPolicy(PartsPolicy):
-    """A policy whose model returns a distribution over actions: ``logit``, or ``mu`` and ``sigma``.
+class ActorPolicy(CodecPolicy):
+    """A policy whose model returns a distribution over actions: ``logit``, ``mu`` and ``sigma``.
 
-    The bounds of continuous actions come from ``action_low`` and ``action_high``; where these are
-    None, they are taken from the first environment that the policy is checked against, by
-    :meth:`for_env` or a collector, unless actions were used without bounds before. Without bounds,
-    actions are not clipped.
-    See :class:`ActionBounds` for ``action_bounding``.
+    Discrete, MultiDiscrete, MultiBinary, floating-point Box, and Dict and Tuple spaces of them are
+    supported; :class:`ActionCodec` describes ``action_bounding`` and what the model returns. The
+    bounds of a Box come from ``action_low`` and ``action_high``; where these are None, from the
+    first environment, unless actions were used without bounds before. Without bounds, actions are
+    not clipped.
+
+    Evaluating takes the most likely action, or, with ``deterministic=False``, draws one.
     """
 
     config: ClassVar[dict[str, Any]] = {
         "action_low": Option(
             None,
             optional(_BOUND),
-            "lower bounds of continuous actions; None uses the environment's",
+            "lower bounds of a Box of actions; None uses the environment's",
         ),
         "action_high": Option(
             None,
             optional(_BOUND),
-            "upper bounds of continuous actions; None uses the environment's",
+            "upper bounds of a Box of actions; None uses the environment's",
         ),
         "action_bounding": Option(
             "rescale",
-            one_of("rescale", "clip"),
-            "how to keep actions within the bounds: by mapping [-1, 1] to them, or by clipping",
+            one_of("rescale", "clip", "tanh"),
+            "how to keep actions within the bounds: by mapping [-1, 1] to them, by clipping, or by "
+            "mapping the tanh of a Gaussian to them",
         ),
     }
 
@@ -176,42 +132,48 @@ class ActorPolicy(PartsPolicy):
             "action_space": action_kind_of(action_space),
         }
 
-    def _init_common(self) -> None:
+    def _make_codec(self) -> ActionCodec:
         cfg = self._cfg
-        self._bounds = ActionBounds(cfg.action_low, cfg.action_high, mode=cfg.action_bounding)
-
-    def _make_parts(self) -> dict[str, Part]:
-        return {"action_bounds": Part(self._bounds, acts=True)}
+        return ActionCodec(
+            self._model_action(),
+            bounding=cfg.action_bounding,
+            low=cfg.action_low,
+            high=cfg.action_high,
+        )
 
     def _normalised(self, obs: Value) -> Value:
         """Return observations as the model sees them."""
         return obs
 
-    def _distribution(self, obs: Value) -> dict[str, torch.Tensor]:
-        """Return the model's distribution over actions, without running the critic if possible."""
+    def _actor_output(self, obs: Value) -> dict[str, torch.Tensor]:
+        """Return the actor's outputs, without running the critic if possible."""
         actor = getattr(self._model, "compute_actor", self._model)
         output: dict[str, torch.Tensor] = actor(self._normalised(obs))
         return output
 
-    def _forward_eval_batch(self, obs: Value, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:
-        output = self._distribution(obs)
-        if "logit" in output:
-            return {"action": output["logit"].argmax(-1)}
-        return {"action": self._bounds.to_env(output["mu"].cpu())}
+    def _acting_distribution(
+        self, output: dict[str, torch.Tensor], obs: Nested, action_mask: Nested | None
+    ) -> Distribution:
+        """Return the distribution to act from; it and the outputs are moved to the CPU.
 
-    def _check_spaces(
-        self, observation_space: gym.Space[Any], action_space: gym.Space[Any]
-    ) -> None:
-        super()._check_spaces(observation_space, action_space)
-        if isinstance(action_space, gym.spaces.Discrete):
-            return
-        if isinstance(action_space, gym.spaces.Box):
-            self._bounds.adopt(action_space)
-        self._bounds.check(action_space)
+        Actions are drawn on the CPU, so a run draws the same numbers with and without a GPU.
+        """
+        mask = self._mask_of(obs, action_mask)
+        if self._on_gpu:
+            for name, column in output.items():
+                output[name] = column.cpu()
+            mask = None if mask is None else mask.cpu()
+        return self._codec.distribution(output, mask)
 
-
-def _bounds_of(space: gym.spaces.Box) -> tuple[torch.Tensor, torch.Tensor]:
-    return (
-        torch.as_tensor(space.low.copy(), dtype=torch.float32),
-        torch.as_tensor(space.high.copy(), dtype=torch.float32),
-    )
+    def _forward_eval_batch(
+        self,
+        obs: Value,
+        env_id: np.ndarray,
+        *,
+        deterministic: bool = True,
+        action_mask: Nested | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        distribution = self._acting_distribution(self._actor_output(obs), obs, action_mask)
+        raw = distribution.mode() if deterministic else distribution.sample(self._generator)
+        return {"action": self._codec.to_env(raw)}

@@ -51,7 +51,7 @@ from dmiddleware.policy.base.act_inputs import (
     check_act_inputs,
     probe_inputs,
 )
-from dmiddleware.policy.base.allowed_actions import check_allowed
+from dmiddleware.policy.base.allowed_actions import allows_choice, check_allowed
 from dmiddleware.policy.base.collate import (
     collate_samples,
     is_per_env,
@@ -787,9 +787,13 @@ class Policy(Configurable):
                     )
         acted: dict[Any, Any] = _to_cpu(outputs) if self._on_gpu else outputs
         if type(data) is not torch.Tensor or "action_mask" in kwargs:
-            mask = kwargs.get("action_mask")
-            check_allowed(data, acted, mask=mask, user=f"{type(self).__name__}.{name}")
+            mask, user = kwargs.get("action_mask"), f"{type(self).__name__}.{name}"
+            check_allowed(data, acted, mask=mask, allows=self._allows, user=user)
         return acted
+
+    def _allows(self, mask: torch.Tensor, action: Any) -> torch.Tensor | None:
+        """Return ``[…]`` bool, whether a mask allows actions; None where that is unknown."""
+        return allows_choice(mask, action)
 
     def _as_inputs(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Convert what the policy asked for in ``act_inputs`` as observations are converted."""
@@ -1043,9 +1047,11 @@ _SIGNATURES = {
 
 
 def _to_cpu(outputs: Mapping[Any, Any]) -> dict[Any, Any]:
-    return {
-        key: _to_cpu(value)
-        if isinstance(value, dict)
-        else map_nested(lambda leaf: leaf.cpu() if hasattr(leaf, "cpu") else leaf, value)
-        for key, value in outputs.items()
-    }
+    def moved(value: Any) -> Any:
+        if isinstance(value, Batch):
+            return to_device(value, "cpu")
+        if isinstance(value, dict):
+            return _to_cpu(value)
+        return map_nested(lambda leaf: leaf.cpu() if hasattr(leaf, "cpu") else leaf, value)
+
+    return {key: moved(value) for key, value in outputs.items()}

@@ -1,10 +1,12 @@
 """The algorithms learn, in the smallest loops that show it."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
-from dmiddleware.data.batch import as_tree, flatten_lead, index_rows
+from dmiddleware.data.batch import as_tree, flatten_lead, index_rows, to_numpy
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
 from dmiddleware.rl import gae
@@ -56,7 +58,7 @@ def mean_return(policy, env, n_steps=500, seed=100):
         totals, finished = np.zeros(8), []
         for _ in range(n_steps):
             obs = torch.from_numpy(envs.ready_obs)
-            step = envs.step(policy.eval_mode.forward(obs)["action"].numpy())
+            step = envs.step(to_numpy(policy.eval_mode.forward(obs)["action"]))
             totals += step.reward
             finished += totals[step.done].tolist()
             totals[step.done] = 0
@@ -91,6 +93,54 @@ def test_ppo_balances_the_pole():
     cfg = {"seed": 0, "learning_rate": 1e-3}
     policy = train_ppo("CartPole-v1", cfg, n_envs=8, n_steps=128, iterations=15, epochs=8, size=256)
     assert mean_return(policy, "CartPole-v1") > 150
+
+
+class Seek(gym.Env):
+    """A point in a plane must be moved to the middle, in as few steps as possible.
+
+    A step costs 0.1, the middle gives 1, and the first point is up to 4 away along each axis.
+    """
+
+    observation_space = spaces.Box(-9.0, 9.0, (2,), np.float32)
+
+    def __init__(self, action_space, move):
+        self.action_space, self._move = action_space, move
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.at = 0, self.np_random.integers(-4, 5, 2).astype(np.float32)
+        return self.at.copy(), {}
+
+    def step(self, action):
+        self.at = np.clip(self.at + self._move(action), -9.0, 9.0).astype(np.float32)
+        self.t += 1
+        is_there = bool(np.abs(self.at).max() <= 0.5)
+        return self.at.copy(), float(is_there) - 0.1, is_there, self.t == 20, {}
+
+
+SEEK = {
+    "multi discrete": (spaces.MultiDiscrete([3, 3], start=[-1, -1]), lambda action: action),
+    "dict": (
+        spaces.Dict({"x": spaces.Discrete(3, start=-1), "y": spaces.Box(-1.0, 1.0, (1, 1))}),
+        lambda action: np.array([action["x"], action["y"][0, 0]]),
+    ),
+    "tuple": (
+        spaces.Tuple((spaces.MultiBinary(2), spaces.Discrete(3))),
+        lambda action: np.array([action[0][0] - float(action[0][1]), action[1] - 1.0]),
+    ),
+}
+
+
+@pytest.mark.parametrize(("action_space", "move"), SEEK.values(), ids=SEEK)
+def test_ppo_solves_a_task_whose_actions_have_several_parts(action_space, move):
+    cfg = {"seed": 0, "learning_rate": 3e-3, "discount_factor": DISCOUNT}
+
+    def make():
+        return Seek(action_space, move)
+
+    policy = train_ppo(make, cfg, n_envs=8, n_steps=64, iterations=20, epochs=6, size=128)
+    # The best policy needs at most 4 steps, and 2.9 on average.
+    assert mean_return(policy, make) > 0.65
 
 
 def test_bc_clones_a_rule_that_balances_the_pole():

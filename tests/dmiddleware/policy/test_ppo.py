@@ -364,7 +364,9 @@ def test_a_learner_that_never_saw_an_env_leaves_the_bounds_open(pendulum_spaces,
     learner.learn_mode.forward(ppo_batch(actor, obs_size=3))
     evaluator.learn_mode.load_state_dict(learner.learn_mode.state_dict())
     evaluator.get_attribute("check_spaces")(*pendulum_spaces)
-    bounds = evaluator.collect_mode.state_dict()["acting_parts"]["action_bounds"]
+    (bounds,) = evaluator.collect_mode.state_dict()["acting_parts"]["action_codec"][
+        "parts"
+    ].values()
     assert (bounds["low"].tolist(), bounds["high"].tolist()) == ([-2.0], [2.0])
 
 
@@ -374,7 +376,8 @@ def test_a_policy_that_acted_without_bounds_stays_without(pendulum_spaces):
     actor.collect_mode.forward(torch.randn(2, 3))
     evaluator.learn_mode.load_state_dict(actor.learn_mode.state_dict())
     evaluator.get_attribute("check_spaces")(*pendulum_spaces)
-    assert "low" not in evaluator.collect_mode.state_dict()["acting_parts"]["action_bounds"]
+    (part,) = evaluator.collect_mode.state_dict()["acting_parts"]["action_codec"]["parts"].values()
+    assert "low" not in part
 
 
 def normalised(small, ret, **options):

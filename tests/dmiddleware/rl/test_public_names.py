@@ -8,7 +8,7 @@ def test_the_public_names_are_these():
         "with_nstep_returns", "with_advantages",
         "q_target", "td_loss", "TDLoss", "sequence_priority",
         "ppo_policy_loss", "PPOPolicyLoss", "ppo_value_loss", "approx_kl",
-        "bc_discrete_loss", "bc_continuous_loss",
+        "bc_loss", "bc_hits", "bc_discrete_loss", "bc_continuous_loss",
         "Schedule", "Counters", "scheduled", "epsilon_schedule", "epsilon_greedy",
         "Distribution", "Categorical", "MultiCategorical", "Bernoulli", "Gaussian", "TanhGaussian",
         "Hybrid", "mask_logit", "ActionSample",

@@ -215,7 +215,7 @@ def test_without_a_space_actions_are_those_of_the_outputs():
     assert continuous.to_raw(raw) is raw
     with pytest.raises(StructureError, match="logit and mu, and the action space is not known"):
         ActionCodec().distribution({"logit": logit, "mu": mu})
-    with pytest.raises(StructureError, match="returned no logit or mu"):
+    with pytest.raises(StructureError, match="returned nothing, but the action needs mu"):
         ActionCodec().distribution({})
 
 

@@ -143,7 +143,8 @@ def test_for_env_takes_a_module(linear):
 @pytest.mark.parametrize("policy", [PPOPolicy, BCPolicy])
 def test_for_env_adopts_the_bounds_of_continuous_actions(policy):
     made = policy.for_env(gym.make("Pendulum-v1"), learning_rate=0.01)
-    assert made.collect_mode.state_dict()["acting_parts"]["action_bounds"]["high"].tolist() == [2.0]
+    (part,) = made.collect_mode.state_dict()["acting_parts"]["action_codec"]["parts"].values()
+    assert part["high"].tolist() == [2.0]
 
 
 @pytest.mark.parametrize(
