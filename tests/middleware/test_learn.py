@@ -11,6 +11,7 @@ from dmiddleware.data import (
     TensorBuffer,
     as_tree,
     index_rows,
+    leaves,
     save_checkpoint,
     to_dict,
 )
@@ -458,6 +459,17 @@ def test_only_columns_that_the_policy_learns_from_are_gathered(
         assert set(batch.keys()) == {*PPOPolicy.learn_columns, "collect_iter"}
 
 
+def test_minibatches_are_gathered_on_the_device_of_the_policy(
+    run_steps: Any, ppo: PPOPolicy
+) -> None:
+    # Nothing can be computed on the device meta from tensors of another one.
+    ppo.learn_mode.set_attribute("device", "meta")
+    data = on_policy_data(5, 6)
+    batches = batches_of(ppo, run_steps, data, batch_size=10, epochs=2)
+    assert {leaf.device.type for batch in batches for _, leaf in leaves(batch)} == {"meta"}
+    assert [tuple(batch["obs"].shape) for batch in batches] == [(10, 4)] * 6
+
+
 class Seeing(PPOPolicy):
     act_inputs = ("is_first", "info.lives")
 
@@ -487,8 +499,8 @@ class ByLanes(PPOPolicy):
 
 def test_lanes_stay_whole_and_in_order_of_time(run_steps: Any) -> None:
     data = on_policy_data(5, 7)
-    batches = batches_of(ByLanes(SMALL), run_steps, data, batch_size=10, epochs=2)
-    # 5 rows a lane, so at least two lanes make 10 rows.
+    batches = batches_of(ByLanes(SMALL), run_steps, data, batch_size=8, epochs=2)
+    # A lane has 5 rows, so at least two lanes make 8 rows.
     assert [tuple(batch["obs"].shape) for batch in batches] == [(5, 3, 4), (5, 2, 4), (5, 2, 4)] * 2
     seen = [batch["collect_iter"] for batch in batches]
     for epoch in (seen[:3], seen[3:]):
