@@ -188,8 +188,14 @@ class Schedule:
         Raises:
             ConfigError: if that counter is not known.
         """
-        if self.is_constant:
-            return self.start
+        return self.start if self.is_constant else self(self.count(counters))
+
+    def count(self, counters: Counters) -> float:
+        """Return the counter that this schedule reads.
+
+        Raises:
+            ConfigError: if it is not known.
+        """
         count: float | None = getattr(counters, self.by)
         if count is None:
             raise ConfigError(
@@ -197,7 +203,7 @@ class Schedule:
                 "in a Task that has termination_checker, or set the counters with "
                 'set_attribute("counters", Counters(...))'
             )
-        return self(count)
+        return count
 
     @property
     def is_constant(self) -> bool:

@@ -44,8 +44,10 @@ from middleware.support.replay import (
     check_buffer,
     check_start,
     count_drawn,
+    counters_for,
     draw_ahead,
     n_step_problems,
+    note_progress,
     update_priorities,
 )
 
@@ -195,6 +197,7 @@ class OffPolicyLearner(_PolicyUpdater):
         )
         bind_to_policy(buffer, self._mode)
         self._buffer = buffer
+        self._counters = counters_for(buffer, self._mode.get_attribute("schedules"))
         self._n_updates = updates_per_collect
         self._learn_start = check_start(
             buffer, batch_size=self._batch_size, learn_start=learn_start
@@ -234,6 +237,8 @@ class OffPolicyLearner(_PolicyUpdater):
         ready = len(buffer) >= self._learn_start and not getattr(ctx, "learning_held", False)
         if not self._all_can(update=ready):
             return
+        if self._counters.needed:
+            note_progress(buffer, self._counters.of(ctx))
         outputs: list[dict[str, Any]] = []
         n_drawn = 0
         drawn: list[tuple[Samples, RowIndex]] = []

@@ -18,7 +18,9 @@ from middleware.support.replay import (
     check_buffer,
     check_start,
     count_drawn,
+    counters_for,
     draw,
+    note_progress,
     push_item,
     push_rows,
     update_priorities,
@@ -108,11 +110,14 @@ def offpolicy_data_fetcher(
     check_positive(batch_size=batch_size)
     start = check_start(buffer, batch_size=batch_size, learn_start=learn_start)
     skipped = SkippedDraws()
+    counters = counters_for(buffer, {})
 
     @middleware(roles=(Role.LEARNER,), reads=("train_output",), writes=("train_data",))
     def offpolicy_data_fetcher(ctx: RLContext) -> Iterator[None]:
         if len(buffer) < start or getattr(ctx, "learning_held", False):
             return
+        if counters.needed:
+            note_progress(buffer, counters.of(ctx))
         try:
             ctx.train_data, index = draw(
                 buffer, batch_size, train_iter=ctx.train_iter if pass_train_iter else None
@@ -126,6 +131,7 @@ def offpolicy_data_fetcher(
         if output is not None:
             update_priorities(buffer, index, output if isinstance(output, list) else [output])
 
+    offpolicy_data_fetcher.preflight = counters.preflight  # type: ignore[attr-defined]
     offpolicy_data_fetcher.draws_from = (buffer,)  # type: ignore[attr-defined]
     offpolicy_data_fetcher.snapshot_parts = {"buffer": buffer}  # type: ignore[attr-defined]
     offpolicy_data_fetcher.settings = {  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from dmiddleware.data.arguments import check_flag, check_number
 from dmiddleware.data.sum_tree import SumTree
 from dmiddleware.errors import NotEnoughData
-from dmiddleware.schedule import Schedule
+from dmiddleware.schedule import Counters, Schedule
 
 __all__ = ["Eligible", "Ints", "PrioritySampler", "Sampler", "UniformSampler"]
 
@@ -214,8 +214,13 @@ class PrioritySampler:
         alpha: how strongly priorities count; 0 draws uniformly.
         beta: how much of the bias the weights correct; 1 corrects all of it. Usually a schedule
             that rises to 1: ``Schedule.linear(0.4, 1.0, decay=100_000, by="update")``. By
-            ``"update"`` it depends on the draws so far, by ``"env_step"`` on the rows pushed.
+            ``"update"`` it depends on the draws so far, by ``"env_step"`` on the rows pushed, by
+            ``"progress"`` on the attribute.
         eps: added to every priority, so every row can be drawn; positive.
+
+    Attributes:
+        progress: the part of the run that is done, from 0 to 1, for a ``beta`` by progress;
+            middleware that draw set it. None: not known.
     """
 
     adds: tuple[str, ...] = ("weight",)
@@ -237,13 +242,9 @@ class PrioritySampler:
         self._beta = Schedule.of(beta)
         for bound in self._beta.bounds:
             check_number("beta", bound, high=1.0)
-        if self._beta.by == "progress":
-            raise ValueError(
-                "a buffer does not know the progress of a run; schedule beta by 'update' (draws) "
-                "or 'env_step' (rows pushed)"
-            )
+        self.progress: float | None = None
         # The count from which the schedule runs; not 0 after beta was set.
-        self._beta_origin = 0
+        self._beta_origin: float = 0
         self._highest = 1.0
         self._n_draws = 0
         self._total = 0
@@ -251,11 +252,18 @@ class PrioritySampler:
         self._attached: SumTree | None = None
 
     @property
+    def schedules(self) -> dict[str, Schedule]:
+        """The settings that may be schedules, by name."""
+        return {"beta": self._beta}
+
+    @property
     def beta(self) -> float:
         """The exponent of the weights at the next draw.
 
         Setting it restarts its schedule from the new value; a piecewise one ends.
         """
+        if self._beta.is_constant:
+            return self._beta.start
         return self._beta(self._beta_count() - self._beta_origin)
 
     @beta.setter
@@ -269,8 +277,9 @@ class PrioritySampler:
         else:
             self._beta = dataclasses.replace(self._beta, start=beta)
 
-    def _beta_count(self) -> int:
-        return self._n_draws if self._beta.by == "update" else self._total
+    def _beta_count(self) -> float:
+        counters = Counters(env_step=self._total, update=self._n_draws, progress=self.progress)
+        return self._beta.count(counters)
 
     @property
     def highest(self) -> float:

@@ -349,7 +349,7 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
         entropy = distribution.entropy().mean()
         entropy_weight = self._values["learn.entropy_weight"]
         loss = policy.loss + learn.value_weight * value_loss - entropy_weight * entropy
-        stop = self._has_moved_too_far(policy.approx_kl, len(log_prob))
+        stop = self._has_moved_too_far(policy.approx_kl, log_prob.numel())
         norm = self._parts["actor_critic"].step(loss, skip=stop)
         answer = {
             "total_loss": loss.detach(),

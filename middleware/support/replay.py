@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from dmiddleware.data import (
     Batch,
     DequeBuffer,
+    PrioritySampler,
     TensorBuffer,
     as_tree,
     flatten_lead,
@@ -21,6 +22,8 @@ from dmiddleware.data import (
 from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.pipeline import ChainView, Context
 from dmiddleware.policy import LearnMode, priorities_of_rows
+from dmiddleware.rl import Counters, Schedule
+from middleware.support.counters import RunCounters
 
 __all__ = [
     "ReplayBuffer",
@@ -29,9 +32,11 @@ __all__ = [
     "check_buffer",
     "check_start",
     "count_drawn",
+    "counters_for",
     "draw",
     "draw_ahead",
     "n_step_problems",
+    "note_progress",
     "bind_to_policy",
     "update_priorities",
     "SkippedDraws",
@@ -106,6 +111,26 @@ def push_rows(buffer: ReplayBuffer, batch: Batch, *, train_iter: int) -> None:
 def push_item(buffer: DequeBuffer, item: Any, *, train_iter: int, **meta: Any) -> None:
     """Push one object, with the iteration of the policy that collected it in its metadata."""
     buffer.push(item, meta={"train_iter_data_collected": train_iter, **meta})
+
+
+def counters_for(buffer: ReplayBuffer, schedules: Mapping[str, Schedule]) -> RunCounters:
+    """Return the counters that schedules, and those of a buffer's sampler, read from a context."""
+    sampler = _prioritised(buffer)
+    own = {} if sampler is None else sampler.schedules
+    return RunCounters({**schedules, **{f"{name} of the buffer": own[name] for name in own}})
+
+
+def note_progress(buffer: ReplayBuffer, counters: Counters) -> None:
+    """Pass the progress of the run to a sampler that may depend on it."""
+    sampler = _prioritised(buffer)
+    if sampler is not None:
+        sampler.progress = counters.progress
+
+
+def _prioritised(buffer: ReplayBuffer) -> PrioritySampler | None:
+    if isinstance(buffer, TensorBuffer) and isinstance(buffer.sampler, PrioritySampler):
+        return buffer.sampler
+    return None
 
 
 def draw(

@@ -348,6 +348,22 @@ def test_learning_rate_follows_the_counter_of_its_schedule(run_steps: Any) -> No
     assert learning_rates(run_steps, by_update) == pytest.approx([1e-2, 7.5e-3, 5e-3, 2.5e-3])
 
 
+@pytest.mark.parametrize("fetches", [False, True])
+def test_beta_of_a_buffer_may_follow_the_progress(run_steps: Any, fetches: bool) -> None:
+    def draw(*limits: Any) -> float:
+        sampler = PrioritySampler(beta=Schedule.linear(0.0, 1.0, by="progress"))
+        policy, buffer = DQNPolicy(SMALL), filled(sampler=sampler)
+        chain: list[Any] = [OffPolicyLearner(policy, buffer, batch_size=16)]
+        if fetches:
+            chain = [offpolicy_data_fetcher(buffer, batch_size=16), trainer(policy)]
+        run_steps(*chain, *limits, ctx=OnlineRLContext(env_step=25))
+        return sampler.beta
+
+    assert draw(termination_checker(max_env_step=100)) == 0.25
+    with pytest.raises(ChainError, match="beta of the buffer is scheduled by progress"):
+        draw()
+
+
 def test_schedules_by_counters_that_nobody_counts_are_refused(run_steps: Any) -> None:
     policy = DQNPolicy({**SMALL, "learn": {"learning_rate": {"start": 1.0, "end": 0.0}}})
     with pytest.raises(ChainError, match="env_step, which OfflineRLContext does not count"):

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.data import Eligible, PrioritySampler, TensorBuffer, UniformSampler, as_tree
-from dmiddleware.errors import NotEnoughData
+from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.schedule import Schedule
 
 
@@ -116,9 +116,15 @@ def test_beta_by_env_step_follows_the_rows_pushed():
     assert other.beta == sampler.beta
 
 
-def test_beta_by_progress_is_refused():
-    with pytest.raises(ValueError, match="progress"):
-        PrioritySampler(beta=Schedule.linear(0.4, 1.0, by="progress"))
+def test_beta_by_progress_needs_the_progress():
+    sampler = PrioritySampler(beta=Schedule.linear(0.4, 1.0, by="progress"))
+    buffer = TensorBuffer(4, sampler=sampler, seed=0)
+    buffer.push(rows(0, 4))
+    with pytest.raises(ConfigError, match="by progress needs that counter"):
+        buffer.sample(2)
+    sampler.progress = 0.5
+    buffer.sample(2)
+    assert sampler.beta == pytest.approx(0.7)
 
 
 def test_beta_rises_linearly_to_one_over_the_draws():
