@@ -24,6 +24,7 @@ __all__ = [
     "allocate",
     "copy_arrays",
     "has_items",
+    "is_tensor",
     "map_arrays",
     "map_space",
     "replace_rows",
@@ -32,7 +33,10 @@ __all__ = [
 ]
 
 NestedArrays: TypeAlias = Any
-"""An array whose first dimension counts envs, or a nested dict or tuple of such arrays."""
+"""An array whose first dimension counts envs, or a nested dict or tuple of such arrays.
+
+Observations of a simulator that returns torch tensors are tensors, on its device.
+"""
 
 Collate: TypeAlias = Callable[[Sequence[Any]], NestedArrays]
 Write: TypeAlias = Callable[[NestedArrays, int, Any], None]
@@ -319,12 +323,17 @@ def copy_arrays(nested: NestedArrays) -> NestedArrays:
 def replace_rows(nested: NestedArrays, index: Any, rows: NestedArrays) -> NestedArrays:
     """Return a copy of ``nested`` in which the rows at ``index`` are ``rows``."""
 
-    def replaced(array: npt.NDArray[Any], new: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        out = array.copy()
+    def replaced(array: Any, new: Any) -> Any:
+        out = array.clone() if is_tensor(array) else array.copy()
         out[index] = new
         return out
 
     return map_arrays(replaced, nested, rows)
+
+
+def is_tensor(array: Any) -> bool:
+    """Return whether this is a torch tensor rather than an array, without importing torch."""
+    return hasattr(array, "detach")
 
 
 def take_row(nested: NestedArrays, row: int) -> Any:

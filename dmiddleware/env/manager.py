@@ -17,6 +17,7 @@ from dmiddleware.closing import Closing
 from dmiddleware.env.batching import (
     NestedArrays,
     has_items,
+    is_tensor,
     make_check,
     make_collate,
     make_split,
@@ -294,7 +295,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         return {
             "env_num": self._env_num,
             "envs": self._env_states(),
-            "ready_obs": map_arrays(np.copy, self._ready_obs),
+            "ready_obs": map_arrays(_host_copy, self._ready_obs),
             "ready_infos": encode_infos(self.ready_info.rows()),
             "totals": self._totals.state_dict(),
             "seeds": self._seeds,
@@ -342,9 +343,13 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         self._pending_seeds = {}
         self._revision += 1
         self._totals.load_state_dict(state["totals"])
-        self._ready_obs = map_arrays(np.array, state["ready_obs"])
+        self._ready_obs = map_arrays(self._restored, state["ready_obs"])
         self._ready_infos = decode_infos(state["ready_infos"])
         return True
+
+    def _restored(self, array: npt.NDArray[Any]) -> Any:
+        """Return saved observations in the form in which :attr:`ready_obs` has them."""
+        return np.array(array)
 
     def _start_over(self, n_steps: int) -> None:
         if self._seeds is not None:
@@ -630,6 +635,10 @@ def check_env_manager(value: object, *, user: str) -> None:
             f"{user} takes an env manager, got {value!r:.100}; make one with "
             'make_env_manager("CartPole-v1", env_num=8)'
         )
+
+
+def _host_copy(array: Any) -> npt.NDArray[Any]:
+    return np.copy(array.cpu().numpy() if is_tensor(array) else array)
 
 
 def _plain(sample: Any) -> NestedArrays:

@@ -160,8 +160,8 @@ class BatchedTimestep:
     Attributes:
         env_id: ``[E'] int64``, the envs that were stepped.
         obs: ``[E', …]`` of the observation space's dtype, or nested dicts and tuples of such
-            arrays: the observations to act on next (after the end of an episode, the first ones of
-            the next episode).
+            arrays (tensors, if a vector env returns them): the observations to act on next. After
+            the end of an episode they are the first ones of the next episode.
         next_obs: ``[E', …]``, the true successors; at the end of an episode the final observation.
             The same object as ``obs`` if no episode ended.
         reward: ``[E'] float32``.
@@ -254,7 +254,7 @@ def _row_of(columns: Mapping[str, Any], index: int) -> dict[str, Any]:
         if mask is None:
             # A mask of another key, or a value without a mask.
             if not (key.startswith("_") and key[1:] in columns):
-                has_rows = isinstance(column, np.ndarray) and column.ndim
+                has_rows = getattr(column, "ndim", 0) > 0
                 row[key] = column[index] if has_rows else column
         elif mask[index]:
             row[key] = _row_of(column, index) if isinstance(column, Mapping) else column[index]

@@ -16,8 +16,10 @@ from gymnasium.vector import AutoresetMode
 from dmiddleware.env.batching import (
     NestedArrays,
     copy_arrays,
+    is_tensor,
     make_check,
     map_arrays,
+    map_space,
     replace_rows,
     take_rows,
 )
@@ -55,6 +57,10 @@ class VectorEnvManager(BaseEnvManager):
     - ``SAME_STEP``: the env is reset in its last step, which returns the final observation and
       info too.
     - ``DISABLED``: the manager resets the env immediately, with a mask.
+
+    A simulator may return torch tensors. Then ``obs`` and ``next_obs`` are tensors and stay on its
+    device, and the env gets its actions as tensors on that device. Rewards and flags are copied to
+    arrays, all in one transfer, because episodes are counted on the host.
 
     The envs can only be stepped all together (:attr:`in_lockstep`). If the vector env raises, it is
     made again, and the episodes of all envs are lost.
@@ -95,6 +101,8 @@ class VectorEnvManager(BaseEnvManager):
         self._max_retry = max_retry
         self._failures = FailureBudget(1, max_retry=max_retry)
         self._vector: gym.vector.VectorEnv[Any, Any, Any] | None = None
+        # Of the observations; None: they are arrays.
+        self._device: Any = None
         self._clear_marks()
 
     @property
@@ -232,9 +240,10 @@ class VectorEnvManager(BaseEnvManager):
                 "the vector env must return (obs, reward, terminated, truncated, info) from "
                 f"step(), but returned {result!r:.120}"
             )
-        reward = _own_array(result[1], np.float32, np.float64)
-        terminated = _own_array(result[2], np.bool_, np.bool_)
-        truncated = _own_array(result[3], np.bool_, np.bool_)
+        scalars = result[1:4] if self._device is None else _to_host(*result[1:4])
+        reward = _own_array(scalars[0], np.float32, np.float64)
+        terminated = _own_array(scalars[1], np.bool_, np.bool_)
+        truncated = _own_array(scalars[2], np.bool_, np.bool_)
         if not reward.shape == terminated.shape == truncated.shape == (self._env_num,):
             raise EnvProtocolError(
                 f"the vector env has {self._env_num} envs, but returned rewards of shape "
@@ -250,14 +259,22 @@ class VectorEnvManager(BaseEnvManager):
             # The most common case skips the checks that it cannot fail.
             return obs.copy()
         try:
+            if self._device is not None:
+                return map_arrays(self._own_tensor, self._shapes, obs)
             arrays = self._check_obs(obs)
             map_arrays(self._check_n_obs, arrays)
-        except StructureError as error:
+        except (StructureError, KeyError, TypeError) as error:
             raise EnvProtocolError(
                 f"the vector env returned observations that do not fit its observation space "
                 f"{self._observation_space}: {error}"
             ) from error
         return copy_arrays(arrays)
+
+    def _own_tensor(self, shape: npt.NDArray[np.int64], tensor: Any) -> Any:
+        expected = (self._env_num, *shape.tolist())
+        if not is_tensor(tensor) or tuple(tensor.shape) != expected:
+            raise StructureError(f"expected a tensor of shape {expected}, got {tensor!r:.100}")
+        return tensor.detach().clone()
 
     def _check_n_obs(self, array: npt.NDArray[Any]) -> None:
         if len(array) != self._env_num:
@@ -276,7 +293,7 @@ class VectorEnvManager(BaseEnvManager):
         if isinstance(final, np.ndarray) and final.dtype == object:
             final_rows = self._collate([final[env_id] for env_id in ended])
         else:
-            final_rows = take_rows(self._check_obs(final), ended)
+            final_rows = take_rows(self._own(final), ended)
         first_infos = {key: value for key, value in infos.items() if key not in _FINAL_KEYS}
         last_infos = first_infos
         if infos.get("final_info"):
@@ -339,7 +356,7 @@ class VectorEnvManager(BaseEnvManager):
 
     def _batch(self, actions: NestedArrays | Mapping[int, Any]) -> NestedArrays:
         if type(actions) is np.ndarray:
-            return self._checked_batch(actions)
+            return self._to_device(self._checked_batch(actions))
         if self._is_per_env(actions):
             ids = self._checked_ids(actions)
             if len(ids) != self._env_num:
@@ -348,11 +365,21 @@ class VectorEnvManager(BaseEnvManager):
                     f"given actions only for {sorted(ids)}"
                 )
             actions = self._batch_of([actions[env_id] for env_id in range(self._env_num)])
-        return self._checked_batch(actions)
+        return self._to_device(self._checked_batch(actions))
+
+    def _to_device(self, batch: NestedArrays) -> NestedArrays:
+        """Return the actions as the vector env takes them."""
+        if self._device is None:
+            return batch
+        import torch  # only where the env has imported it
+
+        return map_arrays(lambda array: torch.as_tensor(array, device=self._device), batch)
 
     def _reject_bad_actions(self, batch: NestedArrays, error: Exception) -> None:
         """Report actions outside the action space as such, not as a crash of the env."""
-        if self._vector is not None and not self._vector.action_space.contains(batch):
+        if self._vector is None or self._device is not None:
+            return
+        if not self._vector.action_space.contains(batch):
             self.close()
             raise StructureError(
                 f"the vector env was given actions that are not in its action space "
@@ -377,6 +404,7 @@ class VectorEnvManager(BaseEnvManager):
     def _set_spaces(self, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
         super()._set_spaces(observation, action)
         self._check_obs = make_check(observation)
+        self._shapes = map_space(lambda shape, _: np.array(shape, np.int64), observation)
         self._plain_kind = None
         if isinstance(observation, spaces.Box):
             self._plain_kind = observation.dtype, (self._env_num, *observation.shape)
@@ -402,6 +430,7 @@ class VectorEnvManager(BaseEnvManager):
             seeds = [self._next_seed(env_id) for env_id in range(self._env_num)]
             seed = seeds if self._takes_seeds() else seeds[0]
         obs, infos = _checked_first(self._env.reset(seed=seed))
+        self._device = _device_of(obs)
         self._clear_marks()
         return self._own(obs), StepInfo.from_columns(infos, self._env_num).rows()
 
@@ -443,6 +472,9 @@ class VectorEnvManager(BaseEnvManager):
         adrift = [] if self._adrift is None else self._adrift.nonzero()[0].tolist()
         return [{**state, "ended": self._ended.tolist(), "adrift": adrift}]
 
+    def _restored(self, array: npt.NDArray[Any]) -> Any:
+        return self._to_device(super()._restored(array))
+
     def _set_env_states(self, states: Sequence[Any]) -> None:
         set_state(self._env, states[0])
         self._ended = np.array(states[0]["ended"], np.int64)
@@ -479,6 +511,20 @@ def _autoreset_mode(vector: Any, env_num: int) -> AutoresetMode:
             f"the vector env's metadata['autoreset_mode'] is {mode!r}; it must be a "
             "gymnasium.vector.AutoresetMode"
         ) from None
+
+
+def _device_of(obs: Any) -> Any:
+    """Return the device of the first tensor; None if the observations are arrays."""
+    while isinstance(obs, Mapping | tuple):
+        obs = next(iter(obs.values() if isinstance(obs, Mapping) else obs))
+    return obs.device if is_tensor(obs) else None
+
+
+def _to_host(*columns: Any) -> Any:
+    """Return tensors ``[E]`` as the rows of one array, in one transfer from their device."""
+    import torch  # only where the env has imported it
+
+    return torch.stack([torch.as_tensor(column).float() for column in columns]).cpu().numpy()
 
 
 def _own_array(values: Any, usual: type[np.generic], dtype: type[np.generic]) -> Any:

@@ -4,12 +4,15 @@ import logging
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from strange_envs import Fragile, Nested, Walk
 
 from dmiddleware.env import VectorEnvManager, make_env_manager
 from dmiddleware.errors import ConfigError, EnvCrashed, EnvProtocolError, StructureError
+from dmiddleware.policy import PPOPolicy
+from dmiddleware.rollout import RolloutCollector
 
 
 class Counters(gym.vector.VectorEnv):
@@ -382,3 +385,86 @@ def test_nested_spaces_go_through_gymnasiums_vector_env():
             batch = manager.step(manager.sample_actions())
         assert isinstance(batch.obs["pair"], tuple)
         assert batch.obs["image"].dtype == np.uint8
+
+
+class TensorCounters(Counters):
+    """The same on a device: takes and returns tensors."""
+
+    device = "cpu"
+
+    def reset(self, *, seed=None, options=None):
+        obs, infos = super().reset(seed=seed, options=options)
+        return self.tensor(obs), infos
+
+    def step(self, actions):
+        assert actions.device.type == self.device
+        obs, *scalars, infos = super().step(actions.cpu().numpy())
+        if "final_obs" in infos:
+            infos["final_obs"] = self.tensor(infos["final_obs"])
+        return self.tensor(obs), *map(self.tensor, scalars), infos
+
+    def tensor(self, array):
+        return torch.as_tensor(array, device=self.device)
+
+
+class GPUCounters(TensorCounters):
+    device = "cuda"
+
+
+GPU = pytest.param(
+    GPUCounters,
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    ],
+)
+
+
+@pytest.mark.parametrize("kind", [TensorCounters, GPU])
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_the_tensors_of_a_simulator_stay_on_its_device(mode, kind):
+    with (
+        VectorEnvManager(lambda: kind(mode, final_as="stacked"), 3) as manager,
+        VectorEnvManager(lambda: Counters(mode, final_as="stacked"), 3) as arrays,
+    ):
+        assert manager.ready_obs.device.type == kind.device
+        for actions in [ACTIONS, {0: 0.0, 1: 0.0, 2: 0.0}, ACTIONS, ACTIONS, ACTIONS, ACTIONS]:
+            step, expected = manager.step(actions), arrays.step(actions)
+            for name in ("obs", "next_obs"):
+                tensor = getattr(step, name)
+                assert tensor.device.type == kind.device
+                np.testing.assert_array_equal(tensor.cpu().numpy(), getattr(expected, name))
+            for name in ("reward", "done", "terminated", "truncated", "valid"):
+                np.testing.assert_array_equal(getattr(step, name), getattr(expected, name))
+                assert getattr(step, name).dtype == getattr(expected, name).dtype
+            assert step.info.rows() == expected.info.rows()
+        last, state = step.obs.clone(), manager.state_dict()
+        manager.step(ACTIONS)
+        assert torch.equal(step.obs, last)  # not overwritten
+        assert manager.load_state_dict(state)
+        assert manager.ready_obs.device.type == kind.device
+        assert torch.equal(manager.ready_obs, last)
+
+
+def test_tensors_of_another_shape_are_refused():
+    class Wrong(TensorCounters):
+        def obs(self):
+            return super().obs()[:2]
+
+    with pytest.raises(EnvProtocolError, match="shape"):
+        VectorEnvManager(lambda: Wrong(AutoresetMode.DISABLED), 3).launch()
+
+
+def test_tensors_are_collected_without_arrays():
+    class Discrete(TensorCounters):
+        single_action_space = spaces.Discrete(2)
+
+        def step(self, actions):
+            return super().step(actions.float())
+
+    with VectorEnvManager(lambda: Discrete(AutoresetMode.NEXT_STEP), 3) as manager:
+        policy = PPOPolicy.for_env(manager, seed=0)
+        batch = RolloutCollector(policy, manager).collect(30)
+    moved = batch["next_obs"] - batch["obs"]
+    assert batch["obs"].shape == (10, 3, 1)
+    assert (moved == 1).all()
