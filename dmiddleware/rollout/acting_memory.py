@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeGuard
 
+import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -12,13 +13,15 @@ import torch
 from dmiddleware.data import Batch, as_tree, from_numpy, index_rows, leaves, map_leaves, to_dict
 from dmiddleware.data.batch import Value
 from dmiddleware.env import BaseEnvManager, BatchedTimestep, StepInfo
+from dmiddleware.env.batching import NestedArrays, make_collate
 from dmiddleware.env.timestep import IdArray
 from dmiddleware.errors import CheckpointMismatch, ConfigError, EnvProtocolError, PolicyOutputError
 from dmiddleware.model import action_mask_of
+from dmiddleware.model.action_mask import as_mask, sorted_names
 from dmiddleware.policy import CollectMode, EvalMode
 from dmiddleware.policy.base.act_inputs import STATE, first_inputs, info_names
 
-__all__ = ["ActingMemory", "check_masks", "masks_in", "rows_of"]
+__all__ = ["ActingMemory", "check_masks", "masks_in", "rows_of", "sample_allowed"]
 
 _MASK = "action_mask"
 _NEXT_MASK = "next_action_mask"
@@ -254,10 +257,60 @@ def masks_in(obs: Any, info: StepInfo) -> torch.Tensor | None:
         if column is None:
             return None
         values, _ = column
-        if not _is_array(values) or values.ndim < 2:
-            raise _not_numbers(_MASK, values)
-        mask = torch.from_numpy(values != 0)
+        if _is_array(values) and values.ndim == 2:
+            mask = torch.from_numpy(values != 0)
+        else:
+            mask = _joined_masks(info)
     return mask | ~mask.any(-1, keepdim=True)
+
+
+def _joined_masks(info: StepInfo) -> torch.Tensor:
+    """Return masks that are nested like the action, one after the other."""
+    rows = [row.get(_MASK) for row in info.rows()]
+    try:
+        masks = [None if row is None else as_mask(row) for row in rows]
+        free = torch.zeros_like(next(mask for mask in masks if mask is not None))
+        if free.dim() == 1:
+            return torch.stack([free if mask is None else mask for mask in masks])
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise _not_numbers(_MASK, rows)
+
+
+def sample_allowed(space: gym.Space[Any], mask: torch.Tensor) -> NestedArrays:
+    """Draw one allowed action for each row of masks.
+
+    Args:
+        space: the action space of one env, from whose generator to draw.
+        mask: ``[R, A]`` bool.
+
+    Returns:
+        Arrays ``[R, …]``, nested like the space.
+    """
+    rows = mask.numpy().astype(np.int8)
+    return make_collate(space)([space.sample(_mask_for(space, row.copy())[0]) for row in rows])
+
+
+def _mask_for(space: gym.Space[Any], mask: npt.NDArray[np.int8]) -> tuple[Any, Any]:
+    """Return the mask that ``space.sample`` takes, and the rest of a joined mask."""
+    parts: dict[str, Any] = {}
+    match space:
+        case gym.spaces.Discrete():
+            return mask[: space.n], mask[space.n :]
+        case gym.spaces.MultiBinary():
+            # Gymnasium draws a bit where the mask is 2.
+            n = int(np.prod(space.shape))
+            return 2 * mask[:n].reshape(space.shape), mask[n:]
+        case gym.spaces.MultiDiscrete():
+            ends = np.cumsum(space.nvec)
+            return tuple(np.split(mask[: ends[-1]], ends[:-1])), mask[ends[-1] :]
+        case gym.spaces.Dict() | gym.spaces.Tuple():
+            is_dict = isinstance(space, gym.spaces.Dict)
+            inner: Any = space.spaces if is_dict else dict(enumerate(space.spaces))
+            for name in sorted_names(inner):
+                parts[name], mask = _mask_for(inner[name], mask)
+            return (parts if is_dict else tuple(parts.values())), mask
+    return None, mask
 
 
 def check_masks(mode: CollectMode | EvalMode, manager: BaseEnvManager) -> None:

@@ -17,7 +17,13 @@ from dmiddleware.env.batching import NestedArrays
 from dmiddleware.env.timestep import IdArray
 from dmiddleware.errors import ConfigError, PolicyOutputError
 from dmiddleware.policy import CollectMode, EvalMode
-from dmiddleware.rollout.acting_memory import ActingMemory, check_masks, masks_in, rows_of
+from dmiddleware.rollout.acting_memory import (
+    ActingMemory,
+    check_masks,
+    masks_in,
+    rows_of,
+    sample_allowed,
+)
 
 __all__ = ["Stepper", "VectorStep", "check_random_actions", "first_episode_id"]
 
@@ -331,8 +337,7 @@ class Stepper:
             drawn = map_nested(lambda leaf: leaf[env_id], drawn)
         mask = masks_in(self._manager.ready_obs, self._manager.ready_info)
         if mask is not None:
-            space, mask = self._manager.action_space, mask[torch.from_numpy(env_id)]
-            drawn = np.array([space.sample(row) for row in mask.numpy().astype(np.int8)])
+            drawn = sample_allowed(self._manager.action_space, mask[torch.from_numpy(env_id)])
         actions, replaced = from_numpy(drawn), output["action"]
         if isinstance(actions, torch.Tensor) and isinstance(replaced, torch.Tensor):
             actions = actions.to(replaced.dtype)

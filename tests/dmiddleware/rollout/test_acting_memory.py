@@ -353,6 +353,64 @@ def test_only_the_envs_that_return_a_mask_have_one():
     assert (batch["info"]["t"][:, 1] == 0).all()
 
 
+class Parts(gym.Env):
+    """Takes nested actions, of which its infos allow some, as nested masks or joined in a row."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.Dict(
+        {
+            "pair": gym.spaces.MultiDiscrete([2, 3]),
+            "bits": gym.spaces.MultiBinary(2),
+            "both": gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.Box(-1.0, 1.0, (1,)))),
+        }
+    )
+
+    def __init__(self, joined=False):
+        self.joined = joined
+
+    def _info(self):
+        bits, both = np.array([1, 0]), np.array([0, 1, 1])
+        pair = np.array([0, 1]), np.array([1, 0, 1])
+        if self.joined:
+            return {"action_mask": np.concatenate([bits, both, *pair]).astype(np.int8)}
+        return {"action_mask": {"pair": pair, "bits": bits, "both": (both,)}}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), self._info()
+
+    def step(self, action):
+        assert action["pair"][0] == 1
+        assert action["pair"][1] in (0, 2)
+        assert action["bits"][1] == 0
+        assert action["both"][0] in (1, 2)
+        return np.zeros(2, np.float32), 1.0, False, False, self._info()
+
+
+class AllowedParts(Declares):
+    def _forward_collect_batch(self, obs, env_id, *, action_mask):
+        n = len(env_id)
+        action = {
+            "pair": torch.tensor([[1, 2]] * n),
+            "bits": torch.tensor([[1, 0]] * n),
+            "both": (torch.full((n,), 2), torch.zeros(n, 1)),
+        }
+        return {"action": as_tree(action)}
+
+
+@pytest.mark.parametrize("random", [False, True])
+@pytest.mark.parametrize("joined", [False, True])
+def test_masks_in_infos_may_be_nested_like_the_action(joined, random):
+    with SyncEnvManager([functools.partial(Parts, joined)] * 2, seed=0, max_retry=0) as envs:
+        collector = RolloutCollector(AllowedParts("action_mask"), envs)
+        batch = collector.collect(40, random=random)
+    assert batch["action_mask"][3, 1].int().tolist() == [1, 0, 0, 1, 1, 0, 1, 1, 0, 1]
+    if random:
+        assert set(batch["action"]["pair"][..., 1].flatten().tolist()) == {0, 2}
+        assert set(batch["action"]["bits"][..., 0].flatten().tolist()) == {0, 1}
+        assert set(batch["action"]["both"]["0"].flatten().tolist()) == {1, 2}
+
+
 def test_infos_that_the_envs_lack_are_an_error(counting_envs):
     collector = RolloutCollector(Declares("info.fuel"), counting_envs(LENGTHS))
     with pytest.raises(ConfigError, match=r"asks for info\.fuel.*no keys"):
