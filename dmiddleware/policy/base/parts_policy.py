@@ -112,6 +112,7 @@ class PartsPolicy(BatchedPolicy):
         ...         loss = (self._model(batch["obs"]) - batch["action"]).square().mean()
         ...         self._parts["model"].step(loss)
         ...         return {"total_loss": loss}
+        >>> _ = torch.manual_seed(0)
         >>> policy = Regression(model=torch.nn.Linear(2, 1), enable_field=["learn"])
         >>> batch = {"obs": torch.ones(4, 2), "action": torch.ones(4, 1)}
         >>> losses = [policy.learn_mode.forward(batch)["total_loss"] for _ in range(50)]

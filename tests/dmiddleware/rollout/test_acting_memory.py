@@ -21,7 +21,7 @@ from dmiddleware.errors import (
     PolicyError,
     PolicyOutputError,
 )
-from dmiddleware.policy import BatchedPolicy, Policy
+from dmiddleware.policy import BatchedPolicy, BCPolicy, DQNPolicy, Policy, PPOPolicy
 from dmiddleware.rl import with_nstep_returns
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
 from dmiddleware.worker import (
@@ -283,6 +283,37 @@ def test_evaluation_respects_masks_in_infos():
     with masked_envs(LENGTHS) as envs:
         monitor = evaluate_episodes(Declares("action_mask", "prev_reward"), envs, 7)
     assert len(monitor.get_episode_return()) == 7
+
+
+STOCK = [(DQNPolicy, {"eps": 0.5}), (PPOPolicy, {}), (BCPolicy, {})]
+
+
+@pytest.mark.parametrize(("kind", "kwargs"), STOCK)
+@pytest.mark.parametrize("where", ["info", "obs"])
+def test_stock_policies_respect_masks_in_infos_and_observations(kind, kwargs, where):
+    """The env raises where a forbidden action is taken."""
+    with masked_envs(LENGTHS, where) as envs:
+        policy = kind.for_env(envs, seed=0)
+        batch = RolloutCollector(policy, envs).collect(90, policy_kwargs=kwargs)
+        assert batch["action_mask"].gather(-1, batch["action"].unsqueeze(-1)).all()
+        assert len(evaluate_episodes(policy, envs, 6).get_episode_return()) == 6
+
+
+def test_dqn_bootstraps_from_actions_that_the_infos_allow():
+    with masked_envs(LENGTHS) as envs:
+        policy = DQNPolicy.for_env(envs, seed=0, discount_factor=0.9, nstep=3, double=False)
+        collector = RolloutCollector(policy, envs)
+        buffer = TensorBuffer(90, n_step=3, discount=0.9, seed=0)
+        buffer.push(collector.collect(90, policy_kwargs={"eps": 1.0}))
+        sample = buffer.sample(90)
+        with torch.no_grad():
+            q = policy.get_attribute("model")(sample["next_obs"])["logit"]
+        best = q.masked_fill(~allowed(sample["next_obs"][..., 2]), -torch.inf).amax(-1)
+        target = sample["reward"] + sample["discount"] * best * ~sample["terminated"]
+        output = policy.learn_mode.forward(sample)
+    assert float(output["target_q_value"]) == pytest.approx(target.mean().item(), rel=1e-5)
+    free = sample["reward"] + sample["discount"] * q.amax(-1) * ~sample["terminated"]
+    assert free.mean().item() != pytest.approx(target.mean().item(), rel=1e-3)
 
 
 def test_envs_without_masks_are_played_without_them(counting_envs):
