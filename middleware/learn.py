@@ -48,6 +48,7 @@ from middleware.support.replay import (
     draw_ahead,
     n_step_problems,
     note_progress,
+    rows_per_draw,
     update_priorities,
 )
 
@@ -251,7 +252,7 @@ class OffPolicyLearner(_PolicyUpdater):
             update_priorities(buffer, index, updates)
             outputs += updates
             n_drawn += batch_size
-        count_drawn(ctx, n_drawn)
+        count_drawn(ctx, n_drawn * rows_per_draw(buffer))
         if outputs:
             ctx.train_output = outputs
 

@@ -23,6 +23,7 @@ from middleware.support.replay import (
     note_progress,
     push_item,
     push_rows,
+    rows_per_draw,
     update_priorities,
 )
 
@@ -125,7 +126,7 @@ def offpolicy_data_fetcher(
         except NotEnoughData as error:
             skipped.add(ctx, error)
             return
-        count_drawn(ctx, batch_size)
+        count_drawn(ctx, batch_size * rows_per_draw(buffer))
         yield
         output = ctx.train_output
         if output is not None:

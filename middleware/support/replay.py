@@ -42,6 +42,7 @@ __all__ = [
     "SkippedDraws",
     "push_item",
     "push_rows",
+    "rows_per_draw",
 ]
 
 _log = logging.getLogger(__name__)
@@ -228,6 +229,12 @@ def n_step_problems(buffer: object, mode: LearnMode, chain: ChainView) -> Iterat
             f"the policy has nstep={n_step}, but the buffer has n_step={buffer.n_step}; build it "
             "with TensorBuffer(size, n_step=policy.nstep)"
         )
+
+
+def rows_per_draw(buffer: ReplayBuffer) -> int:
+    """Return how many rows one drawn item has to learn from: those of a sequence, or one."""
+    length = buffer.unroll_len if isinstance(buffer, TensorBuffer) else None
+    return length or 1
 
 
 def count_drawn(ctx: Context, n_rows: int) -> None:

@@ -58,6 +58,7 @@ def rows() -> list[Row]:
             )
         )
     found.append(prioritized(calls=5))
+    found.append(several_updates(n_updates=5, batch_size=64, calls=20))
     return found + frame_stacks()
 
 
@@ -99,6 +100,26 @@ def against_numpy(width: int, size: int) -> tuple[Pair, Pair]:
     return (
         (lambda: buffer.push(batch), push_reference),
         (lambda: buffer.sample(SAMPLED), sample_reference),
+    )
+
+
+def several_updates(n_updates: int, batch_size: int, calls: int) -> Row:
+    """Measure drawing the batches of several updates with one copy."""
+    arrays = columns(SIZE, 4) | {"episode_id": np.zeros(SIZE, np.int64)}
+    buffer = TensorBuffer(SIZE, n_step=3, discount=0.99, seed=0)
+    buffer.push(as_tree(arrays))
+
+    def single() -> None:
+        for _ in range(n_updates):
+            buffer.sample(batch_size)
+
+    pair = (lambda: buffer.sample_ahead(batch_size, at_most=n_updates), single)
+    return Row.of_time(
+        f"{n_updates} samples of {batch_size} with 3-step returns, one copy",
+        interleaved(*looped(pair, calls), repeats=REPEATS, warmup=3),
+        calls=calls,
+        against="one by one",
+        at_most=1.0,
     )
 
 

@@ -7,7 +7,11 @@ from dmiddleware.data import DequeBuffer, PrioritySampler, TensorBuffer, as_tree
 from dmiddleware.data.buffer_middleware import PriorityExperienceReplay
 from dmiddleware.errors import ConfigError, StructureError
 from dmiddleware.pipeline import OnlineRLContext, Role
+from dmiddleware.rl import q_target, sequence_priority
+from middleware.collect import StepCollector
+from middleware.learn import OffPolicyLearner
 from middleware.replay_buffer import data_pusher, priority_calculator
+from tests.dmiddleware.recurrent_policy import GRUPolicy, masked_cartpole
 
 
 def rows(*lead: int, **more: torch.Tensor) -> Any:
@@ -135,3 +139,66 @@ def test_pusher_reads_what_it_pushes() -> None:
 def test_unknown_field_to_push_is_rejected() -> None:
     with pytest.raises(ValueError, match="'trajectories' or 'episodes', got 'obs'"):
         data_pusher(TensorBuffer(1), what="obs")  # type: ignore[arg-type]
+
+
+BURN_IN = 4
+PARTS = slice(None, BURN_IN), slice(BURN_IN, None)
+
+
+class RecurrentQ(GRUPolicy):
+    """Learns Q-values over sequences, from the stored state, with the priorities of R2D2."""
+
+    def _forward_learn(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
+        assert batch["obs"].shape == (BURN_IN + 8, 16, 2)
+        names = ("obs", "prev_action", "is_first")
+        burn_in, learned = ({x: batch[x][part] for x in names} for part in PARTS)
+        with torch.no_grad():
+            state = self._model.unroll(burn_in, batch["state"])["state"][-1]
+        q = self._model.unroll(learned, state)["logit"]
+        taken = q.gather(-1, batch["action"][BURN_IN:, :, None]).squeeze(-1)[:-1]
+        target = q_target(
+            q.detach()[1:],
+            batch["reward"][BURN_IN:-1],
+            batch["terminated"][BURN_IN:-1],
+            discount=0.9,
+        )
+        mask = batch["mask"][BURN_IN + 1 :]
+        error = (target - taken) * mask
+        loss = (error.square().sum(0) * batch["weight"]).mean()
+        self._optimizer.zero_grad()
+        loss.backward()
+        self._optimizer.step()
+        self._train_iter += 1
+        return {"total_loss": loss.item(), "priority": sequence_priority(error, mask)}
+
+
+def test_a_recurrent_policy_learns_from_prioritized_sequences_with_stored_states(
+    run_steps: Any,
+) -> None:
+    buffer = TensorBuffer(
+        600,
+        sampler=PrioritySampler(alpha=0.9),
+        unroll_len=8,
+        burn_in=BURN_IN,
+        stride=4,
+        start_columns=("state",),
+        seed=0,
+    )
+    policy = RecurrentQ()
+    ctx = OnlineRLContext()
+    ctx.trained_env_step = 0  # type: ignore[attr-defined]
+    ctx.keep("trained_env_step")
+    with masked_cartpole(4, seed=0) as envs:
+        ctx = run_steps(
+            StepCollector(policy, envs, n_sample=32),
+            data_pusher(buffer),
+            OffPolicyLearner(policy, buffer, batch_size=16, updates_per_collect=2, learn_start=200),
+            n_steps=30,
+            ctx=ctx,
+        )
+    assert len(buffer) == 600  # it is full, and old rows have been overwritten
+    assert ctx.trained_env_step == ctx.train_iter * 16 * 8 > 0
+    mass = torch.as_tensor(buffer.state_dict()["sampler"]["mass"])
+    starts = mass.nonzero().flatten()
+    assert 600 / 4 <= len(starts) < 600 / 2  # every fourth row, and the first of each episode
+    assert len(mass[starts].unique()) > 10

@@ -78,15 +78,15 @@ class EpisodeTable:
             entered: the links from rows of earlier pushes.
         """
         n = len(successor)
-        before = np.full(n, NONE)
-        linked = np.flatnonzero(successor != NONE)
-        before[successor[linked] - first] = linked
         number, step = np.full(n, NONE), np.zeros(n, np.int64)
         tail, head = entered.tail % self._size, entered.head - first
         number[head], step[head] = self._number[tail], self._step[tail] + 1
-        new = np.flatnonzero((before == NONE) & (number == NONE))
-        number[new] = self._take_numbers(len(new))
-        if len(linked):
+        if len(head) < n:  # otherwise every row continues one of an earlier push
+            before = np.full(n, NONE)
+            linked = np.flatnonzero(successor != NONE)
+            before[successor[linked] - first] = linked
+            new = np.flatnonzero((before == NONE) & (number == NONE))
+            number[new] = self._take_numbers(len(new))
             root, distance = _roots(before)
             number, step = number[root], step[root] + distance
         self._write(np.arange(first, first + n), number, step)

@@ -7,6 +7,7 @@ Buffer BufferMiddleware TensorBuffer DequeBuffer BufferedData SharedHandle Share
 Sampler Eligible UniformSampler PrioritySampler
 check_saveable convert_checkpoint load_checkpoint save_checkpoint pack_checkpoint unpack_checkpoint
 OfflineDataset Minibatches save_dataset
+MinibatchUnit minibatches n_minibatches select_columns
 IBuffer NaiveReplayBuffer ElasticReplayBuffer SequenceReplayBuffer EpisodeReplayBuffer
 AdvancedReplayBuffer BUFFER_REGISTRY create_buffer get_buffer_cls
 """
