@@ -274,9 +274,10 @@ class OnPolicyLearner(_PolicyUpdater):
     Each epoch divides the data at random into minibatches whose sizes differ by at most one and
     are at least ``batch_size`` rows (if there are that many). What they consist of, single rows or
     whole lanes ``[T, …]`` of envs, is the policy's ``minibatch_unit``. Only the columns that the
-    policy learns from (its ``learn_columns``, ``optional_columns`` and ``act_inputs``) are moved to
-    its device, once, and gathered. When the policy returns ``kl_stop``, because it has moved too
-    far from the one that collected, the remaining minibatches and epochs are skipped.
+    policy learns from (its ``learn_columns``, ``optional_columns``, ``act_inputs`` and recurrent
+    ``state``) are moved to its device, once, and gathered. When the policy returns ``kl_stop``,
+    because it has moved too far from the one that collected, the remaining minibatches and epochs
+    are skipped.
 
     With the policy's ``learn.recompute_advantage``, every epoch but the first starts with new
     values, advantages and returns, from the value function as it is then (Andrychowicz et al.,
@@ -391,7 +392,7 @@ def _columns_to_learn(mode: LearnMode) -> tuple[str, ...] | None:
         return None
     # What it saw when it acted; the infos are one nested column.
     seen = (name.partition(".")[0] for name in mode.get_attribute("act_inputs"))
-    return (*mode.get_attribute("learn_columns"), *optional, *seen)
+    return (*mode.get_attribute("learn_columns"), *optional, *seen, "state")
 
 
 class Trainer(_PolicyUpdater):

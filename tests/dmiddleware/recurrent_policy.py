@@ -61,6 +61,18 @@ class GRUPolicy(BatchedPolicy):
     """PPO over whole lanes, through time from the stored state of the first row."""
 
     act_inputs = ("prev_action", "is_first")
+    learn_columns = (
+        "obs",
+        "action",
+        "log_prob",
+        "value",
+        "reward",
+        "next_obs",
+        "done",
+        "terminated",
+    )
+    optional_columns = ()
+    minibatch_unit = "lanes"
 
     def __init__(self, seed=0):
         torch.manual_seed(seed)

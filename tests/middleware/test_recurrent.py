@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from dmiddleware import OnlineRLContext, Task
-from middleware import SnapshotSaver, StepCollector, interaction_evaluator
+from dmiddleware import OnlineRLContext, Task, middleware
+from middleware import OnPolicyLearner, SnapshotSaver, StepCollector, interaction_evaluator
 from tests.dmiddleware.recurrent_policy import GRUPolicy, masked_cartpole
 
 N_STEPS = 12
@@ -22,22 +22,24 @@ class Run:
         self.policy = GRUPolicy(seed=0)
         self.batches: list[Any] = []
         self.evaluations: list[float] = []
-        self.snapshots = SnapshotSaver(folder, {"policy": self.policy.learn_mode})
+
+        @middleware(reads=("trajectories",), writes=("train_data",))
+        def hand_over(ctx: Any) -> None:
+            self.batches.append(ctx.trajectories)
+            ctx.train_data = ctx.trajectories
+
+        self.snapshots = SnapshotSaver(folder)
         self.task = Task(OnlineRLContext(), seed=0)
         self.task.use(self.snapshots)
         self.task.use(StepCollector(self.policy, masked_cartpole(2, seed=1), n_sample=10))
-        self.task.use(self.learn)
+        self.task.use(hand_over)
+        self.task.use(OnPolicyLearner(self.policy, batch_size=5, epochs=1))
         self.task.use(
             interaction_evaluator(
                 self.policy, masked_cartpole(2, seed=2), n_episode=2, every_train_iter=3
             )
         )
         self.task.use(self.note)
-
-    def learn(self, ctx: Any) -> None:
-        self.batches.append(ctx.trajectories)
-        self.policy.learn_mode.forward(ctx.trajectories)
-        ctx.train_iter += 1
 
     def note(self, ctx: Any) -> None:
         if ctx.eval_value is not None:

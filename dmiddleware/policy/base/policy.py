@@ -194,7 +194,7 @@ class Policy(Configurable):
     """Further columns that learning uses where a batch has them; None: any of them.
 
     A learner that divides collected data into minibatches leaves out all others, except for
-    :attr:`act_inputs`.
+    :attr:`act_inputs` and a recurrent ``state``.
     """
     minibatch_unit: ClassVar[MinibatchUnit] = "rows"
     """What such minibatches consist of.
