@@ -136,7 +136,18 @@ def test_ppo_resumes_to_the_same_parameters(tmp_path: Path) -> None:
     def build(folder: Path) -> tuple[Task[Any], SnapshotSaver, PPOPolicy]:
         torch.manual_seed(0)
         policy = PPOPolicy(
-            {"seed": 0, "obs_norm": True, "model": {"obs_shape": 4, "action_shape": 2}}
+            {
+                "seed": 0,
+                "obs_norm": True,
+                "value_norm": True,
+                "learn": {
+                    "recompute_advantage": True,
+                    "learning_rate": Schedule.linear(1e-2, 0.0, decay=192),
+                    "clip_ratio": Schedule.exponential(0.3, 0.1, decay=20, by="update"),
+                    "entropy_weight": Schedule.cosine(0.1, 0.0, by="progress"),
+                },
+                "model": {"obs_shape": 4, "action_shape": 2},
+            }
         )
         envs = make_env_manager("CartPole-v1", env_num=2, seed=1)
         snapshots = SnapshotSaver(folder)
@@ -144,6 +155,7 @@ def test_ppo_resumes_to_the_same_parameters(tmp_path: Path) -> None:
         task.use(StepCollector(policy.collect_mode, envs, n_sample=32))
         task.use(gae_estimator(policy))
         task.use(OnPolicyLearner(policy.learn_mode, batch_size=8, epochs=2)).use(snapshots)
+        task.use(termination_checker(max_env_step=193))
         return task, snapshots, policy
 
     whole, _, expected = build(tmp_path / "whole")
