@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -5,12 +6,14 @@ import torch
 
 from dmiddleware.data import DequeBuffer, PrioritySampler, TensorBuffer, as_tree
 from dmiddleware.data.buffer_middleware import PriorityExperienceReplay
+from dmiddleware.data.serialization import pack
 from dmiddleware.errors import ConfigError, StructureError
-from dmiddleware.pipeline import OnlineRLContext, Role
+from dmiddleware.pipeline import OnlineRLContext, Role, Task
 from dmiddleware.rl import q_target, sequence_priority
 from middleware.collect import StepCollector
 from middleware.learn import OffPolicyLearner
 from middleware.replay_buffer import data_pusher, priority_calculator
+from middleware.snapshot import SnapshotSaver
 from tests.dmiddleware.recurrent_policy import GRUPolicy, masked_cartpole
 
 
@@ -172,9 +175,7 @@ class RecurrentQ(GRUPolicy):
         return {"total_loss": loss.item(), "priority": sequence_priority(error, mask)}
 
 
-def test_a_recurrent_policy_learns_from_prioritized_sequences_with_stored_states(
-    run_steps: Any,
-) -> None:
+def recurrent_chain(envs: Any) -> tuple[TensorBuffer, RecurrentQ, list[Any]]:
     buffer = TensorBuffer(
         600,
         sampler=PrioritySampler(alpha=0.9),
@@ -182,23 +183,51 @@ def test_a_recurrent_policy_learns_from_prioritized_sequences_with_stored_states
         burn_in=BURN_IN,
         stride=4,
         start_columns=("state",),
+        store_next_obs=False,
         seed=0,
     )
     policy = RecurrentQ()
+    learner = OffPolicyLearner(
+        policy, buffer, batch_size=16, updates_per_collect=2, learn_start=200
+    )
+    return buffer, policy, [StepCollector(policy, envs, n_sample=32), data_pusher(buffer), learner]
+
+
+def test_a_recurrent_policy_learns_from_prioritized_sequences_with_stored_states(
+    run_steps: Any,
+) -> None:
     ctx = OnlineRLContext()
     ctx.trained_env_step = 0  # type: ignore[attr-defined]
     ctx.keep("trained_env_step")
     with masked_cartpole(4, seed=0) as envs:
-        ctx = run_steps(
-            StepCollector(policy, envs, n_sample=32),
-            data_pusher(buffer),
-            OffPolicyLearner(policy, buffer, batch_size=16, updates_per_collect=2, learn_start=200),
-            n_steps=30,
-            ctx=ctx,
-        )
+        buffer, _, chain = recurrent_chain(envs)
+        ctx = run_steps(*chain, n_steps=30, ctx=ctx)
     assert len(buffer) == 600  # it is full, and old rows have been overwritten
     assert ctx.trained_env_step == ctx.train_iter * 16 * 8 > 0
     mass = torch.as_tensor(buffer.state_dict()["sampler"]["mass"])
     starts = mass.nonzero().flatten()
     assert 600 / 4 <= len(starts) < 600 / 2  # every fourth row, and the first of each episode
     assert len(mass[starts].unique()) > 10
+
+
+def test_recurrent_learning_that_is_resumed_equals_learning_that_was_never_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Otherwise the ids of the episodes of two runs differ, whatever the seeds.
+    monkeypatch.setattr("secrets.randbits", lambda n_bits: 7)
+    states = []
+    for folder, parts in (("whole", (24,)), ("stopped", (15, 9))):
+        for part in parts:
+            envs = masked_cartpole(4, seed=0)
+            buffer, policy, chain = recurrent_chain(envs)
+            snapshots = SnapshotSaver(tmp_path / folder)
+            with Task(OnlineRLContext(), seed=0) as task:
+                for one in (snapshots, *chain):
+                    task.use(one)
+                snapshots.resume(task)
+                task.run(max_step=part)
+                snapshots.save(task)
+        states.append(pack((buffer.state_dict(), policy.learn_mode.state_dict())))
+    (whole, tensors), (stopped, others) = states
+    assert whole == stopped
+    assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items())

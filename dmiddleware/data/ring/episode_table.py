@@ -105,8 +105,11 @@ class EpisodeTable:
     def state_dict(self, index: Ints) -> dict[str, Any]:
         """Return the episode and the step of the rows of ``index``."""
         slots = index % self._size
-        _, number = np.unique(self._number.take(slots), return_inverse=True)
-        return {"number": number, "step": self._step.take(slots)}
+        _, oldest, number = np.unique(
+            self._number.take(slots), return_index=True, return_inverse=True
+        )
+        # Count the episodes from the oldest one, so that equal buffers have equal states.
+        return {"number": oldest.argsort().argsort()[number], "step": self._step.take(slots)}
 
     def load_state_dict(self, state: Mapping[str, Any], index: Ints) -> None:
         """Restore what :meth:`state_dict` returned for the rows of ``index``, all that are held."""
