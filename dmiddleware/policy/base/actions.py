@@ -47,7 +47,8 @@ class CodecPolicy(PartsPolicy):
 
     def _model_action(self) -> Any:
         """Return the parts of the action that the model declares; empty if it declares none."""
-        return getattr(self._model, "action_parts", ())
+        # A policy with only the command mode has no model.
+        return getattr(getattr(self, "_model", None), "action_parts", ())
 
     def _make_parts(self) -> dict[str, Part]:
         return {"action_codec": Part(self._codec, acts=True)}
