@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Self, TypeGuard
+from typing import Any, Final, Self, TypeGuard
 
 import gymnasium as gym
 import numpy as np
@@ -53,6 +53,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+_FLOAT32: Final = np.dtype(np.float32)
 
 
 class BaseEnvManager(Closing, EpisodeGoal, ABC):
@@ -545,7 +547,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
             self._all_ids if ids is None else self._id_array(ids),
             obs,
             next_obs,
-            reward.astype(np.float32, copy=False),
+            reward if reward.dtype == _FLOAT32 else reward.astype(np.float32),
             done,
             terminated,
             truncated,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -42,6 +42,8 @@ __all__ = ["VectorEnvManager", "VectorEnvFn"]
 VectorEnvFn: TypeAlias = Callable[[], gym.vector.VectorEnv[Any, Any, Any]]
 """Makes the vector env; called again after a failure."""
 
+_FLOAT32: Final = np.dtype(np.float32)
+_BOOL: Final = np.dtype(np.bool_)
 _FINAL_KEYS = ("final_obs", "_final_obs", "final_info", "_final_info")
 
 
@@ -196,7 +198,7 @@ class VectorEnvManager(BaseEnvManager):
         done = terminated | truncated
         rows = done.nonzero()[0]
         next_obs, columns = obs, infos
-        if self._mode is AutoresetMode.NEXT_STEP:
+        if self._resets_later:
             self._ended = rows if ended is None else ended
         elif len(rows) and self._mode is AutoresetMode.SAME_STEP:
             next_obs, columns, infos = self._final(obs, infos, rows.tolist())
@@ -228,7 +230,7 @@ class VectorEnvManager(BaseEnvManager):
         is_reset[self._ended] = True
         ended = done & ~is_reset
         # An episode that was given up is followed by the next one in this step, or after it.
-        begun = is_reset if self._mode is AutoresetMode.NEXT_STEP else ended
+        begun = is_reset if self._resets_later else ended
         remaining = adrift & ~begun
         self._adrift = remaining if remaining.any() else None
         return (adrift | is_reset).nonzero()[0], ended.nonzero()[0]
@@ -241,9 +243,9 @@ class VectorEnvManager(BaseEnvManager):
                 f"step(), but returned {result!r:.120}"
             )
         scalars = result[1:4] if self._device is None else _to_host(*result[1:4])
-        reward = _own_array(scalars[0], np.float32, np.float64)
-        terminated = _own_array(scalars[1], np.bool_, np.bool_)
-        truncated = _own_array(scalars[2], np.bool_, np.bool_)
+        reward = _own_array(scalars[0], _FLOAT32, np.float64)
+        terminated = _own_array(scalars[1], _BOOL, np.bool_)
+        truncated = _own_array(scalars[2], _BOOL, np.bool_)
         if not reward.shape == terminated.shape == truncated.shape == (self._env_num,):
             raise EnvProtocolError(
                 f"the vector env has {self._env_num} envs, but returned rewards of shape "
@@ -399,6 +401,7 @@ class VectorEnvManager(BaseEnvManager):
     def _make(self) -> gym.vector.VectorEnv[Any, Any, Any]:
         self._vector = self._vector_fn()
         self._mode = _autoreset_mode(self._vector, self._env_num)
+        self._resets_later = self._mode is AutoresetMode.NEXT_STEP
         return self._vector
 
     def _set_spaces(self, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
@@ -527,7 +530,7 @@ def _to_host(*columns: Any) -> Any:
     return torch.stack([torch.as_tensor(column).float() for column in columns]).cpu().numpy()
 
 
-def _own_array(values: Any, usual: type[np.generic], dtype: type[np.generic]) -> Any:
+def _own_array(values: Any, usual: np.dtype[Any], dtype: type[np.generic]) -> Any:
     """Return a copy, because the env may overwrite its arrays; of ``dtype`` if it is unusual."""
     is_usual = type(values) is np.ndarray and values.dtype == usual
     return values.copy() if is_usual else np.array(values, dtype)

@@ -220,11 +220,14 @@ def test_an_env_that_cannot_be_reset_separately_finishes_its_episode_unseen():
     with managed(AutoresetMode.NEXT_STEP) as manager:
         manager.step(ACTIONS)
         manager.reset([1])
-        ids = [manager.step(ACTIONS).valid.nonzero()[0].tolist() for _ in range(5)]
+        steps = [manager.step(ACTIONS) for _ in range(5)]
+        ids = [step.valid.nonzero()[0].tolist() for step in steps]
+        assert not any(step.reward[~step.valid].any() for step in steps)
         # Env 1 ends after its third step, is reset in the fourth, and is back in the fifth.
         assert ids == [[0, 2], [2], [0, 2], [0, 1, 2], [1, 2]]
         batch = manager.step(ACTIONS)
         assert batch.info.row(1)["eval_episode_length"] == 3
+        assert batch.info.row(1)["eval_episode_return"] == 6
     with managed(AutoresetMode.SAME_STEP) as manager:
         manager.step(ACTIONS)
         manager.reset([1])
