@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dmiddleware.env import BaseEnvManager, check_env_manager
+from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import Role, Task
 from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
 from dmiddleware.rollout import evaluate_episodes
@@ -33,6 +34,8 @@ class InteractionEvaluator:
         film_every: film every n-th evaluation, including the first; the envs must be made with
             ``render_mode="rgb_array"``. None: no films.
         max_frames: frames in a film at most.
+        deterministic: take the most likely actions; False draws them from the policy's
+            distribution, as collecting does.
 
     Reads:
         ctx.train_iter, ctx.last_eval_iter: when the last evaluation was.
@@ -47,7 +50,8 @@ class InteractionEvaluator:
             ``video`` uint8 ``[N, T, C, H, W]``.
 
     Raises:
-        ConfigError: if ``policy`` or ``env_manager`` has the wrong type.
+        ConfigError: if ``policy`` or ``env_manager`` has the wrong type, or ``deterministic=False``
+            with a policy that has no distribution over actions.
         ValueError: if a number is not positive, or there are fewer episodes than envs.
     """
 
@@ -66,8 +70,15 @@ class InteractionEvaluator:
         stop_value: float | None = None,
         film_every: int | None = None,
         max_frames: int = 500,
+        deterministic: bool = True,
     ) -> None:
         self._mode = as_eval_mode(policy, user="interaction_evaluator")
+        if not deterministic and not self._mode.get_attribute("is_stochastic"):
+            raise ConfigError(
+                "interaction_evaluator(deterministic=False) needs a policy with a distribution "
+                "over actions, such as PPO, but this policy evaluates greedily; leave it out"
+            )
+        self._kwargs = {} if deterministic else {"deterministic": False}
         check_env_manager(env_manager, user="interaction_evaluator")
         self._envs = env_manager
         check_positive(
@@ -97,6 +108,7 @@ class InteractionEvaluator:
             "stop_value": stop_value,
             "film_every": film_every,
             "max_frames": max_frames,
+            "deterministic": deterministic,
         }
 
     def setup(self, task: Task[Any]) -> None:
@@ -123,6 +135,7 @@ class InteractionEvaluator:
             self._mode,
             self._envs,
             self._n_episode,
+            policy_kwargs=self._kwargs,
             max_frames=self._max_frames if films else 0,
         )
         returns = monitor.get_episode_return()
@@ -162,7 +175,10 @@ class InteractionEvaluator:
         try:
             self._mode.load_state_dict(dict(policy_state))
             n_episode = max(n_episode, self._envs.env_num)
-            return evaluate_episodes(self._mode, self._envs, n_episode).get_episode_return()
+            monitor = evaluate_episodes(
+                self._mode, self._envs, n_episode, policy_kwargs=self._kwargs
+            )
+            return monitor.get_episode_return()
         finally:
             self._mode.load_state_dict(before)
             if was_closed:

@@ -1,7 +1,6 @@
 """Returns, advantages, losses, exploration and normalisation: functions on tensors."""
 
 from dmiddleware.rl.distribution import (
-    ActionSample,
     Bernoulli,
     Categorical,
     Distribution,
@@ -9,12 +8,6 @@ from dmiddleware.rl.distribution import (
     Hybrid,
     MultiCategorical,
     TanhGaussian,
-    categorical_entropy,
-    categorical_log_prob,
-    categorical_sample,
-    gaussian_entropy,
-    gaussian_log_prob,
-    gaussian_sample,
     mask_logit,
 )
 from dmiddleware.rl.exploration import epsilon_greedy, epsilon_schedule
@@ -74,13 +67,6 @@ __all__ = [
     "TanhGaussian",
     "Hybrid",
     "mask_logit",
-    "ActionSample",
-    "categorical_sample",
-    "categorical_log_prob",
-    "categorical_entropy",
-    "gaussian_sample",
-    "gaussian_log_prob",
-    "gaussian_entropy",
     "RunningMeanStd",
     "RewardNormaliser",
 ]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -34,13 +34,6 @@ __all__ = [
     "MultiCategorical",
     "TanhGaussian",
     "mask_logit",
-    "ActionSample",
-    "categorical_sample",
-    "categorical_log_prob",
-    "categorical_entropy",
-    "gaussian_sample",
-    "gaussian_log_prob",
-    "gaussian_entropy",
 ]
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -389,102 +382,3 @@ def _hermite_nodes(device: torch.device, dtype: torch.dtype) -> tuple[torch.Tens
         torch.tensor(nodes, device=device, dtype=dtype),
         torch.tensor(weights, device=device, dtype=dtype),
     )
-
-
-class ActionSample(NamedTuple):
-    """Actions drawn from a policy.
-
-    Attributes:
-        action: ``[…]`` int64, or ``[…, A]`` floating point.
-        log_prob: ``[…]`` their log-probability (density).
-    """
-
-    action: torch.Tensor
-    log_prob: torch.Tensor
-
-
-def categorical_sample(
-    logit: torch.Tensor,
-    *,
-    generator: torch.Generator | None = None,
-    mask: torch.Tensor | None = None,
-) -> ActionSample:
-    """Draw one action per row.
-
-    Args:
-        logit: ``[…, A]``, not necessarily normalised.
-        generator: source of randomness, on the logits' device; None: torch's own.
-        mask: ``[…, A]`` bool, True where the action is allowed.
-
-    Raises:
-        RuntimeError: if a logit is NaN.
-    """
-    log_prob = F.log_softmax(logit if mask is None else mask_logit(logit, mask), dim=-1)
-    flat = log_prob.exp().reshape(-1, logit.shape[-1])
-    action = torch.multinomial(flat, 1, generator=generator).reshape(logit.shape[:-1])
-    return ActionSample(action, log_prob.gather(-1, action.unsqueeze(-1)).squeeze(-1))
-
-
-def categorical_log_prob(logit: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-    """Return ``[…]`` log-probabilities of ``action [… ]`` int64 under ``logit [… , A]``."""
-    log_prob = F.log_softmax(logit, dim=-1)
-    return log_prob.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-
-
-def categorical_entropy(logit: torch.Tensor) -> torch.Tensor:
-    """Return ``[…]`` entropies, in nats, of the distributions with logits ``[…, A]``."""
-    log_prob = F.log_softmax(logit, dim=-1)
-    return -(log_prob.exp() * log_prob).sum(-1)
-
-
-def gaussian_sample(
-    mu: torch.Tensor,
-    sigma: torch.Tensor,
-    *,
-    generator: torch.Generator | None = None,
-    squash: bool = False,
-) -> ActionSample:
-    """Draw from a diagonal Gaussian; with ``squash``, pass the draw through tanh.
-
-    The draw is reparametrised: gradients flow from the action to ``mu`` and ``sigma``.
-
-    Args:
-        mu: ``[…, A]``.
-        sigma: ``[…, A]`` standard deviations, positive.
-        generator: source of randomness, on the same device; None: torch's own.
-        squash: give actions in ``(-1, 1)``, with the log-density corrected as in Haarnoja et al.,
-            "Soft Actor-Critic" (2018), appendix C.
-    """
-    noise = torch.empty_like(mu).normal_(generator=generator)
-    raw = mu + sigma * noise
-    log_prob = _gaussian_log_density(noise, sigma)
-    if not squash:
-        return ActionSample(raw, log_prob)
-    return ActionSample(raw.tanh(), log_prob - _log_tanh_slope(raw).sum(-1))
-
-
-def gaussian_log_prob(
-    mu: torch.Tensor, sigma: torch.Tensor, action: torch.Tensor, *, squash: bool = False
-) -> torch.Tensor:
-    """Return ``[…]`` log-densities of ``action [… , A]`` under a diagonal Gaussian.
-
-    Args:
-        mu: ``[…, A]``.
-        sigma: ``[…, A]`` standard deviations, positive.
-        action: ``[…, A]``; with ``squash``, in ``[-1, 1]``, clamped to within 1e-6 of the bounds,
-            where the density is undefined.
-        squash: the actions went through tanh.
-    """
-    if not squash:
-        return _gaussian_log_density((action - mu) / sigma, sigma)
-    raw = action.clamp(-_SQUASH_LIMIT, _SQUASH_LIMIT).atanh()
-    return _gaussian_log_density((raw - mu) / sigma, sigma) - _log_tanh_slope(raw).sum(-1)
-
-
-def gaussian_entropy(sigma: torch.Tensor) -> torch.Tensor:
-    """Return ``[…]`` entropies, in nats, of diagonal Gaussians (not squashed), sigma ``[…, A]``."""
-    return (sigma.log() + (0.5 + _HALF_LOG_2PI)).sum(-1)
-
-
-def _gaussian_log_density(normalised: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-    return (-0.5 * normalised.square() - sigma.log() - _HALF_LOG_2PI).sum(-1)

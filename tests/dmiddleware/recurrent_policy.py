@@ -10,7 +10,7 @@ from torch import nn
 from dmiddleware.data import index_rows
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import BatchedPolicy
-from dmiddleware.rl import categorical_entropy, categorical_log_prob, categorical_sample, gae
+from dmiddleware.rl import Categorical, gae
 
 HIDDEN = 32
 
@@ -86,8 +86,9 @@ class GRUPolicy(BatchedPolicy):
 
     def _forward_collect_batch(self, obs, env_id, *, prev_action, is_first, state):
         output = self._model(obs, prev_action, is_first, state)
-        action, log_prob = categorical_sample(output["logit"], generator=self._generator)
-        return {"action": action, "log_prob": log_prob, **output}
+        distribution = Categorical(output["logit"])
+        action = distribution.sample(self._generator)
+        return {"action": action, "log_prob": distribution.log_prob(action), **output}
 
     def _forward_eval_batch(self, obs, env_id, *, prev_action, is_first, state):
         output = self._model(obs, prev_action, is_first, state)
@@ -98,11 +99,11 @@ class GRUPolicy(BatchedPolicy):
         adv = (adv - adv.mean()) / (adv.std() + 1e-8)
         for _ in range(4):
             output = self._model.unroll(batch, batch["state"][0])
-            log_prob = categorical_log_prob(output["logit"], batch["action"])
-            ratio = (log_prob - batch["log_prob"]).exp()
+            distribution = Categorical(output["logit"])
+            ratio = (distribution.log_prob(batch["action"]) - batch["log_prob"]).exp()
             gain = torch.minimum(ratio * adv, ratio.clamp(0.8, 1.2) * adv).mean()
             error = (output["value"] - ret).square().mean()
-            entropy = categorical_entropy(output["logit"]).mean()
+            entropy = distribution.entropy().mean()
             self._optimizer.zero_grad()
             (0.5 * error - gain - 0.01 * entropy).backward()
             nn.utils.clip_grad_norm_(self._model.parameters(), 0.5)

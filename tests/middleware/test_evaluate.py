@@ -8,7 +8,7 @@ import torch
 
 from dmiddleware.data import load_checkpoint
 from dmiddleware.env import make_env_manager
-from dmiddleware.errors import SpaceError
+from dmiddleware.errors import ConfigError, SpaceError
 from dmiddleware.pipeline import OnlineRLContext, Role, Task
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.rollout import evaluate_episodes
@@ -46,6 +46,28 @@ def test_policy_is_evaluated_in_the_first_step_and_then_at_an_interval(
     assert at == [10, 40, 70]
     assert ctx.eval_value is None
     assert ctx.last_eval_iter == 70
+
+
+def test_an_evaluation_may_draw_actions(run_steps: Any) -> None:
+    policy = PPOPolicy({"seed": 0, "model": {"obs_shape": 4, "action_shape": 2}})
+    with cartpole(seed=5) as envs:
+        greedy = evaluate_episodes(policy, envs, 6).get_episode_return()
+    policy.seed(1)
+    with cartpole(seed=5) as envs:
+        kwargs = {"deterministic": False}
+        drawn = evaluate_episodes(policy, envs, 6, policy_kwargs=kwargs).get_episode_return()
+    assert drawn != greedy
+    policy.seed(1)
+    evaluator = interaction_evaluator(policy, cartpole(seed=5), n_episode=6, deterministic=False)
+    assert run_steps(evaluator).eval_output["episode_return"] == drawn
+    state = policy.eval_mode.state_dict()
+    policy.seed(1)
+    assert evaluator.evaluate_fresh(state, n_episode=6, seed=5) == drawn
+
+
+def test_a_greedy_policy_cannot_draw_actions_in_an_evaluation(dqn: DQNPolicy) -> None:
+    with pytest.raises(ConfigError, match="a distribution over actions"):
+        interaction_evaluator(dqn, cartpole(), n_episode=2, deterministic=False)
 
 
 def test_returns_equal_those_of_evaluate_episodes(run_steps: Any, dqn: DQNPolicy) -> None:
@@ -187,10 +209,9 @@ def test_fewer_episodes_than_envs_are_rejected(dqn: DQNPolicy) -> None:
 def test_fresh_evaluation_leaves_the_policy_and_the_envs_as_they_were(dqn: DQNPolicy) -> None:
     envs = cartpole()
     evaluator = interaction_evaluator(dqn, envs, n_episode=2)
-    before = dqn.eval_mode.state_dict()["model"]
-    other = {
-        "model": {name: torch.zeros_like(value) for name, value in before.items()},
-    }
+    state = dqn.eval_mode.state_dict()
+    before = state["model"]
+    other = {**state, "model": {name: torch.zeros_like(value) for name, value in before.items()}}
     returns = [evaluator.evaluate_fresh(other, n_episode=6, seed=seed) for seed in (1, 1, 2)]
     # A network of zeros always pushes the cart to the left.
     assert all(8 <= value <= 11 for value in returns[0])

@@ -105,6 +105,7 @@ class ActorPolicy(CodecPolicy):
     Evaluating takes the most likely action, or, with ``deterministic=False``, draws one.
     """
 
+    is_stochastic: ClassVar[bool] = True
     config: ClassVar[dict[str, Any]] = {
         "action_low": Option(
             None,

@@ -37,6 +37,7 @@ _ATTRIBUTES: Final[Mapping[str, Any]] = {
     "initial_state": lambda n: None,
     "batched": False,
     "on_policy": False,
+    "is_stochastic": False,
     "check_spaces": lambda observation_space, action_space: None,
     "collect_data": True,
     "n_sample": None,

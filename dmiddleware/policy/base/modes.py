@@ -62,7 +62,8 @@ class CollectMode(NamedTuple):
 class EvalMode(NamedTuple):
     """The methods that an evaluator may call.
 
-    ``forward`` acts greedily, on per-env or batched data as in :class:`CollectMode`. ``seed`` seeds
+    ``forward`` acts greedily, on per-env or batched data as in :class:`CollectMode`; policies with
+    a distribution over actions draw from it with ``deterministic=False``. ``seed`` seeds
     the randomness of acting, for policies that evaluate stochastically.
     """
 

@@ -235,6 +235,8 @@ class Policy(Configurable):
     """
     explores: ClassVar[bool] = True
     """Whether collecting explores without keyword arguments such as ``eps``."""
+    is_stochastic: ClassVar[bool] = False
+    """Whether evaluating takes the keyword ``deterministic``, and draws actions if it is False."""
     collect_data: bool = True
     """Whether battle collectors store what the policy does; False for a frozen opponent.
 

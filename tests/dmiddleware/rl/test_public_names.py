@@ -11,9 +11,7 @@ def test_the_public_names_are_these():
         "bc_loss", "bc_hits", "bc_discrete_loss", "bc_continuous_loss",
         "Schedule", "Counters", "scheduled", "epsilon_schedule", "epsilon_greedy",
         "Distribution", "Categorical", "MultiCategorical", "Bernoulli", "Gaussian", "TanhGaussian",
-        "Hybrid", "mask_logit", "ActionSample",
-        "categorical_sample", "categorical_log_prob", "categorical_entropy",
-        "gaussian_sample", "gaussian_log_prob", "gaussian_entropy",
+        "Hybrid", "mask_logit",
         "RunningMeanStd", "RewardNormaliser",
     }  # fmt: skip
     assert all(hasattr(rl, name) for name in rl.__all__)
