@@ -51,7 +51,7 @@ class CodecPolicy(PartsPolicy):
         return getattr(getattr(self, "_model", None), "action_parts", ())
 
     def _make_parts(self) -> dict[str, Part]:
-        return {"action_codec": Part(self._codec, acts=True)}
+        return {"action_codec": Part(self._codec, acts=True, optional=True)}
 
     def _mask_of(self, obs: Nested, given: Nested | None) -> torch.Tensor | None:
         """Return what is allowed, ``[…, A]`` bool: a given mask, or the one in observations."""

@@ -79,6 +79,7 @@ class Part:
         grad_clip_norm: largest norm of the part's gradient; None does not clip (Pascanu et al., "On
             the difficulty of training recurrent neural networks", 2013).
         acts: whether acting needs it; only such parts are sent to collectors and evaluators.
+        optional: whether a state without this part is accepted, and leaves it as it is.
 
     Attributes:
         module: as given.
@@ -87,6 +88,7 @@ class Part:
         optimizer: the optimiser; None: there is none, or the policy does not learn.
         schedule: of the learning rate; None: it is constant, or the policy does not learn.
         acts: as given.
+        optional: as given.
         target_rule: how the target network moves; None: there is none.
     """
 
@@ -98,13 +100,14 @@ class Part:
         target: TargetRule | None = None,
         grad_clip_norm: float | None = None,
         acts: bool = False,
+        optional: bool = False,
     ) -> None:
         self.module: Any = module
         self.target: Any = None
         self.target_rule = target
         self.optimizer: FusedAdam | None = None
         self.schedule: Schedule | None = None
-        self.acts = acts
+        self.acts, self.optional = acts, optional
         self._make_optimizer = optimizer
         self._max_norm = grad_clip_norm
         self._parameters: list[nn.Parameter] = []

@@ -384,7 +384,8 @@ class PartsPolicy(BatchedPolicy):
             for name, part in self._parts.items()
             if name not in self._paths and part.acts is acting
         }
-        if different := sorted(own.keys() ^ set(states)):
+        left_out = {name for name, part in own.items() if part.optional and name not in states}
+        if different := sorted((own.keys() - left_out) ^ set(states)):
             name = different[0]
             raise CheckpointMismatch(
                 f"the checkpoint has {'no' if name in own else 'a'} part {name}, but this "

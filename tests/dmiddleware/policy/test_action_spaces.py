@@ -136,6 +136,13 @@ def test_a_restored_policy_acts_as_the_saved_one_before_it_sees_an_env(space):
         assert torch.equal(one, other)
 
 
+def test_a_state_of_the_model_alone_leaves_the_details_of_actions_as_they_are():
+    with envs_of(SPACES["discrete with start"]) as envs:
+        policy = DQNPolicy.for_env(envs, seed=0)
+    policy.eval_mode.load_state_dict({"model": policy.eval_mode.state_dict()["model"]})
+    assert policy.eval_mode.forward(torch.zeros(1, 4))["action"].item() >= 2
+
+
 def test_per_env_workers_get_the_same_actions():
     with envs_of(SPACES["dict"]) as envs:
         policy = PPOPolicy.for_env(envs, seed=0)
