@@ -38,7 +38,7 @@ class GRUNet(nn.Module):
 
     def forward(self, obs, prev_action, is_first, state):
         before = nn.functional.one_hot(prev_action, 2) * ~is_first.unsqueeze(-1)
-        seen = torch.cat([obs * torch.tensor([1.0, 10.0]), before], -1)
+        seen = torch.cat([obs * obs.new_tensor([1.0, 10.0]), before], -1)
         state = self.gru(torch.tanh(self.encoder(seen)), state)
         return {
             "logit": self.actor(state),
@@ -74,9 +74,9 @@ class GRUPolicy(BatchedPolicy):
     optional_columns = ()
     minibatch_unit = "lanes"
 
-    def __init__(self, seed=0):
+    def __init__(self, seed=0, *, cuda=False):
         torch.manual_seed(seed)
-        super().__init__({"seed": seed}, GRUNet())
+        super().__init__({"seed": seed, "cuda": cuda}, GRUNet())
 
     def initial_state(self, n):
         return torch.zeros(n, HIDDEN)
@@ -86,7 +86,8 @@ class GRUPolicy(BatchedPolicy):
 
     def _forward_collect_batch(self, obs, env_id, *, prev_action, is_first, state):
         output = self._model(obs, prev_action, is_first, state)
-        distribution = Categorical(output["logit"])
+        # Drawn on the CPU, so the draws are the same with and without a GPU.
+        distribution = Categorical(output["logit"].cpu())
         action = distribution.sample(self._generator)
         return {"action": action, "log_prob": distribution.log_prob(action), **output}
 

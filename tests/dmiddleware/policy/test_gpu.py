@@ -6,6 +6,8 @@ import torch
 from dmiddleware.data.batch import leaves, to_device
 from dmiddleware.errors import NonFiniteLoss
 from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
+from dmiddleware.rollout import RolloutCollector, evaluate_episodes
+from tests.dmiddleware.recurrent_policy import GRUPolicy, masked_cartpole
 
 pytestmark = [
     pytest.mark.gpu,
@@ -82,3 +84,14 @@ def test_a_loss_that_is_not_finite_is_rejected(small, transitions):
     batch["reward"][0] = float("nan")
     with pytest.raises(NonFiniteLoss, match="train_iter 7 to 10"):
         DQNPolicy({"model": small, "cuda": True}).learn_mode.forward(batch)
+
+
+def test_a_recurrent_policy_acts_with_a_state_that_the_collector_holds_on_the_cpu():
+    batches = []
+    for cuda in (False, True):
+        with masked_cartpole(2, seed=0) as envs:
+            policy = GRUPolicy(cuda=cuda)
+            batches.append(RolloutCollector(policy, envs).collect(40))
+            assert len(evaluate_episodes(policy, envs, 2).get_episode_return()) == 2
+    assert all(leaf.device.type == "cpu" for _, leaf in leaves(batches[1]))
+    assert_close(*batches)
