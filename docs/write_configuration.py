@@ -17,13 +17,13 @@ MARKED = re.compile(r"(?<=<!-- options -->\n).*(?=<!-- end of options -->)", re.
 
 def configured_classes() -> list[type[Configurable]]:
     """Return the stock policies, workers and replay buffers that a config describes."""
-    policies = [POLICY_REGISTRY.get(name) for name in ("dqn", "ppo", "bc")]
+    policies = dict.fromkeys(map(POLICY_REGISTRY.get, POLICY_REGISTRY))
     public = [getattr(dmiddleware.worker, name) for name in dmiddleware.worker.__all__]
     workers = [thing for thing in public if inspect.isclass(thing)]
     return [
-        *policies,
+        *filter(is_stock, policies),
         *(w for w in workers if issubclass(w, Configurable) and not inspect.isabstract(w)),
-        # Tests register buffers of their own.
+        # Tests register policies and buffers of their own.
         *(one for one in map(BUFFER_REGISTRY.get, BUFFER_REGISTRY) if is_stock(one)),
     ]
 

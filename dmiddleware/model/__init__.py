@@ -2,6 +2,7 @@
 
 from dmiddleware.model.action_mask import action_mask_of, masked_logit
 from dmiddleware.model.actor_critic import Actor, ActorCritic
+from dmiddleware.model.actor_q import ActorQ, EnsembleLinear, GaussianActor, QEnsemble
 from dmiddleware.model.encoders import (
     NatureCNN,
     NestedEncoder,
@@ -29,6 +30,10 @@ __all__ = [
     "QNetwork",
     "Actor",
     "ActorCritic",
+    "ActorQ",
+    "GaussianActor",
+    "QEnsemble",
+    "EnsembleLinear",
     "Network",
     "MLP",
     "VectorEncoder",

@@ -26,6 +26,7 @@ from dmiddleware.policy.bc import BCPolicy
 from dmiddleware.policy.dqn import DQNPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY, create_policy, get_policy_cls
 from dmiddleware.policy.ppo import PPOPolicy
+from dmiddleware.policy.sac import SACPolicy
 
 __all__ = [
     "Policy",
@@ -53,6 +54,7 @@ __all__ = [
     "get_policy_cls",
     "DQNPolicy",
     "PPOPolicy",
+    "SACPolicy",
     "BCPolicy",
     "ActorPolicy",
     "CodecPolicy",

@@ -14,6 +14,7 @@ from dmiddleware.data.batch import Value
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
+from dmiddleware.policy.base.common_options import COLLECT_OPTIONS
 from dmiddleware.policy.base.parts import Part, adam
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import bc_hits, bc_loss
@@ -62,10 +63,7 @@ class BCPolicy(ActorPolicy, CommandModePolicy):
                 None, optional(positive), "largest norm of the gradient; None does not clip"
             ),
         },
-        "collect": {
-            "n_sample": Option(None, optional(count), "env steps to collect at a time"),
-            "n_episode": Option(None, optional(count), "episodes to collect at a time"),
-        },
+        "collect": COLLECT_OPTIONS,
     }
     learn_columns: ClassVar[tuple[str, ...]] = ("obs", "action")
 

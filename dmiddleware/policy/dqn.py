@@ -28,8 +28,13 @@ from dmiddleware.model.layers import call
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import CodecPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
+from dmiddleware.policy.base.common_options import (
+    COLLECT_OPTIONS,
+    TD_COLUMNS,
+    TD_OPTIONS,
+    TDOptions,
+)
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
-from dmiddleware.policy.base.parts_policy import PartsOptions
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import (
     epsilon_greedy,
@@ -50,13 +55,9 @@ from dmiddleware.schedule import (
 __all__ = ["DQNOptions", "DQNPolicy"]
 
 
-class DQNOptions(PartsOptions, total=False):
+class DQNOptions(TDOptions, total=False):
     """The options of :meth:`DQNPolicy.for_env`."""
 
-    priority: bool
-    discount_factor: float
-    nstep: int
-    batch_size: int
     learning_rate: float | Schedule
     adam_eps: float
     double: bool
@@ -64,8 +65,6 @@ class DQNOptions(PartsOptions, total=False):
     target_update_freq: int
     target_tau: float
     grad_clip_norm: float | None
-    n_sample: int | None
-    n_episode: int | None
     eps_type: ScheduleType | Literal["exp"]
     eps_start: float
     eps_end: float
@@ -116,15 +115,13 @@ class DQNPolicy(CodecPolicy, CommandModePolicy):
     action_kinds: ClassVar[tuple[str, ...]] = ("discrete",)
 
     config: ClassVar[dict[str, Any]] = {
-        "priority": Option(False, switch, "whether to return the TD errors as priorities"),
-        "discount_factor": Option(0.99, fraction, "γ, the discount of future rewards"),
+        **TD_OPTIONS,
         "random_collect_size": Option(
             0,
             at_least(0, whole=True),
             "env steps with random actions before learning",
             keyword=None,
         ),
-        "nstep": Option(1, count, "number of rewards in an n-step target"),
         "learn": {
             "batch_size": Option(64, count, "rows per update"),
             "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
@@ -146,10 +143,7 @@ class DQNPolicy(CodecPolicy, CommandModePolicy):
                 None, optional(positive), "largest norm of the gradient; None does not clip"
             ),
         },
-        "collect": {
-            "n_sample": Option(None, optional(count), "env steps to collect at a time"),
-            "n_episode": Option(None, optional(count), "episodes to collect at a time"),
-        },
+        "collect": COLLECT_OPTIONS,
         "other": {
             "eps": {
                 "type": Option(
@@ -178,13 +172,7 @@ class DQNPolicy(CodecPolicy, CommandModePolicy):
             }
         },
     }
-    learn_columns: ClassVar[tuple[str, ...]] = (
-        "obs",
-        "action",
-        "reward",
-        "next_obs",
-        "terminated",
-    )
+    learn_columns: ClassVar[tuple[str, ...]] = TD_COLUMNS
 
     @classmethod
     def for_env(  # type: ignore[override]  # only the options of this algorithm

@@ -27,6 +27,7 @@ from dmiddleware.errors import ConfigError
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
+from dmiddleware.policy.base.common_options import COLLECT_OPTIONS
 from dmiddleware.policy.base.data_parallel import sum_over_ranks
 from dmiddleware.policy.base.obs_normaliser import ObsNormaliser
 from dmiddleware.policy.base.parts import Part, adam
@@ -153,10 +154,7 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
                 0.5, optional(positive), "largest norm of the gradient; None does not clip"
             ),
         },
-        "collect": {
-            "n_sample": Option(None, optional(count), "env steps to collect at a time"),
-            "n_episode": Option(None, optional(count), "episodes to collect at a time"),
-        },
+        "collect": COLLECT_OPTIONS,
     }
     learn_columns: ClassVar[tuple[str, ...]] = (
         "obs",

@@ -228,9 +228,17 @@ class Gaussian:
         raw = self.rsample(generator)
         return raw.detach() if raw.requires_grad else raw
 
-    def rsample(self, generator: torch.Generator | None = None) -> torch.Tensor:
-        """Draw ``[…, A]``; gradients flow to ``mu`` and ``sigma``."""
-        noise = torch.empty_like(self.mu).normal_(generator=generator)
+    def rsample(
+        self, generator: torch.Generator | None = None, *, noise: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Draw ``[…, A]``; gradients flow to ``mu`` and ``sigma``.
+
+        Args:
+            generator: draws the noise; None: torch's own.
+            noise: ``[…, A]`` standard normal noise that was drawn before.
+        """
+        if noise is None:
+            noise = torch.empty_like(self.mu).normal_(generator=generator)
         raw = self.mu + self.sigma * noise
         self._draw = raw, noise
         return raw
@@ -274,9 +282,16 @@ class TanhGaussian:
         self._draw = before.tanh(), before
         return self._draw[0]
 
-    def rsample(self, generator: torch.Generator | None = None) -> torch.Tensor:
-        """Draw ``[…, A]``; gradients flow to ``mu`` and ``sigma``."""
-        before = self._base.rsample(generator)
+    def rsample(
+        self, generator: torch.Generator | None = None, *, noise: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Draw ``[…, A]``; gradients flow to ``mu`` and ``sigma``.
+
+        Args:
+            generator: draws the noise; None: torch's own.
+            noise: ``[…, A]`` standard normal noise that was drawn before.
+        """
+        before = self._base.rsample(generator, noise=noise)
         drawn = before.tanh()
         self._draw = drawn, before
         return drawn

@@ -113,6 +113,7 @@ class PartsPolicy(BatchedPolicy):
         ...         self._parts["model"].step(loss)
         ...         return {"total_loss": loss}
         >>> _ = torch.manual_seed(0)
+        >>> _ = torch.manual_seed(0)
         >>> policy = Regression(model=torch.nn.Linear(2, 1), enable_field=["learn"])
         >>> batch = {"obs": torch.ones(4, 2), "action": torch.ones(4, 1)}
         >>> losses = [policy.learn_mode.forward(batch)["total_loss"] for _ in range(50)]
@@ -393,7 +394,7 @@ class PartsPolicy(BatchedPolicy):
                 "with the options that it was trained with"
             )
         for name, part in own.items():
-            if part.is_module:
+            if part.is_module and name in states:
                 check_model_state(part.module, states[name], name)
 
 

@@ -7,11 +7,12 @@ from torch import nn
 
 import dmiddleware.model as model
 from dmiddleware.errors import ConfigError, RegistryError
-from dmiddleware.model import MODEL_REGISTRY, Actor, ActorCritic, QNetwork, create_model
+from dmiddleware.model import MODEL_REGISTRY, Actor, ActorCritic, ActorQ, QNetwork, create_model
 
 
 @pytest.mark.parametrize(
-    ("name", "network"), [("q_network", QNetwork), ("actor", Actor), ("actor_critic", ActorCritic)]
+    ("name", "network"),
+    [("q_network", QNetwork), ("actor", Actor), ("actor_critic", ActorCritic), ("actor_q", ActorQ)],
 )
 def test_the_stock_networks_are_registered(name, network):
     assert MODEL_REGISTRY.get(name) is network
@@ -73,7 +74,8 @@ def test_import_names_import_custom_networks(tmp_path, monkeypatch):
 
 def test_the_public_names_are_these():
     assert set(model.__all__) == {
-        "action_mask_of", "masked_logit", "QNetwork", "Actor", "ActorCritic", "Network",
+        "action_mask_of", "masked_logit", "QNetwork", "Actor", "ActorCritic", "ActorQ", "Network",
+        "GaussianActor", "QEnsemble", "EnsembleLinear",
         "MLP", "VectorEncoder", "OneHotEncoder", "NatureCNN", "NestedEncoder", "make_encoder",
         "MODEL_REGISTRY", "create_model",
         "ObsShape", "ActionKind",

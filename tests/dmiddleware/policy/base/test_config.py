@@ -6,10 +6,11 @@ import pytest
 
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, SpaceError
-from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
+from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy, SACPolicy
 from dmiddleware.policy.bc import BCOptions
 from dmiddleware.policy.dqn import DQNOptions
 from dmiddleware.policy.ppo import PPOOptions
+from dmiddleware.policy.sac import SACOptions
 
 IMPOSSIBLE = [
     (DQNPolicy, "on_policy", True),
@@ -74,7 +75,7 @@ def test_an_invalid_value_is_rejected_with_its_path(policy, path, value):
         policy(nested(path, value))
 
 
-@pytest.mark.parametrize("policy", [DQNPolicy, PPOPolicy, BCPolicy])
+@pytest.mark.parametrize("policy", [DQNPolicy, PPOPolicy, BCPolicy, SACPolicy])
 def test_the_defaults_are_possible(policy):
     policy.merged_config({})
 
@@ -95,7 +96,13 @@ def test_an_unknown_model_option_is_rejected(small):
 
 
 @pytest.mark.parametrize(
-    ("policy", "options"), [(DQNPolicy, DQNOptions), (PPOPolicy, PPOOptions), (BCPolicy, BCOptions)]
+    ("policy", "options"),
+    [
+        (DQNPolicy, DQNOptions),
+        (PPOPolicy, PPOOptions),
+        (BCPolicy, BCOptions),
+        (SACPolicy, SACOptions),
+    ],
 )
 def test_for_env_has_a_typed_keyword_for_every_option(policy, options):
     keywords = {

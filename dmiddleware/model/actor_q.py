@@ -1,0 +1,211 @@
+"""An actor with critics of state-action values, for continuous actions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from dmiddleware.data.batch import Nested
+from dmiddleware.errors import SpaceError
+from dmiddleware.model.encoders import make_encoder
+from dmiddleware.model.layers import Norm, activation_of, call, check_sizes
+from dmiddleware.model.model_registry import MODEL_REGISTRY
+from dmiddleware.model.network import Network
+from dmiddleware.model.spaces import ActionKind, ActionShape, ObsShape, as_obs_shape
+
+__all__ = ["ActorQ", "EnsembleLinear", "GaussianActor", "QEnsemble"]
+
+# Haarnoja et al., "Soft Actor-Critic" (2018), leave the range open; these are the authors' own.
+_LOG_STD_RANGE = (-20.0, 2.0)
+
+
+class EnsembleLinear(nn.Module):
+    """Several linear layers, which one matrix product computes.
+
+    Args:
+        n: the number of layers.
+        in_features: length of the input's last dimension.
+        out_features: length of the output's.
+    """
+
+    def __init__(self, n: int, in_features: int, out_features: int) -> None:
+        super().__init__()
+        # As torch.nn.Linear starts each of them.
+        bound = 1.0 / math.sqrt(in_features)
+        self.weight = nn.Parameter(torch.empty(n, in_features, out_features))
+        self.bias = nn.Parameter(torch.empty(n, 1, out_features))
+        nn.init.uniform_(self.weight, -bound, bound)
+        nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[n, B, out_features]`` of ``x [n, B, in_features]``."""
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+class QEnsemble(nn.Module):
+    """Several independent estimates of the value of an action.
+
+    Args:
+        obs_shape: see :mod:`dmiddleware.model.spaces`. Observations that are not vectors pass
+            through one encoder, which all estimates share.
+        n_actions: length of the action vector.
+        hidden_sizes: width of each hidden layer.
+        n_critics: the number of estimates.
+        activation: see :func:`~dmiddleware.model.layers.activation_of`.
+        norm: ``"layer"`` normalises before each activation; None does not.
+    """
+
+    def __init__(
+        self,
+        obs_shape: ObsShape,
+        n_actions: int,
+        *,
+        hidden_sizes: Sequence[int] = (256, 256),
+        n_critics: int = 2,
+        activation: str = "relu",
+        norm: Norm = None,
+    ) -> None:
+        super().__init__()
+        check_sizes("critic_hidden_sizes", hidden_sizes)
+        check_sizes("n_critics", [n_critics])
+        shape = as_obs_shape(obs_shape)
+        is_vector = isinstance(shape, tuple) and len(shape) == 1 and isinstance(shape[0], int)
+        self.encoder = None if is_vector else make_encoder(obs_shape)
+        n_features = shape[0] if self.encoder is None else self.encoder.out_features
+        self.n_critics = n_critics
+        layers: list[nn.Module] = []
+        width = n_features + n_actions
+        for size in hidden_sizes:
+            layers.append(EnsembleLinear(n_critics, width, size))
+            if norm == "layer":
+                layers.append(nn.LayerNorm(size))
+            layers.append(activation_of(activation))
+            width = size
+        self.layers = nn.Sequential(*layers, EnsembleLinear(n_critics, width, 1))
+
+    def forward(self, obs: Nested, action: torch.Tensor) -> torch.Tensor:
+        """Return the values.
+
+        Args:
+            obs: ``[B, *obs_shape]``.
+            action: ``[B, A]`` float32.
+
+        Returns:
+            ``[n_critics, B]``.
+        """
+        features = obs if self.encoder is None else call(self.encoder, obs)
+        x = torch.cat([features.float(), action], -1)
+        values: torch.Tensor = self.layers(x.expand(self.n_critics, *x.shape))
+        return values.squeeze(-1)
+
+
+class GaussianActor(nn.Module):
+    """The mean and the standard deviation of actions, both functions of the observation.
+
+    Args:
+        obs_shape: see :mod:`dmiddleware.model.spaces`.
+        n_actions: length of the action vector.
+        hidden_sizes: width of each hidden layer.
+        activation: see :func:`~dmiddleware.model.layers.activation_of`.
+        norm: ``"layer"`` normalises before each activation; None does not.
+        deterministic: leave out the standard deviation.
+    """
+
+    def __init__(
+        self,
+        obs_shape: ObsShape,
+        n_actions: int,
+        *,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str = "relu",
+        norm: Norm = None,
+        deterministic: bool = False,
+    ) -> None:
+        super().__init__()
+        self.encoder = make_encoder(obs_shape, hidden_sizes, activation=activation, norm=norm)
+        self.head = nn.Linear(
+            self.encoder.out_features, n_actions if deterministic else 2 * n_actions
+        )
+        self.is_deterministic = deterministic
+
+    def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
+        """Return ``{"mu", "sigma"}``, each ``[…, A]``; a deterministic actor returns ``mu`` only.
+
+        Args:
+            obs: ``[…, *obs_shape]``.
+        """
+        output: torch.Tensor = call(self.head, call(self.encoder, obs))
+        if self.is_deterministic:
+            return {"mu": output}
+        mu, log_std = output.chunk(2, -1)
+        return {"mu": mu, "sigma": log_std.clamp(*_LOG_STD_RANGE).exp()}
+
+
+@MODEL_REGISTRY.register("actor_q")
+class ActorQ(Network):
+    """An actor and an ensemble of critics for a Box of actions, as SAC, TD3 and DDPG need them.
+
+    Args:
+        obs_shape: see :mod:`dmiddleware.model.spaces`.
+        action_shape: see :mod:`dmiddleware.model.spaces`.
+        action_space: ``"continuous"``.
+        actor_hidden_sizes: width of each hidden layer of the actor.
+        critic_hidden_sizes: width of each hidden layer of the critics.
+        n_critics: the number of critics.
+        activation: see :func:`~dmiddleware.model.layers.activation_of`.
+        norm: ``"layer"`` or None.
+        deterministic: the actor has no standard deviation.
+
+    Attributes:
+        actor: a :class:`GaussianActor`.
+        critic: a :class:`QEnsemble`.
+
+    Raises:
+        SpaceError: if a shape is invalid.
+        ValueError: if another option is.
+    """
+
+    def __init__(
+        self,
+        obs_shape: ObsShape,
+        action_shape: ActionShape,
+        *,
+        action_space: ActionKind = "continuous",
+        actor_hidden_sizes: Sequence[int] = (256, 256),
+        critic_hidden_sizes: Sequence[int] = (256, 256),
+        n_critics: int = 2,
+        activation: str = "relu",
+        norm: Norm = None,
+        deterministic: bool = False,
+    ) -> None:
+        super().__init__(obs_shape, action_shape, action_space=action_space)
+        (part, *more) = self.action_parts
+        if more or part.kind != "continuous":
+            raise SpaceError(
+                f"ActorQ needs a Box of actions, got {action_space}; use PPO or DQN for others"
+            )
+        n_actions = part.sizes[0]
+        shared: dict[str, Any] = {"activation": activation, "norm": norm}
+        self.actor = GaussianActor(
+            obs_shape,
+            n_actions,
+            hidden_sizes=actor_hidden_sizes,
+            deterministic=deterministic,
+            **shared,
+        )
+        self.critic = QEnsemble(
+            obs_shape,
+            n_actions,
+            hidden_sizes=critic_hidden_sizes,
+            n_critics=n_critics,
+            **shared,
+        )
+
+    def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
+        """Return what the actor does; the critics are called with the actions they judge."""
+        output: dict[str, torch.Tensor] = call(self.actor, obs)
+        return output

@@ -1,0 +1,35 @@
+"""Options and columns that several algorithms have."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from dmiddleware.config import Option, count, fraction, optional, switch
+from dmiddleware.policy.base.parts_policy import PartsOptions
+
+__all__ = ["COLLECT_OPTIONS", "TD_COLUMNS", "TD_OPTIONS", "TDOptions"]
+
+TD_COLUMNS: Final = ("obs", "action", "reward", "next_obs", "terminated")
+"""The columns of a batch that such algorithms learn from."""
+
+TD_OPTIONS: Final[dict[str, Any]] = {
+    "priority": Option(False, switch, "whether to return the TD errors as priorities"),
+    "discount_factor": Option(0.99, fraction, "γ, the discount of future rewards"),
+    "nstep": Option(1, count, "number of rewards in an n-step target"),
+}
+
+COLLECT_OPTIONS: Final[dict[str, Any]] = {
+    "n_sample": Option(None, optional(count), "env steps to collect at a time"),
+    "n_episode": Option(None, optional(count), "episodes to collect at a time"),
+}
+
+
+class TDOptions(PartsOptions, total=False):
+    """The options that all these algorithms have in ``for_env``."""
+
+    priority: bool
+    discount_factor: float
+    nstep: int
+    batch_size: int
+    n_sample: int | None
+    n_episode: int | None
