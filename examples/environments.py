@@ -66,7 +66,9 @@ FAMILIES = {
     "envpool": Family(
         partial(make_env_manager, "HalfCheetah-v4", backend="envpool"), policy=NORMALIZED
     ),
-    "minigrid": Family(partial(make_env_manager, "MiniGrid-Empty-5x5-v0", wrappers=[grid_only])),
+    "minigrid": Family(
+        partial(make_env_manager, "MiniGrid-Empty-5x5-v0", wrappers=[grid_only]), policy=NORMALIZED
+    ),
     "mujoco": Family(partial(make_env_manager, "InvertedPendulum-v5"), policy=NORMALIZED),
     "robotics": Family(
         partial(make_env_manager, "gymnasium_robotics:FetchReachDense-v4"), policy=NORMALIZED
@@ -88,7 +90,7 @@ def main(
         task.use(StepCollector(policy, envs, n_sample=family.n_sample))
         task.use(gae_estimator(policy))
         task.use(OnPolicyLearner(policy, batch_size=256, epochs=4))
-        task.use(interaction_evaluator(policy, eval_envs, n_episode=10, every_train_iter=1000))
+        task.use(interaction_evaluator(policy, eval_envs, n_episode=10, every_train_iter=320))
         task.use(experiment)
         task.use(termination_checker(max_env_step=max_env_step))
         task.run()
