@@ -182,11 +182,13 @@ def test_gradients_flow_through_rsample_but_not_through_sample(kind):
     assert not distribution.sample(seeded()).requires_grad
 
 
+@pytest.mark.parametrize("has_grad", [True, False])
 @pytest.mark.parametrize("kind", [Gaussian, TanhGaussian])
-def test_the_log_probability_of_a_sample_has_the_gradient_of_the_score(kind):
+def test_the_log_probability_of_a_sample_has_the_gradient_of_the_score(kind, has_grad):
     mu = torch.zeros(4, 2, requires_grad=True)
     distribution = kind(mu, torch.ones(4, 2))
-    raw = distribution.sample(seeded())
+    with torch.set_grad_enabled(has_grad):
+        raw = distribution.sample(seeded())
     distribution.log_prob(raw).sum().backward()
     before = raw.atanh() if kind is TanhGaussian else raw
     torch.testing.assert_close(mu.grad, before, rtol=1e-4, atol=1e-5)
