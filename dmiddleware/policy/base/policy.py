@@ -31,6 +31,7 @@ from dmiddleware.data.batch import (
     as_tree,
     from_numpy,
     leaves,
+    map_leaves,
     map_nested,
     to_device,
 )
@@ -1051,7 +1052,7 @@ _SIGNATURES = {
 def _to_cpu(outputs: Mapping[Any, Any]) -> dict[Any, Any]:
     def moved(value: Any) -> Any:
         if isinstance(value, Batch):
-            return to_device(value, "cpu")
+            return map_leaves(lambda leaf: leaf.cpu(), value)  # to_device would not wait
         if isinstance(value, dict):
             return _to_cpu(value)
         return map_nested(lambda leaf: leaf.cpu() if hasattr(leaf, "cpu") else leaf, value)
