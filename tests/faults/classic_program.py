@@ -115,6 +115,8 @@ def config(folder: Path) -> dict[str, Any]:
         "state_path": str(folder / "coordinator.safetensors"),
         "state_every_s": 0.5,
         "task_silence_s": 10.0,
+        # More than the test kills workers of one task.
+        "max_attempts": 20,
     }
     main = {"exp_name": str(folder / "exp"), "env": env, "policy": policy}
     return {"main": main, "system": {"coordinator": coordinator}}
