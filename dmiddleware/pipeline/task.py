@@ -52,7 +52,7 @@ C = TypeVar("C", bound=Context)
 _logger = logging.getLogger(__name__)
 
 _STOPPED = Event("task.stopped")
-# How long the end of a run waits until peers that have just connected can be told.
+# How long the end of a run waits for the subscriptions of peers that have just connected.
 _ANNOUNCED_S = 1.0
 
 
@@ -179,8 +179,8 @@ class Task(Generic[C]):
         self._stop = StopRequest()
         self._held_stop: StopRequest | None = None
         self._relayed_stop: _PeerStop | None = None
-        self._told_of_stop: set[int] = set()
-        self._telling = threading.Lock()
+        self._informed: set[int] = set()
+        self._informing = threading.Lock()
         self._has_stopped_peers = False
         self._in_last_step = False
         self._is_running = False
@@ -692,9 +692,9 @@ class Task(Generic[C]):
         assert self.router is not None
         node_id, reason, ok, final = stop
         sender = self.router.node_id
-        with self._telling:
-            peers = {*subscribers} - {node_id, *self._told_of_stop}
-            self._told_of_stop |= peers
+        with self._informing:
+            peers = {*subscribers} - {node_id, *self._informed}
+            self._informed |= peers
         if not peers:
             return
         try:
@@ -729,8 +729,8 @@ class Task(Generic[C]):
 
     def _on_peer_rejoined(self, node_id: int, new_incarnation: bool) -> None:
         if new_incarnation:
-            with self._telling:
-                self._told_of_stop.discard(node_id)
+            with self._informing:
+                self._informed.discard(node_id)
 
     def _accept_stop(self, stop: _PeerStop, sender: int) -> None:
         """Stop because of a peer, and at once stop those that it may not reach."""
@@ -739,8 +739,8 @@ class Task(Generic[C]):
         if request.reason is None:
             request.make(stop.reason, ok=stop.ok, final=stop.final, origin=stop.node_id)
             self._wake()
-        with self._telling:
-            self._told_of_stop.add(sender)
+        with self._informing:
+            self._informed.add(sender)
         self._send_stop(stop, self.router.subscribers(_STOPPED.name))
 
     def _request(self) -> StopRequest:

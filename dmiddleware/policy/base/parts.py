@@ -75,7 +75,7 @@ class Part:
         module: what is saved. An ``nn.Module`` is also moved to the policy's device.
         optimizer: makes the optimiser of the parameters that require a gradient; None: this part is
             not trained.
-        target: how a copy of the module follows it; None: there is no copy.
+        target: how a target network follows the module; None: the part has none.
         grad_clip_norm: largest norm of the part's gradient; None does not clip (Pascanu et al., "On
             the difficulty of training recurrent neural networks", 2013).
         acts: whether acting needs it; only such parts are sent to collectors and evaluators.

@@ -31,7 +31,7 @@ class MarineParallelCollector(ZerglingParallelCollector):
     one player, as for zergling. A transition of a player runs from its move to its own next turn.
     The transitions of active players (``policy_update_flag``) become samples; the others' weights
     are loaded once, and their transitions are not stored. The result of a
-    game is that of the left player, who moves first.
+    game is that of the left player; it moves first.
 
     Args:
         cfg: see :class:`TrajectoryCollector`. ``policy``, ``policy_update_path`` and
