@@ -23,6 +23,7 @@ from dmiddleware.policy.base.parts_policy import PartsPolicy, UpdateOutput
 from dmiddleware.policy.base.policy import Policy
 from dmiddleware.policy.base.updates import is_update, priorities_of_rows, update_outputs
 from dmiddleware.policy.bc import BCPolicy
+from dmiddleware.policy.ddpg import DDPGPolicy, TD3Policy
 from dmiddleware.policy.dqn import DQNPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY, create_policy, get_policy_cls
 from dmiddleware.policy.ppo import PPOPolicy
@@ -55,6 +56,8 @@ __all__ = [
     "DQNPolicy",
     "PPOPolicy",
     "SACPolicy",
+    "DDPGPolicy",
+    "TD3Policy",
     "BCPolicy",
     "ActorPolicy",
     "CodecPolicy",

@@ -6,8 +6,16 @@ import pytest
 
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, SpaceError
-from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy, SACPolicy
+from dmiddleware.policy import (
+    BCPolicy,
+    DDPGPolicy,
+    DQNPolicy,
+    PPOPolicy,
+    SACPolicy,
+    TD3Policy,
+)
 from dmiddleware.policy.bc import BCOptions
+from dmiddleware.policy.ddpg import DDPGOptions
 from dmiddleware.policy.dqn import DQNOptions
 from dmiddleware.policy.ppo import PPOOptions
 from dmiddleware.policy.sac import SACOptions
@@ -75,7 +83,9 @@ def test_an_invalid_value_is_rejected_with_its_path(policy, path, value):
         policy(nested(path, value))
 
 
-@pytest.mark.parametrize("policy", [DQNPolicy, PPOPolicy, BCPolicy, SACPolicy])
+@pytest.mark.parametrize(
+    "policy", [DQNPolicy, PPOPolicy, BCPolicy, SACPolicy, DDPGPolicy, TD3Policy]
+)
 def test_the_defaults_are_possible(policy):
     policy.merged_config({})
 
@@ -102,6 +112,8 @@ def test_an_unknown_model_option_is_rejected(small):
         (PPOPolicy, PPOOptions),
         (BCPolicy, BCOptions),
         (SACPolicy, SACOptions),
+        (DDPGPolicy, DDPGOptions),
+        (TD3Policy, DDPGOptions),
     ],
 )
 def test_for_env_has_a_typed_keyword_for_every_option(policy, options):

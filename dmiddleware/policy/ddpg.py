@@ -1,0 +1,198 @@
+"""Deterministic policy gradients: DDPG and TD3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Self, Unpack
+
+import numpy as np
+import torch
+from easydict import EasyDict
+from torch import nn
+
+from dmiddleware.config import Option, at_least, count, fraction, positive
+from dmiddleware.data.batch import Value
+from dmiddleware.model.spaces import HasSpaces
+from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
+from dmiddleware.policy.base.command import CommandModePolicy
+from dmiddleware.policy.base.common_options import (
+    COLLECT_OPTIONS,
+    TD_COLUMNS,
+    TD_OPTIONS,
+    TDOptions,
+)
+from dmiddleware.policy.base.parts import Part, TargetRule, adam
+from dmiddleware.policy.policy_registry import POLICY_REGISTRY
+from dmiddleware.schedule import Schedule, scheduled
+
+__all__ = ["DDPGOptions", "DDPGPolicy", "TD3Policy"]
+
+
+class DDPGOptions(ActorOptions, TDOptions, total=False):
+    """The options of :meth:`DDPGPolicy.for_env` and :meth:`TD3Policy.for_env`."""
+
+    learning_rate_critic: float | Schedule
+    learning_rate_actor: float | Schedule
+    actor_update_freq: int
+    target_tau: float
+    target_noise: float
+    target_noise_clip: float
+    noise_sigma: float
+
+
+@POLICY_REGISTRY.register("ddpg_command")
+@POLICY_REGISTRY.register("ddpg")
+class DDPGPolicy(ActorPolicy, CommandModePolicy):
+    """Deep deterministic policy gradients (Lillicrap et al., "Continuous control", 2016).
+
+    A critic learns the value of actions (equations 4 and 5), and a deterministic actor follows its
+    gradient (equation 6); both have target networks that track them. Differences from the paper:
+    collecting adds Gaussian noise, as TD3 does, instead of an Ornstein-Uhlenbeck process, and there
+    is neither batch normalisation nor weight decay.
+
+    Learns from the columns ``obs``, ``action``, ``reward``, ``next_obs``, ``terminated``, and
+    ``discount`` and ``weight`` where there are any, as :class:`DQNPolicy` does. Actions are a Box
+    of any shape; noise is in units of half its width.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        **TD_OPTIONS,
+        "action_bounding": "tanh",
+        "learn": {
+            "batch_size": Option(256, count, "rows per update"),
+            "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
+            "learning_rate_critic": Option(
+                1e-3, scheduled(positive), "Adam's learning rate for the critics"
+            ),
+            "learning_rate_actor": Option(
+                1e-3, scheduled(positive), "Adam's learning rate for the actor"
+            ),
+            "actor_update_freq": Option(
+                1, count, "updates of the critics for each of the actor and the target networks"
+            ),
+            "target_tau": Option(
+                0.005, fraction, "fraction of the way that the target networks move"
+            ),
+            "target_noise": Option(
+                0.0, at_least(0), "standard deviation of the noise on the actions of targets"
+            ),
+            "target_noise_clip": Option(0.5, positive, "largest noise on the actions of targets"),
+        },
+        "collect": {
+            **COLLECT_OPTIONS,
+            "noise_sigma": Option(
+                0.1, at_least(0), "standard deviation of the noise on collected actions"
+            ),
+        },
+    }
+    learn_columns: ClassVar[tuple[str, ...]] = TD_COLUMNS
+    n_critics: ClassVar[int] = 1
+    """The number of critics, unless ``model`` says otherwise."""
+
+    @classmethod
+    def for_env(  # type: ignore[override]  # only the options of this algorithm
+        cls,
+        env: HasSpaces,
+        *,
+        model: nn.Module | Mapping[str, Any] | None = None,
+        enable_field: Iterable[str] | None = None,
+        **options: Unpack[DDPGOptions],
+    ) -> Self:
+        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
+
+        :doc:`/reference/configuration` lists the options.
+        """
+        return super().for_env(env, model=model, enable_field=enable_field, **options)
+
+    def default_model(self) -> tuple[str, list[str]]:
+        """Return the model to build where ``cfg.model`` names none."""
+        return "actor_q", ["dmiddleware.model"]
+
+    def _create_model(self, cfg: EasyDict, model: nn.Module | None = None) -> nn.Module:
+        if "type" not in cfg.model:
+            own = {"deterministic": True, "n_critics": self.n_critics}
+            cfg = EasyDict({**cfg, "model": {**own, **cfg.model}})
+        return super()._create_model(cfg, model)
+
+    def _make_parts(self) -> dict[str, Part]:
+        learn, rates, model = self._cfg.learn, self._schedules, self._model
+        follow = TargetRule(learn.actor_update_freq, learn.target_tau)
+        return {
+            **super()._make_parts(),
+            "actor": Part(
+                model.get_submodule("actor"),
+                adam(rates["learn.learning_rate_actor"]),
+                target=follow,
+                acts=True,
+            ),
+            "critic": Part(
+                model.get_submodule("critic"),
+                adam(rates["learn.learning_rate_critic"]),
+                target=follow,
+            ),
+        }
+
+    def _draw(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        learn = self._cfg.learn
+        shape = self._codec.to_raw(batch["action"]).shape
+        noise = torch.randn(shape, generator=self._learn_generator).to(self._device)
+        limit = learn.target_noise_clip
+        return {"noise": (learn.target_noise * noise).clamp_(-limit, limit)}
+
+    def _variant(self) -> dict[str, bool]:
+        return {"moves_actor": (self._train_iter + 1) % self._cfg.learn.actor_update_freq == 0}
+
+    def _update(
+        self, batch: Mapping[str, Any], *, noise: torch.Tensor, moves_actor: bool
+    ) -> dict[str, torch.Tensor]:
+        actor, critic = self._parts["actor"], self._parts["critic"]
+        with torch.no_grad():
+            next_action = actor.target(batch["next_obs"])["mu"].tanh()
+            next_action = (next_action + noise).clamp(-1.0, 1.0)
+            value = critic.target(batch["next_obs"], next_action).amin(0)
+            discount = batch.get("discount", self._cfg.discount_factor)
+            target = batch["reward"] + discount * value.masked_fill(batch["terminated"], 0.0)
+        td_error = critic.module(batch["obs"], self._codec.to_raw(batch["action"])) - target
+        squares = td_error.square().sum(0)
+        critic_loss = (squares * batch["weight"] if "weight" in batch else squares).mean()
+        critic.step(critic_loss)
+        output = {
+            "total_loss": critic_loss,
+            "critic_loss": critic_loss,
+            "q_value": (td_error + target).mean(),
+        }
+        if moves_actor:
+            chosen = actor.module(batch["obs"])["mu"].tanh()
+            # The first critic judges, as in TD3.
+            actor_loss = -critic.module(batch["obs"], chosen)[0].mean()
+            actor.step(actor_loss)
+            output["actor_loss"] = actor_loss
+        if "weight" in batch or self._cfg.priority:
+            output["priority"] = td_error.abs().mean(0)
+        return {name: value.detach() for name, value in output.items()}
+
+    def _forward_collect_batch(
+        self, obs: Value, env_id: np.ndarray, **kwargs: Any
+    ) -> dict[str, Any]:
+        raw = self._acting_distribution(self._actor_output(obs), obs, None).mode()
+        assert isinstance(raw, torch.Tensor)
+        noise = torch.randn(raw.shape, generator=self._generator)
+        # The codec clips what leaves the Box.
+        return {"action": self._codec.to_env(raw + self._cfg.collect.noise_sigma * noise)}
+
+    def _monitor_vars_learn(self) -> list[str]:
+        return ["cur_lr", "total_loss", "critic_loss", "actor_loss", "q_value"]
+
+
+@POLICY_REGISTRY.register("td3_command")
+@POLICY_REGISTRY.register("td3")
+class TD3Policy(DDPGPolicy):
+    """Twin delayed DDPG (Fujimoto et al., "Addressing Function Approximation Error", 2018).
+
+    :class:`DDPGPolicy` with the paper's three changes: the target is the smaller of two critics'
+    (algorithm 1), the actor and the target networks are updated every second time, and targets are
+    smoothed by clipped noise on their actions (section 5.3).
+    """
+
+    config: ClassVar[dict[str, Any]] = {"learn": {"actor_update_freq": 2, "target_noise": 0.2}}
+    n_critics: ClassVar[int] = 2

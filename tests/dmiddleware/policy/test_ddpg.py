@@ -1,0 +1,172 @@
+"""DDPG and TD3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+
+from dmiddleware.data.batch import as_tree
+from dmiddleware.policy import DDPGPolicy, TD3Policy
+
+SMALL = {
+    "obs_shape": 3,
+    "action_shape": 2,
+    "action_space": "continuous",
+    "actor_hidden_sizes": [16],
+    "critic_hidden_sizes": [16],
+    "deterministic": True,
+}
+
+
+def td3(**learn: Any) -> TD3Policy:
+    return TD3Policy({"model": {**SMALL, "n_critics": 2}, "seed": 0, "learn": learn})
+
+
+def batch(n: int = 8, seed: int = 0) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    obs, next_obs = torch.randn(2, n, 3, generator=generator)
+    return as_tree(
+        {
+            "obs": obs,
+            "next_obs": next_obs,
+            "action": torch.rand(n, 2, generator=generator) * 1.8 - 0.9,
+            "reward": torch.randn(n, generator=generator),
+            "terminated": torch.arange(n) % 4 == 0,
+        }
+    )
+
+
+@pytest.mark.parametrize("sigma", [0.2, 5.0])
+def test_the_targets_of_td3_are_smoothed_and_the_smaller_of_two(sigma: float) -> None:
+    policy, data = td3(target_noise=sigma, target_noise_clip=0.3), batch()
+    actor, critic = (policy.get_attribute("parts")[name] for name in ("actor", "critic"))
+    with torch.no_grad():
+        # Actions near the bounds, which noise must not leave.
+        actor.target.head.bias += 2.0
+    generator = torch.Generator()
+    generator.set_state(policy.get_attribute("learn_generator").get_state())
+    noise = (sigma * torch.randn(8, 2, generator=generator)).clamp(-0.3, 0.3)
+    with torch.no_grad():
+        action = (actor.target(data["next_obs"])["mu"].tanh() + noise).clamp(-1, 1)
+        first, second = critic.target(data["next_obs"], action)
+        target = data["reward"] + 0.99 * ~data["terminated"] * torch.minimum(first, second)
+        errors = critic.module(data["obs"], data["action"]) - target
+        wanted = errors.square().mean(-1).sum().item()
+    assert policy.learn_mode.forward(data)["critic_loss"] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_td3_updates_actor_and_targets_every_second_time() -> None:
+    policy = td3(target_tau=0.5)
+    parts = policy.get_attribute("parts")
+
+    def states() -> list[torch.Tensor]:
+        return [
+            parts["actor"].module.head.weight.detach().clone(),
+            parts["actor"].target.head.weight.clone(),
+            parts["critic"].target.layers[0].weight.clone(),
+        ]
+
+    before = states()
+    for seed in range(1, 5):
+        output = policy.learn_mode.forward(batch(seed=seed))
+        after = states()
+        moved = [not torch.equal(*pair) for pair in zip(before, after, strict=True)]
+        assert moved == [seed % 2 == 0] * 3
+        assert ("actor_loss" in output) is (seed % 2 == 0)
+        before = after
+
+
+def test_the_actor_follows_the_first_critic() -> None:
+    policy, data = td3(actor_update_freq=1), batch()
+    actor, critic = (policy.get_attribute("parts")[name] for name in ("actor", "critic"))
+    chosen = actor.module(data["obs"])["mu"].tanh().detach()
+    loss = policy.learn_mode.forward(data)["actor_loss"]
+    with torch.no_grad():
+        wanted = -critic.module(data["obs"], chosen)[0].mean().item()
+    assert loss == pytest.approx(wanted, rel=1e-5)
+
+
+def test_ddpg_has_one_critic_and_plain_targets() -> None:
+    policy, data = DDPGPolicy({"model": {**SMALL, "n_critics": 1}, "seed": 0}), batch()
+    actor, critic = (policy.get_attribute("parts")[name] for name in ("actor", "critic"))
+    with torch.no_grad():
+        value = critic.target(data["next_obs"], actor.target(data["next_obs"])["mu"].tanh())[0]
+        target = data["reward"] + 0.99 * ~data["terminated"] * value
+        wanted = (critic.module(data["obs"], data["action"])[0] - target).square().mean().item()
+    output = policy.learn_mode.forward(data)
+    assert output["critic_loss"] == pytest.approx(wanted, rel=1e-5)
+    assert "actor_loss" in output
+
+
+def test_for_env_keeps_the_shape_of_the_algorithm() -> None:
+    env = gym.make("Pendulum-v1")
+    for make, n_critics in ((DDPGPolicy, 1), (TD3Policy, 2)):
+        policy = make.for_env(env, model={"actor_hidden_sizes": [8]})
+        model = policy.get_attribute("model")
+        assert (model.critic.n_critics, model.actor.is_deterministic) == (n_critics, True)
+
+
+def test_collecting_adds_noise_within_the_bounds_and_evaluating_does_not() -> None:
+    policy = TD3Policy.for_env(gym.make("Pendulum-v1"), seed=0, noise_sigma=0.5)
+    obs = torch.zeros(2000, 3)
+    greedy = policy.eval_mode.forward(obs)["action"]
+    assert greedy.unique().numel() == 1
+    noise = (policy.collect_mode.forward(obs)["action"] - greedy) / 2.0
+    assert noise.std().item() == pytest.approx(0.5, rel=0.1)
+    bold = TD3Policy.for_env(gym.make("Pendulum-v1"), seed=0, noise_sigma=9.0)
+    assert bold.collect_mode.forward(obs)["action"].abs().max().item() == 2.0
+
+
+def test_weights_of_prioritized_replay_enter_the_loss() -> None:
+    policy, data = td3(), batch()
+    data["weight"] = torch.zeros(8)
+    output = policy.learn_mode.forward(data)
+    assert output["critic_loss"] == 0.0
+    assert output["priority"].shape == (8,)
+
+
+def test_an_interrupted_run_continues_bit_for_bit() -> None:
+    whole, first = td3(), td3()
+    outputs = [whole.learn_mode.forward(batch(seed=seed)) for seed in range(7)]
+    for seed in range(3):
+        first.learn_mode.forward(batch(seed=seed))
+    second = TD3Policy({"model": {**SMALL, "n_critics": 2}, "seed": 1})
+    second.learn_mode.load_state_dict(first.learn_mode.state_dict())
+    assert [second.learn_mode.forward(batch(seed=seed)) for seed in range(3, 7)] == outputs[3:]
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.learning
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("make", "n_critics"), [(DDPGPolicy, 1), (TD3Policy, 2)])
+def test_it_learns_to_follow_a_target(make: Any, n_critics: int) -> None:
+    """One step: the reward is highest where the action equals the first entry of obs."""
+    policy = make(
+        {
+            "model": {**SMALL, "action_shape": 1, "n_critics": n_critics},
+            "seed": 0,
+            "learn": {"learning_rate_critic": 3e-3, "learning_rate_actor": 3e-3},
+        }
+    )
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(800):
+        obs = torch.rand(128, 3, generator=generator) * 1.6 - 0.8
+        action = torch.rand(128, 1, generator=generator) * 2 - 1
+        reward = -(action[:, 0] - obs[:, 0]).square() * 10
+        ends = torch.ones(128, dtype=torch.bool)
+        columns = {"obs": obs, "action": action, "reward": reward}
+        policy.learn_mode.forward(as_tree({**columns, "next_obs": obs, "terminated": ends}))
+    obs = torch.rand(64, 3, generator=generator) * 1.6 - 0.8
+    action = policy.eval_mode.forward(obs)["action"]
+    assert (action[:, 0] - obs[:, 0]).abs().mean().item() < 0.1
