@@ -17,13 +17,14 @@ NAMES = [
     "cartpole_dqn_per_nstep",
     "cartpole_ppo",
     "pendulum_ppo",
+    "pendulum_sac",
     "acrobot_dqn",
     "custom_middleware",
     "custom_policy_per_env",
     "bc_offline",
 ]
 # Enough for each to collect, learn and evaluate.
-STEPS = 1200
+STEPS = dict.fromkeys(NAMES, 1200) | {"pendulum_sac": 400}
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +54,7 @@ def test_example_trains_and_its_checkpoint_can_be_played(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shorten(name, monkeypatch)
-    result = call(name, "--seed", "3", "--exp-name", "short", "--max-env-step", str(STEPS))
+    result = call(name, "--seed", "3", "--exp-name", "short", "--max-env-step", str(STEPS[name]))
     assert result.exit_code == 0
     last = result.stdout.splitlines()[-1]
     told = re.fullmatch(
@@ -84,7 +85,7 @@ def test_second_run_with_the_same_name_gets_a_new_folder(monkeypatch: pytest.Mon
 def test_same_seed_trains_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     shorten("cartpole_dqn", monkeypatch)
     main = importlib.import_module("examples.cartpole_dqn").main
-    results = [main(seed=5, max_env_step=STEPS) for _ in range(2)]
+    results = [main(seed=5, max_env_step=1200) for _ in range(2)]
     assert results[0].mean_return == results[1].mean_return
     assert results[0].train_iter == results[1].train_iter
 
