@@ -13,7 +13,7 @@ from dmiddleware.model.encoders import (
 from dmiddleware.model.layers import MLP, Init, Norm, activation_of, orthogonal_init
 from dmiddleware.model.model_registry import MODEL_REGISTRY, create_model
 from dmiddleware.model.network import Network
-from dmiddleware.model.q_network import QNetwork
+from dmiddleware.model.q_network import CategoricalQNetwork, QNetwork, QuantileQNetwork
 from dmiddleware.model.spaces import (
     ActionKind,
     ActionPart,
@@ -28,6 +28,8 @@ from dmiddleware.model.spaces import (
 
 __all__ = [
     "QNetwork",
+    "CategoricalQNetwork",
+    "QuantileQNetwork",
     "Actor",
     "ActorCritic",
     "ActorQ",

@@ -24,6 +24,7 @@ from dmiddleware.policy.base.policy import Policy
 from dmiddleware.policy.base.updates import is_update, priorities_of_rows, update_outputs
 from dmiddleware.policy.bc import BCPolicy
 from dmiddleware.policy.ddpg import DDPGPolicy, TD3Policy
+from dmiddleware.policy.distributional_dqn import C51Policy, QRDQNPolicy
 from dmiddleware.policy.dqn import DQNPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY, create_policy, get_policy_cls
 from dmiddleware.policy.ppo import PPOPolicy
@@ -54,6 +55,8 @@ __all__ = [
     "create_policy",
     "get_policy_cls",
     "DQNPolicy",
+    "C51Policy",
+    "QRDQNPolicy",
     "PPOPolicy",
     "SACPolicy",
     "DDPGPolicy",

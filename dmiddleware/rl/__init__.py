@@ -10,6 +10,7 @@ from dmiddleware.rl.distribution import (
     TanhGaussian,
     mask_logit,
 )
+from dmiddleware.rl.distributional import categorical_target, quantile_huber_loss, taken_rows
 from dmiddleware.rl.exploration import epsilon_greedy, epsilon_schedule
 from dmiddleware.rl.imitation import bc_continuous_loss, bc_discrete_loss, bc_hits, bc_loss
 from dmiddleware.rl.normalise import RewardNormaliser, RunningMeanStd
@@ -45,6 +46,9 @@ __all__ = [
     "q_target",
     "td_loss",
     "TDLoss",
+    "categorical_target",
+    "quantile_huber_loss",
+    "taken_rows",
     "sequence_priority",
     "ppo_policy_loss",
     "PPOPolicyLoss",

@@ -75,7 +75,7 @@ def test_import_names_import_custom_networks(tmp_path, monkeypatch):
 def test_the_public_names_are_these():
     assert set(model.__all__) == {
         "action_mask_of", "masked_logit", "QNetwork", "Actor", "ActorCritic", "ActorQ", "Network",
-        "GaussianActor", "QEnsemble", "EnsembleLinear",
+        "CategoricalQNetwork", "QuantileQNetwork", "GaussianActor", "QEnsemble", "EnsembleLinear",
         "MLP", "VectorEncoder", "OneHotEncoder", "NatureCNN", "NestedEncoder", "make_encoder",
         "MODEL_REGISTRY", "create_model",
         "ObsShape", "ActionKind",

@@ -13,8 +13,8 @@ import torch
 from gymnasium import spaces
 
 from dmiddleware.data import as_tree
-from dmiddleware.model import ActorCritic, QNetwork
-from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
+from dmiddleware.model import ActorCritic, CategoricalQNetwork, QNetwork, QuantileQNetwork
+from dmiddleware.policy import BCPolicy, C51Policy, DQNPolicy, PPOPolicy, QRDQNPolicy
 
 N_ROWS, N_ACTIONS, N_FEATURES = 10_000, 6, 3
 TEMPTATION = 1000.0
@@ -38,6 +38,8 @@ class Case(NamedTuple):
 CASES = [
     Case(DQNPolicy, QNetwork, SINGLE, {"eps": 0.5}, {"double": True}),
     Case(DQNPolicy, QNetwork, SHIFTED, {"eps": 0.5}, {"double": False}),
+    Case(C51Policy, CategoricalQNetwork, SINGLE, {"eps": 0.5}, {"double": True}),
+    Case(QRDQNPolicy, QuantileQNetwork, SINGLE, {"eps": 0.5}, {"double": False}),
     Case(PPOPolicy, ActorCritic, SINGLE, {}, {}),
     Case(PPOPolicy, ActorCritic, SHIFTED, {}, {}),
     Case(PPOPolicy, ActorCritic, SEVERAL, {}, {}),
@@ -53,6 +55,7 @@ class Tempted(torch.nn.Module):
         super().__init__()
         self.network = network
         self.action_parts = network.action_parts
+        self.support = getattr(network, "support", None)
 
     def check_spaces(self, observation_space, action_space):
         pass
@@ -60,8 +63,11 @@ class Tempted(torch.nn.Module):
     def forward(self, obs):
         features = obs if isinstance(obs, torch.Tensor) else obs["observation"]
         output = self.network(features)
-        forbidden = 1.0 - features[..., -N_ACTIONS:]
-        return {**output, "logit": output["logit"] + TEMPTATION * forbidden}
+        tempting = TEMPTATION * (1.0 - features[..., -N_ACTIONS:])
+        output["logit"] = output["logit"] + tempting
+        if "quantiles" in output:
+            output["quantiles"] = output["quantiles"] + tempting.unsqueeze(-1)
+        return output
 
 
 class Spaces(NamedTuple):

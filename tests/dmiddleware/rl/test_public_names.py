@@ -6,6 +6,7 @@ def test_the_public_names_are_these():
         "gae", "Advantage", "nstep_return", "NStepReturn", "take_rows",
         "discounted_return", "lambda_return", "discounted_scan", "vtrace", "VTrace",
         "with_nstep_returns", "with_advantages",
+        "categorical_target", "quantile_huber_loss", "taken_rows",
         "q_target", "td_loss", "TDLoss", "sequence_priority",
         "ppo_policy_loss", "PPOPolicyLoss", "ppo_value_loss", "approx_kl",
         "bc_loss", "bc_hits", "bc_discrete_loss", "bc_continuous_loss",

@@ -8,12 +8,15 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, SpaceError
 from dmiddleware.policy import (
     BCPolicy,
+    C51Policy,
     DDPGPolicy,
     DQNPolicy,
     PPOPolicy,
+    QRDQNPolicy,
     SACPolicy,
     TD3Policy,
 )
+from dmiddleware.policy.base.q_learning import QLearningOptions
 from dmiddleware.policy.bc import BCOptions
 from dmiddleware.policy.ddpg import DDPGOptions
 from dmiddleware.policy.dqn import DQNOptions
@@ -84,7 +87,8 @@ def test_an_invalid_value_is_rejected_with_its_path(policy, path, value):
 
 
 @pytest.mark.parametrize(
-    "policy", [DQNPolicy, PPOPolicy, BCPolicy, SACPolicy, DDPGPolicy, TD3Policy]
+    "policy",
+    [DQNPolicy, C51Policy, QRDQNPolicy, PPOPolicy, BCPolicy, SACPolicy, DDPGPolicy, TD3Policy],
 )
 def test_the_defaults_are_possible(policy):
     policy.merged_config({})
@@ -111,6 +115,8 @@ def test_an_unknown_model_option_is_rejected(small):
         (DQNPolicy, DQNOptions),
         (PPOPolicy, PPOOptions),
         (BCPolicy, BCOptions),
+        (C51Policy, QLearningOptions),
+        (QRDQNPolicy, QLearningOptions),
         (SACPolicy, SACOptions),
         (DDPGPolicy, DDPGOptions),
         (TD3Policy, DDPGOptions),

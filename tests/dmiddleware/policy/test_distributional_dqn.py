@@ -1,0 +1,150 @@
+"""C51 and QR-DQN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dmiddleware.data.batch import as_tree
+from dmiddleware.policy import C51Policy, QRDQNPolicy
+from dmiddleware.rl import categorical_target, quantile_huber_loss
+
+SMALL = {"obs_shape": 2, "action_shape": 2, "encoder_hidden_sizes": [32]}
+C51 = {**SMALL, "n_atoms": 21, "v_min": -2.0, "v_max": 2.0}
+QR = {**SMALL, "n_quantiles": 8}
+MAKE = pytest.mark.parametrize(("make", "model"), [(C51Policy, C51), (QRDQNPolicy, QR)])
+
+
+def test_the_projection_keeps_mass_and_mean() -> None:
+    generator = torch.Generator().manual_seed(0)
+    support = torch.linspace(-5, 5, 51)
+    prob = torch.rand(64, 51, generator=generator).softmax(-1)
+    reward = torch.rand(64, generator=generator) * 2 - 1
+    terminated = torch.arange(64) % 3 == 0
+    target = categorical_target(prob, reward, terminated, discount=0.8, support=support)
+    torch.testing.assert_close(target.sum(-1), torch.ones(64))
+    mean = reward + 0.8 * ~terminated * (prob * support).sum(-1)
+    torch.testing.assert_close((target * support).sum(-1), mean)
+
+
+def test_the_projection_is_that_of_the_paper() -> None:
+    """Algorithm 1 for one return between two atoms, one on an atom, and one beyond the ends."""
+    support = torch.linspace(0, 4, 5)
+    prob = torch.eye(5)[[1, 2, 4]]
+    reward = torch.tensor([0.25, 1.0, 3.0])
+    target = categorical_target(
+        prob, reward, torch.zeros(3, dtype=torch.bool), discount=1.0, support=support
+    )
+    wanted = [[0, 0.75, 0.25, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1]]
+    torch.testing.assert_close(target, torch.tensor(wanted))
+
+
+def test_the_quantile_loss_is_that_of_the_paper() -> None:
+    generator = torch.Generator().manual_seed(0)
+    quantiles, target = torch.randn(2, 6, 4, generator=generator) * 2
+    wanted = torch.zeros(6)
+    for row in range(6):
+        for i in range(4):
+            tau = (2 * i + 1) / 8
+            for j in range(4):
+                error = float(target[row, j] - quantiles[row, i])
+                huber = 0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5
+                wanted[row] += abs(tau - (error < 0)) * huber / 4
+    torch.testing.assert_close(quantile_huber_loss(quantiles, target), wanted)
+
+
+def chain() -> Any:
+    """Two states: action 1 moves on and, in the last state, ends the episode with a reward."""
+    first, last = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    return as_tree(
+        {
+            "obs": torch.stack([first, first, last, last]),
+            "action": torch.tensor([0, 1, 0, 1]),
+            "reward": torch.tensor([0.0, 0.0, 0.0, 1.0]),
+            "next_obs": torch.stack([first, last, first, first]),
+            "terminated": torch.tensor([False, False, False, True]),
+        }
+    )
+
+
+@pytest.mark.learning
+@MAKE
+def test_it_finds_the_values_of_a_chain(make: Any, model: dict[str, Any]) -> None:
+    policy = make(
+        {
+            "model": model,
+            "discount_factor": 0.9,
+            "learn": {"target_update_freq": 20, "learning_rate": 0.01},
+            "seed": 0,
+        }
+    )
+    for _ in range(600):
+        policy.learn_mode.forward(chain())
+    q = policy.collect_mode.forward(torch.eye(2))["logit"]
+    torch.testing.assert_close(q, torch.tensor([[0.81, 0.9], [0.81, 1.0]]), rtol=0, atol=0.05)
+
+
+@MAKE
+def test_weights_enter_the_loss_and_priorities_come_back(make: Any, model: dict[str, Any]) -> None:
+    policy, data = make({"model": model, "seed": 0}), chain()
+    data["weight"] = torch.zeros(4)
+    output = policy.learn_mode.forward(data)
+    assert output["total_loss"] == 0.0
+    assert (output["priority"] > 0).all()
+
+
+@MAKE
+def test_the_online_network_chooses_the_action_of_the_target(
+    make: Any, model: dict[str, Any]
+) -> None:
+    outputs = []
+    for double in (True, False):
+        policy = make({"model": model, "seed": 0, "learn": {"double": double}})
+        target = policy.get_attribute("parts")["q"].target
+        with torch.no_grad():
+            # The networks now prefer different actions.
+            for bias in (target.head[0].bias, policy.get_attribute("model").head[0].bias):
+                bias.zero_()
+            n = len(target.head[0].bias) // 2
+            ramp = torch.linspace(0, 3, n)
+            target.head[0].bias[:n] = ramp
+            policy.get_attribute("model").head[0].bias[n:] = ramp
+        outputs.append(policy.learn_mode.forward(chain())["target_q_value"])
+    assert outputs[0] != pytest.approx(outputs[1], abs=1e-3)
+
+
+@MAKE
+def test_a_forbidden_action_is_not_bootstrapped_from(make: Any, model: dict[str, Any]) -> None:
+    values = []
+    for allowed in ([True, True], [True, False], [False, True]):
+        policy, data = make({"model": model, "seed": 3}), chain()
+        data["next_action_mask"] = torch.tensor([allowed] * 4)
+        values.append(policy.learn_mode.forward(data)["target_q_value"])
+    assert values[0] != pytest.approx(min(values), abs=1e-6)
+    assert values[1] != pytest.approx(values[2], abs=1e-6)
+
+
+@MAKE
+def test_an_interrupted_run_continues_bit_for_bit(make: Any, model: dict[str, Any]) -> None:
+    whole, first, second = (make({"model": model, "seed": seed}) for seed in (0, 0, 1))
+    outputs = [whole.learn_mode.forward(chain()) for _ in range(4)]
+    for _ in range(2):
+        first.learn_mode.forward(chain())
+    second.learn_mode.load_state_dict(first.learn_mode.state_dict())
+    assert [second.learn_mode.forward(chain()) for _ in range(2)] == outputs[2:]
+
+
+def test_a_dueling_network_joins_the_streams_for_each_number() -> None:
+    policy = QRDQNPolicy({"model": {**QR, "dueling": True}, "seed": 0})
+    model = policy.get_attribute("model")
+    features = model.encoder(torch.eye(2))
+    advantage = model.head(features).unflatten(-1, (2, 8))
+    wanted = model.value_head(features)[:, None] + advantage - advantage.mean(1, keepdim=True)
+    torch.testing.assert_close(model(torch.eye(2))["quantiles"], wanted)
+
+
+def test_a_support_without_width_is_refused() -> None:
+    with pytest.raises(ValueError, match="v_min below v_max"):
+        C51Policy({"model": {**C51, "v_min": 2.0}})
