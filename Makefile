@@ -27,7 +27,7 @@ train-distributed: setup ## Train the same in four processes: a learner, two col
 	$(BIN)/ditask --package . --main examples.cartpole_dqn.main --parallel-workers 4
 
 test: setup ## Run the test suite and measure its coverage (about ten minutes)
-	$(BIN)/python -m pytest -m 'not slow' -n $(TEST_PROCESSES) --dist worksteal --cov --cov-report=term-missing:skip-covered
+	$(BIN)/python -m pytest -m 'not slow' -n $(TEST_PROCESSES) --dist loadfile --cov --cov-report=term-missing:skip-covered
 
 test-slow: setup ## Run the tests that take minutes each
 	$(BIN)/python -m pytest -m slow --timeout 1800 -o faulthandler_timeout=1860

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import namedtuple
 
 import numpy as np
@@ -135,6 +136,7 @@ def test_a_film_ends_after_its_last_frame(batched_policy, counting_envs):
 @pytest.mark.parametrize("log_to_file", [True, False])
 def test_workers_write_a_text_log(log_to_file, counting_envs, batched_policy, tmp_path, caplog):
     cfg = {"log_to_file": log_to_file, "collect_print_freq": 1}
+    caplog.set_level(logging.WARNING, logger="dmiddleware")
     with SampleSerialCollector(
         cfg, counting_envs(LENGTHS), batched_policy, exp_name=str(tmp_path)
     ) as collector:
