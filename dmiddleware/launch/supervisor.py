@@ -392,15 +392,12 @@ class Supervisor:
         if self._stopping_since is not None or not self._is_over():
             return
         for child in self.children:
-            if child.alive and child.restarts > 0:
+            is_restarted = child.alive and child.restarts > 0
+            if is_restarted:
                 # It may have ended the run itself, which it reports before its peers can end.
                 self._drain(child)
-            just_restarted = (
-                child.alive
-                and child.restarts > 0
-                and child.status.step == 0
-                and not child.status.decided_end
-            )
+            status = child.status
+            just_restarted = is_restarted and status.step == 0 and not status.decided_end
             if just_restarted and any(one.exit_code == 0 for one in self._other_ranks(child)):
                 continue  # they were restarted together, and have taken the same steps since
             if (child.restart_at is not None or just_restarted) and child.asked_at is None:

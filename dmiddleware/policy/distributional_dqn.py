@@ -16,13 +16,32 @@ from dmiddleware.rl import categorical_target, quantile_huber_loss, taken_rows
 __all__ = ["C51Policy", "QRDQNPolicy"]
 
 
+class _DistributionalPolicy(QLearningPolicy):
+    """What both have in common."""
+
+    @classmethod
+    def for_env(  # type: ignore[override]  # only the options of this algorithm
+        cls,
+        env: HasSpaces,
+        *,
+        model: nn.Module | Mapping[str, Any] | None = None,
+        enable_field: Iterable[str] | None = None,
+        **options: Unpack[QLearningOptions],
+    ) -> Self:
+        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
+
+        :doc:`/reference/configuration` lists the options.
+        """
+        return super().for_env(env, model=model, enable_field=enable_field, **options)
+
+
 def _mean(losses: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
     return (losses if weight is None else losses * weight).mean()
 
 
 @POLICY_REGISTRY.register("c51_command")
 @POLICY_REGISTRY.register("c51")
-class C51Policy(QLearningPolicy):
+class C51Policy(_DistributionalPolicy):
     """Categorical DQN (Bellemare et al., "A Distributional Perspective on RL", 2017).
 
     As :class:`DQNPolicy`, with a network that gives each action a distribution over the returns
@@ -32,21 +51,6 @@ class C51Policy(QLearningPolicy):
     the online network, which the paper does not.
     """
 
-    @classmethod
-    def for_env(  # type: ignore[override]  # only the options of this algorithm
-        cls,
-        env: HasSpaces,
-        *,
-        model: nn.Module | Mapping[str, Any] | None = None,
-        enable_field: Iterable[str] | None = None,
-        **options: Unpack[QLearningOptions],
-    ) -> Self:
-        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
-
-        :doc:`/reference/configuration` lists the options.
-        """
-        return super().for_env(env, model=model, enable_field=enable_field, **options)
-
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""
         return "categorical_q_network", ["dmiddleware.model"]
@@ -54,45 +58,30 @@ class C51Policy(QLearningPolicy):
     def _loss(
         self, batch: Mapping[str, Any], action: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        support = self._parts["q"].target.support
         target = categorical_target(
             self._next_output(batch, "log_prob").exp(),
             batch["reward"],
             batch["terminated"],
             discount=batch.get("discount", self._cfg.discount_factor),
-            support=self._parts["q"].target.support,
+            support=support,
         )
         output = self._model(batch["obs"])
         losses = -(target * taken_rows(output["log_prob"], action)).sum(-1)
         value = output["logit"].detach().gather(-1, action[:, None])
-        support = self._parts["q"].target.support
         logged = {"q_value": value.mean(), "target_q_value": (target * support).sum(-1).mean()}
         return _mean(losses, batch.get("weight")), losses.detach(), logged
 
 
 @POLICY_REGISTRY.register("qrdqn_command")
 @POLICY_REGISTRY.register("qrdqn")
-class QRDQNPolicy(QLearningPolicy):
+class QRDQNPolicy(_DistributionalPolicy):
     """QR-DQN (Dabney et al., "Distributional RL with Quantile Regression", 2018).
 
     As :class:`DQNPolicy`, with a network that gives quantiles of each action's return
     (:class:`~dmiddleware.model.QuantileQNetwork`). The loss is equation 10 for the target's
     quantiles (algorithm 1); the priority is the absolute error of the mean.
     """
-
-    @classmethod
-    def for_env(  # type: ignore[override]  # only the options of this algorithm
-        cls,
-        env: HasSpaces,
-        *,
-        model: nn.Module | Mapping[str, Any] | None = None,
-        enable_field: Iterable[str] | None = None,
-        **options: Unpack[QLearningOptions],
-    ) -> Self:
-        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
-
-        :doc:`/reference/configuration` lists the options.
-        """
-        return super().for_env(env, model=model, enable_field=enable_field, **options)
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""

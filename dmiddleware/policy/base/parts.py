@@ -178,16 +178,11 @@ class Part:
         self.optimizer.apply(gradients, found_inf)
         return norm
 
-    def move_target(self, *, fraction: float | None = None) -> None:
-        """Move the target network towards the module.
-
-        Args:
-            fraction: how far; None: what the rule says.
-        """
+    def move_target(self) -> None:
+        """Move the target network towards the module, as far as the rule says."""
         assert self.target_rule is not None
-        tau = self.target_rule.tau if fraction is None else fraction
         with torch.no_grad():
-            torch._foreach_lerp_(self._copies, self._online, tau)
+            torch._foreach_lerp_(self._copies, self._online, self.target_rule.tau)
             for own, online in self._buffers:
                 own.copy_(online)
 

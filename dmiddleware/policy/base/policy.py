@@ -927,13 +927,6 @@ class Policy(Configurable):
             group["lr"] = self.scheduled(path)
         return float(group["lr"])
 
-    def _scalars(self, *tensors: torch.Tensor) -> list[float]:
-        """Turn scalar tensors into Python numbers, with one transfer from a GPU."""
-        if not self._on_gpu:
-            return [float(tensor.item()) for tensor in tensors]
-        packed: list[float] = torch.stack([tensor.detach().float() for tensor in tensors]).tolist()
-        return packed
-
     def _check_finite(self, value: float, batch: Batch, what: str = "the loss") -> None:
         """Raise if a loss (or gradient norm) is NaN or infinite.
 

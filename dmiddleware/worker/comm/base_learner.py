@@ -221,7 +221,7 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
         Returns:
             ``task_id, buffer_id, batch_size, cur_learner_iter``, ``seq`` and ``lost`` (see
             :class:`~dmiddleware.worker.coordinator.messages.DataDemand`); or ``{'pending': True}``
-            with the ids if there is no demand in time. When the learner has reported progress, it
+            with the ids if none comes in time. When the learner has reported progress, it
             returns at once, with that as ``info``.
 
         Raises:
@@ -262,8 +262,8 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
             more data, or reports nothing in time.
 
         Raises:
-            TaskFail: if the task has failed, with its traceback; or if there is no task, or no
-                demand.
+            TaskFail: if the task has failed, with its traceback; or if the worker is idle, or the
+                learner has not demanded data.
         """
         job = self._current()
         with self._changed:
