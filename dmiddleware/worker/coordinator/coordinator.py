@@ -56,6 +56,7 @@ from dmiddleware.worker.coordinator.messages import (
     Joined,
     Left,
     Message,
+    TaskOffer,
 )
 from dmiddleware.worker.coordinator.tasks import Task, TaskState
 
@@ -162,6 +163,7 @@ class Coordinator(Closing, Configurable):
         self._n_extra = 0
         self._flag = False
         self._keeps_data = False
+        self._has_unsaved_offer = False
         self._state = "new"
         self._saved_at = clock()
         self._outbox: deque[Send] = deque()
@@ -491,6 +493,7 @@ class Coordinator(Closing, Configurable):
         with self._lock:
             save_checkpoint(self._cfg.state_path, self.state_dict())
             self._saved_at = self._clock()
+            self._has_unsaved_offer = False
 
     # The config.
 
@@ -563,6 +566,9 @@ class Coordinator(Closing, Configurable):
             with self._lock:
                 if not self._outbox or self._link is None:
                     return
+                if self._has_unsaved_offer and self._cfg.state_path is not None:
+                    # A process that continues must know the attempt, or it would offer it again.
+                    self.save_state()
                 send = self._outbox.popleft()
             try:
                 self._link.send(send.peer, send.message)
@@ -632,6 +638,7 @@ class Coordinator(Closing, Configurable):
             self._performers[type(action)](self, action)
 
     def _send(self, action: Send) -> None:
+        self._has_unsaved_offer |= isinstance(action.message, TaskOffer)
         self._outbox.append(action)
 
     def _note(self, action: Note) -> None:

@@ -581,6 +581,25 @@ def test_a_task_that_nobody_runs_after_a_restart_is_started_again(tmp_path):
     assert coordinator.counters["lost"] == 1
 
 
+def test_an_attempt_is_saved_before_it_is_offered(tmp_path):
+    path = tmp_path / "state.safetensors"
+    cluster = LocalCluster(tmp_path, state_path=str(path), state_every_s=1000)
+    cluster.start()
+    first = cluster.learner(n_learn=1000)
+    cluster.collector(n_data=1000)
+    cluster.run(lambda: first.n_learned > 2)
+    first.kill()
+    second = cluster.learner("l1", n_learn=1000)
+    cluster.run(lambda: second.taken)
+    cluster.crash()
+    coordinator = cluster.start()
+    learned = second.n_learned
+    cluster.run(lambda: second.n_learned > learned + 5)
+    cluster.run_for(60)
+    assert second.taken == ["learner_task_0-2"]
+    assert coordinator.counters["adopted"] == 2
+
+
 def test_references_whose_data_is_gone_are_removed_after_a_restart(tmp_path):
     cluster = LocalCluster(
         tmp_path, state_path=str(tmp_path / "state.safetensors"), state_every_s=1
