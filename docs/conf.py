@@ -21,6 +21,7 @@ version = release = PROJECT["version"]
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
 ]
@@ -28,7 +29,7 @@ source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 templates_path: list[str] = []
 
-myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "fieldlist"]
 myst_heading_anchors = 3
 
 # Public names appear in source order. Types are in the signatures only; docstrings do not repeat
