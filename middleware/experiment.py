@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import math
@@ -58,18 +59,22 @@ class ExperimentResult:
         mean_return: the mean return over ``n_episode`` fresh episodes of the policy with the best
             evaluation. It is NaN without an evaluator, in a process that is not the learner, and
             after an error or a signal.
+        last_return: the same for the policy at the end of the run.
         n_episode: the number of these episodes.
         env_step: environment steps.
         train_iter: updates.
         train_s: duration of the run in seconds, including its evaluations.
+        evaluations: for each evaluation the env step (offline: the update) and the mean return.
     """
 
     path: Path
     mean_return: float
+    last_return: float
     n_episode: int
     env_step: int
     train_iter: int
     train_s: float
+    evaluations: tuple[tuple[int, float], ...]
 
     @property
     def ckpt(self) -> Path:
@@ -80,6 +85,13 @@ class ExperimentResult:
         """Return the policy's state in :attr:`ckpt`."""
         state: dict[str, Any] = load_checkpoint(self.ckpt)
         return state
+
+    def save(self) -> None:
+        """Write ``result.json`` to the run's folder, with everything but the path."""
+        fields = dataclasses.asdict(self)
+        del fields["path"]
+        finite = {name: _finite(value) for name, value in fields.items()}
+        _write_json(RunFolder(self.path).result_path, finite)
 
     def __str__(self) -> str:
         returns = (
@@ -102,9 +114,9 @@ class Experiment:
     :class:`~middleware.ProgressBar`, :class:`~middleware.LearningCurve` and
     :class:`~middleware.FinalCtxSaver`. It also writes the text log ``log.txt`` and ``config.yaml``,
     with the settings that the run used: those of the policy, and those of each middleware of the
-    chain, from its mapping ``settings`` if it has one. When the run ends, it evaluates the best
-    policy in episodes with new seeds, in the envs of the chain's
-    :class:`~middleware.InteractionEvaluator`, and prints the result.
+    chain, from its mapping ``settings`` if it has one. When the run ends, it evaluates the best and
+    the last policy in episodes with new seeds, in the envs of the chain's
+    :class:`~middleware.InteractionEvaluator`, prints the result and writes it to ``result.json``.
 
     While the task runs, the random generators of Python, numpy and torch are seeded from the task's
     seed. A policy with fewer than 500,000 parameters on the CPU uses one thread, because threads
@@ -235,6 +247,7 @@ class Experiment:
                     closing.callback(part.close)
             self._result = self._make_result(task)
             if self.run.is_lead and task.stopped_ok:
+                self._result.save()
                 Console().print(str(self._result), highlight=False, soft_wrap=True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -271,23 +284,29 @@ class Experiment:
 
     def _make_result(self, task: Task[Any]) -> ExperimentResult:
         train_s = self.run.age_s
-        mean_return = math.nan
+        best, last = [math.nan], [math.nan]
         n_episode = 0
         interrupted = (task.stop_reason or "").startswith("received SIG")
         judges = self.run.is_lead and task.stopped_ok and not interrupted
         if self._evaluator is not None and judges:
-            state = load_checkpoint(_best_ckpt(self.run))
             seed = task.seed_for("fresh episodes")
-            returns = self._evaluator.evaluate_fresh(state, n_episode=self._n_fresh, seed=seed)
-            n_episode = len(returns)
-            mean_return = sum(returns) / n_episode
+            best, last = (
+                self._evaluator.evaluate_fresh(
+                    load_checkpoint(path), n_episode=self._n_fresh, seed=seed
+                )
+                for path in (_best_ckpt(self.run), _final_ckpt(self.run))
+            )
+            n_episode = len(best)
+        curve = self._parts.get("curve")
         return ExperimentResult(
             path=self.run.path,
-            mean_return=mean_return,
+            mean_return=sum(best) / len(best),
+            last_return=sum(last) / len(last),
             n_episode=n_episode,
             env_step=getattr(task.ctx, "env_step", 0),
             train_iter=task.ctx.train_iter,
             train_s=train_s,
+            evaluations=() if curve is None else tuple(curve.evaluations),
         )
 
 
@@ -330,10 +349,7 @@ class FinalCtxSaver:
             if isinstance(value, bool | int | float | str | None)
         }
         path = self._run.path / "final_ctx.json"
-        partial = path.with_suffix(".json.partial")
-        text = json.dumps({**fields, "stop_reason": task.stop_reason}, indent=2)
-        partial.write_text(text + "\n", encoding="utf-8")
-        partial.replace(path)
+        _write_json(path, {**fields, "stop_reason": task.stop_reason})
 
 
 def _used_config(cfg: Mapping[str, Any], chain: ChainView) -> dict[str, Any]:
@@ -362,7 +378,18 @@ def _copied(value: Any) -> Any:
 
 
 def _best_ckpt(run: RunFolder) -> Path:
-    return run.best_ckpt if run.best_ckpt.exists() else run.ckpt_dir / "final.safetensors"
+    return run.best_ckpt if run.best_ckpt.exists() else _final_ckpt(run)
+
+
+def _final_ckpt(run: RunFolder) -> Path:
+    return run.ckpt_dir / "final.safetensors"
+
+
+def _write_json(path: Path, fields: Mapping[str, Any]) -> None:
+    """Write a file that never exists in part."""
+    partial = path.with_suffix(".json.partial")
+    partial.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)
 
 
 def _finite(value: Any) -> Any:

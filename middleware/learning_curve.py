@@ -53,6 +53,11 @@ class LearningCurve:
         self._evaluation: list[tuple[int, float]] = []
         self.owns = (run.curve_path,)
 
+    @property
+    def evaluations(self) -> list[tuple[int, float]]:
+        """For each evaluation so far the env step (offline: the update) and the mean return."""
+        return list(self._evaluation)
+
     def setup(self, task: Task[Any]) -> None:
         """Choose the horizontal axis: environment steps, or updates if there are none."""
         if not isinstance(task.ctx, OnlineRLContext):

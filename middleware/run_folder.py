@@ -32,7 +32,8 @@ class RunFolder:
         ├── ckpt/         checkpoints (CkptSaver)
         ├── tb/           tensorboard events (online_logger)
         ├── config.yaml   the settings that the run used (save_config)
-        └── curve.png     the learning curve (learning_curve)
+        ├── curve.png     the learning curve (learning_curve)
+        └── result.json   returns and counters at the end (Experiment)
 
     All processes of a run that ``ditask`` starts on one host share one folder. Only the learner
     writes the files in it; tensorboard events of the others go to ``tb/node-<id>/``.
@@ -111,6 +112,11 @@ class RunFolder:
     def curve_path(self) -> Path:
         """The path of the picture of the learning curve."""
         return self.path / "curve.png"
+
+    @property
+    def result_path(self) -> Path:
+        """The path of the file in which Experiment writes the run's outcome."""
+        return self.path / "result.json"
 
     @property
     def tb_logger(self) -> TensorboardWriter:

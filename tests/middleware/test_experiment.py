@@ -102,7 +102,8 @@ def test_one_line_records_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFi
         task.use(termination_checker(max_env_step=200)).run()
     result = experiment.result
     found = {path.name for path in result.path.iterdir()}
-    assert found == {"ckpt", "tb", "config.yaml", "curve.png", "final_ctx.json", "log.txt"}
+    written = {"config.yaml", "curve.png", "final_ctx.json", "log.txt", "result.json"}
+    assert found == written | {"ckpt", "tb"}
     assert {path.stem for path in (result.path / "ckpt").iterdir()} == {"best", "final"}
     assert result.env_step == 200
     assert result.n_episode == 4
@@ -112,6 +113,21 @@ def test_one_line_records_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFi
     assert "over 4 fresh episodes" in output.out
     assert "step 200/200" in output.err
     assert "mean return" in (result.path / "log.txt").read_text()
+
+
+def test_the_result_file_has_the_returns_of_the_best_and_of_the_last_policy(
+    tmp_path: Path,
+) -> None:
+    task, experiment = experiment_chain(tmp_path)
+    with task:
+        task.use(termination_checker(max_env_step=200)).run()
+    result = experiment.result
+    fields = json.loads((result.path / "result.json").read_text())
+    assert fields["mean_return"] == result.mean_return
+    assert fields["last_return"] == result.last_return
+    assert 1 <= result.last_return <= 500
+    assert [at for at, _ in fields["evaluations"]] == [20, 120]
+    assert fields["env_step"] == 200
 
 
 def test_saved_config_has_the_values_that_the_run_used(tmp_path: Path) -> None:
