@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export PYTHONHASHSEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train train-distributed test test-slow check format bench faults docs clean
+.PHONY: help setup train train-distributed test test-slow check format bench results compare faults docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -46,6 +46,13 @@ format: setup ## Format the code and apply safe lint fixes
 bench: setup ## Measure the speed bars and write docs/benchmarks.md
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m tests.benchmarks
+
+results: setup ## Train what has no record yet, and write docs/results.md (up to 16 hours)
+	$(BIN)/python -m tests.results
+
+compare: setup ## Train the same here and in other libraries, for docs/results.md (hours)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m tests.results --compare
 
 faults: setup ## Inject every fault in full and write docs/faults.md (about an hour)
 	$(BIN)/python -m tests.faults

@@ -1,4 +1,4 @@
-"""One row of the results: a command that trains, and what its return must reach."""
+"""One row of the results: a command that trains, and what it must reach."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ class Entry:
     """A training whose result docs/results.md reports.
 
     The command is ``python -m PROGRAM OPTIONS --seed SEED --exp-name NAME``, or ``ditask`` with the
-    same program. Its run folder ``runs/NAME`` has the file ``result.json``, which ``Experiment``
-    writes.
+    ``main`` of the same program. Its run folder ``runs/NAME`` has the file ``result.json``, which
+    ``Experiment`` writes. A program without an experiment prints its figure.
 
     Attributes:
         section: the heading that the row stands under.
         algorithm: the name as its paper writes it.
         env: the environment's id.
         program: the module of the program, for example ``examples.pendulum_sac``.
-        options: further words of the command line.
+        options: further words of the command line, as pairs of an option and its value.
         nodes: the number of processes that ``ditask`` starts; 1 runs the program alone.
         seeds: one training for each.
-        at_least: the least mean return that the best policy must reach, or None.
+        at_least: the least figure that each seed must reach, or None.
+        at_most: the largest figure that a seed may have, or None.
+        figure: what the figure is, for example ``mean return`` or ``success rate``.
+        printed: a regular expression whose first group finds the figure in what the command prints;
+            empty: the figure is ``mean_return`` of ``result.json``.
         literature: a published figure, in words.
         source: where it is published.
         minutes: about how long one training takes on two cores, to plan by.
@@ -37,12 +41,23 @@ class Entry:
     nodes: int = 1
     seeds: tuple[int, ...] = (0,)
     at_least: float | None = None
+    at_most: float | None = None
+    figure: str = "mean return"
+    printed: str = ""
     literature: str = ""
     source: str = ""
     minutes: float = 1.0
 
     @property
     def name(self) -> str:
-        """The name of the training's runs, without the seed."""
-        words = (self.program.rpartition(".")[2], *self.options)
-        return "_".join(word.strip("-").replace("/", "_") for word in words)
+        """The name of the training's records, for example ``pendulum_algo_td3``."""
+        words = [self.program.rpartition(".")[2], *self.options]
+        if self.nodes > 1:
+            words.append(f"{self.nodes}_nodes")
+        return "_".join(word.strip("-").replace("-", "_").replace("/", "_") for word in words)
+
+    def is_met(self, figure: float) -> bool:
+        """Return whether a figure is within the bars."""
+        low = self.at_least is not None and figure < self.at_least
+        high = self.at_most is not None and figure > self.at_most
+        return not (low or high)

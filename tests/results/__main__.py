@@ -1,0 +1,134 @@
+"""Train what docs/results.md reports, and write it: ``python -m tests.results [NAME …]``.
+
+A training that has a record in tests/results/records is not repeated, so the command can be
+interrupted and started again. ``--compare`` trains only what is compared with other libraries, and
+those libraries. The exit code is 1 when a training failed or missed its bar.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+from tests.results import compare, record, report
+from tests.results.entry import Entry
+from tests.results.training import TrainingError, train
+
+HERE = Path(__file__).parent
+DOCS = HERE.parents[1] / "docs"
+PAGE = DOCS / "results.md"
+
+
+def all_entries() -> list[Entry]:
+    """Return all entries.
+
+    Raises:
+        ValueError: if two entries have one name, and therefore one record.
+    """
+    entries: list[Entry] = []
+    for path in sorted(HERE.glob("[a-z]*.py")):
+        module = importlib.import_module(f"tests.results.{path.stem}")
+        entries += getattr(module, "ENTRIES", [])
+    names = [entry.name for entry in entries]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ValueError(f"several entries are called {', '.join(sorted(twice))}")
+    return entries
+
+
+def run(entries: list[Entry], *, again: bool) -> list[str]:
+    """Train what has no record, and return what failed."""
+    failed = []
+    for entry in entries:
+        for seed in entry.seeds:
+            if not again and record.path_of(entry.name, seed).exists():
+                continue
+            print(f"{entry.name}, seed {seed}: about {entry.minutes:g} min …", flush=True)
+            try:
+                outcome = train(entry, seed)
+            except TrainingError as error:
+                failed.append(str(error))
+                print(f"  {error}", flush=True)
+                continue
+            record.save(entry.name, outcome)
+            print(f"  {entry.figure} {outcome.figure:g} in {outcome.train_s:.0f} s", flush=True)
+    return failed
+
+
+def records_of(entry: Entry) -> list[record.Record]:
+    """Return the records of an entry that exist."""
+    return [one for seed in entry.seeds if (one := record.load(entry.name, seed)) is not None]
+
+
+def write_page(entries: list[Entry]) -> None:
+    """Write the page and its pictures from the records."""
+    records = {entry.name: records_of(entry) for entry in entries}
+    curves = {}
+    for title, rows in report.sections_of(entries).items():
+        lines = {f"{entry.algorithm}, {entry.env}": records[entry.name] for entry in rows}
+        word = "".join(letter if letter.isalnum() else "-" for letter in title.lower())
+        picture = f"images/curves/{word}.png"
+        if report.draw_curves(title, lines, DOCS / picture):
+            curves[title] = picture
+    comparison = compare.table(entries, records_of)
+    page = report.render(entries, records, curves, comparison=comparison)
+    PAGE.write_text(page, encoding="utf-8")
+
+
+def missed(entries: list[Entry]) -> list[str]:
+    """Return the trainings whose figure misses the bar."""
+    return [
+        f"{entry.name}, seed {one.seed}: {entry.figure} {one.figure:g}"
+        for entry in entries
+        for one in records_of(entry)
+        if not entry.is_met(one.figure)
+    ]
+
+
+def main() -> int:
+    ours = all_entries()
+    rivals = compare.rivals()
+    entries = [*ours, *rivals]
+    known = [entry.name for entry in entries]
+    parser = argparse.ArgumentParser(prog="python -m tests.results", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which trainings; default: all")
+    parser.add_argument("--list", action="store_true", help="list the trainings, and stop")
+    parser.add_argument("--again", action="store_true", help="repeat those that have a record")
+    parser.add_argument("--write", action="store_true", help="write the page, and train nothing")
+    parser.add_argument(
+        "--compare", action="store_true", help="only what is compared with other libraries"
+    )
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.names) - set(known))
+    if unknown:
+        parser.error(f"no training is called {', '.join(unknown)}; --list lists them")
+    if arguments.list:
+        print_list(entries)
+        return 0
+    chosen = [entry for entry in entries if not arguments.names or entry.name in arguments.names]
+    if arguments.compare:
+        compared = {(pair.algorithm, pair.env) for pair in compare.PAIRS}
+        chosen = [entry for entry in chosen if (entry.algorithm, entry.env) in compared]
+    failed = [] if arguments.write else run(chosen, again=arguments.again)
+    write_page(ours)
+    for line in failed:
+        print(f"failed: {line}")
+    for line in missed(chosen):
+        print(f"missed: {line}")
+    return 1 if failed or missed(chosen) else 0
+
+
+def print_list(entries: list[Entry]) -> None:
+    """Print the trainings, which of their seeds have a record, and the planned time."""
+    for entry in entries:
+        done = ", ".join(str(one.seed) for one in records_of(entry)) or "none"
+        n = len(entry.seeds)
+        print(f"{entry.name}: {n} of {entry.minutes:g} min; seeds with a record: {done}")
+    hours = sum(len(entry.seeds) * entry.minutes for entry in entries) / 60
+    print(f"{hours:.1f} h in all")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

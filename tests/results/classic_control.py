@@ -1,0 +1,69 @@
+"""The small environments on which every change is tried first."""
+
+from __future__ import annotations
+
+from tests.results.entry import Entry
+
+CARTPOLE = "CartPole-v1"
+SECTION = "Classic control"
+SEEDS = (0, 1, 2)
+
+ENTRIES = [
+    Entry(SECTION, "DQN", CARTPOLE, "examples.cartpole_dqn", seeds=(0, 1, 2, 3, 4), at_least=475),
+    Entry(
+        SECTION,
+        "DQN, prioritised, 5 steps, dueling",
+        CARTPOLE,
+        "examples.cartpole_dqn_per_nstep",
+        seeds=SEEDS,
+        at_least=475,
+    ),
+    Entry(SECTION, "PPO", CARTPOLE, "examples.cartpole_ppo", seeds=SEEDS, at_least=475),
+    Entry(
+        SECTION,
+        "DQN, with custom middleware",
+        CARTPOLE,
+        "examples.custom_middleware",
+        seeds=SEEDS,
+        at_least=475,
+    ),
+    Entry(
+        SECTION,
+        "DQN, written for one env at a time",
+        CARTPOLE,
+        "examples.custom_policy_per_env",
+        seeds=SEEDS,
+        at_least=475,
+    ),
+    Entry(
+        SECTION,
+        "behaviour cloning of DQN",
+        CARTPOLE,
+        "examples.bc_offline",
+        seeds=SEEDS,
+        at_least=475,
+    ),
+    Entry(SECTION, "DQN", CARTPOLE, "examples.cartpole_dqn", nodes=4, at_least=475),
+    Entry(SECTION, "DQN", "Acrobot-v1", "examples.acrobot_dqn", seeds=SEEDS, at_least=-100),
+    Entry(SECTION, "PPO", "Pendulum-v1", "examples.pendulum_ppo", seeds=SEEDS, at_least=-250),
+    Entry(
+        "Games and images",
+        "DQN by self-play",
+        "tic-tac-toe",
+        "examples.tictactoe",
+        seeds=SEEDS,
+        at_most=0,
+        figure="games lost of 100",
+        printed=r"lost (\d+) of 100",
+    ),
+    Entry(
+        "Games and images",
+        "behaviour cloning",
+        "handwritten digits",
+        "examples.digits",
+        seeds=SEEDS,
+        at_least=97,
+        figure="accuracy in %",
+        printed=r"digits: ([\d.]+)%",
+    ),
+]

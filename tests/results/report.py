@@ -1,0 +1,168 @@
+"""Rendering docs/results.md and its learning curves from the records."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from tests.results.entry import Entry
+from tests.results.record import Record
+
+__all__ = ["draw_curves", "render", "sections_of", "spread"]
+
+Records = Mapping[str, Sequence[Record]]
+"""The records of each entry, by its name."""
+
+_INTRO = """\
+# Results
+
+What the examples reach, and how much the results vary. `make results` trains whatever has no record
+yet and writes this page; it can be interrupted at any time. `python -m tests.results NAME --again`
+repeats a training.
+
+A figure is the mean over fresh episodes (100, for Atari 30) with seeds that training never uses, of
+the policy with the best evaluation and of the last policy. With several seeds it is followed by the
+standard deviation over the seeds. Times are training times with evaluations, on two cores, with one
+training at a time. The same seed gives other figures on other processor models, because their
+floating-point sums round differently. No setting was tuned on the seeds that are reported.
+"""
+
+_HEAD = """\
+| algorithm | environment | best policy | last policy | bar | seeds | env steps | time | published |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
+"""
+
+
+def sections_of(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    """Return the entries by their sections, in the order of their first appearance."""
+    sections: dict[str, list[Entry]] = {}
+    for entry in entries:
+        sections.setdefault(entry.section, []).append(entry)
+    return sections
+
+
+def render(
+    entries: Iterable[Entry], records: Records, curves: Mapping[str, str], *, comparison: str = ""
+) -> str:
+    """Return the page.
+
+    Args:
+        entries: what to report.
+        records: the records by the entries' names.
+        curves: by section, the path of its picture relative to docs/.
+        comparison: the section that compares with other libraries.
+    """
+    parts = [_INTRO, comparison] if comparison else [_INTRO]
+    for title, rows in sections_of(entries).items():
+        table = _HEAD + "".join(f"{_row(entry, records.get(entry.name, ()))}\n" for entry in rows)
+        parts.append(f"## {title}\n\n{table}")
+        if title in curves:
+            parts.append(f"![Learning curves: {title}]({curves[title]})\n")
+        parts.append("Commands, for seed 0:\n\n" + _commands(rows))
+    return "\n".join(parts)
+
+
+def _row(entry: Entry, records: Sequence[Record]) -> str:
+    told = [entry.algorithm, entry.env]
+    if not records:
+        return (
+            f"| {' | '.join(told)} | not run yet | | {_bar(entry, [])} | | | | {_source(entry)} |"
+        )
+    figures = [record.figure for record in records]
+    last = [record.last for record in records if record.last is not None]
+    cells = [
+        *told,
+        spread(figures),
+        spread(last),
+        _bar(entry, figures),
+        str(len(records)),
+        f"{statistics.mean(record.env_step for record in records):,.0f}",
+        _time(statistics.mean(record.train_s for record in records)),
+        _source(entry),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def spread(figures: Sequence[float]) -> str:
+    """Return mean and standard deviation as text; empty without figures."""
+    if not figures:
+        return ""
+    mean = f"{statistics.mean(figures):,.2f}".removesuffix("0")
+    return mean if len(figures) == 1 else f"{mean} ± {statistics.stdev(figures):,.1f}"
+
+
+def _bar(entry: Entry, figures: Sequence[float]) -> str:
+    bars = []
+    if entry.at_least is not None:
+        bars.append(f"≥ {entry.at_least:g}")
+    if entry.at_most is not None:
+        bars.append(f"≤ {entry.at_most:g}")
+    missed = "" if all(map(entry.is_met, figures)) else " **missed**"
+    return ", ".join(bars) + missed
+
+
+def _time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _source(entry: Entry) -> str:
+    return " ".join(filter(None, [entry.literature, f"({entry.source})" if entry.source else ""]))
+
+
+def _commands(entries: Iterable[Entry]) -> str:
+    lines = []
+    for entry in entries:
+        if entry.nodes > 1:
+            words = f"ditask --main {entry.program}.main --parallel-workers {entry.nodes}"
+        else:
+            words = " ".join(["python -m", entry.program, *entry.options])
+        lines.append(f"- {entry.algorithm}, {entry.env}: `{words}`\n")
+    return "".join(lines)
+
+
+def draw_curves(title: str, records: Mapping[str, Sequence[Record]], path: Path) -> bool:
+    """Draw the evaluations of several trainings: a line for each, and the spread over its seeds.
+
+    Args:
+        title: the title of the picture.
+        records: the records of each line, by its label.
+        path: the picture to write.
+
+    Returns:
+        Whether there was anything to draw.
+    """
+    lines = {label: [one for one in some if one.evaluations] for label, some in records.items()}
+    lines = {label: some for label, some in lines.items() if some}
+    if not lines:
+        return False
+    # Not a pyplot figure, which would change global state and might open a window.
+    figure = Figure(figsize=(8, 4.5), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    for label, some in lines.items():
+        curves = [np.array(record.evaluations, dtype=np.float64).T for record in some]
+        end = max(at[-1] for at, _ in curves)
+        grid = np.linspace(0, end, 200)
+        # A run that was solved early keeps its last value.
+        values = np.array([np.interp(grid, at, value) for at, value in curves])
+        (line,) = axes.plot(grid, values.mean(0), label=label)
+        if len(curves) > 1:
+            axes.fill_between(
+                grid, values.min(0), values.max(0), color=line.get_color(), alpha=0.15, linewidth=0
+            )
+    axes.set_title(title)
+    axes.set_xlabel("environment steps")
+    axes.set_ylabel("mean return of an evaluation")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="best")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial.png")
+    figure.savefig(partial)
+    partial.replace(path)
+    return True

@@ -1,0 +1,153 @@
+"""The command that makes docs/results.md, with programs that end at once."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.results import compare, record, report, training
+from tests.results.__main__ import all_entries, run
+from tests.results.entry import Entry
+from tests.results.record import Record
+from tests.results.training import TrainingError, train
+
+ENTRY = Entry("A section", "an algorithm", "Env-v0", "program", seeds=(0, 1), at_least=10)
+PROGRAM = """
+import json, pathlib, sys
+
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+folder = pathlib.Path("runs") / options["--exp-name"]
+folder.mkdir(parents=True)
+result = {
+    "mean_return": 10.0 + int(options["--seed"]), "last_return": 9.0, "n_episode": 100,
+    "env_step": 500, "train_iter": 50, "train_s": 2.5, "evaluations": [[0, 1.0], [500, 10.0]],
+}
+(folder / "result.json").write_text(json.dumps(result))
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(record, "RECORDS", tmp_path / "records")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+def write_program(text: str) -> None:
+    Path("program.py").write_text(text)
+
+
+def some_record(seed: int, figure: float) -> Record:
+    points = ((0, 1.0), (100 + seed, figure))
+    return Record(seed, "python -m program", "abc", "2", figure, 8.0, 100, 500, 50, 2.5, points)
+
+
+def test_every_entry_names_a_program_that_exists() -> None:
+    for entry in all_entries():
+        assert importlib.util.find_spec(entry.program) is not None, entry.program
+        assert len(entry.options) % 2 == 0, entry.name
+
+
+def test_a_training_is_recorded_with_what_its_run_folder_tells() -> None:
+    write_program(PROGRAM)
+    assert run([ENTRY], again=False) == []
+    one = record.load("program", 1)
+    assert one is not None
+    assert (one.figure, one.last, one.env_step, one.train_s) == (11.0, 9.0, 500, 2.5)
+    assert one.evaluations == ((0, 1.0), (500, 10.0))
+    assert one.command == "python -m program --seed 1"
+
+
+def test_a_training_with_a_record_is_not_repeated() -> None:
+    write_program(PROGRAM)
+    record.save("program", some_record(0, 3.0))
+    run([ENTRY], again=False)
+    kept, made = record.load("program", 0), record.load("program", 1)
+    assert kept is not None
+    assert made is not None
+    assert (kept.figure, made.figure) == (3.0, 11.0)
+    run([ENTRY], again=True)
+    repeated = record.load("program", 0)
+    assert repeated is not None
+    assert repeated.figure == 10.0
+
+
+def test_what_an_interrupted_training_left_is_removed() -> None:
+    write_program(PROGRAM)
+    Path("runs/results/program/0").mkdir(parents=True)
+    assert train(ENTRY, 0).figure == 10.0
+
+
+def test_a_printed_figure_is_read_from_the_output() -> None:
+    write_program("print('lost 1,003 of many games')")
+    entry = replace(ENTRY, printed=r"lost ([\d,]+) of", figure="games lost")
+    assert train(entry, 0).figure == 1003.0
+
+
+def test_a_training_that_fails_has_no_record_and_the_others_go_on() -> None:
+    write_program(PROGRAM + "\nsys.exit(3 if options['--seed'] == '0' else 0)")
+    failed = run([ENTRY], again=False)
+    assert len(failed) == 1
+    assert "exit code 3" in failed[0]
+    assert record.load("program", 0) is None
+    assert record.load("program", 1) is not None
+
+
+def test_a_training_that_tells_no_figure_fails() -> None:
+    write_program("print('nothing')")
+    with pytest.raises(TrainingError, match="does not tell its mean return"):
+        train(ENTRY, 0)
+
+
+def test_a_command_that_does_not_end_fails_at_its_deadline(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with pytest.raises(TrainingError, match=r"has not ended in 0\.5 s"):
+        training.run_command(command, tmp_path / "log", 0.5)
+
+
+def test_the_page_tells_mean_spread_and_missed_bars() -> None:
+    records = {"program": [some_record(0, 9.0), some_record(1, 11.0)]}
+    page = report.render([ENTRY, replace(ENTRY, env="Other-v0", nodes=2)], records, {})
+    row, other = (line for line in page.splitlines() if "an algorithm |" in line)
+    assert row.split(" | ")[2:6] == ["10.0 ± 1.4", "8.0 ± 0.0", "≥ 10 **missed**", "2"]
+    assert "not run yet" in other
+    assert "ditask --main program.main --parallel-workers 2" in page
+
+
+def test_the_curves_are_drawn_with_their_spread(tmp_path: Path) -> None:
+    some = {"one": [some_record(0, 9.0), some_record(1, 11.0)], "none": []}
+    assert report.draw_curves("A section", some, tmp_path / "curves" / "a.png")
+    assert (tmp_path / "curves" / "a.png").stat().st_size > 5000
+    assert not report.draw_curves("Nothing", {"none": []}, tmp_path / "b.png")
+
+
+def test_records_are_plain_json() -> None:
+    record.save("program", some_record(0, 9.0))
+    assert json.loads(record.path_of("program", 0).read_text())["figure"] == 9.0
+
+
+def test_ours_meets_the_bar_within_one_standard_deviation_of_the_other() -> None:
+    theirs = [some_record(seed, figure) for seed, figure in enumerate((90.0, 100.0, 110.0))]
+    assert compare.is_met([some_record(0, 90.5)], theirs)
+    assert not compare.is_met([some_record(0, 89.5)], theirs)
+
+
+def test_the_comparison_tells_figures_and_the_ratio_of_times() -> None:
+    pair = compare.PAIRS[0]
+    mine = replace(ENTRY, algorithm=pair.algorithm, env=pair.env)
+
+    def records_of(entry: Entry) -> list[Record]:
+        if entry == mine:
+            return [replace(some_record(0, 80.0), train_s=5.0)]
+        if entry == pair.rival:
+            return [replace(some_record(0, 100.0), train_s=10.0)]
+        return []
+
+    rows = [line for line in compare.table([mine], records_of).splitlines() if "200,000" in line]
+    assert "80.0 **missed** | 100.0 | stable-baselines3 | 0.50" in rows[0]
+    assert "not run yet | not run yet" in rows[1]

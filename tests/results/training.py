@@ -1,0 +1,153 @@
+"""Running the training of an entry, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from tests.results.entry import Entry
+from tests.results.record import Record
+
+__all__ = ["TrainingError", "run_command", "train"]
+
+ROOT = Path(__file__).parents[2]
+RUNS = Path("runs")
+
+_LEAST_DEADLINE_S = 600.0
+_SLOWER = 5.0
+"""A training fails when it takes this many times what its entry plans."""
+
+_DISTRIBUTED = """\
+from {program} import main as train
+
+
+def main():
+    train({arguments})
+"""
+
+
+class TrainingError(RuntimeError):
+    """A training failed or did not end in time."""
+
+
+def train(entry: Entry, seed: int) -> Record:
+    """Train, and return what came out.
+
+    Raises:
+        TrainingError: if the command fails, takes too long or does not tell its figure.
+    """
+    exp_name = f"results/{entry.name}/{seed}"
+    folder = RUNS / exp_name
+    shutil.rmtree(folder, ignore_errors=True)  # of a training that was interrupted
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    command = _command(entry, seed, exp_name, folder.parent)
+    deadline_s = max(_LEAST_DEADLINE_S, _SLOWER * 60 * entry.minutes)
+    started_at = time.monotonic()
+    output = run_command(command, folder.parent / f"{seed}.log", deadline_s)
+    took_s = time.monotonic() - started_at
+    told = folder / "result.json"
+    result = json.loads(told.read_text(encoding="utf-8")) if told.exists() else {}
+    figure = result.get("mean_return")
+    if entry.printed:
+        found = re.search(entry.printed, output)
+        figure = None if found is None else float(found[1].replace(",", ""))
+    if figure is None:
+        raise TrainingError(f"{shlex.join(command)} does not tell its {entry.figure}")
+    return Record(
+        seed=seed,
+        command=_told_command(entry, seed),
+        commit=commit(),
+        torch=torch.__version__,
+        figure=figure,
+        last=None if entry.printed else result.get("last_return"),
+        n_episode=result.get("n_episode", 0),
+        env_step=result.get("env_step", 0),
+        train_iter=result.get("train_iter", 0),
+        train_s=result.get("train_s", took_s),
+        evaluations=tuple(map(tuple, result.get("evaluations", ()))),
+    )
+
+
+def run_command(command: Sequence[str], log: Path, deadline_s: float) -> str:
+    """Run a command and return what it printed, which is also in the log.
+
+    Raises:
+        TrainingError: if it fails or takes longer than ``deadline_s`` seconds.
+    """
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    with log.open("w", encoding="utf-8") as file:
+        try:
+            code = subprocess.run(
+                command,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=env,
+                timeout=deadline_s,
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            raise TrainingError(
+                f"{shlex.join(command)} has not ended in {deadline_s:g} s; see {log}"
+            ) from None
+    if code != 0:
+        raise TrainingError(f"{shlex.join(command)} failed with exit code {code}; see {log}")
+    return log.read_text(encoding="utf-8")
+
+
+def commit() -> str:
+    """Return the revision of this repository, with a plus sign if files differ from it."""
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _command(entry: Entry, seed: int, exp_name: str, folder: Path) -> list[str]:
+    if entry.nodes == 1:
+        name = ("--exp-name", str(RUNS / exp_name) if entry.printed else exp_name)
+        words = [sys.executable, "-m", entry.program, *entry.options]
+        return [*words, "--seed", str(seed), *name]
+    program = folder / f"program_{seed}.py"
+    arguments = {**_arguments(entry.options), "seed": seed, "exp_name": exp_name}
+    program.write_text(
+        _DISTRIBUTED.format(
+            program=entry.program,
+            arguments=", ".join(f"{name}={value!r}" for name, value in arguments.items()),
+        ),
+        encoding="utf-8",
+    )
+    ditask = [sys.executable, "-m", "dmiddleware.launch"]
+    nodes = ["--parallel-workers", str(entry.nodes)]
+    return [*ditask, "--package", str(folder), "--main", f"{program.stem}.main", *nodes]
+
+
+def _arguments(options: Sequence[str]) -> dict[str, object]:
+    """Return the arguments of ``main`` that options of the command line stand for."""
+    pairs = zip(options[::2], options[1::2], strict=True)
+    return {name.strip("-").replace("-", "_"): _value(word) for name, word in pairs}
+
+
+def _value(word: str) -> object:
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word
+
+
+def _told_command(entry: Entry, seed: int | str) -> str:
+    """Return the command as a reader types it."""
+    if entry.nodes == 1:
+        return shlex.join(["python", "-m", entry.program, *entry.options, "--seed", str(seed)])
+    words = ["ditask", "--main", f"{entry.program}.main", "--parallel-workers", str(entry.nodes)]
+    return shlex.join(words)
