@@ -4,6 +4,8 @@ Over the router::
 
     ditask --roles coordinator=1,learner=1,collector=2 --main examples.classic_parallel.main
 
+With ``--on-failure restart`` the training survives the loss of any of its processes.
+
 Over HTTP, with the step data in files; this starts the workers itself::
 
     python -m examples.classic_parallel
@@ -120,6 +122,8 @@ def main(
         "communication": communication,
         "path_data": f"{exp_name}/data",
         "path_policy": f"{exp_name}/policy",
+        # A coordinator that is restarted continues from here.
+        "coordinator": {"state_path": f"{exp_name}/coordinator.safetensors"},
     }
     is_solved = classic_run(main_config, system, seed)
     if is_solved is None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -66,3 +69,62 @@ def test_the_example_learns_in_four_processes(tmp_path: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["router", "flask_fs"])
 def test_the_example_solves_cartpole(tmp_path: Path, how: str, seed: int) -> None:
     assert trained_return(tmp_path, how, seed=seed, stop=499, timeout_s=380) >= 475
+
+
+KILLABLE = """
+import os
+from pathlib import Path
+
+from dmiddleware.pipeline import current_node
+from examples import classic_parallel
+
+def main():
+    node = current_node().node_id
+    Path(f"pid-{{node}}").write_text(str(os.getpid()))
+    classic_parallel.main(seed={seed}, exp_name="exp", stop_value=499)
+"""
+COORDINATOR, LEARNER, COLLECTOR = 0, 1, 2
+
+
+@pytest.mark.slow
+@pytest.mark.learning
+@pytest.mark.process
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_example_is_solved_although_each_role_is_killed(tmp_path: Path, seed: int) -> None:
+    (tmp_path / "program.py").write_text(KILLABLE.format(seed=seed))
+    log = tmp_path / "log"
+    command = [*DITASK, "--main", "program.main", "--roles", ROLES, "--on-failure", "restart"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    with (
+        log.open("wb") as out,
+        subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=out, env=env) as run,
+    ):
+        try:
+            for role in (COLLECTOR, COORDINATOR, LEARNER):
+                before = n_checkpoints(tmp_path)
+                wait_until(lambda n=before: n_checkpoints(tmp_path) > n or run.poll() is not None)
+                assert run.poll() is None, log.read_text()
+                os.kill(int((tmp_path / f"pid-{role}").read_text()), signal.SIGKILL)
+            code = run.wait(480)
+        finally:
+            run.kill()
+    text = log.read_text()
+    assert code == 0, text
+    (mean,) = re.findall(r"solved: mean return ([\d.]+) over 100", text)
+    assert float(mean) >= 475
+    assert not list((tmp_path / "exp").glob("data/**/*.safetensors*"))
+    assert not (tmp_path / "exp" / "coordinator.safetensors").exists()
+
+
+def n_checkpoints(folder: Path) -> int:
+    """Return how many checkpoints the learners have written."""
+    return len(list((folder / "exp").glob("ckpt*/*.safetensors")))
+
+
+def wait_until(holds: Callable[[], bool], deadline_s: float = 120.0) -> None:
+    """Wait until something holds, and fail at the deadline."""
+    end = time.monotonic() + deadline_s
+    while not holds():
+        assert time.monotonic() < end, "nothing happens any more"
+        time.sleep(0.1)
