@@ -106,7 +106,12 @@ def train(write: Writer, folder: Path, seed: int, env_steps: int, rank: int) -> 
         task.use(OffPolicyLearner(learner, buffer, batch_size=64, updates_per_collect=64))
         task.use(
             interaction_evaluator(
-                policy.eval_mode, eval_env, n_episode=8, every_train_iter=640, stop_value=1e9
+                # Eight episodes would often choose a policy that is not the best.
+                policy.eval_mode,
+                eval_env,
+                n_episode=40,
+                every_train_iter=640,
+                stop_value=1e9,
             )
         )
         task.use(experiment)
