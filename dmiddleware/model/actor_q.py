@@ -55,6 +55,8 @@ class QEnsemble(nn.Module):
         n_actions: length of the action vector.
         hidden_sizes: width of each hidden layer.
         n_critics: the number of estimates.
+        n_quantiles: how many quantiles of the return each estimate has, at the middles of as many
+            equal intervals of [0, 1]; None: each estimate is one value.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"`` normalises before each activation; None does not.
     """
@@ -66,17 +68,20 @@ class QEnsemble(nn.Module):
         *,
         hidden_sizes: Sequence[int] = (256, 256),
         n_critics: int = 2,
+        n_quantiles: int | None = None,
         activation: str = "relu",
         norm: Norm = None,
     ) -> None:
         super().__init__()
         check_sizes("critic_hidden_sizes", hidden_sizes)
         check_sizes("n_critics", [n_critics])
+        check_sizes("n_quantiles", [] if n_quantiles is None else [n_quantiles])
         shape = as_obs_shape(obs_shape)
         is_vector = isinstance(shape, tuple) and len(shape) == 1 and isinstance(shape[0], int)
         self.encoder = None if is_vector else make_encoder(obs_shape)
         n_features = shape[0] if self.encoder is None else self.encoder.out_features
         self.n_critics = n_critics
+        self.n_quantiles = n_quantiles
         layers: list[nn.Module] = []
         width = n_features + n_actions
         for size in hidden_sizes:
@@ -85,7 +90,7 @@ class QEnsemble(nn.Module):
                 layers.append(nn.LayerNorm(size))
             layers.append(activation_of(activation))
             width = size
-        self.layers = nn.Sequential(*layers, EnsembleLinear(n_critics, width, 1))
+        self.layers = nn.Sequential(*layers, EnsembleLinear(n_critics, width, n_quantiles or 1))
 
     def forward(self, obs: Nested, action: torch.Tensor) -> torch.Tensor:
         """Return the values.
@@ -95,12 +100,12 @@ class QEnsemble(nn.Module):
             action: ``[B, A]`` float32.
 
         Returns:
-            ``[n_critics, B]``.
+            ``[n_critics, B]``, or the quantiles ``[n_critics, B, n_quantiles]``.
         """
         features = obs if self.encoder is None else call(self.encoder, obs)
         x = torch.cat([features.float(), action], -1)
         values: torch.Tensor = self.layers(x.expand(self.n_critics, *x.shape))
-        return values.squeeze(-1)
+        return values.squeeze(-1) if self.n_quantiles is None else values
 
 
 class GaussianActor(nn.Module):
@@ -147,7 +152,7 @@ class GaussianActor(nn.Module):
 
 @MODEL_REGISTRY.register("actor_q")
 class ActorQ(Network):
-    """An actor and an ensemble of critics for a Box of actions, as SAC, TD3 and DDPG need them.
+    """An actor and an ensemble of critics for a Box of actions, as SAC and TD3 need them.
 
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.
@@ -156,6 +161,7 @@ class ActorQ(Network):
         actor_hidden_sizes: width of each hidden layer of the actor.
         critic_hidden_sizes: width of each hidden layer of the critics.
         n_critics: the number of critics.
+        n_quantiles: how many quantiles of the return each critic has; None: only its mean.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"`` or None.
         deterministic: the actor has no standard deviation.
@@ -178,6 +184,7 @@ class ActorQ(Network):
         actor_hidden_sizes: Sequence[int] = (256, 256),
         critic_hidden_sizes: Sequence[int] = (256, 256),
         n_critics: int = 2,
+        n_quantiles: int | None = None,
         activation: str = "relu",
         norm: Norm = None,
         deterministic: bool = False,
@@ -202,6 +209,7 @@ class ActorQ(Network):
             n_actions,
             hidden_sizes=critic_hidden_sizes,
             n_critics=n_critics,
+            n_quantiles=n_quantiles,
             **shared,
         )
 

@@ -21,6 +21,7 @@ from dmiddleware.policy.base.modes import CollectMode, CommandMode, EvalMode, Ha
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
 from dmiddleware.policy.base.parts_policy import PartsPolicy, UpdateOutput
 from dmiddleware.policy.base.policy import Policy
+from dmiddleware.policy.base.td_policy import TDPolicy
 from dmiddleware.policy.base.updates import is_update, priorities_of_rows, update_outputs
 from dmiddleware.policy.bc import BCPolicy
 from dmiddleware.policy.ddpg import DDPGPolicy, TD3Policy
@@ -29,6 +30,7 @@ from dmiddleware.policy.dqn import DQNPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY, create_policy, get_policy_cls
 from dmiddleware.policy.ppo import PPOPolicy
 from dmiddleware.policy.sac import SACPolicy
+from dmiddleware.policy.tqc import TQCPolicy
 
 __all__ = [
     "Policy",
@@ -38,6 +40,7 @@ __all__ = [
     "TargetRule",
     "adam",
     "UpdateOutput",
+    "TDPolicy",
     "CommandModePolicy",
     "LearnMode",
     "CollectMode",
@@ -61,6 +64,7 @@ __all__ = [
     "SACPolicy",
     "DDPGPolicy",
     "TD3Policy",
+    "TQCPolicy",
     "BCPolicy",
     "ActorPolicy",
     "CodecPolicy",

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Self, Unpack
+from typing import Any, ClassVar, Literal, Self, Unpack
 
 import numpy as np
 import torch
 from easydict import EasyDict
 from torch import nn
 
-from dmiddleware.config import Option, at_least, count, fraction, positive
+from dmiddleware.config import Option, at_least, count, fraction, one_of, positive
 from dmiddleware.data.batch import Value
+from dmiddleware.errors import PolicyError
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.common_options import (
-    COLLECT_OPTIONS,
-    TD_COLUMNS,
-    TD_OPTIONS,
-    TDOptions,
-)
+from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, TDOptions
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
+from dmiddleware.policy.base.td_policy import TDPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
+from dmiddleware.rl import ensemble_td_loss
 from dmiddleware.schedule import Schedule, scheduled
 
 __all__ = ["DDPGOptions", "DDPGPolicy", "TD3Policy"]
@@ -37,18 +35,25 @@ class DDPGOptions(ActorOptions, TDOptions, total=False):
     target_tau: float
     target_noise: float
     target_noise_clip: float
+    noise: Literal["gaussian", "ou"]
     noise_sigma: float
+    noise_theta: float
 
 
 @POLICY_REGISTRY.register("ddpg_command")
 @POLICY_REGISTRY.register("ddpg")
-class DDPGPolicy(ActorPolicy, CommandModePolicy):
+class DDPGPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
     """Deep deterministic policy gradients (Lillicrap et al., "Continuous control", 2016).
 
     A critic learns the value of actions (equations 4 and 5), and a deterministic actor follows its
     gradient (equation 6); both have target networks that track them. Differences from the paper:
-    collecting adds Gaussian noise, as TD3 does, instead of an Ornstein-Uhlenbeck process, and there
-    is neither batch normalisation nor weight decay.
+    the noise on collected actions is Gaussian, as in TD3, unless ``collect.noise`` is ``"ou"``, and
+    there is neither batch normalisation nor weight decay.
+
+    ``"ou"`` is the paper's Ornstein-Uhlenbeck process (section 3), which is correlated from step to
+    step. Each env has its own; it starts at 0 in every episode. The component that steps the envs
+    holds it as the policy's ``state``, so collected rows have the column ``state``, the noise
+    before the row, and a resumed run continues it.
 
     Learns from the columns ``obs``, ``action``, ``reward``, ``next_obs``, ``terminated``, and
     ``discount`` and ``weight`` where there are any, as :class:`DQNPolicy` does. Actions are a Box
@@ -56,7 +61,6 @@ class DDPGPolicy(ActorPolicy, CommandModePolicy):
     """
 
     config: ClassVar[dict[str, Any]] = {
-        **TD_OPTIONS,
         "action_bounding": "tanh",
         "learn": {
             "batch_size": Option(256, count, "rows per update"),
@@ -80,12 +84,19 @@ class DDPGPolicy(ActorPolicy, CommandModePolicy):
         },
         "collect": {
             **COLLECT_OPTIONS,
+            "noise": Option(
+                "gaussian",
+                one_of("gaussian", "ou"),
+                "noise on collected actions: independent, or an Ornstein-Uhlenbeck process",
+            ),
             "noise_sigma": Option(
-                0.1, at_least(0), "standard deviation of the noise on collected actions"
+                0.1, at_least(0), "standard deviation of the normal draws that make this noise"
+            ),
+            "noise_theta": Option(
+                0.15, fraction, "fraction of the Ornstein-Uhlenbeck noise that is lost in a step"
             ),
         },
     }
-    learn_columns: ClassVar[tuple[str, ...]] = TD_COLUMNS
     n_critics: ClassVar[int] = 1
     """The number of critics, unless ``model`` says otherwise."""
 
@@ -149,36 +160,63 @@ class DDPGPolicy(ActorPolicy, CommandModePolicy):
         with torch.no_grad():
             next_action = actor.target(batch["next_obs"])["mu"].tanh()
             next_action = (next_action + noise).clamp(-1.0, 1.0)
-            value = critic.target(batch["next_obs"], next_action).amin(0)
-            discount = batch.get("discount", self._cfg.discount_factor)
-            target = batch["reward"] + discount * value.masked_fill(batch["terminated"], 0.0)
-        td_error = critic.module(batch["obs"], self._codec.to_raw(batch["action"])) - target
-        squares = td_error.square().sum(0)
-        critic_loss = (squares * batch["weight"] if "weight" in batch else squares).mean()
+            next_value = critic.target(batch["next_obs"], next_action).amin(0)
+        q = critic.module(batch["obs"], self._codec.to_raw(batch["action"]))
+        critic_loss, td_error = ensemble_td_loss(
+            q, self._td_target(batch, next_value), weight=batch.get("weight")
+        )
         critic.step(critic_loss)
-        output = {
-            "total_loss": critic_loss,
-            "critic_loss": critic_loss,
-            "q_value": (td_error + target).mean(),
-        }
+        output = {"total_loss": critic_loss, "critic_loss": critic_loss, "q_value": q.mean()}
         if moves_actor:
             chosen = actor.module(batch["obs"])["mu"].tanh()
             # The first critic judges, as in TD3.
-            actor_loss = -critic.module(batch["obs"], chosen)[0].mean()
+            actor_loss = self._actor_loss(batch, chosen, critic.module(batch["obs"], chosen)[0])
             actor.step(actor_loss)
             output["actor_loss"] = actor_loss
         if "weight" in batch or self._cfg.priority:
-            output["priority"] = td_error.abs().mean(0)
+            output["priority"] = td_error
         return {name: value.detach() for name, value in output.items()}
 
+    def _actor_loss(
+        self, batch: Mapping[str, Any], chosen: torch.Tensor, q: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the actor's loss.
+
+        Args:
+            batch: the columns.
+            chosen: ``[B, A]`` the actor's raw actions.
+            q: ``[B]`` their values.
+        """
+        return -q.mean()
+
+    def initial_state(self, n: int) -> torch.Tensor | None:
+        """Return the Ornstein-Uhlenbeck noise ``[n, A]`` of new episodes: zeros; None: no such."""
+        return torch.zeros(n, self._codec.n_outputs) if self._cfg.collect.noise == "ou" else None
+
     def _forward_collect_batch(
-        self, obs: Value, env_id: np.ndarray, **kwargs: Any
+        self, obs: Value, env_id: np.ndarray, *, state: torch.Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
+        collect = self._cfg.collect
         raw = self._acting_distribution(self._actor_output(obs), obs, None).mode()
         assert isinstance(raw, torch.Tensor)
-        noise = torch.randn(raw.shape, generator=self._generator)
+        noise = collect.noise_sigma * torch.randn(raw.shape, generator=self._generator)
         # The codec clips what leaves the Box.
-        return {"action": self._codec.to_env(raw + self._cfg.collect.noise_sigma * noise)}
+        if collect.noise == "gaussian":
+            return {"action": self._codec.to_env(raw + noise)}
+        if state is None:
+            raise PolicyError(
+                "noise='ou' continues the noise of the step before; pass state=, at first "
+                "policy.initial_state(n_envs), and then what forward returned as state"
+            )
+        # One step of the process with mean 0 (Uhlenbeck and Ornstein, 1930).
+        noise += (1.0 - collect.noise_theta) * state.cpu()
+        return {"action": self._codec.to_env(raw + noise), "state": noise}
+
+    def _forward_eval_batch(
+        self, obs: Value, env_id: np.ndarray, *, state: torch.Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        output = super()._forward_eval_batch(obs, env_id, **kwargs)
+        return output if state is None else {**output, "state": state}
 
     def _monitor_vars_learn(self) -> list[str]:
         return ["cur_lr", "total_loss", "critic_loss", "actor_loss", "q_value"]

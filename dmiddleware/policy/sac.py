@@ -14,15 +14,11 @@ from dmiddleware.data.batch import Value
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.common_options import (
-    COLLECT_OPTIONS,
-    TD_COLUMNS,
-    TD_OPTIONS,
-    TDOptions,
-)
+from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, TDOptions
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
+from dmiddleware.policy.base.td_policy import TDPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
-from dmiddleware.rl import TanhGaussian
+from dmiddleware.rl import TanhGaussian, ensemble_td_loss
 from dmiddleware.schedule import Schedule, scheduled
 
 __all__ = ["SACOptions", "SACPolicy"]
@@ -54,7 +50,7 @@ class Temperature(nn.Module):
 
 @POLICY_REGISTRY.register("sac_command")
 @POLICY_REGISTRY.register("sac")
-class SACPolicy(ActorPolicy, CommandModePolicy):
+class SACPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
     """Soft actor-critic (Haarnoja et al., "Soft Actor-Critic Algorithms and Applications", 2018).
 
     Two critics learn the soft Q-function (equation 5) towards the smaller of their targets; the
@@ -69,34 +65,24 @@ class SACPolicy(ActorPolicy, CommandModePolicy):
     """
 
     config: ClassVar[dict[str, Any]] = {
-        **TD_OPTIONS,
         "action_bounding": "tanh",
         "learn": {
             "batch_size": Option(256, count, "rows per update"),
             "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
-            "learning_rate_q": Option(
-                3e-4, scheduled(positive), "Adam's learning rate for the critics"
-            ),
-            "learning_rate_policy": Option(
-                3e-4, scheduled(positive), "Adam's learning rate for the actor"
-            ),
+            "learning_rate_q": Option(3e-4, scheduled(positive), "Adam's rate for the critics"),
+            "learning_rate_policy": Option(3e-4, scheduled(positive), "Adam's rate for the actor"),
             "learning_rate_alpha": Option(
-                3e-4, scheduled(positive), "Adam's learning rate for the temperature"
+                3e-4, scheduled(positive), "Adam's rate for the temperature"
             ),
             "alpha": Option(1.0, positive, "the temperature, or the first one if it is tuned"),
             "auto_alpha": Option(True, switch, "whether to tune the temperature"),
             "target_entropy": Option(
-                None,
-                optional(number),
-                "entropy that the temperature aims at; None: minus the number of dimensions",
+                None, optional(number), "entropy to aim at; None: minus the number of dimensions"
             ),
-            "target_tau": Option(
-                0.005, fraction, "fraction of the way that the target critics move per update"
-            ),
+            "target_tau": Option(0.005, fraction, "how far the target critics move in an update"),
         },
         "collect": COLLECT_OPTIONS,
     }
-    learn_columns: ClassVar[tuple[str, ...]] = TD_COLUMNS
 
     @classmethod
     def for_env(  # type: ignore[override]  # only the options of this algorithm
@@ -147,37 +133,57 @@ class SACPolicy(ActorPolicy, CommandModePolicy):
         )
         log_alpha = temperature.module.log_alpha
         alpha = log_alpha.detach().exp()
-        action = self._codec.to_raw(batch["action"])
 
         with torch.no_grad():
             next_action, next_log_prob = self._drawn(batch["next_obs"], next_noise)
-            value = critic.target(batch["next_obs"], next_action).amin(0) - alpha * next_log_prob
-            discount = batch.get("discount", self._cfg.discount_factor)
-            target = batch["reward"] + discount * value.masked_fill(batch["terminated"], 0.0)
-        td_error = critic.module(batch["obs"], action) - target
-        squares = td_error.square().sum(0)
-        critic_loss = 0.5 * (squares * batch["weight"] if "weight" in batch else squares).mean()
+        critic_loss, td_error, q_value = self._critic_loss(
+            batch, next_action, bonus=-alpha * next_log_prob
+        )
         critic.step(critic_loss)
 
         chosen, log_prob = self._drawn(batch["obs"], noise)
-        actor_loss = (alpha * log_prob - critic.module(batch["obs"], chosen).amin(0)).mean()
+        actor_loss = (alpha * log_prob - self._value(batch["obs"], chosen)).mean()
         actor.step(actor_loss)
 
         output = {
             "total_loss": critic_loss + actor_loss,
             "critic_loss": critic_loss,
             "policy_loss": actor_loss,
-            "q_value": (td_error + target).mean(),
+            "q_value": q_value,
             "entropy": -log_prob.mean(),
             "alpha": alpha,
         }
         if self._cfg.learn.auto_alpha:
             wanted = self._cfg.learn.target_entropy
-            wanted = -float(action.shape[-1]) if wanted is None else wanted
+            wanted = -float(noise.shape[-1]) if wanted is None else wanted
             temperature.step(-(log_alpha * (log_prob.detach() + wanted).mean()))
         if "weight" in batch or self._cfg.priority:
-            output["priority"] = td_error.detach().abs().mean(0)
+            output["priority"] = td_error
         return {name: value.detach() for name, value in output.items()}
+
+    def _critic_loss(
+        self, batch: Mapping[str, Any], next_action: torch.Tensor, *, bonus: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the critics' loss, the priorities ``[B]``, and the mean value for the log.
+
+        Args:
+            batch: the columns.
+            next_action: ``[B, A]``, drawn for the next observations.
+            bonus: ``[B]``, what the entropy adds to their values.
+        """
+        critic = self._parts["critic"]
+        with torch.no_grad():
+            next_value = critic.target(batch["next_obs"], next_action).amin(0) + bonus
+        q = critic.module(batch["obs"], self._codec.to_raw(batch["action"]))
+        loss, td_error = ensemble_td_loss(
+            q, self._td_target(batch, next_value), weight=batch.get("weight")
+        )
+        return 0.5 * loss, td_error, q.mean()
+
+    def _value(self, obs: Value, action: torch.Tensor) -> torch.Tensor:
+        """Return ``[B]``, the value of actions ``[B, A]`` that the actor maximises."""
+        value: torch.Tensor = self._parts["critic"].module(obs, action).amin(0)
+        return value
 
     def _drawn(self, obs: Value, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return actions ``[B, A]`` that noise makes of observations, and their log-densities."""

@@ -25,7 +25,15 @@ from dmiddleware.rl.returns import (
     nstep_return,
     take_rows,
 )
-from dmiddleware.rl.td import TDLoss, q_target, sequence_priority, td_loss
+from dmiddleware.rl.td import (
+    TDLoss,
+    ensemble_td_loss,
+    q_target,
+    sequence_priority,
+    td_loss,
+    td_target,
+    weighted_mean,
+)
 from dmiddleware.rl.trajectories import with_advantages, with_nstep_returns
 from dmiddleware.rl.vtrace import VTrace, vtrace
 from dmiddleware.schedule import Counters, Schedule, scheduled
@@ -43,8 +51,11 @@ __all__ = [
     "discounted_scan",
     "vtrace",
     "VTrace",
+    "td_target",
     "q_target",
     "td_loss",
+    "ensemble_td_loss",
+    "weighted_mean",
     "TDLoss",
     "categorical_target",
     "quantile_huber_loss",

@@ -1,4 +1,4 @@
-"""Temporal-difference losses of Q-learning, and the priorities that follow from them."""
+"""Temporal-difference targets and losses, and the priorities that follow from them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ import torch.nn.functional as F
 
 from dmiddleware.rl.rows import check_shape
 
-__all__ = ["TDLoss", "q_target", "sequence_priority", "td_loss"]
+__all__ = [
+    "TDLoss",
+    "ensemble_td_loss",
+    "q_target",
+    "sequence_priority",
+    "td_loss",
+    "td_target",
+    "weighted_mean",
+]
 
 
 class TDLoss(NamedTuple):
-    """The result of :func:`td_loss`.
+    """The result of :func:`td_loss` and :func:`ensemble_td_loss`.
 
     Attributes:
         loss: scalar, with gradient.
@@ -23,6 +31,45 @@ class TDLoss(NamedTuple):
 
     loss: torch.Tensor
     td_error: torch.Tensor
+
+
+@torch.no_grad()
+def td_target(
+    next_value: torch.Tensor,
+    reward: torch.Tensor,
+    terminated: torch.Tensor,
+    *,
+    discount: float | torch.Tensor,
+) -> torch.Tensor:
+    """Return ``reward + discount * next_value``, and only ``reward`` where the episode terminated.
+
+    Source: Sutton and Barto, "Reinforcement Learning", 2nd edition (2018), section 6.1; with
+    n-step sums, equation 7.1.
+
+    Args:
+        next_value: ``[B]`` values of the successors, or ``[B, N]`` samples or quantiles of their
+            returns.
+        reward: ``[B]`` float32, or an n-step sum.
+        terminated: ``[B]`` bool, True where nothing is bootstrapped.
+        discount: gamma, or ``[B]`` ``gamma ** k`` of n-step sums.
+
+    Returns:
+        Targets in the shape of ``next_value``, without gradient.
+
+    Raises:
+        StructureError: if rewards, flags or discounts are not ``[B]``.
+    """
+    of_rows = discount if isinstance(discount, torch.Tensor) and discount.dim() else None
+    check_shape(
+        next_value.shape[: max(reward.dim(), 1)],
+        reward=reward,
+        terminated=terminated,
+        discount=of_rows,
+    )
+    if next_value.dim() > reward.dim():
+        reward, terminated = reward.unsqueeze(-1), terminated.unsqueeze(-1)
+        discount = discount if of_rows is None else of_rows.unsqueeze(-1)
+    return next_value.masked_fill(terminated, 0.0).mul_(discount).add_(reward)
 
 
 @torch.no_grad()
@@ -53,13 +100,50 @@ def q_target(
     Raises:
         StructureError: if rewards or flags are not ``[B]``.
     """
-    check_shape(next_q.shape[:-1], reward=reward, terminated=terminated)
     if next_q_online is None:
         bootstrap = next_q.amax(-1)
     else:
         best = next_q_online.argmax(-1, keepdim=True)
         bootstrap = next_q.gather(-1, best).squeeze(-1)
-    return bootstrap.masked_fill(terminated, 0.0).mul_(discount).add_(reward)
+    return td_target(bootstrap, reward, terminated, discount=discount)
+
+
+def weighted_mean(losses: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+    """Return the mean of losses ``[B]``, weighted as prioritized replay needs it.
+
+    Source: Schaul et al., "Prioritized Experience Replay" (2016), algorithm 1.
+
+    Args:
+        losses: ``[B]``.
+        weight: ``[B]`` importance weights; None: all are 1.
+
+    Raises:
+        StructureError: if the weights are not ``[B]``.
+    """
+    check_shape(losses.shape, weight=weight)
+    return (losses if weight is None else losses * weight).mean()
+
+
+def ensemble_td_loss(
+    q: torch.Tensor, target: torch.Tensor, *, weight: torch.Tensor | None = None
+) -> TDLoss:
+    """Compare the values that several critics give the same actions with one target.
+
+    Args:
+        q: ``[N, B]`` the values of ``N`` critics.
+        target: ``[B]`` from :func:`td_target`.
+        weight: ``[B]`` importance weights of prioritized replay (Schaul et al., 2016).
+
+    Returns:
+        The weighted mean of the squared errors, summed over the critics. ``td_error`` is the mean
+        of their absolute errors.
+
+    Raises:
+        StructureError: if targets or weights are not ``[B]``.
+    """
+    check_shape(q.shape[1:], target=target, weight=weight)
+    error = target - q
+    return TDLoss(weighted_mean(error.square().sum(0), weight), error.detach().abs().mean(0))
 
 
 def td_loss(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from dmiddleware import WaitTimeout
 from dmiddleware.data import as_tree, load_checkpoint
 from dmiddleware.env import make_env_manager
 from dmiddleware.pipeline import OnlineRLContext, Role, Task, middleware
-from dmiddleware.policy import DQNPolicy, PPOPolicy
+from dmiddleware.policy import DQNPolicy, PPOPolicy, SACPolicy
 from middleware import (
     CkptSaver,
     ContextExchanger,
@@ -372,3 +373,41 @@ def test_observation_statistics_come_from_the_collectors_data(tmp_path: Path) ->
         for path, stats in expected.items():
             assert all(stats[name].allclose(found[path][name]) for name in ("mean", "var"))
             assert not stats["mean"].equal(torch.zeros(4))
+
+
+def test_a_broadcast_of_sac_has_the_size_of_its_actor(tmp_path: Path) -> None:
+    def n_bytes(policy: SACPolicy, part: str) -> int:
+        module = policy.get_attribute("parts")[part].module
+        return sum(4 * parameter.numel() for parameter in module.parameters())
+
+    def run_learner(task: Task[Any]) -> Any:
+        policy = SACPolicy.for_env(gym.make("Pendulum-v1"), seed=0)
+
+        @middleware(roles=[Role.LEARNER])
+        def learn(ctx: OnlineRLContext) -> None:
+            ctx.train_iter += 1
+
+        task.use(ModelExchanger(policy)).use(learn).run()
+        traffic = task.router.traffic()[MODEL.name]  # type: ignore[union-attr]
+        assert traffic.sent > 0
+        one = traffic.sent_bytes / traffic.sent
+        return one, n_bytes(policy, "actor"), n_bytes(policy, "critic")
+
+    def run_collector(task: Task[Any]) -> Any:
+        policy = SACPolicy.for_env(gym.make("Pendulum-v1"), seed=1)
+
+        @middleware(roles=[Role.COLLECTOR])
+        def stop(ctx: OnlineRLContext) -> None:
+            task.stop("the weights have arrived")
+
+        task.use(ModelExchanger(policy)).use(stop).run()
+        traffic = task.router.traffic()[MODEL.name]  # type: ignore[union-attr]
+        return traffic.received_bytes / traffic.received
+
+    (sent, actor, critic), received = run_nodes(
+        tmp_path, (Role.LEARNER, run_learner), (Role.COLLECTOR, run_collector)
+    )
+    assert (actor, critic) == (269_320, 538_632)
+    for size in (sent, received):
+        # The rest are the names of the tensors, their shapes, and the bounds of the actions.
+        assert actor <= size < 1.02 * actor

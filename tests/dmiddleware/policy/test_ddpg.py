@@ -10,7 +10,11 @@ import pytest
 import torch
 
 from dmiddleware.data.batch import as_tree
-from dmiddleware.policy import DDPGPolicy, TD3Policy
+from dmiddleware.env import make_env_manager
+from dmiddleware.errors import ConfigError, PolicyError
+from dmiddleware.policy import DDPGPolicy, SACPolicy, TD3Policy, TQCPolicy
+from dmiddleware.rollout import RolloutCollector, evaluate_episodes
+from tests.dmiddleware.counting_envs import CountingEnv
 
 SMALL = {
     "obs_shape": 3,
@@ -119,6 +123,118 @@ def test_collecting_adds_noise_within_the_bounds_and_evaluating_does_not() -> No
     assert noise.std().item() == pytest.approx(0.5, rel=0.1)
     bold = TD3Policy.for_env(gym.make("Pendulum-v1"), seed=0, noise_sigma=9.0)
     assert bold.collect_mode.forward(obs)["action"].abs().max().item() == 2.0
+
+
+class Steered(CountingEnv):
+    """An env with a Box of two actions, and episodes of 3, 5, 3, 5, … steps."""
+
+    def __init__(self, index: int = 0) -> None:
+        super().__init__(index, (3, 5))
+        self.action_space = gym.spaces.Box(-2.0, 2.0, (2,))
+
+    def step(self, action: Any) -> Any:
+        return super().step(0)
+
+
+def steered(n: int = 2) -> Any:
+    return make_env_manager(Steered, env_num=n, seed=0)
+
+
+def ou(seed: int = 0, **options: Any) -> DDPGPolicy:
+    with steered(1) as envs:
+        return DDPGPolicy.for_env(
+            envs, seed=seed, noise="ou", model={"actor_hidden_sizes": [8]}, **options
+        )
+
+
+def test_ornstein_uhlenbeck_noise_continues_within_an_episode_and_starts_at_0() -> None:
+    policy = ou(noise_theta=0.25, noise_sigma=0.1)
+    with steered() as envs:
+        rows = RolloutCollector(policy, envs).collect(40)
+    state = rows["state"]
+    assert state.shape == (20, 2, 2)
+    greedy = policy.eval_mode.forward(rows["obs"].flatten(0, 1))["action"].reshape(20, 2, 2)
+    noise = (rows["action"] - greedy) / 2.0  # in units of half the width of the Box
+    starts = torch.ones(20, 2, dtype=torch.bool)
+    starts[1:] = rows["done"][:-1]
+    assert starts.sum() > 6
+    assert (state[starts] == 0).all()
+    # Within an episode, the noise of a row is the state of the next one.
+    torch.testing.assert_close(noise[:-1][~starts[1:]], state[1:][~starts[1:]])
+    drawn = noise - 0.75 * state
+    assert drawn.std().item() == pytest.approx(0.1, rel=0.3)
+    # The envs have their own noise.
+    assert not torch.equal(noise[:, 0], noise[:, 1])
+
+
+def test_ornstein_uhlenbeck_noise_is_correlated_from_step_to_step() -> None:
+    policy = ou(noise_theta=0.15, noise_sigma=0.01)
+    state, noise = policy.initial_state(500), []
+    obs = torch.zeros(500, *policy.get_attribute("model").obs_shape)
+    greedy = policy.eval_mode.forward(obs)["action"]
+    for _ in range(40):
+        output = policy.collect_mode.forward(obs, state=state)
+        state = output["state"]
+        noise.append((output["action"] - greedy).flatten())
+    before, after = noise[-2], noise[-1]
+    assert torch.corrcoef(torch.stack([before, after]))[0, 1].item() == pytest.approx(0.85, abs=0.1)
+
+
+def test_a_resumed_run_continues_the_noise_exactly() -> None:
+    policy = ou()
+    with steered() as envs, steered() as other_envs:
+        collector = RolloutCollector(policy, envs)
+        collector.collect(10)
+        saved, learned = collector.state_dict(), policy.learn_mode.state_dict()
+        wanted = collector.collect(30)
+        again = ou(seed=1)
+        again.learn_mode.load_state_dict(learned)
+        resumed = RolloutCollector(again, other_envs)
+        resumed.load_state_dict(saved)
+        found = resumed.collect(30)
+    assert saved["stepper"]["memory"]["state"].abs().max() > 0
+    for name in ("obs", "action", "state", "reward"):
+        assert torch.equal(found[name], wanted[name]), name
+
+
+def test_evaluating_with_ornstein_uhlenbeck_noise_is_greedy() -> None:
+    policy = ou(noise_sigma=0.5)
+    obs = torch.zeros(4, *policy.get_attribute("model").obs_shape)
+    with_state = policy.eval_mode.forward(obs, state=torch.ones(4, 2))
+    assert torch.equal(with_state["action"], policy.eval_mode.forward(obs)["action"])
+    with steered() as envs:
+        assert len(evaluate_episodes(policy, envs, 2).get_episode_return()) == 2
+
+
+def test_ornstein_uhlenbeck_noise_without_its_state_is_an_error() -> None:
+    policy = ou()
+    obs = torch.zeros(4, *policy.get_attribute("model").obs_shape)
+    with pytest.raises(PolicyError, match="initial_state"):
+        policy.collect_mode.forward(obs)
+
+
+def test_gaussian_noise_needs_no_state() -> None:
+    assert td3().initial_state(3) is None
+
+
+def test_other_noise_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"collect\.noise must be one of"):
+        TD3Policy({"model": SMALL, "collect": {"noise": "pink"}})
+
+
+@pytest.mark.parametrize("policy", [SACPolicy, TQCPolicy, DDPGPolicy, TD3Policy])
+def test_a_discount_that_is_not_the_policy_s_is_refused(policy: Any) -> None:
+    env = gym.make("Pendulum-v1")
+    sizes = {"actor_hidden_sizes": [8], "critic_hidden_sizes": [8]}
+    made = policy.for_env(env, seed=0, model=sizes, discount_factor=0.9, nstep=2)
+    data = batch()
+    data["action"] = data["action"][:, :1]
+    data["discount"] = torch.tensor([0.0, 0.9, 0.81, 0.81] * 2)
+    made.learn_mode.forward(data)
+    other = policy.for_env(env, seed=0, model=sizes, discount_factor=0.9, nstep=2)
+    data["discount"] = torch.full((8,), 0.98)
+    with pytest.raises(ConfigError, match=r"0\.98, which is not a power of .* 0\.9 up to nstep=2"):
+        other.learn_mode.forward(data)
 
 
 def test_weights_of_prioritized_replay_enter_the_loss() -> None:

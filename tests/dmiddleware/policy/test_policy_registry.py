@@ -38,6 +38,8 @@ def test_the_public_names_are_these():
         "QRDQNPolicy",
         "SACPolicy",
         "TD3Policy",
+        "TDPolicy",
+        "TQCPolicy",
         "TargetRule",
         "UpdateOutput",
         "adam",

@@ -2,7 +2,14 @@ import pytest
 import torch
 
 from dmiddleware.errors import StructureError
-from dmiddleware.rl import q_target, sequence_priority, td_loss
+from dmiddleware.rl import (
+    ensemble_td_loss,
+    q_target,
+    sequence_priority,
+    td_loss,
+    td_target,
+    weighted_mean,
+)
 
 
 def batch(size: int = 16, n_actions: int = 3, seed: int = 0):
@@ -122,3 +129,74 @@ def test_the_priority_of_a_sequence_mixes_its_largest_and_its_mean_error():
     torch.testing.assert_close(sequence_priority(error)[0], torch.tensor(0.9 * 2 + 0.1 * 1.5))
     with pytest.raises(StructureError, match="mask"):
         sequence_priority(error, mask[0])
+
+
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("n_values", [None, 3])
+def test_a_target_adds_the_discounted_value_where_the_episode_continues(n_values, per_row):
+    _, values, _, _, reward, terminated = batch()
+    discount = torch.linspace(0.1, 0.9, len(reward)) if per_row else 0.9
+    next_value = values[:, 0] if n_values is None else values
+    target = td_target(next_value, reward, terminated, discount=discount)
+    assert target.shape == next_value.shape
+    for b in range(len(reward)):
+        gamma = discount[b].item() if per_row else discount
+        for one, value in zip(target[b].flatten(), next_value[b].flatten(), strict=True):
+            future = 0.0 if terminated[b] else gamma * value.item()
+            assert one.item() == pytest.approx(reward[b].item() + future, abs=1e-6)
+
+
+def test_a_target_has_no_gradient_and_leaves_the_values_alone():
+    value = torch.ones(2, requires_grad=True)
+    target = td_target(value, torch.zeros(2), torch.zeros(2).bool(), discount=0.5)
+    assert not target.requires_grad
+    assert value.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", ["reward", "terminated", "discount"])
+@pytest.mark.parametrize("shape", [(4,), (4, 3)])
+def test_a_column_of_a_target_with_a_trailing_one_is_rejected(name, shape):
+    columns = {
+        "reward": torch.zeros(4),
+        "terminated": torch.zeros(4).bool(),
+        "discount": torch.ones(4),
+    }
+    columns[name] = columns[name].unsqueeze(1)
+    with pytest.raises(StructureError):
+        td_target(torch.zeros(shape), **columns)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_loss_of_several_critics_is_the_sum_of_their_weighted_mean_squares(weighted):
+    generator = torch.Generator().manual_seed(0)
+    q, target = torch.randn(3, 5, generator=generator), torch.randn(5, generator=generator)
+    weight = torch.linspace(0.2, 1.0, 5)
+    loss, td_error = ensemble_td_loss(q, target, weight=weight if weighted else None)
+    total = 0.0
+    for b in range(5):
+        errors = [target[b].item() - q[n, b].item() for n in range(3)]
+        total += sum(error**2 for error in errors) * (weight[b].item() if weighted else 1.0)
+        assert td_error[b].item() == pytest.approx(sum(map(abs, errors)) / 3, rel=1e-5)
+    assert loss.item() == pytest.approx(total / 5, rel=1e-5)
+
+
+def test_the_errors_of_several_critics_have_no_gradient_but_their_loss_has():
+    loss, td_error = ensemble_td_loss(torch.zeros(2, 3, requires_grad=True), torch.ones(3))
+    assert loss.requires_grad
+    assert not td_error.requires_grad
+
+
+@pytest.mark.parametrize("name", ["target", "weight"])
+def test_a_column_for_several_critics_with_a_trailing_one_is_rejected(name):
+    columns = {"target": torch.zeros(4), "weight": torch.ones(4)}
+    columns[name] = columns[name].unsqueeze(1)
+    with pytest.raises(StructureError, match=name):
+        ensemble_td_loss(torch.zeros(2, 4), **columns)
+
+
+def test_a_weighted_mean_without_weights_is_the_mean():
+    losses = torch.tensor([1.0, 2.0, 6.0])
+    assert weighted_mean(losses, None).item() == 3.0
+    assert weighted_mean(losses, torch.tensor([1.0, 0.5, 0.0])).item() == pytest.approx(2 / 3)
+    with pytest.raises(StructureError, match="weight"):
+        weighted_mean(losses, torch.ones(3, 1))

@@ -15,6 +15,7 @@ from dmiddleware.policy import (
     QRDQNPolicy,
     SACPolicy,
     TD3Policy,
+    TQCPolicy,
 )
 from dmiddleware.policy.base.q_learning import QLearningOptions
 from dmiddleware.policy.bc import BCOptions
@@ -22,6 +23,7 @@ from dmiddleware.policy.ddpg import DDPGOptions
 from dmiddleware.policy.dqn import DQNOptions
 from dmiddleware.policy.ppo import PPOOptions
 from dmiddleware.policy.sac import SACOptions
+from dmiddleware.policy.tqc import TQCOptions
 
 IMPOSSIBLE = [
     (DQNPolicy, "on_policy", True),
@@ -88,7 +90,17 @@ def test_an_invalid_value_is_rejected_with_its_path(policy, path, value):
 
 @pytest.mark.parametrize(
     "policy",
-    [DQNPolicy, C51Policy, QRDQNPolicy, PPOPolicy, BCPolicy, SACPolicy, DDPGPolicy, TD3Policy],
+    [
+        DQNPolicy,
+        C51Policy,
+        QRDQNPolicy,
+        PPOPolicy,
+        BCPolicy,
+        SACPolicy,
+        DDPGPolicy,
+        TD3Policy,
+        TQCPolicy,
+    ],
 )
 def test_the_defaults_are_possible(policy):
     policy.merged_config({})
@@ -120,6 +132,7 @@ def test_an_unknown_model_option_is_rejected(small):
         (SACPolicy, SACOptions),
         (DDPGPolicy, DDPGOptions),
         (TD3Policy, DDPGOptions),
+        (TQCPolicy, TQCOptions),
     ],
 )
 def test_for_env_has_a_typed_keyword_for_every_option(policy, options):

@@ -1,0 +1,72 @@
+"""What all algorithms that learn from temporal differences have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from dmiddleware.data.batch import Batch
+from dmiddleware.errors import ConfigError
+from dmiddleware.policy.base.common_options import TD_COLUMNS, TD_OPTIONS
+from dmiddleware.policy.base.parts_policy import PartsPolicy
+from dmiddleware.rl import td_target, with_nstep_returns
+
+__all__ = ["TDPolicy"]
+
+
+class TDPolicy(PartsPolicy):
+    """A policy that bootstraps: its targets are n-step returns plus the value of what follows.
+
+    The buffer sums the rewards of ``nstep`` steps and adds the column ``discount``, the factor of
+    the value that follows. Where a serial or parallel collector calls ``get_train_sample``, the
+    policy does this itself. A batch without the column has one-step returns.
+    """
+
+    config: ClassVar[dict[str, Any]] = TD_OPTIONS
+    learn_columns: ClassVar[tuple[str, ...]] = TD_COLUMNS
+    _discount_checked = False
+
+    def _td_target(self, batch: Mapping[str, Any], value: torch.Tensor) -> torch.Tensor:
+        """Return ``[B, …]``: ``reward + discount * value``, or ``reward`` at the end of an episode.
+
+        Args:
+            batch: the columns.
+            value: ``[B]``, or ``[B, N]`` for several values per row, of what follows.
+
+        Raises:
+            StructureError: if rewards or flags are not ``[B]``.
+        """
+        return td_target(
+            value,
+            batch["reward"],
+            batch["terminated"],
+            discount=batch.get("discount", self._cfg.discount_factor),
+        )
+
+    def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
+        if not self._discount_checked and "discount" in batch:
+            self._check_discount(batch["discount"])
+        return super()._forward_learn(batch, **kwargs)
+
+    def _check_discount(self, column: torch.Tensor) -> None:
+        """Reject a column ``discount`` with values that are not powers of this policy's γ.
+
+        Only the first batch is checked, since reading the column back from a GPU takes time.
+        """
+        gamma, nstep = self._cfg.discount_factor, int(self._cfg.nstep)
+        known = torch.tensor([0.0, *(gamma**k for k in range(nstep + 1))])
+        found = torch.unique(column.detach().cpu())
+        wrong = found[(found.unsqueeze(1) - known).abs().amin(1) > 1e-5].tolist()
+        if wrong:
+            raise ConfigError(
+                f"the batch's column discount contains {wrong[0]:.6g}, which is not a power of "
+                f"this policy's discount_factor {gamma} up to nstep={nstep}; set both in the "
+                "policy, and build the buffer with the policy's values"
+            )
+        self._discount_checked = True
+
+    def _get_trajectory_batch(self, batch: Batch) -> Batch:
+        n, discount = int(self._cfg.nstep), self._cfg.discount_factor
+        return batch if n == 1 else with_nstep_returns(batch, n=n, discount=discount)

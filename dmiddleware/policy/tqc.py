@@ -1,0 +1,104 @@
+"""Truncated quantile critics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Self, Unpack
+
+import torch
+from easydict import EasyDict
+from torch import nn
+
+from dmiddleware.config import Option, at_least, check_value
+from dmiddleware.data.batch import Value
+from dmiddleware.errors import ConfigError
+from dmiddleware.model.spaces import HasSpaces
+from dmiddleware.policy.policy_registry import POLICY_REGISTRY
+from dmiddleware.policy.sac import SACOptions, SACPolicy
+from dmiddleware.rl import quantile_huber_loss, weighted_mean
+
+__all__ = ["TQCOptions", "TQCPolicy"]
+
+
+class TQCOptions(SACOptions, total=False):
+    """The options of :meth:`TQCPolicy.for_env`."""
+
+    n_dropped_quantiles: int
+
+
+@POLICY_REGISTRY.register("tqc_command")
+@POLICY_REGISTRY.register("tqc")
+class TQCPolicy(SACPolicy):
+    """Truncated quantile critics (Kuznetsov et al., "Controlling Overestimation Bias", 2020).
+
+    :class:`SACPolicy` whose critics learn quantiles of the return. The target is a mixture of the
+    quantiles of all target critics without the largest ones, ``n_dropped_quantiles`` for each
+    critic, and each critic learns it by quantile regression (algorithm 1). The actor maximises the
+    mean of all quantiles. As in the paper, there are 5 critics with 25 quantiles each, in networks
+    with three layers of 512 units. Differences from the paper: see :class:`SACPolicy`.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "learn": {
+            "n_dropped_quantiles": Option(
+                2,
+                at_least(0, whole=True),
+                "quantiles that the target leaves out, the largest ones, for each critic",
+            ),
+        },
+    }
+
+    @classmethod
+    def for_env(  # type: ignore[override]  # only the options of this algorithm
+        cls,
+        env: HasSpaces,
+        *,
+        model: nn.Module | Mapping[str, Any] | None = None,
+        enable_field: Iterable[str] | None = None,
+        **options: Unpack[TQCOptions],
+    ) -> Self:
+        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
+
+        :doc:`/reference/configuration` lists the options.
+        """
+        return super().for_env(env, model=model, enable_field=enable_field, **options)
+
+    def _create_model(self, cfg: EasyDict, model: nn.Module | None = None) -> nn.Module:
+        if "type" not in cfg.model:
+            own = {"n_critics": 5, "n_quantiles": 25, "critic_hidden_sizes": [512, 512, 512]}
+            cfg = EasyDict({**cfg, "model": {**own, **cfg.model}})
+        created = super()._create_model(cfg, model)
+        n_quantiles = getattr(created.get_submodule("critic"), "n_quantiles", None)
+        if n_quantiles is None:
+            raise ConfigError(
+                "TQC needs critics with quantiles, but the model's have none; set "
+                "model.n_quantiles, for example to 25"
+            )
+        dropped = cfg.learn.n_dropped_quantiles
+        check_value(
+            dropped < n_quantiles,
+            "learn.n_dropped_quantiles",
+            dropped,
+            f"less than the critics' number of quantiles, {n_quantiles}",
+        )
+        return created
+
+    def _critic_loss(
+        self, batch: Mapping[str, Any], next_action: torch.Tensor, *, bonus: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        critic = self._parts["critic"]
+        with torch.no_grad():
+            following = critic.target(batch["next_obs"], next_action)
+            n_critics, _, n_quantiles = following.shape
+            n_kept = n_critics * (n_quantiles - self._cfg.learn.n_dropped_quantiles)
+            pooled = following.transpose(0, 1).flatten(1).sort(-1).values
+            target = self._td_target(batch, pooled[:, :n_kept] + bonus[:, None])
+        quantiles = critic.module(batch["obs"], self._codec.to_raw(batch["action"]))
+        losses = quantile_huber_loss(quantiles.flatten(0, 1), target.repeat(n_critics, 1))
+        losses = losses.view(n_critics, -1).sum(0) / n_quantiles
+        td_error = (target.mean(-1) - quantiles.detach().mean(-1)).abs().mean(0)
+        return weighted_mean(losses, batch.get("weight")), td_error, quantiles.mean()
+
+    def _value(self, obs: Value, action: torch.Tensor) -> torch.Tensor:
+        value: torch.Tensor = self._parts["critic"].module(obs, action).mean((0, 2))
+        return value
