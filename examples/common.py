@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 import gymnasium as gym
@@ -67,7 +67,9 @@ def command(
     Args:
         env_id: the environment for ``--evaluate``.
         make_policy: builds the policy, for ``--evaluate`` to load a checkpoint into.
-        main: trains the policy; its defaults are those of the options.
+        main: trains the policy; its defaults are those of the options. A parameter whose type is a
+            ``Literal`` is a further option, which ``make_policy`` takes too; ``env`` is also the
+            environment for ``--evaluate``.
     """
     default = {name: p.default for name, p in inspect.signature(main).parameters.items()}
 
@@ -109,15 +111,17 @@ def command(
         evaluate: Path | None,
         episodes: int,
         video: Path | None,
+        **choices: str,
     ) -> None:
         if evaluate is None:
             if video is not None:
                 raise click.UsageError("--video needs a checkpoint; name one with --evaluate")
-            main(seed=seed, exp_name=exp_name, max_env_step=max_env_step)
+            main(seed=seed, exp_name=exp_name, max_env_step=max_env_step, **choices)
             return
-        policy = make_policy(seed)
+        policy = make_policy(seed, **choices)
+        env = choices.get("env", env_id)
         try:
-            returns = fresh_returns(policy, env_id, evaluate, n_episode=episodes, seed=seed)
+            returns = fresh_returns(policy, env, evaluate, n_episode=episodes, seed=seed)
         except (DMiddlewareError, OSError) as error:
             raise click.ClickException(str(error)) from error
         click.echo(
@@ -125,9 +129,13 @@ def command(
             f"{evaluate}, from {min(returns):.1f} to {max(returns):.1f}"
         )
         if video is not None:
-            record_video(policy, env_id, video, seed=seed)
+            record_video(policy, env, video, seed=seed)
             click.echo(f"saved an episode to {video}")
 
+    for name, kind in get_type_hints(main).items():
+        if names := get_args(kind) if get_origin(kind) is Literal else ():
+            option = click.Option([f"--{name}"], type=click.Choice(names), default=default[name])
+            run.params.append(option)
     return run
 
 

@@ -61,7 +61,10 @@ class TQCPolicy(SACPolicy):
 
         :doc:`/reference/configuration` lists the options.
         """
-        return super().for_env(env, model=model, enable_field=enable_field, **options)
+        # mypy compares with the options of SACPolicy alone.
+        return super().for_env(  # type: ignore[misc]
+            env, model=model, enable_field=enable_field, **options
+        )
 
     def _create_model(self, cfg: EasyDict, model: nn.Module | None = None) -> nn.Module:
         if "type" not in cfg.model:

@@ -1,5 +1,6 @@
 import functools
 import importlib
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,23 @@ NAMES = [
     "cartpole_ppo",
     "pendulum_ppo",
     "pendulum_sac",
+    "pendulum",
+    "mujoco",
+    "mujoco_ppo",
     "acrobot_dqn",
     "custom_middleware",
     "custom_policy_per_env",
     "bc_offline",
 ]
 # Enough for each to collect, learn and evaluate.
-STEPS = dict.fromkeys(NAMES, 1200) | {"pendulum_sac": 400}
+STEPS = dict.fromkeys(NAMES, 1200) | {
+    "pendulum_sac": 400,
+    "pendulum": 400,
+    "mujoco": 80,
+    "mujoco_ppo": 600,
+}
+# The episodes of an untrained Hopper are short.
+OPTIONS = {name: ("--env", "Hopper-v5") for name in NAMES if name.startswith("mujoco")}
 
 
 @pytest.fixture(autouse=True)
@@ -47,14 +58,22 @@ def shorten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "bc_offline":
         monkeypatch.setattr("examples.cartpole_dqn.Experiment", short)
         monkeypatch.setattr("examples.bc_offline.TRAIN_ITER", 20)
+    if name == "mujoco":
+        monkeypatch.setattr(module, "RANDOM_STEPS", 40)
+        learner = functools.partial(module.OffPolicyLearner, batch_size=16)
+        monkeypatch.setattr(module, "OffPolicyLearner", learner)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_example_trains_and_its_checkpoint_can_be_played(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if name.startswith("mujoco") and "CI" not in os.environ:
+        pytest.importorskip("mujoco")
     shorten(name, monkeypatch)
-    result = call(name, "--seed", "3", "--exp-name", "short", "--max-env-step", str(STEPS[name]))
+    further = OPTIONS.get(name, ())
+    steps = str(STEPS[name])
+    result = call(name, "--seed", "3", "--exp-name", "short", "--max-env-step", steps, *further)
     assert result.exit_code == 0
     last = result.stdout.splitlines()[-1]
     told = re.fullmatch(
@@ -70,7 +89,7 @@ def test_example_trains_and_its_checkpoint_can_be_played(
     assert list((folder / "tb").glob("events.*"))
     assert yaml.safe_load((folder / "config.yaml").read_text())["seed"] == 3
     ckpt = folder / "ckpt" / "best.safetensors"
-    played = call(name, "--evaluate", str(ckpt), "--episodes", "3", "--seed", "3")
+    played = call(name, "--evaluate", str(ckpt), "--episodes", "3", "--seed", "3", *further)
     assert played.exit_code == 0
     assert f"over 3 fresh episodes of {ckpt}" in played.stdout
 
@@ -165,6 +184,31 @@ def test_policy_per_env_restores_its_target_network() -> None:
     policy.learn_mode.forward(batch)
     other.learn_mode.load_state_dict(policy.learn_mode.state_dict())
     assert policy.learn_mode.forward(batch) == other.learn_mode.forward(batch)
+
+
+@pytest.mark.parametrize("algo", ["ddpg", "tqc"])
+def test_each_algorithm_for_the_pendulum_trains(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten("pendulum", monkeypatch)
+    example = importlib.import_module("examples.pendulum")
+    result = example.main(seed=3, max_env_step=300, algo=algo)
+    assert result.train_iter > 0
+    played = call("pendulum", "--algo", algo, "--evaluate", str(result.ckpt), "--episodes", "1")
+    assert "over 1 fresh episodes" in played.stdout
+
+
+@pytest.mark.parametrize("algo", ["td3", "tqc"])
+def test_the_settings_of_each_algorithm_for_mujoco_are_valid(algo: str) -> None:
+    if "CI" not in os.environ:
+        pytest.importorskip("mujoco")
+    example = importlib.import_module("examples.mujoco")
+    policy = example.make_policy(0, algo, "Hopper-v5")
+    assert policy.eval_mode.forward(torch.zeros(2, 11))["action"].shape == (2, 3)
+
+
+def test_another_environment_than_the_listed_ones_is_a_usage_error() -> None:
+    result = call("mujoco_ppo", "--env", "Humanoid-v5")
+    assert result.exit_code == 2
+    assert "'Humanoid-v5' is not one of 'HalfCheetah-v5', 'Hopper-v5'" in result.stderr
 
 
 @pytest.mark.parametrize("name", NAMES)

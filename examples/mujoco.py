@@ -1,0 +1,75 @@
+"""SAC, TD3 and TQC on Gymnasium's MuJoCo environments; ``--algo`` and ``--env`` choose.
+
+The settings are those that RL Baselines3 Zoo publishes for these environments.
+"""
+
+from typing import Any, Literal
+
+from dmiddleware import Task
+from dmiddleware.data import TensorBuffer
+from dmiddleware.env import make_env_manager
+from dmiddleware.policy import Policy, get_policy_cls
+from examples.common import command
+from middleware import (
+    ContextExchanger,
+    Experiment,
+    ExperimentResult,
+    ModelExchanger,
+    OffPolicyLearner,
+    StepCollector,
+    data_pusher,
+    interaction_evaluator,
+    termination_checker,
+)
+
+ENV = "HalfCheetah-v5"
+Env = Literal["HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5"]
+Algo = Literal["sac", "td3", "tqc"]
+RANDOM_STEPS = 10_000
+# SAC and TQC have the defaults that the zoo uses.
+SETTINGS: dict[Algo, dict[str, Any]] = {
+    "sac": {},
+    "td3": {
+        "learning_rate_critic": 1e-3,
+        "learning_rate_actor": 1e-3,
+        "noise_sigma": 0.1,
+        "model": {"actor_hidden_sizes": [400, 300], "critic_hidden_sizes": [400, 300]},
+    },
+    "tqc": {},
+}
+
+
+def make_policy(seed: int = 0, algo: Algo = "sac", env: Env = ENV) -> Policy:
+    """Build an actor and its critics."""
+    policy_cls = get_policy_cls({"type": algo})
+    return policy_cls.for_env(make_env_manager(env, env_num=1), seed=seed, **SETTINGS[algo])
+
+
+def main(
+    seed: int = 0,
+    exp_name: str = "mujoco",
+    max_env_step: int = 200_000,
+    algo: Algo = "sac",
+    env: Env = ENV,
+) -> ExperimentResult:
+    """Train SAC, TD3 or TQC on an environment of MuJoCo."""
+    policy = make_policy(seed, algo, env)
+    buffer = TensorBuffer(max_env_step, seed=seed)
+    experiment = Experiment(exp_name, policy)
+    with Task(seed=seed) as task:
+        collect_env = make_env_manager(env, env_num=1, seed=task.seed_for("collector"))
+        eval_env = make_env_manager(env, env_num=10, seed=task.seed_for("evaluator"))
+
+        task.use(ContextExchanger()).use(ModelExchanger(policy))
+        task.use(StepCollector(policy, collect_env, n_sample=1, random_steps=RANDOM_STEPS))
+        task.use(data_pusher(buffer))
+        task.use(OffPolicyLearner(policy, buffer, updates_per_collect=1))
+        task.use(interaction_evaluator(policy, eval_env, n_episode=10, every_train_iter=10_000))
+        task.use(experiment)
+        task.use(termination_checker(max_env_step=max_env_step))
+        task.run()
+    return experiment.result
+
+
+if __name__ == "__main__":
+    command(ENV, make_policy, main)()
