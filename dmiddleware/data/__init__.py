@@ -39,6 +39,7 @@ from dmiddleware.data.classic import (
     get_buffer_cls,
 )
 from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
+from dmiddleware.data.minari import load_minari, save_minari
 from dmiddleware.data.minibatches import (
     MinibatchUnit,
     minibatches,
@@ -88,6 +89,8 @@ __all__ = [
     "OfflineDataset",
     "Minibatches",
     "save_dataset",
+    "load_minari",
+    "save_minari",
     "save_checkpoint",
     "pack_checkpoint",
     "unpack_checkpoint",

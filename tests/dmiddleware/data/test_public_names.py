@@ -6,7 +6,7 @@ lead_shape flatten_lead index_rows cat stack
 Buffer BufferMiddleware TensorBuffer DequeBuffer BufferedData SharedHandle SharedColumns
 Sampler Eligible UniformSampler PrioritySampler
 check_saveable convert_checkpoint load_checkpoint save_checkpoint pack_checkpoint unpack_checkpoint
-OfflineDataset Minibatches save_dataset
+OfflineDataset Minibatches save_dataset load_minari save_minari
 MinibatchUnit minibatches n_minibatches select_columns
 IBuffer NaiveReplayBuffer ElasticReplayBuffer SequenceReplayBuffer EpisodeReplayBuffer
 AdvancedReplayBuffer BUFFER_REGISTRY create_buffer get_buffer_cls
