@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from dmiddleware.data.batch import Batch, Value, as_tree
+from dmiddleware.data.batch import Batch, Nested, as_tree
 from dmiddleware.errors import CheckpointMismatch
 from dmiddleware.model.spaces import is_image, is_one_hot, shape_leaves
 from dmiddleware.rl import RunningMeanStd
@@ -28,11 +29,17 @@ class ObsNormaliser:
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.
         clip: bound of the result's absolute value.
+        eps: added to the variance before the square root.
         device: the device of the observations.
     """
 
     def __init__(
-        self, obs_shape: Any, *, clip: float = 10.0, device: torch.device | str = "cpu"
+        self,
+        obs_shape: Any,
+        *,
+        clip: float = 10.0,
+        eps: float = 1e-8,
+        device: torch.device | str = "cpu",
     ) -> None:
         self._clip = clip
         shapes = {
@@ -40,12 +47,18 @@ class ObsNormaliser:
             for path, shape in shape_leaves(obs_shape)
             if not (is_image(shape) or is_one_hot(shape))
         }
-        self._running = {p: RunningMeanStd(s, device=device) for p, s in shapes.items()}
-        self._published = {p: RunningMeanStd(s, device=device) for p, s in shapes.items()}
+        options: dict[str, Any] = {"eps": eps, "device": device}
+        self._running = {p: RunningMeanStd(s, **options) for p, s in shapes.items()}
+        self._published = {p: RunningMeanStd(s, **options) for p, s in shapes.items()}
         self._held = False
         self._learned = False
 
-    def update(self, obs: Value) -> None:
+    @property
+    def has_seen_all(self) -> bool:
+        """Whether every statistic has been updated at least once."""
+        return all(stats.count > 0 for stats in self._running.values())
+
+    def update(self, obs: Nested) -> None:
         """Add observations ``[…, *obs_shape]`` that a policy is about to act on."""
         if self._learned:
             self._publish()
@@ -60,8 +73,8 @@ class ObsNormaliser:
         self._held = True
         self._learned = True
 
-    def __call__(self, obs: Value) -> Value:
-        """Return the observations, normalised, float32."""
+    def __call__(self, obs: Nested) -> Any:
+        """Return the observations, normalised, float32, nested as they are."""
         return self._normalise(obs, ())
 
     def state_dict(self) -> dict[str, Any]:
@@ -95,16 +108,16 @@ class ObsNormaliser:
         for path, stats in self._running.items():
             self._published[path].load_state_dict(stats.state_dict())
 
-    def _normalise(self, obs: Value, path: tuple[str, ...]) -> Value:
-        if isinstance(obs, Batch):
-            return as_tree({str(key): self._normalise(obs[key], (*path, str(key))) for key in obs})
+    def _normalise(self, obs: Nested, path: tuple[str, ...]) -> Any:
+        if isinstance(obs, Batch | Mapping):
+            inner = {str(key): self._normalise(obs[key], (*path, str(key))) for key in obs}
+            return as_tree(inner) if isinstance(obs, Batch) else inner
         stats = self._published.get(path)
         return obs if stats is None else stats.normalise(obs, clip=self._clip)
 
 
-def _leaf(obs: Value, path: tuple[str, ...]) -> torch.Tensor:
+def _leaf(obs: Nested, path: tuple[str, ...]) -> torch.Tensor:
     for key in path:
-        assert isinstance(obs, Batch)
         obs = obs[key]
     assert isinstance(obs, torch.Tensor)
     return obs

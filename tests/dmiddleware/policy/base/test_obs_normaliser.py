@@ -54,6 +54,15 @@ def test_images_and_one_hot_integers_pass_nested_numbers_are_normalised():
     torch.testing.assert_close(seen["in"]["v"], torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
 
 
+def test_a_plain_dictionary_is_normalised_like_a_batch():
+    normaliser = ObsNormaliser({"in": {"v": 1}})
+    obs = {"in": {"v": torch.tensor([[0.0], [4.0]])}}
+    assert not normaliser.has_seen_all
+    normaliser.update(obs)
+    assert normaliser.has_seen_all
+    assert normaliser(obs)["in"]["v"].flatten().tolist() == pytest.approx([-1.0, 1.0])
+
+
 @pytest.mark.parametrize("moment", ["fresh", "learned", "collecting", "learned again"])
 def test_a_restored_normaliser_continues_identically(moment):
     ours, theirs = ObsNormaliser(2), ObsNormaliser(2)
