@@ -3,6 +3,7 @@
 from dmiddleware.model.action_mask import action_mask_of, masked_logit
 from dmiddleware.model.actor_critic import Actor, ActorCritic
 from dmiddleware.model.actor_q import ActorQ, EnsembleLinear, GaussianActor, QEnsemble
+from dmiddleware.model.decision_transformer import DecisionTransformer
 from dmiddleware.model.encoders import (
     NatureCNN,
     NestedEncoder,
@@ -36,6 +37,7 @@ __all__ = [
     "GaussianActor",
     "QEnsemble",
     "EnsembleLinear",
+    "DecisionTransformer",
     "Network",
     "MLP",
     "VectorEncoder",

@@ -25,6 +25,7 @@ from dmiddleware.policy.base.td_policy import TDPolicy
 from dmiddleware.policy.base.updates import is_update, priorities_of_rows, update_outputs
 from dmiddleware.policy.bc import BCPolicy
 from dmiddleware.policy.ddpg import DDPGPolicy, TD3Policy
+from dmiddleware.policy.decision_transformer import DecisionTransformerPolicy
 from dmiddleware.policy.distributional_dqn import C51Policy, QRDQNPolicy
 from dmiddleware.policy.dqn import DQNPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY, create_policy, get_policy_cls
@@ -66,6 +67,7 @@ __all__ = [
     "TD3Policy",
     "TQCPolicy",
     "BCPolicy",
+    "DecisionTransformerPolicy",
     "ActorPolicy",
     "CodecPolicy",
     "ActionCodec",

@@ -34,7 +34,11 @@ from dmiddleware.rl.td import (
     td_target,
     weighted_mean,
 )
-from dmiddleware.rl.trajectories import with_advantages, with_nstep_returns
+from dmiddleware.rl.trajectories import (
+    with_advantages,
+    with_nstep_returns,
+    with_returns_to_go,
+)
 from dmiddleware.rl.vtrace import VTrace, vtrace
 from dmiddleware.schedule import Counters, Schedule, scheduled
 
@@ -46,6 +50,7 @@ __all__ = [
     "take_rows",
     "with_nstep_returns",
     "with_advantages",
+    "with_returns_to_go",
     "discounted_return",
     "lambda_return",
     "discounted_scan",

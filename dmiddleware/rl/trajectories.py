@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from dmiddleware.data.batch import Batch, as_tree, map_nested
-from dmiddleware.rl.returns import gae, nstep_return, take_rows
+from dmiddleware.rl.returns import discounted_return, gae, nstep_return, take_rows
 
-__all__ = ["with_advantages", "with_nstep_returns"]
+__all__ = ["with_advantages", "with_nstep_returns", "with_returns_to_go"]
 
 
 def with_nstep_returns(rows: Batch, *, n: int, discount: float) -> Batch:
@@ -89,6 +89,32 @@ def with_advantages(
         gae_lambda=gae_lambda,
     )
     return _with(rows, reward=reward, adv=adv, ret=ret)
+
+
+def with_returns_to_go(rows: Batch) -> Batch:
+    """Return the rows of whole episodes with the columns that a decision transformer needs.
+
+    Args:
+        rows: ``[T, …]`` or ``[T, E, …]``, with the columns of every transition. An episode begins
+            and ends where the data of its lane does.
+
+    Returns:
+        The same rows, with ``return_to_go`` float32, the sum of the rewards from the row to the end
+        of its episode, and ``timestep`` int64, the row's place in its episode, from 0.
+
+    Raises:
+        StructureError: for shapes that differ, and for an empty batch.
+    """
+    cut = _cuts(rows)
+    reward = rows["reward"].double()  # sums of long episodes lose digits in float32
+    ret = discounted_return(reward, rows["terminated"], cut, discount=1.0)
+    place = (
+        torch.arange(len(cut), device=cut.device).view(-1, *(1,) * (cut.dim() - 1)).expand_as(cut)
+    )
+    starts = torch.ones_like(cut)
+    starts[1:] = cut[:-1]
+    first = place.masked_fill(~starts, 0).cummax(0).values
+    return _with(rows, return_to_go=ret.float(), timestep=place - first)
 
 
 def _cuts(rows: Batch) -> torch.Tensor:

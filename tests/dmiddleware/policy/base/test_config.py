@@ -10,6 +10,7 @@ from dmiddleware.policy import (
     BCPolicy,
     C51Policy,
     DDPGPolicy,
+    DecisionTransformerPolicy,
     DQNPolicy,
     PPOPolicy,
     QRDQNPolicy,
@@ -20,6 +21,7 @@ from dmiddleware.policy import (
 from dmiddleware.policy.base.q_learning import QLearningOptions
 from dmiddleware.policy.bc import BCOptions
 from dmiddleware.policy.ddpg import DDPGOptions
+from dmiddleware.policy.decision_transformer import DecisionTransformerOptions
 from dmiddleware.policy.dqn import DQNOptions
 from dmiddleware.policy.ppo import PPOOptions
 from dmiddleware.policy.sac import SACOptions
@@ -65,6 +67,8 @@ IMPOSSIBLE = [
     (PPOPolicy, "learn.grad_clip_norm", -1.0),
     (PPOPolicy, "collect.n_sample", 0),
     (PPOPolicy, "collect.n_episode", 0),
+    (DecisionTransformerPolicy, "return_scale", 0.0),
+    (DecisionTransformerPolicy, "action_bounding", "clip"),
     (BCPolicy, "action_bounding", "none"),
     (BCPolicy, "learn.batch_size", 0),
     (BCPolicy, "learn.learning_rate", 0.0),
@@ -100,6 +104,7 @@ def test_an_invalid_value_is_rejected_with_its_path(policy, path, value):
         DDPGPolicy,
         TD3Policy,
         TQCPolicy,
+        DecisionTransformerPolicy,
     ],
 )
 def test_the_defaults_are_possible(policy):
@@ -133,6 +138,7 @@ def test_an_unknown_model_option_is_rejected(small):
         (DDPGPolicy, DDPGOptions),
         (TD3Policy, DDPGOptions),
         (TQCPolicy, TQCOptions),
+        (DecisionTransformerPolicy, DecisionTransformerOptions),
     ],
 )
 def test_for_env_has_a_typed_keyword_for_every_option(policy, options):

@@ -1,0 +1,87 @@
+"""Policies that normalise observations with the statistics of the data set they learn from."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from dmiddleware.config import Option, switch
+from dmiddleware.data.batch import Batch, Nested, Value
+from dmiddleware.errors import ConfigError
+from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
+from dmiddleware.policy.base.obs_normaliser import ObsNormaliser
+from dmiddleware.policy.base.parts import Part
+
+__all__ = ["DatasetNormOptions", "DatasetNormPolicy"]
+
+# Fujimoto and Gu (2021), equation 4, add 1e-3 to the standard deviation.
+_EPS = 1e-3**2
+
+
+class DatasetNormOptions(ActorOptions, total=False):
+    """The options that all these policies have in ``for_env``."""
+
+    obs_norm: bool
+
+
+class DatasetNormPolicy(ActorPolicy):
+    """An actor policy whose observations have mean 0 and standard deviation 1 over its data set.
+
+    :meth:`observe` takes the observations of the data set once, before learning. The statistics are
+    part of the policy: they are saved with it, and it acts with them.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "obs_norm": Option(
+            True,
+            switch,
+            "whether to normalise observations with the mean and standard deviation of the data "
+            "set, which observe() takes",
+        ),
+    }
+
+    def _init_common(self) -> None:
+        super()._init_common()
+        self._obs_normaliser: ObsNormaliser | None = None
+        # A policy with only the command mode has no model.
+        if not self._cfg.obs_norm or not hasattr(self, "_model"):
+            return
+        obs_shape = getattr(self._model, "obs_shape", self._cfg.model.get("obs_shape"))
+        if obs_shape is None:
+            raise ConfigError(
+                "obs_norm is True, but the shape of observations is unknown: the model "
+                f"{type(self._model).__name__} has no attribute obs_shape; set model.obs_shape"
+            )
+        self._obs_normaliser = ObsNormaliser(
+            obs_shape, clip=math.inf, eps=_EPS, device=self._device
+        )
+
+    def observe(self, obs: Nested) -> None:
+        """Add observations of the data set to the statistics of ``obs_norm``.
+
+        Args:
+            obs: ``[…, *obs_shape]``: all observations, or one part after the other.
+        """
+        if self._obs_normaliser is not None:
+            self._obs_normaliser.update(self._as_obs(obs))
+
+    def _normalised(self, obs: Value) -> Value:
+        if self._obs_normaliser is None:
+            return obs
+        normalised: Value = self._obs_normaliser(obs)
+        return normalised
+
+    def _make_parts(self) -> dict[str, Part]:
+        parts = super()._make_parts()
+        if self._obs_normaliser is not None:
+            parts["obs_normaliser"] = Part(self._obs_normaliser, acts=True)
+        return parts
+
+    def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
+        if self._obs_normaliser is not None and not self._obs_normaliser.has_seen_all:
+            raise ConfigError(
+                f"{type(self).__name__} has obs_norm=True, but knows nothing of the data set yet; "
+                "call policy.observe(rows['obs']) with its observations before learning, or set "
+                "obs_norm=False"
+            )
+        return super()._forward_learn(batch, **kwargs)

@@ -1,0 +1,273 @@
+"""Decision Transformer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Self, Unpack
+
+import numpy as np
+import torch
+from easydict import EasyDict
+from torch import nn
+
+from dmiddleware.config import (
+    Option,
+    at_least,
+    check_value,
+    count,
+    number,
+    optional,
+    positive,
+)
+from dmiddleware.data.batch import Batch, Nested, Value
+from dmiddleware.data.minibatches import MinibatchUnit
+from dmiddleware.errors import PolicyError
+from dmiddleware.model.spaces import HasSpaces
+from dmiddleware.policy.base.command import CommandModePolicy
+from dmiddleware.policy.base.common_options import COLLECT_OPTIONS
+from dmiddleware.policy.base.dataset_obs_norm import DatasetNormOptions, DatasetNormPolicy
+from dmiddleware.policy.base.parts import Part, adam
+from dmiddleware.policy.policy_registry import POLICY_REGISTRY
+from dmiddleware.rl import bc_hits, bc_loss
+from dmiddleware.schedule import Schedule, scheduled
+
+__all__ = ["DecisionTransformerOptions", "DecisionTransformerPolicy"]
+
+
+class DecisionTransformerOptions(DatasetNormOptions, total=False):
+    """The options of :meth:`DecisionTransformerPolicy.for_env`."""
+
+    target_return: float | None
+    return_scale: float
+    batch_size: int
+    learning_rate: float | Schedule
+    grad_clip_norm: float | None
+    n_sample: int | None
+    n_episode: int | None
+
+
+class LargestReturn(nn.Module):
+    """The largest return of an episode in the data that was learned from; -inf before."""
+
+    value: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("value", torch.tensor(-math.inf))
+
+    def add(self, ret: torch.Tensor, counts: torch.Tensor) -> None:
+        """Take the returns ``[…]`` where ``counts``."""
+        largest = ret.masked_fill(~counts, -math.inf).amax()
+        self.value.copy_(torch.maximum(self.value, largest))
+
+
+@POLICY_REGISTRY.register("decision_transformer_command")
+@POLICY_REGISTRY.register("decision_transformer")
+class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
+    """Decision Transformer (Chen et al., "Reinforcement Learning via Sequence Modeling", 2021).
+
+    A causal transformer learns which action followed, in the data, on the steps before and the
+    return that was still to come (section 3). Acting asks for ``target_return``, subtracts each
+    reward from it, and passes the last steps as the recurrent state. Observations have mean 0 and
+    standard deviation 1 over the data set: call :meth:`observe` with them before learning.
+
+    Learns from sequences ``[L, B, …]`` with the columns ``obs``, ``action``, ``mask``, and
+    ``return_to_go`` and ``timestep`` from :func:`~dmiddleware.rl.with_returns_to_go`: build the
+    buffer with ``unroll_len=policy.context_length``. Discrete actions have the cross-entropy for
+    their loss, a Box of any shape the mean squared error. Collecting acts like evaluating.
+
+    Differences from the paper: observations pass through an encoder, sequences are padded at their
+    ends instead of their beginnings (which a causal network does not see), and weights do not
+    decay; a warm-up is a schedule of the learning rate.
+    """
+
+    act_inputs: ClassVar[tuple[str, ...]] = ("action_mask", "prev_reward")
+    minibatch_unit: ClassVar[MinibatchUnit] = "lanes"
+    config: ClassVar[dict[str, Any]] = {
+        "target_return": Option(
+            None,
+            optional(number),
+            "return to ask for when acting; None: the largest of an episode in the data",
+        ),
+        "return_scale": Option(
+            1000.0, positive, "returns are divided by it before the network sees them"
+        ),
+        "learn": {
+            "batch_size": Option(64, count, "sequences per update"),
+            "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
+            "learning_rate": Option(
+                1e-4, scheduled(positive, reach=at_least(0)), "Adam's learning rate"
+            ),
+            "grad_clip_norm": Option(
+                0.25, optional(positive), "largest norm of the gradient; None does not clip"
+            ),
+        },
+        "collect": COLLECT_OPTIONS,
+    }
+    learn_columns: ClassVar[tuple[str, ...]] = (
+        "obs",
+        "action",
+        "return_to_go",
+        "timestep",
+        "mask",
+    )
+
+    @classmethod
+    def check_config(cls, cfg: EasyDict) -> None:
+        """Reject another bounding of actions: the network's outputs are bounded already."""
+        super().check_config(cfg)
+        bounding = cfg.action_bounding
+        check_value(
+            bounding == "rescale", "action_bounding", bounding, "'rescale' for this algorithm"
+        )
+
+    @classmethod
+    def for_env(  # type: ignore[override]  # only the options of this algorithm
+        cls,
+        env: HasSpaces,
+        *,
+        model: nn.Module | Mapping[str, Any] | None = None,
+        enable_field: Iterable[str] | None = None,
+        **options: Unpack[DecisionTransformerOptions],
+    ) -> Self:
+        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
+
+        A Minari dataset serves as the environment, because it has the same spaces.
+        :doc:`/reference/configuration` lists the options.
+        """
+        return super().for_env(env, model=model, enable_field=enable_field, **options)
+
+    def default_model(self) -> tuple[str, list[str]]:
+        """Return the model to build where ``cfg.model`` names none."""
+        return "decision_transformer", ["dmiddleware.model"]
+
+    @property
+    def context_length(self) -> int:
+        """Steps that the network sees at most: the ``unroll_len`` of the buffer."""
+        network: Any = self._model
+        return int(network.context_length)
+
+    def _make_parts(self) -> dict[str, Part]:
+        learn = self._cfg.learn
+        optimizer = adam(self._schedules["learn.learning_rate"])
+        self._largest = LargestReturn()
+        return {
+            **super()._make_parts(),
+            "transformer": Part(
+                self._model, optimizer, grad_clip_norm=learn.grad_clip_norm, acts=True
+            ),
+            "largest_return": Part(self._largest, acts=True),
+        }
+
+    def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
+        # Dropout draws from torch's generator. Seeded like this, a resumed run is exact.
+        devices = [self._device] if self._on_gpu else []
+        with torch.random.fork_rng(devices):
+            seed = torch.randint(2**62, (), generator=self._learn_generator)
+            torch.manual_seed(int(seed))
+            return super()._forward_learn(batch, **kwargs)
+
+    def _update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        mask, ret, timestep = (batch[name] for name in ("mask", "return_to_go", "timestep"))
+        raw = self._codec.to_raw(batch["action"])
+        output = self._model(
+            self._normalised(batch["obs"]), raw, ret / self._cfg.return_scale, timestep
+        )
+        distribution = self._codec.distribution(output)
+        loss = bc_loss(distribution, raw, weight=mask / mask.float().mean())
+        norm = self._parts["transformer"].step(loss)
+        self._largest.add(ret, mask & (timestep == 0))
+        logged = {"total_loss": loss.detach(), "largest_return": self._largest.value.clone()}
+        hits = bc_hits(distribution, raw)
+        if hits is not None:
+            logged["accuracy"] = (hits & mask).sum() / mask.sum()
+        if self._cfg.learn.grad_clip_norm is not None:
+            logged["grad_norm"] = norm
+        return logged
+
+    def initial_state(self, n: int) -> dict[str, torch.Tensor]:
+        """Return the state at the start of ``n`` episodes: an empty window of steps.
+
+        Returns:
+            The window, oldest step first: ``obs_embedding`` ``[n, K, D]``, ``action`` ``[n, K, …]``
+            and ``return_to_go`` ``[n, K]``; ``timestep`` ``[n]``, the number of steps before.
+        """
+        network: Any = self._model
+        window = (n, self.context_length)
+        (part,) = network.action_parts
+        is_discrete = part.kind == "discrete"
+        return {
+            "obs_embedding": torch.zeros(*window, network.embed_size),
+            "action": torch.zeros(window, dtype=torch.int64)
+            if is_discrete
+            else torch.zeros(*window, *part.sizes),
+            "return_to_go": torch.zeros(window),
+            "timestep": torch.zeros(n, dtype=torch.int64),
+        }
+
+    def _forward_eval_batch(
+        self,
+        obs: Value,
+        env_id: np.ndarray,
+        *,
+        state: Nested | None = None,
+        prev_reward: torch.Tensor | None = None,
+        action_mask: Nested | None = None,
+        deterministic: bool = True,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        if state is None or prev_reward is None:
+            raise PolicyError(
+                "a decision transformer acts on the steps before; pass prev_reward= and state=, at "
+                "first policy.initial_state(n_envs), and then what forward returned as state"
+            )
+        network: Any = self._model
+        timestep, length = state["timestep"], self.context_length
+        row = torch.arange(len(timestep), device=timestep.device)
+        # Steps fill the window from its beginning; a full one drops its oldest step.
+        is_full, slot = timestep >= length, timestep.clamp(max=length - 1)
+        embedding, action, ret = (
+            torch.where(is_full.view(-1, *(1,) * (old.dim() - 1)), old.roll(-1, 1), old)
+            for old in (state[name] for name in ("obs_embedding", "action", "return_to_go"))
+        )
+        left = ret[row, (slot - 1).clamp(min=0)] - prev_reward
+        ret[row, slot] = torch.where(timestep == 0, self._asked_return(), left)
+        embedding[row, slot] = network.encode(self._normalised(obs))
+        places = (timestep - slot).unsqueeze(0) + torch.arange(
+            length, device=slot.device
+        ).unsqueeze(1)
+        output = network.decode(
+            embedding.transpose(0, 1),
+            action.transpose(0, 1),
+            ret.T / self._cfg.return_scale,
+            places,
+        )
+        last = {name: column[slot, row] for name, column in output.items()}
+        distribution = self._acting_distribution(last, obs, action_mask)
+        raw = distribution.mode() if deterministic else distribution.sample(self._generator)
+        assert isinstance(raw, torch.Tensor)
+        action[row, slot] = raw.to(action.device)
+        following = {
+            "obs_embedding": embedding,
+            "action": action,
+            "return_to_go": ret,
+            "timestep": timestep + 1,
+        }
+        return {"action": self._codec.to_env(raw), "state": following}
+
+    def _forward_collect_batch(
+        self, obs: Value, env_id: np.ndarray, **kwargs: Any
+    ) -> dict[str, Any]:
+        return self._forward_eval_batch(obs, env_id, **kwargs)
+
+    def _asked_return(self) -> torch.Tensor:
+        """Return what to ask for at the start of an episode, a scalar."""
+        wanted = self._cfg.target_return
+        largest = self._largest.value
+        # A policy that has not learned knows no return.
+        known = largest.masked_fill(largest.isinf(), 0.0)
+        return known if wanted is None else torch.full_like(largest, wanted)
+
+    def _monitor_vars_learn(self) -> list[str]:
+        return ["cur_lr", "total_loss", "largest_return"]
