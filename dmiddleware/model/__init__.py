@@ -4,6 +4,7 @@ from dmiddleware.model.action_mask import action_mask_of, masked_logit
 from dmiddleware.model.actor_critic import Actor, ActorCritic
 from dmiddleware.model.actor_q import ActorQ, EnsembleLinear, GaussianActor, QEnsemble
 from dmiddleware.model.decision_transformer import DecisionTransformer
+from dmiddleware.model.discrete_actor_q import DiscreteActorQ
 from dmiddleware.model.encoders import (
     NatureCNN,
     NestedEncoder,
@@ -11,10 +12,23 @@ from dmiddleware.model.encoders import (
     VectorEncoder,
     make_encoder,
 )
-from dmiddleware.model.layers import MLP, Init, Norm, activation_of, orthogonal_init
+from dmiddleware.model.layers import (
+    MLP,
+    Init,
+    NoisyLinear,
+    NoisyMLP,
+    Norm,
+    activation_of,
+    orthogonal_init,
+)
 from dmiddleware.model.model_registry import MODEL_REGISTRY, create_model
 from dmiddleware.model.network import Network
-from dmiddleware.model.q_network import CategoricalQNetwork, QNetwork, QuantileQNetwork
+from dmiddleware.model.q_network import (
+    CategoricalQNetwork,
+    ImplicitQuantileQNetwork,
+    QNetwork,
+    QuantileQNetwork,
+)
 from dmiddleware.model.spaces import (
     ActionKind,
     ActionPart,
@@ -31,15 +45,19 @@ __all__ = [
     "QNetwork",
     "CategoricalQNetwork",
     "QuantileQNetwork",
+    "ImplicitQuantileQNetwork",
     "Actor",
     "ActorCritic",
     "ActorQ",
+    "DiscreteActorQ",
     "GaussianActor",
     "QEnsemble",
     "EnsembleLinear",
     "DecisionTransformer",
     "Network",
     "MLP",
+    "NoisyLinear",
+    "NoisyMLP",
     "VectorEncoder",
     "OneHotEncoder",
     "NatureCNN",

@@ -4,11 +4,10 @@ A masked environment gives observations that are dictionaries with the key ``act
 PettingZoo's games do: ``[A]``, not 0 where the action is allowed. For a MultiDiscrete action these
 are the options of all choices one after the other (or a tuple with a mask for each choice), for a
 MultiBinary one whether each bit may be 1, and for a Dict or Tuple action all of these one after the
-other (or nested like the action). Everything else in the dictionary
-is what the network sees. The networks here make forbidden actions impossible, by giving them the
-lowest possible logit, so every policy that takes its distribution or its greedy action from the
-logits respects the mask, both when it acts and when it bootstraps. A custom model does the same
-with :func:`masked_logit`.
+other (or nested like the action). Everything else in the dictionary is what the network sees.
+
+The stock policies apply the mask to what their networks return, both when they act and when they
+bootstrap, so networks do not apply it. A custom policy does the same with :func:`masked_logit`.
 """
 
 from __future__ import annotations

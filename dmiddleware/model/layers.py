@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,16 @@ from torch import nn
 
 from dmiddleware.registry import nearest
 
-__all__ = ["Init", "Norm", "MLP", "activation_of", "call", "orthogonal_init"]
+__all__ = [
+    "Init",
+    "MLP",
+    "NoisyLinear",
+    "NoisyMLP",
+    "Norm",
+    "activation_of",
+    "call",
+    "orthogonal_init",
+]
 
 Init: TypeAlias = Literal["orthogonal"] | None
 """``"orthogonal"``, or None for torch's own (Kaiming uniform)."""
@@ -58,6 +67,60 @@ def orthogonal_init(module: nn.Module, gain: float) -> None:
                 nn.init.zeros_(layer.bias)
 
 
+class NoisyLinear(nn.Linear):
+    """A linear layer whose weights are learned distributions, so that acting explores.
+
+    Source: Fortunato et al., "Noisy Networks for Exploration" (2018), equations 9 to 11: the noise
+    of a weight is the product of one number for its input and one for its output. The layer has no
+    noise of its own: it is an argument of the forward, so that a random generator draws it. A layer
+    without noise uses the means of its weights, ``weight`` and ``bias``.
+
+    Args:
+        in_features: length of the input's last dimension.
+        out_features: length of the output's.
+        sigma: the first standard deviation of all weights, times ``sqrt(in_features)`` (section
+            3.2); positive.
+
+    Attributes:
+        n_noise: how many numbers one draw of the noise has.
+
+    Raises:
+        ValueError: if ``sigma`` is not positive.
+
+    Example:
+        >>> layer = NoisyLinear(3, 2)
+        >>> noise = torch.randn(5, layer.n_noise)
+        >>> layer(torch.ones(5, 3), noise).shape
+        torch.Size([5, 2])
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, sigma: float = 0.5) -> None:
+        super().__init__(in_features, out_features)
+        if not 0.0 < sigma < math.inf:
+            raise ValueError(f"sigma must be positive, got {sigma}")
+        first = sigma / math.sqrt(in_features)
+        self.weight_sigma = nn.Parameter(torch.full_like(self.weight, first))
+        self.bias_sigma = nn.Parameter(torch.full_like(self.bias, first))
+        self.n_noise = in_features + out_features
+
+    def forward(self, x: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
+        """Return ``[…, out_features]`` of ``x [… , in_features]``.
+
+        Args:
+            x: the input.
+            noise: standard normal numbers, ``[n_noise]``, or ``[…, n_noise]`` for a draw per row;
+                None: the weights are their means.
+        """
+        mean: torch.Tensor = F.linear(x, self.weight, self.bias)
+        if noise is None:
+            return mean
+        shaped = noise.sign() * noise.abs().sqrt()
+        for_input, for_output = shaped[..., : self.in_features], shaped[..., self.in_features :]
+        # Equal to a matrix product with the noisy weights, which are never built.
+        moved: torch.Tensor = F.linear(x * for_input, self.weight_sigma, self.bias_sigma)
+        return mean + for_output * moved
+
+
 class MLP(nn.Sequential):
     """Linear layers with activations after all of them: a faster ``nn.Sequential``.
 
@@ -72,10 +135,15 @@ class MLP(nn.Sequential):
 
     Attributes:
         out_features: length of the output's last dimension.
+        linear_type: the class of the linear layers.
+        n_noise: 0; see :class:`NoisyMLP`.
 
     Raises:
         ValueError: if a size is not positive, or a name unknown.
     """
+
+    linear_type: ClassVar[type[nn.Linear]] = nn.Linear
+    n_noise: int = 0
 
     def __init__(
         self,
@@ -94,14 +162,14 @@ class MLP(nn.Sequential):
         layers: list[nn.Module] = []
         width = in_features
         for size in hidden_sizes:
-            layers.append(nn.Linear(width, size))
+            layers.append(self.linear_type(width, size))
             if norm == "layer":
                 layers.append(nn.LayerNorm(size))
             layers.append(activation_of(activation))
             width = size
         if out_features is not None:
             check_sizes("out_features", [out_features])
-            layers.append(nn.Linear(width, out_features))
+            layers.append(self.linear_type(width, out_features))
             width = out_features
         super().__init__(*layers)
         self.out_features = width
@@ -124,9 +192,46 @@ class MLP(nn.Sequential):
         return x
 
 
-def call(module: nn.Module, x: Any) -> Any:
-    """Return ``module(x)``, without torch's hook handling unless it has hooks."""
-    return module(x) if _has_hooks(module) else module.forward(x)
+class NoisyMLP(MLP):
+    """An :class:`MLP` of :class:`NoisyLinear` layers.
+
+    Args:
+        in_features: as in :class:`MLP`.
+        hidden_sizes: as in :class:`MLP`.
+        **options: the other options of :class:`MLP`.
+
+    Attributes:
+        n_noise: how many numbers one draw of the noise has.
+    """
+
+    linear_type: ClassVar[type[nn.Linear]] = NoisyLinear
+
+    def __init__(self, in_features: int, hidden_sizes: Sequence[int], **options: Any) -> None:
+        super().__init__(in_features, hidden_sizes, **options)
+        self.n_noise = sum(layer.n_noise for layer in self if isinstance(layer, NoisyLinear))
+
+    def forward(self, x: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
+        """Return ``[…, out_features]`` of ``x [… , in_features]``.
+
+        Args:
+            x: the input.
+            noise: ``[n_noise]`` or ``[…, n_noise]``; None: the weights are their means.
+        """
+        if noise is None:
+            return super().forward(x)
+        start = 0
+        for layer in self:
+            if isinstance(layer, NoisyLinear):
+                x = layer(x, noise[..., start : start + layer.n_noise])
+                start += layer.n_noise
+            else:
+                x = layer(x)
+        return x
+
+
+def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Return ``module(*args, **kwargs)``, without torch's hook handling unless it has hooks."""
+    return (module if _has_hooks(module) else module.forward)(*args, **kwargs)
 
 
 def _has_hooks(layer: nn.Module) -> bool:

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
 import torch
+from torch import nn
 
 from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
-from dmiddleware.model.action_mask import masked_logit
 from dmiddleware.model.encoders import make_encoder
-from dmiddleware.model.layers import MLP, Init, Norm, call, check_sizes
+from dmiddleware.model.layers import (
+    MLP,
+    Init,
+    NoisyMLP,
+    Norm,
+    call,
+    check_sizes,
+    orthogonal_init,
+)
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
 from dmiddleware.model.spaces import ObsShape, action_kind_of, action_shape_of, obs_shape_of
+from dmiddleware.rl.distributional import interval_middles
 
-__all__ = ["CategoricalQNetwork", "QNetwork", "QuantileQNetwork"]
+__all__ = [
+    "CategoricalQNetwork",
+    "ImplicitQuantileQNetwork",
+    "QNetwork",
+    "QuantileQNetwork",
+    "require_discrete",
+]
 
 
 @MODEL_REGISTRY.register("q_network")
@@ -36,7 +52,11 @@ class QNetwork(Network):
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"`` or None.
         init: ``"orthogonal"`` or None (torch's own).
+        noisy: the layers after the encoder are noisy (:class:`NoisyLinear`).
         outputs_per_action: how many numbers each action gets; subclasses make its value of them.
+
+    Attributes:
+        n_noise: how many numbers one draw of the noise has; 0: the network is not noisy.
 
     Raises:
         SpaceError: if a shape is invalid.
@@ -54,6 +74,7 @@ class QNetwork(Network):
         activation: str = "relu",
         norm: Norm = None,
         init: Init = None,
+        noisy: bool = False,
         outputs_per_action: int = 1,
     ) -> None:
         super().__init__(obs_shape, action_shape)
@@ -62,9 +83,13 @@ class QNetwork(Network):
         self.encoder = make_encoder(obs_shape, encoder_hidden_sizes, **options)
         width = self.encoder.out_features
         n = outputs_per_action
-        self.head = MLP(width, head_hidden_sizes, out_features=action_shape * n, **options)
+        make = NoisyMLP if noisy else MLP
+        self.head = make(width, head_hidden_sizes, out_features=action_shape * n, **options)
         self.value_head = (
-            MLP(width, head_hidden_sizes, out_features=n, **options) if dueling else None
+            make(width, head_hidden_sizes, out_features=n, **options) if dueling else None
+        )
+        self.n_noise = sum(
+            head.n_noise for head in (self.head, self.value_head) if head is not None
         )
         self._n_outputs = n
 
@@ -82,7 +107,7 @@ class QNetwork(Network):
         Raises:
             SpaceError: if a space is not supported.
         """
-        _require_discrete(action_space)
+        require_discrete(action_space, users="DQN and its QNetwork")
         return cls(obs_shape_of(observation_space), action_shape_of(action_space), **options)
 
     def check_spaces(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
@@ -95,29 +120,43 @@ class QNetwork(Network):
         Raises:
             SpaceError: saying what to use instead.
         """
-        _require_discrete(action_space)
+        require_discrete(action_space, users="DQN and its QNetwork")
         super().check_spaces(observation_space, action_space)
 
-    def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
-        """Return ``{"logit": [… , A]}``, the actions' values; forbidden ones get the lowest.
+    def forward(self, obs: Nested, noise: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        """Return ``{"logit": [… , A]}``, the actions' values.
 
         Args:
             obs: ``[…, *obs_shape]``, a tensor or, for nested observations, a treetensor.
+            noise: of a noisy network: standard normal numbers, ``[n_noise]`` or, for a draw per
+                row, ``[…, n_noise]``; None: without noise.
         """
-        features = call(self.encoder, obs)
-        q: torch.Tensor = call(self.head, features)
-        if self.value_head is not None:
-            q = call(self.value_head, features) + q - q.mean(-1, keepdim=True)
-        return {"logit": masked_logit(q, obs)}
+        return {"logit": self._values(call(self.encoder, obs), noise)}
 
-    def _outputs(self, obs: Nested) -> torch.Tensor:
+    def _values(self, features: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
+        """Return ``[…, A]`` of features ``[…, F]``."""
+        advantage, value = self._streams(features, noise)
+        return advantage if value is None else value + advantage - advantage.mean(-1, keepdim=True)
+
+    def _outputs(self, obs: Nested, noise: torch.Tensor | None) -> torch.Tensor:
         """Return ``[…, A, outputs_per_action]``."""
-        features = call(self.encoder, obs)
-        outputs: torch.Tensor = call(self.head, features).unflatten(-1, (-1, self._n_outputs))
-        if self.value_head is not None:
-            value: torch.Tensor = call(self.value_head, features).unsqueeze(-2)
-            outputs = value + outputs - outputs.mean(-2, keepdim=True)
+        advantage, value = self._streams(call(self.encoder, obs), noise)
+        outputs = advantage.reshape(*advantage.shape[:-1], -1, self._n_outputs)
+        if value is not None:
+            outputs = value.unsqueeze(-2) + outputs - outputs.mean(-2, keepdim=True)
         return outputs
+
+    def _streams(
+        self, features: torch.Tensor, noise: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the outputs of the head and, if dueling, of the value's head."""
+        if noise is None:
+            value = None if self.value_head is None else call(self.value_head, features)
+            return call(self.head, features), value
+        advantage = call(self.head, features, noise[..., : self.head.n_noise])
+        if self.value_head is None:
+            return advantage, None
+        return advantage, call(self.value_head, features, noise[..., self.head.n_noise :])
 
 
 @MODEL_REGISTRY.register("categorical_q_network")
@@ -162,18 +201,18 @@ class CategoricalQNetwork(QNetwork):
             )
         self.register_buffer("support", torch.linspace(v_min, v_max, n_atoms), persistent=False)
 
-    def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
+    def forward(self, obs: Nested, noise: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         """Return the values and the distributions.
 
         Args:
             obs: ``[…, *obs_shape]``.
+            noise: as in :class:`QNetwork`.
 
         Returns:
             ``logit`` ``[…, A]``, the expected returns, and ``log_prob`` ``[…, A, n_atoms]``.
         """
-        log_prob = self._outputs(obs).log_softmax(-1)
-        value = (log_prob.exp() * self.support).sum(-1)
-        return {"logit": masked_logit(value, obs), "log_prob": log_prob}
+        log_prob = self._outputs(obs, noise).log_softmax(-1)
+        return {"logit": (log_prob.exp() * self.support).sum(-1), "log_prob": log_prob}
 
 
 @MODEL_REGISTRY.register("quantile_q_network")
@@ -198,22 +237,104 @@ class QuantileQNetwork(QNetwork):
     ) -> None:
         super().__init__(obs_shape, action_shape, outputs_per_action=n_quantiles, **options)
 
-    def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
+    def forward(self, obs: Nested, noise: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         """Return the values and the quantiles.
 
         Args:
             obs: ``[…, *obs_shape]``.
+            noise: as in :class:`QNetwork`.
 
         Returns:
             ``logit`` ``[…, A]``, the mean returns, and ``quantiles`` ``[…, A, n_quantiles]``.
         """
-        quantiles = self._outputs(obs)
-        return {"logit": masked_logit(quantiles.mean(-1), obs), "quantiles": quantiles}
+        quantiles = self._outputs(obs, noise)
+        return {"logit": quantiles.mean(-1), "quantiles": quantiles}
 
 
-def _require_discrete(action_space: gym.Space[Any]) -> None:
+@MODEL_REGISTRY.register("implicit_quantile_q_network")
+class ImplicitQuantileQNetwork(QNetwork):
+    """The return of every discrete action at any fraction of its distribution.
+
+    Source: Dabney et al., "Implicit Quantile Networks for Distributional RL" (2018), section 3.1:
+    the features of an observation are multiplied by an embedding of the fraction, a layer over
+    ``cos(π i τ)`` for ``i`` from 0 (equation 4).
+
+    Args:
+        obs_shape: as in :class:`QNetwork`.
+        action_shape: number of actions.
+        n_cosines: the number of cosines in the embedding of a fraction.
+        n_quantiles: the number of fractions where none are given, at the middles of as many equal
+            intervals of [0, 1]; acting draws as many.
+        **options: the other options of :class:`QNetwork`.
+
+    Attributes:
+        n_quantiles: as given.
+
+    Raises:
+        SpaceError: if a shape is invalid.
+        ValueError: if another option is.
+    """
+
+    frequencies: torch.Tensor
+    middles: torch.Tensor
+
+    def __init__(
+        self,
+        obs_shape: ObsShape,
+        action_shape: int,
+        *,
+        n_cosines: int = 64,
+        n_quantiles: int = 32,
+        **options: Any,
+    ) -> None:
+        super().__init__(obs_shape, action_shape, outputs_per_action=1, **options)
+        check_sizes("n_cosines", [n_cosines])
+        check_sizes("n_quantiles", [n_quantiles])
+        self.n_quantiles = n_quantiles
+        self.embedding = nn.Linear(n_cosines, self.encoder.out_features)
+        if options.get("init") == "orthogonal":
+            orthogonal_init(self.embedding, math.sqrt(2.0))
+        self.register_buffer("frequencies", math.pi * torch.arange(n_cosines), persistent=False)
+        self.register_buffer("middles", interval_middles(n_quantiles), persistent=False)
+
+    def forward(
+        self, obs: Nested, noise: torch.Tensor | None = None, *, tau: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Return the values, and the returns at some fractions.
+
+        Args:
+            obs: ``[…, *obs_shape]``.
+            noise: as in :class:`QNetwork`.
+            tau: ``[…, N]``, fractions from 0 to 1; None: ``n_quantiles`` fixed ones.
+
+        Returns:
+            ``logit`` ``[…, A]``, the means over the fractions; ``quantiles`` ``[…, A, N]``; and
+            ``tau`` as given, or ``[n_quantiles]``.
+        """
+        features: torch.Tensor = call(self.encoder, obs)
+        tau = self.middles if tau is None else tau
+        # Fractions first: [N, …], so that noise for each row of observations fits.
+        fractions = tau.movedim(-1, 0)
+        if tau.dim() == 1:
+            fractions = fractions.reshape(-1, *[1] * (features.dim() - 1))
+        cosines = (fractions.unsqueeze(-1) * self.frequencies).cos()
+        embedded = call(self.embedding, cosines).relu()
+        quantiles = self._values(features * embedded, noise).movedim(0, -1)
+        return {"logit": quantiles.mean(-1), "quantiles": quantiles, "tau": tau}
+
+
+def require_discrete(action_space: gym.Space[Any], *, users: str) -> None:
+    """Reject an action space that is not Discrete.
+
+    Args:
+        action_space: that of one environment.
+        users: what needs a Discrete one, for the message.
+
+    Raises:
+        SpaceError: saying what to use instead.
+    """
     if action_kind_of(action_space) != "discrete":
         raise SpaceError(
-            f"DQN and its QNetwork need a Discrete action space, but the environment takes "
-            f"{action_space}; use PPO, or wrap the environment so that it takes discrete actions"
+            f"{users} need a Discrete action space, but the environment takes {action_space}; use "
+            "PPO, or wrap the environment so that it takes discrete actions"
         )

@@ -26,10 +26,13 @@ from dmiddleware.policy.base.updates import is_update, priorities_of_rows, updat
 from dmiddleware.policy.bc import BCPolicy
 from dmiddleware.policy.ddpg import DDPGPolicy, TD3Policy
 from dmiddleware.policy.decision_transformer import DecisionTransformerPolicy
+from dmiddleware.policy.discrete_sac import DiscreteSACPolicy
 from dmiddleware.policy.distributional_dqn import C51Policy, QRDQNPolicy
 from dmiddleware.policy.dqn import DQNPolicy
+from dmiddleware.policy.iqn import IQNPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY, create_policy, get_policy_cls
 from dmiddleware.policy.ppo import PPOPolicy
+from dmiddleware.policy.rainbow import RainbowPolicy
 from dmiddleware.policy.sac import SACPolicy
 from dmiddleware.policy.tqc import TQCPolicy
 
@@ -61,8 +64,11 @@ __all__ = [
     "DQNPolicy",
     "C51Policy",
     "QRDQNPolicy",
+    "IQNPolicy",
+    "RainbowPolicy",
     "PPOPolicy",
     "SACPolicy",
+    "DiscreteSACPolicy",
     "DDPGPolicy",
     "TD3Policy",
     "TQCPolicy",

@@ -10,9 +10,9 @@ from torch import nn
 
 from dmiddleware.config import Option, one_of
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.q_learning import QLearningOptions, QLearningPolicy, masked
+from dmiddleware.policy.base.q_learning import QLearningOptions, QLearningPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
-from dmiddleware.rl import q_target, td_loss
+from dmiddleware.rl import td_loss
 
 __all__ = ["DQNOptions", "DQNPolicy"]
 
@@ -33,6 +33,8 @@ class DQNPolicy(QLearningPolicy):
     - the double target of van Hasselt et al., "Deep RL with Double Q-learning" (2016):
       ``learn.double``;
     - the dueling network of Wang et al. (2016): ``model.dueling``;
+    - noisy layers instead of ε-greedy actions (Fortunato et al., "Noisy Networks for Exploration",
+      2018): ``model.noisy``. Evaluating is without noise;
     - n-step targets (Sutton and Barto, 2nd edition, chapter 7) of ``nstep`` steps, computed by the
       buffer, or by ``get_train_sample`` where a serial or parallel collector calls it: a batch's
       column ``discount`` multiplies the bootstrap values, and must consist of powers of
@@ -83,30 +85,20 @@ class DQNPolicy(QLearningPolicy):
         return "q_network", ["dmiddleware.model"]
 
     def _loss(
-        self, batch: Mapping[str, Any], action: torch.Tensor
+        self,
+        batch: Mapping[str, Any],
+        action: torch.Tensor,
+        output: dict[str, torch.Tensor],
+        following: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        target = self._td_target(batch)
-        q = self._model(batch["obs"])["logit"]
+        target = self._td_target(batch, following)
         loss, td_error = td_loss(
-            q, action, target, weight=batch.get("weight"), criterion=self._cfg.learn.loss
+            output["logit"],
+            action,
+            target,
+            weight=batch.get("weight"),
+            criterion=self._cfg.learn.loss,
         )
         mean_target = target.mean()
         logged = {"q_value": mean_target - td_error.mean(), "target_q_value": mean_target}
         return loss, td_error.abs(), logged
-
-    @torch.no_grad()
-    def _td_target(self, batch: Mapping[str, Any]) -> torch.Tensor:
-        """Return ``[B]``: reward plus discounted value of the successor by the target network."""
-        next_obs = batch["next_obs"]
-        mask = self._mask_of(next_obs, batch.get("next_action_mask"))
-        next_q_online = None
-        if self._cfg.learn.double:
-            with self._evaluating():
-                next_q_online = masked(self._model(next_obs)["logit"], mask)
-        return q_target(
-            masked(self._parts["q"].target(next_obs)["logit"], mask),
-            batch["reward"],
-            batch["terminated"],
-            discount=batch.get("discount", self._cfg.discount_factor),
-            next_q_online=next_q_online,
-        )

@@ -1,9 +1,9 @@
-"""What algorithms with a Q-network have in common; DQN, C51 and QR-DQN build on it."""
+"""What algorithms with a Q-network have in common: DQN, C51, QR-DQN, IQN and Rainbow."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -21,26 +21,16 @@ from dmiddleware.config import (
     positive,
     switch,
 )
-from dmiddleware.data.batch import Batch, Nested, Value
+from dmiddleware.data.batch import Nested, Value
 from dmiddleware.errors import ConfigError
 from dmiddleware.model.layers import call
 from dmiddleware.policy.base.actions import CodecPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.common_options import (
-    COLLECT_OPTIONS,
-    TD_COLUMNS,
-    TD_OPTIONS,
-    TDOptions,
-)
+from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, TDOptions
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
 from dmiddleware.policy.base.policy import to_be_written
-from dmiddleware.rl import (
-    epsilon_greedy,
-    epsilon_schedule,
-    mask_logit,
-    taken_rows,
-    with_nstep_returns,
-)
+from dmiddleware.policy.base.td_policy import TDPolicy
+from dmiddleware.rl import epsilon_greedy, epsilon_schedule, mask_logit, taken_rows
 from dmiddleware.schedule import (
     Counters,
     Schedule,
@@ -49,7 +39,16 @@ from dmiddleware.schedule import (
     scheduled,
 )
 
-__all__ = ["QLearningOptions", "QLearningPolicy", "masked"]
+__all__ = ["Forward", "Inputs", "QLearningOptions", "QLearningPolicy"]
+
+Forward: TypeAlias = Literal["online", "target", "choice", "act"]
+"""A forward of a network: in an update, of the online network for the loss, of the target network,
+and of the online network to choose the target's action; or to act."""
+
+Inputs: TypeAlias = dict[str, torch.Tensor]
+"""Keyword arguments of a network's forward, in addition to observations."""
+
+_NOTHING: Final[Inputs] = {}
 
 
 class QLearningOptions(TDOptions, total=False):
@@ -73,17 +72,19 @@ def _is_tau(value: object) -> bool:
     return fraction.fits(value) and value != 0
 
 
-class QLearningPolicy(CodecPolicy, CommandModePolicy):
+class QLearningPolicy(TDPolicy, CodecPolicy, CommandModePolicy):
     """Q-learning with a target network, for discrete actions; a subclass writes ``_loss``.
 
-    See :class:`DQNPolicy` for the columns, the keyword ``eps`` and the options.
+    See :class:`DQNPolicy` for the columns, the keyword ``eps`` and the options. A network may take
+    random inputs: see ``_draw_inputs``.
     """
 
     explores: ClassVar[bool] = False
     action_kinds: ClassVar[tuple[str, ...]] = ("discrete",)
+    learned: ClassVar[str] = "logit"
+    """The output of the network that the algorithm learns, ``[B, A]`` or ``[B, A, N]``."""
 
     config: ClassVar[dict[str, Any]] = {
-        **TD_OPTIONS,
         "random_collect_size": Option(
             0,
             at_least(0, whole=True),
@@ -139,7 +140,6 @@ class QLearningPolicy(CodecPolicy, CommandModePolicy):
             }
         },
     }
-    learn_columns: ClassVar[tuple[str, ...]] = TD_COLUMNS
 
     @classmethod
     def check_config(cls, cfg: EasyDict) -> None:
@@ -160,71 +160,95 @@ class QLearningPolicy(CodecPolicy, CommandModePolicy):
             ),
         }
 
-    def _init_learn(self) -> None:
-        self._discount_checked = False
+    def _init_common(self) -> None:
+        super()._init_common()
+        self._n_noise: int = getattr(getattr(self, "_model", None), "n_noise", 0)
 
     def _init_command(self) -> None:
         self._eps = epsilon_schedule(self._cfg.other.eps)
 
-    def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
-        if not self._discount_checked and "discount" in batch:
-            self._check_discount(batch["discount"])
-        return super()._forward_learn(batch, **kwargs)
+    def _get_explores(self) -> bool:
+        return self._n_noise > 0
 
-    def _update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        loss, errors, logged = self._loss(batch, self._codec.to_raw(batch["action"]))
+    def _draw(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        forwards: list[Forward] = ["online", "target"]
+        if self._cfg.learn.double:
+            forwards.append("choice")
+        n_rows, generator = len(batch["reward"]), self._learn_generator
+        drawn = {forward: self._draw_inputs(forward, n_rows, generator) for forward in forwards}
+        return {forward: inputs for forward, inputs in drawn.items() if inputs}
+
+    def _draw_inputs(self, forward: Forward, n_rows: int, generator: torch.Generator) -> Inputs:
+        """Return the random inputs of a network's forward, drawn on the CPU.
+
+        A noisy network takes ``noise``: one draw for an update, and one per environment to act
+        (Fortunato et al., "Noisy Networks for Exploration", 2018, section 3.1).
+        """
+        if self._n_noise == 0:
+            return _NOTHING
+        shape = (n_rows, self._n_noise) if forward == "act" else (self._n_noise,)
+        return {"noise": torch.randn(shape, generator=generator).to(self._device)}
+
+    def _update(
+        self,
+        batch: Mapping[str, Any],
+        *,
+        online: Inputs = _NOTHING,
+        target: Inputs = _NOTHING,
+        choice: Inputs = _NOTHING,
+    ) -> dict[str, torch.Tensor]:
+        following = self._following(batch, target, choice)
+        output = self._model(batch["obs"], **online)
+        action = self._codec.to_raw(batch["action"])
+        loss, errors, logged = self._loss(batch, action, output, following)
         norm = self._parts["q"].step(loss)
-        output = {"total_loss": loss.detach(), **logged}
+        outcome = {"total_loss": loss.detach(), **logged}
         if self._cfg.learn.grad_clip_norm is not None:
-            output["grad_norm"] = norm
+            outcome["grad_norm"] = norm
         if "weight" in batch or self._cfg.priority:
-            output["priority"] = errors
-        return output
+            outcome["priority"] = errors
+        return outcome
+
+    @torch.no_grad()
+    def _following(self, batch: Mapping[str, Any], target: Inputs, choice: Inputs) -> torch.Tensor:
+        """Return ``[B, …]``: what the target network says about the best next action.
+
+        The best is the one with the highest value among the allowed ones: by the target network
+        itself, or by the online network (van Hasselt et al., "Deep RL with Double Q-learning",
+        2016, equation 4).
+        """
+        next_obs = batch["next_obs"]
+        if self._cfg.learn.double:
+            with self._evaluating():
+                judge = self._model(next_obs, **choice)["logit"]
+            output = self._parts["q"].target(next_obs, **target)
+        else:
+            output = self._parts["q"].target(next_obs, **target)
+            judge = output["logit"]
+        best = _best(judge, self._mask_of(next_obs, batch.get("next_action_mask")))
+        return taken_rows(output[self.learned], best)
 
     @to_be_written
     def _loss(
-        self, batch: Mapping[str, Any], action: torch.Tensor
+        self,
+        batch: Mapping[str, Any],
+        action: torch.Tensor,
+        output: dict[str, torch.Tensor],
+        following: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss, the priorities ``[B]``, and what else to log.
 
         Args:
             batch: the columns.
             action: ``[B]`` int64, from 0.
+            output: of the online network for the observations.
+            following: ``[B, …]``: of the target network's output that is learned, the rows of the
+                best next actions; without gradient.
         """
         raise NotImplementedError
 
     def _monitor_vars_learn(self) -> list[str]:
         return ["cur_lr", "total_loss", "q_value", "target_q_value"]
-
-    @torch.no_grad()
-    def _next_output(self, batch: Mapping[str, Any], name: str) -> torch.Tensor:
-        """Return ``[B, N]``: an output of the target network for the best next action."""
-        next_obs = batch["next_obs"]
-        mask = self._mask_of(next_obs, batch.get("next_action_mask"))
-        output = self._parts["q"].target(next_obs)
-        judge = output["logit"]
-        if self._cfg.learn.double:
-            with self._evaluating():
-                judge = self._model(next_obs)["logit"]
-        best = masked(judge, mask).argmax(-1)
-        return taken_rows(output[name], best)
-
-    def _check_discount(self, column: torch.Tensor) -> None:
-        """Reject a column ``discount`` with values that are not powers of this policy's γ.
-
-        Only the first batch is checked, since reading the column back from a GPU takes time.
-        """
-        gamma, nstep = self._cfg.discount_factor, int(self._cfg.nstep)
-        known = torch.tensor([0.0, *(gamma**k for k in range(nstep + 1))])
-        found = torch.unique(column.detach().cpu())
-        wrong = found[(found.unsqueeze(1) - known).abs().amin(1) > 1e-5].tolist()
-        if wrong:
-            raise ConfigError(
-                f"the batch's column discount contains {wrong[0]:.6g}, which is not a power of "
-                f"this policy's discount_factor {gamma} up to nstep={nstep}; set both in the "
-                "policy, and build the buffer with the policy's values"
-            )
-        self._discount_checked = True
 
     def _forward_collect_batch(
         self,
@@ -236,7 +260,8 @@ class QLearningPolicy(CodecPolicy, CommandModePolicy):
         **kwargs: Any,
     ) -> dict[str, Any]:
         # Exploration draws on the CPU, so a run draws the same numbers with and without a GPU.
-        logit = call(self._model, obs)["logit"]
+        inputs = self._draw_inputs("act", len(env_id), self._generator)
+        logit = call(self._model, obs, **inputs)["logit"]
         mask = self._mask_of(obs, action_mask)
         if self._on_gpu:
             logit, mask = logit.cpu(), None if mask is None else mask.cpu()
@@ -246,12 +271,8 @@ class QLearningPolicy(CodecPolicy, CommandModePolicy):
     def _forward_eval_batch(
         self, obs: Value, env_id: np.ndarray, *, action_mask: Nested | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        q = masked(self._model(obs)["logit"], self._mask_of(obs, action_mask))
-        return {"action": self._codec.to_env(q.argmax(-1))}
-
-    def _get_trajectory_batch(self, batch: Batch) -> Batch:
-        n, discount = int(self._cfg.nstep), self._cfg.discount_factor
-        return batch if n == 1 else with_nstep_returns(batch, n=n, discount=discount)
+        best = _best(self._model(obs)["logit"], self._mask_of(obs, action_mask))
+        return {"action": self._codec.to_env(best)}
 
     def _get_setting_collect(self, command_info: dict[str, Any]) -> dict[str, Any]:
         if "envstep" not in command_info:
@@ -263,6 +284,6 @@ class QLearningPolicy(CodecPolicy, CommandModePolicy):
         return {"eps": self._eps.at(counters)}
 
 
-def masked(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Return values ``[…, A]`` of which those that a mask forbids are the lowest."""
-    return q if mask is None else mask_logit(q, mask)
+def _best(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Return ``[…]``, the actions of the highest values ``[…, A]`` that a mask allows."""
+    return (q if mask is None else mask_logit(q, mask)).argmax(-1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dmiddleware.model import MLP, activation_of, orthogonal_init
+from dmiddleware.model import MLP, NoisyLinear, NoisyMLP, activation_of, orthogonal_init
 
 
 def kinds(module: nn.Module) -> list[str]:
@@ -109,3 +109,58 @@ def test_an_mlp_computes_what_its_layers_compute_one_by_one():
     for layer in mlp:
         expected = layer(expected)
     assert torch.equal(mlp(x), expected)
+
+
+def noisy_weights(layer: NoisyLinear, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weight and the bias of equations 9 to 11 of Fortunato et al. for one draw."""
+    shaped = noise.sign() * noise.abs().sqrt()
+    for_input, for_output = shaped[: layer.in_features], shaped[layer.in_features :]
+    return (
+        layer.weight + layer.weight_sigma * torch.outer(for_output, for_input),
+        layer.bias + layer.bias_sigma * for_output,
+    )
+
+
+def test_a_noisy_layer_computes_with_the_noisy_weights_of_the_paper():
+    layer, x = NoisyLinear(5, 3), torch.randn(7, 5)
+    with torch.no_grad():
+        layer.weight_sigma.uniform_(0.1, 2.0)
+        layer.bias_sigma.uniform_(0.1, 2.0)
+    noise = torch.randn(layer.n_noise)
+    weight, bias = noisy_weights(layer, noise)
+    torch.testing.assert_close(layer(x, noise), x @ weight.T + bias)
+    torch.testing.assert_close(layer(x), x @ layer.weight.T + layer.bias)
+
+
+def test_every_row_may_have_its_own_noise():
+    layer, x = NoisyLinear(5, 3), torch.randn(2, 7, 5)
+    noise = torch.randn(2, 7, layer.n_noise)
+    y = layer(x, noise)
+    for row in range(2):
+        for column in range(7):
+            alone = layer(x[row, column], noise[row, column])
+            torch.testing.assert_close(y[row, column], alone)
+
+
+def test_a_noisy_layer_starts_as_the_paper_says():
+    layer = NoisyLinear(100, 50, sigma=0.4)
+    for mean in (layer.weight, layer.bias):
+        assert mean.abs().max().item() == pytest.approx(0.1, rel=0.1)
+    for sigma in (layer.weight_sigma, layer.bias_sigma):
+        torch.testing.assert_close(sigma, torch.full_like(sigma, 0.04))
+
+
+@pytest.mark.parametrize("sigma", [0.0, -1.0, math.nan, math.inf])
+def test_noise_without_a_size_is_rejected(sigma):
+    with pytest.raises(ValueError, match="sigma must be positive"):
+        NoisyLinear(2, 2, sigma=sigma)
+
+
+def test_each_layer_of_a_noisy_mlp_has_its_part_of_the_noise():
+    mlp, x = NoisyMLP(4, (8,), out_features=2, norm="layer"), torch.randn(5, 4)
+    assert kinds(mlp) == ["NoisyLinear", "LayerNorm", "ReLU", "NoisyLinear"]
+    assert mlp.n_noise == (4 + 8) + (8 + 2)
+    noise = torch.randn(mlp.n_noise)
+    hidden = mlp[1](mlp[0](x, noise[:12])).relu()
+    torch.testing.assert_close(mlp(x, noise), mlp[3](hidden, noise[12:]))
+    torch.testing.assert_close(mlp(x), mlp(x, torch.zeros(mlp.n_noise)))

@@ -77,6 +77,7 @@ def test_the_public_names_are_these():
         "action_mask_of", "masked_logit", "QNetwork", "Actor", "ActorCritic", "ActorQ", "Network",
         "CategoricalQNetwork", "QuantileQNetwork", "GaussianActor", "QEnsemble", "EnsembleLinear",
         "DecisionTransformer",
+        "ImplicitQuantileQNetwork", "DiscreteActorQ", "NoisyLinear", "NoisyMLP",
         "MLP", "VectorEncoder", "OneHotEncoder", "NatureCNN", "NestedEncoder", "make_encoder",
         "MODEL_REGISTRY", "create_model",
         "ObsShape", "ActionKind",

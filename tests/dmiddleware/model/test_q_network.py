@@ -1,3 +1,5 @@
+import math
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -5,7 +7,14 @@ import torch
 from gymnasium import spaces
 
 from dmiddleware.errors import SpaceError
-from dmiddleware.model import QNetwork
+from dmiddleware.model import (
+    CategoricalQNetwork,
+    ImplicitQuantileQNetwork,
+    QNetwork,
+    QuantileQNetwork,
+)
+
+NETWORKS = [QNetwork, CategoricalQNetwork, QuantileQNetwork, ImplicitQuantileQNetwork]
 
 
 @pytest.mark.parametrize("dueling", [False, True])
@@ -144,6 +153,75 @@ def test_a_network_can_be_copied_and_every_parameter_learns():
     obs = {"a": torch.randn(3, 2), "b": torch.rand(3, 1, 36, 36)}
     network(obs)["logit"].square().sum().backward()
     assert all(p.grad is not None for p in network.parameters())
+
+
+def test_masks_are_left_to_the_policy():
+    network = QNetwork({"observation": 3}, 2)
+    obs = {"observation": torch.randn(5, 3)}
+    masked = {**obs, "action_mask": torch.zeros(5, 2)}
+    assert torch.equal(network(masked)["logit"], network(obs)["logit"])
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize("network_cls", NETWORKS)
+def test_a_noisy_network_has_noise_only_when_it_is_given(network_cls, dueling):
+    network = network_cls(4, 3, noisy=True, dueling=dueling, head_hidden_sizes=(8,))
+    obs = torch.randn(5, 4)
+    still = network(obs)
+    assert all(torch.equal(still[name], network(obs)[name]) for name in still)
+    noise = torch.randn(5, network.n_noise)
+    moved = network(obs, noise)["logit"]
+    assert not torch.allclose(moved, still["logit"], atol=1e-3)
+    for row in range(5):
+        alone = network(obs[row], noise[row])["logit"]
+        torch.testing.assert_close(moved[row], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_both_streams_have_their_part_of_the_noise():
+    network = QNetwork(4, 3, dueling=True, noisy=True)
+    obs, noise = torch.randn(6, 4), torch.randn(network.n_noise)
+    features, n = network.encoder(obs), network.head.n_noise
+    advantage = network.head(features, noise[:n])
+    value = network.value_head(features, noise[n:])
+    wanted = value + advantage - advantage.mean(1, keepdim=True)
+    torch.testing.assert_close(network(obs, noise)["logit"], wanted)
+
+
+def test_a_plain_network_has_no_noise():
+    assert QNetwork(4, 2, dueling=True).n_noise == 0
+
+
+def test_an_implicit_quantile_network_is_that_of_the_paper():
+    network = ImplicitQuantileQNetwork(4, 3, n_cosines=6)
+    obs, tau = torch.randn(5, 4), torch.rand(5, 7)
+    output = network(obs, tau=tau)
+    for row in range(5):
+        features = network.encoder(obs[row])
+        for index in range(7):
+            # Equation 4.
+            cosines = torch.tensor([math.cos(math.pi * i * tau[row, index]) for i in range(6)])
+            embedded = torch.relu(network.embedding(cosines))
+            wanted = network.head(features * embedded)
+            torch.testing.assert_close(output["quantiles"][row, :, index], wanted)
+    torch.testing.assert_close(output["logit"], output["quantiles"].mean(-1))
+    assert output["tau"] is tau
+
+
+@pytest.mark.parametrize("lead", [(), (8,), (3, 8)], ids=str)
+def test_an_implicit_quantile_network_has_fixed_fractions_of_its_own(lead):
+    network = ImplicitQuantileQNetwork(4, 3, n_quantiles=5)
+    obs = torch.randn(*lead, 4)
+    output = network(obs)
+    assert output["tau"].tolist() == pytest.approx([0.1, 0.3, 0.5, 0.7, 0.9])
+    assert output["quantiles"].shape == (*lead, 3, 5)
+    given = network(obs, tau=output["tau"].expand(*lead, 5))
+    torch.testing.assert_close(given["quantiles"], output["quantiles"])
+
+
+@pytest.mark.parametrize("option", ["n_cosines", "n_quantiles"])
+def test_a_number_of_fractions_or_cosines_must_be_positive(option):
+    with pytest.raises(ValueError, match=option):
+        ImplicitQuantileQNetwork(4, 3, **{option: 0})
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""C51 and QR-DQN."""
+"""What C51, QR-DQN, IQN and Rainbow have in common, and the first two."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import pytest
 import torch
 
 from dmiddleware.data.batch import as_tree
-from dmiddleware.policy import C51Policy, QRDQNPolicy
-from dmiddleware.rl import categorical_target, quantile_huber_loss
+from dmiddleware.policy import C51Policy, IQNPolicy, QRDQNPolicy, RainbowPolicy
+from dmiddleware.rl import categorical_target, quantile_huber_loss, taken_rows
 
 SMALL = {"obs_shape": 2, "action_shape": 2, "encoder_hidden_sizes": [32]}
 C51 = {**SMALL, "n_atoms": 21, "v_min": -2.0, "v_max": 2.0}
 QR = {**SMALL, "n_quantiles": 8}
-MAKE = pytest.mark.parametrize(("make", "model"), [(C51Policy, C51), (QRDQNPolicy, QR)])
+TWO = [(C51Policy, C51), (QRDQNPolicy, QR)]
+MAKE_TWO = pytest.mark.parametrize(("make", "model"), TWO)
+MAKE = pytest.mark.parametrize(
+    ("make", "model"), [*TWO, (IQNPolicy, {**SMALL, "n_quantiles": 8}), (RainbowPolicy, C51)]
+)
 
 
 def test_the_projection_keeps_mass_and_mean() -> None:
@@ -41,18 +45,28 @@ def test_the_projection_is_that_of_the_paper() -> None:
     torch.testing.assert_close(target, torch.tensor(wanted))
 
 
-def test_the_quantile_loss_is_that_of_the_paper() -> None:
+@pytest.mark.parametrize("given", [True, False])
+def test_the_quantile_loss_is_that_of_the_paper(given: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     quantiles, target = torch.randn(2, 6, 4, generator=generator) * 2
+    tau = torch.rand(6, 4, generator=generator)
+    if not given:
+        tau[:] = torch.tensor([0.125, 0.375, 0.625, 0.875])
     wanted = torch.zeros(6)
     for row in range(6):
         for i in range(4):
-            tau = (2 * i + 1) / 8
             for j in range(4):
                 error = float(target[row, j] - quantiles[row, i])
                 huber = 0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5
-                wanted[row] += abs(tau - (error < 0)) * huber / 4
-    torch.testing.assert_close(quantile_huber_loss(quantiles, target), wanted)
+                wanted[row] += abs(float(tau[row, i]) - (error < 0)) * huber / 4
+    loss = quantile_huber_loss(quantiles, target, tau=tau if given else None)
+    torch.testing.assert_close(loss, wanted)
+
+
+def test_the_rows_of_actions_are_taken_from_one_or_several_numbers_each() -> None:
+    output, action = torch.arange(12.0).reshape(2, 3, 2), torch.tensor([2, 0])
+    assert taken_rows(output, action).tolist() == [[4.0, 5.0], [6.0, 7.0]]
+    assert taken_rows(output[..., 0], action).tolist() == [4.0, 6.0]
 
 
 def chain() -> Any:
@@ -95,7 +109,7 @@ def test_weights_enter_the_loss_and_priorities_come_back(make: Any, model: dict[
     assert (output["priority"] > 0).all()
 
 
-@MAKE
+@MAKE_TWO
 def test_the_online_network_chooses_the_action_of_the_target(
     make: Any, model: dict[str, Any]
 ) -> None:
@@ -118,22 +132,38 @@ def test_the_online_network_chooses_the_action_of_the_target(
 @MAKE
 def test_a_forbidden_action_is_not_bootstrapped_from(make: Any, model: dict[str, Any]) -> None:
     values = []
-    for allowed in ([True, True], [True, False], [False, True]):
+    for allowed in ([True, False], [False, True]):
         policy, data = make({"model": model, "seed": 3}), chain()
         data["next_action_mask"] = torch.tensor([allowed] * 4)
         values.append(policy.learn_mode.forward(data)["target_q_value"])
-    assert values[0] != pytest.approx(min(values), abs=1e-6)
-    assert values[1] != pytest.approx(values[2], abs=1e-6)
+    assert values[0] != pytest.approx(values[1], abs=1e-6)
 
 
 @MAKE
 def test_an_interrupted_run_continues_bit_for_bit(make: Any, model: dict[str, Any]) -> None:
-    whole, first, second = (make({"model": model, "seed": seed}) for seed in (0, 0, 1))
+    whole, first, second = (
+        make({"model": model, "seed": seed, "priority": False}) for seed in (0, 0, 1)
+    )
     outputs = [whole.learn_mode.forward(chain()) for _ in range(4)]
     for _ in range(2):
         first.learn_mode.forward(chain())
     second.learn_mode.load_state_dict(first.learn_mode.state_dict())
     assert [second.learn_mode.forward(chain()) for _ in range(2)] == outputs[2:]
+
+
+def test_the_priority_of_c51_is_the_divergence_from_its_target() -> None:
+    cfg = {"model": C51, "seed": 0, "priority": True, "learn": {"learning_rate": 0.01}}
+    policy, data = C51Policy(cfg), chain()
+    data["terminated"][:] = True
+    with torch.no_grad():
+        log_prob = policy.get_attribute("model")(data["obs"])["log_prob"]
+    # The target is one return with certainty: 0 (atom 10) or 1 (atom 15).
+    wanted = [-log_prob[row, row % 2, 15 if row == 3 else 10].item() for row in range(4)]
+    assert policy.learn_mode.forward(data)["priority"].tolist() == pytest.approx(wanted, rel=1e-4)
+    for _ in range(150):
+        priority = policy.learn_mode.forward(data)["priority"]
+    # Nothing remains where the prediction is right, and it is never negative.
+    assert 0.0 <= priority.min() <= priority.max() < 0.1
 
 
 def test_a_dueling_network_joins_the_streams_for_each_number() -> None:

@@ -5,7 +5,7 @@ import torch
 
 from dmiddleware.data.batch import leaves, to_device
 from dmiddleware.errors import NonFiniteLoss
-from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
+from dmiddleware.policy import BCPolicy, DQNPolicy, IQNPolicy, PPOPolicy, RainbowPolicy
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
 from tests.dmiddleware.recurrent_policy import GRUPolicy, masked_cartpole
 
@@ -27,9 +27,10 @@ def assert_close(ours, theirs):
             torch.testing.assert_close(value.cpu(), theirs[path].cpu(), rtol=1e-3, atol=1e-4)
 
 
-def test_dqn_learns_the_same_on_both_devices(small, transitions):
+@pytest.mark.parametrize("policy", [DQNPolicy, IQNPolicy, RainbowPolicy])
+def test_q_learning_is_the_same_on_both_devices(small, transitions, policy):
     cfg = {"model": small, "learn": {"target_update_freq": 3, "grad_clip_norm": 1.0}}
-    host, device = pair(DQNPolicy, cfg)
+    host, device = pair(policy, cfg)
     for seed in range(6):
         batch = transitions(32, seed=seed, weight=torch.rand(32))
         ours, theirs = host.learn_mode.forward(batch), device.learn_mode.forward(batch)

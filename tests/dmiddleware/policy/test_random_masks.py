@@ -13,8 +13,24 @@ import torch
 from gymnasium import spaces
 
 from dmiddleware.data import as_tree
-from dmiddleware.model import ActorCritic, CategoricalQNetwork, QNetwork, QuantileQNetwork
-from dmiddleware.policy import BCPolicy, C51Policy, DQNPolicy, PPOPolicy, QRDQNPolicy
+from dmiddleware.model import (
+    ActorCritic,
+    CategoricalQNetwork,
+    DiscreteActorQ,
+    ImplicitQuantileQNetwork,
+    QNetwork,
+    QuantileQNetwork,
+)
+from dmiddleware.policy import (
+    BCPolicy,
+    C51Policy,
+    DiscreteSACPolicy,
+    DQNPolicy,
+    IQNPolicy,
+    PPOPolicy,
+    QRDQNPolicy,
+    RainbowPolicy,
+)
 
 N_ROWS, N_ACTIONS, N_FEATURES = 10_000, 6, 3
 TEMPTATION = 1000.0
@@ -26,26 +42,14 @@ BITS = spaces.MultiBinary(N_ACTIONS)
 
 
 class Case(NamedTuple):
-    """An algorithm, its network, a space, and keyword arguments with which it explores."""
+    """An algorithm, what makes its network, a space, and arguments with which it explores."""
 
     policy: Any
-    network: Any
+    make_network: Any
     space: gym.Space
     kwargs: dict[str, Any]
     options: dict[str, Any]
-
-
-CASES = [
-    Case(DQNPolicy, QNetwork, SINGLE, {"eps": 0.5}, {"double": True}),
-    Case(DQNPolicy, QNetwork, SHIFTED, {"eps": 0.5}, {"double": False}),
-    Case(C51Policy, CategoricalQNetwork, SINGLE, {"eps": 0.5}, {"double": True}),
-    Case(QRDQNPolicy, QuantileQNetwork, SINGLE, {"eps": 0.5}, {"double": False}),
-    Case(PPOPolicy, ActorCritic, SINGLE, {}, {}),
-    Case(PPOPolicy, ActorCritic, SHIFTED, {}, {}),
-    Case(PPOPolicy, ActorCritic, SEVERAL, {}, {}),
-    Case(PPOPolicy, ActorCritic, BITS, {}, {}),
-    Case(BCPolicy, ActorCritic, SINGLE, {}, {"label_smoothing": 0.1}),
-]
+    largest_priority: float = TEMPTATION / 10
 
 
 class Tempted(torch.nn.Module):
@@ -55,19 +59,101 @@ class Tempted(torch.nn.Module):
         super().__init__()
         self.network = network
         self.action_parts = network.action_parts
-        self.support = getattr(network, "support", None)
+        for name in ("support", "n_noise", "n_quantiles"):
+            if hasattr(network, name):
+                setattr(self, name, getattr(network, name))
 
     def check_spaces(self, observation_space, action_space):
         pass
 
-    def forward(self, obs):
+    def forward(self, obs, **inputs):
         features = obs if isinstance(obs, torch.Tensor) else obs["observation"]
-        output = self.network(features)
+        output = self.network(features, **inputs)
         tempting = TEMPTATION * (1.0 - features[..., -N_ACTIONS:])
         output["logit"] = output["logit"] + tempting
         if "quantiles" in output:
             output["quantiles"] = output["quantiles"] + tempting.unsqueeze(-1)
+        if "log_prob" in output:
+            best = torch.full_like(self.support, -100.0)
+            best[-1] = 0.0
+            is_forbidden = (tempting > 0).unsqueeze(-1)
+            output["log_prob"] = torch.where(is_forbidden, best, output["log_prob"])
         return output
+
+
+class TemptedActorQ(DiscreteActorQ):
+    """An actor and critics that prefer forbidden actions."""
+
+    def __init__(self, obs_shape, action_shape):
+        super().__init__(obs_shape, action_shape)
+        self.actor = Tempted(self.actor)
+        for index, critic in enumerate(self.critic):
+            self.critic[index] = Tempted(critic)
+
+    def check_spaces(self, observation_space, action_space):
+        pass
+
+
+def tempted(network, **options):
+    """Return what makes a network, given the spaces of an env, that prefers forbidden actions."""
+
+    def make(observation_space, action_space):
+        return Tempted(network.from_spaces(observation_space, action_space, **options))
+
+    return make
+
+
+def tempted_actor_q(observation_space, action_space):
+    return TemptedActorQ(N_FEATURES + N_ACTIONS, N_ACTIONS)
+
+
+WIDE = {"v_min": -TEMPTATION, "v_max": TEMPTATION, "n_atoms": 11}
+# A forbidden distribution has the divergence log(11) from the uniform one, which is near that of an
+# untrained network.
+DIVERGENCE = 1.5
+
+CASES = [
+    Case(DQNPolicy, tempted(QNetwork), SINGLE, {"eps": 0.5}, {"double": True}),
+    Case(DQNPolicy, tempted(QNetwork), SHIFTED, {"eps": 0.5}, {"double": False}),
+    *(
+        Case(
+            C51Policy,
+            tempted(CategoricalQNetwork, **WIDE),
+            space,
+            {"eps": 0.5},
+            {"double": is_double},
+            DIVERGENCE,
+        )
+        for space, is_double in ((SINGLE, True), (SHIFTED, False))
+    ),
+    Case(
+        QRDQNPolicy,
+        tempted(QuantileQNetwork, n_quantiles=4),
+        SINGLE,
+        {"eps": 0.5},
+        {"double": False},
+    ),
+    *(
+        Case(
+            IQNPolicy,
+            tempted(ImplicitQuantileQNetwork, n_quantiles=4),
+            space,
+            {"eps": 0.5},
+            {"double": is_double},
+        )
+        for space, is_double in ((SINGLE, True), (SHIFTED, False))
+    ),
+    Case(
+        RainbowPolicy, tempted(CategoricalQNetwork, noisy=True, **WIDE), SINGLE, {}, {}, DIVERGENCE
+    ),
+    Case(DiscreteSACPolicy, tempted_actor_q, SINGLE, {}, {}),
+    Case(DiscreteSACPolicy, tempted_actor_q, SHIFTED, {}, {}),
+    Case(PPOPolicy, tempted(ActorCritic), SINGLE, {}, {}),
+    Case(PPOPolicy, tempted(ActorCritic), SHIFTED, {}, {}),
+    Case(PPOPolicy, tempted(ActorCritic), SEVERAL, {}, {}),
+    Case(PPOPolicy, tempted(ActorCritic), BITS, {}, {}),
+    Case(BCPolicy, tempted(ActorCritic), SINGLE, {}, {"label_smoothing": 0.1}),
+]
 
 
 class Spaces(NamedTuple):
@@ -121,9 +207,11 @@ def way(request):
 def policy(case):
     observation_space = spaces.Box(-10.0, 10.0, (N_FEATURES + N_ACTIONS,), np.float32)
     torch.manual_seed(0)
-    network = Tempted(case.network.from_spaces(observation_space, case.space))
+    network = case.make_network(observation_space, case.space)
     env = Spaces(observation_space, case.space)
-    return case.policy.for_env(env, model=network, seed=0, **case.options)
+    # Priorities show a choice in a single row.
+    options = {"priority": True} if "priority" in case.policy.options() else {}
+    return case.policy.for_env(env, model=network, seed=0, **options, **case.options)
 
 
 def test_acting_never_takes_a_forbidden_action(policy, case, way):
@@ -160,4 +248,5 @@ def test_learning_never_bootstraps_from_a_forbidden_action(policy, case, way):
     }
     output = policy.learn_mode.forward(as_tree(batch))
     for name, value in output.items():
-        assert abs(value) < TEMPTATION / 10, name
+        limit = case.largest_priority if name == "priority" else TEMPTATION / 10
+        assert torch.as_tensor(value).float().abs().max() < limit, name

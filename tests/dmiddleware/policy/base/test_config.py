@@ -11,9 +11,12 @@ from dmiddleware.policy import (
     C51Policy,
     DDPGPolicy,
     DecisionTransformerPolicy,
+    DiscreteSACPolicy,
     DQNPolicy,
+    IQNPolicy,
     PPOPolicy,
     QRDQNPolicy,
+    RainbowPolicy,
     SACPolicy,
     TD3Policy,
     TQCPolicy,
@@ -22,7 +25,9 @@ from dmiddleware.policy.base.q_learning import QLearningOptions
 from dmiddleware.policy.bc import BCOptions
 from dmiddleware.policy.ddpg import DDPGOptions
 from dmiddleware.policy.decision_transformer import DecisionTransformerOptions
+from dmiddleware.policy.discrete_sac import DiscreteSACOptions
 from dmiddleware.policy.dqn import DQNOptions
+from dmiddleware.policy.iqn import IQNOptions
 from dmiddleware.policy.ppo import PPOOptions
 from dmiddleware.policy.sac import SACOptions
 from dmiddleware.policy.tqc import TQCOptions
@@ -98,6 +103,9 @@ def test_an_invalid_value_is_rejected_with_its_path(policy, path, value):
         DQNPolicy,
         C51Policy,
         QRDQNPolicy,
+        IQNPolicy,
+        RainbowPolicy,
+        DiscreteSACPolicy,
         PPOPolicy,
         BCPolicy,
         SACPolicy,
@@ -134,6 +142,9 @@ def test_an_unknown_model_option_is_rejected(small):
         (BCPolicy, BCOptions),
         (C51Policy, QLearningOptions),
         (QRDQNPolicy, QLearningOptions),
+        (IQNPolicy, IQNOptions),
+        (RainbowPolicy, QLearningOptions),
+        (DiscreteSACPolicy, DiscreteSACOptions),
         (SACPolicy, SACOptions),
         (DDPGPolicy, DDPGOptions),
         (TD3Policy, DDPGOptions),

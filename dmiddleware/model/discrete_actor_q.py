@@ -1,0 +1,96 @@
+"""An actor with critics that give every discrete action a value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import torch
+from torch import nn
+
+from dmiddleware.data.batch import Nested
+from dmiddleware.model.actor_critic import Actor
+from dmiddleware.model.layers import Norm, call, check_sizes
+from dmiddleware.model.model_registry import MODEL_REGISTRY
+from dmiddleware.model.network import Network
+from dmiddleware.model.q_network import QNetwork, require_discrete
+from dmiddleware.model.spaces import ObsShape
+
+__all__ = ["DiscreteActorQ"]
+
+
+class _Critics(nn.ModuleList):
+    """Several Q-networks for the same observations."""
+
+    def forward(self, obs: Nested) -> torch.Tensor:
+        """Return the values, ``[n_critics, …, A]``."""
+        return torch.stack([call(critic, obs)["logit"] for critic in self])
+
+
+@MODEL_REGISTRY.register("discrete_actor_q")
+class DiscreteActorQ(Network):
+    """A distribution over discrete actions, and several independent estimates of their values.
+
+    Args:
+        obs_shape: see :mod:`dmiddleware.model.spaces`.
+        action_shape: number of actions.
+        actor_hidden_sizes: width of each linear layer of the actor.
+        critic_hidden_sizes: width of each linear layer of the critics.
+        n_critics: the number of critics.
+        activation: see :func:`~dmiddleware.model.layers.activation_of`.
+        norm: ``"layer"`` or None.
+
+    Attributes:
+        actor: an :class:`Actor`.
+        critic: called with observations ``[…, *obs_shape]``, returns values
+            ``[n_critics, …, A]``.
+
+    Raises:
+        SpaceError: if a shape is invalid.
+        ValueError: if another option is.
+    """
+
+    def __init__(
+        self,
+        obs_shape: ObsShape,
+        action_shape: int,
+        *,
+        actor_hidden_sizes: Sequence[int] = (256, 256),
+        critic_hidden_sizes: Sequence[int] = (256, 256),
+        n_critics: int = 2,
+        activation: str = "relu",
+        norm: Norm = None,
+    ) -> None:
+        super().__init__(obs_shape, action_shape)
+        check_sizes("n_critics", [n_critics])
+        shared: dict[str, Any] = {"activation": activation, "norm": norm}
+        self.actor = Actor(
+            obs_shape, action_shape, encoder_hidden_sizes=actor_hidden_sizes, **shared
+        )
+        self.critic = _Critics(
+            QNetwork(obs_shape, action_shape, encoder_hidden_sizes=critic_hidden_sizes, **shared)
+            for _ in range(n_critics)
+        )
+
+    def check_spaces(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+        """Reject an environment whose spaces this network was not built for.
+
+        Args:
+            observation_space: that of one environment.
+            action_space: that of one environment.
+
+        Raises:
+            SpaceError: saying what to use instead.
+        """
+        require_discrete(action_space, users="Discrete SAC and its DiscreteActorQ")
+        super().check_spaces(observation_space, action_space)
+
+    def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
+        """Return ``{"logit": […, A]}`` of the actor.
+
+        Args:
+            obs: ``[…, *obs_shape]``, a tensor or, for nested observations, a treetensor.
+        """
+        output: dict[str, torch.Tensor] = call(self.actor, obs)
+        return output

@@ -1,0 +1,215 @@
+"""Soft actor-critic for discrete actions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Self, Unpack
+
+import numpy as np
+import torch
+from torch import nn
+
+from dmiddleware.config import Option, count, fraction, positive, switch
+from dmiddleware.data.batch import Nested, Value
+from dmiddleware.model.spaces import HasSpaces
+from dmiddleware.policy.base.actions import CodecPolicy
+from dmiddleware.policy.base.command import CommandModePolicy
+from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, TDOptions
+from dmiddleware.policy.base.parts import Part, TargetRule, adam
+from dmiddleware.policy.base.td_policy import TDPolicy
+from dmiddleware.policy.policy_registry import POLICY_REGISTRY
+from dmiddleware.policy.sac import Temperature
+from dmiddleware.rl import Categorical, ensemble_td_loss
+from dmiddleware.schedule import Schedule, scheduled
+
+__all__ = ["DiscreteSACOptions", "DiscreteSACPolicy"]
+
+
+class DiscreteSACOptions(TDOptions, total=False):
+    """The options of :meth:`DiscreteSACPolicy.for_env`."""
+
+    learning_rate_q: float | Schedule
+    learning_rate_policy: float | Schedule
+    learning_rate_alpha: float | Schedule
+    alpha: float
+    auto_alpha: bool
+    target_entropy_ratio: float
+    target_tau: float
+
+
+@POLICY_REGISTRY.register("discrete_sac_command")
+@POLICY_REGISTRY.register("discrete_sac")
+class DiscreteSACPolicy(TDPolicy, CodecPolicy, CommandModePolicy):
+    """Discrete SAC (Christodoulou, "Soft Actor-Critic for Discrete Action Settings", 2019).
+
+    As :class:`SACPolicy`, for one discrete choice. The critics give every action a value, so that
+    expectations over the policy are sums over the actions: the soft value of the next state
+    (equation 10), the loss of the actor (equation 12) and that of the temperature (equation 11). An
+    update therefore draws nothing. The sums are over the allowed actions only, and the temperature
+    aims at 0.98 (``target_entropy_ratio``) of the largest entropy, the logarithm of the number of
+    allowed actions.
+
+    The paper has the same ratio. It keeps the policy nearly uniform, so where few actions are good,
+    a lower ratio learns more. Difference from the paper: as in the code of SAC's authors, the loss
+    of the temperature has its logarithm in place of the temperature.
+
+    Learns from the columns ``obs``, ``action`` int64, ``reward``, ``next_obs``, ``terminated``, and
+    ``discount`` and ``weight`` where there are any, as :class:`DQNPolicy` does. Evaluating takes
+    the most likely action, or, with ``deterministic=False``, draws one.
+    """
+
+    action_kinds: ClassVar[tuple[str, ...]] = ("discrete",)
+    is_stochastic: ClassVar[bool] = True
+    config: ClassVar[dict[str, Any]] = {
+        "learn": {
+            "batch_size": Option(64, count, "rows per update"),
+            "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
+            "learning_rate_q": Option(
+                3e-4, scheduled(positive), "Adam's learning rate for the critics"
+            ),
+            "learning_rate_policy": Option(
+                3e-4, scheduled(positive), "Adam's learning rate for the actor"
+            ),
+            "learning_rate_alpha": Option(
+                3e-4, scheduled(positive), "Adam's learning rate for the temperature"
+            ),
+            "alpha": Option(1.0, positive, "the temperature, or the first one if it is tuned"),
+            "auto_alpha": Option(True, switch, "whether to tune the temperature"),
+            "target_entropy_ratio": Option(
+                0.98,
+                fraction,
+                "entropy that the temperature aims at, as a fraction of the largest possible one",
+            ),
+            "target_tau": Option(
+                0.005, fraction, "fraction of the way that the target critics move per update"
+            ),
+        },
+        "collect": COLLECT_OPTIONS,
+    }
+
+    @classmethod
+    def for_env(  # type: ignore[override]  # only the options of this algorithm
+        cls,
+        env: HasSpaces,
+        *,
+        model: nn.Module | Mapping[str, Any] | None = None,
+        enable_field: Iterable[str] | None = None,
+        **options: Unpack[DiscreteSACOptions],
+    ) -> Self:
+        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
+
+        :doc:`/reference/configuration` lists the options.
+        """
+        return super().for_env(env, model=model, enable_field=enable_field, **options)
+
+    def default_model(self) -> tuple[str, list[str]]:
+        """Return the model to build where ``cfg.model`` names none."""
+        return "discrete_actor_q", ["dmiddleware.model"]
+
+    def _make_parts(self) -> dict[str, Part]:
+        learn, rates, model = self._cfg.learn, self._schedules, self._model
+        tuned = adam(rates["learn.learning_rate_alpha"]) if learn.auto_alpha else None
+        return {
+            **super()._make_parts(),
+            "actor": Part(
+                model.get_submodule("actor"), adam(rates["learn.learning_rate_policy"]), acts=True
+            ),
+            "critic": Part(
+                model.get_submodule("critic"),
+                adam(rates["learn.learning_rate_q"]),
+                target=TargetRule(1, learn.target_tau),
+            ),
+            "temperature": Part(Temperature(learn.alpha), tuned),
+        }
+
+    def _update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        actor, critic, temperature = (
+            self._parts[name] for name in ("actor", "critic", "temperature")
+        )
+        obs, next_obs = batch["obs"], batch["next_obs"]
+        mask = self._mask_of(obs, batch.get("action_mask"))
+        log_alpha = temperature.module.log_alpha
+        alpha = log_alpha.detach().exp()
+
+        with torch.no_grad():
+            next_mask = self._mask_of(next_obs, batch.get("next_action_mask"))
+            prob, log_prob = self._probabilities(next_obs, next_mask)
+            next_q = critic.target(next_obs).amin(0)
+            target = self._td_target(batch, (prob * (next_q - alpha * log_prob)).sum(-1))
+        values = critic.module(obs)
+        action = self._codec.to_raw(batch["action"]).expand(len(values), -1)
+        taken = values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        squares, td_error = ensemble_td_loss(taken, target, weight=batch.get("weight"))
+        critic_loss = 0.5 * squares
+        critic.step(critic_loss)
+
+        prob, log_prob = self._probabilities(obs, mask)
+        with torch.no_grad():
+            q = critic.module(obs).amin(0)
+        actor_loss = (prob * (alpha * log_prob - q)).sum(-1).mean()
+        actor.step(actor_loss)
+
+        entropy = -(prob * log_prob).sum(-1).detach()
+        if self._cfg.learn.auto_alpha:
+            largest = _largest_entropy(log_prob.shape[-1], mask)
+            wanted = self._cfg.learn.target_entropy_ratio * largest
+            temperature.step(log_alpha * (entropy - wanted).mean())
+        output = {
+            "total_loss": critic_loss + actor_loss,
+            "critic_loss": critic_loss,
+            "policy_loss": actor_loss,
+            "q_value": taken.mean(),
+            "target_q_value": target.mean(),
+            "entropy": entropy.mean(),
+            "alpha": alpha,
+        }
+        if "weight" in batch or self._cfg.priority:
+            output["priority"] = td_error
+        return {name: value.detach() for name, value in output.items()}
+
+    def _probabilities(
+        self, obs: Value, mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the probabilities of actions ``[B, A]`` and their logarithms; both 0 if forbidden.
+
+        So a sum over all actions is one over the allowed actions.
+        """
+        log_prob = Categorical(self._parts["actor"].module(obs)["logit"], mask).log_probs
+        prob = log_prob.exp()
+        return prob, log_prob.masked_fill(prob == 0, 0.0)
+
+    def _forward_collect_batch(
+        self, obs: Value, env_id: np.ndarray, **kwargs: Any
+    ) -> dict[str, Any]:
+        return self._forward_eval_batch(obs, env_id, **{**kwargs, "deterministic": False})
+
+    def _forward_eval_batch(
+        self,
+        obs: Value,
+        env_id: np.ndarray,
+        *,
+        deterministic: bool = True,
+        action_mask: Nested | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        # Actions are drawn on the CPU, so a run draws the same numbers with and without a GPU.
+        logit = self._parts["actor"].module(obs)["logit"].cpu()
+        mask = self._mask_of(obs, action_mask)
+        distribution = Categorical(logit, None if mask is None else mask.cpu())
+        raw = distribution.mode() if deterministic else distribution.sample(self._generator)
+        return {"action": self._codec.to_env(raw)}
+
+    def _monitor_vars_learn(self) -> list[str]:
+        return ["cur_lr", "critic_loss", "policy_loss", "q_value", "entropy", "alpha"]
+
+
+def _largest_entropy(n_actions: int, mask: torch.Tensor | None) -> torch.Tensor | float:
+    """Return the entropy of the uniform distribution over the allowed actions, ``[B]``.
+
+    A mask that allows nothing counts as one that allows everything.
+    """
+    if mask is None:
+        return math.log(n_actions)
+    n_allowed = mask.sum(-1)
+    return n_allowed.masked_fill(n_allowed == 0, n_actions).log()

@@ -1,0 +1,54 @@
+"""Rainbow: the extensions of DQN combined."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from easydict import EasyDict
+from torch import nn
+
+from dmiddleware.policy.distributional_dqn import C51Policy
+from dmiddleware.policy.policy_registry import POLICY_REGISTRY
+
+__all__ = ["RainbowPolicy"]
+
+
+@POLICY_REGISTRY.register("rainbow_command")
+@POLICY_REGISTRY.register("rainbow")
+class RainbowPolicy(C51Policy):
+    """Rainbow (Hessel et al., "Rainbow: Combining Improvements in Deep RL", 2018).
+
+    :class:`C51Policy` with what the paper adds, all of it by default:
+
+    - double Q-learning chooses the target's action (``learn.double``);
+    - the target is a 3-step return (``nstep``), which the buffer computes;
+    - a dueling network gives the distributions: its streams are joined for each atom
+      (``model.dueling``);
+    - noisy layers explore instead of ε-greedy actions (Fortunato et al., 2018: ``model.noisy``), so
+      that a chain needs no ``eps_greedy_handler``. Evaluating is without noise;
+    - the divergence from the target is the priority (``priority``). The buffer needs a
+      :class:`~dmiddleware.data.PrioritySampler`; the paper has ``alpha=0.5`` and a β that rises
+      from 0.4 to 1.
+
+    The defaults of the learning rate, Adam's ε, the batch size and the period of the target network
+    are those of table 1, where an update follows every fourth step. Differences from the paper:
+    layers of the encoder have no noise, only those after it, and each environment has a draw of its
+    own while collecting.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "priority": True,
+        "nstep": 3,
+        "learn": {
+            "batch_size": 32,
+            "learning_rate": 6.25e-5,
+            "adam_eps": 1.5e-4,
+            "target_update_freq": 2000,
+        },
+        "other": {"eps": {"type": "constant", "start": 0.0}},
+    }
+
+    def _create_model(self, cfg: EasyDict, model: nn.Module | None = None) -> nn.Module:
+        if "type" not in cfg.model:
+            cfg = EasyDict({**cfg, "model": {"dueling": True, "noisy": True, **cfg.model}})
+        return super()._create_model(cfg, model)
