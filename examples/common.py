@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 import click
 import gymnasium as gym
@@ -20,20 +20,23 @@ from dmiddleware.seeding import derive_seed
 
 __all__ = ["command"]
 
+Env: TypeAlias = str | Callable[..., gym.Env[Any, Any]]
+"""The id of an environment, or a function that makes one."""
+
 
 def fresh_returns(
-    policy: Policy, env_id: str, ckpt: Path, *, n_episode: int, seed: int
+    policy: Policy, env: Env, ckpt: Path, *, n_episode: int, seed: int
 ) -> list[float]:
     """Return the returns of a saved policy in episodes with seeds that training does not use."""
     policy.eval_mode.load_state_dict(load_checkpoint(ckpt))
     seed = derive_seed(seed, "fresh episodes")
-    with make_env_manager(env_id, env_num=min(n_episode, 25), seed=seed) as envs:
+    with make_env_manager(env, env_num=min(n_episode, 25), seed=seed) as envs:
         return evaluate_episodes(policy.eval_mode, envs, n_episode).get_episode_return()
 
 
-def record_video(policy: Policy, env_id: str, path: Path, *, seed: int) -> None:
+def record_video(policy: Policy, env: Env, path: Path, *, seed: int) -> None:
     """Film one episode of the policy; the suffix of the file (.mp4, .gif) selects the format."""
-    envs = make_env_manager(env_id, env_num=1, seed=seed, env_kwargs={"render_mode": "rgb_array"})
+    envs = make_env_manager(env, env_num=1, seed=seed, env_kwargs={"render_mode": "rgb_array"})
     frames = []
     with envs:
         done = False
@@ -41,7 +44,8 @@ def record_video(policy: Policy, env_id: str, path: Path, *, seed: int) -> None:
             frames.extend(envs.render())
             action = policy.eval_mode.forward(from_numpy(envs.ready_obs))["action"]
             done = bool(envs.step(action.numpy()).done[0])
-    write_film(path, frames, fps=gym.make(env_id).metadata["render_fps"])
+    made = gym.make(env) if isinstance(env, str) else env()
+    write_film(path, frames, fps=made.metadata["render_fps"])
 
 
 def write_film(path: Path, frames: list[Any], *, fps: int) -> None:
@@ -60,12 +64,12 @@ def write_film(path: Path, frames: list[Any], *, fps: int) -> None:
 
 
 def command(
-    env_id: str, make_policy: Callable[..., Policy], main: Callable[..., object]
+    default_env: Env, make_policy: Callable[..., Policy], main: Callable[..., object]
 ) -> click.Command:
     """Make the command line of an example.
 
     Args:
-        env_id: the environment for ``--evaluate``.
+        default_env: the environment for ``--evaluate``.
         make_policy: builds the policy, for ``--evaluate`` to load a checkpoint into.
         main: trains the policy; its defaults are those of the options. A parameter whose type is a
             ``Literal`` is a further option, which ``make_policy`` takes too; ``env`` is also the
@@ -119,7 +123,7 @@ def command(
             main(seed=seed, exp_name=exp_name, max_env_step=max_env_step, **choices)
             return
         policy = make_policy(seed, **choices)
-        env = choices.get("env", env_id)
+        env = choices.get("env", default_env)
         try:
             returns = fresh_returns(policy, env, evaluate, n_episode=episodes, seed=seed)
         except (DMiddlewareError, OSError) as error:

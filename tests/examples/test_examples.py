@@ -26,13 +26,16 @@ NAMES = [
     "custom_middleware",
     "custom_policy_per_env",
     "bc_offline",
+    "lunarlander",
 ]
+ALL = [*NAMES, pytest.param("pong_dqn", marks=pytest.mark.slow)]
 # Enough for each to collect, learn and evaluate.
 STEPS = dict.fromkeys(NAMES, 1200) | {
     "pendulum_sac": 400,
     "pendulum": 400,
     "mujoco": 80,
     "mujoco_ppo": 600,
+    "pong_dqn": 10_100,
 }
 # The episodes of an untrained Hopper are short.
 OPTIONS = {name: ("--env", "Hopper-v5") for name in NAMES if name.startswith("mujoco")}
@@ -64,7 +67,7 @@ def shorten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "OffPolicyLearner", learner)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_example_trains_and_its_checkpoint_can_be_played(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,7 +214,32 @@ def test_another_environment_than_the_listed_ones_is_a_usage_error() -> None:
     assert "'Humanoid-v5' is not one of 'HalfCheetah-v5', 'Hopper-v5'" in result.stderr
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("algo", ["c51", "qrdqn", "iqn"])
+def test_the_settings_of_each_algorithm_for_the_lunar_lander_are_valid(algo: str) -> None:
+    policy = importlib.import_module("examples.lunarlander").make_policy(0, algo)
+    assert policy.eval_mode.forward(torch.zeros(2, 8))["action"].shape == (2,)
+    assert not policy.get_attribute("explores")
+
+
+@pytest.mark.parametrize("algo", ["rainbow", "discrete_sac"])
+def test_an_algorithm_for_the_lunar_lander_explores_by_itself(
+    algo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shorten("lunarlander", monkeypatch)
+    example = importlib.import_module("examples.lunarlander")
+    result = example.main(seed=3, max_env_step=1100, algo=algo)
+    assert result.train_iter > 0
+    played = call("lunarlander", "--algo", algo, "--evaluate", str(result.ckpt), "--episodes", "1")
+    assert "over 1 fresh episodes" in played.stdout
+
+
+def test_an_unknown_algorithm_is_a_usage_error() -> None:
+    result = call("lunarlander", "--algo", "sarsa")
+    assert result.exit_code == 2
+    assert "'sarsa' is not one of 'dqn', 'c51'" in result.stderr
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_example_offers_its_options(name: str) -> None:
     result = call(name, "--help")
     for option in ("seed", "exp-name", "max-env-step", "evaluate", "episodes", "video"):

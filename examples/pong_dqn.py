@@ -1,0 +1,87 @@
+"""Deep Q-learning on Pong, from images; 21 points are a game without a miss.
+
+It needs the extra ``atari``.
+"""
+
+from typing import Any
+
+import gymnasium as gym
+
+from dmiddleware import Task
+from dmiddleware.data import TensorBuffer
+from dmiddleware.env import atari_preprocessing, make_env_manager
+from dmiddleware.policy import DQNPolicy
+from examples.common import command
+from middleware import (
+    ContextExchanger,
+    Experiment,
+    ExperimentResult,
+    ModelExchanger,
+    OffPolicyLearner,
+    StepCollector,
+    data_pusher,
+    eps_greedy_handler,
+    interaction_evaluator,
+    termination_checker,
+)
+
+GAME = {"frameskip": 1, "repeat_action_probability": 0.0, "obs_type": "grayscale"}
+
+
+def make_env(**kwargs: Any) -> gym.Env[Any, Any]:
+    """Make Pong with the preprocessing of DQN; it has no lives, and its rewards are signs."""
+    return atari_preprocessing(gym.make("ale_py:ALE/Pong-v5", **GAME, **kwargs))
+
+
+ENV = make_env
+
+
+def make_policy(seed: int = 0) -> DQNPolicy:
+    """Build a DQN policy with the network of Mnih et al. and 3-step returns."""
+    return DQNPolicy.for_env(
+        make_env_manager(ENV, env_num=1),
+        seed=seed,
+        nstep=3,
+        learning_rate=1e-4,
+        batch_size=32,
+        target_update_freq=1000,
+        eps_end=0.01,
+        eps_decay=100_000,
+    )
+
+
+def main(
+    seed: int = 0, exp_name: str = "pong_dqn", max_env_step: int = 1_500_000
+) -> ExperimentResult:
+    """Train DQN on Pong until it hardly misses the ball."""
+    policy = make_policy(seed)
+    experiment = Experiment(exp_name, policy, n_fresh_episode=30)
+    with Task(seed=seed) as task:
+        collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
+        eval_env = make_env_manager(ENV, env_num=10, seed=task.seed_for("evaluator"))
+        buffer = TensorBuffer(
+            200_000,
+            n_step=policy.nstep,
+            frame_stacks=("obs",),
+            store_next_obs=False,
+            seed=task.seed_for("buffer"),
+        )
+
+        task.use(ContextExchanger()).use(ModelExchanger(policy))
+        task.use(eps_greedy_handler(policy))
+        task.use(StepCollector(policy, collect_env, n_sample=32, random_steps=10_000))
+        task.use(data_pusher(buffer))
+        task.use(OffPolicyLearner(policy, buffer, updates_per_collect=8))
+        task.use(
+            interaction_evaluator(
+                policy, eval_env, n_episode=10, every_train_iter=12_500, stop_value=19.5
+            )
+        )
+        task.use(experiment)
+        task.use(termination_checker(max_env_step=max_env_step))
+        task.run()
+    return experiment.result
+
+
+if __name__ == "__main__":
+    command(ENV, make_policy, main)()

@@ -1,0 +1,59 @@
+"""Algorithms for discrete actions that learn values, on LunarLander and Pong.
+
+Settings that differ from the papers come from:
+
+- DQN: hyperparams/dqn.yml of rl-baselines3-zoo for LunarLander-v2 (learning rate, batch size,
+  period of the target network, network, ε); C51 and IQN have the same, since their papers have
+  settings for Atari only.
+- QR-DQN: hyperparams/qrdqn.yml of the same (learning rate, batch size, γ, target network, ε), with
+  64 quantiles instead of 170, to save time.
+- Rainbow: Hessel et al. (2018), table 1, for the n-step return, the exponents of prioritized replay
+  and the noise; learning rate and target network are those of a small network.
+- Discrete SAC: Christodoulou (2019) for everything but the target entropy, which is lower, and the
+  learning rates, which are those of DQN.
+- Pong: hyperparams/dqn.yml, "atari".
+"""
+
+from __future__ import annotations
+
+from tests.results.entry import Entry
+
+SEEDS = (0, 1, 2)
+SOLVED = "solved at 200"
+GYMNASIUM = "Gymnasium, documentation of LunarLander-v3"
+
+
+def _lunar_lander(algorithm: str, algo: str, minutes: float) -> Entry:
+    return Entry(
+        "Box2D",
+        algorithm,
+        "LunarLander-v3",
+        "examples.lunarlander",
+        options=("--algo", algo),
+        seeds=SEEDS,
+        at_least=200,
+        literature=SOLVED,
+        source=GYMNASIUM,
+        minutes=minutes,
+    )
+
+
+ENTRIES = [
+    _lunar_lander("DQN", "dqn", 6),
+    _lunar_lander("C51", "c51", 10),
+    _lunar_lander("QR-DQN", "qrdqn", 10),
+    _lunar_lander("IQN", "iqn", 20),
+    _lunar_lander("Rainbow", "rainbow", 15),
+    _lunar_lander("discrete SAC", "discrete_sac", 15),
+    Entry(
+        "Games and images",
+        "DQN",
+        "ALE/Pong-v5",
+        "examples.pong_dqn",
+        seeds=SEEDS,
+        at_least=18,
+        literature="18.9",
+        source="Mnih et al., Nature 2015, extended data table 2",
+        minutes=150,
+    ),
+]
