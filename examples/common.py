@@ -12,13 +12,15 @@ import gymnasium as gym
 from PIL import Image
 
 from dmiddleware import DMiddlewareError
-from dmiddleware.data import from_numpy, load_checkpoint
+from dmiddleware.data import load_checkpoint
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import Policy
 from dmiddleware.rollout import evaluate_episodes
 from dmiddleware.seeding import derive_seed
 
 __all__ = ["command"]
+
+MAX_FRAMES = 10_000
 
 Env: TypeAlias = str | Callable[..., gym.Env[Any, Any]]
 """The id of an environment, or a function that makes one."""
@@ -37,15 +39,10 @@ def fresh_returns(
 def record_video(policy: Policy, env: Env, path: Path, *, seed: int) -> None:
     """Film one episode of the policy; the suffix of the file (.mp4, .gif) selects the format."""
     envs = make_env_manager(env, env_num=1, seed=seed, env_kwargs={"render_mode": "rgb_array"})
-    frames = []
     with envs:
-        done = False
-        while not done:
-            frames.extend(envs.render())
-            action = policy.eval_mode.forward(from_numpy(envs.ready_obs))["action"]
-            done = bool(envs.step(action.numpy()).done[0])
+        film = evaluate_episodes(policy, envs, 1, max_frames=MAX_FRAMES).get_video()[0]
     made = gym.make(env) if isinstance(env, str) else env()
-    write_film(path, frames, fps=made.metadata["render_fps"])
+    write_film(path, list(film.transpose(0, 2, 3, 1)), fps=made.metadata["render_fps"])
 
 
 def write_film(path: Path, frames: list[Any], *, fps: int) -> None:

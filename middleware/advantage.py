@@ -81,7 +81,8 @@ def gae_estimator(policy: HasModes | LearnMode) -> Middleware[OnlineRLContext]:
 
     Args:
         policy: a policy (or its learn mode) with ``discount_factor``, ``gae_lambda`` and an
-            attribute ``value_fn``: observations ``[N, …]`` to values ``[N]``.
+            attribute ``value_fn``: observations ``[N, …]`` to values ``[N]``. That of a recurrent
+            policy also takes ``rows``, the rows before the observations.
 
     Reads:
         ctx.trajectories: a batch ``[T, …]`` or ``[T, E, …]`` with the columns ``value``,

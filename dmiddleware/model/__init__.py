@@ -29,6 +29,13 @@ from dmiddleware.model.q_network import (
     QNetwork,
     QuantileQNetwork,
 )
+from dmiddleware.model.recurrent import (
+    CoreKind,
+    RecurrentActorCritic,
+    RecurrentCore,
+    RecurrentNetwork,
+    RecurrentQNetwork,
+)
 from dmiddleware.model.spaces import (
     ActionKind,
     ActionPart,
@@ -55,6 +62,11 @@ __all__ = [
     "EnsembleLinear",
     "DecisionTransformer",
     "Network",
+    "RecurrentNetwork",
+    "RecurrentActorCritic",
+    "RecurrentQNetwork",
+    "RecurrentCore",
+    "CoreKind",
     "MLP",
     "NoisyLinear",
     "NoisyMLP",

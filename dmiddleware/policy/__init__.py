@@ -21,6 +21,7 @@ from dmiddleware.policy.base.modes import CollectMode, CommandMode, EvalMode, Ha
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
 from dmiddleware.policy.base.parts_policy import PartsPolicy, UpdateOutput
 from dmiddleware.policy.base.policy import Policy
+from dmiddleware.policy.base.recurrent import RecurrentPolicy
 from dmiddleware.policy.base.td_policy import TDPolicy
 from dmiddleware.policy.base.updates import is_update, priorities_of_rows, update_outputs
 from dmiddleware.policy.bc import BCPolicy
@@ -32,7 +33,9 @@ from dmiddleware.policy.dqn import DQNPolicy
 from dmiddleware.policy.iqn import IQNPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY, create_policy, get_policy_cls
 from dmiddleware.policy.ppo import PPOPolicy
+from dmiddleware.policy.r2d2 import R2D2Policy
 from dmiddleware.policy.rainbow import RainbowPolicy
+from dmiddleware.policy.recurrent_ppo import RecurrentPPOPolicy
 from dmiddleware.policy.sac import SACPolicy
 from dmiddleware.policy.tqc import TQCPolicy
 
@@ -66,7 +69,9 @@ __all__ = [
     "QRDQNPolicy",
     "IQNPolicy",
     "RainbowPolicy",
+    "R2D2Policy",
     "PPOPolicy",
+    "RecurrentPPOPolicy",
     "SACPolicy",
     "DiscreteSACPolicy",
     "DDPGPolicy",
@@ -76,6 +81,7 @@ __all__ = [
     "DecisionTransformerPolicy",
     "ActorPolicy",
     "CodecPolicy",
+    "RecurrentPolicy",
     "ActionCodec",
     "collate",
     "data_parallel",

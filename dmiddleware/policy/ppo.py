@@ -268,6 +268,16 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
             parts["reward_normaliser"] = Part(self._reward_normaliser)
         return parts
 
+    def _acting_output(self, obs: Value, **inputs: Any) -> dict[str, torch.Tensor]:
+        """Return the outputs ``[E, …]`` for what acting sees."""
+        output: dict[str, torch.Tensor] = self._model(self._normalised(obs))
+        return output
+
+    def _learning_output(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the outputs for a minibatch, with its leading dimensions."""
+        output: dict[str, torch.Tensor] = self._model(self._normalised(batch["obs"]))
+        return output
+
     def _forward_collect_batch(
         self,
         obs: Value,
@@ -278,7 +288,7 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
     ) -> dict[str, Any]:
         if self._obs_normaliser is not None:
             self._obs_normaliser.update(obs)
-        output = dict(self._model(self._normalised(obs)))
+        output = dict(self._acting_output(obs, **kwargs))
         output["value"] = self._as_return(output["value"])
         distribution = self._acting_distribution(output, obs, action_mask)
         raw = distribution.sample(self._generator)
@@ -326,7 +336,7 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
 
     def _update(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         learn = self._cfg.learn
-        output = self._model(self._normalised(batch["obs"]))
+        output = self._learning_output(batch)
         mask = self._mask_of(batch["obs"], batch.get("action_mask"))
         distribution = self._codec.distribution(output, mask)
         log_prob = distribution.log_prob(self._raw_action(batch))

@@ -39,6 +39,7 @@ from dmiddleware.rl.trajectories import (
     with_nstep_returns,
     with_returns_to_go,
 )
+from dmiddleware.rl.value_rescaling import rescale_value, unscale_value
 from dmiddleware.rl.vtrace import VTrace, vtrace
 from dmiddleware.schedule import Counters, Schedule, scheduled
 
@@ -66,6 +67,8 @@ __all__ = [
     "quantile_huber_loss",
     "taken_rows",
     "sequence_priority",
+    "rescale_value",
+    "unscale_value",
     "ppo_policy_loss",
     "PPOPolicyLoss",
     "ppo_value_loss",

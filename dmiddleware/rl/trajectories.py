@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dmiddleware.data.batch import Batch, as_tree, map_nested
+from dmiddleware.data.batch import Batch, as_tree, index_rows, map_nested
 from dmiddleware.rl.returns import discounted_return, gae, nstep_return, take_rows
 
 __all__ = ["with_advantages", "with_nstep_returns", "with_returns_to_go"]
@@ -52,7 +52,7 @@ def with_advantages(
     rows: Batch,
     *,
     reward: torch.Tensor,
-    value_fn: Callable[[Any], torch.Tensor],
+    value_fn: Callable[..., torch.Tensor],
     discount: float,
     gae_lambda: float,
 ) -> Batch:
@@ -66,7 +66,8 @@ def with_advantages(
     Args:
         rows: ``[T, …]`` or ``[T, E, …]``, with the column ``value`` and those of every transition.
         reward: the rewards, ``[T, …]`` float32, perhaps scaled.
-        value_fn: observations ``[N, …]`` to values ``[N]``.
+        value_fn: observations ``[N, …]`` to values ``[N]``. If the rows have the ``state`` of a
+            recurrent policy, it also takes ``rows``, the rows ``[N, …]`` before the observations.
         discount: gamma, in ``[0, 1]``.
         gae_lambda: lambda, in ``[0, 1]``.
 
@@ -77,8 +78,9 @@ def with_advantages(
     value, cut = rows["value"], _cuts(rows)
     next_value = torch.empty_like(value)
     next_value[:-1] = value[1:]
-    successors = map_nested(lambda leaf: leaf[cut], rows["next_obs"])
-    next_value[cut] = value_fn(_as_obs(successors)).to(value.dtype)
+    successors = _as_obs(map_nested(lambda leaf: leaf[cut], rows["next_obs"]))
+    before = {"rows": index_rows(rows, cut)} if "state" in rows else {}
+    next_value[cut] = value_fn(successors, **before).to(value.dtype)
     adv, ret = gae(
         reward,
         value,

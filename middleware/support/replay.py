@@ -23,6 +23,7 @@ from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.pipeline import ChainView, Context
 from dmiddleware.policy import LearnMode, priorities_of_rows
 from dmiddleware.rl import Counters, Schedule
+from middleware.support.checks import policy_setting
 from middleware.support.counters import RunCounters
 
 __all__ = [
@@ -212,8 +213,14 @@ def bind_to_policy(buffer: object, mode: LearnMode) -> None:
     """Make a buffer that computes n-step returns use the policy's discount.
 
     Raises:
-        ConfigError: if the buffer was built with another discount or n-step length.
+        ConfigError: if the buffer was built with another discount, n-step length or burn-in.
     """
+    burn_in = policy_setting(mode, "burn_in")
+    if isinstance(buffer, TensorBuffer) and burn_in not in (None, buffer.burn_in):
+        raise ConfigError(
+            f"the buffer has burn_in={buffer.burn_in}, but the policy has burn_in={burn_in}; build "
+            "it with TensorBuffer(size, burn_in=policy.burn_in, ...)"
+        )
     discount = mode.get_attribute("discount_factor")
     if isinstance(buffer, TensorBuffer) and buffer.n_step > 1 and discount is not None:
         buffer.bind(n_step=mode.get_attribute("nstep"), discount=discount)

@@ -1,7 +1,8 @@
-"""A recurrent policy in a chain."""
+"""Recurrent policies in a chain."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,62 +10,114 @@ import pytest
 import torch
 
 from dmiddleware import OnlineRLContext, Task, middleware
-from middleware import OnPolicyLearner, SnapshotSaver, StepCollector, interaction_evaluator
+from dmiddleware.data import PrioritySampler, TensorBuffer
+from dmiddleware.data.serialization import pack
+from dmiddleware.errors import ConfigError
+from dmiddleware.policy import Policy, R2D2Policy, RecurrentPPOPolicy
+from middleware import (
+    OffPolicyLearner,
+    OnPolicyLearner,
+    SnapshotSaver,
+    StepCollector,
+    data_pusher,
+    eps_greedy_handler,
+    gae_estimator,
+    interaction_evaluator,
+)
 from tests.dmiddleware.recurrent_policy import GRUPolicy, masked_cartpole
 
 N_STEPS = 12
+SMALL = {"hidden_size": 8, "encoder_hidden_sizes": [8], "head_hidden_sizes": [8]}
+
+
+@middleware(reads=("trajectories",), writes=("train_data",))
+def hand_over(ctx: Any) -> None:
+    """Learn from what was collected, as it is."""
+    ctx.train_data = ctx.trajectories
+
+
+def custom_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
+    """A policy of the user's own."""
+    policy = GRUPolicy(seed=0)
+    learner = OnPolicyLearner(policy, batch_size=5, epochs=1)
+    return policy, [StepCollector(policy, collect_env, n_sample=10), hand_over, learner]
+
+
+def ppo_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
+    policy = RecurrentPPOPolicy.for_env(
+        collect_env, seed=0, model=SMALL, obs_norm=True, reward_norm=True, learning_rate=1e-2
+    )
+    return policy, [
+        StepCollector(policy, collect_env, n_sample=10),
+        gae_estimator(policy),
+        OnPolicyLearner(policy, batch_size=5, epochs=2),
+    ]
+
+
+def buffer_for(policy: R2D2Policy, **options: Any) -> TensorBuffer:
+    return TensorBuffer(
+        100,
+        sampler=PrioritySampler(alpha=0.9, beta=0.6),
+        unroll_len=4,
+        stride=2,
+        start_columns=("state",),
+        seed=0,
+        **{"burn_in": policy.burn_in, **options},
+    )
+
+
+def r2d2_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
+    policy = R2D2Policy.for_env(collect_env, seed=0, model=SMALL, burn_in=2, learning_rate=1e-2)
+    buffer = buffer_for(policy)
+    return policy, [
+        eps_greedy_handler(start=0.5, end=0.1, decay_steps=100),
+        StepCollector(policy, collect_env, n_sample=10),
+        data_pusher(buffer),
+        OffPolicyLearner(policy, buffer, batch_size=3, updates_per_collect=2, learn_start=30),
+    ]
 
 
 class Run:
     """Collects, learns through time and evaluates; keeps what was collected."""
 
-    def __init__(self, folder: Path) -> None:
-        self.policy = GRUPolicy(seed=0)
+    def __init__(self, folder: Path, make_chain: Callable[[Any], tuple[Policy, list[Any]]]) -> None:
+        self.policy, chain = make_chain(masked_cartpole(2, seed=1))
         self.batches: list[Any] = []
         self.evaluations: list[float] = []
-
-        @middleware(reads=("trajectories",), writes=("train_data",))
-        def hand_over(ctx: Any) -> None:
-            self.batches.append(ctx.trajectories)
-            ctx.train_data = ctx.trajectories
-
         self.snapshots = SnapshotSaver(folder)
         self.task = Task(OnlineRLContext(), seed=0)
-        self.task.use(self.snapshots)
-        self.task.use(StepCollector(self.policy, masked_cartpole(2, seed=1), n_sample=10))
-        self.task.use(hand_over)
-        self.task.use(OnPolicyLearner(self.policy, batch_size=5, epochs=1))
-        self.task.use(
-            interaction_evaluator(
-                self.policy, masked_cartpole(2, seed=2), n_episode=2, every_train_iter=3
-            )
-        )
-        self.task.use(self.note)
+        eval_env = masked_cartpole(2, seed=2)
+        evaluator = interaction_evaluator(self.policy, eval_env, n_episode=2, every_train_iter=3)
+        for one in (self.snapshots, *chain, evaluator, self.note):
+            self.task.use(one)
 
     def note(self, ctx: Any) -> None:
+        self.batches.append(ctx.trajectories)
         if ctx.eval_value is not None:
             self.evaluations.append(ctx.eval_value)
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        state: dict[str, torch.Tensor] = self.policy.learn_mode.state_dict()["model"]
-        return state
+    def state(self) -> tuple[bytes, dict[str, torch.Tensor]]:
+        """Return all that the policy has learned."""
+        return pack(self.policy.learn_mode.state_dict())
 
 
 @pytest.mark.parametrize("stopped_after", [1, 5])
+@pytest.mark.parametrize("chain", [custom_chain, ppo_chain, r2d2_chain])
 def test_a_run_resumed_in_the_middle_of_an_episode_is_exact(
-    tmp_path: Path, stopped_after: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, chain: Any, stopped_after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Otherwise the ids of the episodes of two runs differ, whatever the seeds.
     monkeypatch.setattr("secrets.randbits", lambda n_bits: 7)
-    whole = Run(tmp_path / "whole")
+    whole = Run(tmp_path / "whole", chain)
     with whole.task:
         whole.task.run(max_step=N_STEPS)
-    stopped = Run(tmp_path / "run")
+        assert whole.task.ctx.train_iter > 10
+    stopped = Run(tmp_path / "run", chain)
     with stopped.task:
         stopped.task.run(max_step=stopped_after)
         stopped.snapshots.save(stopped.task)
     assert not stopped.batches[-1]["done"][-1].all()
-    resumed = Run(tmp_path / "run")
+    resumed = Run(tmp_path / "run", chain)
     with resumed.task:
         assert resumed.snapshots.resume(resumed.task)
         resumed.task.run(max_step=N_STEPS - stopped_after)
@@ -75,5 +128,22 @@ def test_a_run_resumed_in_the_middle_of_an_episode_is_exact(
         assert set(expected) == set(found)
         assert [n for n in expected if not torch.equal(expected[n], found[n])] == []
     assert stopped.evaluations + resumed.evaluations == whole.evaluations
-    weights = resumed.weights()
-    assert all(torch.equal(leaf, weights[name]) for name, leaf in whole.weights().items())
+    (plain, tensors), (other_plain, others) = whole.state(), resumed.state()
+    assert plain == other_plain
+    assert all(torch.equal(leaf, others[name]) for name, leaf in tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"burn_in": 1}, "burn_in=1, but the policy has burn_in=2"),
+        ({"n_step": 5}, "n_step=5, but the policy has n_step=1"),
+    ],
+)
+def test_a_buffer_that_does_not_fit_the_policy_is_rejected(
+    options: dict[str, Any], message: str
+) -> None:
+    with masked_cartpole(1) as envs:
+        policy = R2D2Policy.for_env(envs, model=SMALL, burn_in=2)
+    with pytest.raises(ConfigError, match=message):
+        OffPolicyLearner(policy, buffer_for(policy, **options))

@@ -524,7 +524,8 @@ class Policy(Configurable):
     def _probe(self, obs: Value, action_space: gym.Space[Any]) -> torch.Tensor | None:
         """Return the action for one observation, leaving the policy as it was."""
         field = next((one for one in ("eval", "collect") if one in self._enabled), None)
-        inputs = probe_inputs(self.act_inputs, self.initial_state, action_space)
+        names = self.get_attribute("act_inputs")
+        inputs = probe_inputs(names, self.initial_state, action_space)
         if field is None or inputs is None:
             return None
         generator, acting = self._generator.get_state(), self._state_dict_collect()

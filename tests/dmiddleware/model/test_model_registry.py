@@ -78,6 +78,8 @@ def test_the_public_names_are_these():
         "CategoricalQNetwork", "QuantileQNetwork", "GaussianActor", "QEnsemble", "EnsembleLinear",
         "DecisionTransformer",
         "ImplicitQuantileQNetwork", "DiscreteActorQ", "NoisyLinear", "NoisyMLP",
+        "RecurrentNetwork", "RecurrentActorCritic", "RecurrentQNetwork", "RecurrentCore",
+        "CoreKind",
         "MLP", "VectorEncoder", "OneHotEncoder", "NatureCNN", "NestedEncoder", "make_encoder",
         "MODEL_REGISTRY", "create_model",
         "ObsShape", "ActionKind",

@@ -12,18 +12,9 @@ from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
 from dmiddleware.rl import gae
 from dmiddleware.rollout import RolloutCollector
 
-pytestmark = pytest.mark.learning
+pytestmark = [pytest.mark.learning, pytest.mark.usefixtures("one_torch_thread")]
 
 DISCOUNT = 0.9
-
-
-@pytest.fixture(autouse=True)
-def one_torch_thread():
-    """More threads slow small networks down, and much more so on a machine with other load."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_dqn_finds_the_values_of_a_chain():

@@ -8,7 +8,7 @@ def test_the_public_names_are_these():
         "with_nstep_returns", "with_advantages", "with_returns_to_go",
         "categorical_target", "quantile_huber_loss", "taken_rows",
         "td_target", "q_target", "td_loss", "ensemble_td_loss", "weighted_mean", "TDLoss",
-        "sequence_priority",
+        "sequence_priority", "rescale_value", "unscale_value",
         "ppo_policy_loss", "PPOPolicyLoss", "ppo_value_loss", "approx_kl",
         "bc_loss", "bc_hits", "bc_discrete_loss", "bc_continuous_loss",
         "Schedule", "Counters", "scheduled", "epsilon_schedule", "epsilon_greedy",

@@ -16,7 +16,9 @@ from dmiddleware.policy import (
     IQNPolicy,
     PPOPolicy,
     QRDQNPolicy,
+    R2D2Policy,
     RainbowPolicy,
+    RecurrentPPOPolicy,
     SACPolicy,
     TD3Policy,
     TQCPolicy,
@@ -29,6 +31,7 @@ from dmiddleware.policy.discrete_sac import DiscreteSACOptions
 from dmiddleware.policy.dqn import DQNOptions
 from dmiddleware.policy.iqn import IQNOptions
 from dmiddleware.policy.ppo import PPOOptions
+from dmiddleware.policy.r2d2 import R2D2Options
 from dmiddleware.policy.sac import SACOptions
 from dmiddleware.policy.tqc import TQCOptions
 
@@ -71,6 +74,9 @@ IMPOSSIBLE = [
     (PPOPolicy, "learn.entropy_weight", float("inf")),
     (PPOPolicy, "learn.grad_clip_norm", -1.0),
     (PPOPolicy, "collect.n_sample", 0),
+    (RecurrentPPOPolicy, "learn.recompute_advantage", True),
+    (R2D2Policy, "burn_in", -1),
+    (R2D2Policy, "learn.priority_eta", 1.5),
     (PPOPolicy, "collect.n_episode", 0),
     (DecisionTransformerPolicy, "return_scale", 0.0),
     (DecisionTransformerPolicy, "action_bounding", "clip"),
@@ -106,7 +112,9 @@ def test_an_invalid_value_is_rejected_with_its_path(policy, path, value):
         IQNPolicy,
         RainbowPolicy,
         DiscreteSACPolicy,
+        R2D2Policy,
         PPOPolicy,
+        RecurrentPPOPolicy,
         BCPolicy,
         SACPolicy,
         DDPGPolicy,
@@ -139,6 +147,8 @@ def test_an_unknown_model_option_is_rejected(small):
     [
         (DQNPolicy, DQNOptions),
         (PPOPolicy, PPOOptions),
+        (RecurrentPPOPolicy, PPOOptions),
+        (R2D2Policy, R2D2Options),
         (BCPolicy, BCOptions),
         (C51Policy, QLearningOptions),
         (QRDQNPolicy, QLearningOptions),

@@ -1,0 +1,385 @@
+"""Networks with a memory: an LSTM or GRU between an encoder and the head of another network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dmiddleware.data.batch import Nested, leaves
+from dmiddleware.model.actor_critic import ActorCritic
+from dmiddleware.model.encoders import make_encoder
+from dmiddleware.model.layers import Init, Norm, check_choice, check_sizes
+from dmiddleware.model.model_registry import MODEL_REGISTRY
+from dmiddleware.model.network import Network
+from dmiddleware.model.q_network import QNetwork
+from dmiddleware.model.spaces import ActionKind, ActionShape, ObsShape, is_image, shape_leaves
+
+__all__ = [
+    "CoreKind",
+    "RecurrentActorCritic",
+    "RecurrentCore",
+    "RecurrentNetwork",
+    "RecurrentQNetwork",
+]
+
+CoreKind: TypeAlias = Literal["lstm", "gru"]
+"""``"lstm"`` (Hochreiter and Schmidhuber, 1997) or ``"gru"`` (Cho et al., 2014)."""
+
+_CORES: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
+
+
+class RecurrentCore(nn.Module):
+    """A layer of LSTM or GRU over sequences, time first, which starts again where episodes start.
+
+    The state is one tensor ``[B, state_size]``; that of an LSTM is its hidden state and its cell
+    state, one after the other. A sequence within one episode is one call of torch's layer. Where
+    episodes start inside a sequence, each piece between two starts (of any lane) is a call; a
+    compiled update, and one on a GPU, which reads no flags back, makes a call for each step.
+
+    Args:
+        in_features: length of the input's last dimension.
+        hidden_size: length of the output's last dimension.
+        core: the kind of layer.
+        init: ``"orthogonal"`` with biases of 0 (Huang et al., "The 37 Implementation Details of
+            PPO", 2022, detail 1 of the LSTM), or None (torch's own).
+
+    Attributes:
+        out_features: length of the output's last dimension.
+        state_size: length of the state's last dimension.
+
+    Raises:
+        ValueError: if an option is invalid.
+    """
+
+    def __init__(
+        self, in_features: int, hidden_size: int, *, core: CoreKind = "lstm", init: Init = None
+    ) -> None:
+        super().__init__()
+        check_sizes("hidden_size", [hidden_size])
+        check_choice("core", core, tuple(_CORES))
+        check_choice("init", init, ("orthogonal", None))
+        self.layer = _CORES[core](in_features, hidden_size)
+        self.out_features = hidden_size
+        self.state_size = 2 * hidden_size if core == "lstm" else hidden_size
+        if init == "orthogonal":
+            for name, parameter in self.layer.named_parameters():
+                if name.startswith("weight"):
+                    nn.init.orthogonal_(parameter)
+                else:
+                    nn.init.zeros_(parameter)
+
+    def forward(
+        self, x: torch.Tensor, state: torch.Tensor, is_first: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run over sequences.
+
+        Args:
+            x: ``[T, B, in_features]``.
+            state: ``[B, state_size]``, before the first step.
+            is_first: ``[T, B]`` bool, the steps before which the state is set to zeros; None: no
+                step.
+
+        Returns:
+            Features ``[T, B, hidden_size]``, and the state after the last step.
+        """
+        outputs = []
+        for start, end in pairwise(_piece_bounds(len(x), is_first)):
+            if is_first is not None:
+                state = state.masked_fill(is_first[start].unsqueeze(-1), 0.0)
+            output, state = self._run(x[start:end], state)
+            outputs.append(output)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs), state
+
+    def _run(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        layer = self.layer
+        if len(x) == 1:
+            hidden, state = self._step(x[0], state)
+            return hidden.unsqueeze(0), state
+        if isinstance(layer, nn.GRU):
+            features, after = layer(x, state.unsqueeze(0).contiguous())
+            return features, after[0]
+        hidden, cell = (part.unsqueeze(0).contiguous() for part in state.chunk(2, -1))
+        features, (hidden, cell) = layer(x, (hidden, cell))
+        return features, torch.cat([hidden[0], cell[0]], -1)
+
+    def _step(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        layer: Any = self.layer
+        weights = layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0
+        if isinstance(layer, nn.GRU):
+            hidden = torch.gru_cell(x, state, *weights)
+            return hidden, hidden
+        hidden, cell = torch.lstm_cell(x, state.chunk(2, -1), *weights)
+        return hidden, torch.cat([hidden, cell], -1)
+
+
+def _piece_bounds(n_steps: int, is_first: torch.Tensor | None) -> Sequence[int]:
+    """Return where the pieces begin that are run in one call each, and the end of the last one."""
+    if torch.compiler.is_compiling():
+        return range(n_steps + 1)  # the compiler traces no LSTM or GRU, but their cells
+    if is_first is None or n_steps == 1:
+        return (0, n_steps)
+    if is_first.device.type != "cpu":
+        return range(n_steps + 1)
+    starts = is_first[1:].any(-1).nonzero().squeeze(-1) + 1
+    return (0, *starts.tolist(), n_steps)
+
+
+class RecurrentNetwork(Network):
+    """Base of networks with a memory: encoder, core, and a head that reads the core's features.
+
+    A subclass sets :attr:`head`.
+
+    Args:
+        obs_shape: see :mod:`dmiddleware.model.spaces`.
+        action_shape: see :mod:`dmiddleware.model.spaces`; the number of actions if these are
+            discrete.
+        action_space: the kind of actions.
+        core: ``"lstm"`` or ``"gru"``.
+        hidden_size: width of the core.
+        encoder_hidden_sizes: width of each linear layer before the core; None: 64 for vectors, 512
+            for images.
+        prev_action: whether the core sees the previous action (zeros in an episode's first step).
+        prev_reward: whether the core sees the previous reward (0 in an episode's first step).
+        activation: see :func:`~dmiddleware.model.layers.activation_of`.
+        norm: ``"layer"`` or None, in the encoder.
+        init: ``"orthogonal"`` or None.
+
+    Attributes:
+        act_inputs: the keyword arguments of :meth:`forward` that the network needs.
+        head: the network that maps the core's features to outputs.
+
+    Raises:
+        SpaceError: if a shape is invalid.
+        ValueError: if another option is.
+    """
+
+    head: Network
+
+    def __init__(
+        self,
+        obs_shape: ObsShape,
+        action_shape: ActionShape,
+        *,
+        action_space: ActionKind = "discrete",
+        core: CoreKind = "lstm",
+        hidden_size: int = 128,
+        encoder_hidden_sizes: Sequence[int] | None = None,
+        prev_action: bool = True,
+        prev_reward: bool = True,
+        activation: str = "relu",
+        norm: Norm = None,
+        init: Init = None,
+    ) -> None:
+        super().__init__(obs_shape, action_shape, action_space=action_space)
+        has_image = any(is_image(leaf) for _, leaf in shape_leaves(obs_shape))
+        if encoder_hidden_sizes is None and not has_image:
+            encoder_hidden_sizes = (64,)
+        self.encoder = make_encoder(
+            obs_shape, encoder_hidden_sizes, activation=activation, norm=norm, init=init
+        )
+        n_seen = self.encoder.out_features + int(prev_reward)
+        if prev_action:
+            n_seen += sum(part.n_logits + part.n_means for part in self.action_parts)
+        self.core = RecurrentCore(n_seen, hidden_size, core=core, init=init)
+        wanted = {"is_first": True, "prev_action": prev_action, "prev_reward": prev_reward}
+        self.act_inputs = tuple(name for name, is_wanted in wanted.items() if is_wanted)
+
+    def initial_state(self, n: int) -> torch.Tensor:
+        """Return the state at the start of ``n`` episodes: zeros ``[n, S]``, on the CPU."""
+        return torch.zeros(n, self.core.state_size)
+
+    def forward(
+        self,
+        obs: Nested,
+        state: torch.Tensor,
+        *,
+        is_first: torch.Tensor,
+        prev_action: Nested | None = None,
+        prev_reward: torch.Tensor | None = None,
+        within_episode: bool = False,
+    ) -> dict[str, torch.Tensor]:
+        """Return the head's outputs, and ``state`` ``[B, S]``, the state after the last step.
+
+        Args:
+            obs: sequences ``[T, B, …]``, time first, or a single step ``[B, …]``.
+            state: ``[B, S]``, before the first step.
+            is_first: ``[T, B]`` (or ``[B]``) bool, the first steps of episodes, before which the
+                state is set to zeros.
+            prev_action: ``[T, B, …]``, raw (see :class:`~dmiddleware.policy.ActionCodec`).
+            prev_reward: ``[T, B]``.
+            within_episode: whether each sequence is within one episode, and ``state`` is right, so
+                that no state has to be set to zeros. Such sequences run faster.
+        """
+        seen = [self.encoder(obs)]
+        if prev_action is not None:
+            seen.append(self._encoded(prev_action).masked_fill(is_first.unsqueeze(-1), 0.0))
+        if prev_reward is not None:
+            seen.append(prev_reward.unsqueeze(-1))
+        x = torch.cat(seen, -1)
+        is_step = x.dim() == 2
+        if is_step:
+            x, is_first = x.unsqueeze(0), is_first.unsqueeze(0)
+        features, state = self.core(x, state, None if within_episode else is_first)
+        output: dict[str, torch.Tensor] = self.head(features[0] if is_step else features)
+        output["state"] = state
+        return output
+
+    def _encoded(self, action: Nested) -> torch.Tensor:
+        """Return raw actions as numbers ``[…, A]``: choices one-hot, the others as they are."""
+        by_path = dict(leaves(action))
+        encoded = []
+        for part in self.action_parts:
+            raw = by_path[part.name]
+            if part.kind == "discrete":
+                raw = F.one_hot(raw, part.sizes[0])
+            elif part.kind == "multi_discrete":
+                choices = enumerate(part.sizes)
+                raw = torch.cat([F.one_hot(raw[..., i], size) for i, size in choices], -1)
+            encoded.append(raw.float())
+        return torch.cat(encoded, -1)
+
+
+@MODEL_REGISTRY.register("recurrent_actor_critic")
+class RecurrentActorCritic(RecurrentNetwork):
+    """An :class:`ActorCritic` on the features of a memory that both share.
+
+    Args:
+        obs_shape: see :mod:`dmiddleware.model.spaces`.
+        action_shape: see :mod:`dmiddleware.model.spaces`; the number of actions if these are
+            discrete.
+        action_space: the kind of actions.
+        core: ``"lstm"`` or ``"gru"``.
+        hidden_size: width of the core.
+        encoder_hidden_sizes: width of each linear layer before the core; None: 64 for vectors, 512
+            for images.
+        head_hidden_sizes: width of each linear layer after the core, for actor and critic each.
+        prev_action: whether the core sees the previous action.
+        prev_reward: whether the core sees the previous reward.
+        activation: see :func:`~dmiddleware.model.layers.activation_of`.
+        norm: ``"layer"`` or None.
+        init: ``"orthogonal"`` (the last layers with gains 0.01 and 1) or None (torch's own).
+        log_std_init: logarithm of the first standard deviation of continuous actions.
+
+    Raises:
+        SpaceError: if a shape is invalid.
+        ValueError: if another option is.
+
+    Example:
+        >>> network = RecurrentActorCritic(4, 2, prev_reward=False)
+        >>> rows = {"prev_action": torch.zeros(10, 3).long(), "is_first": torch.zeros(10, 3) > 0}
+        >>> output = network(torch.zeros(10, 3, 4), network.initial_state(3), **rows)
+        >>> output["value"].shape, output["state"].shape
+        (torch.Size([10, 3]), torch.Size([3, 256]))
+    """
+
+    def __init__(
+        self,
+        obs_shape: ObsShape,
+        action_shape: ActionShape,
+        *,
+        action_space: ActionKind = "discrete",
+        core: CoreKind = "lstm",
+        hidden_size: int = 128,
+        encoder_hidden_sizes: Sequence[int] | None = None,
+        head_hidden_sizes: Sequence[int] = (64,),
+        prev_action: bool = True,
+        prev_reward: bool = True,
+        activation: str = "tanh",
+        norm: Norm = None,
+        init: Init = "orthogonal",
+        log_std_init: float = 0.0,
+    ) -> None:
+        super().__init__(
+            obs_shape,
+            action_shape,
+            action_space=action_space,
+            core=core,
+            hidden_size=hidden_size,
+            encoder_hidden_sizes=encoder_hidden_sizes,
+            prev_action=prev_action,
+            prev_reward=prev_reward,
+            activation=activation,
+            norm=norm,
+            init=init,
+        )
+        self.head = ActorCritic(
+            hidden_size,
+            action_shape,
+            action_space=action_space,
+            encoder_hidden_sizes=head_hidden_sizes,
+            activation=activation,
+            norm=norm,
+            init=init,
+            log_std_init=log_std_init,
+        )
+
+
+@MODEL_REGISTRY.register("recurrent_q_network")
+class RecurrentQNetwork(RecurrentNetwork):
+    """A :class:`QNetwork` on the features of a memory, for R2D2.
+
+    Kapturowski et al., "Recurrent Experience Replay in Distributed RL" (R2D2, 2019), section 2.3:
+    an LSTM and a dueling head, with the previous action and reward as further inputs.
+
+    Args:
+        obs_shape: see :mod:`dmiddleware.model.spaces`.
+        action_shape: number of actions.
+        core: ``"lstm"`` or ``"gru"``.
+        hidden_size: width of the core.
+        encoder_hidden_sizes: width of each linear layer before the core; None: 64 for vectors, 512
+            for images.
+        head_hidden_sizes: width of each linear layer after the core.
+        dueling: separate streams for the state's value and the actions' advantages.
+        prev_action: whether the core sees the previous action.
+        prev_reward: whether the core sees the previous reward.
+        activation: see :func:`~dmiddleware.model.layers.activation_of`.
+        norm: ``"layer"`` or None.
+        init: ``"orthogonal"`` or None (torch's own).
+
+    Raises:
+        SpaceError: if a shape is invalid.
+        ValueError: if another option is.
+    """
+
+    def __init__(
+        self,
+        obs_shape: ObsShape,
+        action_shape: int,
+        *,
+        core: CoreKind = "lstm",
+        hidden_size: int = 128,
+        encoder_hidden_sizes: Sequence[int] | None = None,
+        head_hidden_sizes: Sequence[int] = (64,),
+        dueling: bool = True,
+        prev_action: bool = True,
+        prev_reward: bool = True,
+        activation: str = "relu",
+        norm: Norm = None,
+        init: Init = None,
+    ) -> None:
+        super().__init__(
+            obs_shape,
+            action_shape,
+            core=core,
+            hidden_size=hidden_size,
+            encoder_hidden_sizes=encoder_hidden_sizes,
+            prev_action=prev_action,
+            prev_reward=prev_reward,
+            activation=activation,
+            norm=norm,
+            init=init,
+        )
+        self.head = QNetwork(
+            hidden_size,
+            action_shape,
+            encoder_hidden_sizes=head_hidden_sizes,
+            dueling=dueling,
+            activation=activation,
+            norm=norm,
+            init=init,
+        )

@@ -1,0 +1,278 @@
+"""Recurrent experience replay: Q-learning with a memory, from sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Self, Unpack
+
+import numpy as np
+import torch
+from torch import nn
+
+from dmiddleware.config import Option, at_least, count, fraction, positive, switch
+from dmiddleware.data.batch import Batch, Nested, Value
+from dmiddleware.errors import StructureError
+from dmiddleware.model.spaces import HasSpaces
+from dmiddleware.policy.base.q_learning import QLearningOptions, QLearningPolicy
+from dmiddleware.policy.base.recurrent import RecurrentPolicy
+from dmiddleware.policy.policy_registry import POLICY_REGISTRY
+from dmiddleware.rl import (
+    epsilon_greedy,
+    mask_logit,
+    nstep_return,
+    q_target,
+    rescale_value,
+    sequence_priority,
+    take_rows,
+    td_loss,
+    unscale_value,
+)
+from dmiddleware.schedule import scheduled
+
+__all__ = ["R2D2Options", "R2D2Policy"]
+
+
+class R2D2Options(QLearningOptions, total=False):
+    """The options of :meth:`R2D2Policy.for_env`."""
+
+    burn_in: int
+    value_rescaling: bool
+    priority_eta: float
+
+
+@POLICY_REGISTRY.register("r2d2_command")
+@POLICY_REGISTRY.register("r2d2")
+class R2D2Policy(RecurrentPolicy, QLearningPolicy):
+    """R2D2 (Kapturowski et al., "Recurrent Experience Replay in Distributed RL", ICLR 2019).
+
+    Double Q-learning with a dueling recurrent network, a
+    :class:`~dmiddleware.model.RecurrentQNetwork`, from prioritized sequences:
+
+    - The state at the start of a sequence is the one that was stored with its first row, and the
+      first ``burn_in`` rows only bring it up to date (section 3): the paper's "stored state" with
+      "burn-in".
+    - The target of a row is an n-step return to which the target network's value of the action that
+      the online network prefers is added, on the scale of
+      :func:`~dmiddleware.rl.rescale_value` (section 2.3), so rewards are not clipped.
+    - The priority of a sequence is a mixture of its largest and its mean error, with the weight
+      ``priority_eta`` (section 2.3).
+
+    It learns from sequences ``[T, B, …]`` of one episode each, as a
+    :class:`~dmiddleware.data.TensorBuffer` with ``unroll_len``, ``burn_in``, ``n_step=1`` and
+    ``start_columns=("state",)`` draws them. The policy itself sums the rewards of ``nstep`` steps;
+    near the end of a sequence it sums fewer, so no row beyond the sequence is needed.
+
+    Collecting takes the keyword ``eps``, as :class:`DQNPolicy` does; actors with different ε, as in
+    the paper, get it from their own programs.
+
+    The defaults of the discount, n, learning rate, Adam's ε, the target network and η are those of
+    the paper (table 2).
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "discount_factor": Option(0.997, fraction, "γ, the discount of future rewards"),
+        "nstep": Option(5, count, "number of rewards in an n-step target"),
+        "burn_in": Option(
+            0,
+            at_least(0, whole=True),
+            "rows at the start of a sequence that only update the state",
+        ),
+        "learn": {
+            "batch_size": Option(64, count, "sequences per update"),
+            "learning_rate": Option(
+                1e-4, scheduled(positive, reach=at_least(0)), "Adam's learning rate"
+            ),
+            "adam_eps": Option(1e-3, positive, "Adam's ε"),
+            "target_update_freq": Option(2500, count, "updates between target updates"),
+            "value_rescaling": Option(
+                True, switch, "whether to learn values on the scale of rescale_value"
+            ),
+            "priority_eta": Option(
+                0.9, fraction, "weight of a sequence's largest error in its priority"
+            ),
+        },
+    }
+    learn_columns: ClassVar[tuple[str, ...]] = (
+        "obs",
+        "action",
+        "reward",
+        "next_obs",
+        "terminated",
+        "is_first",
+        "mask",
+        "state",
+    )
+
+    @classmethod
+    def for_env(  # type: ignore[override]  # only the options of this algorithm
+        cls,
+        env: HasSpaces,
+        *,
+        model: nn.Module | Mapping[str, Any] | None = None,
+        enable_field: Iterable[str] | None = None,
+        **options: Unpack[R2D2Options],
+    ) -> Self:
+        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
+
+        :doc:`/reference/configuration` lists the options.
+        """
+        return super().for_env(env, model=model, enable_field=enable_field, **options)
+
+    def default_model(self) -> tuple[str, list[str]]:
+        """Return the model to build where ``cfg.model`` names none."""
+        return "recurrent_q_network", ["dmiddleware.model"]
+
+    @property
+    def nstep(self) -> int:
+        """1: the number of rewards that the buffer sums; the policy sums the others."""
+        return 1
+
+    @property
+    def burn_in(self) -> int:
+        """The rows at the start of a sequence that only update the state; the buffer's too."""
+        return int(self._cfg.burn_in)
+
+    def _forward_collect_batch(
+        self,
+        obs: Value,
+        env_id: np.ndarray,
+        *,
+        eps: float = 0.0,
+        action_mask: Nested | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        # Exploration draws on the CPU, so a run draws the same numbers with and without a GPU.
+        output = self._run(obs, kwargs, kwargs["state"])
+        logit, mask = output["logit"], self._mask_of(obs, action_mask)
+        if self._on_gpu:
+            logit, mask = logit.cpu(), None if mask is None else mask.cpu()
+        action = epsilon_greedy(logit, eps, generator=self._generator, mask=mask)
+        return {"action": self._codec.to_env(action), "state": output["state"]}
+
+    def _forward_eval_batch(
+        self, obs: Value, env_id: np.ndarray, *, action_mask: Nested | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        output = self._run(obs, kwargs, kwargs["state"])
+        best = _masked(output["logit"], self._mask_of(obs, action_mask)).argmax(-1)
+        return {"action": self._codec.to_env(best), "state": output["state"]}
+
+    def _get_trajectory_batch(self, batch: Batch) -> Batch:
+        return batch  # rewards are summed when learning
+
+    def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
+        shape, n_state_dims = tuple(batch["mask"].shape), batch["state"].dim()
+        if len(shape) != 2 or shape[0] <= self.burn_in or n_state_dims != 2:
+            raise StructureError(
+                f"{type(self).__name__} learns from sequences [T, B, …] of more than burn_in="
+                f"{self.burn_in} rows, with one state [B, S] for each, but the column mask has "
+                f"shape {shape} and the state {n_state_dims} dimensions; build the buffer with "
+                "unroll_len, burn_in=policy.burn_in and start_columns=('state',)"
+            )
+        return super()._forward_learn(batch, **kwargs)
+
+    def _update(self, batch: Mapping[str, Any], **drawn: Any) -> dict[str, torch.Tensor]:
+        learn, start = self._cfg.learn, self.burn_in
+        action = self._codec.to_raw(batch["action"])[start:]
+        mask = batch["mask"][start:]
+        online, target_network = self._q_values(batch)
+        target = self._targets(batch, online.detach(), target_network)
+        weight = mask.float()
+        if "weight" in batch:
+            weight = weight * batch["weight"]
+        loss, td_error = td_loss(online[:-1], action, target, weight=weight, criterion="mse")
+        norm = self._parts["q"].step(loss)
+        mean_target = _mean(target, mask)
+        output = {
+            "total_loss": loss.detach(),
+            "q_value": mean_target - _mean(td_error, mask),
+            "target_q_value": mean_target,
+        }
+        if learn.grad_clip_norm is not None:
+            output["grad_norm"] = norm
+        if "weight" in batch or self._cfg.priority:
+            output["priority"] = sequence_priority(td_error, mask, eta=learn.priority_eta)
+        return output
+
+    def _q_values(self, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the values ``[L + 1, B, A]`` by the online and by the target network.
+
+        These are the values of the observations of the ``L`` rows after the burn-in, and of the
+        successor of the last one.
+        """
+        obs = _with_successors(batch["obs"], batch["next_obs"])
+        seen = {
+            "is_first": _with_successors(batch["is_first"], torch.zeros_like(batch["is_first"])),
+            **{
+                name: _with_successors(batch[name], batch[following])
+                for name, following in (("prev_action", "action"), ("prev_reward", "reward"))
+                if name in batch
+            },
+        }
+        start, state = self.burn_in, batch["state"]
+        with torch.no_grad():
+            by_target = self._run(
+                obs, seen, state, model=self._parts["q"].target, within_episode=True
+            )
+            if start:
+                warm_up = _part(obs, slice(start)), _part(seen, slice(start))
+                state = self._run(*warm_up, state, within_episode=True)["state"]
+        learned = _part(obs, slice(start, None)), _part(seen, slice(start, None))
+        online = self._run(*learned, state, within_episode=True)
+        return online["logit"], by_target["logit"][start:]
+
+    @torch.no_grad()
+    def _targets(
+        self, batch: Mapping[str, Any], online: torch.Tensor, target_network: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the targets ``[L, B]`` of the rows after the burn-in (section 2.3).
+
+        ``h(sum of n rewards + γⁿ h⁻¹(Q⁻(s', a*)))`` with ``a* = argmax Q(s', a)``.
+        """
+        learn, start = self._cfg.learn, self.burn_in
+        mask = batch["mask"][start:]
+        is_last = torch.ones_like(mask)
+        is_last[:-1] = ~mask[1:]
+        summed = nstep_return(
+            batch["reward"][start:],
+            batch["terminated"][start:],
+            is_last,
+            n=int(self._cfg.nstep),
+            discount=self._cfg.discount_factor,
+        )
+        # Row t's successor is the observation t + 1.
+        after = summed.bootstrap_row + 1
+        allowed = self._mask_of(batch["next_obs"], batch.get("next_action_mask"))
+        if allowed is not None:
+            allowed = take_rows(allowed[start:], summed.bootstrap_row)
+        next_q = _masked(take_rows(target_network, after), allowed)
+        next_q_online = _masked(take_rows(online, after), allowed) if learn.double else None
+        target = q_target(
+            unscale_value(next_q) if learn.value_rescaling else next_q,
+            summed.reward,
+            summed.terminated,
+            discount=summed.discount,
+            next_q_online=next_q_online,
+        )
+        return rescale_value(target) if learn.value_rescaling else target
+
+
+def _masked(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    return q if mask is None else mask_logit(q, mask)
+
+
+def _mean(column: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the mean of the rows ``[L, B]`` that are not padding, without gradient."""
+    return column.masked_fill(~mask, 0.0).sum() / mask.sum()
+
+
+def _with_successors(column: Nested, following: Nested) -> Any:
+    """Return ``[T + 1, …]``: the first row of a column, and what follows each of its rows."""
+    if isinstance(column, Mapping):
+        return {key: _with_successors(column[key], following[key]) for key in column}
+    return torch.cat([column[:1], following])
+
+
+def _part(columns: Nested, rows: slice) -> Any:
+    if isinstance(columns, Mapping):
+        return {key: _part(columns[key], rows) for key in columns}
+    return columns[rows]

@@ -1,0 +1,123 @@
+"""Proximal policy optimisation with a memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from easydict import EasyDict
+
+from dmiddleware.config import check_value
+from dmiddleware.data.batch import Batch, Nested, Value, stack
+from dmiddleware.data.minibatches import MinibatchUnit
+from dmiddleware.errors import StructureError
+from dmiddleware.policy.base.recurrent import RecurrentPolicy
+from dmiddleware.policy.policy_registry import POLICY_REGISTRY
+from dmiddleware.policy.ppo import PPOPolicy
+
+__all__ = ["RecurrentPPOPolicy"]
+
+
+@POLICY_REGISTRY.register("ppo_recurrent_command")
+@POLICY_REGISTRY.register("ppo_recurrent")
+class RecurrentPPOPolicy(RecurrentPolicy, PPOPolicy):
+    """PPO whose actor and critic share an LSTM or a GRU.
+
+    As :class:`PPOPolicy`, with the details of recurrent PPO in Huang et al., "The 37 Implementation
+    Details of PPO" (2022), section 4: states start at zero and are reset where an episode starts,
+    minibatches consist of whole lanes ``[T, B, …]`` of envs, and each lane is run again from the
+    state that was stored with its first row, so the gradient flows back to that row.
+
+    The model is a :class:`~dmiddleware.model.RecurrentActorCritic`, or another
+    :class:`~dmiddleware.model.RecurrentNetwork` with its outputs. Learns also from the columns
+    ``state`` ``[T, B, S]``, of which the first row is used, ``is_first``, ``prev_action`` and
+    ``prev_reward``. Where no row of the same episode follows a row, the model runs on from the
+    state of this row to value its successor.
+
+    ``learn.recompute_advantage`` is not supported.
+    """
+
+    minibatch_unit: ClassVar[MinibatchUnit] = "lanes"
+    learn_columns: ClassVar[tuple[str, ...]] = (*PPOPolicy.learn_columns, "state", "is_first")
+
+    @classmethod
+    def check_config(cls, cfg: EasyDict) -> None:
+        """Reject invalid combinations."""
+        super().check_config(cfg)
+        check_value(
+            not cfg.learn.recompute_advantage,
+            "learn.recompute_advantage",
+            cfg.learn.recompute_advantage,
+            "False for a recurrent policy, which would have to run all lanes again",
+        )
+
+    def default_model(self) -> tuple[str, list[str]]:
+        """Return the model to build where ``cfg.model`` names none."""
+        return "recurrent_actor_critic", ["dmiddleware.model"]
+
+    def _acting_output(self, obs: Value, **inputs: Any) -> dict[str, torch.Tensor]:
+        return self._run(self._normalised(obs), inputs, inputs["state"])
+
+    def _forward_eval_batch(
+        self,
+        obs: Value,
+        env_id: np.ndarray,
+        *,
+        deterministic: bool = True,
+        action_mask: Nested | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        output = self._acting_output(obs, **kwargs)
+        distribution = self._acting_distribution(output, obs, action_mask)
+        raw = distribution.mode() if deterministic else distribution.sample(self._generator)
+        return {"action": self._codec.to_env(raw), "state": output["state"]}
+
+    def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
+        if batch["adv"].dim() != 2:
+            raise StructureError(
+                f"{type(self).__name__} learns from lanes [T, B, …], but the column adv has shape "
+                f"{tuple(batch['adv'].shape)}; use StepCollector and OnPolicyLearner"
+            )
+        return super()._forward_learn(batch, **kwargs)
+
+    def _learning_output(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        return self._run(self._normalised(batch["obs"]), batch, batch["state"][0])
+
+    def _value_fn(self, obs: Nested, rows: Batch | None = None) -> torch.Tensor:
+        """Return V of the successors of rows.
+
+        Args:
+            obs: the successors, ``[N, *obs_shape]``.
+            rows: the rows ``[N, …]`` before them, with the state before each row.
+
+        Returns:
+            ``[N]`` float32, on the CPU.
+
+        Raises:
+            StructureError: without rows, because an observation alone has no value.
+        """
+        if rows is None:
+            raise StructureError(
+                f"value_fn of {type(self).__name__} needs the rows before the observations, since "
+                "a value depends on the state; use gae_estimator, which passes them"
+            )
+        if self._model.training:
+            self._model.eval()
+        with torch.no_grad():
+            seen = {"is_first": _both(rows["is_first"], torch.zeros_like(rows["is_first"]))}
+            for name, following in (("prev_action", "action"), ("prev_reward", "reward")):
+                if name in rows:
+                    seen[name] = _both(rows[name], rows[following])
+            seen = {name: self._as_obs(column) for name, column in seen.items()}
+            both = self._normalised(self._as_obs(_both(rows["obs"], obs)))
+            value = self._run(both, seen, rows["state"].to(self._device))["value"][1]
+        return self._as_return(value).cpu()
+
+
+def _both(first: Value, second: Any) -> Value:
+    """Return two steps ``[2, N, …]``, nested like both."""
+    if isinstance(first, torch.Tensor):
+        return torch.stack([first, second])
+    return stack([first, second])

@@ -1,0 +1,54 @@
+"""What policies with a memory reach."""
+
+from tests.results.entry import Entry
+
+SECTION = "Memory"
+POSITIONS = "CartPolePositions-v1"
+RECALL = "Recall-v0"
+
+ENTRIES = [
+    Entry(
+        SECTION,
+        "recurrent PPO",
+        POSITIONS,
+        "examples.cartpole_memory_ppo",
+        seeds=(0, 1, 2),
+        at_least=475.0,
+        literature="475, the bar at which CartPole-v1 with velocities counts as solved",
+        source="Gymnasium's registry",
+        minutes=8.0,
+    ),
+    Entry(
+        SECTION,
+        "R2D2",
+        POSITIONS,
+        "examples.cartpole_memory_r2d2",
+        seeds=(0, 1, 2),
+        at_least=475.0,
+        literature="475, the bar at which CartPole-v1 with velocities counts as solved",
+        source="Gymnasium's registry",
+        minutes=8.0,
+    ),
+    Entry(
+        SECTION,
+        "recurrent PPO",
+        RECALL,
+        "examples.recall_ppo",
+        seeds=(0, 1, 2),
+        at_least=0.95,
+        literature="1, the best possible return with a memory",
+        source="the environment's definition",
+        minutes=1.0,
+    ),
+    Entry(
+        SECTION,
+        "PPO (no memory)",
+        RECALL,
+        "examples.recall_ppo",
+        options=("--memory", "none"),
+        seeds=(0, 1, 2),
+        literature="0.25, the best possible return without a memory",
+        source="the environment's definition",
+        minutes=1.0,
+    ),
+]
