@@ -69,9 +69,10 @@ def command(
         default_env: the environment for ``--evaluate``.
         make_policy: builds the policy, for ``--evaluate`` to load a checkpoint into.
         main: trains the policy; its defaults are those of the options. A parameter whose type is a
-            ``Literal`` is a further option, which ``make_policy`` takes too; ``env`` is also the
+            ``Literal`` is a further option, which ``make_policy`` may take too; ``env`` is also the
             environment for ``--evaluate``.
     """
+    taken = inspect.signature(make_policy).parameters
     default = {name: p.default for name, p in inspect.signature(main).parameters.items()}
 
     @click.command(help=inspect.getdoc(main), context_settings={"show_default": True})
@@ -119,7 +120,8 @@ def command(
                 raise click.UsageError("--video needs a checkpoint; name one with --evaluate")
             main(seed=seed, exp_name=exp_name, max_env_step=max_env_step, **choices)
             return
-        policy = make_policy(seed, **choices)
+        own = {name: choice for name, choice in choices.items() if name in taken}
+        policy = make_policy(seed, **own)
         env = choices.get("env", default_env)
         try:
             returns = fresh_returns(policy, env, evaluate, n_episode=episodes, seed=seed)

@@ -39,6 +39,7 @@ from dmiddleware.data.classic import (
     get_buffer_cls,
 )
 from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
+from dmiddleware.data.hindsight import GoalFunction, HindsightReplay
 from dmiddleware.data.minari import load_minari, save_minari
 from dmiddleware.data.minibatches import (
     MinibatchUnit,
@@ -73,6 +74,8 @@ __all__ = [
     "TensorBuffer",
     "DequeBuffer",
     "BufferedData",
+    "HindsightReplay",
+    "GoalFunction",
     "SharedHandle",
     "SharedColumns",
     "Sampler",

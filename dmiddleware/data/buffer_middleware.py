@@ -14,6 +14,7 @@ alternative.
 | :class:`group_sample` | yes | no: ``unroll_len`` |
 | :class:`padding` | yes | no: ``unroll_pad`` |
 | :class:`sample_range_view` | yes | yes |
+| :class:`~dmiddleware.data.HindsightReplay` | no | yes |
 """
 
 # The lower-case class names are the ones that DI-engine's users know.

@@ -30,6 +30,7 @@ NAMES = [
     "custom_policy_per_env",
     "bc_offline",
     "lunarlander",
+    "bitflip_her",
 ]
 ALL = [*NAMES, pytest.param("pong_dqn", marks=pytest.mark.slow)]
 # Enough for each to collect, learn and evaluate.

@@ -1,0 +1,199 @@
+"""Hindsight experience replay: sampled rows get goals that were reached."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dmiddleware.data.arguments import check_count
+from dmiddleware.data.batch import Batch, leaves
+from dmiddleware.data.buffer import Buffer
+from dmiddleware.data.buffer_middleware import ActionMiddleware, Chain
+from dmiddleware.data.tensor_buffer import TensorBuffer
+from dmiddleware.errors import ConfigError, StructureError
+
+__all__ = ["GoalFunction", "HindsightReplay"]
+
+_ACHIEVED: Final = "next_obs.achieved_goal"
+_DESIRED: Final = ("obs.desired_goal", "next_obs.desired_goal")
+
+
+class GoalFunction(Protocol):
+    """A function of many goals at once, such as ``compute_reward`` of a goal-conditioned env."""
+
+    def __call__(
+        self, achieved_goal: npt.NDArray[Any], desired_goal: npt.NDArray[Any], info: Any, /
+    ) -> npt.ArrayLike:
+        """Return one number or flag for each pair of goals, ``[n]``.
+
+        Args:
+            achieved_goal: ``[n, …]``.
+            desired_goal: ``[n, …]``.
+            info: an empty dictionary, because buffers store no infos.
+        """
+        ...
+
+
+class HindsightReplay(ActionMiddleware):
+    """Replaces the goals of sampled rows by goals that their episodes reached later.
+
+    Hindsight experience replay (Andrychowicz et al., "Hindsight Experience Replay", NeurIPS 2017,
+    algorithm 1), for observations with the keys ``observation``, ``achieved_goal`` and
+    ``desired_goal``, as those of Gymnasium-Robotics. Each sampled row gets another
+    ``desired_goal``, in ``obs`` and ``next_obs``, with probability k / (k + 1), and the reward that
+    belongs to it. The paper stores each row with its own goal and with k others instead, of which
+    samples have the same mix. The policy must learn from single steps (``nstep=1``), because the
+    rewards of later steps are not computed again.
+
+    Add it to a buffer that follows episodes::
+
+        buffer = TensorBuffer(100_000, follow_episodes=True)
+        buffer.use(HindsightReplay(env.unwrapped.compute_reward))
+
+    Args:
+        compute_reward: the reward of each pair of goals; the env's method, or a function.
+        compute_terminated: whether reaching ``achieved_goal`` ends an episode with
+            ``desired_goal``. None: the end of an episode does not depend on its goal, so
+            ``terminated`` stays as it is.
+        strategy: where a row's new goal comes from: ``"future"`` takes what a random row from this
+            one to the end of the episode achieved, ``"final"`` what the last one did (sections 3.3
+            and 4.5). The last row that is known counts while an episode has not ended.
+        n_goals: k, the ratio of new goals to the episodes' own.
+
+    Raises:
+        ConfigError: if the strategy is unknown or a function is missing; from ``buffer.use``, if
+            the buffer computes n-step returns or sequences, or does not follow episodes.
+        StructureError: from ``buffer.sample``, if rows have no goals, or a function does not return
+            one value for each.
+
+    Example:
+        >>> from dmiddleware.data import as_tree
+        >>> def reward(achieved, desired, info):
+        ...     return -np.any(achieved != desired, -1).astype(np.float32)
+        >>> at = torch.arange(5.0)[:, None]
+        >>> goal = torch.full((4, 1), 9.0)
+        >>> buffer = TensorBuffer(10, follow_episodes=True, seed=0)
+        >>> _ = buffer.use(HindsightReplay(reward, strategy="final", n_goals=1000))
+        >>> _ = buffer.push(as_tree({
+        ...     "obs": {"observation": at[:4], "achieved_goal": at[:4], "desired_goal": goal},
+        ...     "next_obs": {"observation": at[1:], "achieved_goal": at[1:], "desired_goal": goal},
+        ...     "reward": torch.full((4,), -1.0), "done": torch.tensor([False] * 3 + [True]),
+        ...     "terminated": torch.zeros(4, dtype=torch.bool),
+        ...     "truncated": torch.zeros(4, dtype=torch.bool),
+        ...     "episode_id": torch.zeros(4, dtype=torch.int64),
+        ... }))
+        >>> sample = buffer.sample(4)
+        >>> sample.obs.desired_goal.unique()
+        tensor([4.])
+        >>> torch.equal(sample.reward == 0.0, sample["index"] == 3)
+        True
+    """
+
+    def __init__(
+        self,
+        compute_reward: GoalFunction,
+        *,
+        compute_terminated: GoalFunction | None = None,
+        strategy: Literal["future", "final"] = "future",
+        n_goals: int = 4,
+    ) -> None:
+        super().__init__()
+        for name, function in (
+            ("compute_reward", compute_reward),
+            ("compute_terminated", compute_terminated),
+        ):
+            if not callable(function) and (function is not None or name == "compute_reward"):
+                raise ConfigError(
+                    f"{name} must be a function of achieved goals, desired goals and an info, such "
+                    f"as env.unwrapped.{name}, got {function!r:.100}"
+                )
+        if strategy not in ("future", "final"):
+            raise ConfigError(f"strategy must be 'future' or 'final', got {strategy!r}")
+        self._compute_reward = compute_reward
+        self._compute_terminated = compute_terminated
+        self._strategy = strategy
+        check_count("n_goals", n_goals)
+        self._share = n_goals / (n_goals + 1)
+
+    def attach(self, buffer: Buffer) -> None:
+        """Check that this buffer middleware works on the buffer.
+
+        Raises:
+            TypeError: if it is not a TensorBuffer.
+            ConfigError: if it computes n-step returns or sequences, or does not follow episodes.
+        """
+        if not isinstance(buffer, TensorBuffer):
+            raise TypeError(
+                f"HindsightReplay works on a TensorBuffer, which knows the later rows of an "
+                f"episode, got a {type(buffer).__name__}"
+            )
+        settings = buffer.settings
+        for name, needed in (("n_step", 1), ("unroll_len", None), ("follow_episodes", True)):
+            if settings[name] != needed:
+                raise ConfigError(
+                    f"HindsightReplay needs a buffer with {name}={needed}, but this one has "
+                    f"{name}={settings[name]}; it gives new goals to single steps, and takes them "
+                    "from later steps of the same episodes"
+                )
+        super().attach(buffer)
+
+    def sample(self, chain: Chain, n: int, **kwargs: Any) -> Batch:
+        """Draw rows, and give new goals to some of them."""
+        batch: Batch = chain(n, **kwargs)
+        columns = dict(leaves(batch))
+        _check_columns(columns)
+        chosen = np.flatnonzero(self._attached.generator.random(n) < self._share)
+        if len(chosen):
+            self._relabel(columns, torch.from_numpy(chosen))
+        return batch
+
+    def _relabel(self, columns: dict[str, torch.Tensor], chosen: torch.Tensor) -> None:
+        """Give new goals to the chosen rows ``[m]`` of a batch's leaves, in place."""
+        buffer = self._attached
+        assert isinstance(buffer, TensorBuffer)
+        index = columns["index"][chosen]
+        if self._strategy == "future":
+            later = buffer.sample_future(index)
+        else:
+            later = buffer.ahead(index, buffer.steps_left(index))
+        ((_, desired),) = leaves(buffer.get(later, [_ACHIEVED]))
+        for name in _DESIRED:
+            columns[name][chosen] = desired.to(columns[name].dtype)
+        goals = columns[_ACHIEVED][chosen].numpy(), desired.numpy()
+        reward = _values(self._compute_reward, "compute_reward", *goals)
+        columns["reward"][chosen] = reward.to(columns["reward"].dtype)
+        if self._compute_terminated is not None:
+            terminated = _values(self._compute_terminated, "compute_terminated", *goals).bool()
+            columns["terminated"][chosen] = terminated
+            columns["done"][chosen] = terminated | columns["truncated"][chosen]
+
+
+def _check_columns(columns: Collection[str]) -> None:
+    missing = [name for name in (_ACHIEVED, *_DESIRED) if name not in columns]
+    if missing:
+        raise StructureError(
+            f"HindsightReplay needs observations with goals, but the rows have no "
+            f"{' and no '.join(missing)}; collect from a goal-conditioned env, and do not flatten "
+            "its observations"
+        )
+    if "discount" in columns:
+        raise ConfigError(
+            "HindsightReplay needs single steps, but the rows have n-step returns (the column "
+            "discount); use a policy with nstep=1, without nstep_reward_enhancer"
+        )
+
+
+def _values(
+    function: GoalFunction, name: str, achieved: npt.NDArray[Any], desired: npt.NDArray[Any]
+) -> torch.Tensor:
+    values = torch.as_tensor(np.asarray(function(achieved, desired, {})))
+    if values.shape != (len(achieved),):
+        raise StructureError(
+            f"{name} must return one value for each of {len(achieved)} goals, but returned the "
+            f"shape {tuple(values.shape)}; pass a function of many goals at once"
+        )
+    return values
