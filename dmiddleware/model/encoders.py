@@ -62,10 +62,7 @@ class VectorEncoder(MLP):
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Return features ``[…, out_features]`` of ``obs [… , *obs_shape]``."""
-        x = as_float(obs)
-        if self._n_dims != 1:
-            x = x.flatten(-self._n_dims) if self._n_dims else x.unsqueeze(-1)
-        return super().forward(x)
+        return super().forward(_flat(as_float(obs), self._n_dims))
 
 
 class OneHotEncoder(MLP):
@@ -162,12 +159,15 @@ class NatureCNN(nn.Module):
 
 
 class NestedEncoder(nn.Module):
-    """One encoder per leaf of a Dict or Tuple observation, concatenated and joined by one layer.
+    """An encoder of Dict and Tuple observations.
+
+    All arrays of numbers are joined to one vector. If there are images or integers too, each of
+    them has an encoder of its own, and one layer joins the features.
 
     Args:
         obs_shape: mapping of names to observation shapes, which may be nested.
-        hidden_sizes: width of each layer in every leaf's encoder, the last one also that of the
-            layer that joins them; None: each encoder's own default, joined in 128.
+        hidden_sizes: width of each layer in every encoder, the last one also that of the layer that
+            joins them; None: each encoder's own default, joined in 128.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"`` or None.
         init: ``"orthogonal"`` or None.
@@ -187,14 +187,23 @@ class NestedEncoder(nn.Module):
     ) -> None:
         super().__init__()
         options: dict[str, Any] = {"activation": activation, "norm": norm, "init": init}
-        named = list(shape_leaves(obs_shape))
-        self._paths = [path for path, _ in named]
+        named = dict(shape_leaves(obs_shape))
+        others = {path: one for path, one in named.items() if is_image(one) or is_one_hot(one)}
+        vectors = {path: one for path, one in named.items() if path not in others}
+        self._vectors = [(path, len(leaf)) for path, leaf in vectors.items()]
+        self._others = list(others)
+        shapes: list[ObsShape] = list(others.values())
+        if vectors:
+            shapes.insert(0, sum(map(math.prod, vectors.values())))
         # A list, because names of a space may hold dots, which names of modules may not.
-        encoders = [make_encoder(leaf, hidden_sizes, **options) for _, leaf in named]
+        encoders = [make_encoder(shape, hidden_sizes, **options) for shape in shapes]
         self.encoders = nn.ModuleList(encoders)
-        width = hidden_sizes[-1] if hidden_sizes else 128
-        self.join = MLP(sum(encoder.out_features for encoder in encoders), (width,), **options)
-        self.out_features = width
+        self.out_features = encoders[0].out_features
+        self.join: MLP | None = None
+        if len(encoders) > 1:
+            self.out_features = hidden_sizes[-1] if hidden_sizes else 128
+            width = sum(encoder.out_features for encoder in encoders)
+            self.join = MLP(width, (self.out_features,), **options)
 
     def forward(self, obs: Nested) -> torch.Tensor:
         """Return features ``[…, out_features]``.
@@ -203,12 +212,14 @@ class NestedEncoder(nn.Module):
             obs: a treetensor or nested dictionary of tensors, with the keys of the shape; more
                 keys are ignored.
         """
-        features = []
-        for path, encoder in zip(self._paths, self.encoders, strict=True):
-            leaf = obs
-            for key in path:
-                leaf = leaf[key]
-            features.append(encoder(leaf))
+        inputs = [_at(obs, path) for path in self._others]
+        if self._vectors:
+            flat = [_flat(as_float(_at(obs, path)), n_dims) for path, n_dims in self._vectors]
+            inputs.insert(0, torch.cat(flat, dim=-1))
+        features = [encoder(one) for encoder, one in zip(self.encoders, inputs, strict=True)]
+        if self.join is None:
+            only: torch.Tensor = features[0]
+            return only
         joined: torch.Tensor = self.join(torch.cat(features, dim=-1))
         return joined
 
@@ -251,6 +262,19 @@ def make_encoder(
     if is_one_hot(shape):
         return OneHotEncoder(shape[1:], hidden_sizes or VECTOR_HIDDEN_SIZES, **options)
     return VectorEncoder(shape, hidden_sizes or VECTOR_HIDDEN_SIZES, **options)
+
+
+def _at(obs: Nested, path: Sequence[str]) -> Any:
+    for key in path:
+        obs = obs[key]
+    return obs
+
+
+def _flat(x: torch.Tensor, n_dims: int) -> torch.Tensor:
+    """Return ``x`` with its last dimensions, none or more of them, as one."""
+    if n_dims == 1:
+        return x
+    return x.flatten(-n_dims) if n_dims else x.unsqueeze(-1)
 
 
 def _check_image(shape: tuple[int, ...]) -> None:

@@ -142,6 +142,15 @@ def test_every_leaf_of_a_nested_observation_matters():
         assert not torch.allclose(encoder(as_tree(changed)), before, atol=1e-4)
 
 
+@pytest.mark.parametrize("lead", LEADS, ids=str)
+def test_arrays_of_numbers_are_encoded_as_one_vector(lead):
+    encoder = NestedEncoder({"b": (2, 2), "a": 3, "c": {"d": ()}}, (8,))
+    a, b, d = torch.randn(*lead, 3), torch.randn(*lead, 2, 2), torch.randn(lead)
+    joined = torch.cat([a, b.flatten(-2), d.unsqueeze(-1)], -1)
+    by_hand = torch.relu(encoder.encoders[0][0](joined))
+    torch.testing.assert_close(encoder({"a": a, "b": b, "c": {"d": d}}), by_hand)
+
+
 def test_a_nested_observation_may_be_a_plain_dictionary_with_more_keys():
     encoder = NestedEncoder({"a": 3}, (8,))
     a = torch.randn(2, 3)
@@ -166,7 +175,8 @@ def test_the_order_of_keys_does_not_matter():
         ([4, 84, 84], NatureCNN, 512),
         (("one_hot", 5), OneHotEncoder, 64),
         (["one_hot", 2, 3], OneHotEncoder, 64),
-        ({"a": 4}, NestedEncoder, 128),
+        ({"a": 4, "b": (2, 3)}, NestedEncoder, 64),
+        ({"a": 4, "b": ("one_hot", 5)}, NestedEncoder, 128),
     ],
     ids=str,
 )
