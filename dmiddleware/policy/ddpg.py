@@ -190,7 +190,7 @@ class DDPGPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
         return -q.mean()
 
     def initial_state(self, n: int) -> torch.Tensor | None:
-        """Return the Ornstein-Uhlenbeck noise ``[n, A]`` of new episodes: zeros; None: no such."""
+        """Return zeros ``[n, A]``, where Ornstein-Uhlenbeck noise starts; None: it is Gaussian."""
         return torch.zeros(n, self._codec.n_outputs) if self._cfg.collect.noise == "ou" else None
 
     def _forward_collect_batch(

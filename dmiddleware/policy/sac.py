@@ -69,10 +69,10 @@ class SACPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
         "learn": {
             "batch_size": Option(256, count, "rows per update"),
             "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
-            "learning_rate_q": Option(3e-4, scheduled(positive), "Adam's rate for the critics"),
-            "learning_rate_policy": Option(3e-4, scheduled(positive), "Adam's rate for the actor"),
+            "learning_rate_q": Option(3e-4, scheduled(positive), "learning rate of the critics"),
+            "learning_rate_policy": Option(3e-4, scheduled(positive), "learning rate of the actor"),
             "learning_rate_alpha": Option(
-                3e-4, scheduled(positive), "Adam's rate for the temperature"
+                3e-4, scheduled(positive), "learning rate of the temperature"
             ),
             "alpha": Option(1.0, positive, "the temperature, or the first one if it is tuned"),
             "auto_alpha": Option(True, switch, "whether to tune the temperature"),

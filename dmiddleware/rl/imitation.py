@@ -19,6 +19,7 @@ from dmiddleware.rl.distribution import (
     TanhGaussian,
 )
 from dmiddleware.rl.rows import check_shape
+from dmiddleware.rl.td import weighted_mean
 
 __all__ = ["bc_discrete_loss", "bc_continuous_loss", "bc_hits", "bc_loss"]
 
@@ -50,7 +51,7 @@ def bc_discrete_loss(
         )
     if weight is None and label_smoothing == 0.0:
         return F.cross_entropy(logit, action.long())
-    return _weighted_mean(_choice_errors(logit, action.long(), label_smoothing), weight)
+    return weighted_mean(_choice_errors(logit, action.long(), label_smoothing), weight)
 
 
 def bc_continuous_loss(
@@ -68,7 +69,7 @@ def bc_continuous_loss(
     """
     check_shape(mu.shape, action=action)
     check_shape(mu.shape[:-1], weight=weight)
-    return _weighted_mean(F.mse_loss(mu, action, reduction="none").mean(-1), weight)
+    return weighted_mean(F.mse_loss(mu, action, reduction="none").mean(-1), weight)
 
 
 def bc_loss(
@@ -116,7 +117,7 @@ def bc_loss(
         case _:
             raise TypeError(f"no loss is known for a {type(distribution).__name__}")
     check_shape(errors.shape, weight=weight)
-    return _weighted_mean(errors, weight)
+    return weighted_mean(errors, weight)
 
 
 def bc_hits(distribution: Distribution, action: Any) -> torch.Tensor | None:
@@ -140,10 +141,6 @@ def bc_hits(distribution: Distribution, action: Any) -> torch.Tensor | None:
         case MultiCategorical() | Bernoulli():
             return torch.eq(distribution.mode(), action).all(-1)
     return None
-
-
-def _weighted_mean(errors: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    return (errors if weight is None else errors * weight).mean()
 
 
 def _choice_errors(logit: torch.Tensor, action: torch.Tensor, smoothing: float) -> torch.Tensor:
