@@ -72,7 +72,7 @@ def write_page(entries: list[Entry]) -> None:
         picture = f"images/curves/{word}.png"
         if report.draw_curves(title, lines, DOCS / picture):
             curves[title] = picture
-    comparison = compare.table(entries, records_of)
+    comparison = compare.table(records_of)
     page = report.render(entries, records, curves, comparison=comparison)
     PAGE.write_text(page, encoding="utf-8")
 
@@ -89,8 +89,9 @@ def missed(entries: list[Entry]) -> list[str]:
 
 def main() -> int:
     ours = all_entries()
-    rivals = compare.rivals()
-    entries = [*ours, *rivals]
+    compared = compare.compared()
+    # Two entries of one name are one training.
+    entries = list({entry.name: entry for entry in [*compared, *ours]}.values())
     known = [entry.name for entry in entries]
     parser = argparse.ArgumentParser(prog="python -m tests.results", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="which trainings; default: all")
@@ -109,8 +110,8 @@ def main() -> int:
         return 0
     chosen = [entry for entry in entries if not arguments.names or entry.name in arguments.names]
     if arguments.compare:
-        compared = {(pair.algorithm, pair.env) for pair in compare.PAIRS}
-        chosen = [entry for entry in chosen if (entry.algorithm, entry.env) in compared]
+        names = {entry.name for entry in compared}
+        chosen = [entry for entry in chosen if entry.name in names]
     failed = [] if arguments.write else run(chosen, again=arguments.again)
     write_page(ours)
     for line in failed:

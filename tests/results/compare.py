@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tests.results.entry import Entry
@@ -11,7 +11,7 @@ from tests.results.record import Record
 from tests.results.report import spread
 from tests.results.rival import CASES
 
-__all__ = ["PAIRS", "Pair", "rivals", "table"]
+__all__ = ["PAIRS", "Pair", "compared", "is_met", "table"]
 
 _HEAD = """\
 ## Beside other libraries
@@ -28,68 +28,79 @@ divided by theirs, evaluations included; below 1 ours is faster.
 
 @dataclass(frozen=True)
 class Pair:
-    """One of our entries, and what it is compared with.
+    """One of our trainings, and what it is compared with.
 
     Attributes:
-        algorithm: the algorithm of our entry.
+        ours: our training.
         case: the name of the other library's training.
         library: the other library.
         minutes: about how long its training takes.
     """
 
-    algorithm: str
+    ours: Entry
     case: str
     library: str
     minutes: float
-
-    @property
-    def env(self) -> str:
-        """The environment's id."""
-        return CASES[self.case].env
 
     @property
     def rival(self) -> Entry:
         """The other library's training."""
         return Entry(
             "",
-            self.algorithm,
-            self.env,
+            self.ours.algorithm,
+            CASES[self.case].env,
             "tests.results.rival",
             ("--case", self.case),
-            seeds=(0, 1, 2),
+            seeds=self.ours.seeds,
             minutes=self.minutes,
         )
 
 
+def _ours(algorithm: str, env: str, program: str, *options: str, minutes: float) -> Entry:
+    # An entry of the page with the same command has the same records.
+    seeds = (0, 1, 2)
+    return Entry("", algorithm, env, f"examples.{program}", options, seeds=seeds, minutes=minutes)
+
+
+def _mujoco(algorithm: str, env: str, algo: str) -> Entry:
+    return _ours(algorithm, env, "mujoco", "--algo", algo, "--env", env, minutes=30)
+
+
+def _lunar_lander(algorithm: str, algo: str) -> Entry:
+    budget = ("--max-env-step", "100000", "--stop-value", "1000")
+    return _ours(algorithm, LANDER, "lunarlander", "--algo", algo, *budget, minutes=6)
+
+
+CHEETAH, HOPPER, LANDER = "HalfCheetah-v5", "Hopper-v5", "LunarLander-v3"
+SB3 = "stable-baselines3"
+
 PAIRS = [
-    Pair("SAC", "sac_halfcheetah", "stable-baselines3", 20),
-    Pair("TD3", "td3_halfcheetah", "stable-baselines3", 20),
-    Pair("PPO", "ppo_halfcheetah", "stable-baselines3", 25),
-    Pair("SAC", "sac_hopper", "stable-baselines3", 20),
-    Pair("DDPG", "ddpg_pendulum", "stable-baselines3", 4),
-    Pair("DQN", "dqn_lunarlander", "stable-baselines3", 5),
-    Pair("QR-DQN", "qrdqn_lunarlander", "sb3-contrib", 10),
+    Pair(_mujoco("SAC", CHEETAH, "sac"), "sac_halfcheetah", SB3, 20),
+    Pair(_mujoco("TD3", CHEETAH, "td3"), "td3_halfcheetah", SB3, 20),
+    Pair(
+        _ours("PPO", CHEETAH, "mujoco_ppo", "--env", CHEETAH, minutes=25),
+        "ppo_halfcheetah",
+        SB3,
+        25,
+    ),
+    Pair(_mujoco("SAC", HOPPER, "sac"), "sac_hopper", SB3, 20),
+    Pair(_lunar_lander("DQN", "dqn"), "dqn_lunarlander", SB3, 5),
+    Pair(_lunar_lander("QR-DQN", "qrdqn"), "qrdqn_lunarlander", "sb3-contrib", 10),
 ]
 
 
-def rivals() -> list[Entry]:
-    """Return the trainings of the other libraries."""
-    return [pair.rival for pair in PAIRS]
+def compared() -> list[Entry]:
+    """Return all trainings of the comparison, ours and theirs."""
+    return [entry for pair in PAIRS for entry in (pair.ours, pair.rival)]
 
 
-def table(entries: Iterable[Entry], records_of: Callable[[Entry], Sequence[Record]]) -> str:
+def table(records_of: Callable[[Entry], Sequence[Record]]) -> str:
     """Return the section that compares.
 
     Args:
-        entries: our entries.
         records_of: returns the records of an entry.
     """
-    ours = {(entry.algorithm, entry.env): entry for entry in entries}
-    rows = []
-    for pair in PAIRS:
-        entry = ours.get((pair.algorithm, pair.env))
-        mine = [] if entry is None else records_of(entry)
-        rows.append(_row(pair, mine, records_of(pair.rival)))
+    rows = [_row(pair, records_of(pair.ours), records_of(pair.rival)) for pair in PAIRS]
     return _HEAD + "".join(f"{row}\n" for row in rows)
 
 
@@ -106,8 +117,8 @@ def _row(pair: Pair, ours: Sequence[Record], theirs: Sequence[Record]) -> str:
         ratio = f"{took_s[0] / took_s[1]:.2f}"
     missed = " **missed**" if ours and theirs and not is_met(ours, theirs) else ""
     cells = [
-        pair.algorithm,
-        pair.env,
+        pair.ours.algorithm,
+        pair.ours.env,
         f"{CASES[pair.case].env_step:,}",
         _told(ours) + missed,
         _told(theirs),
