@@ -69,8 +69,8 @@ def command(
         default_env: the environment for ``--evaluate``.
         make_policy: builds the policy, for ``--evaluate`` to load a checkpoint into.
         main: trains the policy; its defaults are those of the options. A parameter whose type is a
-            ``Literal`` is a further option, which ``make_policy`` may take too; ``env`` is also the
-            environment for ``--evaluate``.
+            ``Literal`` or a float is a further option, which ``make_policy`` may take too; ``env``
+            is also the environment for ``--evaluate``.
     """
     taken = inspect.signature(make_policy).parameters
     default = {name: p.default for name, p in inspect.signature(main).parameters.items()}
@@ -113,16 +113,15 @@ def command(
         evaluate: Path | None,
         episodes: int,
         video: Path | None,
-        **choices: str,
+        **others: Any,
     ) -> None:
         if evaluate is None:
             if video is not None:
                 raise click.UsageError("--video needs a checkpoint; name one with --evaluate")
-            main(seed=seed, exp_name=exp_name, max_env_step=max_env_step, **choices)
+            main(seed=seed, exp_name=exp_name, max_env_step=max_env_step, **others)
             return
-        own = {name: choice for name, choice in choices.items() if name in taken}
-        policy = make_policy(seed, **own)
-        env = choices.get("env", default_env)
+        policy = make_policy(seed, **{name: one for name, one in others.items() if name in taken})
+        env = others.get("env", default_env)
         try:
             returns = fresh_returns(policy, env, evaluate, n_episode=episodes, seed=seed)
         except (DMiddlewareError, OSError) as error:
@@ -136,9 +135,12 @@ def command(
             click.echo(f"saved an episode to {video}")
 
     for name, kind in get_type_hints(main).items():
-        if names := get_args(kind) if get_origin(kind) is Literal else ():
-            option = click.Option([f"--{name}"], type=click.Choice(names), default=default[name])
-            run.params.append(option)
+        words = [f"--{name.replace('_', '-')}"]
+        if get_origin(kind) is Literal:
+            choice = click.Choice(get_args(kind))
+            run.params.append(click.Option(words, type=choice, default=default[name]))
+        elif kind is float:
+            run.params.append(click.Option(words, type=float, default=default[name]))
     return run
 
 

@@ -72,6 +72,7 @@ def main(
     exp_name: str = "lunarlander",
     max_env_step: int = 400_000,
     algo: Algo = "dqn",
+    stop_value: float = 235.0,
 ) -> ExperimentResult:
     """Train a value-based algorithm on LunarLander-v3 until it lands softly."""
     policy = make_policy(seed, algo)
@@ -95,7 +96,7 @@ def main(
         task.use(OffPolicyLearner(policy, buffer, updates_per_collect=32))
         task.use(
             interaction_evaluator(
-                policy, eval_env, n_episode=50, every_train_iter=3200, stop_value=235
+                policy, eval_env, n_episode=50, every_train_iter=3200, stop_value=stop_value
             )
         )
         task.use(experiment)

@@ -50,7 +50,6 @@ ENTRIES = [
         "DQN",
         "ALE/Pong-v5",
         "examples.pong_dqn",
-        seeds=SEEDS,
         at_least=18,
         literature="18.9",
         source="Mnih et al., Nature 2015, extended data table 2",
