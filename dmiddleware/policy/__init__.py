@@ -25,11 +25,13 @@ from dmiddleware.policy.base.recurrent import RecurrentPolicy
 from dmiddleware.policy.base.td_policy import TDPolicy
 from dmiddleware.policy.base.updates import is_update, priorities_of_rows, update_outputs
 from dmiddleware.policy.bc import BCPolicy
+from dmiddleware.policy.cql import CQLPolicy
 from dmiddleware.policy.ddpg import DDPGPolicy, TD3Policy
 from dmiddleware.policy.decision_transformer import DecisionTransformerPolicy
 from dmiddleware.policy.discrete_sac import DiscreteSACPolicy
 from dmiddleware.policy.distributional_dqn import C51Policy, QRDQNPolicy
 from dmiddleware.policy.dqn import DQNPolicy
+from dmiddleware.policy.iql import IQLPolicy
 from dmiddleware.policy.iqn import IQNPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY, create_policy, get_policy_cls
 from dmiddleware.policy.ppo import PPOPolicy
@@ -37,6 +39,7 @@ from dmiddleware.policy.r2d2 import R2D2Policy
 from dmiddleware.policy.rainbow import RainbowPolicy
 from dmiddleware.policy.recurrent_ppo import RecurrentPPOPolicy
 from dmiddleware.policy.sac import SACPolicy
+from dmiddleware.policy.td3_bc import TD3BCPolicy
 from dmiddleware.policy.tqc import TQCPolicy
 
 __all__ = [
@@ -78,6 +81,9 @@ __all__ = [
     "TD3Policy",
     "TQCPolicy",
     "BCPolicy",
+    "TD3BCPolicy",
+    "CQLPolicy",
+    "IQLPolicy",
     "DecisionTransformerPolicy",
     "ActorPolicy",
     "CodecPolicy",

@@ -1,6 +1,6 @@
 """A small offline problem: half of the data is good and half is bad, so cloning all of it fails.
 
-An episode has four steps. The reward is highest where the action equals a function of the
+An episode has four steps. The reward is highest, 1, where the action equals a function of the
 observation; good episodes act like that, bad ones do the opposite.
 """
 
@@ -38,7 +38,7 @@ class Follow(gym.Env[Any, Any]):
         return self._obs, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        reward = -float(np.square(action[0] / 2 - best_action(self._obs)))
+        reward = 1.0 - float(np.square(action[0] / 2 - best_action(self._obs)))
         self._step, self._obs = self._step + 1, self._draw()
         return self._obs, reward, self._step == LENGTH, False, {}
 
@@ -52,7 +52,7 @@ def mixed_rows(n_episodes: int = 500, seed: int = 0) -> Batch:
     obs = torch.rand(n_episodes, LENGTH + 1, 2, generator=generator) * 2 - 1
     is_good = torch.arange(n_episodes) % 2 == 0
     raw = torch.where(is_good[:, None], 1.0, -1.0) * best_action(obs[:, :-1])
-    raw = raw + 0.1 * torch.randn(raw.shape, generator=generator)
+    raw = raw + 0.2 * torch.randn(raw.shape, generator=generator)
     last = torch.zeros(n_episodes, LENGTH, dtype=torch.bool)
     last[:, -1] = True
     episode_id = torch.arange(n_episodes)[:, None].expand(-1, LENGTH)
@@ -60,7 +60,7 @@ def mixed_rows(n_episodes: int = 500, seed: int = 0) -> Batch:
         "obs": obs[:, :-1],
         "next_obs": obs[:, 1:],
         "action": 2 * raw.unsqueeze(-1),
-        "reward": -(raw - best_action(obs[:, :-1])).square(),
+        "reward": 1.0 - (raw - best_action(obs[:, :-1])).square(),
         "done": last,
         "terminated": last,
         "truncated": torch.zeros_like(last),
@@ -78,13 +78,14 @@ def train(policy: Any, n_updates: int, *, batch_size: int = 128) -> Any:
     return policy
 
 
-def mean_return(policy: Any) -> float:
-    """Return the mean return of 50 episodes; 0 is the best possible."""
+def regret(policy: Any) -> float:
+    """Return how far the mean return of 50 episodes is below the best possible."""
     with make_env_manager(Follow, env_num=25, seed=5) as envs:
-        return float(np.mean(evaluate_episodes(policy, envs, 50).get_episode_return()))
+        returns = evaluate_episodes(policy, envs, 50).get_episode_return()
+    return LENGTH - float(np.mean(returns))
 
 
 @functools.cache
-def bc_return() -> float:
-    """Return the mean return of behaviour cloning."""
-    return mean_return(train(BCPolicy.for_env(Follow(), seed=0, learning_rate=3e-3), 300))
+def bc_regret() -> float:
+    """Return the regret of behaviour cloning, which does what is between good and bad."""
+    return regret(train(BCPolicy.for_env(Follow(), seed=0, learning_rate=3e-3), 300))

@@ -18,7 +18,7 @@ from dmiddleware.policy import DecisionTransformerPolicy
 from dmiddleware.rl import with_returns_to_go
 from dmiddleware.rollout import evaluate_episodes
 
-from .mixed_data import LENGTH, Follow, bc_return, mean_return, mixed_rows
+from .mixed_data import LENGTH, Follow, bc_regret, mixed_rows, regret
 
 SMALL = {"context_length": LENGTH, "embed_size": 16, "n_layers": 1, "dropout": 0.0}
 
@@ -219,11 +219,11 @@ def test_it_beats_cloning_on_mixed_data() -> None:
     policy = made(learning_rate=3e-3, obs_norm=True)
     policy.observe(mixed_rows()["obs"])
     buffer = buffer_for(policy)
-    for _ in range(400):
+    for _ in range(200):
         policy.learn_mode.forward(buffer.sample(32))
-    assert bc_return() < -0.8
-    assert mean_return(policy) > bc_return() / 4
+    assert bc_regret() > 0.8
+    assert regret(policy) < bc_regret() / 3
     # It does what it is asked for: a low return as well.
-    asked = made(obs_norm=True, target_return=-4.0)
+    asked = made(obs_norm=True, target_return=0.0)
     asked.eval_mode.load_state_dict(policy.eval_mode.state_dict())
-    assert mean_return(asked) < 2 * bc_return()
+    assert regret(asked) > 2 * bc_regret()

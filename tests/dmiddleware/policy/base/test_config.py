@@ -9,10 +9,12 @@ from dmiddleware.errors import ConfigError, SpaceError
 from dmiddleware.policy import (
     BCPolicy,
     C51Policy,
+    CQLPolicy,
     DDPGPolicy,
     DecisionTransformerPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
+    IQLPolicy,
     IQNPolicy,
     PPOPolicy,
     QRDQNPolicy,
@@ -20,19 +22,23 @@ from dmiddleware.policy import (
     RainbowPolicy,
     RecurrentPPOPolicy,
     SACPolicy,
+    TD3BCPolicy,
     TD3Policy,
     TQCPolicy,
 )
 from dmiddleware.policy.base.q_learning import QLearningOptions
 from dmiddleware.policy.bc import BCOptions
+from dmiddleware.policy.cql import CQLOptions
 from dmiddleware.policy.ddpg import DDPGOptions
 from dmiddleware.policy.decision_transformer import DecisionTransformerOptions
 from dmiddleware.policy.discrete_sac import DiscreteSACOptions
 from dmiddleware.policy.dqn import DQNOptions
+from dmiddleware.policy.iql import IQLOptions
 from dmiddleware.policy.iqn import IQNOptions
 from dmiddleware.policy.ppo import PPOOptions
 from dmiddleware.policy.r2d2 import R2D2Options
 from dmiddleware.policy.sac import SACOptions
+from dmiddleware.policy.td3_bc import TD3BCOptions
 from dmiddleware.policy.tqc import TQCOptions
 
 IMPOSSIBLE = [
@@ -78,6 +84,12 @@ IMPOSSIBLE = [
     (R2D2Policy, "burn_in", -1),
     (R2D2Policy, "learn.priority_eta", 1.5),
     (PPOPolicy, "collect.n_episode", 0),
+    (TD3BCPolicy, "learn.bc_alpha", 0.0),
+    (CQLPolicy, "learn.n_actions", 0),
+    (CQLPolicy, "learn.lagrange_gap", float("inf")),
+    (IQLPolicy, "learn.expectile", 1.0),
+    (IQLPolicy, "learn.inverse_temperature", -1.0),
+    (IQLPolicy, "action_bounding", "tanh"),
     (DecisionTransformerPolicy, "return_scale", 0.0),
     (DecisionTransformerPolicy, "action_bounding", "clip"),
     (BCPolicy, "action_bounding", "none"),
@@ -120,6 +132,9 @@ def test_an_invalid_value_is_rejected_with_its_path(policy, path, value):
         DDPGPolicy,
         TD3Policy,
         TQCPolicy,
+        TD3BCPolicy,
+        CQLPolicy,
+        IQLPolicy,
         DecisionTransformerPolicy,
     ],
 )
@@ -159,6 +174,9 @@ def test_an_unknown_model_option_is_rejected(small):
         (DDPGPolicy, DDPGOptions),
         (TD3Policy, DDPGOptions),
         (TQCPolicy, TQCOptions),
+        (TD3BCPolicy, TD3BCOptions),
+        (CQLPolicy, CQLOptions),
+        (IQLPolicy, IQLOptions),
         (DecisionTransformerPolicy, DecisionTransformerOptions),
     ],
 )

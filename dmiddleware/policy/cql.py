@@ -1,0 +1,155 @@
+"""Conservative Q-learning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Self, Unpack
+
+import torch
+from torch import nn
+
+from dmiddleware.config import Option, count, number, optional, positive
+from dmiddleware.data.batch import map_nested
+from dmiddleware.model.spaces import HasSpaces
+from dmiddleware.policy.base.parts import Part, adam
+from dmiddleware.policy.policy_registry import POLICY_REGISTRY
+from dmiddleware.policy.sac import SACOptions, SACPolicy, Temperature
+from dmiddleware.schedule import Schedule, scheduled
+
+__all__ = ["CQLOptions", "CQLPolicy"]
+
+_PENALTY = "cql_penalty"
+
+
+class CQLOptions(SACOptions, total=False):
+    """The options of :meth:`CQLPolicy.for_env`."""
+
+    cql_alpha: float
+    lagrange_gap: float | None
+    learning_rate_lagrange: float | Schedule
+    n_actions: int
+
+
+@POLICY_REGISTRY.register("cql_command")
+@POLICY_REGISTRY.register("cql")
+class CQLPolicy(SACPolicy):
+    """CQL (Kumar et al., "Conservative Q-Learning for Offline Reinforcement Learning", 2020).
+
+    :class:`SACPolicy` whose critics also learn low values for all actions, and high values for
+    those in the data (CQL(H), equation 4), so values of unknown actions are not overestimated. The
+    integral over all actions is estimated from random actions and those of the policy, each
+    weighted by its density (appendix F). The weight of this penalty is fixed, or tuned so that
+    values of all actions exceed those of the data by ``lagrange_gap`` on average (appendix F).
+
+    Learns from the columns of :class:`SACPolicy`, and needs no environment. As in the authors' own
+    code, a third of the actions are those of the policy for ``next_obs``. Differences from that
+    code: targets contain the entropy, as SAC's do, and the actor is not cloned at first.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "learn": {
+            "learning_rate_policy": 1e-4,
+            "cql_alpha": Option(
+                5.0, positive, "the α of the paper: weight of the penalty, or the first one"
+            ),
+            "lagrange_gap": Option(
+                None,
+                optional(number),
+                "the τ of the paper: the gap that the tuned weight aims at; None: a fixed weight",
+            ),
+            "learning_rate_lagrange": Option(
+                3e-4, scheduled(positive), "Adam's learning rate for the tuned weight"
+            ),
+            "n_actions": Option(
+                10, count, "actions of each of the three kinds from which the integral is estimated"
+            ),
+        },
+    }
+
+    @classmethod
+    def for_env(  # type: ignore[override]  # only the options of this algorithm
+        cls,
+        env: HasSpaces,
+        *,
+        model: nn.Module | Mapping[str, Any] | None = None,
+        enable_field: Iterable[str] | None = None,
+        **options: Unpack[CQLOptions],
+    ) -> Self:
+        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
+
+        A Minari dataset serves as the environment, because it has the same spaces.
+        :doc:`/reference/configuration` lists the options.
+        """
+        # mypy compares with the options of SACPolicy alone.
+        return super().for_env(  # type: ignore[misc]
+            env, model=model, enable_field=enable_field, **options
+        )
+
+    def _make_parts(self) -> dict[str, Part]:
+        learn = self._cfg.learn
+        tuned = adam(self._schedules["learn.learning_rate_lagrange"])
+        weight = Part(Temperature(learn.cql_alpha), None if learn.lagrange_gap is None else tuned)
+        return {**super()._make_parts(), "penalty_weight": weight}
+
+    def _draw(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        drawn = super()._draw(batch)
+        shape = (self._cfg.learn.n_actions, *drawn["noise"].shape)
+        generator = self._learn_generator
+        uniform = torch.rand(shape, generator=generator).mul_(2.0).sub_(1.0)
+        normal = torch.randn(2, *shape, generator=generator)
+        return {
+            **drawn,
+            "random_action": uniform.to(self._device),
+            "policy_noise": normal.to(self._device),
+        }
+
+    def _update(self, batch: Mapping[str, Any], **drawn: Any) -> dict[str, torch.Tensor]:
+        gap = self._conservative_gap(batch, drawn.pop("random_action"), drawn.pop("policy_noise"))
+        weight = self._parts["penalty_weight"]
+        log_alpha, aim = weight.module.log_alpha, self._cfg.learn.lagrange_gap
+        excess = gap if aim is None else gap - aim
+        if aim is not None:
+            weight.step(-(log_alpha.exp() * excess.detach().mean()))
+        penalty = log_alpha.detach().exp() * excess.sum()
+        output = super()._update({**batch, _PENALTY: penalty}, **drawn)
+        return {
+            **output,
+            "cql_gap": gap.detach().mean(),
+            "cql_alpha": log_alpha.detach().exp(),
+        }
+
+    def _critic_loss(
+        self, batch: Mapping[str, Any], next_action: torch.Tensor, *, bonus: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        loss, td_error, q_value = super()._critic_loss(batch, next_action, bonus=bonus)
+        return loss + batch[_PENALTY], td_error, q_value
+
+    def _conservative_gap(
+        self, batch: Mapping[str, Any], random_action: torch.Tensor, policy_noise: torch.Tensor
+    ) -> torch.Tensor:
+        """Return, for each critic, how far values of all actions exceed those of the data.
+
+        That is the mean of ``log ∫ exp Q(s, a) da - Q(s, a_data)`` over the batch, ``[n_critics]``.
+
+        Args:
+            batch: the columns.
+            random_action: ``[N, B, A]`` uniform in ``(-1, 1)``.
+            policy_noise: ``[2, N, B, A]`` standard normal, for actions at ``obs`` and ``next_obs``.
+        """
+        critic, obs = self._parts["critic"].module, batch["obs"]
+        with torch.no_grad():
+            own, own_log_prob = self._drawn(obs, policy_noise[0])
+            following, following_log_prob = self._drawn(batch["next_obs"], policy_noise[1])
+        uniform = torch.full_like(own_log_prob, -math.log(2.0) * own.shape[-1])
+        action = torch.cat([random_action, own, following])
+        log_density = torch.cat([uniform, own_log_prob, following_log_prob])
+        n = len(action)
+        repeated = map_nested(lambda leaf: leaf.expand(n, *leaf.shape).flatten(0, 1), obs)
+        q = critic(repeated, action.flatten(0, 1)).unflatten(1, (n, -1))
+        integral = (q - log_density).logsumexp(1) - math.log(n)
+        gap: torch.Tensor = integral - critic(obs, self._codec.to_raw(batch["action"]))
+        return gap.mean(-1)
+
+    def _monitor_vars_learn(self) -> list[str]:
+        return [*super()._monitor_vars_learn(), "cql_gap", "cql_alpha"]
