@@ -32,6 +32,7 @@ from middleware.offline_data import (
 from middleware.profile import epoch_timer
 from middleware.progress_bar import ProgressBar
 from middleware.replay_buffer import data_pusher, offpolicy_data_fetcher, priority_calculator
+from middleware.reward import RewardLearner
 from middleware.run_folder import RunFolder
 from middleware.snapshot import SnapshotSaver
 from middleware.stop import TerminationChecker, termination_checker
@@ -50,6 +51,7 @@ __all__ = [
     "nstep_reward_enhancer",
     "gae_estimator",
     "montecarlo_return_estimator",
+    "RewardLearner",
     "offpolicy_data_fetcher",
     "offline_data_fetcher",
     "OfflineDataFetcher",

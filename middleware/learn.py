@@ -269,7 +269,11 @@ class OffPolicyLearner(_PolicyUpdater):
 
 
 class OnPolicyLearner(_PolicyUpdater):
-    """Update the policy from all of ``ctx.train_data``, in minibatches, for several epochs.
+    """Update the policy from all of the collected data, in minibatches, for several epochs.
+
+    The data are in ``ctx.train_data``, where an estimator of advantages puts them, or in
+    ``ctx.trajectories`` if the policy computes its targets itself, as IMPALA does
+    (``learns_from_trajectories``).
 
     Each epoch divides the data at random into minibatches whose sizes differ by at most one and
     are at least ``batch_size`` rows (if there are that many). What they consist of, single rows or
@@ -291,8 +295,12 @@ class OnPolicyLearner(_PolicyUpdater):
         epochs: passes over the data in each step of the task; None: the policy's
             ``learn.epoch_per_collect``.
 
+    The mean number of updates that the policy has made since it collected the rows is logged as
+    ``learn/policy_lag``.
+
     Reads:
-        ctx.train_data: a batch ``[N, …]`` or ``[T, E, …]``, used once.
+        ctx.train_data, ctx.trajectories: one of them: a batch ``[N, …]`` or ``[T, E, …]``, used
+            once.
         ctx.train_iter: incremented.
 
     Writes:
@@ -306,8 +314,6 @@ class OnPolicyLearner(_PolicyUpdater):
         NonFiniteLoss: from the policy; the parameters are those from before the update.
     """
 
-    reads = ("train_data", "train_iter")
-
     def __init__(
         self,
         policy: Learner,
@@ -317,6 +323,8 @@ class OnPolicyLearner(_PolicyUpdater):
     ) -> None:
         super().__init__(policy)
         mode, user = self._mode, "OnPolicyLearner"
+        self._takes_trajectories: bool = mode.get_attribute("learns_from_trajectories")
+        self.reads = ("trajectories" if self._takes_trajectories else "train_data", "train_iter")
         self._batch_size = value_or_setting(
             batch_size, mode, "learn.batch_size", user=user, name="batch_size"
         )
@@ -353,7 +361,9 @@ class OnPolicyLearner(_PolicyUpdater):
 
     def __call__(self, ctx: RLContext) -> None:
         """Learn."""
-        rows = ctx.train_data
+        rows: Batch = ctx.trajectories if self._takes_trajectories else ctx.train_data
+        if "collect_iter" in rows:
+            ctx.log("learn/policy_lag", ctx.train_iter - rows["collect_iter"].float().mean().item())
         n_lead = rows["done"].dim()
         data = self._to_learn(rows, n_lead)
         n = n_minibatches(data, self._batch_size, unit=self._unit)

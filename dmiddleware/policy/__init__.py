@@ -1,7 +1,9 @@
 """Policies: how to act, what to store, how to learn."""
 
+from dmiddleware.policy.a2c import A2CPolicy
 from dmiddleware.policy.base.action_codec import ActionCodec
 from dmiddleware.policy.base.actions import ActorPolicy, CodecPolicy
+from dmiddleware.policy.base.actor_critic import ActorCriticPolicy, PolicyGradientPolicy
 from dmiddleware.policy.base.as_modes import (
     as_collect_mode,
     as_command_mode,
@@ -18,7 +20,7 @@ from dmiddleware.policy.base.data_parallel import (
     sum_over_ranks,
 )
 from dmiddleware.policy.base.modes import CollectMode, CommandMode, EvalMode, HasModes, LearnMode
-from dmiddleware.policy.base.parts import Part, TargetRule, adam
+from dmiddleware.policy.base.parts import Part, TargetRule, adam, rmsprop
 from dmiddleware.policy.base.parts_policy import PartsPolicy, UpdateOutput
 from dmiddleware.policy.base.policy import Policy
 from dmiddleware.policy.base.recurrent import RecurrentPolicy
@@ -31,6 +33,7 @@ from dmiddleware.policy.decision_transformer import DecisionTransformerPolicy
 from dmiddleware.policy.discrete_sac import DiscreteSACPolicy
 from dmiddleware.policy.distributional_dqn import C51Policy, QRDQNPolicy
 from dmiddleware.policy.dqn import DQNPolicy
+from dmiddleware.policy.impala import IMPALAPolicy
 from dmiddleware.policy.iql import IQLPolicy
 from dmiddleware.policy.iqn import IQNPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY, create_policy, get_policy_cls
@@ -49,6 +52,7 @@ __all__ = [
     "Part",
     "TargetRule",
     "adam",
+    "rmsprop",
     "UpdateOutput",
     "TDPolicy",
     "CommandModePolicy",
@@ -75,6 +79,8 @@ __all__ = [
     "R2D2Policy",
     "PPOPolicy",
     "RecurrentPPOPolicy",
+    "A2CPolicy",
+    "IMPALAPolicy",
     "SACPolicy",
     "DiscreteSACPolicy",
     "DDPGPolicy",
@@ -86,6 +92,8 @@ __all__ = [
     "IQLPolicy",
     "DecisionTransformerPolicy",
     "ActorPolicy",
+    "ActorCriticPolicy",
+    "PolicyGradientPolicy",
     "CodecPolicy",
     "RecurrentPolicy",
     "ActionCodec",

@@ -25,8 +25,8 @@ from dmiddleware.config import (
 from dmiddleware.data.batch import Batch, Nested, Value
 from dmiddleware.errors import ConfigError
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
-from dmiddleware.policy.base.command import CommandModePolicy
+from dmiddleware.policy.base.actions import ActorOptions
+from dmiddleware.policy.base.actor_critic import ActorCriticPolicy
 from dmiddleware.policy.base.common_options import COLLECT_OPTIONS
 from dmiddleware.policy.base.data_parallel import sum_over_ranks
 from dmiddleware.policy.base.obs_normaliser import ObsNormaliser
@@ -72,7 +72,7 @@ class PPOOptions(ActorOptions, total=False):
 
 @POLICY_REGISTRY.register("ppo_command")
 @POLICY_REGISTRY.register("ppo")
-class PPOPolicy(ActorPolicy, CommandModePolicy):
+class PPOPolicy(ActorCriticPolicy):
     """Proximal policy optimisation (Schulman et al., "PPO Algorithms", 2017), with clipping.
 
     The details follow Huang et al., "The 37 Implementation Details of PPO" (2022): orthogonal
@@ -193,10 +193,6 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
             "statistics",
         )
 
-    def default_model(self) -> tuple[str, list[str]]:
-        """Return the model to build where ``cfg.model`` names none."""
-        return "actor_critic", ["dmiddleware.model"]
-
     def _init_common(self) -> None:
         super()._init_common()
         self._target_kl = self._cfg.target_kl
@@ -268,33 +264,17 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
             parts["reward_normaliser"] = Part(self._reward_normaliser)
         return parts
 
-    def _acting_output(self, obs: Value, **inputs: Any) -> dict[str, torch.Tensor]:
-        """Return the outputs ``[E, …]`` for what acting sees."""
-        output: dict[str, torch.Tensor] = self._model(self._normalised(obs))
-        return output
-
     def _learning_output(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return the outputs for a minibatch, with its leading dimensions."""
         output: dict[str, torch.Tensor] = self._model(self._normalised(batch["obs"]))
         return output
 
     def _forward_collect_batch(
-        self,
-        obs: Value,
-        env_id: np.ndarray,
-        *,
-        action_mask: Nested | None = None,
-        **kwargs: Any,
+        self, obs: Value, env_id: np.ndarray, **kwargs: Any
     ) -> dict[str, Any]:
         if self._obs_normaliser is not None:
             self._obs_normaliser.update(obs)
-        output = dict(self._acting_output(obs, **kwargs))
-        output["value"] = self._as_return(output["value"])
-        distribution = self._acting_distribution(output, obs, action_mask)
-        raw = distribution.sample(self._generator)
-        drawn = {} if self._codec.is_lossless else {"raw_action": raw}
-        action, log_prob = self._codec.to_env(raw), distribution.log_prob(raw)
-        return {"action": action, **drawn, "log_prob": log_prob, **output}
+        return super()._forward_collect_batch(obs, env_id, **kwargs)
 
     def scale_rewards(self, batch: Batch) -> torch.Tensor:
         """Update ``reward_norm`` with the rewards of a collected batch, and return them scaled.
@@ -337,8 +317,7 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
     def _update(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         learn = self._cfg.learn
         output = self._learning_output(batch)
-        mask = self._mask_of(batch["obs"], batch.get("action_mask"))
-        distribution = self._codec.distribution(output, mask)
+        distribution = self._learned_distribution(output, batch)
         log_prob = distribution.log_prob(self._raw_action(batch))
         adv = self._standardised(batch["adv"]) if learn.adv_norm else batch["adv"]
         policy = ppo_policy_loss(
@@ -382,16 +361,6 @@ class PPOPolicy(ActorPolicy, CommandModePolicy):
             "approx_kl",
             "clip_fraction",
         ]
-
-    def _value_fn(self, obs: Nested) -> torch.Tensor:
-        """Return V of observations ``[…, *obs_shape]``: ``[…]`` float32, on the CPU."""
-        if self._model.training:
-            self._model.eval()
-        critic = getattr(self._model, "compute_critic", None)
-        with torch.no_grad():
-            seen = self._normalised(self._as_obs(obs))
-            value: torch.Tensor = self._model(seen)["value"] if critic is None else critic(seen)
-        return self._as_return(value).cpu()
 
     def _has_moved_too_far(self, kl: torch.Tensor, n_rows: int) -> torch.Tensor | None:
         """Return whether the policy is further than ``target_kl`` from the one that collected."""

@@ -35,6 +35,7 @@ from dmiddleware.rl.td import (
     weighted_mean,
 )
 from dmiddleware.rl.trajectories import (
+    episode_cuts,
     with_advantages,
     with_nstep_returns,
     with_returns_to_go,
@@ -52,6 +53,7 @@ __all__ = [
     "with_nstep_returns",
     "with_advantages",
     "with_returns_to_go",
+    "episode_cuts",
     "discounted_return",
     "lambda_return",
     "discounted_scan",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["FusedAdam"]
+__all__ = ["FusedAdam", "RMSprop"]
 
 
 class _Lists(NamedTuple):
@@ -217,3 +217,75 @@ class FusedAdam(torch.optim.Adam):
         """Add parameters with separate options; from then on, steps are those of Adam."""
         super().add_param_group(param_group)
         self._lists = None
+
+
+class RMSprop(torch.optim.Optimizer):
+    """RMSprop as A3C has it (Mnih et al., "Asynchronous Methods for Deep RL", 2016, section 4).
+
+    ``g = decay * g + (1 - decay) * gradient²``, and the parameters change by ``-lr * gradient /
+    sqrt(g + eps)``: ``eps`` is below the root, unlike in ``torch.optim.RMSprop``.
+
+    Args:
+        parameters: floating-point parameters of one device.
+        lr: step size; the group's ``"lr"`` can be changed between steps, followed by
+            :meth:`follow_schedule`.
+        decay: of the mean of squared gradients.
+        eps: added to that mean.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.Tensor],
+        *,
+        lr: float,
+        decay: float = 0.99,
+        eps: float = 1e-5,
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "decay": decay, "eps": eps})
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter] = {"square_avg": torch.zeros_like(parameter)}
+        self._collect()
+
+    def step(self, closure: Any = None) -> Any:
+        """Make one step from the parameters' gradients; ``closure`` is not called."""
+        gradients = [parameter.grad for parameter in self._updated]
+        self.apply(gradients, self._rate.new_zeros(()))
+
+    def apply(self, gradients: Sequence[torch.Tensor | None], found_inf: torch.Tensor) -> None:
+        """Make one step from given gradients; a compiled function may contain it.
+
+        Args:
+            gradients: one for each parameter, in their order; None: the parameter took no part, and
+                does not change.
+            found_inf: a float32 scalar; unless it is 0, nothing changes.
+        """
+        used = [gradient is not None for gradient in gradients]
+        parameters = list(itertools.compress(self._updated, used))
+        squares = list(itertools.compress(self._squares, used))
+        with torch.no_grad():
+            # A gradient of 0, and a mean that does not decay, change nothing.
+            given = [torch.where(found_inf == 0, g, 0.0) for g in gradients if g is not None]
+            forgotten = (1.0 - self._decay) * (1.0 - found_inf)
+            torch._foreach_mul_(squares, 1.0 - forgotten)
+            torch._foreach_addcmul_(squares, given, given, 1.0 - self._decay)
+            roots = torch._foreach_sqrt(torch._foreach_add(squares, self._eps))
+            changes = torch._foreach_div(given, roots)
+            torch._foreach_mul_(changes, self._rate)
+            torch._foreach_sub_(parameters, changes)
+
+    def follow_schedule(self) -> None:
+        """Let steps see the group's ``"lr"``; call it after a change."""
+        self._rate.fill_(self.param_groups[0]["lr"])
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` returned."""
+        super().load_state_dict(state_dict)
+        self._collect()
+
+    def _collect(self) -> None:
+        """Collect what a step needs, so that it looks nothing up."""
+        (group,) = self.param_groups
+        self._updated: list[torch.Tensor] = list(group["params"])
+        self._squares = [self.state[parameter]["square_avg"] for parameter in self._updated]
+        self._decay, self._eps = float(group["decay"]), float(group["eps"])
+        self._rate = self._updated[0].new_tensor(group["lr"])

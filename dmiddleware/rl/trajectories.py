@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from dmiddleware.data.batch import Batch, as_tree, index_rows, map_nested
 from dmiddleware.rl.returns import discounted_return, gae, nstep_return, take_rows
 
-__all__ = ["with_advantages", "with_nstep_returns", "with_returns_to_go"]
+__all__ = ["episode_cuts", "with_advantages", "with_nstep_returns", "with_returns_to_go"]
 
 
 def with_nstep_returns(rows: Batch, *, n: int, discount: float) -> Batch:
@@ -32,7 +32,9 @@ def with_nstep_returns(rows: Batch, *, n: int, discount: float) -> Batch:
         StructureError: for shapes that differ, and for an empty batch.
         ValueError: if ``n`` is below 1 or ``discount`` outside ``[0, 1]``.
     """
-    summed = nstep_return(rows["reward"], rows["terminated"], _cuts(rows), n=n, discount=discount)
+    summed = nstep_return(
+        rows["reward"], rows["terminated"], episode_cuts(rows), n=n, discount=discount
+    )
     index = summed.bootstrap_row
     successors = {
         name: map_nested(lambda leaf: take_rows(leaf, index), rows[name])
@@ -75,7 +77,7 @@ def with_advantages(
         StructureError: for shapes that differ, and for an empty batch.
         ValueError: if ``discount`` or ``gae_lambda`` is outside ``[0, 1]``.
     """
-    value, cut = rows["value"], _cuts(rows)
+    value, cut = rows["value"], episode_cuts(rows)
     next_value = torch.empty_like(value)
     next_value[:-1] = value[1:]
     successors = _as_obs(map_nested(lambda leaf: leaf[cut], rows["next_obs"]))
@@ -107,7 +109,7 @@ def with_returns_to_go(rows: Batch) -> Batch:
     Raises:
         StructureError: for shapes that differ, and for an empty batch.
     """
-    cut = _cuts(rows)
+    cut = episode_cuts(rows)
     reward = rows["reward"].double()  # sums of long episodes lose digits in float32
     ret = discounted_return(reward, rows["terminated"], cut, discount=1.0)
     place = (
@@ -119,8 +121,15 @@ def with_returns_to_go(rows: Batch) -> Batch:
     return _with(rows, return_to_go=ret.float(), timestep=place - first)
 
 
-def _cuts(rows: Batch) -> torch.Tensor:
-    """Return which rows are not followed by the next step of their episode, ``[T, …]`` bool."""
+def episode_cuts(rows: Batch | Mapping[str, Any]) -> torch.Tensor:
+    """Return which rows are not followed by the next step of their episode.
+
+    Args:
+        rows: ``[T, …]`` with the column ``done``, and ``episode_id`` if there is one.
+
+    Returns:
+        ``[T, …]`` bool.
+    """
     cut: torch.Tensor = rows["done"].clone()
     cut[-1] = True
     if "episode_id" in rows:

@@ -296,6 +296,7 @@ def test_public_names_are_pinned_and_each_documents_its_reads_and_writes() -> No
         "nstep_reward_enhancer",
         "gae_estimator",
         "montecarlo_return_estimator",
+        "RewardLearner",
         "offpolicy_data_fetcher",
         "offline_data_fetcher",
         "OfflineDataFetcher",

@@ -11,15 +11,16 @@ import pytest
 import torch
 
 import middleware
-from dmiddleware.data import PrioritySampler, TensorBuffer, save_dataset
+from dmiddleware.data import PrioritySampler, TensorBuffer, as_tree, save_dataset
 from dmiddleware.data.offline_dataset import OfflineDataset
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import DQNPolicy
+from dmiddleware.reward import GAIL
 from middleware import RunFolder
 
 NOT_SETTINGS = {
     "policy", "env_manager", "buffer", "run", "parts", "learner", "dataset", "priority_fn",
-    "console", "root", "metadata", "period",
+    "console", "root", "metadata", "period", "model",
 }  # fmt: skip
 """Arguments that are objects, or where files go; ``period`` is another name."""
 
@@ -36,6 +37,7 @@ def arguments(tmp_path: Path) -> Iterator[dict[str, Any]]:
     envs = make_env_manager("CartPole-v1", env_num=2, seed=0)
     policy = DQNPolicy.for_env(envs, seed=0)
     path = tmp_path / "data.safetensors"
+    expert = as_tree({"obs": torch.zeros(4, 4), "action": torch.zeros(4, dtype=torch.int64)})
     save_dataset(path, {"obs": torch.zeros(4, 4), "done": torch.zeros(4, dtype=torch.bool)})
     with OfflineDataset(path) as dataset, RunFolder.create("run", root=tmp_path) as run:
         yield {
@@ -44,6 +46,7 @@ def arguments(tmp_path: Path) -> Iterator[dict[str, Any]]:
             "buffer": TensorBuffer(100, sampler=PrioritySampler(alpha=0.5)),
             "run": run,
             "dataset": dataset,
+            "model": GAIL.for_env(envs, expert),
             "path": path,
             "name": "tried",
             "root": tmp_path,

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import gymnasium as gym
 import torch
+import torch.nn.functional as F
 
 from dmiddleware.data.batch import Batch, leaves, nest
 from dmiddleware.errors import CheckpointMismatch, ConfigError, SpaceError, StructureError
@@ -194,6 +195,20 @@ class ActionCodec:
             return self._only.to_raw(action)
         return self._mapped("to_raw", action)
 
+    def features(self, action: Any) -> torch.Tensor:
+        """Return actions as the input of a network, ``[…, n_outputs]`` float32.
+
+        Choices are one-hot, bits are 0 or 1, and numbers are relative to the bounds, as
+        :meth:`to_raw` gives them.
+
+        Args:
+            action: ``[…]``, as the environment takes them.
+        """
+        by_path = dict(leaves(self.to_raw(action)))
+        return torch.cat(
+            [part.features(by_path[path]).float() for path, part in self._parts.items()], -1
+        )
+
     def allows(self, mask: torch.Tensor, action: Any) -> torch.Tensor:
         """Return ``[…]`` bool, whether a mask allows the environment's actions.
 
@@ -323,6 +338,10 @@ class _Part(ABC):
         """Return ``[…]`` bool, whether a mask ``[…, n_logits]`` allows raw actions."""
         raise NotImplementedError
 
+    def features(self, raw: torch.Tensor) -> torch.Tensor:
+        """Return raw actions as numbers ``[…, n_logits + n_means]`` of any dtype."""
+        return raw
+
     def to_env(self, raw: torch.Tensor) -> torch.Tensor:
         """Return the environment's actions."""
         return raw if len(self._shape) == 1 else raw.reshape((*raw.shape[:-1], *self._shape))
@@ -363,6 +382,9 @@ class _Discrete(_Part):
     def allows(self, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
         return mask.gather(-1, raw.unsqueeze(-1)).squeeze(-1)
 
+    def features(self, raw: torch.Tensor) -> torch.Tensor:
+        return F.one_hot(raw, self.n_logits)
+
     def to_env(self, raw: torch.Tensor) -> torch.Tensor:
         return raw + self._start if self._start else raw
 
@@ -399,6 +421,10 @@ class _MultiDiscrete(_Part):
         ends = torch.tensor(self.sizes, device=raw.device).cumsum(0)
         first = ends - ends.new_tensor(self.sizes)
         return mask.gather(-1, raw + first).all(-1)
+
+    def features(self, raw: torch.Tensor) -> torch.Tensor:
+        choices = zip(raw.unbind(-1), self.sizes, strict=True)
+        return torch.cat([F.one_hot(choice, size) for choice, size in choices], -1)
 
     def to_env(self, raw: torch.Tensor) -> torch.Tensor:
         return super().to_env(self._shifted(raw, 1))

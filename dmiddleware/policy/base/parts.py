@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from dmiddleware.rl.optim import FusedAdam
+from dmiddleware.rl.optim import FusedAdam, RMSprop
 from dmiddleware.schedule import Schedule
 
-__all__ = ["HasState", "MakeOptimizer", "Part", "TargetRule", "adam"]
+__all__ = ["HasState", "MakeOptimizer", "Part", "TargetRule", "adam", "rmsprop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class MakeOptimizer:
     """
 
     learning_rate: Schedule
-    make: Callable[..., FusedAdam]
+    make: Callable[..., FusedAdam | RMSprop]
 
 
 class HasState(Protocol):
@@ -50,6 +50,19 @@ def adam(learning_rate: float | Schedule, *, eps: float = 1e-8) -> MakeOptimizer
         eps: added to the denominator.
     """
     return MakeOptimizer(Schedule.of(learning_rate), partial(FusedAdam, eps=eps))
+
+
+def rmsprop(
+    learning_rate: float | Schedule, *, decay: float = 0.99, eps: float = 1e-5
+) -> MakeOptimizer:
+    """Return what makes the RMSprop of a part, in the form of A3C (Mnih et al., 2016, section 4).
+
+    Args:
+        learning_rate: step size.
+        decay: of the mean of squared gradients.
+        eps: added to that mean, below the root.
+    """
+    return MakeOptimizer(Schedule.of(learning_rate), partial(RMSprop, decay=decay, eps=eps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +118,7 @@ class Part:
         self.module: Any = module
         self.target: Any = None
         self.target_rule = target
-        self.optimizer: FusedAdam | None = None
+        self.optimizer: FusedAdam | RMSprop | None = None
         self.schedule: Schedule | None = None
         self.acts, self.optional = acts, optional
         self._make_optimizer = optimizer

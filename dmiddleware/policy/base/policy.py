@@ -203,6 +203,11 @@ class Policy(Configurable):
     ``"rows"`` gives ``[B, …]``; ``"lanes"``, for recurrent networks and V-trace, whole columns of
     envs, time first: ``[T, B, …]``.
     """
+    learns_from_trajectories: ClassVar[bool] = False
+    """Whether it learns from collected trajectories as they are, because it computes its targets.
+
+    Otherwise an on-policy algorithm learns from what an estimator of advantages returns.
+    """
     batched: ClassVar[bool] = False
     """Whether the class is written for batches; see :class:`BatchedPolicy`."""
     learn_from: ClassVar[Literal["batch", "samples"]] = "batch"

@@ -16,7 +16,9 @@ from dmiddleware.policy import (
 
 def test_the_public_names_are_these():
     assert sorted(dmiddleware.policy.__all__) == [
+        "A2CPolicy",
         "ActionCodec",
+        "ActorCriticPolicy",
         "ActorPolicy",
         "BCPolicy",
         "BatchedPolicy",
@@ -32,6 +34,7 @@ def test_the_public_names_are_these():
         "DiscreteSACPolicy",
         "EvalMode",
         "HasModes",
+        "IMPALAPolicy",
         "IQLPolicy",
         "IQNPolicy",
         "LearnMode",
@@ -40,6 +43,7 @@ def test_the_public_names_are_these():
         "Part",
         "PartsPolicy",
         "Policy",
+        "PolicyGradientPolicy",
         "QRDQNPolicy",
         "R2D2Policy",
         "RainbowPolicy",
@@ -65,6 +69,7 @@ def test_the_public_names_are_these():
         "is_update",
         "priorities_of_rows",
         "rank_and_world_size",
+        "rmsprop",
         "sum_over_ranks",
         "update_outputs",
     ]

@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 
-from dmiddleware.rl.optim import FusedAdam
+from dmiddleware.rl.optim import FusedAdam, RMSprop
 
 
 def network():
@@ -144,3 +144,58 @@ def test_a_grad_scaler_unscales_gradients_and_skips_infinite_ones(pair, first_st
     assert_same(ours, theirs)
     steps = [int(state["step"]) for state in fast.state_dict()["state"].values()]
     assert set(steps) == {first_steps + 4}, "a skipped step is not counted"
+
+
+def rmsprop():
+    model = network()
+    return model, RMSprop(model.parameters(), lr=0.01, decay=0.9, eps=1e-4)
+
+
+def test_rmsprop_is_that_of_the_paper():
+    model, optimizer = rmsprop()
+    twin = network()
+    squares = [torch.zeros_like(parameter) for parameter in twin.parameters()]
+    for seed in range(10):
+        train(model, optimizer, 1, start=seed)
+        gradients = [parameter.grad for parameter in model.parameters()]
+        for parameter, gradient, square in zip(twin.parameters(), gradients, squares, strict=True):
+            square.mul_(0.9).add_(0.1 * gradient.square())
+            parameter.data.sub_(0.01 * gradient / (square + 1e-4).sqrt())
+    for ours, wanted in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, wanted)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_rmsprop_changes_nothing_if_a_gradient_is_not_finite(bad):
+    model, optimizer = rmsprop()
+    train(model, optimizer, 3)
+    before = copy.deepcopy((list(model.parameters()), optimizer.state_dict()["state"]))
+    gradients = [torch.full_like(parameter, bad) for parameter in model.parameters()]
+    optimizer.apply(gradients, torch.ones(()))
+    parameters, state = before
+    assert all(map(torch.equal, model.parameters(), parameters))
+    after = optimizer.state_dict()["state"]
+    assert all(torch.equal(after[n]["square_avg"], state[n]["square_avg"]) for n in state)
+
+
+def test_rmsprop_leaves_an_unused_parameter_alone():
+    model, optimizer = rmsprop()
+    before = model[2].weight.detach().clone()
+    first, *others = model.parameters()
+    optimizer.apply([torch.ones_like(first), *(None for _ in others)], torch.zeros(()))
+    assert torch.equal(model[2].weight, before)
+    assert not torch.equal(first, network()[0].weight)
+
+
+def test_rmsprop_continues_from_a_saved_state():
+    model, optimizer = rmsprop()
+    other, resumed = rmsprop()
+    train(other, resumed, 2, start=30)
+    train(model, optimizer, 4)
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for each, own in ((model, optimizer), (other, resumed)):
+        own.param_groups[0]["lr"] = 0.3
+        own.follow_schedule()
+        train(each, own, 3, start=4)
+    assert_same(model, other)

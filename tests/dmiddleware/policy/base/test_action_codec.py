@@ -285,3 +285,30 @@ def test_discrete_actions_must_be_integers():
     assert codec.to_raw(torch.tensor([1], dtype=torch.uint8)).dtype == torch.int64
     with pytest.raises(StructureError, match=r"must be integers, got torch\.float32"):
         codec.to_raw(torch.zeros(2))
+
+
+def test_features_of_an_action_are_one_hot_choices_bits_and_scaled_numbers():
+    codec = ActionCodec.for_space(HYBRID)
+    action = as_tree(
+        {
+            "move": torch.tensor([-1, 1]),
+            "aim": torch.tensor([[[2.0, 0.0], [-2.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]]),
+            "tools": {
+                "0": torch.tensor([[[1], [0]], [[0], [1]]]),
+                "1": torch.tensor([[[1], [2]], [[0], [0]]]),
+            },
+        }
+    )
+    features = codec.features(action)
+    assert features.shape == (2, codec.n_outputs)
+    assert features.dtype == torch.float32
+    aim, move, bits, choices = [1.0, 0.0, -1.0, 0.5], [1, 0, 0], [1, 0], [0, 1, 0, 0, 1]
+    assert features[0].tolist() == [*aim, *move, *bits, *choices]
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_features_have_as_many_numbers_as_outputs(name):
+    space, _ = SPACES[name]
+    codec = ActionCodec.for_space(space)
+    action = codec.to_env(codec.distribution(outputs_of(codec)).sample(seeded()))
+    assert codec.features(action).shape == (6, codec.n_outputs)

@@ -7,6 +7,7 @@ import pytest
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, SpaceError
 from dmiddleware.policy import (
+    A2CPolicy,
     BCPolicy,
     C51Policy,
     CQLPolicy,
@@ -14,6 +15,7 @@ from dmiddleware.policy import (
     DecisionTransformerPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
+    IMPALAPolicy,
     IQLPolicy,
     IQNPolicy,
     PPOPolicy,
@@ -26,6 +28,7 @@ from dmiddleware.policy import (
     TD3Policy,
     TQCPolicy,
 )
+from dmiddleware.policy.a2c import A2COptions
 from dmiddleware.policy.base.q_learning import QLearningOptions
 from dmiddleware.policy.bc import BCOptions
 from dmiddleware.policy.cql import CQLOptions
@@ -33,6 +36,7 @@ from dmiddleware.policy.ddpg import DDPGOptions
 from dmiddleware.policy.decision_transformer import DecisionTransformerOptions
 from dmiddleware.policy.discrete_sac import DiscreteSACOptions
 from dmiddleware.policy.dqn import DQNOptions
+from dmiddleware.policy.impala import IMPALAOptions
 from dmiddleware.policy.iql import IQLOptions
 from dmiddleware.policy.iqn import IQNOptions
 from dmiddleware.policy.ppo import PPOOptions
@@ -92,6 +96,10 @@ IMPOSSIBLE = [
     (IQLPolicy, "action_bounding", "tanh"),
     (DecisionTransformerPolicy, "return_scale", 0.0),
     (DecisionTransformerPolicy, "action_bounding", "clip"),
+    (A2CPolicy, "learn.rmsprop_decay", 1.5),
+    (A2CPolicy, "gae_lambda", -0.1),
+    (IMPALAPolicy, "learn.rho_clip", 0.0),
+    (IMPALAPolicy, "learn.trace_decay", 2.0),
     (BCPolicy, "action_bounding", "none"),
     (BCPolicy, "learn.batch_size", 0),
     (BCPolicy, "learn.learning_rate", 0.0),
@@ -127,6 +135,8 @@ def test_an_invalid_value_is_rejected_with_its_path(policy, path, value):
         R2D2Policy,
         PPOPolicy,
         RecurrentPPOPolicy,
+        A2CPolicy,
+        IMPALAPolicy,
         BCPolicy,
         SACPolicy,
         DDPGPolicy,
@@ -164,6 +174,8 @@ def test_an_unknown_model_option_is_rejected(small):
         (PPOPolicy, PPOOptions),
         (RecurrentPPOPolicy, PPOOptions),
         (R2D2Policy, R2D2Options),
+        (A2CPolicy, A2COptions),
+        (IMPALAPolicy, IMPALAOptions),
         (BCPolicy, BCOptions),
         (C51Policy, QLearningOptions),
         (QRDQNPolicy, QLearningOptions),

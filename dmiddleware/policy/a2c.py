@@ -1,0 +1,97 @@
+"""Advantage actor-critic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Self, Unpack
+
+import torch
+from torch import nn
+
+from dmiddleware.config import Option, at_least, count, fraction, positive
+from dmiddleware.data.batch import Batch
+from dmiddleware.model.spaces import HasSpaces
+from dmiddleware.policy.base.actor_critic import PolicyGradientOptions, PolicyGradientPolicy
+from dmiddleware.policy.policy_registry import POLICY_REGISTRY
+from dmiddleware.rl import with_advantages
+from dmiddleware.schedule import scheduled
+
+__all__ = ["A2COptions", "A2CPolicy"]
+
+
+class A2COptions(PolicyGradientOptions, total=False):
+    """The options of :meth:`A2CPolicy.for_env`."""
+
+    gae_lambda: float
+
+
+@POLICY_REGISTRY.register("a2c_command")
+@POLICY_REGISTRY.register("a2c")
+class A2CPolicy(PolicyGradientPolicy):
+    """Advantage actor-critic (Mnih et al., "Asynchronous Methods for Deep RL", 2016).
+
+    This is the synchronous form: all environments make a few steps, and one update follows the
+    policy gradient with the advantages of n-step returns (algorithm S3, with the entropy bonus of
+    section 4). RMSprop has the paper's form and can be replaced by Adam.
+
+    Differences from the paper: one synchronous learner replaces the asynchronous ones; losses are
+    averaged over the rows, where the paper adds up gradients; the gradient is clipped; and
+    ``gae_lambda`` below 1 mixes returns of several lengths (Schulman et al., 2016). With the
+    default of 1, an advantage is the return up to the end of the collected rows minus the value, as
+    in the paper.
+
+    One learn forward is one update. Learns from the columns ``obs``, ``action`` (``raw_action``
+    where there is one), ``adv`` and ``ret``; the last two come from ``gae_estimator``. All kinds of
+    actions are supported; see :class:`ActorPolicy`.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "gae_lambda": Option(1.0, fraction, "λ of generalised advantage estimation"),
+        "learn": {
+            "batch_size": Option(
+                40, count, "rows per update; set it to the rows of a collected batch"
+            ),
+            "learning_rate": Option(
+                7e-4, scheduled(positive, reach=at_least(0)), "the optimiser's learning rate"
+            ),
+        },
+    }
+    learn_columns: ClassVar[tuple[str, ...]] = ("obs", "action", "adv", "ret")
+    optional_columns: ClassVar[tuple[str, ...]] = ("raw_action",)
+
+    @classmethod
+    def for_env(  # type: ignore[override]  # only the options of this algorithm
+        cls,
+        env: HasSpaces,
+        *,
+        model: nn.Module | Mapping[str, Any] | None = None,
+        enable_field: Iterable[str] | None = None,
+        **options: Unpack[A2COptions],
+    ) -> Self:
+        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
+
+        :doc:`/reference/configuration` lists the options.
+        """
+        return super().for_env(env, model=model, enable_field=enable_field, **options)
+
+    @property
+    def gae_lambda(self) -> float:
+        """λ of generalised advantage estimation."""
+        return float(self._cfg.gae_lambda)
+
+    def _get_trajectory_batch(self, batch: Batch) -> Batch:
+        return with_advantages(
+            batch,
+            reward=batch["reward"],
+            value_fn=self._value_fn,
+            discount=self._cfg.discount_factor,
+            gae_lambda=self._cfg.gae_lambda,
+        )
+
+    def _update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        output = self._model(batch["obs"])
+        distribution = self._learned_distribution(output, batch)
+        log_prob = distribution.log_prob(self._raw_action(batch))
+        return self._follow_gradient(
+            distribution, log_prob, batch["adv"], output["value"], batch["ret"]
+        )

@@ -1,0 +1,135 @@
+"""IMPALA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Self, Unpack
+
+import torch
+from easydict import EasyDict
+from torch import nn
+
+from dmiddleware.config import Option, at_least, check_value, count, fraction, positive
+from dmiddleware.data import MinibatchUnit
+from dmiddleware.data.batch import Batch
+from dmiddleware.errors import StructureError
+from dmiddleware.model.spaces import HasSpaces
+from dmiddleware.policy.base.actor_critic import PolicyGradientOptions, PolicyGradientPolicy
+from dmiddleware.policy.policy_registry import POLICY_REGISTRY
+from dmiddleware.rl import episode_cuts, vtrace
+from dmiddleware.schedule import scheduled
+
+__all__ = ["IMPALAOptions", "IMPALAPolicy"]
+
+
+class IMPALAOptions(PolicyGradientOptions, total=False):
+    """The options of :meth:`IMPALAPolicy.for_env`."""
+
+    trace_decay: float
+    rho_clip: float
+    c_clip: float
+
+
+@POLICY_REGISTRY.register("impala_command")
+@POLICY_REGISTRY.register("impala")
+class IMPALAPolicy(PolicyGradientPolicy):
+    """IMPALA (Espeholt et al., "IMPALA: Scalable Distributed Deep-RL", 2018).
+
+    Collectors act with weights that are some updates old. V-trace corrects the targets of the
+    values (equation 1) and the advantages (section 4.2) by the ratio of the probabilities that the
+    learning and the acting policy give to an action, so nobody has to wait for the newest weights.
+
+    Differences from the paper: losses are averaged over the rows, where the paper adds them up; an
+    episode that ends by a time limit bootstraps from its last observation; the default network is
+    that of PPO.
+
+    One learn forward is one update from whole lanes ``[T, B, …]``: the columns ``obs``, ``action``
+    (``raw_action`` where there is one), ``log_prob`` of the policy that acted, ``reward``,
+    ``next_obs``, ``terminated``, ``done``, and ``episode_id`` where there is one. It learns from
+    collected trajectories as they are, so its chain has no estimator of advantages. All kinds of
+    actions are supported; see :class:`ActorPolicy`.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "learn": {
+            "batch_size": Option(640, count, "least rows per update, in whole lanes"),
+            "learning_rate": Option(
+                6e-4, scheduled(positive, reach=at_least(0)), "the optimiser's learning rate"
+            ),
+            "trace_decay": Option(1.0, fraction, "λ of V-trace (remark 2)"),
+            "rho_clip": Option(1.0, positive, "bound of the ratios ρ, also of the advantages'"),
+            "c_clip": Option(1.0, positive, "bound of the ratios c, at most that of ρ"),
+        },
+    }
+    learn_columns: ClassVar[tuple[str, ...]] = (
+        "obs",
+        "action",
+        "log_prob",
+        "reward",
+        "next_obs",
+        "terminated",
+        "done",
+    )
+    optional_columns: ClassVar[tuple[str, ...]] = ("raw_action", "episode_id")
+    minibatch_unit: ClassVar[MinibatchUnit] = "lanes"
+    learns_from_trajectories: ClassVar[bool] = True
+
+    @classmethod
+    def for_env(  # type: ignore[override]  # only the options of this algorithm
+        cls,
+        env: HasSpaces,
+        *,
+        model: nn.Module | Mapping[str, Any] | None = None,
+        enable_field: Iterable[str] | None = None,
+        **options: Unpack[IMPALAOptions],
+    ) -> Self:
+        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
+
+        :doc:`/reference/configuration` lists the options.
+        """
+        return super().for_env(env, model=model, enable_field=enable_field, **options)
+
+    @classmethod
+    def check_config(cls, cfg: EasyDict) -> None:
+        """Reject bounds in the wrong order."""
+        super().check_config(cfg)
+        learn = cfg.learn
+        check_value(
+            learn.c_clip <= learn.rho_clip,
+            "learn.c_clip",
+            learn.c_clip,
+            f"at most learn.rho_clip, which is {learn.rho_clip}",
+        )
+
+    def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
+        if batch["done"].dim() != 2:
+            raise StructureError(
+                "IMPALA learns from lanes [T, B, …], but the batch has rows "
+                f"{tuple(batch['done'].shape)}; use OnPolicyLearner after a StepCollector"
+            )
+        return super()._forward_learn(batch, **kwargs)
+
+    def _update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        learn = self._cfg.learn
+        output = self._model(batch["obs"])
+        distribution = self._learned_distribution(output, batch)
+        log_prob = distribution.log_prob(self._raw_action(batch))
+        with torch.no_grad():
+            next_value = self._critic_output(batch["next_obs"])
+        target = vtrace(
+            batch["reward"],
+            output["value"].detach(),
+            next_value,
+            batch["terminated"],
+            episode_cuts(batch),
+            log_prob=log_prob.detach(),
+            old_log_prob=batch["log_prob"],
+            discount=self._cfg.discount_factor,
+            trace_decay=learn.trace_decay,
+            rho_clip=learn.rho_clip,
+            c_clip=learn.c_clip,
+            adv_rho_clip=learn.rho_clip,
+        )
+        return self._follow_gradient(
+            distribution, log_prob, target.adv, output["value"], target.value
+        )

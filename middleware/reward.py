@@ -1,0 +1,84 @@
+"""Learned rewards, in place of the environment's or added to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dmiddleware.data import as_tree
+from dmiddleware.pipeline import ChainView, OnlineRLContext, Role
+from dmiddleware.policy import rank_and_world_size
+from dmiddleware.reward import RewardModel
+from middleware.support.checks import check_instance
+
+__all__ = ["RewardLearner"]
+
+
+class RewardLearner:
+    """Train a reward model on collected rows, and write its rewards into them.
+
+    Use it after the collector, before advantages are estimated or rows are pushed into a buffer. In
+    a run of several processes, the learner trains and rewards.
+
+    The column ``reward`` becomes ``weight`` times the model's reward plus ``env_weight`` times the
+    environment's, whose mean is logged as ``reward/env``. Evaluations and the returns of episodes
+    are those of the environment.
+
+    Args:
+        model: the reward model.
+        weight: factor of the model's rewards.
+        env_weight: factor of the environment's rewards; 0 replaces them.
+
+    Reads:
+        ctx.trajectories: a batch ``[T, …]`` or ``[T, E, …]``.
+
+    Writes:
+        ctx.trajectories: with other rewards.
+
+    Raises:
+        ConfigError: if ``model`` is not a reward model.
+        NonFiniteLoss: from the model.
+    """
+
+    roles = (Role.LEARNER,)
+    reads = ("trajectories",)
+    writes = ("trajectories",)
+
+    def __init__(self, model: RewardModel, *, weight: float = 1.0, env_weight: float = 0.0) -> None:
+        hint = "build one first, for example a dmiddleware.reward.GAIL"
+        self._model = check_instance(
+            model,
+            RewardModel,  # type: ignore[type-abstract]  # any subclass
+            user="RewardLearner",
+            hint=hint,
+        )
+        self._weight, self._env_weight = weight, env_weight
+        self.snapshot_parts = {"reward_model": model}
+        self.settings: dict[str, Any] = {
+            "model": type(model).__name__,
+            **model.settings,
+            "weight": weight,
+            "env_weight": env_weight,
+        }
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Reject several ranks, each of which would learn a reward of its own."""
+        if rank_and_world_size()[1] > 1:
+            yield "several ranks would each learn a reward of their own; use one learner"
+
+    def __call__(self, ctx: OnlineRLContext) -> None:
+        """Learn and reward."""
+        rows = ctx.trajectories
+        losses: Mapping[str, float] = {}
+        if self._model.learns_first:
+            losses = self._model.update(rows)
+        learned = self._model.reward(rows)
+        if not self._model.learns_first:
+            losses = self._model.update(rows)
+        env_reward = rows["reward"]
+        reward = self._weight * learned + self._env_weight * env_reward
+        ctx.trajectories = as_tree({**dict(rows.items()), "reward": reward.float()})
+        ctx.log("reward/env", env_reward.float().mean().item())
+        ctx.log("reward/learned", learned.mean().item())
+        for name, value in losses.items():
+            ctx.log(f"reward/{name}", value)

@@ -1,0 +1,163 @@
+"""Advantage actor-critic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+
+from dmiddleware.data import as_tree
+from dmiddleware.errors import ConfigError
+from dmiddleware.policy import A2CPolicy
+from dmiddleware.rl import Schedule
+from dmiddleware.rl.optim import FusedAdam, RMSprop
+
+SMALL = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [16]}
+BOX = {"obs_shape": 3, "action_shape": 2, "action_space": "continuous"}
+
+
+def made(model: dict[str, Any] = SMALL, **cfg: Any) -> A2CPolicy:
+    return A2CPolicy({"model": model, "seed": 0, **cfg})
+
+
+def collected(policy: A2CPolicy, n: int = 32, seed: int = 0) -> Any:
+    """What the policy would collect, with advantages drawn at random."""
+    generator = torch.Generator().manual_seed(seed)
+    obs = torch.randn(n, policy.cfg.model.obs_shape, generator=generator)
+    adv = torch.randn(n, generator=generator)
+    output = policy.collect_mode.forward(obs)
+    return as_tree({**output, "obs": obs, "adv": adv, "ret": adv + output["value"]})
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_the_loss_is_that_of_the_paper(kind: str) -> None:
+    learn = {"entropy_weight": 0.03, "value_weight": 0.7}
+    policy = made(SMALL if kind == "discrete" else BOX, learn=learn)
+    batch = collected(policy)
+    policy.learn_mode.forward(batch)
+    output = policy.get_attribute("model")(batch["obs"])
+    if kind == "discrete":
+        distribution: Any = torch.distributions.Categorical(logits=output["logit"])
+        log_prob, entropy = distribution.log_prob(batch["action"]), distribution.entropy()
+    else:
+        distribution = torch.distributions.Normal(output["mu"], output["sigma"])
+        log_prob = distribution.log_prob(batch["raw_action"]).sum(-1)
+        entropy = distribution.entropy().sum(-1)
+    policy_loss = -(log_prob * batch["adv"]).mean()
+    value_loss = 0.5 * (output["value"] - batch["ret"]).square().mean()
+    wanted = policy_loss + 0.7 * value_loss - 0.03 * entropy.mean()
+    got = policy.learn_mode.forward(batch)
+    assert got["total_loss"] == pytest.approx(wanted.item(), rel=1e-4)
+    assert got["policy_loss"] == pytest.approx(policy_loss.item(), abs=1e-5)
+    assert got["value_loss"] == pytest.approx(value_loss.item(), rel=1e-4)
+    assert got["entropy"] == pytest.approx(entropy.mean().item(), rel=1e-4)
+    assert set(policy.learn_mode.monitor_vars()) <= set(got)
+
+
+def test_the_first_step_is_that_of_the_papers_rmsprop() -> None:
+    policy = made(learn={"learning_rate": 0.01, "optimizer_eps": 0.1, "rmsprop_decay": 0.9})
+    model = policy.get_attribute("model")
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    policy.learn_mode.forward(collected(policy))
+    for old, parameter in zip(before, model.parameters(), strict=True):
+        gradient = parameter.grad
+        wanted = old - 0.01 * gradient / (0.1 * gradient.square() + 0.1).sqrt()
+        torch.testing.assert_close(parameter.detach(), wanted)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("rmsprop", RMSprop), ("adam", FusedAdam)])
+def test_the_optimizer_is_chosen_by_an_option(name: str, kind: type) -> None:
+    part = made(learn={"optimizer": name}).get_attribute("parts")["actor_critic"]
+    assert type(part.optimizer) is kind
+
+
+def test_the_learning_rate_of_rmsprop_follows_its_schedule() -> None:
+    falling = Schedule.linear(1.0e-2, 0.0, decay=2, by="update")
+    policy = made(learn={"learning_rate": falling})
+    batch = collected(policy)
+    assert [policy.learn_mode.forward(batch)["cur_lr"] for _ in range(2)] == [0.01, 0.005]
+    before = policy.learn_mode.state_dict()["model"]
+    assert policy.learn_mode.forward(batch)["cur_lr"] == 0.0
+    after = policy.learn_mode.state_dict()["model"]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("optimizer", ["rmsprop", "adam"])
+def test_an_interrupted_run_continues_bit_for_bit(optimizer: str) -> None:
+    learn = {"optimizer": optimizer}
+    whole, first, second = made(learn=learn), made(learn=learn), made(learn=learn, seed=1)
+    batches = [collected(made(), seed=seed) for seed in range(6)]
+    outputs = [whole.learn_mode.forward(batch) for batch in batches]
+    for batch in batches[:3]:
+        first.learn_mode.forward(batch)
+    second.learn_mode.load_state_dict(first.learn_mode.state_dict())
+    assert [second.learn_mode.forward(batch) for batch in batches[3:]] == outputs[3:]
+
+
+def test_advantages_of_workers_are_returns_to_the_end_minus_values() -> None:
+    policy = made(discount_factor=0.5)
+    rows = {
+        "obs": torch.zeros(3, 1, 4),
+        "next_obs": torch.zeros(3, 1, 4),
+        "action": torch.zeros(3, 1, dtype=torch.int64),
+        "reward": torch.tensor([[1.0], [2.0], [4.0]]),
+        "terminated": torch.tensor([[False], [False], [True]]),
+        "done": torch.tensor([[False], [False], [True]]),
+        "value": torch.tensor([[0.5], [0.25], [0.125]]),
+    }
+    estimated = policy.get_attribute("get_trajectory_batch")(as_tree(rows))
+    assert estimated["ret"].flatten().tolist() == [3.0, 4.0, 4.0]
+    assert estimated["adv"].flatten().tolist() == [2.5, 3.75, 3.875]
+
+
+def test_masked_actions_are_neither_taken_nor_learned_from() -> None:
+    policy = made(learn={"learning_rate": 0.1})
+    mask = torch.tensor([[True, False]]).expand(50, 2)
+    obs = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    output = policy.collect_mode.forward(obs, action_mask=mask)
+    assert not output["action"].any()
+    batch = {**output, "obs": obs, "adv": torch.ones(50), "ret": torch.ones(50)}
+    got = policy.learn_mode.forward(as_tree({**batch, "action_mask": mask}))
+    assert got["entropy"] == pytest.approx(0.0)
+    assert got["policy_loss"] == pytest.approx(0.0)
+
+
+def test_an_unknown_optimizer_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"learn\.optimizer"):
+        made(learn={"optimizer": "sgd"})
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.learning
+@pytest.mark.usefixtures("one_thread")
+def test_it_learns_which_action_pays() -> None:
+    """One step: the reward is 1 if the action is the sign of the first entry of obs."""
+    policy = made(learn={"learning_rate": 5e-3})
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(150):
+        obs = torch.randn(64, 4, generator=generator)
+        output = policy.collect_mode.forward(obs)
+        reward = (output["action"] == (obs[:, 0] > 0)).float()
+        rows = {**output, "obs": obs, "adv": reward - output["value"], "ret": reward}
+        policy.learn_mode.forward(as_tree(rows))
+    obs = torch.randn(500, 4, generator=generator)
+    action = policy.eval_mode.forward(obs)["action"]
+    assert (action == (obs[:, 0] > 0)).float().mean().item() > 0.9
+
+
+def test_the_policy_is_built_for_an_environment() -> None:
+    policy = A2CPolicy.for_env(gym.make("Pendulum-v1"), gae_lambda=0.9, optimizer="adam")
+    assert policy.gae_lambda == 0.9
+    assert policy.cfg.learn.optimizer == "adam"
+    action = policy.collect_mode.forward(torch.randn(100, 3))["action"]
+    assert action.abs().max() <= 2.0
