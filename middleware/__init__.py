@@ -34,6 +34,7 @@ from middleware.progress_bar import ProgressBar
 from middleware.replay_buffer import data_pusher, offpolicy_data_fetcher, priority_calculator
 from middleware.reward import RewardLearner
 from middleware.run_folder import RunFolder
+from middleware.self_play import SelfPlay
 from middleware.snapshot import SnapshotSaver
 from middleware.stop import TerminationChecker, termination_checker
 
@@ -44,6 +45,7 @@ __all__ = [
     "Barrier",
     "EpsGreedyHandler",
     "eps_greedy_handler",
+    "SelfPlay",
     "StepCollector",
     "EpisodeCollector",
     "data_pusher",

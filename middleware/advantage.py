@@ -58,7 +58,7 @@ class AdvantageEstimator:
         value_fn, n_rows = self._mode.get_attribute("value_fn"), rows["done"].numel()
         parts = (slice(at, at + _VALUES_AT_ONCE) for at in range(0, n_rows, _VALUES_AT_ONCE))
         values = [value_fn(map_nested(itemgetter(part), obs)) for part in parts]
-        value = torch.cat(values).reshape(rows["done"].shape)
+        value = torch.cat(values).reshape(rows["value"].shape)
         estimated = self._estimate(_with(rows, value=value), rows["reward"])
         return as_tree({name: estimated[name] for name in ("value", "adv", "ret")})
 

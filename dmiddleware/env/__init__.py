@@ -12,8 +12,10 @@ from dmiddleware.env.battle_manager import (
 from dmiddleware.env.envpool_manager import EnvPoolManager
 from dmiddleware.env.factory import make_env_manager
 from dmiddleware.env.manager import BaseEnvManager, check_env_manager
-from dmiddleware.env.pettingzoo import PettingZooAdapter
+from dmiddleware.env.opponent_env import Act, Opponent, OpponentEnv
+from dmiddleware.env.pettingzoo import ParallelEnvAdapter, PettingZooAdapter
 from dmiddleware.env.sync_manager import SyncEnvManager
+from dmiddleware.env.team import AgentSpaces, agent_spaces, n_agent_of, team_spaces
 from dmiddleware.env.timestep import BatchedTimestep, EnvTimestep, StepInfo
 from dmiddleware.env.vector_manager import VectorEnvManager
 
@@ -33,6 +35,14 @@ __all__ = [
     "BattleEnvManager",
     "BattleTimestep",
     "PettingZooAdapter",
+    "ParallelEnvAdapter",
+    "OpponentEnv",
+    "Opponent",
+    "Act",
+    "AgentSpaces",
+    "team_spaces",
+    "agent_spaces",
+    "n_agent_of",
     "GameResult",
     "game_result",
 ]

@@ -77,8 +77,13 @@ def check_same_spaces(
                 )
 
 
-def check_result(result: Any, env_id: int) -> None:
+def check_result(result: Any, env_id: int, reward_shape: tuple[int, ...] = ()) -> None:
     """Reject what a step returned if it is not (obs, reward, terminated, truncated, info).
+
+    Args:
+        result: what it returned.
+        env_id: the env.
+        reward_shape: the shape of a reward, ``()``, or ``(A,)`` for several agents.
 
     Raises:
         EnvProtocolError: with what was returned.
@@ -90,9 +95,10 @@ def check_result(result: Any, env_id: int) -> None:
             "GymV21CompatibilityV0 around it"
         )
     reward = np.asarray(result[1])
-    if reward.shape or reward.dtype.kind not in "iufb":
+    if reward.shape != reward_shape or reward.dtype.kind not in "iufb":
+        wanted = f"{reward_shape[0]} numbers, one per agent" if reward_shape else "one number"
         raise EnvProtocolError(
-            f"env {env_id} returned the reward {_short(result[1])}; it must be one number"
+            f"env {env_id} returned the reward {_short(result[1])}; it must be {wanted}"
         )
     for name, flag in (("terminated", result[2]), ("truncated", result[3])):
         check_flag(flag, name, env_id)

@@ -15,6 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 from dmiddleware.env.async_manager import AsyncEnvManager
 from dmiddleware.env.envpool_manager import EnvPoolManager
 from dmiddleware.env.manager import BaseEnvManager, is_int
+from dmiddleware.env.pettingzoo import ParallelEnvAdapter, is_parallel_env
 from dmiddleware.env.sync_manager import EnvFn, SyncEnvManager
 from dmiddleware.env.vector_manager import VectorEnvManager
 from dmiddleware.errors import ConfigError, RegistryError
@@ -55,6 +56,8 @@ def make_env_manager(
     Args:
         env: an id registered with Gymnasium ("CartPole-v1", "module:Env-v0"), or a function that
             makes an env, called once per env; with "vector" it makes the vector env, called once.
+            A PettingZoo parallel env becomes an env of several agents, see
+            :class:`~dmiddleware.env.ParallelEnvAdapter`.
             Modules of the optional extras are imported by their ids ("ALE/Pong-v5",
             "MiniGrid-Empty-5x5-v0"; "gymnasium_robotics:FetchReach-v4" names its own).
         env_num: the number of envs.
@@ -133,7 +136,7 @@ def _make_env(maker: Maker, kwargs: dict[str, Any], wrappers: tuple[Wrapper, ...
     made = gym.make(maker, **kwargs) if isinstance(maker, EnvSpec) else maker(**kwargs)
     for wrapper in wrappers:
         made = wrapper(made)
-    return made
+    return ParallelEnvAdapter(made) if is_parallel_env(made) else made
 
 
 def _make_vector_env(

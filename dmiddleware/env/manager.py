@@ -33,6 +33,7 @@ from dmiddleware.env.env_state import (
     set_space_state,
 )
 from dmiddleware.env.episode_goal import EpisodeGoal
+from dmiddleware.env.team import n_agent_of, reward_shape_of
 from dmiddleware.env.timestep import (
     BatchedTimestep,
     BoolArray,
@@ -92,6 +93,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         self._fixes_seeds = False
         self._pending_seeds: dict[int, int] = {}
         self._dropped_steps = 0
+        self._reward_shape: tuple[int, ...] = ()
         self._clear_episodes()
         if seed is not None:
             self.seed(seed)
@@ -169,6 +171,11 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
             self._set_spaces(*self._probe_spaces())
         assert self._action_space is not None
         return self._action_space
+
+    @property
+    def n_agent(self) -> int | None:
+        """The number of agents in each env, ``A``; None: a single one, with scalar rewards."""
+        return n_agent_of(self.observation_space)
 
     def seed(self, seed: int | Sequence[int], dynamic_seed: bool = True) -> None:
         """Seed the envs and the action spaces.
@@ -407,6 +414,9 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         self._check_actions = make_check(action)
         self._plain_action = action.dtype, (self._env_num, *(action.shape or ()))
         self._observation_space, self._action_space = observation, action
+        if self._reward_shape != (shape := reward_shape_of(observation)):
+            self._reward_shape = shape
+            self._totals = EpisodeTotals(self._env_num, shape)
         self._batched_action_space = batch_space(action, self._env_num)
         if self._seeds is not None:
             self._seed_action_spaces()
@@ -428,7 +438,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
     def _clear_episodes(self) -> None:
         self._ready_obs = None
         self._ready_infos = ()
-        self._totals = EpisodeTotals(self._env_num)
+        self._totals = EpisodeTotals(self._env_num, self._reward_shape)
 
     def _checked_ids(self, env_ids: Iterable[int] | None) -> list[int]:
         if env_ids is None:
@@ -659,10 +669,11 @@ class EpisodeTotals:
 
     Args:
         env_num: the number of envs.
+        reward_shape: the shape of a reward, ``()``, or ``(A,)`` for several agents.
     """
 
-    def __init__(self, env_num: int) -> None:
-        self._returns = np.zeros(env_num, dtype=np.float64)
+    def __init__(self, env_num: int, reward_shape: tuple[int, ...] = ()) -> None:
+        self._returns = np.zeros((env_num, *reward_shape), dtype=np.float64)
         # One count of steps for all envs, and its value at the start of each episode.
         self._n_steps = 0
         self._begun = np.zeros(env_num, dtype=np.int64)
@@ -692,11 +703,18 @@ class EpisodeTotals:
         return self._n_steps - int(self._begun[env_id])
 
     def end(self, env_id: int) -> dict[str, np.float32 | int]:
-        """Return the totals of a finished episode, named as in its last info, and clear them."""
+        """Return the totals of a finished episode, named as in its last info, and clear them.
+
+        The return of several agents is their mean, and ``eval_episode_return_0``, … are their own.
+        """
+        own = self._returns[env_id]
         totals: dict[str, np.float32 | int] = {
-            "eval_episode_return": np.float32(self._returns[env_id]),
+            "eval_episode_return": np.float32(own if own.ndim == 0 else own.mean()),
             "eval_episode_length": self.length_of(env_id),
         }
+        if own.ndim:
+            each = enumerate(own.astype(np.float32))
+            totals |= {f"eval_episode_return_{agent}": value for agent, value in each}
         self._n_ended[env_id] += 1
         self.clear((env_id,))
         return totals

@@ -1,18 +1,23 @@
-"""PettingZoo's games as battle envs."""
+"""PettingZoo's envs: as games of players, and as envs of several agents."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from dmiddleware.env.batching import make_collate
 from dmiddleware.env.battle_manager import BattleEnv
+from dmiddleware.env.team import AGENT_MASK, AGENTS, STATE, AgentSpaces, team_spaces
 from dmiddleware.errors import ConfigError
 
-__all__ = ["PettingZooAdapter"]
+__all__ = ["ParallelEnvAdapter", "PettingZooAdapter", "is_parallel_env"]
+
+_ACTION_MASK: Final = "action_mask"
 
 
 class PettingZooAdapter(BattleEnv):
@@ -94,10 +99,7 @@ class PettingZooAdapter(BattleEnv):
 
     def action_mask(self, player: int) -> npt.NDArray[Any] | None:
         """Return the mask in a player's observation or info; None: all actions are allowed."""
-        for source in (self._obs[player], self._infos[player]):
-            if isinstance(source, Mapping) and "action_mask" in source:
-                return np.asarray(source["action_mask"])
-        return None
+        return _mask_in(self._obs[player], self._infos[player])
 
     def close(self) -> None:
         """Close the env."""
@@ -147,8 +149,194 @@ class PettingZooAdapter(BattleEnv):
         return array.reshape(-1) if self._flatten and array.ndim > 1 else array
 
     def _common_space(self, name: str) -> gym.Space[Any] | None:
-        first, *others = (getattr(self._env, name)(agent) for agent in self._agents)
-        return first if all(other == first for other in others) else None
+        return _common_space(self._env, name)
+
+
+class ParallelEnvAdapter(gym.Env[dict[str, Any], Any]):
+    """A PettingZoo parallel env as a Gymnasium env of several agents.
+
+    ``make_env_manager`` applies it to a function that makes a parallel env. Agents are numbered in
+    the order of ``env.possible_agents``, and all have the same spaces. An observation is a
+    dictionary:
+
+    - ``agents``: the agents' observations, ``[A, …]``; those of agents that do not take part are 0;
+    - ``agent_mask``: ``[A] int8``, 1 where the agent takes part. In the last observation of an
+      episode, and where an agent has left, 0 means that nothing follows: its value is 0;
+    - ``state``: ``env.state()``, if the env has a ``state_space``;
+    - ``action_mask``: ``[A, n] int8``, if the env gives masks, in observations or infos.
+
+    An action is an array ``[A, …]``; the entries of agents that do not take part are ignored. The
+    reward is ``[A] float64``, 0 for agents that do not take part. The episode ends when every agent
+    is terminated or truncated. It is terminated if none of them is truncated. An agent that leaves
+    earlier counts as terminated. The info has the infos of the agents, by agent.
+
+    Args:
+        env: a PettingZoo parallel env, for example ``mpe2.simple_spread_v3.parallel_env()``.
+
+    Raises:
+        ConfigError: if this is not a parallel env, it has a single agent, or its agents have
+            different spaces.
+        SpaceError: if the agents' actions are not Discrete or a floating-point Box.
+
+    Example:
+        >>> import pettingzoo
+        >>> env = ParallelEnvAdapter(pettingzoo.make("parallel", "classic/rps-v2"))
+        >>> env.action_space
+        MultiDiscrete([3 3])
+        >>> _ = env.reset(seed=0)
+        >>> env.step([0, 1])[1]
+        array([-1.,  1.])
+    """
+
+    def __init__(self, env: Any) -> None:
+        if not is_parallel_env(env):
+            raise ConfigError(
+                f"ParallelEnvAdapter takes a PettingZoo parallel env, got {env!r:.100}; make one "
+                "with the function parallel_env() of its module, and install PettingZoo with: "
+                "pip install 'dmiddleware[pettingzoo]'"
+            )
+        self._env = env
+        self._agents: list[Any] = list(env.possible_agents)
+        if len(self._agents) < 2:
+            raise ConfigError(f"{env} has a single agent; make it a gymnasium.Env")
+        self.metadata = dict(env.metadata)
+        self.render_mode = getattr(env, "render_mode", None)
+        observation, action = (
+            self._own_space(f"{name}_space") for name in ("observation", "action")
+        )
+        self._has_masks = _has_mask(observation) or self._has_masks_in_infos()
+        observation = _without_mask(observation)
+        state = getattr(env, "state_space", None)
+        spaces = AgentSpaces(len(self._agents), observation, action, state)
+        self.observation_space, self.action_space = team_spaces(
+            spaces, has_action_masks=self._has_masks
+        )
+        self._n_actions = int(action.n) if isinstance(action, gym.spaces.Discrete) else 0
+        self._state_dtype = None if state is None else state.dtype
+        self._collate = make_collate(observation)
+        self._absent = _zeros(observation)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Start an episode; return the observation, and the infos by agent."""
+        super().reset(seed=seed)
+        obs, infos = self._env.reset(seed=seed, options=options)
+        present = {agent: agent in obs for agent in self._agents}
+        return self._joined(obs, infos, present), _told(infos)
+
+    def step(
+        self, action: Any
+    ) -> tuple[dict[str, Any], npt.NDArray[np.float64], bool, bool, dict[str, Any]]:
+        """Let all agents that take part act."""
+        alive = set(self._env.agents)
+        pairs = zip(self._agents, action, strict=True)
+        moves = {agent: own for agent, own in pairs if agent in alive}
+        obs, rewards, terminated, truncated, infos = self._env.step(moves)
+        cut = {agent for agent, flag in truncated.items() if flag and not terminated[agent]}
+        done = all(flag or agent in cut for agent, flag in terminated.items())
+        alive = cut if done else set(self._env.agents)
+        present = {agent: agent in alive for agent in self._agents}
+        reward = np.array([float(rewards.get(agent, 0.0)) for agent in self._agents])
+        joined = self._joined(obs, infos, present)
+        return joined, reward, done and not cut, done and bool(cut), _told(infos)
+
+    def render(self) -> Any:
+        """Return an image of the env, if its render mode gives one."""
+        return self._env.render()
+
+    def close(self) -> None:
+        """Close the env."""
+        self._env.close()
+
+    def _joined(
+        self, obs: Mapping[Any, Any], infos: Mapping[Any, Any], present: Mapping[Any, bool]
+    ) -> dict[str, Any]:
+        rows = [_bare(obs[agent]) if agent in obs else self._absent for agent in self._agents]
+        joined = {
+            AGENTS: self._collate(rows),
+            AGENT_MASK: np.array(list(present.values()), np.int8),
+        }
+        if self._state_dtype is not None:
+            joined[STATE] = np.array(self._env.state(), self._state_dtype)
+        if self._has_masks:
+            masks = np.ones((len(rows), self._n_actions), np.int8)
+            for row, agent in enumerate(self._agents):
+                mask = _mask_in(obs.get(agent), infos.get(agent))
+                # Where nothing is allowed, as at the end of a game, nothing is forbidden.
+                if mask is not None and mask.any():
+                    masks[row] = mask
+            joined[_ACTION_MASK] = masks
+        return joined
+
+    def _own_space(self, name: str) -> gym.Space[Any]:
+        space = _common_space(self._env, name)
+        if space is None:
+            raise ConfigError(
+                f"the agents of {self._env} have different spaces ({name}); pad them, for example "
+                "with SuperSuit's pad_observations_v0 and pad_action_space_v0"
+            )
+        return space
+
+    def _has_masks_in_infos(self) -> bool:
+        _, infos = self._env.reset()
+        return any(_ACTION_MASK in info for info in infos.values())
+
+
+def is_parallel_env(env: object) -> bool:
+    """Return whether this is a PettingZoo parallel env, without importing PettingZoo."""
+    pettingzoo = sys.modules.get("pettingzoo")
+    return pettingzoo is not None and isinstance(env, pettingzoo.ParallelEnv)
+
+
+def _common_space(env: Any, name: str) -> gym.Space[Any] | None:
+    """Return the space that all agents have; None if they differ."""
+    first, *others = (getattr(env, name)(agent) for agent in env.possible_agents)
+    return first if all(other == first for other in others) else None
+
+
+def _mask_in(*sources: Any) -> npt.NDArray[Any] | None:
+    for source in sources:
+        if isinstance(source, Mapping) and _ACTION_MASK in source:
+            return np.asarray(source[_ACTION_MASK])
+    return None
+
+
+def _has_mask(space: gym.Space[Any]) -> bool:
+    return isinstance(space, gym.spaces.Dict) and _ACTION_MASK in space.spaces
+
+
+def _without_mask(space: gym.Space[Any]) -> gym.Space[Any]:
+    """Return the space of what :func:`_bare` returns."""
+    if not isinstance(space, gym.spaces.Dict) or not _has_mask(space):
+        return space
+    parts = {key: inner for key, inner in space.spaces.items() if key != _ACTION_MASK}
+    return next(iter(parts.values())) if len(parts) == 1 else gym.spaces.Dict(parts)
+
+
+def _bare(obs: Any) -> Any:
+    """Return an observation without its mask; what is left alone is not in a dictionary."""
+    if not isinstance(obs, Mapping) or _ACTION_MASK not in obs:
+        return obs
+    parts = {key: item for key, item in obs.items() if key != _ACTION_MASK}
+    return next(iter(parts.values())) if len(parts) == 1 else parts
+
+
+def _zeros(space: gym.Space[Any]) -> Any:
+    if isinstance(space, gym.spaces.Dict):
+        return {key: _zeros(inner) for key, inner in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_zeros(inner) for inner in space.spaces)
+    return np.zeros(space.shape or (), space.dtype)
+
+
+def _told(infos: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the agents' infos by name, without action masks, which are in the observation."""
+    told = {
+        str(agent): {key: value for key, value in info.items() if key != _ACTION_MASK}
+        for agent, info in infos.items()
+    }
+    return {agent: info for agent, info in told.items() if info}
 
 
 def _flat_space(space: gym.Space[Any]) -> gym.Space[Any]:

@@ -167,7 +167,7 @@ class SyncEnvManager(BaseEnvManager):
                 self._check_results(ids, results)
             obs_rows, rewards, terminated_rows, truncated_rows, infos = zip(*results, strict=False)
             next_obs = self._collate(obs_rows)
-            reward = _as_rewards(rewards)
+            reward = _as_rewards(rewards, self._reward_shape)
             some_ended = any(terminated_rows) or any(truncated_rows)
         except (TypeError, ValueError, KeyError, RuntimeError) as error:
             self._check_results(ids, results)
@@ -235,7 +235,8 @@ class SyncEnvManager(BaseEnvManager):
             self._reject_bad_action(env_id, rows[row], failure)
             self._dropped_steps += self._totals.length_of(env_id)
             obs, info = self._restart(env_id, "step", failure)
-            results.append((obs, 0.0, False, False, {**info, "abnormal": True}))
+            reward = np.zeros(self._reward_shape)
+            results.append((obs, reward, False, False, {**info, "abnormal": True}))
             failed.append(row)
             failure = None
         return failed
@@ -308,7 +309,7 @@ class SyncEnvManager(BaseEnvManager):
         """
         self._unchecked.difference_update(self._id_array(ids).tolist())
         for env_id, result in zip(self._id_array(ids).tolist(), results, strict=True):
-            check_result(result, env_id)
+            check_result(result, env_id, self._reward_shape)
             self._write_obs(allocate(self.observation_space, 1), 0, result[0], env_id)
 
     def _env_states(self) -> list[dict[str, Any] | None]:
@@ -337,14 +338,14 @@ def probe_spaces(env_fn: EnvFn) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         close_quietly(env)
 
 
-def _as_rewards(values: Sequence[Any]) -> npt.NDArray[np.float64]:
+def _as_rewards(values: Sequence[Any], shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
     # With a dtype given, numpy would be slower and accept None.
     rewards = np.array(values)
     if rewards.dtype != np.float64:
         if rewards.dtype.kind not in "iufb":
             raise TypeError
         rewards = rewards.astype(np.float64)
-    if rewards.ndim != 1:
+    if rewards.shape[1:] != shape:
         raise ValueError
     return rewards
 

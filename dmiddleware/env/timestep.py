@@ -121,7 +121,7 @@ class EnvTimestep:
         env_id: the env's index in its manager.
         obs: the true successor; at the end of an episode the final observation. What to act on next
             is in the manager's ``ready_obs``.
-        reward: the reward of this step.
+        reward: the reward of this step; for several agents a list with one for each.
         done: whether the episode ended: ``terminated or truncated``.
         terminated: whether the episode reached a terminal state, whose value is zero.
         truncated: whether the episode was cut, for example by a time limit; the value of the
@@ -133,7 +133,7 @@ class EnvTimestep:
 
     env_id: int
     obs: Any
-    reward: float
+    reward: float | list[float]
     done: bool
     terminated: bool
     truncated: bool
@@ -164,7 +164,7 @@ class BatchedTimestep:
             the end of an episode they are the first ones of the next episode.
         next_obs: ``[E', …]``, the true successors; at the end of an episode the final observation.
             The same object as ``obs`` if no episode ended.
-        reward: ``[E'] float32``.
+        reward: ``[E'] float32``; ``[E', A]`` for several agents (:class:`ParallelEnvAdapter`).
         done: ``[E'] bool``, ``terminated | truncated``.
         terminated: ``[E'] bool``.
         truncated: ``[E'] bool``.
@@ -177,7 +177,8 @@ class BatchedTimestep:
             flags are false.
         info: Gymnasium's vector info of the step, with ``eval_episode_return`` (float32) and
             ``eval_episode_length`` (int64) where an episode ended, and their masks
-            ``_eval_episode_return`` and ``_eval_episode_length``.
+            ``_eval_episode_return`` and ``_eval_episode_length``. The return of several agents is
+            their mean; ``eval_episode_return_0``, … are their own.
         is_full: whether ``env_id`` is ``0 … E-1`` and all rows are valid.
     """
 

@@ -48,6 +48,14 @@ from dmiddleware.model.spaces import (
     as_obs_shape,
     obs_shape_of,
 )
+from dmiddleware.model.team import (
+    AgentActorCritic,
+    CentralisedActorCritic,
+    QMIXNetwork,
+    TeamNetwork,
+    VDNNetwork,
+    team_shapes,
+)
 
 __all__ = [
     "QNetwork",
@@ -71,6 +79,12 @@ __all__ = [
     "RecurrentQNetwork",
     "RecurrentCore",
     "CoreKind",
+    "TeamNetwork",
+    "VDNNetwork",
+    "QMIXNetwork",
+    "AgentActorCritic",
+    "CentralisedActorCritic",
+    "team_shapes",
     "MLP",
     "NoisyLinear",
     "NoisyMLP",

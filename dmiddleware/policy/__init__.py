@@ -4,6 +4,7 @@ from dmiddleware.policy.a2c import A2CPolicy
 from dmiddleware.policy.base.action_codec import ActionCodec
 from dmiddleware.policy.base.actions import ActorPolicy, CodecPolicy
 from dmiddleware.policy.base.actor_critic import ActorCriticPolicy, PolicyGradientPolicy
+from dmiddleware.policy.base.agents import AgentsPolicy
 from dmiddleware.policy.base.as_modes import (
     as_collect_mode,
     as_command_mode,
@@ -36,8 +37,10 @@ from dmiddleware.policy.dqn import DQNPolicy
 from dmiddleware.policy.impala import IMPALAPolicy
 from dmiddleware.policy.iql import IQLPolicy
 from dmiddleware.policy.iqn import IQNPolicy
+from dmiddleware.policy.mappo import IPPOPolicy, MAPPOPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY, create_policy, get_policy_cls
 from dmiddleware.policy.ppo import PPOPolicy
+from dmiddleware.policy.qmix import QMIXPolicy, VDNPolicy
 from dmiddleware.policy.r2d2 import R2D2Policy
 from dmiddleware.policy.rainbow import RainbowPolicy
 from dmiddleware.policy.recurrent_ppo import RecurrentPPOPolicy
@@ -91,9 +94,14 @@ __all__ = [
     "CQLPolicy",
     "IQLPolicy",
     "DecisionTransformerPolicy",
+    "VDNPolicy",
+    "QMIXPolicy",
+    "IPPOPolicy",
+    "MAPPOPolicy",
     "ActorPolicy",
     "ActorCriticPolicy",
     "PolicyGradientPolicy",
+    "AgentsPolicy",
     "CodecPolicy",
     "RecurrentPolicy",
     "ActionCodec",

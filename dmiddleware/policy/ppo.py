@@ -319,21 +319,25 @@ class PPOPolicy(ActorCriticPolicy):
         output = self._learning_output(batch)
         distribution = self._learned_distribution(output, batch)
         log_prob = distribution.log_prob(self._raw_action(batch))
-        adv = self._standardised(batch["adv"]) if learn.adv_norm else batch["adv"]
+        weight = self._row_weight(batch)
+        adv = self._standardised(batch["adv"], weight) if learn.adv_norm else batch["adv"]
         policy = ppo_policy_loss(
             log_prob,
             batch["log_prob"],
             adv,
             clip_ratio=self._values["learn.clip_ratio"],
             dual_clip=learn.dual_clip,
+            weight=weight,
         )
         value_loss = ppo_value_loss(
             output["value"],
             self._as_output(batch["ret"]),
             old_value=self._as_output(batch["value"]),
             clip_range=learn.value_clip,
+            weight=weight,
         )
-        entropy = distribution.entropy().mean()
+        entropy = distribution.entropy()
+        entropy = (entropy if weight is None else entropy * weight).mean()
         entropy_weight = self._values["learn.entropy_weight"]
         loss = policy.loss + learn.value_weight * value_loss - entropy_weight * entropy
         stop = self._has_moved_too_far(policy.approx_kl, log_prob.numel())
@@ -373,7 +377,11 @@ class PPOPolicy(ActorCriticPolicy):
         near: torch.Tensor = kl <= self._target_kl
         return near.logical_not()
 
-    def _standardised(self, adv: torch.Tensor) -> torch.Tensor:
+    def _row_weight(self, batch: Mapping[str, Any]) -> torch.Tensor | None:
+        """Return the weight of each row in the losses, of mean 1; None: all weigh the same."""
+        return None
+
+    def _standardised(self, adv: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         """Return advantages with mean 0 and standard deviation 1 over the rows of all ranks."""
         if self._reducer is None:
             return adv if adv.numel() < 2 else (adv - adv.mean()) / (adv.std() + 1e-8)

@@ -44,7 +44,7 @@ def ppo_policy_loss(
         dual_clip: also bound the objective from below by ``dual_clip * adv`` where the advantage is
             negative (Ye et al., "Mastering Complex Control in MOBA Games", 2020, equation 5);
             above 1; None: no lower bound.
-        weight: ``[B]`` weights of the samples.
+        weight: ``[B]`` weights of the samples, in the loss and in the two estimates.
 
     Raises:
         StructureError: if the columns are not all of one shape.
@@ -66,9 +66,11 @@ def ppo_policy_loss(
     if weight is not None:
         objective = objective * weight
     with torch.no_grad():
-        kl = (ratio - 1.0 - log_ratio).mean()
-        clip_fraction = ((ratio - 1.0).abs() > clip_ratio).to(ratio.dtype).mean()
-    return PPOPolicyLoss(-objective.mean(), kl, clip_fraction)
+        kl = ratio - 1.0 - log_ratio
+        clipped = ((ratio - 1.0).abs() > clip_ratio).to(ratio.dtype)
+        if weight is not None:
+            kl, clipped = kl * weight, clipped * weight
+    return PPOPolicyLoss(-objective.mean(), kl.mean(), clipped.mean())
 
 
 def ppo_value_loss(

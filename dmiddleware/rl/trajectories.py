@@ -65,11 +65,15 @@ def with_advantages(
     Where no row of the same episode follows a row, ``value_fn`` computes the value of the true
     successor, so time limits and the end of the data bootstrap too.
 
+    Rewards and values of several agents are ``[T, E, A]``. The value of an agent that the
+    ``agent_mask`` of ``next_obs`` leaves out is 0, and its sum ends there.
+
     Args:
         rows: ``[T, …]`` or ``[T, E, …]``, with the column ``value`` and those of every transition.
         reward: the rewards, ``[T, …]`` float32, perhaps scaled.
-        value_fn: observations ``[N, …]`` to values ``[N]``. If the rows have the ``state`` of a
-            recurrent policy, it also takes ``rows``, the rows ``[N, …]`` before the observations.
+        value_fn: observations ``[N, …]`` to values ``[N]``, or ``[N, A]``. If the rows have the
+            ``state`` of a recurrent policy, it also takes ``rows``, the rows ``[N, …]`` before the
+            observations.
         discount: gamma, in ``[0, 1]``.
         gae_lambda: lambda, in ``[0, 1]``.
 
@@ -83,11 +87,16 @@ def with_advantages(
     successors = _as_obs(map_nested(lambda leaf: leaf[cut], rows["next_obs"]))
     before = {"rows": index_rows(rows, cut)} if "state" in rows else {}
     next_value[cut] = value_fn(successors, **before).to(value.dtype)
+    terminated = rows["terminated"]
+    if value.dim() > cut.dim():
+        next_obs: Any = rows["next_obs"]
+        gone = next_obs["agent_mask"] == 0
+        terminated, cut = terminated.unsqueeze(-1) | gone, cut.unsqueeze(-1) | gone
     adv, ret = gae(
         reward,
         value,
         next_value,
-        rows["terminated"],
+        terminated,
         cut,
         discount=discount,
         gae_lambda=gae_lambda,

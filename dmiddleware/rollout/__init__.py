@@ -2,5 +2,6 @@
 
 from dmiddleware.rollout.collector import RolloutCollector
 from dmiddleware.rollout.evaluation import VectorEvalMonitor, evaluate_episodes
+from dmiddleware.rollout.opponents import OpponentPool
 
-__all__ = ["RolloutCollector", "evaluate_episodes", "VectorEvalMonitor"]
+__all__ = ["RolloutCollector", "evaluate_episodes", "VectorEvalMonitor", "OpponentPool"]

@@ -246,7 +246,7 @@ def masks_in(obs: Any, info: StepInfo) -> torch.Tensor | None:
         info: the infos that came with them.
 
     Returns:
-        ``[E, A]`` bool; the caller owns it.
+        ``[E, A]`` bool, or ``[E, A, n]`` for several agents; the caller owns it.
 
     Raises:
         EnvProtocolError: if the masks in infos are not arrays of one shape.
@@ -282,12 +282,12 @@ def sample_allowed(space: gym.Space[Any], mask: torch.Tensor) -> NestedArrays:
 
     Args:
         space: the action space of one env, from whose generator to draw.
-        mask: ``[R, A]`` bool.
+        mask: ``[R, A]`` bool; ``[R, A, n]`` for several agents.
 
     Returns:
         Arrays ``[R, …]``, nested like the space.
     """
-    rows = mask.numpy().astype(np.int8)
+    rows = mask.flatten(1).numpy().astype(np.int8)
     return make_collate(space)([space.sample(_mask_for(space, row.copy())[0]) for row in rows])
 
 

@@ -34,6 +34,9 @@ NAMES = [
     "bc_offline",
     "lunarlander",
     "bitflip_her",
+    "two_step_game",
+    "simple_spread",
+    "tictactoe_self_play",
 ]
 ALL = [*NAMES, pytest.param("pong_dqn", marks=pytest.mark.slow)]
 # Enough for each to collect, learn and evaluate.
@@ -43,6 +46,7 @@ STEPS = dict.fromkeys(NAMES, 1200) | {
     "mujoco": 80,
     "mujoco_ppo": 600,
     "pong_dqn": 10_100,
+    "simple_spread": 3200,
 }
 # The episodes of an untrained Hopper are short.
 OPTIONS = {name: ("--env", "Hopper-v5") for name in NAMES if name.startswith("mujoco")}

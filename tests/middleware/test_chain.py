@@ -289,6 +289,7 @@ def test_public_names_are_pinned_and_each_documents_its_reads_and_writes() -> No
         "Barrier",
         "EpsGreedyHandler",
         "eps_greedy_handler",
+        "SelfPlay",
         "StepCollector",
         "EpisodeCollector",
         "data_pusher",

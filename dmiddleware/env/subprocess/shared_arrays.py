@@ -13,6 +13,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from dmiddleware.env.batching import NestedArrays, map_space
+from dmiddleware.env.team import reward_shape_of
 
 __all__ = ["SharedArrays"]
 
@@ -35,7 +36,7 @@ class SharedArrays:
         action: ``[E, …]``, nested like the action space; written by the manager.
         next_obs: ``[E, …]``, nested like the observation space: the successors.
         first_obs: ``[E, …]``, nested like the observation space: first obs of new episodes.
-        reward: ``[E] float64``.
+        reward: ``[E] float64``, or ``[E, A]`` for several agents.
         terminated: ``[E] bool``.
         truncated: ``[E] bool``.
     """
@@ -58,7 +59,7 @@ class SharedArrays:
             "action": map_space(reserve, action_space),
             "next_obs": map_space(reserve, observation_space),
             "first_obs": map_space(reserve, observation_space),
-            "reward": reserve((), np.dtype(np.float64)),
+            "reward": reserve(reward_shape_of(observation_space), np.dtype(np.float64)),
             "terminated": reserve((), np.dtype(np.bool_)),
             "truncated": reserve((), np.dtype(np.bool_)),
         }

@@ -50,6 +50,7 @@ from dmiddleware.env.contract import (
 from dmiddleware.env.env_state import get_state, set_state
 from dmiddleware.env.subprocess.pipe import PipeClosed, WorkerPipe
 from dmiddleware.env.subprocess.shared_arrays import SharedArrays
+from dmiddleware.env.team import reward_shape_of
 from dmiddleware.errors import CheckpointMismatch, EnvProtocolError
 
 __all__ = ["main", "Setup", "Failure", "StepInfos"]
@@ -158,6 +159,7 @@ class _Worker:
             check_env(self._envs[env_id], env_id)
         found = [(env.observation_space, env.action_space) for env in self._envs.values()]
         self._obs_space, self._action_space = found[0]
+        self._reward_shape = reward_shape_of(self._obs_space)
         self._write_array = make_write(self._obs_space)
         self._read = make_read(self._action_space)
         return found
@@ -192,7 +194,7 @@ class _Worker:
         for env_id in self._envs if env_ids is None else env_ids:
             self._doing, self._env_id = "step", env_id
             result = self._envs[env_id].step(self._read(shared.action, env_id))
-            check_result(result, env_id)
+            check_result(result, env_id, self._reward_shape)
             obs, shared.reward[env_id], terminated, truncated, info = result
             self._write(shared.next_obs, env_id, obs)
             shared.terminated[env_id], shared.truncated[env_id] = terminated, truncated

@@ -36,13 +36,14 @@ from dmiddleware.data.batch import (
     to_device,
 )
 from dmiddleware.data.minibatches import MinibatchUnit
-from dmiddleware.env import BatchedTimestep, EnvTimestep
+from dmiddleware.env import BatchedTimestep, EnvTimestep, n_agent_of
 from dmiddleware.errors import (
     ConfigError,
     DMiddlewareError,
     NonFiniteLoss,
     PolicyError,
     PolicyOutputError,
+    SpaceError,
     StructureError,
 )
 from dmiddleware.model import action_shape_of, create_model, obs_shape_of
@@ -243,6 +244,8 @@ class Policy(Configurable):
     """Whether collecting explores without keyword arguments such as ``eps``."""
     is_stochastic: ClassVar[bool] = False
     """Whether evaluating takes the keyword ``deterministic``, and draws actions if it is False."""
+    several_agents: ClassVar[bool] = False
+    """Whether the policy acts for all agents of an env; others refuse envs with several agents."""
     collect_data: bool = True
     """Whether battle collectors store what the policy does; False for a frozen opponent.
 
@@ -326,6 +329,7 @@ class Policy(Configurable):
             SpaceError: if the algorithm does not support the environment's spaces.
         """
         observation_space, action_space = spaces_of(env)
+        cls._check_number_of_agents(observation_space)
         given = cls.config_from_keywords(options)
         if isinstance(model, nn.Module):
             policy = cls(given, model, enable_field)
@@ -520,11 +524,22 @@ class Policy(Configurable):
         Raises:
             SpaceError: with both shapes.
         """
+        self._check_number_of_agents(observation_space)
 
         def act(obs: Value) -> torch.Tensor | None:
             return self._probe(obs, action_space)
 
         check_spaces(self._model, act, observation_space, action_space)
+
+    @classmethod
+    def _check_number_of_agents(cls, observation_space: gym.Space[Any]) -> None:
+        n_agent = n_agent_of(observation_space)
+        if n_agent is not None and not cls.several_agents:
+            raise SpaceError(
+                f"{cls.__name__} acts for a single agent, but the environment has {n_agent}; use "
+                "MAPPO, IPPO, QMIX or VDN, or wrap the environment so that its reward is a number "
+                "and its observations do not have the key agent_mask"
+            )
 
     def _probe(self, obs: Value, action_space: gym.Space[Any]) -> torch.Tensor | None:
         """Return the action for one observation, leaving the policy as it was."""

@@ -226,7 +226,11 @@ class QLearningPolicy(TDPolicy, CodecPolicy, CommandModePolicy):
             output = self._parts["q"].target(next_obs, **target)
             judge = output["logit"]
         best = _best(judge, self._mask_of(next_obs, batch.get("next_action_mask")))
-        return taken_rows(output[self.learned], best)
+        return self._of_actions(output, best)
+
+    def _of_actions(self, output: dict[str, torch.Tensor], action: torch.Tensor) -> torch.Tensor:
+        """Return ``[B, …]``: the part of the output that is learned that belongs to actions."""
+        return taken_rows(output[self.learned], action)
 
     @to_be_written
     def _loss(

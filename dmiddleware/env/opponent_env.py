@@ -1,0 +1,119 @@
+"""A game of several players from the seat of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from dmiddleware.env.battle_manager import BattleEnv
+from dmiddleware.errors import ConfigError
+
+__all__ = ["Act", "Opponent", "OpponentEnv"]
+
+Act: TypeAlias = Callable[[Any, npt.NDArray[Any] | None], Any]
+"""Returns the action of a player, from its observation and its action mask (None: no mask)."""
+
+Opponent: TypeAlias = Callable[[np.random.Generator], Act]
+"""Chooses, at the start of an episode, how an opponent plays it."""
+
+
+class OpponentEnv(gym.Env[Any, Any]):
+    """A game as a Gymnasium env: one player acts, and opponents are part of the env.
+
+    A step plays the player's move and those of the opponents until the player's next turn, or the
+    end of the game; its reward is the sum of the player's rewards in between. An action mask that
+    is not in the observation is in the info, as ``action_mask``.
+
+    Args:
+        game: a game whose players have the same spaces, such as a :class:`PettingZooAdapter`.
+        opponent: chooses the play of each opponent in each episode, for example
+            :meth:`OpponentPool.draw <dmiddleware.rollout.OpponentPool.draw>`; None: they take
+            random actions that are allowed.
+        seat: the player that acts; None: another one, at random, in each episode.
+
+    Raises:
+        ConfigError: if the game does not have spaces, or not this seat.
+    """
+
+    def __init__(
+        self, game: BattleEnv, opponent: Opponent | None = None, *, seat: int | None = None
+    ) -> None:
+        if game.observation_space is None or game.action_space is None:
+            raise ConfigError(
+                f"OpponentEnv needs a game whose players have the same spaces, but {game!r:.100} "
+                "has no observation_space or action_space"
+            )
+        if seat is not None and not 0 <= seat < game.n_player:
+            raise ConfigError(f"seat must be 0 to {game.n_player - 1}, or None, got {seat}")
+        self._game = game
+        self._opponent = opponent or self._random
+        self._given_seat = seat
+        self.observation_space, self.action_space = game.observation_space, game.action_space
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start a game, and play it to the player's first turn."""
+        super().reset(seed=seed)
+        rng, n_player = self.np_random, self._game.n_player
+        over = True
+        while over:
+            # A game that ends before the player's first turn has no step; play another one.
+            self._obs = list(self._game.reset(seed=int(rng.integers(2**31))))
+            self._infos: list[dict[str, Any]] = [{} for _ in range(n_player)]
+            fixed = self._given_seat
+            self._seat = int(rng.integers(n_player)) if fixed is None else fixed
+            others = (player for player in range(n_player) if player != self._seat)
+            self._acts = {player: self._opponent(rng) for player in others}
+            over = any(self._wait()[1:])
+        return self._obs[self._seat], self._info()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Play the player's move, and then the opponents'."""
+        reward, terminated, truncated = self._play(action)
+        if not (terminated or truncated):
+            more, terminated, truncated = self._wait()
+            reward += more
+        return self._obs[self._seat], reward, terminated, truncated, self._info()
+
+    def close(self) -> None:
+        """Close the game."""
+        self._game.close()
+
+    def _wait(self) -> tuple[float, bool, bool]:
+        """Play until it is the player's turn, or the game is over."""
+        total, terminated, truncated = 0.0, False, False
+        while not (terminated or truncated) and self._seat not in self._game.to_move():
+            reward, terminated, truncated = self._play(None)
+            total += reward
+        return total, terminated, truncated
+
+    def _play(self, action: Any) -> tuple[float, bool, bool]:
+        game = self._game
+        actions: list[Any] = [None] * game.n_player
+        for player in game.to_move():
+            if player == self._seat:
+                actions[player] = action
+            else:
+                act = self._acts[player]
+                actions[player] = act(self._obs[player], game.action_mask(player))
+        self._obs, rewards, terminated, truncated, self._infos = game.step(actions)
+        return float(rewards[self._seat]), terminated, truncated
+
+    def _info(self) -> dict[str, Any]:
+        info = dict(self._infos[self._seat])
+        mask = self._game.action_mask(self._seat)
+        return info if mask is None else {**info, "action_mask": np.asarray(mask)}
+
+    def _random(self, rng: np.random.Generator) -> Act:
+        def act(obs: Any, mask: npt.NDArray[Any] | None) -> Any:
+            if mask is not None:
+                return rng.choice(np.flatnonzero(mask))
+            self.action_space.seed(int(rng.integers(2**31)))
+            return self.action_space.sample()
+
+        return act

@@ -1,0 +1,384 @@
+"""Networks of several agents, which share their parameters.
+
+An agent's network sees the agent's observation and its number, as a one-hot vector, so agents that
+see the same can act differently. The dimension of the agents is one more leading dimension, so any
+network of a single agent serves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dmiddleware.data.batch import Nested
+from dmiddleware.env.team import AGENT_MASK, AGENTS, STATE, agent_spaces
+from dmiddleware.errors import SpaceError
+from dmiddleware.model.action_mask import masked_logit
+from dmiddleware.model.actor_critic import Actor
+from dmiddleware.model.encoders import make_encoder
+from dmiddleware.model.layers import Init, Norm, as_float, orthogonal_init
+from dmiddleware.model.model_registry import MODEL_REGISTRY
+from dmiddleware.model.network import Network
+from dmiddleware.model.q_network import QNetwork
+from dmiddleware.model.spaces import (
+    ONE_HOT,
+    ActionKind,
+    ActionShape,
+    ObsShape,
+    action_kind_of,
+    action_shape_of,
+    as_obs_shape,
+    is_image,
+    is_one_hot,
+    obs_shape_of,
+)
+
+__all__ = [
+    "AgentActorCritic",
+    "AgentInput",
+    "CentralisedActorCritic",
+    "QMIXNetwork",
+    "TeamNetwork",
+    "VDNNetwork",
+    "team_shapes",
+]
+
+
+def team_shapes(observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> dict[str, Any]:
+    """Return the shapes of an environment with several agents, as a :class:`TeamNetwork` has them.
+
+    Args:
+        observation_space: that of one environment.
+        action_space: that of one environment.
+
+    Returns:
+        ``obs_shape``, with the keys ``agents`` (of one agent) and, if there is one, ``state``;
+        ``action_shape`` and ``action_space`` of one agent; ``n_agent``.
+
+    Raises:
+        SpaceError: if the environment has a single agent, or a space is not supported.
+    """
+    one = agent_spaces(observation_space, action_space)
+    state = {} if one.state is None else {STATE: obs_shape_of(one.state)}
+    return {
+        "obs_shape": {AGENTS: obs_shape_of(one.observation), **state},
+        "action_shape": action_shape_of(one.action),
+        "action_space": action_kind_of(one.action),
+        "n_agent": one.n_agent,
+    }
+
+
+class TeamNetwork(Network):
+    """A network for environments with several agents.
+
+    Args:
+        obs_shape: a mapping with ``agents``, the shape of one agent's observation, and maybe
+            ``state``; see :mod:`dmiddleware.model.spaces`.
+        action_shape: of one agent.
+        n_agent: number of agents, ``A``.
+        action_space: the kind of one agent's actions.
+
+    Attributes:
+        n_agent: as given.
+
+    Raises:
+        SpaceError: if a shape is invalid.
+        ValueError: if ``n_agent`` is not positive.
+    """
+
+    def __init__(
+        self,
+        obs_shape: Mapping[str, ObsShape],
+        action_shape: ActionShape,
+        *,
+        n_agent: int,
+        action_space: ActionKind = "discrete",
+    ) -> None:
+        super().__init__(obs_shape, action_shape, action_space=action_space)
+        keys = set(self.obs_shape) if isinstance(self.obs_shape, dict) else set()
+        if AGENTS not in keys or keys - {AGENTS, STATE}:
+            raise SpaceError(
+                f"{type(self).__name__} needs an obs_shape with the key {AGENTS!r}, and maybe "
+                f"{STATE!r}, got {obs_shape!r}; build the policy with for_env(env)"
+            )
+        if n_agent < 1:
+            raise ValueError(f"n_agent must be positive, got {n_agent}")
+        self.n_agent = n_agent
+
+    def check_spaces(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+        """Reject an environment whose spaces this network was not built for.
+
+        Args:
+            observation_space: that of one environment.
+            action_space: that of one environment.
+
+        Raises:
+            SpaceError: naming what the environment has and what the network was built for.
+        """
+        found = team_shapes(observation_space, action_space)
+        found["obs_shape"] = as_obs_shape(found["obs_shape"])
+        own = {name: getattr(self, name) for name in found}
+        if found != own:
+            raise SpaceError(
+                f"{type(self).__name__} was built for {own}, but the environment has {found}; "
+                "build the policy with for_env(env)"
+            )
+
+
+class AgentInput(nn.Module):
+    """What the network of an agent sees: the agent's observation and its number.
+
+    Args:
+        obs_shape: as in :class:`TeamNetwork`.
+        n_agent: number of agents, ``A``.
+        with_state: whether it also sees the state, or, without one, all agents' observations.
+
+    Attributes:
+        shape: the shape of what it returns: a vector where agents see arrays, else a mapping.
+
+    Raises:
+        SpaceError: if it is to see the state, and there is none.
+    """
+
+    number: torch.Tensor
+
+    def __init__(
+        self, obs_shape: Mapping[str, ObsShape], n_agent: int, *, with_state: bool = False
+    ) -> None:
+        super().__init__()
+        shape = as_obs_shape(obs_shape[AGENTS])
+        size = _state_size(obs_shape, n_agent) if with_state else 0
+        self._with_state = with_state
+        self._joins = not (isinstance(shape, dict) or is_image(shape) or is_one_hot(shape))
+        self.shape: ObsShape
+        if self._joins:
+            self.shape = (math.prod(shape) + n_agent + size,)
+        else:
+            state = {STATE: (size,)} if with_state else {}
+            self.shape = {"obs": shape, "number": (ONE_HOT, n_agent), **state}
+        number = torch.eye(n_agent) if self._joins else torch.arange(n_agent)
+        self.register_buffer("number", number, persistent=False)
+
+    def forward(self, obs: Nested) -> Any:
+        """Return ``[…, A, *shape]``, a tensor or a dictionary.
+
+        Args:
+            obs: ``[…]``, with the keys of a team's observations.
+        """
+        lead = obs[AGENT_MASK].shape
+        parts = {"obs": obs[AGENTS], "number": self.number.expand(*lead, *self.number.shape[1:])}
+        if self._with_state:
+            state = _state_of(obs)
+            parts[STATE] = state.unsqueeze(-2).expand(*lead, state.shape[-1])
+        if not self._joins:
+            return parts
+        parts["obs"] = as_float(parts["obs"]).reshape(*lead, -1)
+        return torch.cat(list(parts.values()), dim=-1)
+
+
+@MODEL_REGISTRY.register("vdn_network")
+class VDNNetwork(TeamNetwork):
+    """The action values of each agent, whose sum is the value of the team.
+
+    Source: Sunehag et al., "Value-Decomposition Networks For Cooperative Multi-Agent Learning"
+    (2017), equation 1.
+
+    Args:
+        obs_shape: a mapping with ``agents``, the shape of one agent's observation.
+        action_shape: number of actions of one agent.
+        n_agent: number of agents, ``A``.
+        **options: the options of :class:`QNetwork`, which gives the values of one agent's actions.
+
+    Raises:
+        SpaceError: if a shape is invalid.
+        ValueError: if another option is.
+    """
+
+    def __init__(
+        self, obs_shape: Mapping[str, ObsShape], action_shape: int, *, n_agent: int, **options: Any
+    ) -> None:
+        super().__init__(obs_shape, action_shape, n_agent=n_agent)
+        self.input = AgentInput(self.obs_shape, n_agent)
+        self.agent = QNetwork(self.input.shape, action_shape, **options)
+
+    def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
+        """Return ``{"logit": [… , A, n]}``, the agents' action values; forbidden get the lowest.
+
+        Args:
+            obs: ``[…]``, with the keys of a team's observations.
+        """
+        q: torch.Tensor = self.agent(self.input(obs))["logit"]
+        return {"logit": masked_logit(q, obs)}
+
+    def mix(self, q: torch.Tensor, obs: Nested) -> torch.Tensor:
+        """Return the value of the team's joint action, ``[…]``.
+
+        Args:
+            q: ``[…, A]``, the values of the agents' actions; those of agents that do not take part
+                do not count.
+            obs: ``[…]``, the observations in which the actions were chosen.
+        """
+        return self._mixed(q.masked_fill(obs[AGENT_MASK] == 0, 0.0), obs)
+
+    def _mixed(self, q: torch.Tensor, obs: Nested) -> torch.Tensor:
+        return q.sum(-1)
+
+
+@MODEL_REGISTRY.register("qmix_network")
+class QMIXNetwork(VDNNetwork):
+    """The action values of each agent, and a monotonic mixture of them that depends on the state.
+
+    Source: Rashid et al., "QMIX: Monotonic Value Function Factorisation for Deep Multi-Agent
+    Reinforcement Learning" (2018), section 4.1 and figure 2: hypernetworks map the state to the
+    weights of a mixing network with one hidden layer, and the weights' absolute values keep the
+    value of the team monotonic in that of each agent (equation 5).
+
+    Args:
+        obs_shape: a mapping with ``agents``, the shape of one agent's observation, and maybe
+            ``state``; without it, the state is all agents' observations.
+        action_shape: number of actions of one agent.
+        n_agent: number of agents, ``A``.
+        mixing_size: width of the mixing network's hidden layer.
+        **options: the options of :class:`QNetwork`, which gives the values of one agent's actions.
+
+    Raises:
+        SpaceError: if a shape is invalid, or there is neither a state nor a vector for each agent.
+        ValueError: if another option is.
+    """
+
+    def __init__(
+        self,
+        obs_shape: Mapping[str, ObsShape],
+        action_shape: int,
+        *,
+        n_agent: int,
+        mixing_size: int = 32,
+        **options: Any,
+    ) -> None:
+        super().__init__(obs_shape, action_shape, n_agent=n_agent, **options)
+        if mixing_size < 1:
+            raise ValueError(f"mixing_size must be positive, got {mixing_size}")
+        size = _state_size(self.obs_shape, n_agent)
+        self.weight = nn.Linear(size, n_agent * mixing_size)
+        self.bias = nn.Linear(size, mixing_size)
+        self.last_weight = nn.Linear(size, mixing_size)
+        self.last_bias = nn.Sequential(
+            nn.Linear(size, mixing_size), nn.ReLU(), nn.Linear(mixing_size, 1)
+        )
+
+    def _mixed(self, q: torch.Tensor, obs: Nested) -> torch.Tensor:
+        state = _state_of(obs)
+        weight = self.weight(state).abs().unflatten(-1, (self.n_agent, -1))
+        hidden = F.elu((q.unsqueeze(-1) * weight).sum(-2) + self.bias(state))
+        mixed = (hidden * self.last_weight(state).abs()).sum(-1)
+        value: torch.Tensor = mixed + self.last_bias(state).squeeze(-1)
+        return value
+
+
+@MODEL_REGISTRY.register("agent_actor_critic")
+class AgentActorCritic(TeamNetwork):
+    """An actor and a critic that see one agent's observation, shared by all agents.
+
+    Args:
+        obs_shape: a mapping with ``agents``, the shape of one agent's observation, and maybe
+            ``state``.
+        action_shape: of one agent.
+        n_agent: number of agents, ``A``.
+        action_space: the kind of one agent's actions, ``"discrete"`` or ``"continuous"``.
+        encoder_hidden_sizes: width of each linear layer of both encoders.
+        activation: see :func:`~dmiddleware.model.layers.activation_of`.
+        norm: ``"layer"`` or None.
+        init: ``"orthogonal"`` (the last layers with gains 0.01 and 1) or None (torch's own).
+        log_std_init: logarithm of the first standard deviation of continuous actions.
+
+    Raises:
+        SpaceError: if a shape is invalid.
+        ValueError: if another option is.
+    """
+
+    sees_state: ClassVar[bool] = False
+    """Whether the critic sees the state."""
+
+    def __init__(
+        self,
+        obs_shape: Mapping[str, ObsShape],
+        action_shape: ActionShape,
+        *,
+        n_agent: int,
+        action_space: ActionKind = "discrete",
+        encoder_hidden_sizes: Sequence[int] = (64, 64),
+        activation: str = "tanh",
+        norm: Norm = None,
+        init: Init = "orthogonal",
+        log_std_init: float = 0.0,
+    ) -> None:
+        super().__init__(obs_shape, action_shape, n_agent=n_agent, action_space=action_space)
+        options: dict[str, Any] = {"activation": activation, "norm": norm, "init": init}
+        self.actor_input = AgentInput(self.obs_shape, n_agent)
+        self.actor = Actor(
+            self.actor_input.shape,
+            action_shape,
+            action_space=action_space,
+            encoder_hidden_sizes=encoder_hidden_sizes,
+            log_std_init=log_std_init,
+            **options,
+        )
+        self.critic_input = AgentInput(self.obs_shape, n_agent, with_state=self.sees_state)
+        self.critic = make_encoder(self.critic_input.shape, encoder_hidden_sizes, **options)
+        self.value_head = nn.Linear(self.critic.out_features, 1)
+        if init == "orthogonal":
+            orthogonal_init(self.value_head, 1.0)
+
+    def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
+        """Return the agents' distributions and values.
+
+        Args:
+            obs: ``[…]``, with the keys of a team's observations.
+
+        Returns:
+            What :class:`Actor` returns, each ``[…, A, n]``, and ``value`` ``[…, A]``.
+        """
+        return {**self.compute_actor(obs), "value": self.compute_critic(obs)}
+
+    def compute_actor(self, obs: Nested) -> dict[str, torch.Tensor]:
+        """Return the distributions alone, without the critic's work."""
+        output: dict[str, torch.Tensor] = self.actor(self.actor_input(obs))
+        return output
+
+    def compute_critic(self, obs: Nested) -> torch.Tensor:
+        """Return the values ``[…, A]`` alone, without the actor's work."""
+        value: torch.Tensor = self.value_head(self.critic(self.critic_input(obs)))
+        return value.squeeze(-1)
+
+
+@MODEL_REGISTRY.register("centralised_actor_critic")
+class CentralisedActorCritic(AgentActorCritic):
+    """An :class:`AgentActorCritic` whose critic sees the state too; acting does not need it.
+
+    Without a state, the critic sees the observations of all agents.
+    """
+
+    sees_state: ClassVar[bool] = True
+
+
+def _state_size(obs_shape: Mapping[str, ObsShape], n_agent: int) -> int:
+    """Return the length of what :func:`_state_of` returns."""
+    shape = as_obs_shape(obs_shape.get(STATE, obs_shape[AGENTS]))
+    if isinstance(shape, dict) or is_one_hot(shape):
+        raise SpaceError(
+            "a centralised critic or a mixing network needs a state that is a Box, but "
+            f"observations are {dict(obs_shape)}; give the environment a state that is a vector"
+        )
+    return math.prod(shape) * (1 if STATE in obs_shape else n_agent)
+
+
+def _state_of(obs: Nested) -> torch.Tensor:
+    """Return the state as a vector ``[…, S]``; without one, all agents' observations."""
+    state = as_float(obs[STATE] if STATE in obs else obs[AGENTS])
+    return state.reshape(*obs[AGENT_MASK].shape[:-1], -1)

@@ -1,0 +1,112 @@
+"""Past versions of a policy, against which it plays."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dmiddleware.data import Batch, from_numpy, to_numpy
+from dmiddleware.env.opponent_env import Act
+from dmiddleware.errors import CheckpointMismatch, ConfigError
+from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
+from dmiddleware.rollout.battle import check_sees_games
+
+__all__ = ["OpponentPool"]
+
+_USER: Final = "OpponentPool"
+
+
+class OpponentPool:
+    """Past versions of a policy, from which opponents are drawn.
+
+    Each opponent is a version that is drawn uniformly for each episode (fictitious self-play:
+    Heinrich et al., "Fictitious Self-Play in Extensive-Form Games", 2015). A policy that plays only
+    against its present self may forget how to beat older ones, and learn in circles. The pool keeps
+    the last versions; a new one replaces the oldest.
+
+    Args:
+        make_policy: makes a policy that can collect, into which a version's parameters are loaded.
+        size: how many versions are kept.
+        policy_kwargs: passed to the opponents' forward, such as ``{"eps": 0.05}``.
+
+    Raises:
+        ConfigError: if ``size`` is not positive, or a policy needs more than observations and
+            action masks to act.
+    """
+
+    def __init__(
+        self,
+        make_policy: Callable[[], HasModes],
+        *,
+        size: int = 8,
+        policy_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        if size < 1:
+            raise ConfigError(f"the size of an OpponentPool must be positive, got {size}")
+        self._make_policy = make_policy
+        self._size = size
+        self._kwargs = dict(policy_kwargs or {})
+        self._versions: list[CollectMode] = []
+        self._n_added = 0
+
+    def __len__(self) -> int:
+        return len(self._versions)
+
+    def add(self, policy: HasModes | CollectMode) -> None:
+        """Add the present version of a policy; if the pool is full, the oldest is dropped."""
+        mode = as_collect_mode(policy, user=_USER)
+        self._place(self._n_added % self._size).load_state_dict(mode.state_dict())
+        self._n_added += 1
+
+    def draw(self, rng: np.random.Generator) -> Act:
+        """Draw a version, and return how it acts; see :class:`~dmiddleware.env.OpponentEnv`.
+
+        Raises:
+            ConfigError: if the pool is empty.
+        """
+        if not self._versions:
+            raise ConfigError(
+                "the OpponentPool is empty; add a policy before the envs start, for example with "
+                "the middleware SelfPlay(policy, pool)"
+            )
+        return functools.partial(self._act, self._versions[rng.integers(len(self._versions))])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the versions, and how many were added."""
+        return {
+            "n_added": self._n_added,
+            "versions": [version.state_dict() for version in self._versions],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            CheckpointMismatch: if it has more versions than this pool keeps.
+        """
+        if len(state["versions"]) > self._size:
+            raise CheckpointMismatch(
+                f"the checkpoint has {len(state['versions'])} opponents, but this pool keeps "
+                f"{self._size}; build it with the size that it had"
+            )
+        for place, version in enumerate(state["versions"]):
+            self._place(place).load_state_dict(version)
+        self._n_added = int(state["n_added"])
+
+    def _place(self, place: int) -> CollectMode:
+        if place == len(self._versions):
+            mode = as_collect_mode(self._make_policy(), user=_USER)
+            check_sees_games([mode], user=_USER)
+            self._versions.append(mode)
+        return self._versions[place]
+
+    def _act(self, mode: CollectMode, obs: Any, mask: npt.NDArray[Any] | None) -> Any:
+        asks = mask is not None and "action_mask" in mode.get_attribute("act_inputs")
+        inputs = {"action_mask": {0: from_numpy(mask != 0)}} if asks else {}
+        action = mode.forward({0: from_numpy(obs)}, **inputs, **self._kwargs)[0]["action"]
+        plain = to_numpy(action) if isinstance(action, Batch) else action.numpy()
+        return plain[()] if getattr(plain, "ndim", None) == 0 else plain

@@ -1,0 +1,76 @@
+"""Self-play: past versions of the policy become its opponents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dmiddleware.pipeline import OnlineRLContext, Role
+from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
+from dmiddleware.rollout import OpponentPool
+from middleware.support.checks import check_instance, check_positive
+
+__all__ = ["SelfPlay"]
+
+
+class SelfPlay:
+    """Add the policy to a pool of opponents, at an interval of updates.
+
+    The envs draw their opponents from the pool: ``OpponentEnv(game, pool.draw)``. The pool, which
+    gets its first version at once, is saved in snapshots. The games themselves may continue with
+    another opponent after a snapshot is restored. Each collector of several has a pool of its own.
+
+    Args:
+        policy: the policy that learns, or its collect mode.
+        pool: the opponents.
+        every_train_iter: updates from one version to the next.
+
+    Reads:
+        ctx.train_iter: updates so far.
+
+    Raises:
+        ConfigError: if ``policy`` or ``pool`` has the wrong type.
+        ValueError: if ``every_train_iter`` is not positive.
+
+    Example:
+        >>> from dmiddleware.env import make_env_manager
+        >>> from dmiddleware.policy import DQNPolicy
+        >>> def make_policy():
+        ...     return DQNPolicy.for_env(make_env_manager("CartPole-v1", env_num=1))
+        >>> pool = OpponentPool(make_policy, size=4)
+        >>> _ = SelfPlay(make_policy(), pool, every_train_iter=1000)
+        >>> len(pool)
+        1
+    """
+
+    roles = (Role.COLLECTOR,)
+    reads = ("train_iter",)
+
+    def __init__(
+        self, policy: HasModes | CollectMode, pool: OpponentPool, *, every_train_iter: int
+    ) -> None:
+        self._mode = as_collect_mode(policy, user="SelfPlay")
+        hint = "OpponentPool(make_policy, size=8)"
+        check_instance(pool, OpponentPool, user="SelfPlay", hint=hint)
+        check_positive(every_train_iter=every_train_iter)
+        self._pool = pool
+        self._every = every_train_iter
+        self._last = 0
+        self.settings = {"every_train_iter": every_train_iter}
+        if len(pool) == 0:
+            pool.add(self._mode)
+
+    def __call__(self, ctx: OnlineRLContext) -> None:
+        """Add the policy, if the interval has passed."""
+        if ctx.train_iter - self._last >= self._every:
+            self._last = ctx.train_iter
+            self._pool.add(self._mode)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the opponents, and when the last one was added."""
+        return {"pool": self._pool.state_dict(), "last": self._last}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._pool.load_state_dict(state["pool"])
+        self._last = int(state["last"])

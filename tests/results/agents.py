@@ -1,0 +1,61 @@
+"""Several agents: cooperation, and self-play."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.results.entry import Entry
+
+__all__ = ["ENTRIES"]
+
+_SECTION: Final = "Several agents"
+_SEEDS: Final = (0, 1, 2, 3, 4)
+_GAME: Final = "Rashid et al., 2018, table 2"
+
+ENTRIES: Final = [
+    Entry(
+        _SECTION,
+        "QMIX",
+        "TwoStepGame",
+        "examples.two_step_game",
+        ("--algo", "qmix"),
+        seeds=_SEEDS,
+        at_least=8.0,
+        literature="8",
+        source=_GAME,
+        minutes=0.5,
+    ),
+    Entry(
+        _SECTION,
+        "VDN",
+        "TwoStepGame",
+        "examples.two_step_game",
+        ("--algo", "vdn"),
+        seeds=_SEEDS,
+        at_least=7.0,
+        literature="7",
+        source=_GAME,
+        minutes=0.5,
+    ),
+    *(
+        Entry(
+            _SECTION,
+            algorithm,
+            "simple_spread_v3",
+            "examples.simple_spread",
+            ("--algo", algorithm.lower()),
+            seeds=_SEEDS[:3],
+            minutes=15.0,
+        )
+        for algorithm in ("IPPO", "MAPPO", "QMIX")
+    ),
+    Entry(
+        _SECTION,
+        "DQN in self-play",
+        "tictactoe-v3",
+        "examples.tictactoe_self_play",
+        seeds=_SEEDS[:3],
+        at_least=0.85,
+        minutes=3.0,
+    ),
+]
