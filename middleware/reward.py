@@ -21,8 +21,8 @@ class RewardLearner:
     a run of several processes, the learner trains and rewards.
 
     The column ``reward`` becomes ``weight`` times the model's reward plus ``env_weight`` times the
-    environment's, whose mean is logged as ``reward/env``. Evaluations and the returns of episodes
-    are those of the environment.
+    environment's, whose mean is logged as ``reward/env``. The model's reward is also kept as the
+    column ``learned_reward``. Evaluations and the returns of episodes are those of the environment.
 
     Args:
         model: the reward model.
@@ -33,7 +33,7 @@ class RewardLearner:
         ctx.trajectories: a batch ``[T, …]`` or ``[T, E, …]``.
 
     Writes:
-        ctx.trajectories: with other rewards.
+        ctx.trajectories: with other rewards, and the column ``learned_reward`` float32.
 
     Raises:
         ConfigError: if ``model`` is not a reward model.
@@ -77,7 +77,8 @@ class RewardLearner:
             losses = self._model.update(rows)
         env_reward = rows["reward"]
         reward = self._weight * learned + self._env_weight * env_reward
-        ctx.trajectories = as_tree({**dict(rows.items()), "reward": reward.float()})
+        columns = {**dict(rows.items()), "reward": reward.float(), "learned_reward": learned}
+        ctx.trajectories = as_tree(columns)
         ctx.log("reward/env", env_reward.float().mean().item())
         ctx.log("reward/learned", learned.mean().item())
         for name, value in losses.items():

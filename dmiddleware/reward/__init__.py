@@ -2,5 +2,7 @@
 
 from dmiddleware.reward.base import RewardModel
 from dmiddleware.reward.gail import GAIL, Discriminator
+from dmiddleware.reward.icm import ICM
+from dmiddleware.reward.rnd import RND
 
-__all__ = ["RewardModel", "GAIL", "Discriminator"]
+__all__ = ["RewardModel", "GAIL", "Discriminator", "RND", "ICM"]

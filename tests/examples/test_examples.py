@@ -37,6 +37,7 @@ NAMES = [
     "two_step_game",
     "simple_spread",
     "tictactoe_self_play",
+    "doorkey_rnd",
 ]
 ALL = [*NAMES, pytest.param("pong_dqn", marks=pytest.mark.slow)]
 # Enough for each to collect, learn and evaluate.
@@ -45,6 +46,7 @@ STEPS = dict.fromkeys(NAMES, 1200) | {
     "pendulum": 400,
     "mujoco": 80,
     "mujoco_ppo": 600,
+    "doorkey_rnd": 2048,
     "pong_dqn": 10_100,
     "simple_spread": 3200,
 }
@@ -72,6 +74,9 @@ def shorten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "bc_offline":
         monkeypatch.setattr("examples.cartpole_dqn.Experiment", short)
         monkeypatch.setattr("examples.bc_offline.TRAIN_ITER", 20)
+    if name == "doorkey_rnd":
+        # Episodes of an untrained policy are long.
+        monkeypatch.setattr(module, "ENV", functools.partial(module.make_env, max_steps=30))
     if name == "mujoco":
         monkeypatch.setattr(module, "RANDOM_STEPS", 40)
         learner = functools.partial(module.OffPolicyLearner, batch_size=16)

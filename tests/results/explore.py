@@ -1,4 +1,4 @@
-"""Exploration: goals in hindsight."""
+"""Exploration: goals in hindsight, and rewards for new observations."""
 
 from __future__ import annotations
 
@@ -33,5 +33,17 @@ ENTRIES = [
         literature="no goal reached with more than 13 bits",
         source=HER,
         minutes=3,
+    ),
+    *(
+        Entry(
+            SECTION,
+            algorithm,
+            "MiniGrid-DoorKey-8x8",
+            "examples.doorkey_rnd",
+            ("--algo", algo),
+            seeds=SEEDS,
+            minutes=10,
+        )
+        for algo, algorithm in (("rnd", "PPO with RND"), ("icm", "PPO with ICM"), ("ppo", "PPO"))
     ),
 ]

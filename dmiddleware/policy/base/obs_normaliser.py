@@ -31,6 +31,7 @@ class ObsNormaliser:
         clip: bound of the result's absolute value.
         eps: added to the variance before the square root.
         device: the device of the observations.
+        images: whether to normalise images too, each pixel by its own statistics.
     """
 
     def __init__(
@@ -40,12 +41,13 @@ class ObsNormaliser:
         clip: float = 10.0,
         eps: float = 1e-8,
         device: torch.device | str = "cpu",
+        images: bool = False,
     ) -> None:
         self._clip = clip
         shapes = {
             path: shape
             for path, shape in shape_leaves(obs_shape)
-            if not (is_image(shape) or is_one_hot(shape))
+            if not is_one_hot(shape) and (images or not is_image(shape))
         }
         options: dict[str, Any] = {"eps": eps, "device": device}
         self._running = {p: RunningMeanStd(s, **options) for p, s in shapes.items()}

@@ -1,0 +1,124 @@
+"""What rewards for new observations have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from dmiddleware.data import Batch, select_columns, to_device
+from dmiddleware.data.batch import Value
+from dmiddleware.errors import ConfigError
+from dmiddleware.model.spaces import ObsShape
+from dmiddleware.policy import HasModes, LearnMode, Part, as_learn_mode
+from dmiddleware.policy.base.obs_normaliser import ObsNormaliser
+from dmiddleware.reward.base import RewardModel
+from dmiddleware.rl import RewardNormaliser
+from dmiddleware.seeding import derive_seed
+
+__all__ = ["IntrinsicReward", "settings_of"]
+
+
+class IntrinsicReward(RewardModel):
+    """A reward for observations that are new, to be added to that of the environment.
+
+    - Observations are shifted and scaled by their running mean and standard deviation, and clipped
+      (Burda et al., "Exploration by Random Network Distillation", 2018, section 2.4); images too.
+    - Rewards are divided by the running standard deviation of their discounted sum over an episode
+      (the same section), so that one weight suits many environments.
+
+    Both statistics take each collected batch once, before it is rewarded.
+
+    Args:
+        obs_shape: see :mod:`dmiddleware.model.spaces`.
+        make_parts: makes the modules with their optimisers, by name; called with torch's global
+            generator seeded.
+        discount: γ of the sum of rewards.
+        obs_clip: largest absolute value of a normalised observation.
+        batch_size: rows per update.
+        epochs: passes over the collected rows.
+        device: the device of the modules.
+        seed: of the initial weights and the order of the minibatches.
+        **settings: what else the run's config records.
+    """
+
+    def __init__(
+        self,
+        obs_shape: ObsShape,
+        make_parts: Callable[[], Mapping[str, Part]],
+        *,
+        discount: float,
+        obs_clip: float,
+        batch_size: int,
+        epochs: int,
+        device: torch.device | str,
+        seed: int,
+        **settings: Any,
+    ) -> None:
+        if not obs_clip > 0:
+            raise ConfigError(f"obs_clip must be positive, got {obs_clip!r}")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(seed, "reward", "model"))
+            modules = make_parts()
+        self._obs_normaliser = ObsNormaliser(obs_shape, clip=obs_clip, device=device, images=True)
+        self._reward_normaliser = RewardNormaliser(discount=discount, clip=None)
+        super().__init__(
+            {
+                **modules,
+                "obs_normaliser": Part(self._obs_normaliser),
+                "reward_normaliser": Part(self._reward_normaliser),
+            },
+            batch_size=batch_size,
+            epochs=epochs,
+            device=device,
+            seed=derive_seed(seed, "reward", "minibatches"),
+        )
+        self._settings = {**settings, "obs_clip": obs_clip}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the run's config records."""
+        return {**super().settings, **self._settings}
+
+    @torch.no_grad()
+    def reward(self, rows: Batch) -> torch.Tensor:
+        """Return the rewards of collected rows, and add the rows to the running statistics.
+
+        Args:
+            rows: ``[T, …]`` or ``[T, E, …]``, each batch once.
+
+        Returns:
+            float32, in the shape of the column ``done``, on the CPU.
+        """
+        next_obs = to_device(select_columns(rows, ("next_obs",)), self._device)["next_obs"]
+        self._obs_normaliser.update(next_obs)
+        reward = super().reward(rows)
+        columns = (reward, rows["done"], rows["episode_id"])
+        self._reward_normaliser.update(*(one.reshape(len(reward), -1) for one in columns))
+        return self._reward_normaliser.normalise(reward)
+
+    def _normalised(self, obs: Value) -> Value:
+        normalised: Value = self._obs_normaliser(obs)
+        return normalised
+
+
+def settings_of(policy: HasModes | LearnMode, *, user: str) -> dict[str, Any]:
+    """Return the discount, the device and the seed that a reward takes from a policy.
+
+    Raises:
+        ConfigError: if ``policy`` is not a policy, or has no discount.
+    """
+    mode = as_learn_mode(policy, user=user)
+    discount = mode.get_attribute("discount_factor")
+    if discount is None:
+        raise ConfigError(
+            f"{user} reads the discount from the policy, which has none; use a policy that learns "
+            "from rewards, such as PPOPolicy"
+        )
+    seed = mode.get_attribute("cfg").seed
+    return {
+        "discount": discount,
+        "device": mode.get_attribute("device"),
+        "seed": torch.initial_seed() if seed is None else seed,
+    }

@@ -1,0 +1,138 @@
+"""Random network distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn
+
+from dmiddleware.data import Batch
+from dmiddleware.model import obs_shape_of
+from dmiddleware.model.encoders import make_encoder
+from dmiddleware.model.layers import MLP
+from dmiddleware.model.spaces import HasSpaces, ObsShape, spaces_of
+from dmiddleware.policy import HasModes, LearnMode, Part, adam
+from dmiddleware.reward.intrinsic import IntrinsicReward, settings_of
+
+__all__ = ["RND"]
+
+
+class RND(IntrinsicReward):
+    """Random network distillation (Burda et al., 2018, section 2.2).
+
+    A predictor network learns the output of a target network, whose weights are random and fixed.
+    The reward of a row is the squared error for its next observation, ``‖f̂(s') - f(s')‖²``, which
+    is large where the predictor has not learned yet.
+
+    Differences from the paper: the policy has one value head, so the sum of both rewards is
+    discounted once and ends with the episode; the predictor learns from every collected row, not
+    from a quarter; observations are normalised from the first batch on, without random steps
+    before.
+
+    Args:
+        obs_shape: see :mod:`dmiddleware.model.spaces`.
+        embedding_size: the length of the networks' outputs.
+        hidden_sizes: width of each linear layer of the encoders; None: 128, 128, 64 for vectors,
+            512 for images. The predictor has two more layers.
+        learning_rate: Adam's learning rate for the predictor.
+        discount: γ of the sum of rewards that scales them.
+        obs_clip: largest absolute value of a normalised observation.
+        batch_size: rows per update.
+        epochs: passes over the collected rows.
+        device: the device of the networks.
+        seed: of the initial weights and the order of the minibatches.
+
+    Raises:
+        ConfigError: if an option is invalid.
+        SpaceError: if the shape is.
+
+    Example:
+        >>> from dmiddleware.env import make_env_manager
+        >>> from dmiddleware.policy import PPOPolicy
+        >>> from dmiddleware.rollout import RolloutCollector
+        >>> with make_env_manager("CartPole-v1", env_num=4, seed=0) as envs:
+        ...     policy = PPOPolicy.for_env(envs, seed=0)
+        ...     rnd = RND.for_env(envs, policy)
+        ...     rows = RolloutCollector(policy.collect_mode, envs).collect(64)
+        >>> rnd.reward(rows).shape
+        torch.Size([16, 4])
+        >>> first = rnd.update(rows)["loss"]
+        >>> last = [rnd.update(rows)["loss"] for _ in range(100)][-1]
+        >>> last < 0.5 * first
+        True
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("next_obs",)
+
+    def __init__(
+        self,
+        obs_shape: ObsShape,
+        *,
+        embedding_size: int = 128,
+        hidden_sizes: Sequence[int] | None = None,
+        learning_rate: float = 1e-4,
+        discount: float = 0.99,
+        obs_clip: float = 5.0,
+        batch_size: int = 256,
+        epochs: int = 4,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        def network(n_more: int) -> nn.Module:
+            encoder = make_encoder(obs_shape, hidden_sizes, init="orthogonal")
+            width = encoder.out_features
+            head = MLP(width, [width] * n_more, out_features=embedding_size, init="orthogonal")
+            return nn.Sequential(encoder, head)
+
+        def make_parts() -> dict[str, Part]:
+            return {
+                "target": Part(network(0).requires_grad_(False)),
+                "predictor": Part(network(2), adam(learning_rate)),
+            }
+
+        super().__init__(
+            obs_shape,
+            make_parts,
+            discount=discount,
+            obs_clip=obs_clip,
+            batch_size=batch_size,
+            epochs=epochs,
+            device=device,
+            seed=seed,
+            embedding_size=embedding_size,
+            learning_rate=learning_rate,
+        )
+
+    @classmethod
+    def for_env(cls, env: HasSpaces, policy: HasModes | LearnMode, **options: Any) -> Self:
+        """Build the reward for an environment, with the policy's discount, device and seed.
+
+        Args:
+            env: an env manager, a Gymnasium env or a Gymnasium vector env.
+            policy: the policy that learns from the rewards.
+            **options: other arguments of the class.
+
+        Raises:
+            ConfigError: if the policy has no discount, or an option is invalid.
+            SpaceError: if the observations are not supported.
+        """
+        own = settings_of(policy, user=f"{cls.__name__}.for_env")
+        return cls(obs_shape_of(spaces_of(env)[0]), **{**own, **options})
+
+    def _errors(self, batch: Batch) -> torch.Tensor:
+        """Return ``[N]``, the mean squared error of each row's embedding."""
+        obs = self._normalised(batch["next_obs"])
+        with torch.no_grad():
+            target = self._parts["target"].module(obs)
+        errors: torch.Tensor = self._parts["predictor"].module(obs) - target
+        return errors.square().mean(-1)
+
+    def _reward(self, batch: Batch) -> torch.Tensor:
+        return self._errors(batch)
+
+    def _update(self, batch: Batch) -> dict[str, torch.Tensor]:
+        loss = self._errors(batch).mean()
+        self._parts["predictor"].step(loss)
+        return {"loss": loss}

@@ -1,0 +1,81 @@
+"""Proximal policy optimization in a room with a key and a door, with a reward for what is new."""
+
+from typing import Any, Literal
+
+import gymnasium as gym
+
+from dmiddleware import Task
+from dmiddleware.env import make_env_manager
+from dmiddleware.policy import PPOPolicy
+from dmiddleware.reward import ICM, RND
+from examples.common import command
+from examples.environments import grid_only
+from middleware import (
+    ContextExchanger,
+    Experiment,
+    ExperimentResult,
+    ModelExchanger,
+    OnPolicyLearner,
+    RewardLearner,
+    StepCollector,
+    gae_estimator,
+    interaction_evaluator,
+    termination_checker,
+)
+
+
+def make_env(**options: Any) -> gym.Env:
+    """Make a room of 8 by 8 places, of which the agent sees the part in front of it."""
+    from minigrid.envs import DoorKeyEnv
+
+    return grid_only(DoorKeyEnv(size=8, **options))
+
+
+ENV = make_env
+
+
+def make_policy(seed: int = 0) -> PPOPolicy:
+    """Build an actor and a critic with two hidden layers each."""
+    return PPOPolicy.for_env(
+        make_env_manager(ENV, env_num=1), seed=seed, obs_norm=True, entropy_weight=0.01
+    )
+
+
+def main(
+    seed: int = 0,
+    exp_name: str = "doorkey_rnd",
+    max_env_step: int = 1_000_000,
+    algo: Literal["ppo", "rnd", "icm"] = "rnd",
+) -> ExperimentResult:
+    """Train PPO on DoorKey-8x8 with random network distillation, curiosity (icm) or neither."""
+    policy = make_policy(seed)
+    experiment = Experiment(exp_name, policy)
+    with Task(seed=seed) as task:
+        collect_env = make_env_manager(ENV, env_num=16, seed=task.seed_for("collector"))
+        eval_env = make_env_manager(ENV, env_num=20, seed=task.seed_for("evaluator"))
+
+        task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
+        task.use(StepCollector(policy, collect_env, n_sample=2048))
+        if algo != "ppo":
+            model = {"rnd": RND, "icm": ICM}[algo].for_env(collect_env, policy)
+            task.use(RewardLearner(model, weight=0.1, env_weight=1.0))
+        task.use(gae_estimator(policy))
+        task.use(OnPolicyLearner(policy, batch_size=256, epochs=4))
+        task.use(
+            interaction_evaluator(
+                policy,
+                eval_env,
+                n_episode=20,
+                every_train_iter=1600,
+                stop_value=0.94,
+                deterministic=False,
+            )
+        )
+        task.use(experiment)
+        task.use(termination_checker(max_env_step=max_env_step))
+        task.run()
+    return experiment.result
+
+
+if __name__ == "__main__":
+    command(ENV, make_policy, main)()
