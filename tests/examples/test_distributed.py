@@ -59,6 +59,8 @@ def run_example(folder: Path, example: str, n_steps: int, *options: str) -> str:
         pytest.param("cartpole_dqn_per_nstep", 2000, marks=pytest.mark.slow),
         pytest.param("cartpole_ppo", 2000, marks=pytest.mark.slow),
         pytest.param("pendulum_ppo", 4000, marks=pytest.mark.slow),
+        pytest.param("cartpole_a2c", 2000, marks=pytest.mark.slow),
+        pytest.param("cartpole_impala", 8000, marks=pytest.mark.slow),
         # An episode is 500 steps at first, in each of 16 envs.
         pytest.param("acrobot_dqn", 10_000, marks=pytest.mark.slow),
     ],

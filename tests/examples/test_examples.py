@@ -20,7 +20,7 @@ NAMES = [
     "pendulum_ppo",
     "cartpole_a2c",
     "cartpole_impala",
-    "cartpole_gail",
+    "pendulum_gail",
     "pendulum_sac",
     "pendulum",
     "mujoco",
@@ -39,7 +39,8 @@ NAMES = [
     "tictactoe_self_play",
     "doorkey_rnd",
 ]
-ALL = [*NAMES, pytest.param("pong_dqn", marks=pytest.mark.slow)]
+SLOW = ["pong_dqn", "pong_ppo", "lunarlander_onpolicy"]
+ALL = [*NAMES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 # Enough for each to collect, learn and evaluate.
 STEPS = dict.fromkeys(NAMES, 1200) | {
     "pendulum_sac": 400,
@@ -49,6 +50,8 @@ STEPS = dict.fromkeys(NAMES, 1200) | {
     "doorkey_rnd": 2048,
     "pong_dqn": 10_100,
     "simple_spread": 3200,
+    "pong_ppo": 1024,
+    "lunarlander_onpolicy": 16_384,
 }
 # The episodes of an untrained Hopper are short.
 OPTIONS = {name: ("--env", "Hopper-v5") for name in NAMES if name.startswith("mujoco")}
@@ -77,6 +80,8 @@ def shorten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "doorkey_rnd":
         # Episodes of an untrained policy are long.
         monkeypatch.setattr(module, "ENV", functools.partial(module.make_env, max_steps=30))
+    if name == "pendulum_gail":
+        monkeypatch.setattr("examples.pendulum_ppo.Experiment", short)
     if name == "mujoco":
         monkeypatch.setattr(module, "RANDOM_STEPS", 40)
         learner = functools.partial(module.OffPolicyLearner, batch_size=16)
@@ -247,6 +252,12 @@ def test_an_algorithm_for_the_lunar_lander_explores_by_itself(
     assert result.train_iter > 0
     played = call("lunarlander", "--algo", algo, "--evaluate", str(result.ckpt), "--episodes", "1")
     assert "over 1 fresh episodes" in played.stdout
+
+
+def test_a2c_learns_from_the_lunar_lander(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten("lunarlander_onpolicy", monkeypatch)
+    example = importlib.import_module("examples.lunarlander_onpolicy")
+    assert example.main(seed=3, max_env_step=400, algo="a2c").train_iter == 10
 
 
 def test_an_unknown_algorithm_is_a_usage_error() -> None:

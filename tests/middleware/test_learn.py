@@ -22,7 +22,7 @@ from dmiddleware.data.buffer_middleware import (
 )
 from dmiddleware.errors import ChainError, ConfigError, NonFiniteLoss, StructureError
 from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Role, Task, middleware
-from dmiddleware.policy import DQNPolicy, PPOPolicy, collate
+from dmiddleware.policy import DQNPolicy, IMPALAPolicy, PPOPolicy, collate
 from dmiddleware.rl import Schedule, with_advantages
 from dmiddleware.worker.learner import BaseLearner, LearnerHook
 from middleware.advantage import gae_estimator
@@ -453,6 +453,36 @@ def test_minibatches_are_of_one_size_and_never_tiny(run_steps: Any, ppo: PPOPoli
     learner = OnPolicyLearner(recording(ppo, seen), batch_size=8, epochs=1)
     run_steps(give(on_policy_data(11, 3)), learner)
     assert sorted(len(rows) for rows in seen) == [8, 8, 8, 9]
+
+
+def test_the_age_of_the_weights_that_collected_is_logged(run_steps: Any, ppo: PPOPolicy) -> None:
+    data = on_policy_data(2, 3)
+    data["collect_iter"] = torch.tensor([[4, 4, 4], [5, 5, 5]])
+    logged: dict[str, float] = {}
+    run_steps(
+        give(data),
+        OnPolicyLearner(ppo, batch_size=6, epochs=2),
+        lambda ctx: logged.update(ctx.logged),
+        ctx=OnlineRLContext(train_iter=7),
+    )
+    assert logged["learn/policy_lag"] == 2.5
+
+
+def test_policy_that_computes_its_targets_learns_from_trajectories(run_steps: Any) -> None:
+    policy = IMPALAPolicy(SMALL)
+    rows = on_policy_data(5, 6)
+    rows["next_obs"], rows["terminated"] = rows["obs"], rows["done"]
+
+    @middleware(writes=("trajectories",))
+    def collect(ctx: OnlineRLContext) -> None:
+        ctx.trajectories = rows
+
+    learner = OnPolicyLearner(policy, batch_size=10)
+    assert learner.reads == ("trajectories", "train_iter")
+    ctx = run_steps(collect, learner)
+    assert ctx.train_iter == len(ctx.train_output) == 3
+    with pytest.raises(ChainError, match=r"reads ctx\.trajectories"):
+        run_steps(give(rows), OnPolicyLearner(policy))
 
 
 def batches_of(policy: Any, run_steps: Any, data: Any, **options: Any) -> list[Any]:

@@ -1,0 +1,75 @@
+"""Proximal policy optimization on Pong, from images that EnvPool makes.
+
+It needs the extras ``atari`` and ``envpool``, and for a run of hours, not days, a GPU.
+"""
+
+import torch
+
+from dmiddleware import Task
+from dmiddleware.env import BaseEnvManager, make_env_manager
+from dmiddleware.policy import PPOPolicy
+from dmiddleware.rl import Schedule
+from examples import pong_dqn
+from examples.common import command
+from middleware import (
+    ContextExchanger,
+    Experiment,
+    ExperimentResult,
+    ModelExchanger,
+    OnPolicyLearner,
+    StepCollector,
+    gae_estimator,
+    interaction_evaluator,
+    termination_checker,
+)
+
+ENV = pong_dqn.ENV
+
+
+def make_envs(env_num: int, seed: int | None = None) -> BaseEnvManager:
+    """Make Pong in EnvPool, whose defaults are DQN's preprocessing; its rewards are signs."""
+    return make_env_manager("Pong-v5", env_num=env_num, backend="envpool", seed=seed)
+
+
+def make_policy(seed: int = 0) -> PPOPolicy:
+    """Build an actor and a critic on common convolutions, with the settings of CleanRL."""
+    return PPOPolicy.for_env(
+        make_envs(1),
+        seed=seed,
+        cuda=torch.cuda.is_available(),
+        learning_rate=Schedule.linear(2.5e-4, 0.0, by="progress"),
+        clip_ratio=0.1,
+        value_clip=0.1,
+        entropy_weight=0.01,
+        batch_size=256,
+        epoch_per_collect=4,
+    )
+
+
+def main(
+    seed: int = 0, exp_name: str = "pong_ppo", max_env_step: int = 5_000_000
+) -> ExperimentResult:
+    """Train PPO on Pong until it hardly misses the ball."""
+    policy = make_policy(seed)
+    experiment = Experiment(exp_name, policy, n_fresh_episode=30)
+    with Task(seed=seed) as task:
+        collect_env = make_envs(8, seed=task.seed_for("collector"))
+        eval_env = make_envs(10, seed=task.seed_for("evaluator"))
+
+        task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
+        task.use(StepCollector(policy, collect_env, n_sample=1024))
+        task.use(gae_estimator(policy))
+        task.use(OnPolicyLearner(policy))
+        task.use(
+            interaction_evaluator(
+                policy, eval_env, n_episode=10, every_train_iter=3200, stop_value=20.5
+            )
+        )
+        task.use(experiment)
+        task.use(termination_checker(max_env_step=max_env_step))
+        task.run()
+    return experiment.result
+
+
+if __name__ == "__main__":
+    command(ENV, make_policy, main)()

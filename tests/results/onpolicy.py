@@ -1,0 +1,65 @@
+"""On-policy algorithms."""
+
+from __future__ import annotations
+
+from tests.results.entry import Entry
+
+LUNAR_LANDER = "LunarLander-v3"
+CARTPOLE = "CartPole-v1"
+CONTROL = "Classic control and Box2D, on-policy"
+SEEDS = (0, 1, 2)
+ZOO = "RL Baselines3 Zoo, benchmark.md"
+
+ENTRIES = [
+    Entry(CONTROL, "A2C", CARTPOLE, "examples.cartpole_a2c", seeds=SEEDS, at_least=475),
+    Entry(CONTROL, "IMPALA", CARTPOLE, "examples.cartpole_impala", seeds=SEEDS, at_least=475),
+    Entry(CONTROL, "IMPALA", CARTPOLE, "examples.cartpole_impala", nodes=4, at_least=475),
+    Entry(
+        CONTROL,
+        "GAIL with PPO, from 10 episodes",
+        "Pendulum-v1",
+        "examples.pendulum_gail",
+        seeds=SEEDS,
+        at_least=-250,
+        literature="the return of the expert (the row of PPO)",
+        source="Ho and Ermon (2016), figure 1",
+        minutes=5.0,
+    ),
+    Entry(
+        CONTROL,
+        "PPO",
+        LUNAR_LANDER,
+        "examples.lunarlander_onpolicy",
+        options=("--algo", "ppo"),
+        seeds=SEEDS,
+        at_least=200,
+        literature="242 (v2)",
+        source=ZOO,
+        minutes=5.0,
+    ),
+    Entry(
+        CONTROL,
+        "A2C",
+        LUNAR_LANDER,
+        "examples.lunarlander_onpolicy",
+        options=("--algo", "a2c"),
+        seeds=SEEDS,
+        at_least=200,
+        literature="156 (v2), after 200,000 steps",
+        source=ZOO,
+        minutes=5.0,
+    ),
+    Entry(
+        "Games and images",
+        "PPO",
+        "Pong",
+        "examples.pong_ppo",
+        at_least=18,
+        literature="20.7 after 10 million steps",
+        source="Schulman et al. (2017), table 6",
+        minutes=600.0,
+    ),
+    Entry(
+        "Games and images", "PPO", "Pong", "examples.pong_ppo", nodes=4, at_least=18, minutes=600
+    ),
+]
