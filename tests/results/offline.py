@@ -1,0 +1,43 @@
+"""Results of learning from data alone; behaviour cloning is what the others have to beat."""
+
+from __future__ import annotations
+
+from tests.results.entry import Entry
+
+__all__ = ["ENTRIES"]
+
+_NAMES = {"bc": "BC", "td3_bc": "TD3+BC", "cql": "CQL", "iql": "IQL", "dt": "Decision Transformer"}
+
+
+def _entries(
+    env: str, n_updates: int, bars: dict[str, float], minutes: dict[str, float]
+) -> list[Entry]:
+    return [
+        Entry(
+            section="Offline learning from a third each of random, medium and expert play",
+            algorithm=name,
+            env=env,
+            program="examples.offline",
+            options=("--algo", algo, "--env", env, "--max-train-iter", str(n_updates)),
+            seeds=(0, 1, 2),
+            at_least=bars.get(algo),
+            minutes=minutes[algo],
+        )
+        for algo, name in _NAMES.items()
+    ]
+
+
+ENTRIES = [
+    *_entries(
+        "Pendulum-v1",
+        20_000,
+        {},
+        {"bc": 1, "td3_bc": 2, "cql": 10, "iql": 3, "dt": 8},
+    ),
+    *_entries(
+        "HalfCheetah-v5",
+        100_000,
+        {},
+        {"bc": 3, "td3_bc": 10, "cql": 60, "iql": 15, "dt": 60},
+    ),
+]
