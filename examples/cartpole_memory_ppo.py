@@ -32,7 +32,7 @@ def make_policy(seed: int = 0) -> RecurrentPPOPolicy:
 
 
 def main(
-    seed: int = 0, exp_name: str = "cartpole_memory_ppo", max_env_step: int = 400_000
+    seed: int = 0, exp_name: str = "cartpole_memory_ppo", max_env_step: int = 200_000
 ) -> ExperimentResult:
     """Train recurrent PPO on CartPole without velocities until it is solved."""
     policy = make_policy(seed)

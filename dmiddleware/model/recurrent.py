@@ -64,8 +64,17 @@ class RecurrentCore(nn.Module):
         check_choice("core", core, tuple(_CORES))
         check_choice("init", init, ("orthogonal", None))
         self.layer = _CORES[core](in_features, hidden_size)
+        layer: Any = self.layer
+        # For the cells: the compiler does not even look at an LSTM's or a GRU's attributes.
+        self._weights = (
+            layer.weight_ih_l0,
+            layer.weight_hh_l0,
+            layer.bias_ih_l0,
+            layer.bias_hh_l0,
+        )
+        self._is_lstm = core == "lstm"
         self.out_features = hidden_size
-        self.state_size = 2 * hidden_size if core == "lstm" else hidden_size
+        self.state_size = 2 * hidden_size if self._is_lstm else hidden_size
         if init == "orthogonal":
             for name, parameter in self.layer.named_parameters():
                 if name.startswith("weight"):
@@ -96,24 +105,21 @@ class RecurrentCore(nn.Module):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs), state
 
     def _run(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        layer = self.layer
         if len(x) == 1:
             hidden, state = self._step(x[0], state)
             return hidden.unsqueeze(0), state
-        if isinstance(layer, nn.GRU):
-            features, after = layer(x, state.unsqueeze(0).contiguous())
+        if not self._is_lstm:
+            features, after = self.layer(x, state.unsqueeze(0).contiguous())
             return features, after[0]
-        hidden, cell = (part.unsqueeze(0).contiguous() for part in state.chunk(2, -1))
-        features, (hidden, cell) = layer(x, (hidden, cell))
-        return features, torch.cat([hidden[0], cell[0]], -1)
+        before = tuple(part.unsqueeze(0).contiguous() for part in state.chunk(2, -1))
+        features, after = self.layer(x, before)
+        return features, torch.cat([part[0] for part in after], -1)
 
     def _step(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        layer: Any = self.layer
-        weights = layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0
-        if isinstance(layer, nn.GRU):
-            hidden = torch.gru_cell(x, state, *weights)
+        if not self._is_lstm:
+            hidden = torch.gru_cell(x, state, *self._weights)
             return hidden, hidden
-        hidden, cell = torch.lstm_cell(x, state.chunk(2, -1), *weights)
+        hidden, cell = torch.lstm_cell(x, state.chunk(2, -1), *self._weights)
         return hidden, torch.cat([hidden, cell], -1)
 
 

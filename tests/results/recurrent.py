@@ -16,7 +16,7 @@ ENTRIES = [
         at_least=475.0,
         literature="475, the bar at which CartPole-v1 with velocities counts as solved",
         source="Gymnasium's registry",
-        minutes=8.0,
+        minutes=2.0,
     ),
     Entry(
         SECTION,
@@ -27,7 +27,7 @@ ENTRIES = [
         at_least=475.0,
         literature="475, the bar at which CartPole-v1 with velocities counts as solved",
         source="Gymnasium's registry",
-        minutes=8.0,
+        minutes=4.0,
     ),
     Entry(
         SECTION,
@@ -38,7 +38,7 @@ ENTRIES = [
         at_least=0.95,
         literature="1, the best possible return with a memory",
         source="the environment's definition",
-        minutes=1.0,
+        minutes=0.3,
     ),
     Entry(
         SECTION,
@@ -49,6 +49,6 @@ ENTRIES = [
         seeds=(0, 1, 2),
         literature="0.25, the best possible return without a memory",
         source="the environment's definition",
-        minutes=1.0,
+        minutes=0.3,
     ),
 ]
