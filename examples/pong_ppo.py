@@ -34,7 +34,7 @@ def make_envs(env_num: int, seed: int | None = None) -> BaseEnvManager:
 def make_policy(seed: int = 0) -> PPOPolicy:
     """Build an actor and a critic on common convolutions, with the settings of CleanRL."""
     return PPOPolicy.for_env(
-        make_envs(1),
+        make_envs(env_num=1),
         seed=seed,
         cuda=torch.cuda.is_available(),
         learning_rate=Schedule.linear(2.5e-4, 0.0, by="progress"),
@@ -53,8 +53,8 @@ def main(
     policy = make_policy(seed)
     experiment = Experiment(exp_name, policy, n_fresh_episode=30)
     with Task(seed=seed) as task:
-        collect_env = make_envs(8, seed=task.seed_for("collector"))
-        eval_env = make_envs(10, seed=task.seed_for("evaluator"))
+        collect_env = make_envs(env_num=8, seed=task.seed_for("collector"))
+        eval_env = make_envs(env_num=10, seed=task.seed_for("evaluator"))
 
         task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
         task.use(StepCollector(policy, collect_env, n_sample=1024))

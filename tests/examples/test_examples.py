@@ -11,6 +11,7 @@ import yaml
 from click.testing import CliRunner
 
 from dmiddleware.data import as_tree
+from dmiddleware.env import make_env_manager
 from middleware import Experiment
 
 NAMES = [
@@ -82,6 +83,11 @@ def shorten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "ENV", functools.partial(module.make_env, max_steps=30))
     if name == "pendulum_gail":
         monkeypatch.setattr("examples.pendulum_ppo.Experiment", short)
+    if name == "pong_ppo":
+        # Whole games last a thousand steps.
+        options: dict[str, Any] = {"backend": "envpool", "env_kwargs": {"max_episode_steps": 100}}
+        envs = functools.partial(make_env_manager, "Pong-v5", **options)
+        monkeypatch.setattr(module, "make_envs", envs)
     if name == "mujoco":
         monkeypatch.setattr(module, "RANDOM_STEPS", 40)
         learner = functools.partial(module.OffPolicyLearner, batch_size=16)

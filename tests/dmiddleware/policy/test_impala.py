@@ -135,9 +135,9 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.learning
 @pytest.mark.usefixtures("one_thread")
 def test_it_learns_from_data_of_much_older_weights() -> None:
-    """The sum of actions pays where the first entry of obs is positive, and costs elsewhere.
+    """Action 1 pays where the first entry of obs is positive, and costs elsewhere.
 
-    The weights that act are 20 updates old, which is too old without V-trace's ratios.
+    The weights that act are up to 20 updates old.
     """
     policy, acting = (made(learn={"learning_rate": 5e-3}) for _ in range(2))
     generator = torch.Generator().manual_seed(0)
