@@ -58,7 +58,7 @@ def main(
         task.use(StepCollector(policy, collect_env, n_sample=2048))
         if algo != "ppo":
             model = {"rnd": RND, "icm": ICM}[algo].for_env(collect_env, policy)
-            task.use(RewardLearner(model, weight=0.1, env_weight=1.0))
+            task.use(RewardLearner(model, weight=0.05, env_weight=1.0))
         task.use(gae_estimator(policy))
         task.use(OnPolicyLearner(policy, batch_size=256, epochs=4))
         task.use(

@@ -95,6 +95,17 @@ def test_the_scale_of_observations_does_not_matter(make):
 
 
 @BOTH
+def test_the_brightness_of_images_does_not_matter(make):
+    dark = spaces.Box(0, 60, (3, 36, 36), np.uint8)
+    batch = rows(dark, shape=(4, 2))
+    bright = as_tree({**dict(batch.items())})
+    for name in ("obs", "next_obs"):
+        bright[name] = 2 * batch[name] + 100
+    reward, same = make(dark).reward(batch), make(dark).reward(bright)
+    torch.testing.assert_close(reward, same, rtol=1e-3, atol=1e-4)
+
+
+@BOTH
 @pytest.mark.parametrize(
     "obs_space",
     [

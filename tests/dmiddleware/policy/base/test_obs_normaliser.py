@@ -54,6 +54,14 @@ def test_images_and_one_hot_integers_pass_nested_numbers_are_normalised():
     torch.testing.assert_close(seen["in"]["v"], torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
 
 
+def test_each_pixel_of_an_image_is_normalised_on_request():
+    normaliser = ObsNormaliser((1, 2, 2), images=True)
+    images = torch.tensor([[[[0, 10], [20, 7]]], [[[2, 14], [28, 9]]]], dtype=torch.uint8)
+    normaliser.update(images)
+    expected = torch.tensor([-1.0, 1.0]).reshape(2, 1, 1, 1).expand(2, 1, 2, 2)
+    torch.testing.assert_close(normaliser(images), expected)
+
+
 def test_a_plain_dictionary_is_normalised_like_a_batch():
     normaliser = ObsNormaliser({"in": {"v": 1}})
     obs = {"in": {"v": torch.tensor([[0.0], [4.0]])}}
