@@ -53,7 +53,8 @@ SETTINGS: dict[Algo, dict[str, Any]] = {
         "target_update_freq": 500,
     },
     "discrete_sac": {
-        "batch_size": 128,
+        "model": {"actor_hidden_sizes": [128, 128], "critic_hidden_sizes": [128, 128]},
+        "batch_size": 64,
         "learning_rate_q": 6.3e-4,
         "learning_rate_policy": 6.3e-4,
         "target_entropy_ratio": 0.3,

@@ -158,7 +158,7 @@ def test_a_network_can_be_copied_and_every_parameter_learns():
 def test_masks_are_left_to_the_policy():
     network = QNetwork({"observation": 3}, 2)
     obs = {"observation": torch.randn(5, 3)}
-    masked = {**obs, "action_mask": torch.zeros(5, 2)}
+    masked = {**obs, "action_mask": torch.eye(2)[[0, 1, 0, 1, 1]]}
     assert torch.equal(network(masked)["logit"], network(obs)["logit"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -155,10 +156,12 @@ def test_the_priority_of_c51_is_the_divergence_from_its_target() -> None:
     cfg = {"model": C51, "seed": 0, "priority": True, "learn": {"learning_rate": 0.01}}
     policy, data = C51Policy(cfg), chain()
     data["terminated"][:] = True
+    data["reward"][:] = 0.1
     with torch.no_grad():
         log_prob = policy.get_attribute("model")(data["obs"])["log_prob"]
-    # The target is one return with certainty: 0 (atom 10) or 1 (atom 15).
-    wanted = [-log_prob[row, row % 2, 15 if row == 3 else 10].item() for row in range(4)]
+    # The target has half of its probability at the returns 0 and 0.2, the atoms 10 and 11.
+    half = math.log(0.5)
+    wanted = [(half - log_prob[row, row % 2, 10:12].mean()).item() for row in range(4)]
     assert policy.learn_mode.forward(data)["priority"].tolist() == pytest.approx(wanted, rel=1e-4)
     for _ in range(150):
         priority = policy.learn_mode.forward(data)["priority"]
