@@ -34,6 +34,7 @@ def make_env(**kwargs: Any) -> gym.Env[Any, Any]:
 
 
 ENV = make_env
+RANDOM_STEPS = 10_000
 
 
 def make_policy(seed: int = 0) -> DQNPolicy:
@@ -69,7 +70,7 @@ def main(
 
         task.use(ContextExchanger()).use(ModelExchanger(policy))
         task.use(eps_greedy_handler(policy))
-        task.use(StepCollector(policy, collect_env, n_sample=32, random_steps=10_000))
+        task.use(StepCollector(policy, collect_env, n_sample=32, random_steps=RANDOM_STEPS))
         task.use(data_pusher(buffer))
         task.use(OffPolicyLearner(policy, buffer, updates_per_collect=8))
         task.use(

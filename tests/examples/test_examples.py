@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
+from gymnasium.wrappers import TimeLimit
 
 from dmiddleware.data import as_tree
 from dmiddleware.env import make_env_manager
@@ -49,7 +50,7 @@ STEPS = dict.fromkeys(NAMES, 1200) | {
     "mujoco": 80,
     "mujoco_ppo": 600,
     "doorkey_rnd": 2048,
-    "pong_dqn": 10_100,
+    "pong_dqn": 500,
     "simple_spread": 3200,
     "pong_ppo": 1024,
     "lunarlander_onpolicy": 16_384,
@@ -88,6 +89,10 @@ def shorten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         options: dict[str, Any] = {"backend": "envpool", "env_kwargs": {"max_episode_steps": 100}}
         envs = functools.partial(make_env_manager, "Pong-v5", **options)
         monkeypatch.setattr(module, "make_envs", envs)
+    if name == "pong_dqn":
+        monkeypatch.setattr(module, "RANDOM_STEPS", 320)
+        make_env = module.make_env
+        monkeypatch.setattr(module, "ENV", lambda **kwargs: TimeLimit(make_env(**kwargs), 40))
     if name == "mujoco":
         monkeypatch.setattr(module, "RANDOM_STEPS", 40)
         learner = functools.partial(module.OffPolicyLearner, batch_size=16)
