@@ -81,10 +81,12 @@ def test_the_first_update_starts_from_the_policy_that_collected():
     assert outputs[1]["approx_kl"] > 1e-6
 
 
-def test_the_update_is_that_of_whole_lanes():
+def test_the_update_is_that_of_whole_lanes_from_the_stored_state():
     """The loss of lanes is that of PPO on the rows, if the model's outputs are those of lanes."""
     policy, rows = collected()
-    rows = as_tree({**dict(rows.items()), "adv": torch.randn(80, 3), "ret": torch.randn(80, 3)})
+    rows = index_rows(rows, slice(17, None))  # in the middle of episodes
+    adv, ret = torch.randn(2, *rows["value"].shape)
+    rows = as_tree({**dict(rows.items()), "adv": adv, "ret": ret})
     again = run(policy, rows, rows["state"][0])
     log_probs = torch.log_softmax(again["logit"], -1)
     log_prob = log_probs.gather(-1, rows["action"].unsqueeze(-1)).squeeze(-1)
