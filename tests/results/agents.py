@@ -55,7 +55,7 @@ ENTRIES: Final = [
         "tictactoe-v3",
         "examples.tictactoe_self_play",
         seeds=_SEEDS[:3],
-        at_least=0.75,
+        at_least=0.85,
         minutes=3.0,
     ),
 ]

@@ -33,7 +33,7 @@ def test_q_learning_is_the_same_on_both_devices(small, transitions, policy):
     host, device = pair(policy, cfg)
     for seed in range(6):
         batch = transitions(32, seed=seed, weight=torch.rand(32))
-        ours, theirs = host.learn_mode.forward(batch), device.learn_mode.forward(batch)
+        ours, theirs = (dict(one.learn_mode.forward(batch)) for one in (host, device))
         assert ours.pop("priority").shape == theirs.pop("priority").shape
         assert ours == pytest.approx(theirs, rel=1e-2, abs=1e-3)
     assert_close(host.learn_mode.state_dict()["model"], device.learn_mode.state_dict()["model"])
