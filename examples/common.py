@@ -134,7 +134,9 @@ def command(
             record_video(policy, env, video, seed=seed)
             click.echo(f"saved an episode to {video}")
 
-    for name, kind in get_type_hints(main).items():
+    hints = get_type_hints(main)
+    for name in default:
+        kind = hints[name]
         words = [f"--{name.replace('_', '-')}"]
         if get_origin(kind) is Literal:
             choice = click.Choice(get_args(kind))

@@ -16,11 +16,12 @@ from dmiddleware.data.offline_dataset import OfflineDataset
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.reward import GAIL
+from dmiddleware.rollout import OpponentPool
 from middleware import RunFolder
 
 NOT_SETTINGS = {
     "policy", "env_manager", "buffer", "run", "parts", "learner", "dataset", "priority_fn",
-    "console", "root", "metadata", "period", "model",
+    "console", "root", "metadata", "period", "model", "pool",
 }  # fmt: skip
 """Arguments that are objects, or where files go; ``period`` is another name."""
 
@@ -47,6 +48,8 @@ def arguments(tmp_path: Path) -> Iterator[dict[str, Any]]:
             "run": run,
             "dataset": dataset,
             "model": GAIL.for_env(envs, expert),
+            "pool": OpponentPool(lambda: DQNPolicy.for_env(envs, seed=0), size=2),
+            "every_train_iter": 5,
             "path": path,
             "name": "tried",
             "root": tmp_path,

@@ -10,6 +10,7 @@ OfflineDataset Minibatches save_dataset load_minari save_minari
 MinibatchUnit minibatches n_minibatches select_columns
 IBuffer NaiveReplayBuffer ElasticReplayBuffer SequenceReplayBuffer EpisodeReplayBuffer
 AdvancedReplayBuffer BUFFER_REGISTRY create_buffer get_buffer_cls
+HindsightReplay GoalFunction
 """
 
 

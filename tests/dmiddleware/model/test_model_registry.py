@@ -86,5 +86,11 @@ def test_the_public_names_are_these():
         "as_obs_shape", "obs_shape_of", "action_shape_of", "action_kind_of",
         "ActionShape", "ActionPart", "action_parts",
         "Init", "Norm", "activation_of", "orthogonal_init",
+        "AgentActorCritic",
+        "CentralisedActorCritic",
+        "QMIXNetwork",
+        "TeamNetwork",
+        "VDNNetwork",
+        "team_shapes",
     }  # fmt: skip
     assert all(hasattr(model, name) for name in model.__all__)
