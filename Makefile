@@ -26,7 +26,7 @@ train: setup ## Train DQN on CartPole-v1 until it is solved (about a minute)
 train-distributed: setup ## Train the same in four processes: a learner, two collectors, an evaluator
 	$(BIN)/ditask --package . --main examples.cartpole_dqn.main --parallel-workers 4
 
-test: setup ## Run the test suite and measure its coverage (about ten minutes)
+test: setup ## Run the test suite and measure its coverage (about twelve minutes)
 	$(BIN)/python -m pytest -m 'not slow' -n $(TEST_PROCESSES) --dist loadfile --cov --cov-report=term-missing:skip-covered
 
 test-slow: setup ## Run the tests that take minutes each
