@@ -96,6 +96,7 @@ SUMMARY = re.compile(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_the_first_example_trains_with_two_learners(tmp_path: Path) -> None:
     roles = "learner=2,collector=2,evaluator=1"

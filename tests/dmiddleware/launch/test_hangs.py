@@ -89,6 +89,7 @@ def test_a_node_that_hangs_is_restarted_and_one_that_waits_for_it_is_not(folder:
     assert re.search(r"program.py\W.*line \d+ in in_the_main_thread|in <lambda>", text), text
 
 
+@pytest.mark.slow
 def test_a_node_that_was_suspended_is_restarted(folder: Path) -> None:
     roles = ("--roles", "learner=1,collector=1")
     code, text = run(folder, "stopped", *roles, *RESTART, "--hang-timeout", "15")
