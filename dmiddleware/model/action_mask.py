@@ -67,4 +67,4 @@ def masked_logit(logit: torch.Tensor, obs: Nested) -> torch.Tensor:
         obs: the observations ``[…]`` that they were computed from.
     """
     mask = action_mask_of(obs)
-    return logit if mask is None else mask_logit(logit, mask)
+    return mask_logit(logit, mask)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dmiddleware.config import Option, at_least, count, fraction, positive, switch
-from dmiddleware.data.batch import Batch, Nested, Value
+from dmiddleware.data.batch import Batch, Nested, Value, map_nested
 from dmiddleware.errors import StructureError
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.q_learning import QLearningOptions, QLearningPolicy
@@ -153,7 +153,7 @@ class R2D2Policy(RecurrentPolicy, QLearningPolicy):
         self, obs: Value, env_id: np.ndarray, *, action_mask: Nested | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         output = self._run(obs, kwargs, kwargs["state"])
-        best = _masked(output["logit"], self._mask_of(obs, action_mask)).argmax(-1)
+        best = mask_logit(output["logit"], self._mask_of(obs, action_mask)).argmax(-1)
         return {"action": self._codec.to_env(best), "state": output["state"]}
 
     def _get_trajectory_batch(self, batch: Batch) -> Batch:
@@ -244,8 +244,8 @@ class R2D2Policy(RecurrentPolicy, QLearningPolicy):
         allowed = self._mask_of(batch["next_obs"], batch.get("next_action_mask"))
         if allowed is not None:
             allowed = take_rows(allowed[start:], summed.bootstrap_row)
-        next_q = _masked(take_rows(target_network, after), allowed)
-        next_q_online = _masked(take_rows(online, after), allowed) if learn.double else None
+        next_q = mask_logit(take_rows(target_network, after), allowed)
+        next_q_online = mask_logit(take_rows(online, after), allowed) if learn.double else None
         target = q_target(
             unscale_value(next_q) if learn.value_rescaling else next_q,
             summed.reward,
@@ -254,10 +254,6 @@ class R2D2Policy(RecurrentPolicy, QLearningPolicy):
             next_q_online=next_q_online,
         )
         return rescale_value(target) if learn.value_rescaling else target
-
-
-def _masked(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    return q if mask is None else mask_logit(q, mask)
 
 
 def _mean(column: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -273,6 +269,4 @@ def _with_successors(column: Nested, following: Nested) -> Any:
 
 
 def _part(columns: Nested, rows: slice) -> Any:
-    if isinstance(columns, Mapping):
-        return {key: _part(columns[key], rows) for key in columns}
-    return columns[rows]
+    return map_nested(lambda leaf: leaf[rows], columns)

@@ -69,13 +69,15 @@ class Distribution(Protocol):
         ...
 
 
-def mask_logit(logit: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def mask_logit(logit: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Give forbidden actions the lowest finite logit; rows that allow nothing stay as they are.
 
     Args:
         logit: ``[…, A]``, logits or action values.
-        mask: ``[…, A]`` bool, True where the action is allowed.
+        mask: ``[…, A]`` bool, True where the action is allowed; None allows everything.
     """
+    if mask is None:
+        return logit
     forbidden = ~mask & mask.any(-1, keepdim=True)
     return logit.masked_fill(forbidden, torch.finfo(logit.dtype).min)
 
@@ -100,7 +102,7 @@ class Categorical:
     """
 
     def __init__(self, logit: torch.Tensor, mask: torch.Tensor | None = None) -> None:
-        self.logit = logit if mask is None else mask_logit(logit, mask)
+        self.logit = mask_logit(logit, mask)
         self._log_probs: torch.Tensor | None = None
 
     @property

@@ -290,4 +290,4 @@ class QLearningPolicy(TDPolicy, CodecPolicy, CommandModePolicy):
 
 def _best(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Return ``[…]``, the actions of the highest values ``[…, A]`` that a mask allows."""
-    return (q if mask is None else mask_logit(q, mask)).argmax(-1)
+    return mask_logit(q, mask).argmax(-1)

@@ -16,7 +16,7 @@ def tictactoe():
 
 
 class Counting(BattleEnv):
-    """Players add up to 3 in turn; who reaches 7 gets 1 and the others -1. One may not add 2."""
+    """Players add up to 3 in turn. Reaching 7 gives 1, and -1 to the others. One may not add 2."""
 
     observation_space = gym.spaces.Box(0, 20, (2,))
     action_space = gym.spaces.Discrete(3)
