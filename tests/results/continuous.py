@@ -10,85 +10,45 @@ ZOO = "RL Baselines3 Zoo, benchmark.md"
 TIANSHOU = "Tianshou, examples/mujoco/README.md"
 SEEDS = (0, 1, 2)
 
+
+def _pendulum(algorithm: str, program: str, *options: str, minutes: float, zoo: str = "") -> Entry:
+    return Entry(
+        section="Pendulum-v1, 10,000 steps",
+        algorithm=algorithm,
+        env="Pendulum-v1",
+        program=f"examples.{program}",
+        options=options,
+        seeds=SEEDS,
+        at_least=-200,
+        literature=f"{zoo} (one run, 20,000 steps)" if zoo else "",
+        source=ZOO if zoo else "",
+        minutes=minutes,
+    )
+
+
+def _mujoco(algorithm: str, algo: str, env: str, *, tianshou: str, minutes: float) -> Entry:
+    old_env = env.replace("v5", "v3")
+    return Entry(
+        section="MuJoCo, off-policy, 200,000 steps",
+        algorithm=algorithm,
+        env=env,
+        program="examples.mujoco",
+        options=("--algo", algo, "--env", env),
+        seeds=SEEDS,
+        literature=f"{tianshou} (10 runs, {old_env}, best of 1,000,000 steps)",
+        source=TIANSHOU,
+        minutes=minutes,
+    )
+
+
 ENTRIES = [
-    Entry(
-        section="Pendulum-v1, 10,000 steps",
-        algorithm="SAC",
-        env="Pendulum-v1",
-        program="examples.pendulum_sac",
-        seeds=SEEDS,
-        at_least=-200,
-        literature="-157.0 ± 88.7 (one run, 20,000 steps)",
-        source=ZOO,
-        minutes=3,
-    ),
-    Entry(
-        section="Pendulum-v1, 10,000 steps",
-        algorithm="TD3",
-        env="Pendulum-v1",
-        program="examples.pendulum",
-        options=("--algo", "td3"),
-        seeds=SEEDS,
-        at_least=-200,
-        literature="-151.9 ± 90.2 (one run, 20,000 steps)",
-        source=ZOO,
-        minutes=2,
-    ),
-    Entry(
-        section="Pendulum-v1, 10,000 steps",
-        algorithm="DDPG",
-        env="Pendulum-v1",
-        program="examples.pendulum",
-        options=("--algo", "ddpg"),
-        seeds=SEEDS,
-        at_least=-200,
-        literature="-152.1 ± 94.3 (one run, 20,000 steps)",
-        source=ZOO,
-        minutes=2,
-    ),
-    Entry(
-        section="Pendulum-v1, 10,000 steps",
-        algorithm="TQC",
-        env="Pendulum-v1",
-        program="examples.pendulum",
-        options=("--algo", "tqc"),
-        seeds=SEEDS,
-        at_least=-200,
-        minutes=5,
-    ),
-    Entry(
-        section="MuJoCo, off-policy, 200,000 steps",
-        algorithm="SAC",
-        env="HalfCheetah-v5",
-        program="examples.mujoco",
-        options=("--algo", "sac", "--env", "HalfCheetah-v5"),
-        seeds=SEEDS,
-        literature="12138.8 ± 1049.3 (10 runs, HalfCheetah-v3, best of 1,000,000 steps)",
-        source=TIANSHOU,
-        minutes=45,
-    ),
-    Entry(
-        section="MuJoCo, off-policy, 200,000 steps",
-        algorithm="TD3",
-        env="HalfCheetah-v5",
-        program="examples.mujoco",
-        options=("--algo", "td3", "--env", "HalfCheetah-v5"),
-        seeds=SEEDS,
-        literature="10201.2 ± 772.8 (10 runs, HalfCheetah-v3, best of 1,000,000 steps)",
-        source=TIANSHOU,
-        minutes=40,
-    ),
-    Entry(
-        section="MuJoCo, off-policy, 200,000 steps",
-        algorithm="SAC",
-        env="Hopper-v5",
-        program="examples.mujoco",
-        options=("--algo", "sac", "--env", "Hopper-v5"),
-        seeds=SEEDS,
-        literature="3542.2 ± 51.5 (10 runs, Hopper-v3, best of 1,000,000 steps)",
-        source=TIANSHOU,
-        minutes=45,
-    ),
+    _pendulum("SAC", "pendulum_sac", minutes=3, zoo="-157.0 ± 88.7"),
+    _pendulum("TD3", "pendulum", "--algo", "td3", minutes=2, zoo="-151.9 ± 90.2"),
+    _pendulum("DDPG", "pendulum", "--algo", "ddpg", minutes=2, zoo="-152.1 ± 94.3"),
+    _pendulum("TQC", "pendulum", "--algo", "tqc", minutes=5),
+    _mujoco("SAC", "sac", "HalfCheetah-v5", tianshou="12138.8 ± 1049.3", minutes=45),
+    _mujoco("TD3", "td3", "HalfCheetah-v5", tianshou="10201.2 ± 772.8", minutes=40),
+    _mujoco("SAC", "sac", "Hopper-v5", tianshou="3542.2 ± 51.5", minutes=45),
     Entry(
         section="MuJoCo, on-policy, 1,000,000 steps",
         algorithm="PPO",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 __all__ = ["Entry"]
@@ -55,6 +56,14 @@ class Entry:
         if self.nodes > 1:
             words.append(f"{self.nodes}_nodes")
         return "_".join(word.strip("-").replace("-", "_").replace("/", "_") for word in words)
+
+    @property
+    def command(self) -> str:
+        """The command as a reader types it, without a seed, which is 0 by default."""
+        if self.nodes == 1:
+            return shlex.join(["python", "-m", self.program, *self.options])
+        words = ["ditask", "--main", f"{self.program}.main", "--parallel-workers", str(self.nodes)]
+        return shlex.join(words)
 
     def is_met(self, figure: float) -> bool:
         """Return whether a figure is within the bars."""

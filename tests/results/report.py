@@ -116,14 +116,7 @@ def _source(entry: Entry) -> str:
 
 
 def _commands(entries: Iterable[Entry]) -> str:
-    lines = []
-    for entry in entries:
-        if entry.nodes > 1:
-            words = f"ditask --main {entry.program}.main --parallel-workers {entry.nodes}"
-        else:
-            words = " ".join(["python -m", entry.program, *entry.options])
-        lines.append(f"- {entry.algorithm}, {entry.env}: `{words}`\n")
-    return "".join(lines)
+    return "".join(f"- {entry.algorithm}, {entry.env}: `{entry.command}`\n" for entry in entries)
 
 
 def draw_curves(title: str, records: Mapping[str, Sequence[Record]], path: Path) -> bool:

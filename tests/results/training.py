@@ -65,7 +65,7 @@ def train(entry: Entry, seed: int) -> Record:
         raise TrainingError(f"{shlex.join(command)} does not tell its {entry.figure}")
     return Record(
         seed=seed,
-        command=_told_command(entry, seed),
+        command=entry.command if entry.nodes > 1 else f"{entry.command} --seed {seed}",
         commit=commit(),
         torch=torch.__version__,
         figure=figure,
@@ -143,11 +143,3 @@ def _value(word: str) -> object:
         except ValueError:
             continue
     return word
-
-
-def _told_command(entry: Entry, seed: int | str) -> str:
-    """Return the command as a reader types it."""
-    if entry.nodes == 1:
-        return shlex.join(["python", "-m", entry.program, *entry.options, "--seed", str(seed)])
-    words = ["ditask", "--main", f"{entry.program}.main", "--parallel-workers", str(entry.nodes)]
-    return shlex.join(words)
