@@ -30,7 +30,8 @@ class ListenLimits:
         max_frame_bytes: a longer request closes its connection without being read.
         max_untrusted_frame_bytes: the same for an untrusted connection.
         handshake_s: how long a connection may stay untrusted before it is closed.
-        max_untrusted_requests: further requests of an untrusted connection are not read.
+        max_untrusted_requests: an untrusted connection with more requests is not read any further,
+            or closed.
         max_untrusted: if more untrusted connections are open, the oldest is closed.
     """
 

@@ -36,10 +36,7 @@ __all__ = ["NngListener"]
 _logger = logging.getLogger(__name__)
 
 _MAX_HELD: Final = 256
-"""How many requests without a reply and unsent replies a connection may have."""
-
-_MAX_HELD_UNTRUSTED: Final = 64
-"""The same for an untrusted connection."""
+"""How many requests without a reply and unsent replies a trusted connection may have."""
 
 _MAX_JOINED: Final = 4
 """How many times the longest frame the unfinished requests of a connection may occupy."""
@@ -234,7 +231,7 @@ class NngListener(Listener):
         if connection.trusted:
             return n_held >= _MAX_HELD
         too_long = len(message) > HEAD.size + self._limits.max_untrusted_frame_bytes
-        return too_long or n_held >= _MAX_HELD_UNTRUSTED
+        return too_long or n_held >= self._limits.max_untrusted_requests
 
     def _process_next(self, connection: _Connection) -> None:
         """Process one message of a connection, and leave the others to the next free thread."""
