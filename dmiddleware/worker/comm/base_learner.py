@@ -199,6 +199,9 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
     ) -> dict[str, Any]:
         """Start a task: create its learner, and let it run, both on a thread of its own.
 
+        A later attempt continues from the newest checkpoint of the task's policy, if this worker
+        can read the folder where the earlier attempt saved it.
+
         Args:
             task_info: ``task_id``, ``policy_id``, ``buffer_id``, ``learner_cfg`` and ``policy``.
             attempt: which attempt at the task this is.
@@ -356,19 +359,22 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
         """Create the learner of a task with its policy, connected to this worker, and its loader.
 
         Args:
-            task_info: ``learner_cfg``, with ``exp_name``, and ``policy``.
+            task_info: ``learner_cfg``, with ``exp_name``, ``policy_id`` and ``policy``.
         """
         cfg = EasyDict(task_info["learner_cfg"])
         exp_name = cfg.pop("exp_name", "default_experiment")
         learner = create_learner(cfg, dist_info=(self._rank, self._world_size), exp_name=exp_name)
         for name in ("get_data", "send_policy", "send_learn_info"):
             setattr(learner, name, getattr(self, name))
+        learner.policy_id = task_info["policy_id"]
         learner.policy = create_policy(EasyDict(task_info["policy"]), enable_field=["learn"])
         learner.setup_dataloader()
         return learner
 
     def _work(self, job: _LearnerJob) -> None:
         learner = self._create_learner(job.task_info)
+        if job.attempt and not learner.resume():
+            learner.info("no checkpoint of the attempt before is in reach; training begins anew")
         for hook in self.hooks4call:
             learner.register_hook(hook)
         with self._changed:

@@ -26,8 +26,8 @@ from dmiddleware.config import (
     switch,
     text,
 )
-from dmiddleware.data import lead_shape
-from dmiddleware.errors import ConfigError
+from dmiddleware.data import lead_shape, load_checkpoint
+from dmiddleware.errors import CheckpointDamaged, ConfigError
 from dmiddleware.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder
 from dmiddleware.policy import (
     HasModes,
@@ -42,9 +42,11 @@ from dmiddleware.signals import HeldSignals
 from dmiddleware.worker.learner.hooks import (
     Hooks,
     LearnerHook,
+    LoadCkptHook,
     SaveCkptHook,
     add_learner_hook,
     build_learner_hook_by_cfg,
+    checkpoints_in,
 )
 from dmiddleware.worker.learner.prefetch import LoaderClosed, PrefetchLoader
 from dmiddleware.worker.learner.statistics import CountVar, MovingAverages
@@ -133,6 +135,8 @@ class BaseLearner(Closing, Configurable):
         self._closing = threading.Event()
         self._running: threading.Thread | None = None
         self._ckpt_name: str | None = None
+        self._policy_id = ""
+        self._n_to_run = int(self._cfg.train_iterations)
         self._priority_info: dict[str, Any] = {}
         self._log_buffer: dict[str, dict[str, Any]] = {
             "scalar": {}, "scalars": {}, "histogram": {},
@@ -264,7 +268,7 @@ class BaseLearner(Closing, Configurable):
         with HeldSignals() as signals:
             self.call_hook("before_run")
             try:
-                for _ in range(int(self._cfg.train_iterations)):
+                for _ in range(self._n_to_run):
                     if self._closing.is_set():
                         break
                     self._one_iteration(signals)
@@ -373,12 +377,16 @@ class BaseLearner(Closing, Configurable):
         return SaveCkptHook("save_ckpt_after_run", 20, position="after_run")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the policy's complete state, with ``last_iter`` and ``last_step``."""
-        return {
+        """Return the policy's complete state, with ``last_iter`` and ``last_step``.
+
+        With a :attr:`policy_id`, the state has that too.
+        """
+        state = {
             **self.policy.state_dict(),
             "last_iter": self.train_iter,
             "last_step": self._collector_envstep,
         }
+        return {**state, "policy_id": self._policy_id} if self._policy_id else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; without counters, as in a policy's own state, count from 0.
@@ -388,9 +396,39 @@ class BaseLearner(Closing, Configurable):
         """
         own = dict(state)
         last_iter, last_step = own.pop("last_iter", 0), own.pop("last_step", -1)
+        own.pop("policy_id", None)
         self.policy.load_state_dict(own)
         self._last_iter.update(last_iter)
         self._collector_envstep = last_step
+
+    def resume(self) -> bool:
+        """Continue from the newest checkpoint in :attr:`ckpt_dir` that has this :attr:`policy_id`.
+
+        :meth:`start` then loads no other checkpoint, and makes only the rest of the
+        ``train_iterations``. Damaged files are skipped.
+
+        Returns:
+            Whether there was such a checkpoint.
+
+        Raises:
+            CheckpointMismatch: if the checkpoint belongs to another model.
+        """
+        for path in checkpoints_in(self.ckpt_dir):
+            try:
+                state = load_checkpoint(path)
+            except CheckpointDamaged as error:
+                self.info(f"{self._instance_name} skipped a checkpoint: {error}")
+                continue
+            if state.get("policy_id", "") == self._policy_id:
+                break
+        else:
+            return False
+        self.load_state_dict(state)
+        self._n_to_run = max(0, self._n_to_run - self.train_iter)
+        before_run = self._hooks["before_run"]
+        before_run[:] = [hook for hook in before_run if not isinstance(hook, LoadCkptHook)]
+        self.info(f"{self._instance_name} continues from {path}")
+        return True
 
     def info(self, s: str) -> None:
         """Write to the text log, on rank 0."""
@@ -543,6 +581,15 @@ class BaseLearner(Closing, Configurable):
     @ckpt_name.setter
     def ckpt_name(self, ckpt_name: str | None) -> None:
         self._ckpt_name = ckpt_name
+
+    @property
+    def policy_id(self) -> str:
+        """The id of the policy in a coordinator's task; checkpoints contain it. Empty: no task."""
+        return self._policy_id
+
+    @policy_id.setter
+    def policy_id(self, policy_id: str) -> None:
+        self._policy_id = policy_id
 
     @property
     def ckpt_dir(self) -> Path:

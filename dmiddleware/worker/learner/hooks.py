@@ -31,6 +31,7 @@ __all__ = [
     "SaveCkptHook",
     "add_learner_hook",
     "build_learner_hook_by_cfg",
+    "checkpoints_in",
     "merge_hooks",
     "register_learner_hook",
     "show_hooks",
@@ -277,6 +278,11 @@ def checkpoint_name(name: str) -> str:
         if name.endswith(suffix):
             return name.removesuffix(suffix) + SUFFIX
     return name if Path(name).suffix else f"{name}{SUFFIX}"
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, the newest first; none if there is no such folder."""
+    return sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
 Hooks: TypeAlias = dict[str, list[LearnerHook]]

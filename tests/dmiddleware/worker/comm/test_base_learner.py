@@ -77,6 +77,67 @@ def test_a_later_attempt_publishes_newer_versions(worker):
     assert worker.memory.newest("p", 10**9)[1]["iter"] == 0
 
 
+def train(worker, until_iter):
+    """Answer the learner's demands until it has published the weights of an iteration."""
+    data = put_samples(worker.memory, 4)
+    while (weights := worker.memory.newest("p", -1)) is None or weights[1]["iter"] < until_iter:
+        demanded(worker)
+        worker.deal_with_learner_learn(data)
+    assert weights[1]["iter"] == until_iter
+    return weights[1]
+
+
+def finish(worker):
+    """Answer the learner's demands until it is done, and return what it reports then."""
+    data = put_samples(worker.memory, 4)
+    while True:
+        answer = worker.deal_with_get_data(DEADLINE_S)
+        if "pending" not in answer:
+            answer = worker.deal_with_learner_learn(data)
+        if (info := answer.get("info")) is not None and info["learner_done"]:
+            return info
+
+
+def test_a_later_attempt_continues_from_the_newest_checkpoint(tmp_path):
+    hook = {"save_ckpt_after_iter": 1, "save_ckpt_after_run": False}
+    task = learner_task(train_iterations=5, exp_name=str(tmp_path), hook=hook)
+    with Learner() as worker:
+        worker.deal_with_learner_start(task)
+        learned = train(worker, 3)
+    (tmp_path / "ckpt_learner" / "damaged.safetensors").write_bytes(b"?")
+    with Learner() as worker:
+        worker.deal_with_learner_start(task, attempt=1)
+        assert demanded(worker)["cur_learner_iter"] == 3
+        continued = worker.memory.newest("p", -1)[1]
+        torch.testing.assert_close(continued["model"], learned["model"], rtol=0, atol=0)
+        assert finish(worker)["learner_step"] == 5
+
+
+@pytest.mark.parametrize(("policy_id", "attempt"), [("q", 1), ("p", 0)])
+def test_an_attempt_does_not_continue_another_run(tmp_path, policy_id, attempt):
+    task = learner_task(exp_name=str(tmp_path), hook={"save_ckpt_after_iter": 1})
+    with Learner() as worker:
+        worker.deal_with_learner_start(task)
+        train(worker, 2)
+    with Learner() as worker:
+        worker.deal_with_learner_start({**task, "policy_id": policy_id}, attempt)
+        assert demanded(worker)["cur_learner_iter"] == 0
+        assert worker.memory.newest(policy_id, -1)[1]["iter"] == 0
+
+
+def test_a_later_attempt_does_not_load_the_checkpoint_that_the_first_one_began_with(tmp_path):
+    hook = {"save_ckpt_after_iter": 1, "save_ckpt_after_run": False}
+    with Learner() as worker:
+        worker.deal_with_learner_start(learner_task(exp_name=str(tmp_path / "old"), hook=hook))
+        train(worker, 1)
+    hook["load_ckpt_before_run"] = str(tmp_path / "old/ckpt_learner/iteration_1.safetensors")
+    task = learner_task(exp_name=str(tmp_path / "new"), hook=hook)
+    for attempt in range(2):
+        with Learner() as worker:
+            worker.deal_with_learner_start(task, attempt)
+            train(worker, 2 + attempt)
+
+
 def test_a_close_ends_a_learner_that_waits_for_data(worker):
     worker.deal_with_learner_start(learner_task())
     demanded(worker)
