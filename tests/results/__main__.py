@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.results import compare, record, report
@@ -38,23 +39,41 @@ def all_entries() -> list[Entry]:
     return entries
 
 
-def run(entries: list[Entry], *, again: bool) -> list[str]:
-    """Train what has no record, and return what failed."""
-    failed = []
-    for entry in entries:
-        for seed in entry.seeds:
-            if not again and record.path_of(entry.name, seed).exists():
-                continue
-            print(f"{entry.name}, seed {seed}: about {entry.minutes:g} min …", flush=True)
-            try:
-                outcome = train(entry, seed)
-            except TrainingError as error:
-                failed.append(str(error))
-                print(f"  {error}", flush=True)
-                continue
-            record.save(entry.name, outcome)
-            print(f"  {entry.figure} {outcome.figure:g} in {outcome.train_s:.0f} s", flush=True)
-    return failed
+def run(entries: list[Entry], *, again: bool, jobs: int = 1) -> list[str]:
+    """Train what has no record, and return what failed.
+
+    Args:
+        entries: what to train; the shortest trainings run first.
+        again: whether to repeat what has a record.
+        jobs: how many trainings run at a time; those of several processes run alone.
+    """
+    ordered = sorted(entries, key=lambda entry: entry.minutes)
+    missing = [
+        (entry, seed)
+        for entry in ordered
+        for seed in entry.seeds
+        if again or not record.path_of(entry.name, seed).exists()
+    ]
+    alone = [(entry, seed) for entry, seed in missing if entry.nodes > 1]
+    others = [(entry, seed) for entry, seed in missing if entry.nodes == 1]
+    with ThreadPoolExecutor(jobs) as pool:
+        failures = list(pool.map(lambda training: train_and_record(*training), others))
+    failures += [train_and_record(*training) for training in alone]
+    return [failure for failure in failures if failure]
+
+
+def train_and_record(entry: Entry, seed: int) -> str:
+    """Train and save the record; return what failed, or nothing."""
+    print(f"{entry.name}, seed {seed}: about {entry.minutes:g} min …", flush=True)
+    try:
+        outcome = train(entry, seed)
+    except TrainingError as error:
+        print(f"{entry.name}, seed {seed}: {error}", flush=True)
+        return str(error)
+    record.save(entry.name, outcome)
+    told = f"{entry.figure} {outcome.figure:g} in {outcome.train_s:.0f} s"
+    print(f"{entry.name}, seed {seed}: {told}", flush=True)
+    return ""
 
 
 def records_of(entry: Entry) -> list[record.Record]:
@@ -99,10 +118,15 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="repeat those that have a record")
     parser.add_argument("--write", action="store_true", help="write the page, and train nothing")
     parser.add_argument(
+        "--jobs", type=int, default=2, metavar="N", help="trainings at a time (default: 2)"
+    )
+    parser.add_argument(
         "--compare", action="store_true", help="only what is compared with other libraries"
     )
     arguments = parser.parse_args()
     unknown = sorted(set(arguments.names) - set(known))
+    if arguments.jobs < 1:
+        parser.error(f"--jobs must be at least 1, got {arguments.jobs}")
     if unknown:
         parser.error(f"no training is called {', '.join(unknown)}; --list lists them")
     if arguments.list:
@@ -112,7 +136,7 @@ def main() -> int:
     if arguments.compare:
         names = {entry.name for entry in compared}
         chosen = [entry for entry in chosen if entry.name in names]
-    failed = [] if arguments.write else run(chosen, again=arguments.again)
+    failed = [] if arguments.write else run(chosen, again=arguments.again, jobs=arguments.jobs)
     write_page(ours)
     for line in failed:
         print(f"failed: {line}")

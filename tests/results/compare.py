@@ -17,9 +17,9 @@ _HEAD = """\
 ## Beside other libraries
 
 The same environment, number of steps and seeds, with the settings that the other library's authors
-publish for the task (RL Baselines3 Zoo), on the same machine with one training at a time: `make
-compare`. The bar: ours is not worse by more than their standard deviation. The time ratio is ours
-divided by theirs, evaluations included; below 1 ours is faster.
+publish for the task (RL Baselines3 Zoo), on the same machine, two trainings at a time with one core
+each: `make compare`. The bar: ours is not worse by more than their standard deviation. The time
+ratio is ours divided by theirs, evaluations included; below 1 ours is faster.
 
 | algorithm | environment | steps | ours | theirs | library | time ratio |
 | --- | --- | --- | --- | --- | --- | --- |

@@ -26,8 +26,8 @@ repeats a training.
 
 A figure is the mean over fresh episodes (100, for Atari 30) with seeds that training never uses, of
 the policy with the best evaluation and of the last policy. With several seeds it is followed by the
-standard deviation over the seeds. Times are training times with evaluations, on two cores, with one
-training at a time. The same seed gives other figures on other processor models, because their
+standard deviation over the seeds. Times are training times with evaluations, on two cores, with two
+trainings at a time. The same seed gives other figures on other processor models, because their
 floating-point sums round differently. No setting was tuned on the seeds that are reported.
 """
 

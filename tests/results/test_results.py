@@ -53,9 +53,10 @@ def test_every_entry_names_a_program_that_exists() -> None:
         assert len(entry.options) % 2 == 0, entry.name
 
 
-def test_a_training_is_recorded_with_what_its_run_folder_tells() -> None:
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_training_is_recorded_with_what_its_run_folder_tells(jobs: int) -> None:
     write_program(PROGRAM)
-    assert run([ENTRY], again=False) == []
+    assert run([ENTRY], again=False, jobs=jobs) == []
     one = record.load("program", 1)
     assert one is not None
     assert (one.figure, one.last, one.env_step, one.train_s) == (11.0, 9.0, 500, 2.5)
@@ -75,6 +76,17 @@ def test_a_training_with_a_record_is_not_repeated() -> None:
     repeated = record.load("program", 0)
     assert repeated is not None
     assert repeated.figure == 10.0
+
+
+def test_two_trainings_run_at_a_time() -> None:
+    # Each waits for the other.
+    wait = (
+        "import time\nbegan = pathlib.Path('began')\nbegan.mkdir(exist_ok=True)\n"
+        "(began / options['--seed']).touch()\nend = time.monotonic() + 30\n"
+        "while len(list(began.iterdir())) < 2: assert time.monotonic() < end\n"
+    )
+    write_program(PROGRAM + wait)
+    assert run([ENTRY], again=False, jobs=2) == []
 
 
 def test_what_an_interrupted_training_left_is_removed() -> None:
