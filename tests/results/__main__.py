@@ -13,7 +13,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.results import compare, record, report
+from tests.results import bars, compare, record, report
 from tests.results.entry import Entry
 from tests.results.training import TrainingError, train
 
@@ -96,16 +96,6 @@ def write_page(entries: list[Entry]) -> None:
     PAGE.write_text(page, encoding="utf-8")
 
 
-def missed(entries: list[Entry]) -> list[str]:
-    """Return the trainings whose figure misses the bar."""
-    return [
-        f"{entry.name}, seed {one.seed}: {entry.figure} {one.figure:g}"
-        for entry in entries
-        for one in records_of(entry)
-        if not entry.is_met(one.figure)
-    ]
-
-
 def main() -> int:
     ours = all_entries()
     compared = compare.compared()
@@ -140,9 +130,11 @@ def main() -> int:
     write_page(ours)
     for line in failed:
         print(f"failed: {line}")
-    for line in missed(chosen):
+    records = {entry.name: records_of(entry) for entry in entries}
+    missed = [line for entry in chosen for line in bars.missed(entry, records)]
+    for line in missed:
         print(f"missed: {line}")
-    return 1 if failed or missed(chosen) else 0
+    return 1 if failed or missed else 0
 
 
 def print_list(entries: list[Entry]) -> None:

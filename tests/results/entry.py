@@ -26,6 +26,8 @@ class Entry:
         seeds: one training for each.
         at_least: the least figure that each seed must reach, or None.
         at_most: the largest figure that a seed may have, or None.
+        of_last: whether these bars are for the last policy instead of the best.
+        beats: another entry, whose mean over its seeds must be exceeded, or None.
         figure: what the figure is, for example ``mean return`` or ``success rate``.
         printed: a regular expression whose first group finds the figure in what the command prints;
             empty: the figure is ``mean_return`` of ``result.json``.
@@ -43,6 +45,8 @@ class Entry:
     seeds: tuple[int, ...] = (0,)
     at_least: float | None = None
     at_most: float | None = None
+    of_last: bool = False
+    beats: Entry | None = None
     figure: str = "mean return"
     printed: str = ""
     literature: str = ""
@@ -64,9 +68,3 @@ class Entry:
             return shlex.join(["python", "-m", self.program, *self.options])
         words = ["ditask", "--main", f"{self.program}.main", "--parallel-workers", str(self.nodes)]
         return shlex.join(words)
-
-    def is_met(self, figure: float) -> bool:
-        """Return whether a figure is within the bars."""
-        low = self.at_least is not None and figure < self.at_least
-        high = self.at_most is not None and figure > self.at_most
-        return not (low or high)

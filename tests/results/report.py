@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from tests.results import bars
+from tests.results.bars import Records
 from tests.results.entry import Entry
 from tests.results.record import Record
 
 __all__ = ["draw_curves", "render", "sections_of", "spread"]
-
-Records = Mapping[str, Sequence[Record]]
-"""The records of each entry, by its name."""
 
 _INTRO = """\
 # Results
@@ -58,7 +57,7 @@ def render(
     """
     parts = [_INTRO, comparison] if comparison else [_INTRO]
     for title, rows in sections_of(entries).items():
-        table = _HEAD + "".join(f"{_row(entry, records.get(entry.name, ()))}\n" for entry in rows)
+        table = _HEAD + "".join(f"{_row(entry, records)}\n" for entry in rows)
         parts.append(f"## {title}\n\n{table}")
         if title in curves:
             parts.append(f"![Learning curves: {title}]({curves[title]})\n")
@@ -66,22 +65,20 @@ def render(
     return "\n".join(parts)
 
 
-def _row(entry: Entry, records: Sequence[Record]) -> str:
-    told = [entry.algorithm, entry.env]
-    if not records:
-        return (
-            f"| {' | '.join(told)} | not run yet | | {_bar(entry, [])} | | | | {_source(entry)} |"
-        )
-    figures = [record.figure for record in records]
-    last = [record.last for record in records if record.last is not None]
+def _row(entry: Entry, records: Records) -> str:
+    told, bar = [entry.algorithm, entry.env], bars.text(entry)
+    own = records.get(entry.name, ())
+    if not own:
+        return f"| {' | '.join(told)} | not run yet | | {bar} | | | | {_source(entry)} |"
+    last = [record.last for record in own if record.last is not None]
     cells = [
         *told,
-        spread(figures),
+        spread([record.figure for record in own]),
         spread(last),
-        _bar(entry, figures),
-        str(len(records)),
-        f"{statistics.mean(record.env_step for record in records):,.0f}",
-        _time(statistics.mean(record.train_s for record in records)),
+        f"{bar} **missed**" if bars.missed(entry, records) else bar,
+        str(len(own)),
+        f"{statistics.mean(record.env_step for record in own):,.0f}",
+        _time(statistics.mean(record.train_s for record in own)),
         _source(entry),
     ]
     return f"| {' | '.join(cells)} |"
@@ -93,16 +90,6 @@ def spread(figures: Sequence[float]) -> str:
         return ""
     mean = f"{statistics.mean(figures):,.2f}".removesuffix("0")
     return mean if len(figures) == 1 else f"{mean} ± {statistics.stdev(figures):,.1f}"
-
-
-def _bar(entry: Entry, figures: Sequence[float]) -> str:
-    bars = []
-    if entry.at_least is not None:
-        bars.append(f"≥ {entry.at_least:g}")
-    if entry.at_most is not None:
-        bars.append(f"≤ {entry.at_most:g}")
-    missed = "" if all(map(entry.is_met, figures)) else " **missed**"
-    return ", ".join(bars) + missed
 
 
 def _time(seconds: float) -> str:

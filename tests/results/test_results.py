@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.results import compare, record, report, training
+from tests.results import bars, compare, record, report, training
 from tests.results.__main__ import all_entries, run
 from tests.results.entry import Entry
 from tests.results.record import Record
@@ -129,6 +129,29 @@ def test_the_page_tells_mean_spread_and_missed_bars() -> None:
     assert row.split(" | ")[2:6] == ["10.0 ± 1.4", "8.0 ± 0.0", "≥ 10 **missed**", "2"]
     assert "not run yet" in other
     assert "ditask --main program.main --parallel-workers 2" in page
+
+
+@pytest.mark.parametrize(("other", "is_missed"), [(9.0, False), (10.0, True), (11.0, True)])
+def test_an_entry_may_have_to_beat_another(other: float, is_missed: bool) -> None:
+    rival = replace(ENTRY, program="rival", algorithm="Cloning")
+    entry = replace(ENTRY, at_least=None, beats=rival)
+    records = {
+        "program": [some_record(0, 8.0), some_record(1, 12.0)],
+        "rival": [some_record(0, other)],
+    }
+    assert bool(bars.missed(entry, records)) is is_missed
+    row = next(
+        line for line in report.render([entry], records, {}).splitlines() if "Env-v0" in line
+    )
+    assert ("> Cloning **missed**" in row) is is_missed
+    assert "> Cloning" in row
+
+
+def test_a_bar_may_be_for_the_last_policy() -> None:
+    entry = replace(ENTRY, at_least=8.0, at_most=8.0, of_last=True)
+    assert bars.text(entry) == "= 8 (last policy)"
+    assert not bars.missed(entry, {"program": [some_record(0, 100.0)]})
+    assert bars.missed(replace(entry, of_last=False), {"program": [some_record(0, 100.0)]})
 
 
 def test_the_curves_are_drawn_with_their_spread(tmp_path: Path) -> None:
