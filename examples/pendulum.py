@@ -41,7 +41,11 @@ def make_policy(seed: int = 0, algo: Algo = "td3") -> Policy:
 
 
 def main(
-    seed: int = 0, exp_name: str = "pendulum", max_env_step: int = 10_000, algo: Algo = "td3"
+    seed: int = 0,
+    exp_name: str = "pendulum",
+    max_env_step: int = 10_000,
+    algo: Algo = "td3",
+    stop_value: float = -150.0,
 ) -> ExperimentResult:
     """Train TD3, DDPG or TQC on Pendulum-v1 until it swings up and stays there."""
     policy = make_policy(seed, algo)
@@ -57,7 +61,7 @@ def main(
         task.use(OffPolicyLearner(policy, buffer, updates_per_collect=8))
         task.use(
             interaction_evaluator(
-                policy, eval_env, n_episode=50, every_train_iter=2500, stop_value=-150
+                policy, eval_env, n_episode=50, every_train_iter=2500, stop_value=stop_value
             )
         )
         task.use(experiment)

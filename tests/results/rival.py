@@ -1,8 +1,8 @@
 """Train with another library: ``python -m tests.results.rival --case NAME --seed 0``.
 
-The settings are those that the library's authors publish for the task: stable-baselines3 and
-sb3-contrib in the RL Baselines3 Zoo (https://github.com/DLR-RM/rl-baselines3-zoo, the folder
-hyperparams). The zoo's versions of the environments are older; their settings are used for today's.
+The settings are those that the authors of stable-baselines3 and sb3-contrib publish for the task in
+the RL Baselines3 Zoo (https://github.com/DLR-RM/rl-baselines3-zoo, the folder hyperparams). The
+zoo's versions of the environments are older; their settings are used for today's.
 It writes ``result.json`` as our ``Experiment`` does, with the same number of evaluations.
 """
 
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from dmiddleware.seeding import derive_seed
+from tests.results.rival_tianshou import train_c51
 
 __all__ = ["CASES", "Case"]
 
@@ -30,10 +31,10 @@ N_EVAL_ENVS = 10
 
 @dataclass(frozen=True)
 class Case:
-    """A training in stable-baselines3 or sb3-contrib.
+    """A training in another library.
 
     Attributes:
-        algorithm: the class.
+        algorithm: the class of stable-baselines3 or sb3-contrib; C51 is Tianshou's.
         env: the environment's id.
         env_step: the budget.
         options: arguments of the class.
@@ -117,6 +118,8 @@ CASES: dict[str, Case] = {
         },
         _TALL,
         noise=0.1,
+        n_evaluations=8,
+        n_episode=50,
     ),
     "dqn_lunarlander": Case(
         "DQN",
@@ -135,6 +138,8 @@ CASES: dict[str, Case] = {
             "exploration_final_eps": 0.1,
         },
         _WIDE,
+        n_evaluations=15,
+        n_episode=50,
     ),
     "qrdqn_lunarlander": Case(
         "QRDQN",
@@ -154,7 +159,10 @@ CASES: dict[str, Case] = {
         },
         {**_WIDE, "n_quantiles": 170},
         linear=("learning_rate",),
+        n_evaluations=15,
+        n_episode=50,
     ),
+    "c51_lunarlander": Case("C51", "LunarLander-v3", 100_000, n_evaluations=15, n_episode=50),
 }
 
 
@@ -272,7 +280,11 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = Path("runs") / arguments.exp_name
     folder.mkdir(parents=True, exist_ok=True)
-    result = train(CASES[arguments.case], arguments.seed, folder)
+    case, seed = CASES[arguments.case], arguments.seed
+    if case.algorithm == "C51":
+        result = train_c51(case.env_step, case.n_evaluations, case.n_episode, seed)
+    else:
+        result = train(case, seed, folder)
     (folder / "result.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
     print(f"mean return {result['mean_return']:.1f} after {result['train_s']:.0f} s")
 
