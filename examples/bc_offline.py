@@ -20,7 +20,7 @@ from middleware import (
 )
 
 ENV = cartpole_dqn.ENV
-TRAIN_ITER = 3000
+TRAIN_ITER = 10_000
 
 
 def make_policy(seed: int = 0) -> BCPolicy:

@@ -3,10 +3,14 @@
 ``python -m examples.make_offline_data Pendulum-v1`` writes ``Pendulum-v1/random-v0`` and others.
 """
 
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import click
+import torch
+from filelock import FileLock
 
 from dmiddleware import OnlineRLContext, Task
 from dmiddleware.data import Batch, TensorBuffer, index_rows, load_minari, save_minari
@@ -75,6 +79,7 @@ def train_sac(env_id: str, recipe: Recipe, seed: int) -> tuple[SACPolicy, Any, l
 
 def main(env_id: str = "Pendulum-v1", seed: int = 0) -> None:
     """Train SAC, and write datasets of random, medium and expert play, mixed and one by one."""
+    torch.set_num_threads(1)
     recipe = RECIPES[env_id]
     policy, medium, replay = train_sac(env_id, recipe, seed)
 
@@ -99,11 +104,13 @@ def main(env_id: str = "Pendulum-v1", seed: int = 0) -> None:
 
 def load(env_id: str, kind: str) -> Batch:
     """Return the rows of a dataset; make all of them first if it does not exist."""
-    try:
-        return load_minari(dataset_id(env_id, kind))
-    except DatasetError:
-        main(env_id)
-        return load_minari(dataset_id(env_id, kind))
+    # Of several processes, one makes them and the others wait.
+    with FileLock(Path(tempfile.gettempdir()) / f"dmiddleware-{env_id}.lock"):
+        try:
+            return load_minari(dataset_id(env_id, kind))
+        except DatasetError:
+            main(env_id)
+            return load_minari(dataset_id(env_id, kind))
 
 
 @click.command(help=main.__doc__)

@@ -51,7 +51,7 @@ def make_policy(seed: int = 0) -> DQNPolicy:
 
 
 def main(
-    seed: int = 0, exp_name: str = "tictactoe_self_play", max_env_step: int = 60_000
+    seed: int = 0, exp_name: str = "tictactoe_self_play", max_env_step: int = 200_000
 ) -> ExperimentResult:
     """Train DQN against past versions of itself."""
     policy = make_policy(seed)
