@@ -86,10 +86,9 @@ def write_page(entries: list[Entry]) -> None:
     records = {entry.name: records_of(entry) for entry in entries}
     curves = {}
     for title, rows in report.sections_of(entries).items():
-        lines = {f"{entry.algorithm}, {entry.env}": records[entry.name] for entry in rows}
         word = "".join(letter if letter.isalnum() else "-" for letter in title.lower())
         picture = f"images/curves/{word}.png"
-        if report.draw_curves(title, lines, DOCS / picture):
+        if report.draw_curves(title, rows, records, DOCS / picture):
             curves[title] = picture
     comparison = compare.table(records_of)
     page = report.render(entries, records, curves, comparison=comparison)

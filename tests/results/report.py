@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tests.results import bars
@@ -106,43 +107,60 @@ def _commands(entries: Iterable[Entry]) -> str:
     return "".join(f"- {entry.algorithm}, {entry.env}: `{entry.command}`\n" for entry in entries)
 
 
-def draw_curves(title: str, records: Mapping[str, Sequence[Record]], path: Path) -> bool:
-    """Draw the evaluations of several trainings: a line for each, and the spread over its seeds.
+def draw_curves(title: str, entries: Iterable[Entry], records: Records, path: Path) -> bool:
+    """Draw the evaluations of several trainings: a panel for each env, a line for each entry.
+
+    A band around a line shows the spread over its seeds.
 
     Args:
         title: the title of the picture.
-        records: the records of each line, by its label.
+        entries: what to draw.
+        records: the records by the entries' names.
         path: the picture to write.
 
     Returns:
         Whether there was anything to draw.
     """
-    lines = {label: [one for one in some if one.evaluations] for label, some in records.items()}
-    lines = {label: some for label, some in lines.items() if some}
-    if not lines:
+    panels: dict[str, list[tuple[str, list[Record]]]] = {}
+    for entry in entries:
+        if some := [one for one in records.get(entry.name, ()) if len(one.evaluations) > 1]:
+            label = entry.algorithm if entry.nodes == 1 else f"{entry.algorithm}, distributed"
+            is_offline = all(one.env_step == 0 for one in some)
+            panel = f"{entry.env}, offline" if is_offline else entry.env
+            panels.setdefault(panel, []).append((label, some))
+    if not panels:
         return False
+    n_columns = min(2, len(panels))
+    n_rows = -(-len(panels) // n_columns)
     # Not a pyplot figure, which would change global state and might open a window.
-    figure = Figure(figsize=(8, 4.5), dpi=110, layout="constrained")
-    axes = figure.add_subplot()
-    for label, some in lines.items():
-        curves = [np.array(record.evaluations, dtype=np.float64).T for record in some]
-        end = max(at[-1] for at, _ in curves)
-        grid = np.linspace(0, end, 200)
-        # A run that was solved early keeps its last value.
-        values = np.array([np.interp(grid, at, value) for at, value in curves])
-        (line,) = axes.plot(grid, values.mean(0), label=label)
-        if len(curves) > 1:
-            axes.fill_between(
-                grid, values.min(0), values.max(0), color=line.get_color(), alpha=0.15, linewidth=0
-            )
-    axes.set_title(title)
-    axes.set_xlabel("environment steps")
-    axes.set_ylabel("mean return of an evaluation")
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.grid(alpha=0.3)
-    axes.legend(loc="best")
+    figure = Figure(figsize=(5 * n_columns, 3.4 * n_rows), dpi=110, layout="constrained")
+    figure.suptitle(title)
+    all_axes = list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
+    for axes, (name, lines) in zip(all_axes, panels.items(), strict=False):
+        for label, some in lines:
+            _draw_line(axes, label, some)
+        axes.set_title(name, fontsize="medium")
+        axes.set_xlabel("updates" if name.endswith("offline") else "environment steps")
+        axes.set_ylabel("mean return of an evaluation")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.locator_params(axis="x", nbins=5)
+        axes.grid(alpha=0.3)
+        axes.legend(loc="best", fontsize="small")
+    for axes in all_axes[len(panels) :]:
+        axes.set_axis_off()
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial.png")
     figure.savefig(partial)
     partial.replace(path)
     return True
+
+
+def _draw_line(axes: Axes, label: str, records: Sequence[Record]) -> None:
+    curves = [np.array(record.evaluations, dtype=np.float64).T for record in records]
+    grid = np.linspace(0, max(at[-1] for at, _ in curves), 200)
+    # A run that was solved early keeps its last value.
+    values = np.array([np.interp(grid, at, value) for at, value in curves])
+    (line,) = axes.plot(grid, values.mean(0), label=label)
+    if len(curves) > 1:
+        low, high = values.min(0), values.max(0)
+        axes.fill_between(grid, low, high, color=line.get_color(), alpha=0.15, linewidth=0)

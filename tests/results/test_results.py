@@ -155,10 +155,15 @@ def test_a_bar_may_be_for_the_last_policy() -> None:
 
 
 def test_the_curves_are_drawn_with_their_spread(tmp_path: Path) -> None:
-    some = {"one": [some_record(0, 9.0), some_record(1, 11.0)], "none": []}
-    assert report.draw_curves("A section", some, tmp_path / "curves" / "a.png")
-    assert (tmp_path / "curves" / "a.png").stat().st_size > 5000
-    assert not report.draw_curves("Nothing", {"none": []}, tmp_path / "b.png")
+    entries = [ENTRY, replace(ENTRY, env="Other-v0", program="other"), replace(ENTRY, program="no")]
+    records = {
+        "program": [some_record(0, 9.0), some_record(1, 11.0)],
+        "other": [some_record(0, 9.0)],
+    }
+    path = tmp_path / "curves" / "a.png"
+    assert report.draw_curves("A section", entries, records, path)
+    assert path.stat().st_size > 5000
+    assert not report.draw_curves("Nothing", entries[2:], records, tmp_path / "b.png")
 
 
 def test_records_are_plain_json() -> None:
