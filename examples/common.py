@@ -69,8 +69,8 @@ def command(
         default_env: the environment for ``--evaluate``.
         make_policy: builds the policy, for ``--evaluate`` to load a checkpoint into.
         main: trains the policy; its defaults are those of the options. A parameter whose type is a
-            ``Literal`` or a float is a further option, which ``make_policy`` may take too; ``env``
-            is also the environment for ``--evaluate``.
+            ``Literal``, a float or a bool is a further option, which ``make_policy`` may take too;
+            ``env`` is also the environment for ``--evaluate``.
     """
     taken = inspect.signature(make_policy).parameters
     default = {name: p.default for name, p in inspect.signature(main).parameters.items()}
@@ -141,8 +141,8 @@ def command(
         if get_origin(kind) is Literal:
             choice = click.Choice(get_args(kind))
             run.params.append(click.Option(words, type=choice, default=default[name]))
-        elif kind is float:
-            run.params.append(click.Option(words, type=float, default=default[name]))
+        elif kind in (float, bool):
+            run.params.append(click.Option(words, type=kind, default=default[name]))
     return run
 
 

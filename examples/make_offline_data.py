@@ -45,7 +45,7 @@ RECIPES = {
     "Pendulum-v1": Recipe(
         6_000, 256, 2_600, 20_000, {"learning_rate_q": 1e-3, "learning_rate_policy": 1e-3}
     ),
-    "HalfCheetah-v5": Recipe(300_000, 10_000, 60_000, 200_000),
+    "HalfCheetah-v5": Recipe(200_000, 10_000, 50_000, 200_000, {"compile": True}),
 }
 KINDS = ("random", "medium", "expert", "replay", "mixed")
 

@@ -47,7 +47,7 @@ def make_policy(seed: int = 0) -> PPOPolicy:
 
 
 def main(
-    seed: int = 0, exp_name: str = "pong_ppo", max_env_step: int = 5_000_000
+    seed: int = 0, exp_name: str = "pong_ppo", max_env_step: int = 3_000_000
 ) -> ExperimentResult:
     """Train PPO on Pong until it hardly misses the ball."""
     policy = make_policy(seed)
@@ -62,7 +62,7 @@ def main(
         task.use(OnPolicyLearner(policy))
         task.use(
             interaction_evaluator(
-                policy, eval_env, n_episode=10, every_train_iter=3200, stop_value=20.5
+                policy, eval_env, n_episode=10, every_train_iter=3200, stop_value=19.5
             )
         )
         task.use(experiment)

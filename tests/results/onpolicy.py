@@ -57,9 +57,9 @@ ENTRIES = [
         at_least=18,
         literature="20.7 after 10 million steps",
         source="Schulman et al. (2017), table 6",
-        minutes=600.0,
+        minutes=150,
     ),
     Entry(
-        "Games and images", "PPO", "Pong", "examples.pong_ppo", nodes=4, at_least=18, minutes=600
+        "Games and images", "PPO", "Pong", "examples.pong_ppo", nodes=4, at_least=18, minutes=150
     ),
 ]
