@@ -51,6 +51,7 @@ bench: setup ## Measure the speed bars and write docs/benchmarks.md
 	$(BIN)/python -m tests.benchmarks
 
 results: setup ## Train what has no record yet, and write docs/results.md (up to 16 hours)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m tests.results
 
 compare: setup ## Train the same here and in other libraries, for docs/results.md (hours)
