@@ -374,7 +374,7 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
     def _work(self, job: _LearnerJob) -> None:
         learner = self._create_learner(job.task_info)
         if job.attempt and not learner.resume():
-            learner.info("no checkpoint of the attempt before is in reach; training begins anew")
+            learner.info("found no checkpoint of an earlier attempt; training starts from scratch")
         for hook in self.hooks4call:
             learner.register_hook(hook)
         with self._changed:
