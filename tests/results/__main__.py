@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -86,7 +87,7 @@ def write_page(entries: list[Entry]) -> None:
     records = {entry.name: records_of(entry) for entry in entries}
     curves = {}
     for title, rows in report.sections_of(entries).items():
-        word = "".join(letter if letter.isalnum() else "-" for letter in title.lower())
+        word = re.sub(r"[^a-z0-9]+", "-", title.lower())
         picture = f"images/curves/{word}.png"
         if report.draw_curves(title, rows, records, DOCS / picture):
             curves[title] = picture

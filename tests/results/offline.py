@@ -16,7 +16,7 @@ def _entries(env: str, budget: int, minutes: dict[str, float]) -> list[Entry]:
         # An update of the transformer learns from 20 times as many rows.
         n_updates = budget // 4 if algo == "dt" else budget
         entry = Entry(
-            section="Offline learning from a third each of random, medium and expert play",
+            section="Offline, from random, medium and expert play",
             algorithm=name,
             env=env,
             program="examples.offline",
