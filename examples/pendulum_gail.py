@@ -10,6 +10,7 @@ from dmiddleware.data import OfflineDataset
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import Policy, PPOPolicy
 from dmiddleware.reward import GAIL
+from dmiddleware.rl import Schedule
 from examples import pendulum_ppo
 from examples.common import command
 from middleware import (
@@ -34,7 +35,7 @@ def make_policy(seed: int = 0) -> PPOPolicy:
         make_env_manager(ENV, env_num=1),
         seed=seed,
         discount_factor=0.95,
-        learning_rate=1e-3,
+        learning_rate=Schedule.linear(1e-3, 0.0, by="progress"),
         obs_norm=True,
     )
 
