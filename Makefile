@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export PYTHONHASHSEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train train-distributed test coverage test-slow check format bench results compare faults docs clean
+.PHONY: help setup train train-distributed test test-slow check format bench results compare faults docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -26,10 +26,7 @@ train: setup ## Train DQN on CartPole-v1 until it is solved (about a minute)
 train-distributed: setup ## Train the same in four processes: a learner, two collectors, an evaluator
 	$(BIN)/ditask --package . --main examples.cartpole_dqn.main --parallel-workers 4
 
-test: setup ## Run the test suite (about ten minutes)
-	$(BIN)/python -m pytest -m 'not slow' -n $(TEST_PROCESSES) --dist loadfile
-
-coverage: setup ## Run the test suite and list the lines that no test runs; fails below 95%
+test: setup ## Run the test suite and measure its coverage (about twelve minutes)
 	$(BIN)/python -m pytest -m 'not slow' -n $(TEST_PROCESSES) --dist loadfile --cov --cov-report=term-missing:skip-covered
 
 test-slow: setup ## Run the tests that take minutes each
