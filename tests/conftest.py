@@ -2,9 +2,17 @@
 
 import logging
 import signal
+import sys
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
+
+# filelock, which torch's compiler and the examples import, adds an audit hook for good. With any
+# such hook, CPython 3.11 sometimes fails to start a thread while coverage is measured: two threads
+# install their trace functions at once.
+with mock.patch.object(sys, "addaudithook"):
+    import filelock  # noqa: F401
 
 # A shell that starts a command in the background makes it ignore Ctrl-C, and so would all the
 # processes that the tests start and interrupt.
