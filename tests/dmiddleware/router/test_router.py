@@ -40,9 +40,10 @@ class Received:
         self.changed = threading.Condition()
         self.events: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.hold = False
-        router.attach(self.deliver)
+        # Before it is attached: peers that wait for this node then know all of them.
         for event in events:
             router.subscribe(event, active=True)
+        router.attach(self.deliver)
 
     def deliver(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with self.changed:
