@@ -14,16 +14,16 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from dmiddleware.rl import Schedule
 from dmiddleware.seeding import derive_seed
+from examples.lunarlander import DQN, ENV, EPS, NETWORK, RETURNS
 
 __all__ = ["train_c51"]
 
-ENV = "LunarLander-v3"
 ENV_NUM = 8
 N_SAMPLE = 64
 UPDATES = 32
 RANDOM_STEPS = 1000
-EPS_END, EPS_DECAY = 0.1, 24_000
 N_FRESH = 100
 
 
@@ -45,16 +45,16 @@ def train_c51(env_step: int, n_evaluations: int, n_episode: int, seed: int) -> d
     model = Net(
         state_shape=example.observation_space.shape,
         action_shape=space.n,
-        hidden_sizes=[256, 256],
+        hidden_sizes=NETWORK["encoder_hidden_sizes"],
         num_atoms=51,
         softmax=True,
     )
-    policy = C51Policy(model=model, action_space=space, v_min=-200.0, v_max=200.0)
+    policy = C51Policy(model=model, action_space=space, **RETURNS)
     algorithm = C51(
         policy=policy,
-        optim=AdamOptimizerFactory(lr=6.3e-4),
+        optim=AdamOptimizerFactory(lr=DQN["learning_rate"]),
         gamma=0.99,
-        target_update_freq=250,
+        target_update_freq=DQN["target_update_freq"],
     )
 
     def make_envs(n: int, purpose: str) -> Any:
@@ -73,16 +73,17 @@ def train_c51(env_step: int, n_evaluations: int, n_episode: int, seed: int) -> d
     evaluations: list[tuple[int, float]] = []
     best, best_value, n_updates = copy.deepcopy(policy.state_dict()), -np.inf, 0
     every = env_step // n_evaluations
+    eps = Schedule.linear(1.0, EPS["eps_end"], decay=EPS["eps_decay"])
     started_at = time.perf_counter()
     collector.reset()
     n_steps = collector.collect(n_step=RANDOM_STEPS, random=True).n_collected_steps
     while n_steps < env_step:
-        policy.set_eps_training(EPS_END + (1 - EPS_END) * max(0.0, 1 - n_steps / EPS_DECAY))
+        policy.set_eps_training(eps(n_steps))
         with policy_within_training_step(policy):
             n_steps += collector.collect(n_step=N_SAMPLE).n_collected_steps
             with torch_train_mode(policy):
                 for _ in range(UPDATES):
-                    algorithm.update(sample_size=128, buffer=buffer)
+                    algorithm.update(sample_size=DQN["batch_size"], buffer=buffer)
                     n_updates += 1
         if n_steps >= (len(evaluations) + 1) * every:
             value = mean_return(evaluator, n_episode)
