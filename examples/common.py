@@ -21,6 +21,11 @@ from dmiddleware.seeding import derive_seed
 __all__ = ["command"]
 
 MAX_FRAMES = 10_000
+_FLAGS = {
+    "compiled": "Compile the update.",
+    "resume": "Continue the run in the folder, from its newest snapshot.",
+}
+"""The flags that an example may have, and their help."""
 
 Env: TypeAlias = str | Callable[..., gym.Env[Any, Any]]
 """The id of an environment, or a function that makes one."""
@@ -69,8 +74,8 @@ def command(
         default_env: the environment for ``--evaluate``.
         make_policy: builds the policy, for ``--evaluate`` to load a checkpoint into.
         main: trains the policy; its defaults are those of the options. A parameter whose type is a
-            ``Literal``, a float or a bool is a further option, which ``make_policy`` may take too;
-            ``env`` is also the environment for ``--evaluate``.
+            ``Literal`` or a float is a further option, one whose type is a bool a further flag;
+            ``make_policy`` may take them too. ``env`` is also the environment for ``--evaluate``.
     """
     taken = inspect.signature(make_policy).parameters
     default = {name: p.default for name, p in inspect.signature(main).parameters.items()}
@@ -141,8 +146,10 @@ def command(
         if get_origin(kind) is Literal:
             choice = click.Choice(get_args(kind))
             run.params.append(click.Option(words, type=choice, default=default[name]))
-        elif kind in (float, bool):
-            run.params.append(click.Option(words, type=kind, default=default[name]))
+        elif kind is float:
+            run.params.append(click.Option(words, type=float, default=default[name]))
+        elif kind is bool:
+            run.params.append(click.Option(words, is_flag=True, help=_FLAGS[name]))
     return run
 
 

@@ -1,7 +1,8 @@
 """SAC, TD3 and TQC on Gymnasium's MuJoCo environments; ``--algo`` and ``--env`` choose.
 
-The settings are those that RL Baselines3 Zoo publishes for these environments. ``--compiled true``
-compiles the update, which takes a minute and makes training about a fifth faster.
+The settings are those that RL Baselines3 Zoo publishes for these environments. ``--compiled``
+compiles the update, which takes a minute and makes training about a fifth faster. A run that was
+stopped continues with ``--resume``.
 """
 
 from typing import Any, Literal
@@ -17,6 +18,8 @@ from middleware import (
     ExperimentResult,
     ModelExchanger,
     OffPolicyLearner,
+    RunFolder,
+    SnapshotSaver,
     StepCollector,
     data_pusher,
     interaction_evaluator,
@@ -57,11 +60,14 @@ def main(
     algo: Algo = "sac",
     env: Env = ENV,
     compiled: bool = False,
+    resume: bool = False,
 ) -> ExperimentResult:
     """Train SAC, TD3 or TQC on an environment of MuJoCo."""
     policy = make_policy(seed, algo, env, compiled)
-    buffer = TensorBuffer(max_env_step, seed=seed)
-    experiment = Experiment(exp_name, policy)
+    buffer = TensorBuffer(1_000_000, seed=seed)
+    run = RunFolder.create(exp_name, resume=resume)
+    experiment = Experiment(run, policy)
+    snapshots = SnapshotSaver(run, every_train_iter=20_000)
     with Task(seed=seed) as task:
         collect_env = make_env_manager(env, env_num=1, seed=task.seed_for("collector"))
         eval_env = make_env_manager(env, env_num=10, seed=task.seed_for("evaluator"))
@@ -71,8 +77,9 @@ def main(
         task.use(data_pusher(buffer))
         task.use(OffPolicyLearner(policy, buffer, updates_per_collect=1))
         task.use(interaction_evaluator(policy, eval_env, n_episode=10, every_train_iter=10_000))
-        task.use(experiment)
+        task.use(experiment).use(snapshots)
         task.use(termination_checker(max_env_step=max_env_step))
+        snapshots.resume(task)  # a new run has no snapshot
         task.run()
     return experiment.result
 

@@ -1,6 +1,7 @@
 """Proximal policy optimization on Gymnasium's MuJoCo environments; ``--env`` chooses one.
 
-The settings are those that RL Baselines3 Zoo publishes for each environment.
+The settings are those that RL Baselines3 Zoo publishes for each environment. A run that was stopped
+continues with ``--resume``.
 """
 
 from typing import Any, Literal
@@ -15,6 +16,8 @@ from middleware import (
     ExperimentResult,
     ModelExchanger,
     OnPolicyLearner,
+    RunFolder,
+    SnapshotSaver,
     StepCollector,
     gae_estimator,
     interaction_evaluator,
@@ -69,11 +72,17 @@ def make_policy(seed: int = 0, env: Env = ENV) -> PPOPolicy:
 
 
 def main(
-    seed: int = 0, exp_name: str = "mujoco_ppo", max_env_step: int = 1_000_000, env: Env = ENV
+    seed: int = 0,
+    exp_name: str = "mujoco_ppo",
+    max_env_step: int = 1_000_000,
+    env: Env = ENV,
+    resume: bool = False,
 ) -> ExperimentResult:
     """Train PPO on an environment of MuJoCo."""
     policy = make_policy(seed, env)
-    experiment = Experiment(exp_name, policy)
+    run = RunFolder.create(exp_name, resume=resume)
+    experiment = Experiment(run, policy)
+    snapshots = SnapshotSaver(run, every_train_iter=20_000)
     with Task(seed=seed) as task:
         collect_env = make_env_manager(env, env_num=1, seed=task.seed_for("collector"))
         eval_env = make_env_manager(env, env_num=10, seed=task.seed_for("evaluator"))
@@ -83,8 +92,9 @@ def main(
         task.use(gae_estimator(policy))
         task.use(OnPolicyLearner(policy))
         task.use(interaction_evaluator(policy, eval_env, n_episode=10, every_train_iter=10_000))
-        task.use(experiment)
+        task.use(experiment).use(snapshots)
         task.use(termination_checker(max_env_step=max_env_step))
+        snapshots.resume(task)  # a new run has no snapshot
         task.run()
     return experiment.result
 

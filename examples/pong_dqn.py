@@ -1,6 +1,6 @@
 """Deep Q-learning on Pong, from images; 21 points are a game without a miss.
 
-It needs the extra ``atari``.
+It needs the extra ``atari``. A run that was stopped continues with ``--resume``.
 """
 
 from typing import Any
@@ -18,6 +18,8 @@ from middleware import (
     ExperimentResult,
     ModelExchanger,
     OffPolicyLearner,
+    RunFolder,
+    SnapshotSaver,
     StepCollector,
     data_pusher,
     eps_greedy_handler,
@@ -52,11 +54,16 @@ def make_policy(seed: int = 0) -> DQNPolicy:
 
 
 def main(
-    seed: int = 0, exp_name: str = "pong_dqn", max_env_step: int = 1_500_000
+    seed: int = 0,
+    exp_name: str = "pong_dqn",
+    max_env_step: int = 1_500_000,
+    resume: bool = False,
 ) -> ExperimentResult:
     """Train DQN on Pong until it hardly misses the ball."""
     policy = make_policy(seed)
-    experiment = Experiment(exp_name, policy, n_fresh_episode=30)
+    run = RunFolder.create(exp_name, resume=resume)
+    experiment = Experiment(run, policy, n_fresh_episode=30)
+    snapshots = SnapshotSaver(run, every_train_iter=50_000)
     with Task(seed=seed) as task:
         collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
         eval_env = make_env_manager(ENV, env_num=10, seed=task.seed_for("evaluator"))
@@ -78,8 +85,9 @@ def main(
                 policy, eval_env, n_episode=10, every_train_iter=12_500, stop_value=19.5
             )
         )
-        task.use(experiment)
+        task.use(experiment).use(snapshots)
         task.use(termination_checker(max_env_step=max_env_step))
+        snapshots.resume(task)  # a new run has no snapshot
         task.run()
     return experiment.result
 

@@ -1,6 +1,7 @@
 """Proximal policy optimization on Pong, from images that EnvPool makes.
 
-It needs the extras ``atari`` and ``envpool``, and for a run of hours, not days, a GPU.
+It needs the extras ``atari`` and ``envpool``, and for a run of hours, not days, a GPU. A
+run that was stopped continues with ``--resume``.
 """
 
 import torch
@@ -17,6 +18,8 @@ from middleware import (
     ExperimentResult,
     ModelExchanger,
     OnPolicyLearner,
+    RunFolder,
+    SnapshotSaver,
     StepCollector,
     gae_estimator,
     interaction_evaluator,
@@ -47,11 +50,16 @@ def make_policy(seed: int = 0) -> PPOPolicy:
 
 
 def main(
-    seed: int = 0, exp_name: str = "pong_ppo", max_env_step: int = 3_000_000
+    seed: int = 0,
+    exp_name: str = "pong_ppo",
+    max_env_step: int = 3_000_000,
+    resume: bool = False,
 ) -> ExperimentResult:
     """Train PPO on Pong until it hardly misses the ball."""
     policy = make_policy(seed)
-    experiment = Experiment(exp_name, policy, n_fresh_episode=30)
+    run = RunFolder.create(exp_name, resume=resume)
+    experiment = Experiment(run, policy, n_fresh_episode=30)
+    snapshots = SnapshotSaver(run, every_train_iter=1600)
     with Task(seed=seed) as task:
         collect_env = make_envs(env_num=8, seed=task.seed_for("collector"))
         eval_env = make_envs(env_num=10, seed=task.seed_for("evaluator"))
@@ -65,8 +73,9 @@ def main(
                 policy, eval_env, n_episode=10, every_train_iter=3200, stop_value=19.5
             )
         )
-        task.use(experiment)
+        task.use(experiment).use(snapshots)
         task.use(termination_checker(max_env_step=max_env_step))
+        snapshots.resume(task)  # a new run has no snapshot
         task.run()
     return experiment.result
 

@@ -63,7 +63,8 @@ class ExperimentResult:
         n_episode: the number of these episodes.
         env_step: environment steps.
         train_iter: updates.
-        train_s: duration of the run in seconds, including its evaluations.
+        train_s: duration of the run in seconds, including its evaluations. If it was resumed, it
+            includes the time up to the snapshot.
         evaluations: for each evaluation the env step (offline: the update) and the mean return.
     """
 
@@ -128,7 +129,7 @@ class Experiment:
 
     Args:
         name: the name of a new folder, or a path below ``root`` (see :meth:`RunFolder.create`); to
-            resume a run, its folder: ``RunFolder("runs/cartpole")``.
+            resume a run, its folder: ``RunFolder.create("cartpole", resume=True)``.
         policy: the policy.
         root: the folder of all runs.
         n_fresh_episode: episodes of the final evaluation.
@@ -162,6 +163,7 @@ class Experiment:
         self.run = name if isinstance(name, RunFolder) else RunFolder.create(name, root=root)
         self.owns = (self.run.ckpt_dir, self.run.curve_path)
         self._result: ExperimentResult | None = None
+        self._earlier_s = 0.0
         self._bar = ProgressBar()
         self._parts: dict[str, Any] = {}
         self._config: dict[str, Any] = {}
@@ -251,17 +253,23 @@ class Experiment:
                 Console().print(str(self._result), highlight=False, soft_wrap=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the parts."""
-        return {
+        """Return the duration of the run so far, and the states of the parts."""
+        parts = {
             name: part.state_dict()
             for name, part in self._parts.items()
             if hasattr(part, "state_dict")
         }
+        return {"train_s": self._train_s, "parts": parts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        for name, part_state in state.items():
+        self._earlier_s = state["train_s"] - self.run.age_s
+        for name, part_state in state["parts"].items():
             self._parts[name].load_state_dict(part_state)
+
+    @property
+    def _train_s(self) -> float:
+        return self._earlier_s + self.run.age_s
 
     def _start_log(self) -> None:
         handler = logging.FileHandler(self.run.log_path, encoding="utf-8")
@@ -283,7 +291,7 @@ class Experiment:
             torch.set_num_threads(1)
 
     def _make_result(self, task: Task[Any]) -> ExperimentResult:
-        train_s = self.run.age_s
+        train_s = self._train_s
         best, last = [math.nan], [math.nan]
         n_episode = 0
         interrupted = (task.stop_reason or "").startswith("received SIG")

@@ -26,7 +26,7 @@ STAMP_FILE: Final = ".run"
 class RunFolder:
     """The folder of one run: checkpoints, tensorboard events, the learning curve, the config.
 
-    Make one with :meth:`create`, which never returns a folder that exists already::
+    Make one with :meth:`create`, which returns a folder that exists only to resume its run::
 
         runs/cartpole/
         ├── ckpt/         checkpoints (CkptSaver)
@@ -52,16 +52,17 @@ class RunFolder:
         self._tb_logger: TensorboardWriter | None = None
 
     @classmethod
-    def create(cls, exp_name: str, *, root: str | Path = "runs") -> Self:
-        """Make a new folder for a run.
+    def create(cls, exp_name: str, *, root: str | Path = "runs", resume: bool = False) -> Self:
+        """Make a new folder for a run, or find that of a run to resume.
 
-        A run never writes into the folder of an earlier one: if ``exp_name`` is taken, the run gets
-        the first free one of ``exp_name-2``, ``exp_name-3``, … All processes of one run get the
-        same folder; the first one makes it.
+        A new run never writes into the folder of an earlier one: if ``exp_name`` is taken, the run
+        gets the first free one of ``exp_name-2``, ``exp_name-3``, … All processes of one run get
+        the same folder; the first one makes it.
 
         Args:
             exp_name: the folder's name, or a path below ``root``.
             root: the folder of all runs; made if it is missing.
+            resume: use the folder ``exp_name`` if it exists.
 
         Raises:
             ValueError: if ``exp_name`` does not name a folder below ``root``.
@@ -72,6 +73,8 @@ class RunFolder:
                 f"exp_name must be a folder name, or a path below {root}, got {exp_name!r}"
             )
         wanted = Path(root) / name
+        if resume and wanted.is_dir():
+            return cls(wanted)
         wanted.parent.mkdir(parents=True, exist_ok=True)
         node = current_node()
         if node is not None:

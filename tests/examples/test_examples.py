@@ -1,5 +1,6 @@
 import functools
 import importlib
+import json
 import os
 import re
 from pathlib import Path
@@ -134,6 +135,21 @@ def test_second_run_with_the_same_name_gets_a_new_folder(monkeypatch: pytest.Mon
     for _ in range(2):
         call("cartpole_ppo", "--exp-name", "same", "--max-env-step", "600")
     assert sorted(path.name for path in Path("runs").iterdir()) == ["same", "same-2"]
+
+
+@pytest.mark.parametrize("name", ["mujoco", "mujoco_ppo"])
+def test_a_run_that_was_stopped_is_resumed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "CI" not in os.environ:
+        pytest.importorskip("mujoco")
+    shorten(name, monkeypatch)
+    options = ("--exp-name", "stopped", *OPTIONS[name])
+    first = call(name, *options, "--max-env-step", str(STEPS[name]))
+    second = call(name, *options, "--max-env-step", str(2 * STEPS[name]), "--resume")
+    assert (first.exit_code, second.exit_code) == (0, 0)
+    result = json.loads(Path("runs/stopped/result.json").read_text())
+    assert "resumed at step" in Path("runs/stopped/log.txt").read_text()
+    assert result["env_step"] >= 2 * STEPS[name]
+    assert len(list(Path("runs").iterdir())) == 1
 
 
 def test_same_seed_trains_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from middleware import (
     Experiment,
     OffPolicyLearner,
     RunFolder,
+    SnapshotSaver,
     StepCollector,
     data_pusher,
     eps_greedy_handler,
@@ -82,12 +83,15 @@ def cartpole(seed: int = 0) -> Any:
     return make_env_manager("CartPole-v1", env_num=2, seed=seed)
 
 
-def experiment_chain(root: Path, **policy_options: Any) -> tuple[Task[Any], Experiment]:
+def experiment_chain(
+    root: Path, *, resume: bool = False, **policy_options: Any
+) -> tuple[Task[Any], Experiment]:
     policy = DQNPolicy.for_env(
         cartpole(), seed=0, model={"encoder_hidden_sizes": [16]}, **policy_options
     )
     buffer = TensorBuffer(1000, seed=0)
-    experiment = Experiment("short", policy, root=root, n_fresh_episode=4)
+    run = RunFolder.create("short", root=root, resume=resume)
+    experiment = Experiment(run, policy, n_fresh_episode=4)
     task = Task(seed=0)
     task.use(eps_greedy_handler(start=0.5, end=0.1, decay_steps=100))
     task.use(StepCollector(policy, cartpole(), n_sample=20)).use(data_pusher(buffer))
@@ -128,6 +132,24 @@ def test_the_result_file_has_the_returns_of_the_best_and_of_the_last_policy(
     assert 1 <= result.last_return <= 500
     assert [at for at, _ in fields["evaluations"]] == [20, 120]
     assert fields["env_step"] == 200
+
+
+def test_a_resumed_run_has_the_evaluations_and_the_duration_of_both_parts(tmp_path: Path) -> None:
+    results = []
+    for limit in (200, 400):
+        task, experiment = experiment_chain(tmp_path, resume=True)
+        snapshots = SnapshotSaver(experiment.run)
+        task.use(snapshots).use(termination_checker(max_env_step=limit))
+        with task:
+            resumed = snapshots.resume(task)
+            task.run()
+        results.append(experiment.result)
+        assert resumed is (limit == 400)
+    first, second = results
+    assert second.path == first.path
+    assert second.evaluations[: len(first.evaluations)] == first.evaluations
+    assert len(second.evaluations) > len(first.evaluations)
+    assert second.train_s > first.train_s > 0
 
 
 def test_saved_config_has_the_values_that_the_run_used(tmp_path: Path) -> None:

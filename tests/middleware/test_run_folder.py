@@ -25,6 +25,13 @@ def test_name_that_is_taken_gets_the_next_free_number(tmp_path: Path) -> None:
     assert names == ["a", "a-2", "a-3"]
 
 
+def test_a_resumed_run_keeps_its_folder(tmp_path: Path) -> None:
+    names = [RunFolder.create("a", root=tmp_path, resume=resume).name for resume in (True, True)]
+    assert names == ["a", "a"]
+    RunFolder.create("a", root=tmp_path)
+    assert RunFolder.create("a", root=tmp_path, resume=True).name == "a"
+
+
 def test_earlier_run_is_left_alone(tmp_path: Path) -> None:
     first = RunFolder.create("a", root=tmp_path)
     first.save_config({"seed": 1})

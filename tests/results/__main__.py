@@ -1,8 +1,9 @@
 """Train what docs/results.md reports, and write it: ``python -m tests.results [NAME …]``.
 
-A training that has a record in tests/results/records is not repeated, so the command can be
-interrupted and started again. ``--compare`` trains only what is compared with other libraries, and
-those libraries. The exit code is 1 when a training failed or missed its bar.
+A training that has a record in tests/results/records is not repeated, and a long one continues
+from its newest snapshot, so the command can be interrupted and started again. ``--compare`` trains
+only what is compared with other libraries, and those libraries. The exit code is 1 when a training
+failed or missed its bar.
 """
 
 from __future__ import annotations
@@ -58,16 +59,16 @@ def run(entries: list[Entry], *, again: bool, jobs: int = 1) -> list[str]:
     alone = [(entry, seed) for entry, seed in missing if entry.nodes > 1]
     others = [(entry, seed) for entry, seed in missing if entry.nodes == 1]
     with ThreadPoolExecutor(jobs) as pool:
-        failures = list(pool.map(lambda training: train_and_record(*training), others))
-    failures += [train_and_record(*training) for training in alone]
+        failures = list(pool.map(lambda one: train_and_record(*one, again=again), others))
+    failures += [train_and_record(*one, again=again) for one in alone]
     return [failure for failure in failures if failure]
 
 
-def train_and_record(entry: Entry, seed: int) -> str:
+def train_and_record(entry: Entry, seed: int, *, again: bool) -> str:
     """Train and save the record; return what failed, or nothing."""
     print(f"{entry.name}, seed {seed}: about {entry.minutes:g} min …", flush=True)
     try:
-        outcome = train(entry, seed)
+        outcome = train(entry, seed, again=again)
     except TrainingError as error:
         print(f"{entry.name}, seed {seed}: {error}", flush=True)
         return str(error)

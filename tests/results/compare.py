@@ -64,9 +64,7 @@ def _ours(algorithm: str, env: str, program: str, *options: str, minutes: float)
 
 
 def _mujoco(algorithm: str, env: str, algo: str) -> Entry:
-    return _ours(
-        algorithm, env, "mujoco", "--algo", algo, "--env", env, "--compiled", "true", minutes=30
-    )
+    return _ours(algorithm, env, "mujoco", "--algo", algo, "--env", env, "--compiled", minutes=30)
 
 
 def _lunar_lander(algorithm: str, algo: str) -> Entry:

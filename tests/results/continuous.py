@@ -33,7 +33,7 @@ def _mujoco(algorithm: str, algo: str, env: str, *, tianshou: str, minutes: floa
         algorithm=algorithm,
         env=env,
         program="examples.mujoco",
-        options=("--algo", algo, "--env", env, "--compiled", "true"),
+        options=("--algo", algo, "--env", env, "--compiled"),
         seeds=SEEDS,
         literature=f"{tianshou} (10 runs, {old_env}, best of 1,000,000 steps)",
         source=TIANSHOU,

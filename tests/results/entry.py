@@ -21,7 +21,7 @@ class Entry:
         algorithm: the name as its paper writes it.
         env: the environment's id.
         program: the module of the program, for example ``examples.pendulum_sac``.
-        options: further words of the command line, as pairs of an option and its value.
+        options: further words of the command line: flags, and options with their values.
         nodes: the number of processes that ``ditask`` starts; 1 runs the program alone.
         seeds: one training for each.
         at_least: the least figure that each seed must reach, or None.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import inspect
 import json
 import sys
 from dataclasses import replace
@@ -20,9 +22,11 @@ ENTRY = Entry("A section", "an algorithm", "Env-v0", "program", seeds=(0, 1), at
 PROGRAM = """
 import json, pathlib, sys
 
-options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+resumes = "--resume" in sys.argv
+words = [word for word in sys.argv[1:] if word != "--resume"]
+options = dict(zip(words[::2], words[1::2]))
 folder = pathlib.Path("runs") / options["--exp-name"]
-folder.mkdir(parents=True)
+folder.mkdir(parents=True, exist_ok=resumes)
 result = {
     "mean_return": 10.0 + int(options["--seed"]), "last_return": 9.0, "n_episode": 100,
     "env_step": 500, "train_iter": 50, "train_s": 2.5, "evaluations": [[0, 1.0], [500, 10.0]],
@@ -50,7 +54,9 @@ def some_record(seed: int, figure: float) -> Record:
 def test_every_entry_names_a_program_that_exists() -> None:
     for entry in all_entries():
         assert importlib.util.find_spec(entry.program) is not None, entry.program
-        assert len(entry.options) % 2 == 0, entry.name
+        main = getattr(importlib.import_module(entry.program), "main", None)
+        if entry.nodes > 1:
+            inspect.signature(main).bind(**training.arguments_of(entry.options))
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -93,6 +99,28 @@ def test_what_an_interrupted_training_left_is_removed() -> None:
     write_program(PROGRAM)
     Path("runs/results/program/0").mkdir(parents=True)
     assert train(ENTRY, 0).figure == 10.0
+
+
+def test_an_interrupted_training_with_a_snapshot_is_resumed() -> None:
+    write_program(PROGRAM.replace("10.0 +", "(20.0 if resumes else 10.0) +"))
+    snapshots = Path("runs/results/program/0/snapshots")
+    snapshots.mkdir(parents=True)
+    assert train(ENTRY, 0).figure == 10.0  # there is no snapshot yet
+    snapshots.mkdir()
+    (snapshots / "step_000000000007.safetensors").touch()
+    assert train(ENTRY, 0).figure == 20.0
+    assert not snapshots.exists()
+    snapshots.mkdir()
+    (snapshots / "step_000000000007.safetensors").touch()
+    assert train(ENTRY, 0, again=True).figure == 10.0
+    assert not snapshots.exists()
+
+
+def test_options_of_a_command_line_become_arguments_of_main() -> None:
+    options = ("--algo", "sac", "--compiled", "--max-env-step", "100", "--stop-value", "-1.5")
+    assert training.arguments_of(options) == {
+        "algo": "sac", "compiled": True, "max_env_step": 100, "stop_value": -1.5
+    }  # fmt: skip
 
 
 def test_a_printed_figure_is_read_from_the_output() -> None:

@@ -18,7 +18,7 @@ import torch
 from tests.results.entry import Entry
 from tests.results.record import Record
 
-__all__ = ["TrainingError", "run_command", "train"]
+__all__ = ["TrainingError", "arguments_of", "run_command", "train"]
 
 ROOT = Path(__file__).parents[2]
 RUNS = Path("runs")
@@ -40,17 +40,26 @@ class TrainingError(RuntimeError):
     """A training failed or did not end in time."""
 
 
-def train(entry: Entry, seed: int) -> Record:
+def train(entry: Entry, seed: int, *, again: bool = False) -> Record:
     """Train, and return what came out.
+
+    A training that was interrupted continues from its newest snapshot, if its program saves any.
+
+    Args:
+        entry: what to train.
+        seed: its seed.
+        again: whether to start from scratch even then.
 
     Raises:
         TrainingError: if the command fails, takes too long or does not tell its figure.
     """
     exp_name = f"results/{entry.name}/{seed}"
     folder = RUNS / exp_name
-    shutil.rmtree(folder, ignore_errors=True)  # of a training that was interrupted
+    resumes = not again and any(folder.glob("snapshots/*.safetensors"))
+    if not resumes:
+        shutil.rmtree(folder, ignore_errors=True)  # of a training that was interrupted
     folder.parent.mkdir(parents=True, exist_ok=True)
-    command = _command(entry, seed, exp_name, folder.parent)
+    command = _command(entry, seed, exp_name, folder.parent, resumes=resumes)
     deadline_s = max(_LEAST_DEADLINE_S, _SLOWER * 60 * entry.minutes)
     started_at = time.monotonic()
     output = run_command(command, folder.parent / f"{seed}.log", deadline_s)
@@ -63,6 +72,7 @@ def train(entry: Entry, seed: int) -> Record:
         figure = None if found is None else float(found[1].replace(",", ""))
     if figure is None:
         raise TrainingError(f"{shlex.join(command)} does not tell its {entry.figure}")
+    shutil.rmtree(folder / "snapshots", ignore_errors=True)  # there is nothing left to resume
     return Record(
         seed=seed,
         command=entry.command if entry.nodes > 1 else f"{entry.command} --seed {seed}",
@@ -111,13 +121,14 @@ def commit() -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _command(entry: Entry, seed: int, exp_name: str, folder: Path) -> list[str]:
+def _command(entry: Entry, seed: int, exp_name: str, folder: Path, *, resumes: bool) -> list[str]:
+    options = [*entry.options, *(["--resume"] if resumes else [])]
     if entry.nodes == 1:
         name = ("--exp-name", str(RUNS / exp_name) if entry.printed else exp_name)
-        words = [sys.executable, "-m", entry.program, *entry.options]
+        words = [sys.executable, "-m", entry.program, *options]
         return [*words, "--seed", str(seed), *name]
     program = folder / f"program_{seed}.py"
-    arguments = {**_arguments(entry.options), "seed": seed, "exp_name": exp_name}
+    arguments = {**arguments_of(options), "seed": seed, "exp_name": exp_name}
     program.write_text(
         _DISTRIBUTED.format(
             program=entry.program,
@@ -130,10 +141,17 @@ def _command(entry: Entry, seed: int, exp_name: str, folder: Path) -> list[str]:
     return [*ditask, "--package", str(folder), "--main", f"{program.stem}.main", *nodes]
 
 
-def _arguments(options: Sequence[str]) -> dict[str, object]:
-    """Return the arguments of ``main`` that options of the command line stand for."""
-    pairs = zip(options[::2], options[1::2], strict=True)
-    return {name.strip("-").replace("-", "_"): _value(word) for name, word in pairs}
+def arguments_of(options: Sequence[str]) -> dict[str, object]:
+    """Return the arguments of ``main`` that stand for options of the command line."""
+    arguments: dict[str, object] = {}
+    name = ""
+    for word in options:
+        if word.startswith("--"):
+            name = word.removeprefix("--").replace("-", "_")
+            arguments[name] = True  # a flag, unless a value follows
+        else:
+            arguments[name] = _value(word)
+    return arguments
 
 
 def _value(word: str) -> object:
