@@ -37,13 +37,17 @@ def make_env(**kwargs: Any) -> gym.Env[Any, Any]:
 
 ENV = make_env
 RANDOM_STEPS = 10_000
+NETWORK = {"conv_layers": [(16, 8, 4), (32, 4, 2)], "encoder_hidden_sizes": [256]}
+"""That of Mnih et al., "Playing Atari with Deep RL" (2013), which takes a third of the time of the
+default and is enough for Pong."""
 
 
 def make_policy(seed: int = 0) -> DQNPolicy:
-    """Build a DQN policy with the network of Mnih et al. and 3-step returns."""
+    """Build a DQN policy with 3-step returns."""
     return DQNPolicy.for_env(
         make_env_manager(ENV, env_num=1),
         seed=seed,
+        model=NETWORK,
         nstep=3,
         learning_rate=1e-4,
         batch_size=32,

@@ -26,7 +26,7 @@ from middleware import (
     termination_checker,
 )
 
-ENV = pong_dqn.ENV
+ENV = pong_dqn.ENV  # the same game, which can be filmed
 
 
 def make_envs(env_num: int, seed: int | None = None) -> BaseEnvManager:
@@ -39,6 +39,7 @@ def make_policy(seed: int = 0) -> PPOPolicy:
     return PPOPolicy.for_env(
         make_envs(env_num=1),
         seed=seed,
+        model=pong_dqn.NETWORK,
         cuda=torch.cuda.is_available(),
         learning_rate=Schedule.linear(2.5e-4, 0.0, by="progress"),
         clip_ratio=0.1,

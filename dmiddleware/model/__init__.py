@@ -7,7 +7,8 @@ from dmiddleware.model.actor_qv import ActorQV, BoundedGaussianActor, StateValue
 from dmiddleware.model.decision_transformer import DecisionTransformer
 from dmiddleware.model.discrete_actor_q import DiscreteActorQ
 from dmiddleware.model.encoders import (
-    NatureCNN,
+    ConvLayers,
+    ImageEncoder,
     NestedEncoder,
     OneHotEncoder,
     VectorEncoder,
@@ -90,7 +91,8 @@ __all__ = [
     "NoisyMLP",
     "VectorEncoder",
     "OneHotEncoder",
-    "NatureCNN",
+    "ImageEncoder",
+    "ConvLayers",
     "NestedEncoder",
     "make_encoder",
     "MODEL_REGISTRY",

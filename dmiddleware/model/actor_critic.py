@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dmiddleware.data.batch import Nested
-from dmiddleware.model.encoders import make_encoder
+from dmiddleware.model.encoders import ConvLayers, make_encoder
 from dmiddleware.model.layers import Init, Norm, call, orthogonal_init
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
@@ -49,6 +49,8 @@ class Actor(Network):
             ``"multi_binary"``, ``"continuous"``, or a mapping of names to kinds.
         encoder_hidden_sizes: width of each linear layer of the encoder; None: 64, 64 for vectors,
             512 for images.
+        conv_layers: channels, kernel size and stride of each convolution over images; None: as
+            :class:`ImageEncoder`.
         activation: see :func:`~dmiddleware.model.layers.activation_of`; None: ReLU where the
             observation has an image, else tanh.
         norm: ``"layer"`` or None.
@@ -67,6 +69,7 @@ class Actor(Network):
         *,
         action_space: ActionKind = "discrete",
         encoder_hidden_sizes: Sequence[int] | None = None,
+        conv_layers: ConvLayers | None = None,
         activation: str | None = None,
         norm: Norm = None,
         init: Init = "orthogonal",
@@ -78,6 +81,7 @@ class Actor(Network):
             encoder_hidden_sizes = (64, 64)
         self._encoder_options: dict[str, Any] = {
             "hidden_sizes": encoder_hidden_sizes,
+            "conv_layers": conv_layers,
             "activation": activation or ("relu" if has_image else "tanh"),
             "norm": norm,
             "init": init,
@@ -152,6 +156,8 @@ class ActorCritic(Actor):
             image, as PPO is published (Schulman et al., 2017, section 6).
         encoder_hidden_sizes: width of each linear layer of the encoders; None: 64, 64 for vectors,
             512 for images.
+        conv_layers: channels, kernel size and stride of each convolution over images; None: as
+            :class:`ImageEncoder`.
         activation: see :func:`~dmiddleware.model.layers.activation_of`; None: ReLU where the
             observation has an image, else tanh.
         norm: ``"layer"`` or None.
@@ -171,6 +177,7 @@ class ActorCritic(Actor):
         action_space: ActionKind = "discrete",
         share_encoder: bool | None = None,
         encoder_hidden_sizes: Sequence[int] | None = None,
+        conv_layers: ConvLayers | None = None,
         activation: str | None = None,
         norm: Norm = None,
         init: Init = "orthogonal",
@@ -181,6 +188,7 @@ class ActorCritic(Actor):
             action_shape,
             action_space=action_space,
             encoder_hidden_sizes=encoder_hidden_sizes,
+            conv_layers=conv_layers,
             activation=activation,
             norm=norm,
             init=init,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +16,13 @@ from torch import nn
 
 from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
-from dmiddleware.model.layers import MLP, Init, Norm, as_float, orthogonal_init
+from dmiddleware.model.layers import MLP, Init, Norm, as_float, check_sizes, orthogonal_init
 from dmiddleware.model.spaces import ObsShape, as_obs_shape, is_image, is_one_hot, shape_leaves
 
 __all__ = [
     "VectorEncoder",
     "OneHotEncoder",
-    "NatureCNN",
+    "ImageEncoder",
     "NestedEncoder",
     "make_encoder",
     "VECTOR_HIDDEN_SIZES",
@@ -31,8 +31,10 @@ __all__ = [
 
 VECTOR_HIDDEN_SIZES = (128, 128, 64)
 IMAGE_HIDDEN_SIZES = (512,)
-
-_MIN_IMAGE_SIDE = 36
+ConvLayers: TypeAlias = Sequence[tuple[int, int, int]]
+"""The channels, kernel size and stride of each convolution."""
+NATURE_CONV_LAYERS: ConvLayers = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+"""The convolutions of Mnih et al., "Human-level control through deep RL" (Nature, 2015)."""
 
 
 class VectorEncoder(MLP):
@@ -104,13 +106,16 @@ class OneHotEncoder(MLP):
         return super().forward(x)
 
 
-class NatureCNN(nn.Module):
-    """The convolutions of Mnih et al., "Human-level control through deep RL" (Nature, 2015).
+class ImageEncoder(nn.Module):
+    """Convolutions with ReLU, and an MLP on their output.
 
     Args:
-        obs_shape: ``(C, H, W)``, channels first, at least 36 by 36.
+        obs_shape: ``(C, H, W)``, channels first.
         hidden_sizes: width of each linear layer after the convolutions.
-        activation: of the linear layers; the convolutions have ReLU, as published.
+        conv_layers: channels, kernel size and stride of each convolution; None: those of Mnih et
+            al., "Human-level control through deep RL" (Nature, 2015), for images of at least 36 by
+            36.
+        activation: of the linear layers.
         norm: ``"layer"`` or None, in the linear layers.
         init: ``"orthogonal"`` or None.
 
@@ -119,6 +124,7 @@ class NatureCNN(nn.Module):
 
     Raises:
         SpaceError: if the shape is not an image, or the image is too small or has channels last.
+        ValueError: if ``conv_layers`` is not as described.
     """
 
     def __init__(
@@ -126,35 +132,34 @@ class NatureCNN(nn.Module):
         obs_shape: Sequence[int],
         hidden_sizes: Sequence[int] = IMAGE_HIDDEN_SIZES,
         *,
+        conv_layers: ConvLayers | None = None,
         activation: str = "relu",
         norm: Norm = None,
         init: Init = None,
     ) -> None:
         super().__init__()
-        shape = tuple(obs_shape)
-        _check_image(shape)
-        self._shape = shape
-        self.convolutions = nn.Sequential(
-            nn.Conv2d(shape[0], 32, kernel_size=8, stride=4),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, kernel_size=4, stride=2),
-            nn.ReLU(),
-            nn.Conv2d(64, 64, kernel_size=3, stride=1),
-            nn.ReLU(),
-        )
+        self._shape = tuple(obs_shape)
+        layers = NATURE_CONV_LAYERS if conv_layers is None else check_conv_layers(conv_layers)
+        _check_image(self._shape, layers)
+        channels, *sides = self._shape
+        modules: list[nn.Module] = []
+        for width, kernel_size, stride in layers:
+            modules += [nn.Conv2d(channels, width, kernel_size, stride), nn.ReLU()]
+            channels = width
+            sides = [(side - kernel_size) // stride + 1 for side in sides]
+        self.convolutions = nn.Sequential(*modules)
         if init == "orthogonal":
             orthogonal_init(self.convolutions, math.sqrt(2.0))
-        flat = 64 * math.prod(_conv_side(side) for side in shape[1:])
+        flat = channels * math.prod(sides)
         self.linear = MLP(flat, hidden_sizes, activation=activation, norm=norm, init=init)
         self.out_features = self.linear.out_features
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Return features ``[…, out_features]`` of images ``[…, C, H, W]``, uint8 or float."""
-        x = as_float(obs)
-        lead = x.shape[:-3]
-        if len(lead) != 1:
-            x = x.reshape(-1, *self._shape)
-        features: torch.Tensor = self.linear(self.convolutions(x).flatten(1))
+        lead = obs.shape[:-3]
+        # Convolutions are faster over channels last.
+        x = obs.reshape(-1, *self._shape).contiguous(memory_format=torch.channels_last)
+        features: torch.Tensor = self.linear(self.convolutions(as_float(x)).flatten(1))
         return features if len(lead) == 1 else features.reshape(*lead, -1)
 
 
@@ -168,6 +173,7 @@ class NestedEncoder(nn.Module):
         obs_shape: mapping of names to observation shapes, which may be nested.
         hidden_sizes: width of each layer in every encoder, the last one also that of the layer that
             joins them; None: each encoder's own default, joined in 128.
+        conv_layers: as in :class:`ImageEncoder`, for all images.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"`` or None.
         init: ``"orthogonal"`` or None.
@@ -181,6 +187,7 @@ class NestedEncoder(nn.Module):
         obs_shape: Mapping[str, ObsShape],
         hidden_sizes: Sequence[int] | None = None,
         *,
+        conv_layers: ConvLayers | None = None,
         activation: str = "relu",
         norm: Norm = None,
         init: Init = None,
@@ -192,11 +199,16 @@ class NestedEncoder(nn.Module):
         vectors = {path: one for path, one in named.items() if path not in others}
         self._vectors = [(path, len(leaf)) for path, leaf in vectors.items()]
         self._others = list(others)
-        shapes: list[ObsShape] = list(others.values())
+        encoders = [
+            make_encoder(
+                shape, hidden_sizes, conv_layers=conv_layers if is_image(shape) else None, **options
+            )
+            for shape in others.values()
+        ]
         if vectors:
-            shapes.insert(0, sum(map(math.prod, vectors.values())))
+            width = sum(map(math.prod, vectors.values()))
+            encoders.insert(0, make_encoder(width, hidden_sizes, **options))
         # A list, because names of a space may hold dots, which names of modules may not.
-        encoders = [make_encoder(shape, hidden_sizes, **options) for shape in shapes]
         self.encoders = nn.ModuleList(encoders)
         self.out_features = encoders[0].out_features
         self.join: MLP | None = None
@@ -228,6 +240,7 @@ def make_encoder(
     obs_shape: ObsShape,
     hidden_sizes: Sequence[int] | None = None,
     *,
+    conv_layers: ConvLayers | None = None,
     activation: str = "relu",
     norm: Norm = None,
     init: Init = None,
@@ -238,6 +251,7 @@ def make_encoder(
         obs_shape: an integer or tuple for a vector, a tuple of three for an image,
             ``("one_hot", n)`` for integers, a mapping for nested observations.
         hidden_sizes: width of each linear layer; None: 128, 128, 64 for vectors, 512 for images.
+        conv_layers: of images, as in :class:`ImageEncoder`; not allowed without one.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"`` or None.
         init: ``"orthogonal"`` or None.
@@ -255,10 +269,16 @@ def make_encoder(
         raise ValueError(
             "hidden_sizes needs at least one layer, got none; leave it out or give one"
         )
+    if conv_layers is not None and not any(is_image(leaf) for _, leaf in shape_leaves(shape)):
+        raise ValueError(
+            f"conv_layers are for images (C, H, W), but the observation has the shape {shape}; "
+            "leave them out"
+        )
     if isinstance(shape, dict):
-        return NestedEncoder(shape, hidden_sizes, **options)
+        return NestedEncoder(shape, hidden_sizes, conv_layers=conv_layers, **options)
     if is_image(shape):
-        return NatureCNN(shape, hidden_sizes or IMAGE_HIDDEN_SIZES, **options)
+        sizes = hidden_sizes or IMAGE_HIDDEN_SIZES
+        return ImageEncoder(shape, sizes, conv_layers=conv_layers, **options)
     if is_one_hot(shape):
         return OneHotEncoder(shape[1:], hidden_sizes or VECTOR_HIDDEN_SIZES, **options)
     return VectorEncoder(shape, hidden_sizes or VECTOR_HIDDEN_SIZES, **options)
@@ -277,7 +297,35 @@ def _flat(x: torch.Tensor, n_dims: int) -> torch.Tensor:
     return x.flatten(-n_dims) if n_dims else x.unsqueeze(-1)
 
 
-def _check_image(shape: tuple[int, ...]) -> None:
+def check_conv_layers(layers: ConvLayers) -> list[tuple[int, int, int]]:
+    """Return the layers, if each has positive channels, kernel size and stride.
+
+    Raises:
+        ValueError: if they are not.
+    """
+    checked = []
+    for layer in layers:
+        if len(layer) != 3:
+            raise ValueError(
+                f"conv_layers needs (channels, kernel size, stride) for each layer, got {layer!r}"
+            )
+        check_sizes("conv_layers", layer)
+        channels, kernel_size, stride = layer
+        checked.append((channels, kernel_size, stride))
+    if not checked:
+        raise ValueError("conv_layers needs at least one layer; leave it out or give one")
+    return checked
+
+
+def _least_side(layers: ConvLayers) -> int:
+    """Return the side of the smallest images for which every layer has an output."""
+    side = 1
+    for _, kernel_size, stride in reversed(layers):
+        side = (side - 1) * stride + kernel_size
+    return side
+
+
+def _check_image(shape: tuple[int, ...], layers: ConvLayers) -> None:
     if len(shape) != 3:
         raise SpaceError(
             f"a convolutional network takes images (C, H, W), got shape {shape}; stack frames with "
@@ -291,15 +339,11 @@ def _check_image(shape: tuple[int, ...]) -> None:
             "obs.transpose(2, 0, 1), gymnasium.spaces.Box(0, 255, "
             f"({width}, {channels}, {height}), 'uint8'))"
         )
-    if min(height, width) < _MIN_IMAGE_SIDE:
+    least = _least_side(layers)
+    if min(height, width) < least:
         raise SpaceError(
-            f"the convolutions need images of at least {_MIN_IMAGE_SIDE} by {_MIN_IMAGE_SIDE}, got "
-            f"{height} by {width}; enlarge them with gymnasium.wrappers.ResizeObservation, or "
-            "flatten them for an MLP with gymnasium.wrappers.FlattenObservation"
+            f"the convolutions need images of at least {least} by {least}, got {height} by "
+            f"{width}; enlarge them with gymnasium.wrappers.ResizeObservation, choose smaller "
+            "convolutions with the model's conv_layers, or flatten the images for an MLP with "
+            "gymnasium.wrappers.FlattenObservation"
         )
-
-
-def _conv_side(side: int) -> int:
-    for kernel, stride in ((8, 4), (4, 2), (3, 1)):
-        side = (side - kernel) // stride + 1
-    return side

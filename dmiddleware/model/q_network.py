@@ -12,7 +12,7 @@ from torch import nn
 
 from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
-from dmiddleware.model.encoders import make_encoder
+from dmiddleware.model.encoders import ConvLayers, make_encoder
 from dmiddleware.model.layers import (
     MLP,
     Init,
@@ -45,6 +45,8 @@ class QNetwork(Network):
         action_shape: number of actions.
         encoder_hidden_sizes: width of each linear layer of the encoder; None: 128, 128, 64 for
             vectors, 512 for images.
+        conv_layers: channels, kernel size and stride of each convolution over images; None: as
+            :class:`ImageEncoder`.
         dueling: separate streams for the state's value and the actions' advantages, joined by
             equation 9 of Wang et al., "Dueling Network Architectures" (2016).
         head_hidden_sizes: width of each layer between encoder and output, in both streams if
@@ -69,6 +71,7 @@ class QNetwork(Network):
         action_shape: int,
         *,
         encoder_hidden_sizes: Sequence[int] | None = None,
+        conv_layers: ConvLayers | None = None,
         dueling: bool = False,
         head_hidden_sizes: Sequence[int] = (),
         activation: str = "relu",
@@ -80,7 +83,9 @@ class QNetwork(Network):
         super().__init__(obs_shape, action_shape)
         check_sizes("outputs_per_action", [outputs_per_action])
         options: dict[str, Any] = {"activation": activation, "norm": norm, "init": init}
-        self.encoder = make_encoder(obs_shape, encoder_hidden_sizes, **options)
+        self.encoder = make_encoder(
+            obs_shape, encoder_hidden_sizes, conv_layers=conv_layers, **options
+        )
         width = self.encoder.out_features
         n = outputs_per_action
         make = NoisyMLP if noisy else MLP

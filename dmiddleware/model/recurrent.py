@@ -12,7 +12,7 @@ from torch import nn
 
 from dmiddleware.data.batch import Nested, leaves
 from dmiddleware.model.actor_critic import ActorCritic
-from dmiddleware.model.encoders import make_encoder
+from dmiddleware.model.encoders import ConvLayers, make_encoder
 from dmiddleware.model.layers import Init, Norm, check_choice, check_sizes
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
@@ -149,6 +149,8 @@ class RecurrentNetwork(Network):
         hidden_size: width of the core.
         encoder_hidden_sizes: width of each linear layer before the core; None: 64 for vectors, 512
             for images.
+        conv_layers: channels, kernel size and stride of each convolution over images; None: as
+            :class:`ImageEncoder`.
         prev_action: whether the core sees the previous action (zeros in an episode's first step).
         prev_reward: whether the core sees the previous reward (0 in an episode's first step).
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
@@ -175,6 +177,7 @@ class RecurrentNetwork(Network):
         core: CoreKind = "lstm",
         hidden_size: int = 128,
         encoder_hidden_sizes: Sequence[int] | None = None,
+        conv_layers: ConvLayers | None = None,
         prev_action: bool = True,
         prev_reward: bool = True,
         activation: str = "relu",
@@ -186,7 +189,12 @@ class RecurrentNetwork(Network):
         if encoder_hidden_sizes is None and not has_image:
             encoder_hidden_sizes = (64,)
         self.encoder = make_encoder(
-            obs_shape, encoder_hidden_sizes, activation=activation, norm=norm, init=init
+            obs_shape,
+            encoder_hidden_sizes,
+            conv_layers=conv_layers,
+            activation=activation,
+            norm=norm,
+            init=init,
         )
         n_seen = self.encoder.out_features + int(prev_reward)
         if prev_action:
@@ -263,6 +271,8 @@ class RecurrentActorCritic(RecurrentNetwork):
         hidden_size: width of the core.
         encoder_hidden_sizes: width of each linear layer before the core; None: 64 for vectors, 512
             for images.
+        conv_layers: channels, kernel size and stride of each convolution over images; None: as
+            :class:`ImageEncoder`.
         head_hidden_sizes: width of each linear layer after the core, for actor and critic each.
         prev_action: whether the core sees the previous action.
         prev_reward: whether the core sees the previous reward.
@@ -292,6 +302,7 @@ class RecurrentActorCritic(RecurrentNetwork):
         core: CoreKind = "lstm",
         hidden_size: int = 128,
         encoder_hidden_sizes: Sequence[int] | None = None,
+        conv_layers: ConvLayers | None = None,
         head_hidden_sizes: Sequence[int] = (64,),
         prev_action: bool = True,
         prev_reward: bool = True,
@@ -307,6 +318,7 @@ class RecurrentActorCritic(RecurrentNetwork):
             core=core,
             hidden_size=hidden_size,
             encoder_hidden_sizes=encoder_hidden_sizes,
+            conv_layers=conv_layers,
             prev_action=prev_action,
             prev_reward=prev_reward,
             activation=activation,
@@ -339,6 +351,8 @@ class RecurrentQNetwork(RecurrentNetwork):
         hidden_size: width of the core.
         encoder_hidden_sizes: width of each linear layer before the core; None: 64 for vectors, 512
             for images.
+        conv_layers: channels, kernel size and stride of each convolution over images; None: as
+            :class:`ImageEncoder`.
         head_hidden_sizes: width of each linear layer after the core.
         dueling: separate streams for the state's value and the actions' advantages.
         prev_action: whether the core sees the previous action.
@@ -360,6 +374,7 @@ class RecurrentQNetwork(RecurrentNetwork):
         core: CoreKind = "lstm",
         hidden_size: int = 128,
         encoder_hidden_sizes: Sequence[int] | None = None,
+        conv_layers: ConvLayers | None = None,
         head_hidden_sizes: Sequence[int] = (64,),
         dueling: bool = True,
         prev_action: bool = True,
@@ -374,6 +389,7 @@ class RecurrentQNetwork(RecurrentNetwork):
             core=core,
             hidden_size=hidden_size,
             encoder_hidden_sizes=encoder_hidden_sizes,
+            conv_layers=conv_layers,
             prev_action=prev_action,
             prev_reward=prev_reward,
             activation=activation,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self, Unpack
 import torch
 from torch import nn
 
-from dmiddleware.config import Option, at_least, count, fraction, positive
+from dmiddleware.config import Option, at_least, count, fraction, positive, switch
 from dmiddleware.data.batch import Batch
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actor_critic import PolicyGradientOptions, PolicyGradientPolicy
@@ -23,6 +23,7 @@ class A2COptions(PolicyGradientOptions, total=False):
     """The options of :meth:`A2CPolicy.for_env`."""
 
     gae_lambda: float
+    adv_norm: bool
 
 
 @POLICY_REGISTRY.register("a2c_command")
@@ -38,7 +39,7 @@ class A2CPolicy(PolicyGradientPolicy):
     averaged over the rows, where the paper adds up gradients; the gradient is clipped; and
     ``gae_lambda`` below 1 mixes returns of several lengths (Schulman et al., 2016). With the
     default of 1, an advantage is the return up to the end of the collected rows minus the value, as
-    in the paper.
+    in the paper. ``adv_norm`` makes the steps independent of the size of the rewards.
 
     One learn forward is one update. Learns from the columns ``obs``, ``action`` (``raw_action``
     where there is one), ``adv`` and ``ret``; the last two come from ``gae_estimator``. All kinds of
@@ -54,6 +55,7 @@ class A2CPolicy(PolicyGradientPolicy):
             "learning_rate": Option(
                 7e-4, scheduled(positive, reach=at_least(0)), "the optimiser's learning rate"
             ),
+            "adv_norm": Option(False, switch, "whether to normalise advantages in each batch"),
         },
     }
     learn_columns: ClassVar[tuple[str, ...]] = ("obs", "action", "adv", "ret")
@@ -92,6 +94,5 @@ class A2CPolicy(PolicyGradientPolicy):
         output = self._model(batch["obs"])
         distribution = self._learned_distribution(output, batch)
         log_prob = distribution.log_prob(self._raw_action(batch))
-        return self._follow_gradient(
-            distribution, log_prob, batch["adv"], output["value"], batch["ret"]
-        )
+        adv = self._standardised(batch["adv"]) if self._cfg.learn.adv_norm else batch["adv"]
+        return self._follow_gradient(distribution, log_prob, adv, output["value"], batch["ret"])

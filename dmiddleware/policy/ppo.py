@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self, Unpack
 
@@ -380,15 +379,3 @@ class PPOPolicy(ActorCriticPolicy):
     def _row_weight(self, batch: Mapping[str, Any]) -> torch.Tensor | None:
         """Return the weight of each row in the losses, of mean 1; None: all weigh the same."""
         return None
-
-    def _standardised(self, adv: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        """Return advantages with mean 0 and standard deviation 1 over the rows of all ranks."""
-        if self._reducer is None:
-            return adv if adv.numel() < 2 else (adv - adv.mean()) / (adv.std() + 1e-8)
-        wide = adv.double()
-        count, total = sum_over_ranks([wide.numel(), wide.sum().item()])
-        if count < 2:
-            return adv
-        mean = total / count
-        (squares,) = sum_over_ranks([(wide - mean).square().sum().item()])
-        return (adv - mean) / (math.sqrt(squares / (count - 1)) + 1e-8)

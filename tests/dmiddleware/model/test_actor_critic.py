@@ -4,7 +4,7 @@ import torch
 from gymnasium import spaces
 
 from dmiddleware.errors import SpaceError
-from dmiddleware.model import Actor, ActorCritic, NatureCNN
+from dmiddleware.model import Actor, ActorCritic, ImageEncoder
 
 KINDS = [Actor, ActorCritic]
 
@@ -70,7 +70,7 @@ def test_vectors_get_separate_tanh_encoders_by_default():
 def test_images_get_one_shared_convolutional_encoder_by_default():
     network = ActorCritic((4, 84, 84), 2)
     assert network.critic_encoder is None
-    assert type(network.encoder) is NatureCNN
+    assert type(network.encoder) is ImageEncoder
     assert network.encoder.out_features == 512
     assert not any(type(module).__name__ == "Tanh" for module in network.modules())
 

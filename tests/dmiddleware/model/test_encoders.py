@@ -8,9 +8,12 @@ from gymnasium.vector.utils import batch_space
 from dmiddleware.data.batch import as_tree, from_numpy
 from dmiddleware.errors import SpaceError
 from dmiddleware.model import (
-    NatureCNN,
+    ActorCritic,
+    ImageEncoder,
     NestedEncoder,
     OneHotEncoder,
+    QNetwork,
+    RecurrentQNetwork,
     VectorEncoder,
     make_encoder,
     obs_shape_of,
@@ -49,7 +52,7 @@ def test_bytes_are_scaled_to_the_unit_interval():
 
 
 def test_an_image_as_bytes_equals_the_image_as_fractions():
-    encoder = NatureCNN((1, 36, 36), (8,))
+    encoder = ImageEncoder((1, 36, 36), (8,))
     image = torch.randint(256, (2, 1, 36, 36), dtype=torch.uint8)
     torch.testing.assert_close(encoder(image), encoder(image.float() / 255))
 
@@ -75,20 +78,59 @@ def test_several_integers_are_encoded_side_by_side(lead):
 
 @pytest.mark.parametrize("lead", LEADS, ids=str)
 def test_images_of_any_leading_dimensions_give_features(lead):
-    encoder = NatureCNN((4, 84, 84), (32,))
+    encoder = ImageEncoder((4, 84, 84), (32,))
     assert encoder(torch.zeros(*lead, 4, 84, 84, dtype=torch.uint8)).shape == (*lead, 32)
 
 
 def test_the_convolutions_are_those_of_the_paper():
-    encoder = NatureCNN((4, 84, 84))
+    encoder = ImageEncoder((4, 84, 84))
     assert encoder.convolutions(torch.zeros(1, 4, 84, 84)).shape == (1, 64, 7, 7)
     assert encoder.linear[0].in_features == 64 * 7 * 7
     assert encoder.out_features == 512
 
 
+def test_other_convolutions_may_be_chosen():
+    encoder = ImageEncoder((3, 20, 24), (9,), conv_layers=[(8, 4, 2), (5, 3, 1)])
+    kinds = [(type(one), getattr(one, "stride", None)) for one in encoder.convolutions]
+    assert kinds[::2] == [(torch.nn.Conv2d, (2, 2)), (torch.nn.Conv2d, (1, 1))]
+    assert encoder.convolutions(torch.zeros(2, 3, 20, 24)).shape == (2, 5, 7, 9)
+    assert encoder(torch.zeros(4, 2, 3, 20, 24)).shape == (4, 2, 9)
+
+
+@pytest.mark.parametrize("network", [QNetwork, ActorCritic, RecurrentQNetwork])
+def test_networks_pass_their_convolutions_to_the_encoder(network):
+    made = network((1, 10, 10), 3, conv_layers=[(6, 3, 1)])
+    assert [one.out_channels for one in made.encoder.convolutions[::2]] == [6]
+
+
+def test_convolutions_of_nested_observations_are_for_their_images():
+    shape = {"camera": (1, 12, 12), "joints": (7,)}
+    made = make_encoder(shape, conv_layers=[(6, 3, 1)])
+    assert made({"camera": torch.zeros(2, 1, 12, 12), "joints": torch.zeros(2, 7)}).shape[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("layers", "error", "message"),
+    [
+        ([], ValueError, "at least one layer"),
+        ([(8, 4)], ValueError, r"\(channels, kernel size, stride\).*got \(8, 4\)"),
+        ([(8, 0, 1)], ValueError, r"positive integers, got 0 in \[8, 0, 1\]"),
+        ([(8, 8, 4), (8, 4, 2)], SpaceError, "at least 20 by 20, got 19 by 30.*conv_layers"),
+    ],
+)
+def test_convolutions_that_do_not_fit_are_rejected(layers, error, message):
+    with pytest.raises(error, match=message):
+        ImageEncoder((1, 19, 30), conv_layers=layers)
+
+
+def test_convolutions_without_an_image_are_rejected():
+    with pytest.raises(ValueError, match=r"images \(C, H, W\).*shape \(4,\); leave them out"):
+        make_encoder(4, conv_layers=[(8, 3, 1)])
+
+
 @pytest.mark.parametrize("side", [(36, 36), (36, 99), (37, 41), (210, 160)], ids=str)
 def test_images_of_every_allowed_size_fit(side):
-    encoder = NatureCNN((1, *side), (8,))
+    encoder = ImageEncoder((1, *side), (8,))
     assert encoder(torch.zeros(2, 1, *side)).shape == (2, 8)
 
 
@@ -104,7 +146,7 @@ def test_images_of_every_allowed_size_fit(side):
 )
 def test_images_that_do_not_fit_are_rejected_with_what_to_do(shape, message):
     with pytest.raises(SpaceError, match=message):
-        NatureCNN(shape)
+        ImageEncoder(shape)
 
 
 NESTED = spaces.Dict(
@@ -172,7 +214,7 @@ def test_the_order_of_keys_does_not_matter():
         (4, VectorEncoder, 64),
         ((4,), VectorEncoder, 64),
         ((2, 3), VectorEncoder, 64),
-        ([4, 84, 84], NatureCNN, 512),
+        ([4, 84, 84], ImageEncoder, 512),
         (("one_hot", 5), OneHotEncoder, 64),
         (["one_hot", 2, 3], OneHotEncoder, 64),
         ({"a": 4, "b": (2, 3)}, NestedEncoder, 64),

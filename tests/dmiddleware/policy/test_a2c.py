@@ -57,6 +57,19 @@ def test_the_loss_is_that_of_the_paper(kind: str) -> None:
     assert set(policy.learn_mode.monitor_vars()) <= set(got)
 
 
+def test_normalised_advantages_do_not_depend_on_the_size_of_the_rewards() -> None:
+    losses = []
+    for scale in (1.0, 1000.0):
+        policy = made(learn={"adv_norm": True})
+        batch = collected(policy)
+        batch["adv"] = batch["adv"] * scale + scale
+        losses.append(policy.learn_mode.forward(batch)["policy_loss"])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
+    policy = made()
+    plain = policy.learn_mode.forward(collected(policy))["policy_loss"]
+    assert abs(losses[0] - plain) > 1e-3
+
+
 def test_the_first_step_is_that_of_the_papers_rmsprop() -> None:
     policy = made(learn={"learning_rate": 0.01, "optimizer_eps": 0.1, "rmsprop_decay": 0.9})
     model = policy.get_attribute("model")
