@@ -4,6 +4,7 @@ PIP_ARGS ?=
 TEST_PROCESSES ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e
 export PYTHONHASHSEED ?= 0
 
 .DEFAULT_GOAL := help
@@ -17,7 +18,7 @@ setup: $(VENV)/.ready ## Create .venv with the pinned dependencies
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("dmiddleware needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; name another one: make setup PYTHON=python3.12") if sys.version_info < (3, 11) else None'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	$(INSTALL) '.[dev]'
 	@touch $@
 
 train: setup ## Train DQN on CartPole-v1 until it is solved (about a minute)
@@ -44,22 +45,22 @@ format: setup ## Format the code and apply safe lint fixes
 	$(BIN)/ruff check --fix .
 
 bench: setup ## Measure the speed bars and write docs/benchmarks.md
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[bench]'
+	$(INSTALL) '.[bench]'
 	$(BIN)/python -m tests.benchmarks
 
 results: setup ## Train what has no record yet, and write docs/results.md (up to 16 hours)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[bench]'
+	$(INSTALL) '.[bench]'
 	$(BIN)/python -m tests.results
 
 compare: setup ## Train the same here and in other libraries, for docs/results.md (hours)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[bench]'
+	$(INSTALL) '.[bench]'
 	$(BIN)/python -m tests.results --compare
 
 faults: setup ## Inject every fault in full and write docs/faults.md (about an hour)
 	$(BIN)/python -m tests.faults
 
 docs: setup ## Build the documentation into docs/_build/html
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[docs]'
+	$(INSTALL) '.[docs]'
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
 clean: ## Remove what the commands above made

@@ -83,16 +83,15 @@ def records_of(entry: Entry) -> list[record.Record]:
     return [one for seed in entry.seeds if (one := record.load(entry.name, seed)) is not None]
 
 
-def write_page(entries: list[Entry]) -> None:
-    """Write the page and its pictures from the records."""
-    records = {entry.name: records_of(entry) for entry in entries}
+def write_page(entries: list[Entry], records: bars.Records) -> None:
+    """Write the page and its pictures."""
     curves = {}
     for title, rows in report.sections_of(entries).items():
         word = re.sub(r"[^a-z0-9]+", "-", title.lower())
         picture = f"images/curves/{word}.png"
         if report.draw_curves(title, rows, records, DOCS / picture):
             curves[title] = picture
-    comparison = compare.table(records_of)
+    comparison = compare.table(records)
     page = report.render(entries, records, curves, comparison=comparison)
     PAGE.write_text(page, encoding="utf-8")
 
@@ -128,10 +127,10 @@ def main() -> int:
         names = {entry.name for entry in compared}
         chosen = [entry for entry in chosen if entry.name in names]
     failed = [] if arguments.write else run(chosen, again=arguments.again, jobs=arguments.jobs)
-    write_page(ours)
+    records = {entry.name: records_of(entry) for entry in entries}
+    write_page(ours, records)
     for line in failed:
         print(f"failed: {line}")
-    records = {entry.name: records_of(entry) for entry in entries}
     missed = [line for entry in chosen for line in bars.missed(entry, records)]
     for line in missed:
         print(f"missed: {line}")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tests.results.bars import Records
 from tests.results.entry import Entry
 from tests.results.record import Record
 from tests.results.report import spread
@@ -102,13 +103,16 @@ def compared() -> list[Entry]:
     return [entry for pair in PAIRS for entry in (pair.ours, pair.rival)]
 
 
-def table(records_of: Callable[[Entry], Sequence[Record]]) -> str:
+def table(records: Records) -> str:
     """Return the section that compares.
 
     Args:
-        records_of: returns the records of an entry.
+        records: the records by the entries' names.
     """
-    rows = [_row(pair, records_of(pair.ours), records_of(pair.rival)) for pair in PAIRS]
+    rows = [
+        _row(pair, *(records.get(entry.name, ()) for entry in (pair.ours, pair.rival)))
+        for pair in PAIRS
+    ]
     return _HEAD + "".join(f"{row}\n" for row in rows)
 
 

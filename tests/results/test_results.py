@@ -207,14 +207,10 @@ def test_ours_meets_the_bar_within_one_standard_deviation_of_the_other() -> None
 
 def test_the_comparison_tells_figures_and_the_ratio_of_times() -> None:
     pair = compare.PAIRS[0]
-
-    def records_of(entry: Entry) -> list[Record]:
-        if entry == pair.ours:
-            return [replace(some_record(0, 80.0), train_s=5.0)]
-        if entry == pair.rival:
-            return [replace(some_record(0, 100.0), train_s=10.0)]
-        return []
-
-    rows = [line for line in compare.table(records_of).splitlines() if "200,000" in line]
+    records = {
+        pair.ours.name: [replace(some_record(0, 80.0), train_s=5.0)],
+        pair.rival.name: [replace(some_record(0, 100.0), train_s=10.0)],
+    }
+    rows = [line for line in compare.table(records).splitlines() if "200,000" in line]
     assert "80.0 **missed** | 100.0 | stable-baselines3 | 0.50" in rows[0]
     assert "not run yet | not run yet" in rows[1]
