@@ -48,9 +48,7 @@ SETTINGS: dict[Algo, dict[str, Any]] = {
     "iqn": {"model": NETWORK, **DQN, "batch_size": 64, **EPS},
     "rainbow": {
         "model": {"encoder_hidden_sizes": [256], "head_hidden_sizes": [128], **RETURNS},
-        "learning_rate": 2.5e-4,
-        "batch_size": 64,
-        "target_update_freq": 500,
+        **DQN,
     },
     "discrete_sac": {
         "model": {"actor_hidden_sizes": [128, 128], "critic_hidden_sizes": [128, 128]},

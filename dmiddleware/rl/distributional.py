@@ -54,9 +54,11 @@ def categorical_target(
     gamma = torch.zeros_like(reward).add_(discount).masked_fill_(terminated, 0.0)
     moved = (reward[:, None] + gamma[:, None] * support).clamp(support[0], support[-1])
     width = (support[-1] - support[0]) / (len(support) - 1)
+    position = (moved - support[0]) / width
+    index = torch.arange(len(support), dtype=position.dtype, device=position.device)
     # Each return shares its probability between its two neighbours on the support.
-    share = 1.0 - (moved[:, None, :] - support[None, :, None]).abs() / width
-    return (share.clamp_(0.0, 1.0) * next_prob[:, None, :]).sum(-1)
+    share = (position[:, None, :] - index[None, :, None]).abs_().neg_().add_(1.0).clamp_(min=0.0)
+    return share.mul_(next_prob[:, None, :]).sum(-1)
 
 
 def quantile_huber_loss(
@@ -83,8 +85,16 @@ def quantile_huber_loss(
     """
     if tau is None:
         tau = interval_middles(quantiles.shape[-1], device=quantiles.device)
-    error = target[:, None, :] - quantiles[:, :, None]
-    size = error.abs()
-    huber = torch.where(size <= kappa, 0.5 * error.square(), kappa * (size - 0.5 * kappa))
-    weight = (tau.unsqueeze(-1) - (error.detach() < 0).float()).abs()
-    return (weight * huber / kappa).sum(1).mean(-1)
+    # Autograd would keep several tensors [B, N, M]. With c = clamp(error, -kappa, kappa), Huber's
+    # loss is c * (error - c / 2), and c is its derivative, so one pass gives both. Errors below 0
+    # weigh 1 - tau, those above tau.
+    with torch.no_grad():
+        error = target[:, None, :] - quantiles[:, :, None]
+        slope = error.clamp(-kappa, kappa)
+        below = slope.clamp(max=0.0)
+        gradient = -(tau * slope.sum(-1) + (1.0 - 2.0 * tau) * below.sum(-1))
+        error.sub_(slope, alpha=0.5)
+        loss, loss_below = slope.mul_(error).sum(-1), below.mul_(error).sum(-1)
+        loss = tau * loss + (1.0 - 2.0 * tau) * loss_below
+    per_quantile = loss + gradient * (quantiles - quantiles.detach())
+    return per_quantile.sum(-1) / (kappa * target.shape[-1])

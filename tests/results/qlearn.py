@@ -8,7 +8,7 @@ Settings that differ from the papers come from:
 - QR-DQN: hyperparams/qrdqn.yml of the same (learning rate, batch size, γ, target network, ε), with
   64 quantiles instead of 170, to save time.
 - Rainbow: Hessel et al. (2018), table 1, for the n-step return, the exponents of prioritized replay
-  and the noise; learning rate and target network are those of a small network.
+  and the noise; the rest as DQN.
 - Discrete SAC: Christodoulou (2019) for everything but the target entropy, which is lower, and the
   learning rates, which are those of DQN.
 - Pong: hyperparams/dqn.yml, "atari".

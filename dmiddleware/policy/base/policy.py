@@ -46,6 +46,7 @@ from dmiddleware.errors import (
     SpaceError,
     StructureError,
 )
+from dmiddleware.memory import keep_freed_memory
 from dmiddleware.model import action_shape_of, create_model, obs_shape_of
 from dmiddleware.model.spaces import HasSpaces, check_spaces, spaces_of
 from dmiddleware.policy.base.act_inputs import (
@@ -295,6 +296,8 @@ class Policy(Configurable):
             if is_scheduled(option.range)
         }
         self._reducer: GradientReducer | None = None
+        if "learn" in self._enabled:
+            keep_freed_memory()
         if self._cfg.multi_gpu and "learn" in self._enabled:
             # Before _init_learn, so that target networks copy the common parameters.
             self._init_multi_gpu_setting(self._model, self._bp_update_sync)

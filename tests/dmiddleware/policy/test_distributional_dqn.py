@@ -46,22 +46,32 @@ def test_the_projection_is_that_of_the_paper() -> None:
     torch.testing.assert_close(target, torch.tensor(wanted))
 
 
+@pytest.mark.parametrize("kappa", [1.0, 0.25])
 @pytest.mark.parametrize("given", [True, False])
-def test_the_quantile_loss_is_that_of_the_paper(given: bool) -> None:
+def test_the_quantile_loss_is_that_of_the_paper(given: bool, kappa: float) -> None:
     generator = torch.Generator().manual_seed(0)
     quantiles, target = torch.randn(2, 6, 4, generator=generator) * 2
+    quantiles.requires_grad_()
     tau = torch.rand(6, 4, generator=generator)
     if not given:
         tau[:] = torch.tensor([0.125, 0.375, 0.625, 0.875])
-    wanted = torch.zeros(6)
+    wanted = []
     for row in range(6):
+        losses = []
         for i in range(4):
             for j in range(4):
-                error = float(target[row, j] - quantiles[row, i])
-                huber = 0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5
-                wanted[row] += abs(float(tau[row, i]) - (error < 0)) * huber / 4
-    loss = quantile_huber_loss(quantiles, target, tau=tau if given else None)
-    torch.testing.assert_close(loss, wanted)
+                error = target[row, j] - quantiles[row, i]
+                is_small = abs(error) <= kappa
+                huber = 0.5 * error**2 if is_small else kappa * (abs(error) - 0.5 * kappa)
+                losses.append(abs(tau[row, i] - (error < 0).float()) * huber / kappa / 4)
+        wanted.append(torch.stack(losses).sum())
+    weight = torch.rand(6, generator=generator)
+    by_hand = torch.stack(wanted)
+    loss = quantile_huber_loss(quantiles, target, tau=tau if given else None, kappa=kappa)
+    torch.testing.assert_close(loss, by_hand)
+    torch.testing.assert_close(
+        *(torch.autograd.grad((one * weight).sum(), quantiles)[0] for one in (loss, by_hand))
+    )
 
 
 def test_the_rows_of_actions_are_taken_from_one_or_several_numbers_each() -> None:
