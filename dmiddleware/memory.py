@@ -16,9 +16,9 @@ def keep_freed_memory() -> None:
     """Make the C library keep up to 64 MB of freed memory.
 
     At first, glibc returns freed memory to the system at once, and the tensors of each update need
-    new pages: an update of QR-DQN or IQN then takes about 1.6 times as long. It adapts to the
-    largest block that was freed (mallopt(3), ``M_MMAP_THRESHOLD``), so this frees a large one,
-    which it never touches. Other C libraries ignore it, and so does glibc if an environment
+    new pages, which can take as long as computing them, with QR-DQN and IQN for example. It adapts
+    to the largest block that was freed (mallopt(3), ``M_MMAP_THRESHOLD``), so this frees a large
+    one, which it never touches. Other C libraries ignore it, and so does glibc if an environment
     variable sets the threshold.
     """
     torch.empty(_LARGEST_BLOCK, dtype=torch.uint8)

@@ -9,8 +9,8 @@ Settings that differ from the papers come from:
   64 quantiles instead of 170, to save time.
 - Rainbow: Hessel et al. (2018), table 1, for the n-step return, the exponents of prioritized replay
   and the noise; the rest as DQN.
-- Discrete SAC: Christodoulou (2019) for everything but the target entropy, which is lower, and the
-  learning rates, which are those of DQN.
+- Discrete SAC: Christodoulou (2019) for everything but the target entropy, which is lower, 3-step
+  returns, and the learning rates, which are those of DQN.
 - Pong: hyperparams/dqn.yml, "atari".
 """
 
