@@ -3,13 +3,14 @@
 from typing import Any, Literal
 
 import gymnasium as gym
+import numpy as np
+from gymnasium.wrappers import DtypeObservation, FlattenObservation
 
 from dmiddleware import Task
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import PPOPolicy
 from dmiddleware.reward import ICM, RND
 from examples.common import command
-from examples.environments import grid_only
 from middleware import (
     ContextExchanger,
     Experiment,
@@ -25,10 +26,12 @@ from middleware import (
 
 
 def make_env(**options: Any) -> gym.Env:
-    """Make a room of 8 by 8 places, of which the agent sees the part in front of it."""
+    """Make a room of 8 by 8 places, of which the agent sees the part in front of it, one-hot."""
     from minigrid.envs import DoorKeyEnv
+    from minigrid.wrappers import ImgObsWrapper, OneHotPartialObsWrapper
 
-    return grid_only(DoorKeyEnv(size=8, **options))
+    grid = ImgObsWrapper(OneHotPartialObsWrapper(DoorKeyEnv(size=8, **options)))
+    return DtypeObservation(FlattenObservation(grid), np.float32)  # uint8 would be scaled
 
 
 ENV = make_env
@@ -37,7 +40,7 @@ ENV = make_env
 def make_policy(seed: int = 0) -> PPOPolicy:
     """Build an actor and a critic with two hidden layers each."""
     return PPOPolicy.for_env(
-        make_env_manager(ENV, env_num=1), seed=seed, obs_norm=True, entropy_weight=0.01
+        make_env_manager(ENV, env_num=1), seed=seed, learning_rate=3e-4, entropy_weight=0.01
     )
 
 

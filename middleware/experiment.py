@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 
 from dmiddleware.data import load_checkpoint
+from dmiddleware.data.serialization import pack
 from dmiddleware.errors import TaskStateError
 from dmiddleware.pipeline import (
     ChainView,
@@ -293,29 +294,30 @@ class Experiment:
     def _make_result(self, task: Task[Any]) -> ExperimentResult:
         train_s = self._train_s
         best, last = [math.nan], [math.nan]
-        n_episode = 0
         interrupted = (task.stop_reason or "").startswith("received SIG")
         judges = self.run.is_lead and task.stopped_ok and not interrupted
         if self._evaluator is not None and judges:
             seed = task.seed_for("fresh episodes")
-            best, last = (
-                self._evaluator.evaluate_fresh(
-                    load_checkpoint(path), n_episode=self._n_fresh, seed=seed
-                )
-                for path in (_best_ckpt(self.run), _final_ckpt(self.run))
-            )
-            n_episode = len(best)
+            states = [load_checkpoint(one(self.run)) for one in (_best_ckpt, _final_ckpt)]
+            best = last = self._fresh_returns(self._evaluator, states[0], seed)
+            if not _is_same_policy(*states):
+                last = self._fresh_returns(self._evaluator, states[1], seed)
         curve = self._parts.get("curve")
         return ExperimentResult(
             path=self.run.path,
             mean_return=sum(best) / len(best),
             last_return=sum(last) / len(last),
-            n_episode=n_episode,
+            n_episode=0 if math.isnan(best[0]) else len(best),
             env_step=getattr(task.ctx, "env_step", 0),
             train_iter=task.ctx.train_iter,
             train_s=train_s,
             evaluations=() if curve is None else tuple(curve.evaluations),
         )
+
+    def _fresh_returns(
+        self, evaluator: InteractionEvaluator, state: Mapping[str, Any], seed: int
+    ) -> list[float]:
+        return evaluator.evaluate_fresh(state, n_episode=self._n_fresh, seed=seed)
 
 
 class FinalCtxSaver:
@@ -383,6 +385,18 @@ def _copied(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _copied(item) for key, item in value.items()}
     return value
+
+
+def _is_same_policy(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Return whether two checkpoints differ at most in the evaluation that they remember."""
+    (rest, tensors), (other_rest, others) = (
+        pack({**state, "last_eval_value": None}) for state in (first, second)
+    )
+    return (
+        rest == other_rest
+        and tensors.keys() == others.keys()
+        and all(torch.equal(tensor, others[name]) for name, tensor in tensors.items())
+    )
 
 
 def _best_ckpt(run: RunFolder) -> Path:

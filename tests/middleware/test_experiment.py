@@ -14,6 +14,7 @@ from dmiddleware.pipeline import OnlineRLContext, Task
 from dmiddleware.policy import DQNPolicy
 from middleware import (
     Experiment,
+    InteractionEvaluator,
     OffPolicyLearner,
     RunFolder,
     SnapshotSaver,
@@ -132,6 +133,29 @@ def test_the_result_file_has_the_returns_of_the_best_and_of_the_last_policy(
     assert 1 <= result.last_return <= 500
     assert [at for at, _ in fields["evaluations"]] == [20, 120]
     assert fields["env_step"] == 200
+
+
+@pytest.mark.parametrize("stops_at_the_best", [True, False])
+def test_the_last_policy_plays_only_if_it_is_not_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops_at_the_best: bool
+) -> None:
+    played = []
+    evaluate_fresh = InteractionEvaluator.evaluate_fresh
+
+    def count(self: Any, state: Any, **options: Any) -> list[float]:
+        played.append(state)
+        return evaluate_fresh(self, state, **options)
+
+    monkeypatch.setattr(InteractionEvaluator, "evaluate_fresh", count)
+    task, experiment = experiment_chain(tmp_path)
+    with task:
+        if stops_at_the_best:
+            task.use(lambda ctx: task.stop("solved") if ctx.eval_value else None)
+        task.use(termination_checker(max_env_step=200)).run()
+    assert len(played) == (1 if stops_at_the_best else 2)
+    result = experiment.result
+    assert result.n_episode == 4
+    assert (result.mean_return == result.last_return) or not stops_at_the_best
 
 
 def test_a_resumed_run_has_the_evaluations_and_the_duration_of_both_parts(tmp_path: Path) -> None:
