@@ -3,6 +3,8 @@
 ``python -m examples.make_offline_data Pendulum-v1`` writes ``Pendulum-v1/random-v0`` and others.
 """
 
+import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,6 +104,11 @@ def main(env_id: str = "Pendulum-v1", seed: int = 0) -> None:
         print(f"wrote {path}")
 
 
+def make(env_id: str) -> None:
+    """Make the datasets in a process of its own, because the tasks of this one may join a run."""
+    subprocess.run([sys.executable, "-m", "examples.make_offline_data", env_id], check=True)
+
+
 def load(env_id: str, kind: str) -> Batch:
     """Return the rows of a dataset; make all of them first if it does not exist."""
     # Of several processes, one makes them and the others wait.
@@ -109,7 +116,7 @@ def load(env_id: str, kind: str) -> Batch:
         try:
             return load_minari(dataset_id(env_id, kind))
         except DatasetError:
-            main(env_id)
+            make(env_id)
             return load_minari(dataset_id(env_id, kind))
 
 

@@ -1,32 +1,32 @@
 """Generative adversarial imitation learning on Pendulum-v1, from ten episodes of an expert.
 
-All episodes have 200 steps, so a reward for staying alive would teach nothing here.
+The expert is the SAC policy of ``examples.make_offline_data``. All episodes have 200 steps, so a
+reward for staying alive would teach nothing here. It needs the extra ``minari``.
 """
 
-from pathlib import Path
-
 from dmiddleware import Task
-from dmiddleware.data import OfflineDataset
+from dmiddleware.data import Batch, index_rows
 from dmiddleware.env import make_env_manager
-from dmiddleware.policy import Policy, PPOPolicy
+from dmiddleware.policy import PPOPolicy
 from dmiddleware.reward import GAIL
 from dmiddleware.rl import Schedule
-from examples import pendulum_ppo
+from examples import make_offline_data
 from examples.common import command
 from middleware import (
-    EpisodeCollector,
+    ContextExchanger,
     Experiment,
     ExperimentResult,
+    ModelExchanger,
     OnPolicyLearner,
     RewardLearner,
     StepCollector,
     gae_estimator,
     interaction_evaluator,
-    offline_data_saver,
     termination_checker,
 )
 
-ENV = pendulum_ppo.ENV
+ENV = "Pendulum-v1"
+N_EPISODE = 10
 
 
 def make_policy(seed: int = 0) -> PPOPolicy:
@@ -40,34 +40,26 @@ def make_policy(seed: int = 0) -> PPOPolicy:
     )
 
 
-def save_episodes(expert: Policy, path: Path, *, n_episode: int, seed: int) -> None:
-    """Let the expert play, and save its observations and actions."""
-    with Task(seed=seed) as task:
-        envs = make_env_manager(ENV, env_num=n_episode, seed=task.seed_for("expert"))
-        task.use(EpisodeCollector(expert, envs, n_episode=n_episode))
-        task.use(offline_data_saver(path, columns=["obs", "action", "done"]))
-        task.run(max_step=1)
+def expert_rows() -> Batch:
+    """Return the expert's first episodes."""
+    rows = make_offline_data.load(ENV, "expert")
+    ends = rows["done"].nonzero().flatten()
+    return index_rows(rows, slice(0, int(ends[N_EPISODE - 1]) + 1))
 
 
 def main(
     seed: int = 0, exp_name: str = "pendulum_gail", max_env_step: int = 300_000
 ) -> ExperimentResult:
-    """Imitate a PPO expert of Pendulum-v1, without the rewards of the environment."""
-    trained = pendulum_ppo.main(seed, f"{exp_name}_expert", max_env_step)
-    expert = pendulum_ppo.make_policy(seed)
-    expert.collect_mode.load_state_dict(trained.load_best())
-    path = trained.path / "expert.safetensors"
-    save_episodes(expert, path, n_episode=10, seed=seed)
-
+    """Imitate an expert of Pendulum-v1, without the rewards of the environment."""
+    expert = expert_rows()
     policy = make_policy(seed)
     experiment = Experiment(exp_name, policy)
-    with OfflineDataset(path) as dataset, Task(seed=seed) as task:
+    with Task(seed=seed) as task:
         collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
         eval_env = make_env_manager(ENV, env_num=50, seed=task.seed_for("evaluator"))
-        gail = GAIL.for_env(
-            collect_env, dataset.rows(slice(None)), seed=seed, learning_rate=1e-3, epochs=5
-        )
+        gail = GAIL.for_env(collect_env, expert, seed=seed, learning_rate=1e-3, epochs=5)
 
+        task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
         task.use(StepCollector(policy, collect_env, n_sample=2048))
         task.use(RewardLearner(gail))
         task.use(gae_estimator(policy))

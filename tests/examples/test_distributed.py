@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +18,9 @@ from tests.dmiddleware.launch.ditask_process import DITASK
 ROOT = Path(__file__).parents[2]
 # Enough for each to collect, learn and evaluate.
 PROGRAM = """
-import importlib
-
 import functools
+import importlib
+import json
 
 from middleware import Experiment
 
@@ -26,14 +28,19 @@ example = importlib.import_module("examples." + open("example").read())
 example.Experiment = functools.partial(Experiment, n_fresh_episode=8)
 
 def main():
-    result = example.main(seed=1, exp_name="short", max_env_step=int(open("steps").read()))
+    steps = int(open("steps").read())
+    options = json.loads(open("options").read())
+    result = example.main(seed=1, exp_name="short", max_env_step=steps, **options)
     if result.mean_return == result.mean_return:
         print("judged", flush=True)
 """
 
 
-def run_example(folder: Path, example: str, n_steps: int, *options: str) -> str:
+def run_example(
+    folder: Path, example: str, n_steps: int, *options: str, **arguments: object
+) -> str:
     """Run a short version of an example with ditask, and return what it prints."""
+    (folder / "options").write_text(json.dumps(arguments))
     (folder / "short.py").write_text(PROGRAM)
     (folder / "example").write_text(example)
     (folder / "steps").write_text(str(n_steps))
@@ -43,7 +50,7 @@ def run_example(folder: Path, example: str, n_steps: int, *options: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=100,
+        timeout=300,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
         check=False,
     )
@@ -94,6 +101,38 @@ def test_example_trains_in_four_processes(tmp_path: Path, example: str, n_steps:
 SUMMARY = re.compile(
     r"mean return -?[\d.]+ over \d+ fresh episodes .* after ([\d,]+) env steps and"
 )
+
+
+def of_algorithms(example: str, n_steps: int, *algos: str) -> list[Any]:
+    return [pytest.param(example, n_steps, {"algo": algo}, id=algo) for algo in algos]
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("example", "n_steps", "arguments"),
+    [
+        *of_algorithms(
+            "lunarlander", 4000, "dqn", "c51", "qrdqn", "iqn", "rainbow", "discrete_sac"
+        ),
+        *of_algorithms("pendulum", 1500, "td3", "ddpg", "tqc"),
+        pytest.param("pendulum_sac", 1500, {}, id="sac"),
+        pytest.param("cartpole_memory_ppo", 4000, {}, id="recurrent PPO"),
+        pytest.param("cartpole_memory_r2d2", 3000, {}, id="r2d2"),
+        pytest.param("pendulum_gail", 5000, {}, id="gail"),
+        *of_algorithms("doorkey_rnd", 5000, "rnd", "icm"),
+        pytest.param("bitflip_her", 3000, {}, id="her"),
+        *of_algorithms("two_step_game", 2000, "vdn", "qmix"),
+        *of_algorithms("simple_spread", 7000, "ippo", "mappo"),
+        pytest.param("tictactoe_self_play", 3000, {}, id="self-play"),
+    ],
+)
+def test_each_algorithm_trains_in_three_processes(
+    tmp_path: Path, example: str, n_steps: int, arguments: dict[str, object]
+) -> None:
+    text = run_example(tmp_path, example, n_steps, "--parallel-workers", "3", **arguments)
+    (env_step,) = SUMMARY.findall(text)
+    assert int(env_step.replace(",", "")) >= n_steps
 
 
 @pytest.mark.slow

@@ -83,8 +83,6 @@ def shorten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "doorkey_rnd":
         # Episodes of an untrained policy are long.
         monkeypatch.setattr(module, "ENV", functools.partial(module.make_env, max_steps=30))
-    if name == "pendulum_gail":
-        monkeypatch.setattr("examples.pendulum_ppo.Experiment", short)
     if name == "pong_ppo":
         # Whole games last a thousand steps.
         options: dict[str, Any] = {"backend": "envpool", "env_kwargs": {"max_episode_steps": 100}}
@@ -102,10 +100,13 @@ def shorten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_example_trains_and_its_checkpoint_can_be_played(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     if name.startswith("mujoco") and "CI" not in os.environ:
         pytest.importorskip("mujoco")
+    if name == "pendulum_gail":
+        data = request.getfixturevalue("offline_data")
+        monkeypatch.setenv("MINARI_DATASETS_PATH", str(data))
     shorten(name, monkeypatch)
     further = OPTIONS.get(name, ())
     steps = str(STEPS[name])

@@ -16,29 +16,11 @@ needed("minari")
 
 from examples import make_offline_data, offline  # noqa: E402
 
-TINY = make_offline_data.Recipe(
-    320, 256, 280, 600, {"model": {"actor_hidden_sizes": [8], "critic_hidden_sizes": [8]}}
-)
-
-
-@pytest.fixture(scope="module")
-def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the data once for all tests."""
-    folder = tmp_path_factory.mktemp("datasets")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MINARI_DATASETS_PATH", str(folder))
-        patch.setitem(make_offline_data.RECIPES, "Pendulum-v1", TINY)
-        result = CliRunner().invoke(
-            make_offline_data.command, ["Pendulum-v1"], catch_exceptions=False
-        )
-        assert result.exit_code == 0
-    return folder
-
 
 @pytest.fixture(autouse=True)
-def here(datasets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def here(offline_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(datasets))
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(offline_data))
     short = functools.partial(Experiment, n_fresh_episode=10)
     monkeypatch.setattr(offline, "Experiment", short)
 
@@ -46,7 +28,7 @@ def here(datasets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_datasets_have_the_rows_of_their_kinds() -> None:
     rows = {kind: make_offline_data.load("Pendulum-v1", kind) for kind in make_offline_data.KINDS}
     counts = {kind: len(one["done"]) for kind, one in rows.items()}
-    assert counts == {"random": 600, "medium": 600, "expert": 600, "replay": 320, "mixed": 600}
+    assert counts == {"random": 2400, "medium": 2400, "expert": 2400, "replay": 320, "mixed": 2400}
     assert rows["mixed"]["action"].abs().max() <= 2.0
     assert not rows["random"]["action"].equal(rows["medium"]["action"])
 
@@ -76,7 +58,7 @@ def test_an_algorithm_learns_from_the_mixed_data(algo: str, monkeypatch: Any) ->
 
 def test_a_missing_dataset_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    monkeypatch.setattr(make_offline_data, "main", made.append)
+    monkeypatch.setattr(make_offline_data, "make", made.append)
     with pytest.raises(Exception, match="not on this machine"):
         make_offline_data.load("HalfCheetah-v5", "mixed")
     assert made == ["HalfCheetah-v5"]
