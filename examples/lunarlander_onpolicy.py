@@ -34,13 +34,16 @@ PPO: dict[str, Any] = {
     "epoch_per_collect": 4,
 }
 A2C: dict[str, Any] = {
-    "discount_factor": 0.995,
-    "entropy_weight": 1e-5,
-    "value_weight": 1.0,
-    "learning_rate": Schedule.linear(8.3e-4, 0.0, by="progress"),
-    "n_sample": 40,
-    "batch_size": 40,
+    "discount_factor": 0.99,
+    "gae_lambda": 0.95,
+    "adv_norm": True,
+    "value_weight": 0.01,  # errors of the values are large at first
+    "learning_rate": Schedule.linear(1e-3, 0.0, by="progress"),
+    "n_sample": 128,
+    "batch_size": 128,
 }
+EVERY_TRAIN_ITER: dict[Algo, int] = {"ppo": 2048, "a2c": 400}
+"""Updates from one evaluation to the next: 33,000 and 51,000 env steps."""
 
 
 def make_policy(seed: int = 0, algo: Algo = "ppo") -> PPOPolicy | A2CPolicy:
@@ -54,14 +57,14 @@ def make_policy(seed: int = 0, algo: Algo = "ppo") -> PPOPolicy | A2CPolicy:
 def main(
     seed: int = 0,
     exp_name: str = "lunarlander_onpolicy",
-    max_env_step: int = 1_000_000,
+    max_env_step: int = 1_500_000,
     algo: Algo = "ppo",
 ) -> ExperimentResult:
     """Train an on-policy algorithm on LunarLander-v3 until it lands softly."""
     policy = make_policy(seed, algo)
     experiment = Experiment(exp_name, policy)
     with Task(seed=seed) as task:
-        collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
+        collect_env = make_env_manager(ENV, env_num=16, seed=task.seed_for("collector"))
         eval_env = make_env_manager(ENV, env_num=25, seed=task.seed_for("evaluator"))
 
         task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
@@ -70,7 +73,11 @@ def main(
         task.use(OnPolicyLearner(policy))
         task.use(
             interaction_evaluator(
-                policy, eval_env, n_episode=50, every_train_iter=2500, stop_value=250
+                policy,
+                eval_env,
+                n_episode=50,
+                every_train_iter=EVERY_TRAIN_ITER[algo],
+                stop_value=240,
             )
         )
         task.use(experiment)
