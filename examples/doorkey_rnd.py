@@ -40,14 +40,14 @@ ENV = make_env
 def make_policy(seed: int = 0) -> PPOPolicy:
     """Build an actor and a critic with two hidden layers each."""
     return PPOPolicy.for_env(
-        make_env_manager(ENV, env_num=1), seed=seed, learning_rate=3e-4, entropy_weight=0.01
+        make_env_manager(ENV, env_num=1), seed=seed, obs_norm=True, entropy_weight=0.01
     )
 
 
 def main(
     seed: int = 0,
     exp_name: str = "doorkey_rnd",
-    max_env_step: int = 1_000_000,
+    max_env_step: int = 500_000,
     algo: Literal["ppo", "rnd", "icm"] = "rnd",
 ) -> ExperimentResult:
     """Train PPO on DoorKey-8x8 with random network distillation, curiosity (icm) or neither."""

@@ -120,7 +120,7 @@ def main() -> int:
     if unknown:
         parser.error(f"no training is called {', '.join(unknown)}; --list lists them")
     if arguments.list:
-        print_list(entries)
+        print_list(entries, arguments.jobs)
         return 0
     chosen = [entry for entry in entries if not arguments.names or entry.name in arguments.names]
     if arguments.compare:
@@ -137,14 +137,15 @@ def main() -> int:
     return 1 if failed or missed else 0
 
 
-def print_list(entries: list[Entry]) -> None:
+def print_list(entries: list[Entry], jobs: int) -> None:
     """Print the trainings, which of their seeds have a record, and the planned time."""
     for entry in entries:
         done = ", ".join(str(one.seed) for one in records_of(entry)) or "none"
         n = len(entry.seeds)
         print(f"{entry.name}: {n} of {entry.minutes:g} min; seeds with a record: {done}")
-    hours = sum(len(entry.seeds) * entry.minutes for entry in entries) / 60
-    print(f"{hours:.1f} h in all")
+    alone = sum(len(one.seeds) * one.minutes for one in entries if one.nodes > 1)
+    others = sum(len(one.seeds) * one.minutes for one in entries if one.nodes == 1)
+    print(f"{(alone + others / jobs) / 60:.1f} h in all, with {jobs} at a time")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,6 @@ ENTRIES: Final = [
             "simple_spread_v3",
             "examples.simple_spread",
             ("--algo", algorithm.lower()),
-            seeds=_SEEDS[:3],
             minutes=15.0,
         )
         for algorithm in ("IPPO", "MAPPO", "QMIX")

@@ -47,7 +47,7 @@ ENTRIES = [
         at_least=200,
         literature="156 (v2), after 200,000 steps",
         source=ZOO,
-        minutes=5.0,
+        minutes=4.0,
     ),
     Entry(
         "Games and images",
@@ -57,9 +57,7 @@ ENTRIES = [
         at_least=18,
         literature="20.7 after 10 million steps",
         source="Schulman et al. (2017), table 6",
-        minutes=150,
+        minutes=60,
     ),
-    Entry(
-        "Games and images", "PPO", "Pong", "examples.pong_ppo", nodes=4, at_least=18, minutes=150
-    ),
+    Entry("Games and images", "PPO", "Pong", "examples.pong_ppo", nodes=4, at_least=18, minutes=60),
 ]

@@ -40,11 +40,11 @@ def _lunar_lander(algorithm: str, algo: str, minutes: float) -> Entry:
 
 ENTRIES = [
     _lunar_lander("DQN", "dqn", 6),
-    _lunar_lander("C51", "c51", 10),
-    _lunar_lander("QR-DQN", "qrdqn", 10),
+    _lunar_lander("C51", "c51", 7),
+    _lunar_lander("QR-DQN", "qrdqn", 8),
     _lunar_lander("IQN", "iqn", 20),
-    _lunar_lander("Rainbow", "rainbow", 15),
-    _lunar_lander("discrete SAC", "discrete_sac", 15),
+    _lunar_lander("Rainbow", "rainbow", 9),
+    _lunar_lander("discrete SAC", "discrete_sac", 13),
     Entry(
         "Games and images",
         "DQN",
@@ -53,6 +53,6 @@ ENTRIES = [
         at_least=18,
         literature="18.9",
         source="Mnih et al., Nature 2015, extended data table 2",
-        minutes=150,
+        minutes=90,
     ),
 ]
