@@ -70,11 +70,12 @@ def train_and_record(entry: Entry, seed: int, *, again: bool) -> str:
     try:
         outcome = train(entry, seed, again=again)
     except TrainingError as error:
-        print(f"{entry.name}, seed {seed}: {error}", flush=True)
-        return str(error)
+        told = "; ".join([str(error), *getattr(error, "__notes__", ())])
+        print(f"{entry.name}, seed {seed}: {told}", flush=True)
+        return told
     record.save(entry.name, outcome)
-    told = f"{entry.figure} {outcome.figure:g} in {outcome.train_s:.0f} s"
-    print(f"{entry.name}, seed {seed}: {told}", flush=True)
+    figure = f"{entry.figure} {outcome.figure:g} in {outcome.train_s:.0f} s"
+    print(f"{entry.name}, seed {seed}: {figure}", flush=True)
     return ""
 
 

@@ -116,6 +116,16 @@ def test_an_interrupted_training_with_a_snapshot_is_resumed() -> None:
     assert not snapshots.exists()
 
 
+def test_a_resumed_training_that_fails_says_how_to_start_again() -> None:
+    write_program("import sys; sys.exit('another chain')")
+    snapshots = Path("runs/results/program/0/snapshots")
+    snapshots.mkdir(parents=True)
+    (snapshots / "step_000000000007.safetensors").touch()
+    first, second = run([ENTRY], again=False)
+    assert "--again starts from scratch" in first
+    assert "--again" not in second
+
+
 def test_options_of_a_command_line_become_arguments_of_main() -> None:
     options = ("--algo", "sac", "--compiled", "--max-env-step", "100", "--stop-value", "-1.5")
     assert training.arguments_of(options) == {

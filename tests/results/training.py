@@ -62,7 +62,12 @@ def train(entry: Entry, seed: int, *, again: bool = False) -> Record:
     command = _command(entry, seed, exp_name, folder.parent, resumes=resumes)
     deadline_s = max(_LEAST_DEADLINE_S, _SLOWER * 60 * entry.minutes)
     started_at = time.monotonic()
-    output = run_command(command, folder.parent / f"{seed}.log", deadline_s)
+    try:
+        output = run_command(command, folder.parent / f"{seed}.log", deadline_s)
+    except TrainingError as error:
+        if resumes:
+            error.add_note("it continued from a snapshot; --again starts from scratch")
+        raise
     took_s = time.monotonic() - started_at
     told = folder / "result.json"
     result = json.loads(told.read_text(encoding="utf-8")) if told.exists() else {}
