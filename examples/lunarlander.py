@@ -55,7 +55,7 @@ SETTINGS: dict[Algo, dict[str, Any]] = {
         "batch_size": 64,
         "learning_rate_q": 6.3e-4,
         "learning_rate_policy": 6.3e-4,
-        "target_entropy_ratio": 0.1,
+        "target_entropy_ratio": 0.3,
         "nstep": 3,
     },
 }
