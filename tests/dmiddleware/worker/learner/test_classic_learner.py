@@ -226,9 +226,10 @@ def test_a_worker_loads_samples_in_chunks():
         second_started.set()
         return load()
 
+    batches = iter([[first, second, load, load]])
     cfg = {"train_iterations": 1, "dataloader": {"num_workers": 2, "chunk_size": 2}}
     with make_learner(cfg) as learner:
-        learner.get_data = lambda batch_size: [first, second, load, load]
+        learner.get_data = lambda batch_size: next(batches, [load] * batch_size)
         learner.setup_dataloader()
         learner.start()
     assert second_started.is_set()
