@@ -294,6 +294,7 @@ class Experiment:
     def _make_result(self, task: Task[Any]) -> ExperimentResult:
         train_s = self._train_s
         best, last = [math.nan], [math.nan]
+        n_episode = 0
         interrupted = (task.stop_reason or "").startswith("received SIG")
         judges = self.run.is_lead and task.stopped_ok and not interrupted
         if self._evaluator is not None and judges:
@@ -302,12 +303,13 @@ class Experiment:
             best = last = self._fresh_returns(self._evaluator, states[0], seed)
             if not _is_same_policy(*states):
                 last = self._fresh_returns(self._evaluator, states[1], seed)
+            n_episode = len(best)
         curve = self._parts.get("curve")
         return ExperimentResult(
             path=self.run.path,
             mean_return=sum(best) / len(best),
             last_return=sum(last) / len(last),
-            n_episode=0 if math.isnan(best[0]) else len(best),
+            n_episode=n_episode,
             env_step=getattr(task.ctx, "env_step", 0),
             train_iter=task.ctx.train_iter,
             train_s=train_s,

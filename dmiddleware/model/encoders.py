@@ -139,7 +139,7 @@ class ImageEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self._shape = tuple(obs_shape)
-        layers = NATURE_CONV_LAYERS if conv_layers is None else check_conv_layers(conv_layers)
+        layers = NATURE_CONV_LAYERS if conv_layers is None else _check_conv_layers(conv_layers)
         _check_image(self._shape, layers)
         channels, *sides = self._shape
         modules: list[nn.Module] = []
@@ -297,7 +297,7 @@ def _flat(x: torch.Tensor, n_dims: int) -> torch.Tensor:
     return x.flatten(-n_dims) if n_dims else x.unsqueeze(-1)
 
 
-def check_conv_layers(layers: ConvLayers) -> list[tuple[int, int, int]]:
+def _check_conv_layers(layers: ConvLayers) -> list[tuple[int, int, int]]:
     """Return the layers, if each has positive channels, kernel size and stride.
 
     Raises:

@@ -19,6 +19,7 @@ from tests.results.record import Record
 from tests.results.training import TrainingError, train
 
 ENTRY = Entry("A section", "an algorithm", "Env-v0", "program", seeds=(0, 1), at_least=10)
+SNAPSHOTS = Path("runs/results/program/0/snapshots")
 PROGRAM = """
 import json, pathlib, sys
 
@@ -46,6 +47,11 @@ def write_program(text: str) -> None:
     Path("program.py").write_text(text)
 
 
+def write_snapshot() -> None:
+    SNAPSHOTS.mkdir(parents=True)
+    (SNAPSHOTS / "step_000000000007.safetensors").touch()
+
+
 def some_record(seed: int, figure: float) -> Record:
     points = ((0, 1.0), (100 + seed, figure))
     return Record(seed, "python -m program", "abc", "2", figure, 8.0, 100, 500, 50, 2.5, points)
@@ -54,8 +60,8 @@ def some_record(seed: int, figure: float) -> Record:
 def test_every_entry_names_a_program_that_exists() -> None:
     for entry in all_entries():
         assert importlib.util.find_spec(entry.program) is not None, entry.program
-        main = getattr(importlib.import_module(entry.program), "main", None)
         if entry.nodes > 1:
+            main = importlib.import_module(entry.program).main
             inspect.signature(main).bind(**training.arguments_of(entry.options))
 
 
@@ -103,24 +109,19 @@ def test_what_an_interrupted_training_left_is_removed() -> None:
 
 def test_an_interrupted_training_with_a_snapshot_is_resumed() -> None:
     write_program(PROGRAM.replace("10.0 +", "(20.0 if resumes else 10.0) +"))
-    snapshots = Path("runs/results/program/0/snapshots")
-    snapshots.mkdir(parents=True)
-    assert train(ENTRY, 0).figure == 10.0  # there is no snapshot yet
-    snapshots.mkdir()
-    (snapshots / "step_000000000007.safetensors").touch()
+    SNAPSHOTS.mkdir(parents=True)
+    assert train(ENTRY, 0).figure == 10.0  # the folder is empty
+    write_snapshot()
     assert train(ENTRY, 0).figure == 20.0
-    assert not snapshots.exists()
-    snapshots.mkdir()
-    (snapshots / "step_000000000007.safetensors").touch()
+    assert not SNAPSHOTS.exists()
+    write_snapshot()
     assert train(ENTRY, 0, again=True).figure == 10.0
-    assert not snapshots.exists()
+    assert not SNAPSHOTS.exists()
 
 
 def test_a_resumed_training_that_fails_says_how_to_start_again() -> None:
     write_program("import sys; sys.exit('another chain')")
-    snapshots = Path("runs/results/program/0/snapshots")
-    snapshots.mkdir(parents=True)
-    (snapshots / "step_000000000007.safetensors").touch()
+    write_snapshot()
     first, second = run([ENTRY], again=False)
     assert "--again starts from scratch" in first
     assert "--again" not in second
