@@ -38,8 +38,7 @@ def make_env(**kwargs: Any) -> gym.Env[Any, Any]:
 ENV = make_env
 RANDOM_STEPS = 10_000
 NETWORK = {"conv_layers": [(16, 8, 4), (32, 4, 2)], "encoder_hidden_sizes": [256]}
-"""That of Mnih et al., "Playing Atari with Deep RL" (2013), which takes a third of the time of the
-default and is enough for Pong."""
+"""That of Mnih et al., "Playing Atari with Deep RL" (2013), a third of the work of the default."""
 
 
 def make_policy(seed: int = 0) -> DQNPolicy:

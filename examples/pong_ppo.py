@@ -1,7 +1,7 @@
 """Proximal policy optimization on Pong, from images that EnvPool makes.
 
-It needs the extras ``atari`` and ``envpool``, and for a run of hours, not days, a GPU. A
-run that was stopped continues with ``--resume``.
+It needs the extras ``atari`` and ``envpool``, and for a run of hours, not days, a GPU. A run that
+was stopped continues with ``--resume``.
 """
 
 import torch

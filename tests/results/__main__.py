@@ -70,12 +70,11 @@ def train_and_record(entry: Entry, seed: int, *, again: bool) -> str:
     try:
         outcome = train(entry, seed, again=again)
     except TrainingError as error:
-        told = "; ".join([str(error), *getattr(error, "__notes__", ())])
-        print(f"{entry.name}, seed {seed}: {told}", flush=True)
-        return told
+        print(f"{entry.name}, seed {seed}: {error}", flush=True)
+        return str(error)
     record.save(entry.name, outcome)
-    figure = f"{entry.figure} {outcome.figure:g} in {outcome.train_s:.0f} s"
-    print(f"{entry.name}, seed {seed}: {figure}", flush=True)
+    told = f"{entry.figure} {outcome.figure:g} in {outcome.train_s:.0f} s"
+    print(f"{entry.name}, seed {seed}: {told}", flush=True)
     return ""
 
 

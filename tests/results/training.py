@@ -65,9 +65,10 @@ def train(entry: Entry, seed: int, *, again: bool = False) -> Record:
     try:
         output = run_command(command, folder.parent / f"{seed}.log", deadline_s)
     except TrainingError as error:
-        if resumes:
-            error.add_note("it continued from a snapshot; --again starts from scratch")
-        raise
+        if not resumes:
+            raise
+        hint = "it continued from a snapshot; --again starts from scratch"
+        raise TrainingError(f"{error}; {hint}") from None
     took_s = time.monotonic() - started_at
     told = folder / "result.json"
     result = json.loads(told.read_text(encoding="utf-8")) if told.exists() else {}
