@@ -4,6 +4,7 @@ from dmiddleware.policy.a2c import A2CPolicy
 from dmiddleware.policy.base.action_codec import ActionCodec
 from dmiddleware.policy.base.actions import ActorPolicy, CodecPolicy
 from dmiddleware.policy.base.actor_critic import ActorCriticPolicy, PolicyGradientPolicy
+from dmiddleware.policy.base.advantage import AdvantagePolicy
 from dmiddleware.policy.base.agents import AgentsPolicy
 from dmiddleware.policy.base.as_modes import (
     as_collect_mode,
@@ -100,6 +101,7 @@ __all__ = [
     "MAPPOPolicy",
     "ActorPolicy",
     "ActorCriticPolicy",
+    "AdvantagePolicy",
     "PolicyGradientPolicy",
     "AgentsPolicy",
     "CodecPolicy",

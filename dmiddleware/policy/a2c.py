@@ -9,26 +9,22 @@ import torch
 from torch import nn
 
 from dmiddleware.config import Option, at_least, count, fraction, positive, switch
-from dmiddleware.data.batch import Batch
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actor_critic import PolicyGradientOptions, PolicyGradientPolicy
+from dmiddleware.policy.base.advantage import AdvantageOptions, AdvantagePolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
-from dmiddleware.rl import with_advantages
 from dmiddleware.schedule import scheduled
 
 __all__ = ["A2COptions", "A2CPolicy"]
 
 
-class A2COptions(PolicyGradientOptions, total=False):
+class A2COptions(PolicyGradientOptions, AdvantageOptions, total=False):
     """The options of :meth:`A2CPolicy.for_env`."""
-
-    gae_lambda: float
-    adv_norm: bool
 
 
 @POLICY_REGISTRY.register("a2c_command")
 @POLICY_REGISTRY.register("a2c")
-class A2CPolicy(PolicyGradientPolicy):
+class A2CPolicy(PolicyGradientPolicy, AdvantagePolicy):
     """Advantage actor-critic (Mnih et al., "Asynchronous Methods for Deep RL", 2016).
 
     This is the synchronous form: all environments make a few steps, and one update follows the
@@ -39,7 +35,7 @@ class A2CPolicy(PolicyGradientPolicy):
     averaged over the rows, where the paper adds up gradients; the gradient is clipped; and
     ``gae_lambda`` below 1 mixes returns of several lengths (Schulman et al., 2016). With the
     default of 1, an advantage is the return up to the end of the collected rows minus the value, as
-    in the paper. ``adv_norm`` makes the steps independent of the size of the rewards.
+    in the paper. :class:`AdvantagePolicy` describes what can be normalised; by default, nothing is.
 
     One learn forward is one update. Learns from the columns ``obs``, ``action`` (``raw_action``
     where there is one), ``adv`` and ``ret``; the last two come from ``gae_estimator``. All kinds of
@@ -76,23 +72,14 @@ class A2CPolicy(PolicyGradientPolicy):
         """
         return super().for_env(env, model=model, enable_field=enable_field, **options)
 
-    @property
-    def gae_lambda(self) -> float:
-        """λ of generalised advantage estimation."""
-        return float(self._cfg.gae_lambda)
-
-    def _get_trajectory_batch(self, batch: Batch) -> Batch:
-        return with_advantages(
-            batch,
-            reward=batch["reward"],
-            value_fn=self._value_fn,
-            discount=self._cfg.discount_factor,
-            gae_lambda=self._cfg.gae_lambda,
-        )
-
     def _update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        output = self._model(batch["obs"])
+        output = self._model(self._normalised(batch["obs"]))
         distribution = self._learned_distribution(output, batch)
         log_prob = distribution.log_prob(self._raw_action(batch))
-        adv = self._standardised(batch["adv"]) if self._cfg.learn.adv_norm else batch["adv"]
-        return self._follow_gradient(distribution, log_prob, adv, output["value"], batch["ret"])
+        return self._follow_gradient(
+            distribution,
+            log_prob,
+            self._learned_advantage(batch),
+            output["value"],
+            self._as_output(batch["ret"]),
+        )

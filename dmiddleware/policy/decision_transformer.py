@@ -26,7 +26,7 @@ from dmiddleware.errors import PolicyError
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.common_options import COLLECT_OPTIONS
-from dmiddleware.policy.base.dataset_obs_norm import DatasetNormOptions, DatasetNormPolicy
+from dmiddleware.policy.base.obs_norm import DatasetNormOptions, DatasetNormPolicy
 from dmiddleware.policy.base.parts import Part, adam
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import bc_hits, bc_loss

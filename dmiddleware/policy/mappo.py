@@ -54,7 +54,7 @@ class IPPOPolicy(AgentsPolicy, PPOPolicy):
         weight: torch.Tensor = present / present.mean().clamp_min(1.0 / present.numel())
         return weight
 
-    def _standardised(self, adv: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
+    def _standardised(self, adv: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         """Return advantages with mean 0 and standard deviation 1 over the agents that take part."""
         assert weight is not None
         centred = adv - (adv * weight).mean()

@@ -10,7 +10,7 @@ from torch import nn
 
 from dmiddleware.config import Option, positive
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.dataset_obs_norm import DatasetNormOptions, DatasetNormPolicy
+from dmiddleware.policy.base.obs_norm import DatasetNormOptions, DatasetNormPolicy
 from dmiddleware.policy.ddpg import DDPGOptions, TD3Policy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 

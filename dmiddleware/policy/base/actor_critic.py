@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -14,7 +13,6 @@ from dmiddleware.data.batch import Nested, Value
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.common_options import COLLECT_OPTIONS
-from dmiddleware.policy.base.data_parallel import sum_over_ranks
 from dmiddleware.policy.base.parts import Part, adam, rmsprop
 from dmiddleware.rl import Distribution
 from dmiddleware.schedule import Schedule, scheduled
@@ -97,21 +95,6 @@ class ActorCriticPolicy(ActorPolicy, CommandModePolicy):
         with torch.no_grad():
             value = self._critic_output(self._as_obs(obs))
         return self._as_return(value).cpu()
-
-    def _standardised(self, adv: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
-        """Return advantages with mean 0 and standard deviation 1 over the rows of all ranks.
-
-        A subclass whose rows weigh differently heeds ``weight``.
-        """
-        if self._reducer is None:
-            return adv if adv.numel() < 2 else (adv - adv.mean()) / (adv.std() + 1e-8)
-        wide = adv.double()
-        n_rows, total = sum_over_ranks([wide.numel(), wide.sum().item()])
-        if n_rows < 2:
-            return adv
-        mean = total / n_rows
-        (squares,) = sum_over_ranks([(wide - mean).square().sum().item()])
-        return (adv - mean) / (math.sqrt(squares / (n_rows - 1)) + 1e-8)
 
 
 class PolicyGradientPolicy(ActorCriticPolicy):

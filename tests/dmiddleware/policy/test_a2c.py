@@ -70,6 +70,39 @@ def test_normalised_advantages_do_not_depend_on_the_size_of_the_rewards() -> Non
     assert abs(losses[0] - plain) > 1e-3
 
 
+def test_normalised_observations_and_returns_enter_the_losses() -> None:
+    policy = made(obs_norm=True, value_norm=True)
+    policy.observe_returns(torch.tensor([90.0, 110.0]))
+    batch = collected(policy)
+    batch["ret"] = 100.0 + 50.0 * batch["adv"]
+    obs = batch["obs"]
+    scaled = (obs - obs.mean(0)) / obs.std(0, correction=0)
+    with torch.no_grad():
+        value = policy.get_attribute("model")(scaled)["value"]
+    torch.testing.assert_close(batch["value"], 100.0 + 10.0 * value, rtol=1e-4, atol=1e-3)
+    wanted = 0.5 * (value - 5.0 * batch["adv"]).square().mean()
+    assert policy.learn_mode.forward(batch)["value_loss"] == pytest.approx(wanted.item(), rel=1e-3)
+
+
+def test_scaled_rewards_have_returns_of_deviation_1() -> None:
+    policy = made(reward_norm=True, discount_factor=0.9)
+    rows = {
+        "reward": 1000.0 * torch.randn(200, 8, generator=torch.Generator().manual_seed(0)),
+        "done": torch.zeros(200, 8, dtype=torch.bool),
+        "episode_id": torch.arange(8).expand(200, 8),
+    }
+    scaled = policy.scale_rewards(as_tree(rows))
+    kept, returns = torch.zeros(8), []
+    for reward in scaled:
+        kept = 0.9 * kept + reward
+        returns.append(kept)
+    assert torch.stack(returns).std().item() == pytest.approx(1.0, abs=0.05)
+    saved = policy.learn_mode.state_dict()
+    restored = made(reward_norm=True, discount_factor=0.9, seed=1)
+    restored.learn_mode.load_state_dict(saved)
+    assert torch.equal(restored.scale_rewards(as_tree(rows)), policy.scale_rewards(as_tree(rows)))
+
+
 def test_the_first_step_is_that_of_the_papers_rmsprop() -> None:
     policy = made(learn={"learning_rate": 0.01, "optimizer_eps": 0.1, "rmsprop_decay": 0.9})
     model = policy.get_attribute("model")

@@ -20,6 +20,7 @@ def test_the_public_names_are_these():
         "ActionCodec",
         "ActorCriticPolicy",
         "ActorPolicy",
+        "AdvantagePolicy",
         "AgentsPolicy",
         "BCPolicy",
         "BatchedPolicy",

@@ -1,4 +1,4 @@
-"""Policies that normalise observations with the statistics of the data set they learn from."""
+"""Policies that normalise their observations."""
 
 from __future__ import annotations
 
@@ -12,33 +12,17 @@ from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
 from dmiddleware.policy.base.obs_normaliser import ObsNormaliser
 from dmiddleware.policy.base.parts import Part
 
-__all__ = ["DatasetNormOptions", "DatasetNormPolicy"]
+__all__ = ["DatasetNormOptions", "DatasetNormPolicy", "ObsNormPolicy"]
 
 # Fujimoto and Gu (2021), equation 4, add 1e-3 to the standard deviation.
 _EPS = 1e-3**2
 
 
-class DatasetNormOptions(ActorOptions, total=False):
-    """The options that all these policies have in ``for_env``."""
+class ObsNormPolicy(ActorPolicy):
+    """An actor policy with an option ``obs_norm``, and statistics that belong to it.
 
-    obs_norm: bool
-
-
-class DatasetNormPolicy(ActorPolicy):
-    """An actor policy whose observations have mean 0 and standard deviation 1 over its data set.
-
-    :meth:`observe` takes the observations of the data set once, before learning. The statistics are
-    part of the policy: they are saved with it, and it acts with them.
+    The statistics are saved with the policy, and it acts with them.
     """
-
-    config: ClassVar[dict[str, Any]] = {
-        "obs_norm": Option(
-            True,
-            switch,
-            "whether to normalise observations with the mean and standard deviation of the data "
-            "set, which observe() takes",
-        ),
-    }
 
     def _init_common(self) -> None:
         super()._init_common()
@@ -52,15 +36,17 @@ class DatasetNormPolicy(ActorPolicy):
                 "obs_norm is True, but the shape of observations is unknown: the model "
                 f"{type(self._model).__name__} has no attribute obs_shape; set model.obs_shape"
             )
-        self._obs_normaliser = ObsNormaliser(
-            obs_shape, clip=math.inf, eps=_EPS, device=self._device
-        )
+        self._obs_normaliser = self._make_obs_normaliser(obs_shape)
+
+    def _make_obs_normaliser(self, obs_shape: Any) -> ObsNormaliser:
+        return ObsNormaliser(obs_shape, clip=self._cfg.norm_clip, device=self._device)
 
     def observe(self, obs: Nested) -> None:
-        """Add observations of the data set to the statistics of ``obs_norm``.
+        """Add observations that the policy did not act on itself to the statistics of ``obs_norm``.
 
         Args:
-            obs: ``[…, *obs_shape]``: all observations, or one part after the other.
+            obs: ``[…, *obs_shape]``, what another process acted on with one version of the policy,
+                or the observations of a data set.
         """
         if self._obs_normaliser is not None:
             self._obs_normaliser.update(self._as_obs(obs))
@@ -76,6 +62,32 @@ class DatasetNormPolicy(ActorPolicy):
         if self._obs_normaliser is not None:
             parts["obs_normaliser"] = Part(self._obs_normaliser, acts=True)
         return parts
+
+
+class DatasetNormOptions(ActorOptions, total=False):
+    """The options that all policies with the statistics of a data set have in ``for_env``."""
+
+    obs_norm: bool
+
+
+class DatasetNormPolicy(ObsNormPolicy):
+    """An actor policy whose observations have mean 0 and standard deviation 1 over its data set.
+
+    :meth:`observe` takes the observations of the data set once, before learning, all at once or one
+    part after the other.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "obs_norm": Option(
+            True,
+            switch,
+            "whether to normalise observations with the mean and standard deviation of the data "
+            "set, which observe() takes",
+        ),
+    }
+
+    def _make_obs_normaliser(self, obs_shape: Any) -> ObsNormaliser:
+        return ObsNormaliser(obs_shape, clip=math.inf, eps=_EPS, device=self._device)
 
     def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
         if self._obs_normaliser is not None and not self._obs_normaliser.has_seen_all:

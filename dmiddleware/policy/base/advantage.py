@@ -1,0 +1,198 @@
+"""Policies that learn from advantages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from easydict import EasyDict
+
+from dmiddleware.config import Option, check_value, fraction, positive, switch
+from dmiddleware.data.batch import Batch, Value
+from dmiddleware.policy.base.actions import ActorOptions
+from dmiddleware.policy.base.actor_critic import ActorCriticPolicy
+from dmiddleware.policy.base.data_parallel import sum_over_ranks
+from dmiddleware.policy.base.obs_norm import ObsNormPolicy
+from dmiddleware.policy.base.parts import Part
+from dmiddleware.rl import RewardNormaliser, RunningMeanStd, with_advantages
+
+__all__ = ["AdvantageOptions", "AdvantagePolicy"]
+
+
+class AdvantageOptions(ActorOptions, total=False):
+    """The options that A2C and PPO share in ``for_env``."""
+
+    discount_factor: float
+    gae_lambda: float
+    obs_norm: bool
+    reward_norm: bool
+    value_norm: bool
+    norm_clip: float
+    adv_norm: bool
+
+
+class AdvantagePolicy(ObsNormPolicy, ActorCriticPolicy):
+    """An actor-critic that learns from the columns ``adv`` and ``ret``.
+
+    They come from ``gae_estimator``, which computes the values of successors with the attribute
+    ``value_fn``, or from ``get_train_sample``, which serial and parallel collectors call.
+
+    - ``obs_norm``: collecting updates the statistics; evaluating does not. Observations are stored
+      unnormalised and normalised in every forward. The statistics do not change between collecting
+      a batch and learning from it.
+    - ``reward_norm``: rewards are divided by the running standard deviation of the discounted
+      return. ``gae_estimator`` asks for it in the learner's process (:meth:`scale_rewards`), so all
+      collectors share the statistics and the learner's checkpoint holds them.
+    - ``value_norm``: the critic predicts returns normalised by their running mean and standard
+      deviation (van Hasselt et al., "Learning Values Across Many Orders of Magnitude", 2016,
+      without the correction of the last layer; Yu et al., "The Surprising Effectiveness of PPO in
+      Cooperative Multi-Agent Games", 2022, section 5.1). The column ``value`` and ``value_fn`` are
+      in units of the return. The statistics take the returns of each collected batch once, before
+      it is learned from (:meth:`observe_returns`).
+    - ``adv_norm``: advantages have mean 0 and standard deviation 1 in each minibatch.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "on_policy": True,
+        "discount_factor": Option(0.99, fraction, "γ, the discount of future rewards"),
+        "gae_lambda": Option(0.95, fraction, "λ of generalised advantage estimation"),
+        "obs_norm": Option(
+            False, switch, "whether to normalise observations by running statistics"
+        ),
+        "reward_norm": Option(
+            False, switch, "whether to divide rewards by the running standard deviation of returns"
+        ),
+        "value_norm": Option(
+            False, switch, "whether the critic learns returns normalised by running statistics"
+        ),
+        "norm_clip": Option(
+            10.0, positive, "largest absolute value of normalised observations and rewards"
+        ),
+        "learn": {
+            "adv_norm": Option(True, switch, "whether to normalise advantages in each minibatch"),
+        },
+    }
+
+    @classmethod
+    def check_config(cls, cfg: EasyDict) -> None:
+        """Reject invalid combinations."""
+        super().check_config(cfg)
+        check_value(
+            not (cfg.multi_gpu and (cfg.obs_norm or cfg.reward_norm or cfg.value_norm)),
+            "multi_gpu",
+            cfg.multi_gpu,
+            "False with obs_norm, reward_norm or value_norm, since the ranks would have different "
+            "statistics",
+        )
+
+    def _init_common(self) -> None:
+        super()._init_common()
+        self._reward_normaliser: RewardNormaliser | None = None
+        if self._cfg.reward_norm:
+            self._reward_normaliser = RewardNormaliser(
+                discount=self._cfg.discount_factor, clip=self._cfg.norm_clip
+            )
+        self._return_stats: RunningMeanStd | None = None
+        if self._cfg.value_norm:
+            self._return_stats = RunningMeanStd(device=self._device)
+
+    @property
+    def gae_lambda(self) -> float:
+        """λ of generalised advantage estimation."""
+        return float(self._cfg.gae_lambda)
+
+    def scale_rewards(self, batch: Batch) -> torch.Tensor:
+        """Update ``reward_norm`` with the rewards of a collected batch, and return them scaled.
+
+        Called once per collected batch, in the learner's process, before advantages are estimated;
+        without ``reward_norm`` the rewards are returned unchanged.
+
+        Args:
+            batch: ``[T, E, …]``, or one lane ``[T, …]``, with the columns ``reward``, ``done`` and
+                ``episode_id``.
+
+        Returns:
+            The rewards, float32, in the shape of ``reward``.
+        """
+        reward = batch["reward"]
+        if self._reward_normaliser is None:
+            return reward
+        lanes = (len(reward), -1)
+        columns = (reward, batch["done"], batch["episode_id"])
+        self._reward_normaliser.update(*(column.reshape(lanes) for column in columns))
+        return self._reward_normaliser.normalise(reward)
+
+    def observe_returns(self, ret: torch.Tensor) -> None:
+        """Add the returns ``[…]`` of a collected batch to the statistics of ``value_norm``."""
+        if self._return_stats is not None:
+            self._return_stats.update(ret.to(self._device))
+
+    def _as_return(self, value: torch.Tensor) -> torch.Tensor:
+        return value if self._return_stats is None else self._return_stats.denormalise(value)
+
+    def _as_output(self, ret: torch.Tensor) -> torch.Tensor:
+        """Return returns in units of the critic's output."""
+        if self._return_stats is None:
+            return ret
+        return self._return_stats.normalise(ret, clip=None)
+
+    def _make_parts(self) -> dict[str, Part]:
+        parts = super()._make_parts()
+        if self._return_stats is not None:
+            parts["return_stats"] = Part(self._return_stats, acts=True)
+        if self._reward_normaliser is not None:
+            parts["reward_normaliser"] = Part(self._reward_normaliser)
+        return parts
+
+    def _forward_collect_batch(
+        self, obs: Value, env_id: np.ndarray, **kwargs: Any
+    ) -> dict[str, Any]:
+        if self._obs_normaliser is not None:
+            self._obs_normaliser.update(obs)
+        return super()._forward_collect_batch(obs, env_id, **kwargs)
+
+    def _get_trajectory_batch(self, batch: Batch) -> Batch:
+        estimated = with_advantages(
+            batch,
+            reward=self.scale_rewards(batch),
+            value_fn=self._value_fn,
+            discount=self._cfg.discount_factor,
+            gae_lambda=self._cfg.gae_lambda,
+        )
+        self.observe_returns(estimated["ret"])
+        return estimated
+
+    def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
+        if self._obs_normaliser is not None:
+            self._obs_normaliser.hold()
+        return super()._forward_learn(batch, **kwargs)
+
+    def _learned_advantage(
+        self, batch: Mapping[str, Any], weight: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the advantages of a minibatch, normalised if ``adv_norm`` says so.
+
+        Args:
+            batch: the minibatch.
+            weight: the weight of each row in the losses, of mean 1; None: all weigh the same.
+        """
+        adv: torch.Tensor = batch["adv"]
+        return self._standardised(adv, weight) if self._cfg.learn.adv_norm else adv
+
+    def _standardised(self, adv: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        """Return advantages with mean 0 and standard deviation 1 over the rows of all ranks.
+
+        A subclass whose rows weigh differently heeds ``weight``.
+        """
+        if self._reducer is None:
+            return adv if adv.numel() < 2 else (adv - adv.mean()) / (adv.std() + 1e-8)
+        wide = adv.double()
+        n_rows, total = sum_over_ranks([wide.numel(), wide.sum().item()])
+        if n_rows < 2:
+            return adv
+        mean = total / n_rows
+        (squares,) = sum_over_ranks([(wide - mean).square().sum().item()])
+        return (adv - mean) / (math.sqrt(squares / (n_rows - 1)) + 1e-8)
