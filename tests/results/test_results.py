@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.results import bars, compare, record, report, training
+from tests.results import bars, compare, ours, record, report, training
 from tests.results.__main__ import all_entries, run
 from tests.results.entry import Entry
 from tests.results.record import Record
+from tests.results.rival import CASES
 from tests.results.training import TrainingError, train
 
 ENTRY = Entry("A section", "an algorithm", "Env-v0", "program", seeds=(0, 1), at_least=10)
@@ -214,6 +215,17 @@ def test_ours_meets_the_bar_within_one_standard_deviation_of_the_other() -> None
     theirs = [some_record(seed, figure) for seed, figure in enumerate((90.0, 100.0, 110.0))]
     assert compare.is_met([some_record(0, 90.5)], theirs)
     assert not compare.is_met([some_record(0, 89.5)], theirs)
+
+
+@pytest.mark.parametrize("name", sorted(ours.MAKERS))
+def test_our_side_makes_as_many_updates_as_the_other(name: str) -> None:
+    case = CASES[name]
+    options = {**case.options, "learning_starts": 200}
+    short = replace(case, env_step=1000, options=options, n_evaluations=2, n_episode=2)
+    result = ours.train(name, short, 0, "short")
+    longest_rollout = 256
+    assert 1000 <= result.env_step < 1000 + longest_rollout
+    assert abs(result.train_iter - (result.env_step - 200)) <= longest_rollout
 
 
 def test_the_comparison_tells_figures_and_the_ratio_of_times() -> None:

@@ -1,0 +1,152 @@
+"""Train with the settings of another library: ``python -m tests.results.ours --case NAME``.
+
+The settings are those of the same case in ``tests.results.rival``, under our names. The examples
+of MuJoCo and of C51 have these settings already, and need no case here.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from dmiddleware import Task
+from dmiddleware.data import TensorBuffer
+from dmiddleware.env import make_env_manager
+from dmiddleware.policy import DDPGPolicy, DQNPolicy, Policy, QRDQNPolicy
+from dmiddleware.rl import Schedule
+from middleware import (
+    Experiment,
+    ExperimentResult,
+    OffPolicyLearner,
+    StepCollector,
+    data_pusher,
+    eps_greedy_handler,
+    interaction_evaluator,
+    termination_checker,
+)
+from tests.results.rival import CASES, Case
+
+__all__ = ["MAKERS", "train"]
+
+STEPS_OF_AN_EPISODE = 200  # of Pendulum-v1, always
+
+
+def make_dqn(case: Case, seed: int) -> Policy:
+    """Build the DQN of stable-baselines3, which is not double and clips gradients to a norm of 10.
+
+    Its target network is copied by env steps, of which there are as many as updates.
+    """
+    given = case.options
+    return DQNPolicy.for_env(
+        make_env_manager(case.env, env_num=1),
+        seed=seed,
+        model={"encoder_hidden_sizes": case.policy_kwargs["net_arch"]},
+        learning_rate=given["learning_rate"],
+        batch_size=given["batch_size"],
+        discount_factor=given["gamma"],
+        target_update_freq=given["target_update_interval"],
+        double=False,
+        grad_clip_norm=10.0,
+        **_eps(case),
+    )
+
+
+def make_qrdqn(case: Case, seed: int) -> Policy:
+    """Build the QR-DQN of sb3-contrib: not double, with the ε of Adam that its paper scales.
+
+    Its target network is copied in every env step, so it is fixed while a rollout is learned from.
+    """
+    given = case.options
+    return QRDQNPolicy.for_env(
+        make_env_manager(case.env, env_num=1),
+        seed=seed,
+        model={
+            "encoder_hidden_sizes": case.policy_kwargs["net_arch"],
+            "n_quantiles": case.policy_kwargs["n_quantiles"],
+        },
+        learning_rate=Schedule.linear(given["learning_rate"], 0.0, by="progress"),
+        adam_eps=0.01 / given["batch_size"],
+        batch_size=given["batch_size"],
+        discount_factor=given["gamma"],
+        target_update_freq=given["train_freq"],
+        double=False,
+        **_eps(case),
+    )
+
+
+def make_ddpg(case: Case, seed: int) -> Policy:
+    """Build the DDPG of stable-baselines3; it has our batches of 256 and τ of 0.005, too."""
+    given = case.options
+    sizes = case.policy_kwargs["net_arch"]
+    return DDPGPolicy.for_env(
+        make_env_manager(case.env, env_num=1),
+        seed=seed,
+        model={"actor_hidden_sizes": sizes, "critic_hidden_sizes": sizes},
+        learning_rate_actor=given["learning_rate"],
+        learning_rate_critic=given["learning_rate"],
+        discount_factor=given["gamma"],
+        noise_sigma=case.noise,
+    )
+
+
+MAKERS: dict[str, Callable[[Case, int], Policy]] = {
+    "dqn_lunarlander": make_dqn,
+    "qrdqn_lunarlander": make_qrdqn,
+    "ddpg_pendulum": make_ddpg,
+}
+"""The functions that build our policy for a case."""
+
+
+def train(name: str, case: Case, seed: int, exp_name: str) -> ExperimentResult:
+    """Collect from one env; after each rollout, make as many updates as it has steps."""
+    policy = MAKERS[name](case, seed)
+    n_step = case.options["train_freq"]
+    if n_step == (1, "episode"):
+        n_step = STEPS_OF_AN_EPISODE
+    buffer = TensorBuffer(case.options["buffer_size"], seed=seed)
+    experiment = Experiment(exp_name, policy)
+    with Task(seed=seed) as task:
+        collect_env = make_env_manager(case.env, env_num=1, seed=task.seed_for("collector"))
+        n_envs = min(25, case.n_episode)
+        eval_env = make_env_manager(case.env, env_num=n_envs, seed=task.seed_for("evaluator"))
+
+        if case.noise is None:
+            task.use(eps_greedy_handler(policy))
+        random_steps = case.options["learning_starts"]
+        task.use(StepCollector(policy, collect_env, n_sample=n_step, random_steps=random_steps))
+        task.use(data_pusher(buffer))
+        task.use(OffPolicyLearner(policy, buffer, updates_per_collect=n_step))
+        task.use(
+            interaction_evaluator(
+                policy,
+                eval_env,
+                n_episode=case.n_episode,
+                every_train_iter=case.env_step // case.n_evaluations,
+            )
+        )
+        task.use(experiment)
+        task.use(termination_checker(max_env_step=case.env_step))
+        task.run()
+    return experiment.result
+
+
+def _eps(case: Case) -> dict[str, Any]:
+    """Return the linear schedule of ε."""
+    return {
+        "eps_end": case.options["exploration_final_eps"],
+        "eps_decay": case.options["exploration_fraction"] * case.env_step,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.results.ours", description=__doc__)
+    parser.add_argument("--case", required=True, choices=sorted(MAKERS))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--exp-name", default="ours", help="folder of the run in runs/")
+    arguments = parser.parse_args()
+    train(arguments.case, CASES[arguments.case], arguments.seed, arguments.exp_name)
+
+
+if __name__ == "__main__":
+    main()
