@@ -11,6 +11,7 @@ from torch import nn
 
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.agents import AgentsPolicy
+from dmiddleware.policy.base.parts import Part
 from dmiddleware.policy.base.q_learning import QLearningOptions, QLearningPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 
@@ -61,6 +62,15 @@ class VDNPolicy(AgentsPolicy, QLearningPolicy):
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""
         return "vdn_network", ["dmiddleware.model"]
+
+    def _make_parts(self) -> dict[str, Part]:
+        parts = super()._make_parts()
+        agent = getattr(self._model, "agent", None)
+        if agent is not None:
+            # Collectors need no mixing network.
+            parts["q"].acts = False
+            parts["agent"] = Part(agent, acts=True)
+        return parts
 
     def _of_actions(self, output: dict[str, torch.Tensor], action: torch.Tensor) -> torch.Tensor:
         """Return ``[B, A]``, the values of each agent's action."""

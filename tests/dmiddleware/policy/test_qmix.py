@@ -103,6 +103,19 @@ def test_an_interrupted_run_continues_bit_for_bit(cls: type[VDNPolicy]) -> None:
 
 
 @BOTH
+def test_collectors_get_the_agents_network_and_no_mixing_network(cls: type[VDNPolicy]) -> None:
+    learner, collector = made(cls), made(cls, seed=1)
+    for seed in range(3):
+        learner.learn_mode.forward(batch(seed=seed))
+    state = learner.collect_mode.state_dict()
+    assert {name.split(".")[0] for name in state["model"]} == {"agent"}
+    collector.collect_mode.load_state_dict(state)
+    obs = batch(seed=9)["obs"]
+    answers = [one.collect_mode.forward(obs)["logit"] for one in (learner, collector)]
+    assert torch.equal(*answers)
+
+
+@BOTH
 def test_it_collects_learns_and_evaluates_in_an_env_of_several_agents(cls: type[VDNPolicy]) -> None:
     envs = make_env_manager(lambda: CountingTeam(leaves={1: 2}), env_num=4, seed=0)
     policy = cls.for_env(envs, seed=0, nstep=2)
