@@ -19,8 +19,6 @@ from dmiddleware.schedule import Schedule, scheduled
 
 __all__ = ["CQLOptions", "CQLPolicy"]
 
-_PENALTY = "cql_penalty"
-
 
 class CQLOptions(SACOptions, total=False):
     """The options of :meth:`CQLPolicy.for_env`."""
@@ -104,26 +102,25 @@ class CQLPolicy(SACPolicy):
             "policy_noise": normal.to(self._device),
         }
 
-    def _update(self, batch: Mapping[str, Any], **drawn: Any) -> dict[str, torch.Tensor]:
-        gap = self._conservative_gap(batch, drawn.pop("random_action"), drawn.pop("policy_noise"))
+    def _critic_loss(  # type: ignore[override]  # takes what _draw draws in addition
+        self,
+        batch: Mapping[str, Any],
+        next_action: torch.Tensor,
+        *,
+        bonus: torch.Tensor,
+        random_action: torch.Tensor,
+        policy_noise: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        loss, td_error, logged = super()._critic_loss(batch, next_action, bonus=bonus)
+        gap = self._conservative_gap(batch, random_action, policy_noise)
         weight = self._parts["penalty_weight"]
         log_alpha, aim = weight.module.log_alpha, self._cfg.learn.lagrange_gap
         excess = gap if aim is None else gap - aim
         if aim is not None:
             weight.step(-(log_alpha.exp() * excess.detach().mean()))
-        penalty = log_alpha.detach().exp() * excess.sum()
-        output = super()._update({**batch, _PENALTY: penalty}, **drawn)
-        return {
-            **output,
-            "cql_gap": gap.detach().mean(),
-            "cql_alpha": log_alpha.detach().exp(),
-        }
-
-    def _critic_loss(
-        self, batch: Mapping[str, Any], next_action: torch.Tensor, *, bonus: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        loss, td_error, q_value = super()._critic_loss(batch, next_action, bonus=bonus)
-        return loss + batch[_PENALTY], td_error, q_value
+        alpha = log_alpha.detach().exp()
+        logged |= {"cql_gap": gap.mean(), "cql_alpha": alpha}
+        return loss + alpha * excess.sum(), td_error, logged
 
     def _conservative_gap(
         self, batch: Mapping[str, Any], random_action: torch.Tensor, policy_noise: torch.Tensor

@@ -126,7 +126,12 @@ class SACPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
         return {"noise": drawn[0], "next_noise": drawn[1]}
 
     def _update(
-        self, batch: Mapping[str, Any], *, noise: torch.Tensor, next_noise: torch.Tensor
+        self,
+        batch: Mapping[str, Any],
+        *,
+        noise: torch.Tensor,
+        next_noise: torch.Tensor,
+        **drawn: torch.Tensor,
     ) -> dict[str, torch.Tensor]:
         actor, critic, temperature = (
             self._parts[name] for name in ("actor", "critic", "temperature")
@@ -136,8 +141,8 @@ class SACPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
 
         with torch.no_grad():
             next_action, next_log_prob = self._drawn(batch["next_obs"], next_noise)
-        critic_loss, td_error, q_value = self._critic_loss(
-            batch, next_action, bonus=-alpha * next_log_prob
+        critic_loss, td_error, logged = self._critic_loss(
+            batch, next_action, bonus=-alpha * next_log_prob, **drawn
         )
         critic.step(critic_loss)
 
@@ -149,7 +154,7 @@ class SACPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
             "total_loss": critic_loss + actor_loss,
             "critic_loss": critic_loss,
             "policy_loss": actor_loss,
-            "q_value": q_value,
+            **logged,
             "entropy": -log_prob.mean(),
             "alpha": alpha,
         }
@@ -163,8 +168,8 @@ class SACPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
 
     def _critic_loss(
         self, batch: Mapping[str, Any], next_action: torch.Tensor, *, bonus: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the critics' loss, the priorities ``[B]``, and the mean value for the log.
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the critics' loss, the priorities ``[B]``, and what to log.
 
         Args:
             batch: the columns.
@@ -178,7 +183,7 @@ class SACPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
         loss, td_error = ensemble_td_loss(
             q, self._td_target(batch, next_value), weight=batch.get("weight")
         )
-        return 0.5 * loss, td_error, q.mean()
+        return 0.5 * loss, td_error, {"q_value": q.mean()}
 
     def _value(self, obs: Value, action: torch.Tensor) -> torch.Tensor:
         """Return ``[B]``, the value of actions ``[B, A]`` that the actor maximises."""

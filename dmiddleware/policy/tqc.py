@@ -88,7 +88,7 @@ class TQCPolicy(SACPolicy):
 
     def _critic_loss(
         self, batch: Mapping[str, Any], next_action: torch.Tensor, *, bonus: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         critic = self._parts["critic"]
         with torch.no_grad():
             following = critic.target(batch["next_obs"], next_action)
@@ -100,7 +100,8 @@ class TQCPolicy(SACPolicy):
         losses = quantile_huber_loss(quantiles.flatten(0, 1), target.repeat(n_critics, 1))
         losses = losses.view(n_critics, -1).sum(0) / n_quantiles
         td_error = (target.mean(-1) - quantiles.detach().mean(-1)).abs().mean(0)
-        return weighted_mean(losses, batch.get("weight")), td_error, quantiles.mean()
+        loss = weighted_mean(losses, batch.get("weight"))
+        return loss, td_error, {"q_value": quantiles.mean()}
 
     def _value(self, obs: Value, action: torch.Tensor) -> torch.Tensor:
         value: torch.Tensor = self._parts["critic"].module(obs, action).mean((0, 2))
