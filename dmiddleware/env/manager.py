@@ -56,6 +56,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _FLOAT32: Final = np.dtype(np.float32)
+_MAX_UNCOUNTED = 256
+"""Ends of episodes that wait to be counted."""
 
 
 class BaseEnvManager(Closing, EpisodeGoal, ABC):
@@ -678,10 +680,13 @@ class EpisodeTotals:
         self._n_steps = 0
         self._begun = np.zeros(env_num, dtype=np.int64)
         self._n_ended = np.zeros(env_num, dtype=np.int64)
+        # The envs of episodes that are not counted yet; counting many at once is faster.
+        self._uncounted: list[IdArray] = []
 
     @property
     def n_ended(self) -> list[int]:
         """The number of episodes that each env has finished."""
+        self._count_ended()
         return self._n_ended.tolist()
 
     def add(self, ids: Sequence[int] | None, reward: npt.NDArray[np.floating[Any]]) -> None:
@@ -723,10 +728,18 @@ class EpisodeTotals:
         """Return the returns and lengths of finished episodes, and clear them."""
         returns = self._returns[env_ids].astype(np.float32)
         lengths = self._n_steps - self._begun[env_ids]
-        self._n_ended[env_ids] += 1
+        self._uncounted.append(env_ids)
+        if len(self._uncounted) == _MAX_UNCOUNTED:
+            self._count_ended()
         self._returns[env_ids] = 0.0
         self._begun[env_ids] = self._n_steps
         return returns, lengths
+
+    def _count_ended(self) -> None:
+        if self._uncounted:
+            env_ids = np.concatenate(self._uncounted)
+            self._n_ended += np.bincount(env_ids, minlength=len(self._n_ended))
+            self._uncounted.clear()
 
     def clear(self, ids: Iterable[int]) -> None:
         """Start new episodes in some envs."""
@@ -750,3 +763,4 @@ class EpisodeTotals:
         self._begun = np.array(state["begun"], dtype=np.int64)
         n_ended = state.get("n_ended", (0,) * len(self._begun))
         self._n_ended = np.array(n_ended, dtype=np.int64)
+        self._uncounted.clear()

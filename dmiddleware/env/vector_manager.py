@@ -258,8 +258,9 @@ class VectorEnvManager(BaseEnvManager):
         """Return a copy of the observations, because the env may overwrite them."""
         kind = (obs.dtype, obs.shape) if type(obs) is np.ndarray else None
         if kind is not None and kind == self._plain_kind:
-            # The most common case skips the checks that it cannot fail.
-            return obs.copy()
+            # The most common case skips the checks that it cannot fail. Vector envs often return a
+            # transposed state, which is copied fastest as it lies in memory.
+            return obs.copy(order="K")
         try:
             if self._device is not None:
                 return map_arrays(self._own_tensor, self._shapes, obs)

@@ -43,3 +43,18 @@ def test_totals_are_those_of_literal_counting(steps):
             rewards[env] = []
             assert totals.length_of(env) == 0
         assert totals.n_ended == n_ended
+
+
+def test_ends_of_several_episodes_are_counted_however_many_there_are():
+    totals = EpisodeTotals(4)
+    expected = np.zeros(4, np.int64)
+    for step in range(1000):
+        ended = np.flatnonzero([step % 2 == 0, step % 3 == 0, False, step > 500])
+        totals.add(None, np.ones(4))
+        totals.end_some(ended)
+        expected[ended] += 1
+    assert totals.n_ended == expected.tolist()
+    assert totals.state_dict()["n_ended"] == expected.tolist()
+    totals.end_some(np.array([2]))
+    totals.load_state_dict({**totals.state_dict(), "n_ended": [7, 7, 7, 7]})
+    assert totals.n_ended == [7, 7, 7, 7]
