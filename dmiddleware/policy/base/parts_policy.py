@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -33,6 +33,8 @@ __all__ = ["PartsOptions", "PartsPolicy", "UpdateOutput"]
 
 _CHECK_EVERY = 100
 """Updates between two looks at whether steps on a GPU were skipped."""
+_FIXED = ("G[", "G.", "type(", "dict(", "list(", "self._parts", "self._model")
+"""How the names of guards begin that cannot fail: of code, of modules and of optimisers."""
 
 
 class PartsOptions(PolicyOptions, total=False):
@@ -208,6 +210,9 @@ class PartsPolicy(BatchedPolicy):
                 broadcast_model(part.module)
             reduce = partial(self.sync_gradients, part.module)
             part.prepare(n_bad=self._n_bad, reduce=reduce, agree=_take_largest)
+        self._has_schedules = any(
+            part.schedule is not None for part in self._parts.values()
+        ) or any(isinstance(value, torch.Tensor) for value in self._values.values())
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_compiled": None}
@@ -218,7 +223,12 @@ class PartsPolicy(BatchedPolicy):
         if self._compiled is None:
             # Lets the compiler trace torch.autograd.grad, which an update without breaks needs.
             torch._dynamo.config.trace_autograd_ops = True
-            self._compiled = torch.compile(self._update, fullgraph=True)
+            self._compiled = torch.compile(  # type: ignore[call-overload]  # stubs of torch 2.13
+                self._update,
+                fullgraph=True,
+                isolate_recompiles=True,
+                options={"guard_filter_fn": _guards_to_keep},
+            )
         return self._compiled(batch, **drawn)
 
     def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
@@ -237,6 +247,8 @@ class PartsPolicy(BatchedPolicy):
         return self._reported(output)
 
     def _follow_schedules(self) -> None:
+        if not self._has_schedules:
+            return
         counters = self._counters._replace(update=self._train_iter)
         for part in self._parts.values():
             if part.schedule is not None:
@@ -419,6 +431,16 @@ def _what_is_bad(output: Mapping[str, Any]) -> str:
 def _take_largest(number: torch.Tensor) -> None:
     with collective():
         dist.all_reduce(number, op=dist.ReduceOp.MAX)
+
+
+def _guards_to_keep(guards: Sequence[Any]) -> list[bool]:
+    """Return which of the compiler's guards to check before each call: those that may fail.
+
+    Most guards are about the code of the update and about modules and optimisers, which stay what
+    they are. Checking all of them takes longer than some updates. Guards of the batch, and of what
+    else the policy holds, are kept.
+    """
+    return [not guard.name.startswith(_FIXED) for guard in guards]
 
 
 def _is_scalar(value: object) -> bool:

@@ -278,3 +278,50 @@ def test_an_update_is_one_graph_and_is_compiled_once(make: Any) -> None:
         policy.learn_mode.forward(transitions(seed))
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 1
+
+
+class Scaled(PartsPolicy):
+    """Regression on targets that are scaled by a number that the policy holds."""
+
+    def _make_parts(self) -> dict[str, Part]:
+        self._scale = 1.0
+        return {"model": Part(self._model, adam(0.1), acts=True)}
+
+    def _update(self, batch: Any) -> dict[str, torch.Tensor]:
+        loss = (self._model(batch["obs"]) - self._scale * batch["action"]).square().mean()
+        self._parts["model"].step(loss)
+        return {"total_loss": loss.detach()}
+
+
+def pair(model: nn.Module) -> list[Scaled]:
+    """An eager and a compiled policy with the same weights."""
+    models = [model, copy.deepcopy(model)]
+    flags = (False, True)
+    return [
+        Scaled({"compile": flag}, one, enable_field=["learn"])
+        for flag, one in zip(flags, models, strict=True)
+    ]
+
+
+def assert_same_losses(policies: list[Scaled], n_rows: int) -> None:
+    rows = {"obs": torch.randn(n_rows, 2), "action": torch.randn(n_rows, 1)}
+    losses = [policy.learn_mode.forward(as_tree(rows))["total_loss"] for policy in policies]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_compiled_policies_of_one_class_do_not_share_their_code() -> None:
+    torch.manual_seed(0)
+    small, deep = pair(nn.Linear(2, 1)), pair(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
+    deep_too = pair(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)))
+    for _ in range(3):
+        for policies in (small, deep, deep_too):
+            assert_same_losses(policies, n_rows=4)
+
+
+def test_a_compiled_update_sees_new_shapes_and_what_the_policy_changes() -> None:
+    torch.manual_seed(0)
+    policies = pair(nn.Linear(2, 1))
+    for n_rows, scale in ((4, 1.0), (6, 1.0), (6, 3.0), (4, 3.0), (9, -1.0)):
+        for policy in policies:
+            policy.set_attribute("scale", scale)
+        assert_same_losses(policies, n_rows)
