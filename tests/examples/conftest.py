@@ -1,12 +1,16 @@
 """What the tests of the examples share."""
 
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 from click.testing import CliRunner
 
+from dmiddleware.policy import PartsPolicy, Policy
 from tests.dmiddleware.env.optional import needed
 
 # The examples are not an installed package; they run from the root of the repository.
@@ -35,3 +39,33 @@ def offline_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         assert result.exit_code == 0
     return folder
+
+
+@pytest.fixture
+def n_graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
+    """Trace all updates as one graph each, and return how many graphs there have been.
+
+    What was traced runs without being compiled, which would take minutes. All guards are checked,
+    so a value that changes from one update to the next makes another graph.
+    """
+
+    def run_update(self: PartsPolicy, batch: Mapping[str, Any], **drawn: Any) -> Any:
+        traced = vars(self).setdefault(
+            "traced",
+            torch.compile(self._update, backend="eager", fullgraph=True, isolate_recompiles=True),
+        )
+        return traced(batch, **drawn)
+
+    monkeypatch.setattr(PartsPolicy, "_run_update", run_update)
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    with torch._dynamo.config.patch(trace_autograd_ops=True):
+        yield lambda: counters["stats"]["unique_graphs"]
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let policies treat the CPU as a GPU, whose numbers are read when they are asked for."""
+    on_gpu = property(lambda policy: True, lambda policy, value: None)
+    monkeypatch.setattr(Policy, "_on_gpu", on_gpu, raising=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ def test_the_datasets_have_the_rows_of_their_kinds() -> None:
     assert not rows["random"]["action"].equal(rows["medium"]["action"])
 
 
-@pytest.mark.parametrize("algo", offline.POLICIES)
-def test_an_algorithm_learns_from_the_mixed_data(algo: str, monkeypatch: Any) -> None:
+def train_a_little(algo: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Train small networks by 100 updates, and return what the example prints."""
     cls, options = offline.POLICIES[algo]
     small: dict[str, Any] = {"actor_hidden_sizes": [8], "critic_hidden_sizes": [8]}
     others: dict[str, dict[str, Any]] = {
@@ -51,9 +52,35 @@ def test_an_algorithm_learns_from_the_mixed_data(algo: str, monkeypatch: Any) ->
         catch_exceptions=False,
     )
     assert result.exit_code == 0
-    assert "fresh episodes of the best policy" in result.stdout
-    assert "100 updates" in result.stdout
+    return result.stdout
+
+
+@pytest.mark.parametrize("algo", offline.POLICIES)
+def test_an_algorithm_learns_from_the_mixed_data(
+    algo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = train_a_little(algo, monkeypatch)
+    assert "fresh episodes of the best policy" in told
+    assert "100 updates" in told
     assert (Path("runs") / "short" / "ckpt" / "best.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", offline.POLICIES)
+def test_its_update_is_one_graph_that_stays_valid(
+    algo: str, monkeypatch: pytest.MonkeyPatch, n_graphs: Callable[[], int]
+) -> None:
+    train_a_little(algo, monkeypatch)
+    assert 1 <= n_graphs() <= 2  # TD3+BC updates its actor every second time
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("algo", sorted({*offline.POLICIES} - {"dt"}))  # its dropout needs CUDA
+def test_it_learns_with_outputs_that_are_read_late(
+    algo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "100 updates" in train_a_little(algo, monkeypatch)
 
 
 def test_a_missing_dataset_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

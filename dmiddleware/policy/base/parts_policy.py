@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -43,7 +43,7 @@ class PartsOptions(PolicyOptions, total=False):
     compile: bool
 
 
-class UpdateOutput(Mapping[str, Any]):
+class UpdateOutput(MutableMapping[str, Any]):
     """The output of an update on a GPU, whose scalars are read when one of them is asked for.
 
     Reading waits for the GPU, so loggers that look at every hundredth output let the updates
@@ -67,6 +67,12 @@ class UpdateOutput(Mapping[str, Any]):
         self._read()
         return self._values[key]
 
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._values[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._values[key]
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 
@@ -77,7 +83,8 @@ class UpdateOutput(Mapping[str, Any]):
         return key in self._values
 
     def _read(self) -> None:
-        self._values.update(zip(self._scalars, self._packed.tolist(), strict=True))
+        numbers = zip(self._scalars, self._packed.tolist(), strict=True)
+        self._values |= {key: number for key, number in numbers if key in self._values}
         if self._look is not None:
             look, self._look = self._look, None
             look()
