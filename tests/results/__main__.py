@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
+import statistics
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -138,14 +139,20 @@ def main() -> int:
 
 
 def print_list(entries: list[Entry], jobs: int) -> None:
-    """Print the trainings, which of their seeds have a record, and the planned time."""
+    """Print the trainings, which of their seeds have a record, and how long all of them take.
+
+    A training with records takes what they took on average, another what its entry plans.
+    """
+    total = 0.0
     for entry in entries:
-        done = ", ".join(str(one.seed) for one in records_of(entry)) or "none"
+        done = records_of(entry)
+        took = statistics.mean(one.train_s / 60 for one in done) if done else entry.minutes
+        kind = "measured" if done else "planned"
+        seeds = ", ".join(str(one.seed) for one in done) or "none"
         n = len(entry.seeds)
-        print(f"{entry.name}: {n} of {entry.minutes:g} min; seeds with a record: {done}")
-    alone = sum(len(one.seeds) * one.minutes for one in entries if one.nodes > 1)
-    others = sum(len(one.seeds) * one.minutes for one in entries if one.nodes == 1)
-    print(f"{(alone + others / jobs) / 60:.1f} h in all, with {jobs} at a time")
+        print(f"{entry.name}: {n} of {took:.1f} min ({kind}); seeds with a record: {seeds}")
+        total += n * took / (jobs if entry.nodes == 1 else 1)
+    print(f"{total / 60:.1f} h in all, with {jobs} at a time")
 
 
 if __name__ == "__main__":

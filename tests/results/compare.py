@@ -90,19 +90,19 @@ CHEETAH, HOPPER = "HalfCheetah-v5", "Hopper-v5"
 SB3 = "stable-baselines3"
 
 PAIRS = [
-    Pair(_mujoco("SAC", CHEETAH, "sac"), "sac_halfcheetah", SB3, 20),
-    Pair(_mujoco("TD3", CHEETAH, "td3"), "td3_halfcheetah", SB3, 20),
+    Pair(_mujoco("SAC", CHEETAH, "sac"), "sac_halfcheetah", SB3, 40),
+    Pair(_mujoco("TD3", CHEETAH, "td3"), "td3_halfcheetah", SB3, 35),
     Pair(
         _ours("PPO", CHEETAH, "mujoco_ppo", "--env", CHEETAH, minutes=25),
         "ppo_halfcheetah",
         SB3,
         25,
     ),
-    Pair(_mujoco("SAC", HOPPER, "sac"), "sac_hopper", SB3, 20),
+    Pair(_mujoco("SAC", HOPPER, "sac"), "sac_hopper", SB3, 40),
     Pair(_case("DDPG", "ddpg_pendulum", minutes=3), "ddpg_pendulum", SB3, 3),
     Pair(_case("DQN", "dqn_lunarlander", minutes=3), "dqn_lunarlander", SB3, 11),
-    Pair(_c51(), "c51_lunarlander", "tianshou", 10),
-    Pair(_case("QR-DQN", "qrdqn_lunarlander", minutes=20), "qrdqn_lunarlander", "sb3-contrib", 45),
+    Pair(_c51(), "c51_lunarlander", "tianshou", 6),
+    Pair(_case("QR-DQN", "qrdqn_lunarlander", minutes=20), "qrdqn_lunarlander", "sb3-contrib", 70),
 ]
 
 

@@ -46,9 +46,9 @@ ENTRIES = [
     _pendulum("TD3", "pendulum", "--algo", "td3", minutes=2, zoo="-151.9 ± 90.2"),
     _pendulum("DDPG", "pendulum", "--algo", "ddpg", minutes=2, zoo="-152.1 ± 94.3"),
     _pendulum("TQC", "pendulum", "--algo", "tqc", minutes=5),
-    _mujoco("SAC", "sac", "HalfCheetah-v5", tianshou="12138.8 ± 1049.3", minutes=45),
-    _mujoco("TD3", "td3", "HalfCheetah-v5", tianshou="10201.2 ± 772.8", minutes=40),
-    _mujoco("SAC", "sac", "Hopper-v5", tianshou="3542.2 ± 51.5", minutes=45),
+    _mujoco("SAC", "sac", "HalfCheetah-v5", tianshou="12138.8 ± 1049.3", minutes=30),
+    _mujoco("TD3", "td3", "HalfCheetah-v5", tianshou="10201.2 ± 772.8", minutes=25),
+    _mujoco("SAC", "sac", "Hopper-v5", tianshou="3542.2 ± 51.5", minutes=30),
     Entry(
         section="MuJoCo, on-policy, 1,000,000 steps",
         algorithm="PPO",

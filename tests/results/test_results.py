@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.results import bars, compare, ours, record, report, training
-from tests.results.__main__ import all_entries, run
+from tests.results.__main__ import all_entries, print_list, run
 from tests.results.entry import Entry
 from tests.results.record import Record
 from tests.results.rival import CASES
@@ -89,6 +89,21 @@ def test_a_training_with_a_record_is_not_repeated() -> None:
     repeated = record.load("program", 0)
     assert repeated is not None
     assert repeated.figure == 10.0
+
+
+def test_the_plan_has_measured_times_where_there_are_records(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    measured = replace(ENTRY, minutes=999)
+    for seed, train_s in ((0, 3600), (1, 7200)):
+        record.save(measured.name, replace(some_record(seed, 1.0), train_s=train_s))
+    others = [replace(ENTRY, program="planned", minutes=60)]
+    others.append(replace(ENTRY, program="distributed", minutes=60, nodes=4, seeds=(0,)))
+    print_list([measured, *others], jobs=2)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "program: 2 of 90.0 min (measured); seeds with a record: 0, 1"
+    assert lines[1] == "planned: 2 of 60.0 min (planned); seeds with a record: none"
+    assert lines[-1] == "3.5 h in all, with 2 at a time"
 
 
 def test_two_trainings_run_at_a_time() -> None:
