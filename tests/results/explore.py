@@ -41,6 +41,7 @@ ENTRIES = [
             "MiniGrid-DoorKey-8x8",
             "examples.doorkey_rnd",
             ("--algo", algo),
+            seeds=SEEDS,
             minutes=7,
         )
         for algo, algorithm in (("rnd", "PPO with RND"), ("icm", "PPO with ICM"), ("ppo", "PPO"))
