@@ -1,7 +1,7 @@
 """Train with the settings of another library: ``python -m tests.results.ours --case NAME``.
 
 The settings are those of the same case in ``tests.results.rival``, under our names. The examples
-of MuJoCo and of C51 have these settings already, and need no case here.
+of MuJoCo have these settings already, and need no case here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from dmiddleware import Task
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
-from dmiddleware.policy import DDPGPolicy, DQNPolicy, Policy, QRDQNPolicy
+from dmiddleware.policy import C51Policy, DDPGPolicy, DQNPolicy, Policy, QRDQNPolicy
 from dmiddleware.rl import Schedule
 from middleware import (
     Experiment,
@@ -25,7 +25,8 @@ from middleware import (
     interaction_evaluator,
     termination_checker,
 )
-from tests.results.rival import CASES, Case
+from tests.results.case import Case
+from tests.results.rival import CASES
 
 __all__ = ["MAKERS", "train"]
 
@@ -48,6 +49,25 @@ def make_dqn(case: Case, seed: int) -> Policy:
         target_update_freq=given["target_update_interval"],
         double=False,
         grad_clip_norm=10.0,
+        **_eps(case),
+    )
+
+
+def make_c51(case: Case, seed: int) -> Policy:
+    """Build the C51 of Tianshou, which is double, as ours is."""
+    given = case.options
+    return C51Policy.for_env(
+        make_env_manager(case.env, env_num=1),
+        seed=seed,
+        model={
+            "encoder_hidden_sizes": case.policy_kwargs["net_arch"],
+            "v_min": given["v_min"],
+            "v_max": given["v_max"],
+        },
+        learning_rate=given["learning_rate"],
+        batch_size=given["batch_size"],
+        discount_factor=given["gamma"],
+        target_update_freq=given["target_update_interval"],
         **_eps(case),
     )
 
@@ -92,6 +112,7 @@ def make_ddpg(case: Case, seed: int) -> Policy:
 
 MAKERS: dict[str, Callable[[Case, int], Policy]] = {
     "dqn_lunarlander": make_dqn,
+    "c51_lunarlander": make_c51,
     "qrdqn_lunarlander": make_qrdqn,
     "ddpg_pendulum": make_ddpg,
 }

@@ -11,8 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,47 +20,30 @@ import numpy as np
 import torch
 
 from dmiddleware.seeding import derive_seed
+from tests.results.case import Case
 from tests.results.rival_tianshou import train_c51
 
-__all__ = ["CASES", "Case"]
+__all__ = ["CASES"]
 
 N_FRESH = 100
 N_EVAL_ENVS = 10
 
 
-@dataclass(frozen=True)
-class Case:
-    """A training in another library.
-
-    Attributes:
-        algorithm: the class of stable-baselines3 or sb3-contrib; C51 is Tianshou's.
-        env: the environment's id.
-        env_step: the budget.
-        options: arguments of the class.
-        policy_kwargs: its networks.
-        env_num: environments that are collected from.
-        normalize: whether observations and rewards are normalised.
-        noise: the standard deviation of the Gaussian noise on actions; None: no noise.
-        linear: options whose value falls linearly to 0.
-        n_evaluations: evaluations in the training.
-        n_episode: episodes of each.
-    """
-
-    algorithm: str
-    env: str
-    env_step: int
-    options: Mapping[str, Any] = field(default_factory=dict)
-    policy_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    env_num: int = 1
-    normalize: bool = False
-    noise: float | None = None
-    linear: tuple[str, ...] = ()
-    n_evaluations: int = 20
-    n_episode: int = 10
-
-
 _WIDE = {"net_arch": [256, 256]}
 _TALL = {"net_arch": [400, 300]}
+
+_DQN_LUNARLANDER = {
+    "learning_rate": 6.3e-4,
+    "batch_size": 128,
+    "buffer_size": 50_000,
+    "learning_starts": 0,
+    "gamma": 0.99,
+    "target_update_interval": 250,
+    "train_freq": 4,
+    "gradient_steps": -1,
+    "exploration_fraction": 0.12,
+    "exploration_final_eps": 0.1,
+}
 
 CASES: dict[str, Case] = {
     "sac_halfcheetah": Case("SAC", "HalfCheetah-v5", 200_000, {"learning_starts": 10_000}),
@@ -125,18 +107,7 @@ CASES: dict[str, Case] = {
         "DQN",
         "LunarLander-v3",
         100_000,
-        {
-            "learning_rate": 6.3e-4,
-            "batch_size": 128,
-            "buffer_size": 50_000,
-            "learning_starts": 0,
-            "gamma": 0.99,
-            "target_update_interval": 250,
-            "train_freq": 4,
-            "gradient_steps": -1,
-            "exploration_fraction": 0.12,
-            "exploration_final_eps": 0.1,
-        },
+        _DQN_LUNARLANDER,
         _WIDE,
         n_evaluations=15,
         n_episode=50,
@@ -162,7 +133,15 @@ CASES: dict[str, Case] = {
         n_evaluations=15,
         n_episode=50,
     ),
-    "c51_lunarlander": Case("C51", "LunarLander-v3", 100_000, n_evaluations=15, n_episode=50),
+    "c51_lunarlander": Case(
+        "C51",
+        "LunarLander-v3",
+        100_000,
+        {**_DQN_LUNARLANDER, "v_min": -200.0, "v_max": 200.0},
+        _WIDE,
+        n_evaluations=15,
+        n_episode=50,
+    ),
 }
 
 
@@ -281,10 +260,7 @@ def main() -> None:
     folder = Path("runs") / arguments.exp_name
     folder.mkdir(parents=True, exist_ok=True)
     case, seed = CASES[arguments.case], arguments.seed
-    if case.algorithm == "C51":
-        result = train_c51(case.env_step, case.n_evaluations, case.n_episode, seed)
-    else:
-        result = train(case, seed, folder)
+    result = train_c51(case, seed) if case.algorithm == "C51" else train(case, seed, folder)
     (folder / "result.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
     print(f"mean return {result['mean_return']:.1f} after {result['train_s']:.0f} s")
 

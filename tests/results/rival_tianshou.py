@@ -1,7 +1,7 @@
 """C51 of Tianshou on LunarLander.
 
-Tianshou publishes no settings of C51 for this task, so it gets those of our own example: its
-networks, its schedule of ε, and as many updates.
+Tianshou publishes no settings of C51 for this task, so it gets those that the zoo publishes for
+DQN, as the paper of C51 has those of DQN.
 """
 
 from __future__ import annotations
@@ -16,18 +16,14 @@ import torch
 
 from dmiddleware.rl import Schedule
 from dmiddleware.seeding import derive_seed
-from examples.lunarlander import DQN, ENV, EPS, NETWORK, RETURNS
+from tests.results.case import Case
 
 __all__ = ["train_c51"]
 
-ENV_NUM = 8
-N_SAMPLE = 64
-UPDATES = 32
-RANDOM_STEPS = 1000
 N_FRESH = 100
 
 
-def train_c51(env_step: int, n_evaluations: int, n_episode: int, seed: int) -> dict[str, Any]:
+def train_c51(case: Case, seed: int) -> dict[str, Any]:
     """Train, and return the fields of ``result.json``."""
     from tianshou.algorithm import C51
     from tianshou.algorithm.modelfree.c51 import C51Policy
@@ -40,25 +36,26 @@ def train_c51(env_step: int, n_evaluations: int, n_episode: int, seed: int) -> d
     torch.set_num_threads(1)  # as Experiment does for small networks
     torch.manual_seed(seed)
     np.random.seed(seed)
-    example = gym.make(ENV)
+    given = case.options
+    example = gym.make(case.env)
     space = example.action_space
     model = Net(
         state_shape=example.observation_space.shape,
         action_shape=space.n,
-        hidden_sizes=NETWORK["encoder_hidden_sizes"],
+        hidden_sizes=case.policy_kwargs["net_arch"],
         num_atoms=51,
         softmax=True,
     )
-    policy = C51Policy(model=model, action_space=space, **RETURNS)
+    policy = C51Policy(model=model, action_space=space, v_min=given["v_min"], v_max=given["v_max"])
     algorithm = C51(
         policy=policy,
-        optim=AdamOptimizerFactory(lr=DQN["learning_rate"]),
-        gamma=0.99,
-        target_update_freq=DQN["target_update_freq"],
+        optim=AdamOptimizerFactory(lr=given["learning_rate"]),
+        gamma=given["gamma"],
+        target_update_freq=given["target_update_interval"],
     )
 
     def make_envs(n: int, purpose: str) -> Any:
-        envs = DummyVectorEnv([lambda: gym.make(ENV) for _ in range(n)])
+        envs = DummyVectorEnv([lambda: gym.make(case.env) for _ in range(n)])
         envs.seed(derive_seed(seed, purpose))
         return envs
 
@@ -67,26 +64,27 @@ def train_c51(env_step: int, n_evaluations: int, n_episode: int, seed: int) -> d
         with torch_train_mode(policy, False):
             return float(collector.collect(n_episode=n).returns.mean())
 
-    buffer = VectorReplayBuffer(100_000, ENV_NUM)
-    collector = Collector(policy, make_envs(ENV_NUM, "collector"), buffer, exploration_noise=True)
+    buffer = VectorReplayBuffer(given["buffer_size"], 1)
+    collector = Collector(policy, make_envs(1, "collector"), buffer, exploration_noise=True)
     evaluator = Collector(policy, make_envs(25, "evaluator"))
     evaluations: list[tuple[int, float]] = []
     best, best_value, n_updates = copy.deepcopy(policy.state_dict()), -np.inf, 0
-    every = env_step // n_evaluations
-    eps = Schedule.linear(1.0, EPS["eps_end"], decay=EPS["eps_decay"])
+    every = case.env_step // case.n_evaluations
+    fall = given["exploration_fraction"] * case.env_step
+    eps = Schedule.linear(1.0, given["exploration_final_eps"], decay=fall)
     started_at = time.perf_counter()
     collector.reset()
-    n_steps = collector.collect(n_step=RANDOM_STEPS, random=True).n_collected_steps
-    while n_steps < env_step:
+    n_steps = 0
+    while n_steps < case.env_step:
         policy.set_eps_training(eps(n_steps))
         with policy_within_training_step(policy):
-            n_steps += collector.collect(n_step=N_SAMPLE).n_collected_steps
+            n_steps += collector.collect(n_step=given["train_freq"]).n_collected_steps
             with torch_train_mode(policy):
-                for _ in range(UPDATES):
-                    algorithm.update(sample_size=DQN["batch_size"], buffer=buffer)
+                for _ in range(given["train_freq"]):
+                    algorithm.update(sample_size=given["batch_size"], buffer=buffer)
                     n_updates += 1
         if n_steps >= (len(evaluations) + 1) * every:
-            value = mean_return(evaluator, n_episode)
+            value = mean_return(evaluator, case.n_episode)
             evaluations.append((n_steps, value))
             if value > best_value:
                 best, best_value = copy.deepcopy(policy.state_dict()), value
