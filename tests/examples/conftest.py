@@ -45,8 +45,8 @@ def offline_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def n_graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     """Trace all updates as one graph each, and return how many graphs there have been.
 
-    What was traced runs without being compiled, which would take minutes. All guards are checked,
-    so a value that changes from one update to the next makes another graph.
+    The traced code is not compiled, which would take minutes. All guards are checked, so a value
+    that changes from one update to the next makes another graph.
     """
 
     def run_update(self: PartsPolicy, batch: Mapping[str, Any], **drawn: Any) -> Any:
