@@ -50,11 +50,11 @@ def n_graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     """
 
     def run_update(self: PartsPolicy, batch: Mapping[str, Any], **drawn: Any) -> Any:
-        traced = vars(self).setdefault(
-            "traced",
-            torch.compile(self._update, backend="eager", fullgraph=True, isolate_recompiles=True),
-        )
-        return traced(batch, **drawn)
+        if self._compiled is None:
+            self._compiled = torch.compile(
+                self._update, backend="eager", fullgraph=True, isolate_recompiles=True
+            )
+        return self._compiled(batch, **drawn)
 
     monkeypatch.setattr(PartsPolicy, "_run_update", run_update)
     torch._dynamo.reset()

@@ -8,12 +8,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dmiddleware.data import load_checkpoint
 from tests.dmiddleware.launch.ditask_process import DITASK
+from tests.examples.algorithms import of_algorithms
 
 ROOT = Path(__file__).parents[2]
 # Enough for each to collect, learn and evaluate.
@@ -101,10 +101,6 @@ def test_example_trains_in_four_processes(tmp_path: Path, example: str, n_steps:
 SUMMARY = re.compile(
     r"mean return -?[\d.]+ over \d+ fresh episodes .* after ([\d,]+) env steps and"
 )
-
-
-def of_algorithms(example: str, n_steps: int, *algos: str) -> list[Any]:
-    return [pytest.param(example, n_steps, {"algo": algo}, id=algo) for algo in algos]
 
 
 @pytest.mark.slow

@@ -11,13 +11,10 @@ from typing import Any
 import pytest
 
 from middleware import Experiment, ExperimentResult
+from tests.examples.algorithms import of_algorithms
 
 MOST_GRAPHS = 3
 """For example, of two variants of an update, or of full and of smaller minibatches."""
-
-
-def of_algorithms(example: str, n_steps: int, *algos: str) -> list[Any]:
-    return [pytest.param(example, n_steps, {"algo": algo}, id=algo) for algo in algos]
 
 
 EVERY_ALGORITHM = pytest.mark.parametrize(

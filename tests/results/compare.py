@@ -47,15 +47,7 @@ class Pair:
     @property
     def rival(self) -> Entry:
         """The other library's training."""
-        return Entry(
-            "",
-            self.ours.algorithm,
-            CASES[self.case].env,
-            "tests.results.rival",
-            ("--case", self.case),
-            seeds=self.ours.seeds,
-            minutes=self.minutes,
-        )
+        return _of_case("rival", self.ours.algorithm, self.case, self.minutes)
 
 
 def _ours(algorithm: str, env: str, program: str, *options: str, minutes: float) -> Entry:
@@ -67,17 +59,9 @@ def _mujoco(algorithm: str, env: str, algo: str) -> Entry:
     return _ours(algorithm, env, "mujoco", "--algo", algo, "--env", env, "--compiled", minutes=30)
 
 
-def _case(algorithm: str, case: str, minutes: float) -> Entry:
-    options = ("--case", case)
-    return Entry(
-        "",
-        algorithm,
-        CASES[case].env,
-        "tests.results.ours",
-        options,
-        seeds=SEEDS,
-        minutes=minutes,
-    )
+def _of_case(side: str, algorithm: str, case: str, minutes: float) -> Entry:
+    env, program = CASES[case].env, f"tests.results.{side}"
+    return Entry("", algorithm, env, program, ("--case", case), seeds=SEEDS, minutes=minutes)
 
 
 SEEDS = (0, 1, 2)
@@ -94,10 +78,12 @@ PAIRS = [
         25,
     ),
     Pair(_mujoco("SAC", HOPPER, "sac"), "sac_hopper", SB3, 40),
-    Pair(_case("DDPG", "ddpg_pendulum", minutes=3), "ddpg_pendulum", SB3, 3),
-    Pair(_case("DQN", "dqn_lunarlander", minutes=3), "dqn_lunarlander", SB3, 11),
-    Pair(_case("C51", "c51_lunarlander", minutes=5), "c51_lunarlander", "tianshou", 12),
-    Pair(_case("QR-DQN", "qrdqn_lunarlander", minutes=20), "qrdqn_lunarlander", "sb3-contrib", 70),
+    Pair(_of_case("ours", "DDPG", "ddpg_pendulum", 3), "ddpg_pendulum", SB3, 3),
+    Pair(_of_case("ours", "DQN", "dqn_lunarlander", 3), "dqn_lunarlander", SB3, 11),
+    Pair(_of_case("ours", "C51", "c51_lunarlander", 5), "c51_lunarlander", "tianshou", 12),
+    Pair(
+        _of_case("ours", "QR-DQN", "qrdqn_lunarlander", 20), "qrdqn_lunarlander", "sb3-contrib", 70
+    ),
 ]
 
 

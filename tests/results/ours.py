@@ -7,7 +7,7 @@ of MuJoCo have these settings already, and need no case here.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dmiddleware import Task
@@ -38,38 +38,14 @@ def make_dqn(case: Case, seed: int) -> Policy:
 
     Its target network is copied by env steps, of which there are as many as updates.
     """
-    given = case.options
-    return DQNPolicy.for_env(
-        make_env_manager(case.env, env_num=1),
-        seed=seed,
-        model={"encoder_hidden_sizes": case.policy_kwargs["net_arch"]},
-        learning_rate=given["learning_rate"],
-        batch_size=given["batch_size"],
-        discount_factor=given["gamma"],
-        target_update_freq=given["target_update_interval"],
-        double=False,
-        grad_clip_norm=10.0,
-        **_eps(case),
-    )
+    options = {"double": False, "grad_clip_norm": 10.0}
+    return _make_q_learning(DQNPolicy, case, seed, **options)
 
 
 def make_c51(case: Case, seed: int) -> Policy:
     """Build the C51 of Tianshou, which is double, as ours is."""
-    given = case.options
-    return C51Policy.for_env(
-        make_env_manager(case.env, env_num=1),
-        seed=seed,
-        model={
-            "encoder_hidden_sizes": case.policy_kwargs["net_arch"],
-            "v_min": given["v_min"],
-            "v_max": given["v_max"],
-        },
-        learning_rate=given["learning_rate"],
-        batch_size=given["batch_size"],
-        discount_factor=given["gamma"],
-        target_update_freq=given["target_update_interval"],
-        **_eps(case),
-    )
+    returns = {name: case.options[name] for name in ("v_min", "v_max")}
+    return _make_q_learning(C51Policy, case, seed, network=returns)
 
 
 def make_qrdqn(case: Case, seed: int) -> Policy:
@@ -78,20 +54,15 @@ def make_qrdqn(case: Case, seed: int) -> Policy:
     Its target network is copied in every env step, so it is fixed while a rollout is learned from.
     """
     given = case.options
-    return QRDQNPolicy.for_env(
-        make_env_manager(case.env, env_num=1),
-        seed=seed,
-        model={
-            "encoder_hidden_sizes": case.policy_kwargs["net_arch"],
-            "n_quantiles": case.policy_kwargs["n_quantiles"],
-        },
+    return _make_q_learning(
+        QRDQNPolicy,
+        case,
+        seed,
+        network={"n_quantiles": case.policy_kwargs["n_quantiles"]},
         learning_rate=Schedule.linear(given["learning_rate"], 0.0, by="progress"),
         adam_eps=0.01 / given["batch_size"],
-        batch_size=given["batch_size"],
-        discount_factor=given["gamma"],
         target_update_freq=given["train_freq"],
         double=False,
-        **_eps(case),
     )
 
 
@@ -152,12 +123,27 @@ def train(name: str, case: Case, seed: int, exp_name: str) -> ExperimentResult:
     return experiment.result
 
 
-def _eps(case: Case) -> dict[str, Any]:
-    """Return the linear schedule of ε."""
-    return {
-        "eps_end": case.options["exploration_final_eps"],
-        "eps_decay": case.options["exploration_fraction"] * case.env_step,
+def _make_q_learning(
+    policy_cls: type[Policy],
+    case: Case,
+    seed: int,
+    *,
+    network: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Policy:
+    """Build a policy with the settings of a case, further ones of its network, and others."""
+    given = case.options
+    settings = {
+        "model": {"encoder_hidden_sizes": case.policy_kwargs["net_arch"], **(network or {})},
+        "learning_rate": given["learning_rate"],
+        "batch_size": given["batch_size"],
+        "discount_factor": given["gamma"],
+        "target_update_freq": given["target_update_interval"],
+        "eps_end": given["exploration_final_eps"],
+        "eps_decay": given["exploration_fraction"] * case.env_step,
+        **options,
     }
+    return policy_cls.for_env(make_env_manager(case.env, env_num=1), seed=seed, **settings)
 
 
 def main() -> None:

@@ -139,9 +139,8 @@ def test_a_run_whose_terminal_goes_away_is_stopped_in_order(folder: Path) -> Non
     if pid == 0:
         os.chdir(folder)
         os.environ["TMPDIR"] = str(folder)
-        signal.signal(
-            signal.SIGHUP, signal.SIG_DFL
-        )  # the tests may run with nohup, which ignores it
+        # The tests may run with nohup, which ignores it.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         os.execv(sys.executable, [*DITASK, "--main", "program.forever"])
     os.set_blocking(terminal, False)
 
