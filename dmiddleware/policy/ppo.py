@@ -19,7 +19,6 @@ from dmiddleware.config import (
 )
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.advantage import AdvantageOptions, AdvantagePolicy
-from dmiddleware.policy.base.common_options import COLLECT_OPTIONS
 from dmiddleware.policy.base.data_parallel import sum_over_ranks
 from dmiddleware.policy.base.parts import Part, adam
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
@@ -104,7 +103,6 @@ class PPOPolicy(AdvantagePolicy):
                 0.5, optional(positive), "largest norm of the gradient; None does not clip"
             ),
         },
-        "collect": COLLECT_OPTIONS,
     }
     learn_columns: ClassVar[tuple[str, ...]] = (
         "obs",

@@ -12,7 +12,7 @@ from dmiddleware.config import Option, at_least, count, fraction, one_of, option
 from dmiddleware.data.batch import Nested, Value
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.common_options import COLLECT_OPTIONS
+from dmiddleware.policy.base.common_options import ON_POLICY_OPTIONS
 from dmiddleware.policy.base.parts import Part, adam, rmsprop
 from dmiddleware.rl import Distribution
 from dmiddleware.schedule import Schedule, scheduled
@@ -104,8 +104,7 @@ class PolicyGradientPolicy(ActorCriticPolicy):
     """
 
     config: ClassVar[dict[str, Any]] = {
-        "on_policy": True,
-        "discount_factor": Option(0.99, fraction, "γ, the discount of future rewards"),
+        **ON_POLICY_OPTIONS,
         "learn": {
             "epoch_per_collect": Option(1, count, "passes over each collected batch"),
             "optimizer": Option("rmsprop", one_of("rmsprop", "adam"), "what makes the steps"),
@@ -117,7 +116,6 @@ class PolicyGradientPolicy(ActorCriticPolicy):
                 0.5, optional(positive), "largest norm of the gradient; None does not clip"
             ),
         },
-        "collect": COLLECT_OPTIONS,
     }
 
     def _make_parts(self) -> dict[str, Part]:

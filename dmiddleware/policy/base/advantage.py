@@ -14,6 +14,7 @@ from dmiddleware.config import Option, check_value, fraction, positive, switch
 from dmiddleware.data.batch import Batch, Value
 from dmiddleware.policy.base.actions import ActorOptions
 from dmiddleware.policy.base.actor_critic import ActorCriticPolicy
+from dmiddleware.policy.base.common_options import ON_POLICY_OPTIONS
 from dmiddleware.policy.base.data_parallel import sum_over_ranks
 from dmiddleware.policy.base.obs_norm import ObsNormPolicy
 from dmiddleware.policy.base.parts import Part
@@ -56,8 +57,7 @@ class AdvantagePolicy(ObsNormPolicy, ActorCriticPolicy):
     """
 
     config: ClassVar[dict[str, Any]] = {
-        "on_policy": True,
-        "discount_factor": Option(0.99, fraction, "γ, the discount of future rewards"),
+        **ON_POLICY_OPTIONS,
         "gae_lambda": Option(0.95, fraction, "λ of generalised advantage estimation"),
         "obs_norm": Option(
             False, switch, "whether to normalise observations by running statistics"

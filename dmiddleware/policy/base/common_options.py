@@ -7,7 +7,7 @@ from typing import Any, Final
 from dmiddleware.config import Option, count, fraction, optional, switch
 from dmiddleware.policy.base.parts_policy import PartsOptions
 
-__all__ = ["COLLECT_OPTIONS", "TD_COLUMNS", "TD_OPTIONS", "TDOptions"]
+__all__ = ["COLLECT_OPTIONS", "ON_POLICY_OPTIONS", "TD_COLUMNS", "TD_OPTIONS", "TDOptions"]
 
 TD_COLUMNS: Final = ("obs", "action", "reward", "next_obs", "terminated")
 """The columns of a batch that such algorithms learn from."""
@@ -21,6 +21,12 @@ TD_OPTIONS: Final[dict[str, Any]] = {
 COLLECT_OPTIONS: Final[dict[str, Any]] = {
     "n_sample": Option(None, optional(count), "env steps to collect at a time"),
     "n_episode": Option(None, optional(count), "episodes to collect at a time"),
+}
+
+ON_POLICY_OPTIONS: Final[dict[str, Any]] = {
+    "on_policy": True,
+    "discount_factor": Option(0.99, fraction, "γ, the discount of future rewards"),
+    "collect": COLLECT_OPTIONS,
 }
 
 
