@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.results.bars import Records
+from tests.results.cases import CASES
 from tests.results.entry import Entry
 from tests.results.record import Record
 from tests.results.report import spread
-from tests.results.rival import CASES
 
 __all__ = ["PAIRS", "Pair", "compared", "is_met", "table"]
 

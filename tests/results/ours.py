@@ -1,12 +1,11 @@
 """Train with the settings of another library: ``python -m tests.results.ours --case NAME``.
 
-The settings are those of the same case in ``tests.results.rival``, under our names. The examples
+The settings are those of the same case in ``tests.results.cases``, under our names. The examples
 of MuJoCo have these settings already, and need no case here.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,8 +24,7 @@ from middleware import (
     interaction_evaluator,
     termination_checker,
 )
-from tests.results.case import Case
-from tests.results.rival import CASES
+from tests.results.cases import CASES, Case, parse_arguments
 
 __all__ = ["MAKERS", "train"]
 
@@ -147,11 +145,7 @@ def _make_q_learning(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.results.ours", description=__doc__)
-    parser.add_argument("--case", required=True, choices=sorted(MAKERS))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--exp-name", default="ours", help="folder of the run in runs/")
-    arguments = parser.parse_args()
+    arguments = parse_arguments("ours", __doc__, MAKERS)
     train(arguments.case, CASES[arguments.case], arguments.seed, arguments.exp_name)
 
 

@@ -1,14 +1,10 @@
 """Train with another library: ``python -m tests.results.rival --case NAME --seed 0``.
 
-The settings are those that the authors of stable-baselines3 and sb3-contrib publish for the task in
-the RL Baselines3 Zoo (https://github.com/DLR-RM/rl-baselines3-zoo, the folder hyperparams). The
-zoo's versions of the environments are older; their settings are used for today's.
 It writes ``result.json`` as our ``Experiment`` does, with the same number of evaluations.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable
@@ -20,129 +16,11 @@ import numpy as np
 import torch
 
 from dmiddleware.seeding import derive_seed
-from tests.results.case import Case
+from tests.results.cases import CASES, Case, parse_arguments
 from tests.results.rival_tianshou import train_c51
-
-__all__ = ["CASES"]
 
 N_FRESH = 100
 N_EVAL_ENVS = 10
-
-
-_WIDE = {"net_arch": [256, 256]}
-_TALL = {"net_arch": [400, 300]}
-
-_DQN_LUNARLANDER = {
-    "learning_rate": 6.3e-4,
-    "batch_size": 128,
-    "buffer_size": 50_000,
-    "learning_starts": 0,
-    "gamma": 0.99,
-    "target_update_interval": 250,
-    "train_freq": 4,
-    "gradient_steps": -1,
-    "exploration_fraction": 0.12,
-    "exploration_final_eps": 0.1,
-}
-
-CASES: dict[str, Case] = {
-    "sac_halfcheetah": Case("SAC", "HalfCheetah-v5", 200_000, {"learning_starts": 10_000}),
-    "sac_hopper": Case("SAC", "Hopper-v5", 200_000, {"learning_starts": 10_000}),
-    "td3_halfcheetah": Case(
-        "TD3",
-        "HalfCheetah-v5",
-        200_000,
-        {
-            "learning_starts": 10_000,
-            "batch_size": 256,
-            "learning_rate": 1e-3,
-            "train_freq": 1,
-            "gradient_steps": 1,
-        },
-        _TALL,
-        noise=0.1,
-    ),
-    "ppo_halfcheetah": Case(
-        "PPO",
-        "HalfCheetah-v5",
-        1_000_000,
-        {
-            "batch_size": 64,
-            "n_steps": 512,
-            "gamma": 0.98,
-            "learning_rate": 2.0633e-05,
-            "ent_coef": 0.000401762,
-            "clip_range": 0.1,
-            "n_epochs": 20,
-            "gae_lambda": 0.92,
-            "max_grad_norm": 0.8,
-            "vf_coef": 0.58096,
-        },
-        {
-            "log_std_init": -2,
-            "ortho_init": False,
-            "activation_fn": torch.nn.ReLU,
-            "net_arch": {"pi": [256, 256], "vf": [256, 256]},
-        },
-        normalize=True,
-    ),
-    "ddpg_pendulum": Case(
-        "DDPG",
-        "Pendulum-v1",
-        20_000,
-        {
-            "gamma": 0.98,
-            "buffer_size": 200_000,
-            "learning_starts": 10_000,
-            "gradient_steps": -1,
-            "train_freq": (1, "episode"),
-            "learning_rate": 1e-3,
-        },
-        _TALL,
-        noise=0.1,
-        n_evaluations=8,
-        n_episode=50,
-    ),
-    "dqn_lunarlander": Case(
-        "DQN",
-        "LunarLander-v3",
-        100_000,
-        _DQN_LUNARLANDER,
-        _WIDE,
-        n_evaluations=15,
-        n_episode=50,
-    ),
-    "qrdqn_lunarlander": Case(
-        "QRDQN",
-        "LunarLander-v3",
-        100_000,
-        {
-            "learning_rate": 1.5e-3,
-            "batch_size": 128,
-            "buffer_size": 100_000,
-            "learning_starts": 10_000,
-            "gamma": 0.995,
-            "target_update_interval": 1,
-            "train_freq": 256,
-            "gradient_steps": -1,
-            "exploration_fraction": 0.24,
-            "exploration_final_eps": 0.18,
-        },
-        {**_WIDE, "n_quantiles": 170},
-        linear=("learning_rate",),
-        n_evaluations=15,
-        n_episode=50,
-    ),
-    "c51_lunarlander": Case(
-        "C51",
-        "LunarLander-v3",
-        100_000,
-        {**_DQN_LUNARLANDER, "v_min": -200.0, "v_max": 200.0},
-        _WIDE,
-        n_evaluations=15,
-        n_episode=50,
-    ),
-}
 
 
 def train(case: Case, seed: int, folder: Path) -> dict[str, Any]:
@@ -252,11 +130,7 @@ def _linear(start: float) -> Callable[[float], float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.results.rival", description=__doc__)
-    parser.add_argument("--case", required=True, choices=sorted(CASES))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--exp-name", default="rival", help="folder of the run in runs/")
-    arguments = parser.parse_args()
+    arguments = parse_arguments("rival", __doc__, CASES)
     folder = Path("runs") / arguments.exp_name
     folder.mkdir(parents=True, exist_ok=True)
     case, seed = CASES[arguments.case], arguments.seed

@@ -16,7 +16,7 @@ import torch
 
 from dmiddleware.rl import Schedule
 from dmiddleware.seeding import derive_seed
-from tests.results.case import Case
+from tests.results.cases import Case
 
 __all__ = ["train_c51"]
 

@@ -14,9 +14,9 @@ import pytest
 
 from tests.results import bars, compare, ours, record, report, training
 from tests.results.__main__ import all_entries, print_list, run
+from tests.results.cases import CASES
 from tests.results.entry import Entry
 from tests.results.record import Record
-from tests.results.rival import CASES
 from tests.results.training import TrainingError, train
 
 ENTRY = Entry("A section", "an algorithm", "Env-v0", "program", seeds=(0, 1), at_least=10)
