@@ -31,6 +31,7 @@ class Entry:
         figure: what the figure is, for example ``mean return`` or ``success rate``.
         printed: a regular expression whose first group finds the figure in what the command prints;
             empty: the figure is ``mean_return`` of ``result.json``.
+        logged: a figure of the run's log, such as ``learn/policy_lag``; the page tells its mean.
         literature: a published figure, in words.
         source: where it is published.
         minutes: about how long one training takes on two cores, to plan by.
@@ -49,9 +50,15 @@ class Entry:
     beats: Entry | None = None
     figure: str = "mean return"
     printed: str = ""
+    logged: str = ""
     literature: str = ""
     source: str = ""
     minutes: float = 1.0
+
+    @property
+    def label(self) -> str:
+        """The algorithm, and in how many processes it runs if they are several."""
+        return self.algorithm if self.nodes == 1 else f"{self.algorithm}, {self.nodes} processes"
 
     @property
     def name(self) -> str:

@@ -13,7 +13,15 @@ ZOO = "RL Baselines3 Zoo, benchmark.md"
 ENTRIES = [
     Entry(CONTROL, "A2C", CARTPOLE, "examples.cartpole_a2c", seeds=SEEDS, at_least=475),
     Entry(CONTROL, "IMPALA", CARTPOLE, "examples.cartpole_impala", seeds=SEEDS, at_least=475),
-    Entry(CONTROL, "IMPALA", CARTPOLE, "examples.cartpole_impala", nodes=4, at_least=475),
+    Entry(
+        CONTROL,
+        "IMPALA",
+        CARTPOLE,
+        "examples.cartpole_impala",
+        nodes=4,
+        at_least=475,
+        logged="learn/policy_lag",
+    ),
     Entry(
         CONTROL,
         "GAIL with PPO, from 10 episodes",

@@ -28,6 +28,7 @@ class Record:
         train_iter: updates.
         train_s: seconds of training, with evaluations.
         evaluations: for each evaluation the env step (offline: the update) and the mean return.
+        logged: the mean of the entry's ``logged`` figure; None if it names none.
     """
 
     seed: int
@@ -41,6 +42,7 @@ class Record:
     train_iter: int
     train_s: float
     evaluations: tuple[tuple[int, float], ...]
+    logged: float | None = None
 
 
 def path_of(name: str, seed: int) -> Path:

@@ -62,12 +62,13 @@ def render(
         parts.append(f"## {title}\n\n{table}")
         if title in curves:
             parts.append(f"![Learning curves: {title}]({curves[title]})\n")
+        parts += [told for entry in rows if (told := _logged(entry, records))]
         parts.append("Commands, for seed 0:\n\n" + _commands(rows))
     return "\n".join(parts)
 
 
 def _row(entry: Entry, records: Records) -> str:
-    told, bar = [entry.algorithm, entry.env], bars.text(entry)
+    told, bar = [entry.label, entry.env], bars.text(entry)
     own = records.get(entry.name, ())
     if not own:
         return f"| {' | '.join(told)} | not run yet | | {bar} | | | | {_source(entry)} |"
@@ -103,8 +104,16 @@ def _source(entry: Entry) -> str:
     return " ".join(filter(None, [entry.literature, f"({entry.source})" if entry.source else ""]))
 
 
+def _logged(entry: Entry, records: Records) -> str:
+    """Return a paragraph with the mean of the entry's logged figure, or nothing."""
+    told = [one.logged for one in records.get(entry.name, ()) if one.logged is not None]
+    if not told:
+        return ""
+    return f"{entry.label}, {entry.env}: `{entry.logged}` was {spread(told)} on average.\n"
+
+
 def _commands(entries: Iterable[Entry]) -> str:
-    return "".join(f"- {entry.algorithm}, {entry.env}: `{entry.command}`\n" for entry in entries)
+    return "".join(f"- {entry.label}, {entry.env}: `{entry.command}`\n" for entry in entries)
 
 
 def draw_curves(title: str, entries: Iterable[Entry], records: Records, path: Path) -> bool:
@@ -124,10 +133,9 @@ def draw_curves(title: str, entries: Iterable[Entry], records: Records, path: Pa
     panels: dict[str, list[tuple[str, list[Record]]]] = {}
     for entry in entries:
         if some := [one for one in records.get(entry.name, ()) if len(one.evaluations) > 1]:
-            label = entry.algorithm if entry.nodes == 1 else f"{entry.algorithm}, distributed"
             is_offline = all(one.env_step == 0 for one in some)
             panel = f"{entry.env}, offline" if is_offline else entry.env
-            panels.setdefault(panel, []).append((label, some))
+            panels.setdefault(panel, []).append((entry.label, some))
     if not panels:
         return False
     n_columns = min(2, len(panels))

@@ -156,6 +156,20 @@ def test_a_printed_figure_is_read_from_the_output() -> None:
     assert train(entry, 0).figure == 1003.0
 
 
+def test_the_mean_of_a_logged_figure_stands_on_the_page() -> None:
+    log = "step 1: learn/lag 1.5, learn/lag_max 9\\nlearn/other 7\\nstep 2: learn/lag 2.5\\n"
+    write_program(f"{PROGRAM}\n(folder / 'log.txt').write_text('{log}')")
+    entry = replace(ENTRY, logged="learn/lag", seeds=(0,))
+    run([entry], again=False)
+    one = record.load(entry.name, 0)
+    assert one is not None
+    assert one.logged == 2.0
+    page = report.render([entry], {entry.name: [one]}, {})
+    assert "an algorithm, Env-v0: `learn/lag` was 2.0 on average." in page
+    with pytest.raises(TrainingError, match=r"has no figure learn/la$"):
+        train(replace(entry, logged="learn/la"), 1)
+
+
 def test_a_training_that_fails_has_no_record_and_the_others_go_on() -> None:
     write_program(PROGRAM + "\nsys.exit(3 if options['--seed'] == '0' else 0)")
     failed = run([ENTRY], again=False)
@@ -180,9 +194,9 @@ def test_a_command_that_does_not_end_fails_at_its_deadline(tmp_path: Path) -> No
 def test_the_page_tells_mean_spread_and_missed_bars() -> None:
     records = {"program": [some_record(0, 9.0), some_record(1, 11.0)]}
     page = report.render([ENTRY, replace(ENTRY, env="Other-v0", nodes=2)], records, {})
-    row, other = (line for line in page.splitlines() if "an algorithm |" in line)
+    row, other = (line for line in page.splitlines() if line.startswith("| an algorithm"))
     assert row.split(" | ")[2:6] == ["10.0 ± 1.4", "8.0 ± 0.0", "≥ 10 **missed**", "2"]
-    assert "not run yet" in other
+    assert "an algorithm, 2 processes | Other-v0 | not run yet" in other
     assert "ditask --main program.main --parallel-workers 2" in page
 
 
