@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib.util
 import json
+import os
 import secrets
 import socket
 import stat
@@ -114,6 +115,7 @@ def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
                     attached=request.joins,
                     stamp=stamp,
                     shared_memory="" if shared is None else str(shared.path),
+                    n_threads=_n_threads(env, len(plans)),
                 )
                 for plan in plans
             ]
@@ -388,6 +390,18 @@ def _shared(options: Mapping[str, Any], plans: list[NodePlan]) -> Path | None:
     if len(plans) == 1 or options["mq_type"] == "redis" or not options["shared_memory"]:
         return None
     return Path(options["shared_memory"]).resolve()
+
+
+def _n_threads(env: Mapping[str, str], n_nodes: int) -> int:
+    """Return each node's share of the cores, or 0 for what torch or OMP_NUM_THREADS chooses.
+
+    OpenMP's threads wait actively for each other. Where several processes have more threads than
+    there are cores, each of them is many times slower.
+    """
+    if n_nodes == 1 or "OMP_NUM_THREADS" in env:
+        return 0
+    n_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return max(1, n_cores // n_nodes)
 
 
 def _tls(options: Mapping[str, Any]) -> TlsFiles | None:

@@ -126,6 +126,7 @@ class _NodeProcess:
             with self._router, running_as(self._node):
                 try:
                     function = import_main(self._config.main, self._config.package)
+                    _set_threads(self._config.n_threads)
                     if not self._stop_reason:
                         self._phase = "running"
                         call_main(function, self._config.main)
@@ -345,6 +346,13 @@ def _read_line(descriptor: int) -> bytes:
     while (byte := os.read(descriptor, 1)) not in (b"", b"\n"):
         line += byte
     return bytes(line)
+
+
+def _set_threads(n: int) -> None:
+    """Set torch's number of threads if the program uses torch; 0 leaves it."""
+    torch = sys.modules.get("torch")
+    if n and torch is not None:
+        torch.set_num_threads(n)
 
 
 def _transport(config: NodeConfig) -> Transport:

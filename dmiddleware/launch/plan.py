@@ -174,6 +174,7 @@ class NodeConfig(msgspec.Struct, kw_only=True):
         stamp: shared by all nodes of one run, and different in every run.
         shared_memory: folder for arrays in shared memory; empty: none.
         kill_after_s: how long the node may take to end after its launcher has died.
+        n_threads: torch's threads in the node, unless its program chooses; 0: torch chooses.
         log: the file that receives the node's output once its launcher has died; empty: none.
         mark: the mark of the node's processes.
         status_fd: the file descriptor to write :class:`~dmiddleware.launch.status.NodeStatus` to.
@@ -191,6 +192,7 @@ class NodeConfig(msgspec.Struct, kw_only=True):
     stamp: str = ""
     shared_memory: str = ""
     kill_after_s: float = 20.0
+    n_threads: int = 0
     log: str = ""
     mark: str = ""
     status_fd: int = -1

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import re
 import statistics
 import sys
@@ -48,7 +49,8 @@ def run(entries: list[Entry], *, again: bool, jobs: int = 1) -> list[str]:
     Args:
         entries: what to train; the shortest trainings run first.
         again: whether to repeat what has a record.
-        jobs: how many trainings run at a time; those of several processes run alone.
+        jobs: how many trainings run at a time, each on its part of the cores; those of several
+            processes run alone.
     """
     ordered = sorted(entries, key=lambda entry: entry.minutes)
     missing = [
@@ -59,17 +61,22 @@ def run(entries: list[Entry], *, again: bool, jobs: int = 1) -> list[str]:
     ]
     alone = [(entry, seed) for entry, seed in missing if entry.nodes > 1]
     others = [(entry, seed) for entry, seed in missing if entry.nodes == 1]
+    n_threads = max(1, (os.cpu_count() or 1) // jobs)
+
+    def train_one(entry: Entry, seed: int) -> str:
+        return train_and_record(entry, seed, again=again, n_threads=n_threads)
+
     with ThreadPoolExecutor(jobs) as pool:
-        failures = list(pool.map(lambda one: train_and_record(*one, again=again), others))
-    failures += [train_and_record(*one, again=again) for one in alone]
+        failures = list(pool.map(lambda one: train_one(*one), others))
+    failures += [train_one(*one) for one in alone]
     return [failure for failure in failures if failure]
 
 
-def train_and_record(entry: Entry, seed: int, *, again: bool) -> str:
+def train_and_record(entry: Entry, seed: int, *, again: bool, n_threads: int) -> str:
     """Train and save the record; return what failed, or nothing."""
     print(f"{entry.name}, seed {seed}: about {entry.minutes:g} min …", flush=True)
     try:
-        outcome = train(entry, seed, again=again)
+        outcome = train(entry, seed, again=again, n_threads=n_threads)
     except TrainingError as error:
         print(f"{entry.name}, seed {seed}: {error}", flush=True)
         return str(error)

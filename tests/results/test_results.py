@@ -117,6 +117,18 @@ def test_two_trainings_run_at_a_time() -> None:
     assert run([ENTRY], again=False, jobs=2) == []
 
 
+@pytest.mark.parametrize(("jobs", "n_threads"), [(1, 8), (2, 4), (16, 1)])
+def test_trainings_that_run_at_a_time_share_the_cores(
+    jobs: int, n_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    write_program(
+        f"{PROGRAM}\nimport os\n(folder / 'threads').write_text(os.environ['OMP_NUM_THREADS'])"
+    )
+    run([ENTRY], again=False, jobs=jobs)
+    assert Path("runs/results/program/1/threads").read_text() == str(n_threads)
+
+
 def test_what_an_interrupted_training_left_is_removed() -> None:
     write_program(PROGRAM)
     Path("runs/results/program/0").mkdir(parents=True)
@@ -188,7 +200,7 @@ def test_a_training_that_tells_no_figure_fails() -> None:
 def test_a_command_that_does_not_end_fails_at_its_deadline(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
     with pytest.raises(TrainingError, match=r"has not ended in 0\.5 s"):
-        training.run_command(command, tmp_path / "log", 0.5)
+        training.run_command(command, tmp_path / "log", 0.5, {})
 
 
 def test_the_page_tells_mean_spread_and_missed_bars() -> None:

@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -41,7 +41,7 @@ class TrainingError(RuntimeError):
     """A training failed or did not end in time."""
 
 
-def train(entry: Entry, seed: int, *, again: bool = False) -> Record:
+def train(entry: Entry, seed: int, *, again: bool = False, n_threads: int = 1) -> Record:
     """Train, and return what came out.
 
     A training that was interrupted continues from its newest snapshot, if its program saves any.
@@ -50,6 +50,8 @@ def train(entry: Entry, seed: int, *, again: bool = False) -> Record:
         entry: what to train.
         seed: its seed.
         again: whether to start from scratch even then.
+        n_threads: threads of torch in a program of one process. More than there are idle cores
+            make a training with images many times slower, because OpenMP's threads wait actively.
 
     Raises:
         TrainingError: if the command fails, takes too long or does not tell its figure.
@@ -64,7 +66,8 @@ def train(entry: Entry, seed: int, *, again: bool = False) -> Record:
     deadline_s = max(_LEAST_DEADLINE_S, _SLOWER * 60 * entry.minutes)
     started_at = time.monotonic()
     try:
-        output = run_command(command, folder.parent / f"{seed}.log", deadline_s)
+        threads = {"OMP_NUM_THREADS": str(n_threads)} if entry.nodes == 1 else {}
+        output = run_command(command, folder.parent / f"{seed}.log", deadline_s, threads)
     except TrainingError as error:
         if not resumes:
             raise
@@ -109,14 +112,22 @@ def mean_logged(log: Path, name: str) -> float:
     return statistics.mean(map(float, found))
 
 
-def run_command(command: Sequence[str], log: Path, deadline_s: float) -> str:
+def run_command(
+    command: Sequence[str], log: Path, deadline_s: float, variables: Mapping[str, str]
+) -> str:
     """Run a command and return what it printed, which is also in the log.
+
+    Args:
+        command: its words.
+        log: the file for what it prints.
+        deadline_s: when to end it.
+        variables: further variables of its environment.
 
     Raises:
         TrainingError: if it fails or takes longer than ``deadline_s`` seconds.
     """
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    env = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(paths)}
     with log.open("w", encoding="utf-8") as file:
         try:
             code = subprocess.run(

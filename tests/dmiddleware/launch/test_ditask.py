@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -19,6 +21,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 PROGRAM = """
     import subprocess
     from pathlib import Path
+    import torch
     from dmiddleware import Context, Role, Task, middleware
 
     def main(fail_in_step=-1):
@@ -62,6 +65,11 @@ PROGRAM = """
         reader = subprocess.Popen(["cat"], stdout=subprocess.DEVNULL)
         forever()
 
+    def threads():
+        with Task(Context()) as task:
+            task.use(lambda ctx: None).run(max_step=1)
+            print("threads:", torch.get_num_threads(), flush=True)
+
     def without_roles():
         with Task(Context()) as task:
             task.use(lambda ctx: None).run(max_step=3)
@@ -75,8 +83,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *options: str) -> tuple[int, str]:
-    with start(folder, *options) as launcher:
+def run(folder: Path, *options: str, env: Mapping[str, str] | None = None) -> tuple[int, str]:
+    with start(folder, *options, env=env) as launcher:
         text, _ = launcher.communicate(timeout=100)
         return launcher.returncode, text
 
@@ -133,6 +141,17 @@ def test_a_program_without_roles_runs_its_whole_chain_in_every_node(folder: Path
     code, text = run(folder, "--main", "program.without_roles", "--parallel-workers", "3")
     assert code == 0, text
     assert text.count("steps: 3") == 3
+
+
+@pytest.mark.parametrize("variables", [{}, {"OMP_NUM_THREADS": "2"}], ids=["default", "chosen"])
+def test_the_nodes_of_a_host_share_its_cores(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    code, text = run(folder, "--main", "program.threads", "--parallel-workers", "2", env=variables)
+    assert code == 0, text
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert text.count(f"threads: {variables.get('OMP_NUM_THREADS', share)}") == 2
 
 
 def test_two_learners_of_a_program_without_data_parallel_are_refused(folder: Path) -> None:
