@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import re
 import statistics
 import sys
@@ -49,7 +48,7 @@ def run(entries: list[Entry], *, again: bool, jobs: int = 1) -> list[str]:
     Args:
         entries: what to train; the shortest trainings run first.
         again: whether to repeat what has a record.
-        jobs: how many trainings run at a time, each on its part of the cores; those of several
+        jobs: how many trainings run at a time, if several with one thread each; those of several
             processes run alone.
     """
     ordered = sorted(entries, key=lambda entry: entry.minutes)
@@ -61,22 +60,21 @@ def run(entries: list[Entry], *, again: bool, jobs: int = 1) -> list[str]:
     ]
     alone = [(entry, seed) for entry, seed in missing if entry.nodes > 1]
     others = [(entry, seed) for entry, seed in missing if entry.nodes == 1]
-    n_threads = max(1, (os.cpu_count() or 1) // jobs)
 
-    def train_one(entry: Entry, seed: int) -> str:
-        return train_and_record(entry, seed, again=again, n_threads=n_threads)
+    def train_one(one: tuple[Entry, int]) -> str:
+        return train_and_record(*one, again=again, alone=jobs == 1)
 
     with ThreadPoolExecutor(jobs) as pool:
-        failures = list(pool.map(lambda one: train_one(*one), others))
-    failures += [train_one(*one) for one in alone]
+        failures = list(pool.map(train_one, others))
+    failures += map(train_one, alone)
     return [failure for failure in failures if failure]
 
 
-def train_and_record(entry: Entry, seed: int, *, again: bool, n_threads: int) -> str:
+def train_and_record(entry: Entry, seed: int, *, again: bool, alone: bool) -> str:
     """Train and save the record; return what failed, or nothing."""
     print(f"{entry.name}, seed {seed}: about {entry.minutes:g} min …", flush=True)
     try:
-        outcome = train(entry, seed, again=again, n_threads=n_threads)
+        outcome = train(entry, seed, again=again, alone=alone)
     except TrainingError as error:
         print(f"{entry.name}, seed {seed}: {error}", flush=True)
         return str(error)

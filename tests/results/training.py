@@ -41,7 +41,7 @@ class TrainingError(RuntimeError):
     """A training failed or did not end in time."""
 
 
-def train(entry: Entry, seed: int, *, again: bool = False, n_threads: int = 1) -> Record:
+def train(entry: Entry, seed: int, *, again: bool = False, alone: bool = True) -> Record:
     """Train, and return what came out.
 
     A training that was interrupted continues from its newest snapshot, if its program saves any.
@@ -50,8 +50,8 @@ def train(entry: Entry, seed: int, *, again: bool = False, n_threads: int = 1) -
         entry: what to train.
         seed: its seed.
         again: whether to start from scratch even then.
-        n_threads: threads of torch in a program of one process. More than there are idle cores
-            make a training with images many times slower, because OpenMP's threads wait actively.
+        alone: whether nothing else runs. Otherwise a program of one process gets one thread: more
+            threads than idle cores make it many times slower, because they wait actively.
 
     Raises:
         TrainingError: if the command fails, takes too long or does not tell its figure.
@@ -66,7 +66,7 @@ def train(entry: Entry, seed: int, *, again: bool = False, n_threads: int = 1) -
     deadline_s = max(_LEAST_DEADLINE_S, _SLOWER * 60 * entry.minutes)
     started_at = time.monotonic()
     try:
-        threads = {"OMP_NUM_THREADS": str(n_threads)} if entry.nodes == 1 else {}
+        threads = {} if alone or entry.nodes > 1 else {"OMP_NUM_THREADS": "1"}
         output = run_command(command, folder.parent / f"{seed}.log", deadline_s, threads)
     except TrainingError as error:
         if not resumes:
