@@ -12,6 +12,15 @@ _SECTION: Final = "Several agents"
 _SEEDS: Final = (0, 1, 2, 3, 4)
 _GAME: Final = "Rashid et al., 2018, table 2"
 
+_RANDOM: Final = Entry(
+    _SECTION,
+    "random actions",
+    "simple_spread_v3",
+    "tests.results.random_spread",
+    printed=r"mean return (\S+) over",
+    minutes=0.1,
+)
+
 ENTRIES: Final = [
     Entry(
         _SECTION,
@@ -41,6 +50,7 @@ ENTRIES: Final = [
         source=_GAME,
         minutes=0.5,
     ),
+    _RANDOM,
     *(
         Entry(
             _SECTION,
@@ -48,6 +58,7 @@ ENTRIES: Final = [
             "simple_spread_v3",
             "examples.simple_spread",
             ("--algo", algorithm.lower()),
+            beats=_RANDOM,
             minutes=15.0,
         )
         for algorithm in ("IPPO", "MAPPO", "QMIX")
