@@ -101,6 +101,7 @@ def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
         with owned_folder(_shared(options, plans), mark=mark) as shared:
             folders = [folder for folder in (run_folder, shared) if folder is not None]
             grace_s = supervisor_options.kill_after_s + _GUARD_S
+            n_threads = _n_threads(env, len(plans))
             configs = [
                 NodeConfig(
                     plan=plan,
@@ -115,7 +116,7 @@ def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
                     attached=request.joins,
                     stamp=stamp,
                     shared_memory="" if shared is None else str(shared.path),
-                    n_threads=_n_threads(env, len(plans)),
+                    n_threads=n_threads,
                 )
                 for plan in plans
             ]

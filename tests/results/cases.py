@@ -14,7 +14,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["CASES", "Case", "parse_arguments"]
+__all__ = ["CASES", "N_FRESH", "Case", "parse_arguments"]
+
+N_FRESH = 100
+"""The fresh episodes that judge a policy, as those of ``Experiment``."""
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ import numpy as np
 import torch
 
 from dmiddleware.seeding import derive_seed
-from tests.results.cases import CASES, Case, parse_arguments
+from tests.results.cases import CASES, N_FRESH, Case, parse_arguments
 from tests.results.rival_tianshou import train_c51
 
-N_FRESH = 100
 N_EVAL_ENVS = 10
 
 

@@ -16,11 +16,9 @@ import torch
 
 from dmiddleware.rl import Schedule
 from dmiddleware.seeding import derive_seed
-from tests.results.cases import Case
+from tests.results.cases import N_FRESH, Case
 
 __all__ = ["train_c51"]
-
-N_FRESH = 100
 
 
 def train_c51(case: Case, seed: int) -> dict[str, Any]:

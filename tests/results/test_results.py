@@ -181,6 +181,11 @@ def test_the_mean_of_a_logged_figure_stands_on_the_page() -> None:
         train(replace(entry, logged="learn/la"), 1)
 
 
+def test_a_logged_figure_may_have_thousands() -> None:
+    write_program(f"{PROGRAM}\n(folder / 'log.txt').write_text('learn/lag 1,002.5, learn/n 3')")
+    assert train(replace(ENTRY, logged="learn/lag"), 0).logged == 1002.5
+
+
 def test_a_training_that_fails_has_no_record_and_the_others_go_on() -> None:
     write_program(PROGRAM + "\nsys.exit(3 if options['--seed'] == '0' else 0)")
     failed = run([ENTRY], again=False)

@@ -19,7 +19,7 @@ import torch
 from tests.results.entry import Entry
 from tests.results.record import Record
 
-__all__ = ["TrainingError", "arguments_of", "mean_logged", "run_command", "train"]
+__all__ = ["TrainingError", "arguments_of", "run_command", "train"]
 
 ROOT = Path(__file__).parents[2]
 RUNS = Path("runs")
@@ -95,21 +95,21 @@ def train(entry: Entry, seed: int, *, again: bool = False, alone: bool = True) -
         train_iter=result.get("train_iter", 0),
         train_s=result.get("train_s", took_s),
         evaluations=tuple(map(tuple, result.get("evaluations", ()))),
-        logged=mean_logged(folder / "log.txt", entry.logged) if entry.logged else None,
+        logged=_mean_logged(folder / "log.txt", entry.logged) if entry.logged else None,
     )
 
 
-def mean_logged(log: Path, name: str) -> float:
+def _mean_logged(log: Path, name: str) -> float:
     """Return the mean of a figure in the log of a run.
 
     Raises:
         TrainingError: if the log has no such figure.
     """
-    pattern = rf"\b{re.escape(name)} (\S+?)(?:,|$)"
+    pattern = rf"\b{re.escape(name)} (\S+?)(?:, |$)"
     found = re.findall(pattern, log.read_text(encoding="utf-8"), re.MULTILINE)
     if not found:
         raise TrainingError(f"{log} has no figure {name}")
-    return statistics.mean(map(float, found))
+    return statistics.mean(float(figure.replace(",", "")) for figure in found)
 
 
 def run_command(

@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 PROGRAM = """
     import subprocess
     from pathlib import Path
-    import torch
     from dmiddleware import Context, Role, Task, middleware
 
     def main(fail_in_step=-1):
@@ -65,15 +64,21 @@ PROGRAM = """
         reader = subprocess.Popen(["cat"], stdout=subprocess.DEVNULL)
         forever()
 
-    def threads():
-        with Task(Context()) as task:
-            task.use(lambda ctx: None).run(max_step=1)
-            print("threads:", torch.get_num_threads(), flush=True)
-
     def without_roles():
         with Task(Context()) as task:
             task.use(lambda ctx: None).run(max_step=3)
             print("steps:", task.ctx.total_step + 1, flush=True)
+"""
+
+# Not in the program above: importing torch takes longer than most of these runs.
+PROGRAM_WITH_TORCH = """
+    import torch
+    from dmiddleware import Context, Task
+
+    def threads():
+        with Task(Context()) as task:
+            task.use(lambda ctx: None).run(max_step=1)
+            print("threads:", torch.get_num_threads(), flush=True)
 """
 
 
@@ -148,7 +153,9 @@ def test_the_nodes_of_a_host_share_its_cores(
     folder: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    code, text = run(folder, "--main", "program.threads", "--parallel-workers", "2", env=variables)
+    (folder / "with_torch.py").write_text(textwrap.dedent(PROGRAM_WITH_TORCH))
+    options = ("--main", "with_torch.threads", "--parallel-workers", "2")
+    code, text = run(folder, *options, env=variables)
     assert code == 0, text
     share = max(1, len(os.sched_getaffinity(0)) // 2)
     assert text.count(f"threads: {variables.get('OMP_NUM_THREADS', share)}") == 2
