@@ -396,8 +396,16 @@ class Router:
             engine.clock.wait_for(engine.members, self._have_peers_announced, timeout_s)
             return sorted(int(node_id) for node_id in node.subscriptions.subscribers(name))
 
-    def wait_for_peers(self, count: int, *, timeout_s: float) -> list[Identity]:
+    def wait_for_peers(
+        self, count: int, *, timeout_s: float, events: Collection[str] = ()
+    ) -> list[Identity]:
         """Wait until at least ``count`` peers are connected and have announced subscriptions.
+
+        Args:
+            count: how many peers.
+            timeout_s: how long to wait, in seconds.
+            events: names of the events that each of them must have subscribed to; peers may
+                subscribe after they have connected, and receive nothing that was emitted before.
 
         Raises:
             WaitTimeout: if they are not in time; the error names the connected peers.
@@ -405,9 +413,14 @@ class Router:
         """
 
         def announced() -> set[str]:
-            return {peer.node_id for peer in self._node.peers.values() if peer.has_announced}
+            return {
+                peer.node_id
+                for peer in self._node.peers.values()
+                if peer.has_announced and all(map(peer.has_announced_event, events))
+            }
 
-        return self._wait_for(count, announced, timeout_s)
+        state = f"subscribed to {', '.join(events)}" if events else "became ready"
+        return self._wait_for(count, announced, timeout_s, state=state)
 
     def wait_until_ready(self, *, stopped: Callable[[], bool] = lambda: False) -> None:
         """Wait until all expected peers are ready to receive events.
@@ -531,6 +544,7 @@ class Router:
         found: Callable[[], set[str]],
         timeout_s: float,
         stopped: Callable[[], bool] = lambda: False,
+        state: str = "became ready",
     ) -> list[Identity]:
         engine = self._engine
 
@@ -553,8 +567,8 @@ class Router:
             refusals = [f"; {address}: {error}" for address, error in engine.refusals.items()]
         raise WaitTimeout(
             f"expected {count} peers within {timeout_s:g} s, but only {len(connected)} connected "
-            f"(nodes {connected}) and {len(ready)} became ready (nodes {ready}); check that the "
-            "others are running, have the same key, and can reach "
+            f"(nodes {connected}) and {len(ready)} {state} (nodes {ready}); check that the others "
+            "are running, have the same key, and can reach "
             f"{self.address or ', '.join(self._dial_addresses)}{''.join(refusals)}"
         )
 

@@ -107,7 +107,7 @@ class Stream:
             self._router.attach(self._take, self._take)
             self._router.subscribe("done", active=True)
             self._router.subscribe("pong", active=True)
-            self._router.wait_for_peers(1, timeout_s=30.0)
+            self._router.wait_for_peers(1, timeout_s=30.0, events=["ping"])
             # Once the peer answers, it knows this node's subscriptions.
             self._router.emit(Event("ping"), (), {})
             self._await()
@@ -227,7 +227,7 @@ class Weights:
             self._router.subscribe("applied", active=True)
             for number in range(1, self.N_READERS + 1):
                 stack.enter_context(peer("reader", address, str(number)))
-            self._router.wait_for_peers(self.N_READERS, timeout_s=60.0)
+            self._router.wait_for_peers(self.N_READERS, timeout_s=60.0, events=["weights"])
             self._stack = stack.pop_all()
 
     def publish(self) -> None:

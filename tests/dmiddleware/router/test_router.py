@@ -40,7 +40,6 @@ class Received:
         self.changed = threading.Condition()
         self.events: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.hold = False
-        # Before it is attached: peers that wait for this node then know all of them.
         for event in events:
             router.subscribe(event, active=True)
         router.attach(self.deliver)
@@ -89,7 +88,7 @@ def test_events_reach_subscribers_whole_and_in_order(listen: str) -> None:
     with two(listen) as (learner, collector):
         got = Received(learner, "trajectories")
         Received(collector, "weights")
-        collector.wait_for_peers(1, timeout_s=DEADLINE_S)
+        collector.wait_for_peers(1, timeout_s=DEADLINE_S, events=["trajectories"])
         event = Event("trajectories")
         for number in range(300):
             collector.emit(event, (number, np.full(100, number)), {"tag": "x"})
@@ -107,7 +106,7 @@ def test_a_listener_sends_to_its_dialers_too(listen: str) -> None:
     with two(listen) as (learner, collector):
         got = Received(collector, "weights")
         Received(learner)
-        learner.wait_for_peers(1, timeout_s=DEADLINE_S)
+        learner.wait_for_peers(1, timeout_s=DEADLINE_S, events=["weights"])
         learner.emit(Event("weights"), (1,), {})
         assert got.of("weights", 1) == [(1,)]
 
@@ -136,7 +135,7 @@ def test_an_event_may_be_for_named_peers_only(tmp_path: Path, delivery: Any) -> 
         ]
         got = [Received(one, "e", "end") for one in collectors[:2]]
         Received(collectors[2], "end")
-        learner.wait_for_peers(3, timeout_s=DEADLINE_S)
+        learner.wait_for_peers(3, timeout_s=DEADLINE_S, events=["end"])
         learner.emit(event, (12,), {}, to=[1, 2])
         for one in got:
             assert one.of("e", 1) == [(12,)]
@@ -159,7 +158,7 @@ def test_a_required_event_that_no_peer_subscribes_to_is_an_error(listen: str) ->
     with two(listen) as (learner, collector):
         got = Received(learner, "e")
         Received(collector)
-        collector.wait_for_peers(1, timeout_s=DEADLINE_S)
+        collector.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
         collector.emit(event, (0,), {})
         with pytest.raises(NoSubscriber, match="not node 7"):
             collector.emit(event, (1,), {}, to=[0, 7])
@@ -174,7 +173,7 @@ def test_nodes_that_start_before_their_peer_connect(tmp_path: Path) -> None:
     with Router(node_id=1, dial=[address]) as early:
         got = Received(early, "hello")
         with Router(node_id=0, listen=address) as late:
-            late.wait_for_peers(1, timeout_s=DEADLINE_S)
+            late.wait_for_peers(1, timeout_s=DEADLINE_S, events=["hello"])
             late.emit(Event("hello"), (), {})
             got.of("hello", 1)
 
@@ -204,7 +203,7 @@ def test_a_router_that_ends_with_an_error_leaves_its_events_to_its_successor(lis
         got = Received(learner)
         with pytest.raises(KeyError), Router(node_id=1, dial=[learner.address], key=KEY) as failing:
             Received(failing, "e")
-            learner.wait_for_peers(1, timeout_s=DEADLINE_S)
+            learner.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
             raise KeyError
         got.of("node.left", 1)
         assert got.events[-1][2] == {"reason": "the connection broke"}
@@ -221,7 +220,7 @@ def test_a_suspended_router_accepts_nothing_and_closes_without_a_goodbye(listen:
         got = Received(learner)
         with Router(node_id=1, dial=[learner.address], key=KEY) as failing:
             first = Received(failing, "e")
-            learner.wait_for_peers(1, timeout_s=DEADLINE_S)
+            learner.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
             learner.emit(Event("e"), (0,), {})
             first.of("e", 1)
             failing.suspend()
@@ -247,7 +246,7 @@ def test_what_a_goodbye_drops_is_counted_and_reported(listen: str) -> None:
         )
         with leaving:
             hanging = Received(leaving, "e")
-            learner.wait_for_peers(1, timeout_s=DEADLINE_S)
+            learner.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
             hanging.hold = True
             for number in range(600):
                 learner.emit(Event("e"), (number, bytes(1000)), {})
@@ -272,7 +271,7 @@ def test_events_wait_until_the_program_has_had_time_to_subscribe(listen: str) ->
             Router(node_id=1, dial=[learner.address], key=KEY) as failing,
         ):
             Received(failing, "e", "f")
-            learner.wait_for_peers(1, timeout_s=DEADLINE_S)
+            learner.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e", "f"])
             raise KeyError
         for name in ("e", "f"):
             learner.emit(Event(name), (name,), {})
@@ -293,7 +292,7 @@ def test_an_event_may_be_acknowledged_only_when_it_was_handled(
         sender, receiver = pair if listener_sends else reversed(pair)
         got = Received(receiver, "e")
         Received(sender)
-        sender.wait_for_peers(1, timeout_s=DEADLINE_S)
+        sender.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
         got.of("node.joined", 1)
         got.hold = True
         for number in range(100):
@@ -317,7 +316,7 @@ def test_events_that_were_not_handled_go_to_the_next_program(listen: str) -> Non
 
         receiver.attach(lambda *event: None, take, confirms=True)
         receiver.subscribe("e", active=True)
-        sender.wait_for_peers(1, timeout_s=DEADLINE_S)
+        sender.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
         for number in range(3):
             sender.emit(HANDLED, (number,), {})
         for handled in (True, False, False):
@@ -335,7 +334,7 @@ def test_a_handler_that_raises_counts_as_handled(listen: str) -> None:
     with two(listen) as (receiver, sender):
         receiver.attach(fail)
         receiver.subscribe("e", active=True)
-        sender.wait_for_peers(1, timeout_s=DEADLINE_S)
+        sender.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
         sender.emit(HANDLED, (1,), {})
         assert comes_true(lambda: sender.peer_traffic()[0].waiting == 0)
         assert sender.close() == {}
@@ -350,7 +349,7 @@ def test_a_timeout_names_the_peers_that_have_the_event(tmp_path: Path) -> None:
     ):
         hanging, got = Received(slow, "e"), Received(fast, "e")
         Received(sender)
-        sender.wait_for_peers(2, timeout_s=DEADLINE_S)
+        sender.wait_for_peers(2, timeout_s=DEADLINE_S, events=["e"])
         hanging.hold = True
         with pytest.raises(DeliveryTimeout, match="the nodes that receive it: 2") as caught:
             for number in range(1000):
@@ -367,7 +366,7 @@ def test_closing_delivers_what_was_accepted(listen: str) -> None:
         got = Received(learner, "e")
         collector = Router(node_id=1, dial=[learner.address], key=KEY)
         collector.start()
-        collector.wait_for_peers(1, timeout_s=DEADLINE_S)
+        collector.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
         for number in range(500):
             collector.emit(Event("e"), (number,), {})
         assert collector.close(deadline_s=DEADLINE_S) == {}
@@ -378,7 +377,7 @@ def test_a_slow_reader_makes_the_emitter_wait_and_its_deadline_names_the_peer(li
     with two(listen, outbox_bytes=20_000, inbox_bytes=20_000, batch_bytes=5_000) as (a, b):
         got = Received(a, "e")
         Received(b)
-        b.wait_for_peers(1, timeout_s=DEADLINE_S)
+        b.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
         got.hold = True
         event = Event("e", timeout_s=0.3)
         accepted = 0
@@ -465,6 +464,20 @@ def test_waiting_for_missing_peers_names_the_connected_ones(listen: str) -> None
         learner.wait_for_peers(1, timeout_s=DEADLINE_S)
         with pytest.raises(WaitTimeout, match=r"expected 2 peers.* only 1 connected \(nodes \[1\]"):
             learner.wait_for_peers(2, timeout_s=0.05)
+
+
+def test_waiting_for_subscribers_is_not_over_when_a_peer_has_connected(listen: str) -> None:
+    with two(listen) as (learner, collector):
+        Received(learner)
+        learner.wait_for_peers(1, timeout_s=DEADLINE_S)
+        with pytest.raises(
+            WaitTimeout, match=r"only 1 connected .* 0 subscribed to a, b \(nodes \["
+        ):
+            learner.wait_for_peers(1, timeout_s=0.05, events=["a", "b"])
+        got = Received(collector, "a", "b")
+        learner.wait_for_peers(1, timeout_s=DEADLINE_S, events=["a", "b"])
+        learner.emit(Event("b"), (1,), {})
+        assert got.of("b", 1) == [(1,)]
 
 
 def test_an_address_beyond_this_host_needs_a_key() -> None:
@@ -559,7 +572,7 @@ def test_waiting_for_room_ends_when_the_router_fails(tmp_path: Path) -> None:
         stack.callback(release.set)
         reader.attach(take)
         reader.subscribe("e", active=True)
-        router.wait_for_peers(1, timeout_s=DEADLINE_S)
+        router.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
         emitting = threading.Thread(target=fill, daemon=True)
         emitting.start()
         assert comes_true(lambda: router.peer_traffic()[0].refused_frames > 0)
@@ -659,7 +672,7 @@ def test_an_event_whose_callback_raises_does_not_stop_later_events(
             got.deliver(name, args, kwargs)
 
         learner.attach(choosy)
-        collector.wait_for_peers(1, timeout_s=DEADLINE_S)
+        collector.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
         for number in range(3):
             collector.emit(Event("e"), (number,), {})
         assert got.of("e", 2) == [(1,), (2,)]
@@ -677,7 +690,7 @@ def test_an_event_that_cannot_be_unpickled_is_counted_and_skipped(listen: str) -
         ) as collector,
     ):
         got = Received(learner, "e")
-        collector.wait_for_peers(1, timeout_s=DEADLINE_S)
+        collector.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
         collector.emit(Event("e"), (slice(3),), {})
         collector.emit(Event("e"), (1,), {})
         assert got.of("e", 1) == [(1,)]

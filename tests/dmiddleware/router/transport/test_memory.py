@@ -380,7 +380,7 @@ def test_routers_of_one_process_connect_in_memory() -> None:
     ):
         learner.attach(lambda name, args, kwargs: got(*args) if name == "e" else None)
         learner.subscribe("e", active=True)
-        collector.wait_for_peers(1, timeout_s=20.0)
+        collector.wait_for_peers(1, timeout_s=20.0, events=["e"])
         for number in range(500):
             collector.emit(Event("e"), (number,), {})
         got.wait_for(500)
@@ -400,7 +400,7 @@ def test_a_router_reconnects_when_the_link_is_healed(simulation: Simulation) -> 
     ):
         learner.attach(lambda name, args, kwargs: news(name, *args, simulation.now()))
         learner.subscribe("e", active=True)
-        other.wait_for_peers(1, timeout_s=5.0)
+        other.wait_for_peers(1, timeout_s=5.0, events=["e"])
         network.cut("0", "1")
         for number in range(20):
             other.emit(Event("e"), (number,), {})

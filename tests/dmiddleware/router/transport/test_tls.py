@@ -225,7 +225,7 @@ def test_events_travel_between_routers_over_tls(ours: Authority) -> None:
     ):
         learner.attach(got.deliver)
         learner.subscribe("numbers", active=True)
-        collector.wait_for_peers(1, timeout_s=10.0)
+        collector.wait_for_peers(1, timeout_s=10.0, events=["numbers"])
         for number in range(200):
             collector.emit(Event("numbers"), (number,), {})
         got.wait(200)
