@@ -28,7 +28,8 @@ train-distributed: setup ## Train the same in four processes: a learner, two col
 	$(BIN)/ditask --package . --main examples.cartpole_dqn.main --parallel-workers 4
 
 test: setup ## Run the test suite and measure its coverage (about twelve minutes)
-	$(BIN)/python -m pytest -m 'not slow' -n $(TEST_PROCESSES) --dist loadfile --cov --cov-report=term-missing:skip-covered
+	$(BIN)/python -m pytest -m 'not slow' -n $(TEST_PROCESSES) --dist loadfile \
+		--no-loadscope-reorder --durations 30 --cov --cov-report=term-missing:skip-covered
 
 test-slow: setup ## Run the tests that take minutes each
 	$(BIN)/python -m pytest -m slow --timeout 1800 -o faulthandler_timeout=1860
