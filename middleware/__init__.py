@@ -32,7 +32,7 @@ from middleware.offline_data import (
 from middleware.profile import epoch_timer
 from middleware.progress_bar import ProgressBar
 from middleware.replay_buffer import data_pusher, offpolicy_data_fetcher, priority_calculator
-from middleware.reward import RewardLearner
+from middleware.reward import IntrinsicAdvantage, RewardLearner
 from middleware.run_folder import RunFolder
 from middleware.self_play import SelfPlay
 from middleware.snapshot import SnapshotSaver
@@ -54,6 +54,7 @@ __all__ = [
     "gae_estimator",
     "montecarlo_return_estimator",
     "RewardLearner",
+    "IntrinsicAdvantage",
     "offpolicy_data_fetcher",
     "offline_data_fetcher",
     "OfflineDataFetcher",

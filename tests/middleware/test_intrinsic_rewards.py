@@ -13,9 +13,10 @@ from dmiddleware import OnlineRLContext, Task
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import BaseEnvManager, make_env_manager
 from dmiddleware.policy import DQNPolicy, PPOPolicy
-from dmiddleware.reward import ICM, RND
+from dmiddleware.reward import ICM, RND, IntrinsicCritic
 from dmiddleware.rollout import evaluate_episodes
 from middleware import (
+    IntrinsicAdvantage,
     OffPolicyLearner,
     OnPolicyLearner,
     RewardLearner,
@@ -38,15 +39,26 @@ def corridor(length: int = LENGTH, env_num: int = 16) -> BaseEnvManager:
 class PPORun:
     """PPO in the corridor, with a reward for new places or without."""
 
-    def __init__(self, kind: Any = None, *, length: int = LENGTH, n_sample: int = 1024) -> None:
+    def __init__(
+        self,
+        kind: Any = None,
+        *,
+        own_critic: bool = False,
+        length: int = LENGTH,
+        n_sample: int = 1024,
+    ) -> None:
         envs = corridor(length)
         self.policy = PPOPolicy.for_env(envs, seed=0, learning_rate=1e-3, entropy_weight=0.01)
         self.task = Task(OnlineRLContext(), seed=0)
         self.task.use(StepCollector(self.policy, envs, n_sample=n_sample))
         if kind is not None:
             self.model = kind.for_env(envs, self.policy, hidden_sizes=(64,))
-            self.task.use(RewardLearner(self.model, weight=0.1, env_weight=1.0))
+            weight = 0.0 if own_critic else 0.1
+            self.task.use(RewardLearner(self.model, weight=weight, env_weight=1.0))
         self.task.use(gae_estimator(self.policy))
+        if own_critic:
+            self.critic = IntrinsicCritic.for_env(envs, self.policy, hidden_sizes=(64,))
+            self.task.use(IntrinsicAdvantage(self.critic))
         self.task.use(OnPolicyLearner(self.policy, batch_size=256, epochs=4))
 
 
@@ -58,21 +70,23 @@ def mean_return(policy: Any) -> float:
 
 @pytest.mark.learning
 @pytest.mark.parametrize(
-    ("kind", "max_step"), [(None, 35), (RND, 35), (ICM, 20)], ids=["PPO", "RND", "ICM"]
+    ("kind", "own_critic", "max_step"),
+    [(None, False, 35), (RND, False, 35), (ICM, False, 20), (RND, True, 35)],
+    ids=["PPO", "RND", "ICM", "RND with a critic"],
 )
 def test_ppo_finds_the_end_of_the_corridor_with_a_reward_for_new_places(
-    kind: Any, max_step: int
+    kind: Any, own_critic: bool, max_step: int
 ) -> None:
-    run = PPORun(kind)
+    run = PPORun(kind, own_critic=own_critic)
     with run.task:
         run.task.run(max_step=max_step)
     found = mean_return(run.policy)
     assert found == 0.0 if kind is None else found > 0.9
 
 
-@pytest.mark.parametrize("kind", [RND, ICM])
+@pytest.mark.parametrize(("kind", "own_critic"), [(RND, False), (RND, True), (ICM, False)])
 def test_a_resumed_run_has_the_same_rewards(
-    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: Any, own_critic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Otherwise the ids of the episodes of two runs differ, whatever the seeds.
     monkeypatch.setattr("secrets.randbits", lambda n_bits: 7)
@@ -82,7 +96,7 @@ def test_a_resumed_run_has_the_same_rewards(
         parameters = run.policy.get_attribute("model").parameters()
         return [one.detach().clone() for one in (*learned.values(), *parameters)]
 
-    make = functools.partial(PPORun, kind, length=4, n_sample=64)
+    make = functools.partial(PPORun, kind, own_critic=own_critic, length=4, n_sample=64)
     whole = make()
     with whole.task:
         whole.task.run(max_step=4)

@@ -181,6 +181,13 @@ def test_the_mean_of_a_logged_figure_stands_on_the_page() -> None:
         train(replace(entry, logged="learn/la"), 1)
 
 
+def test_a_training_without_a_log_fails_and_the_others_go_on() -> None:
+    write_program(PROGRAM)
+    failed = run([replace(ENTRY, logged="learn/lag")], again=False)
+    assert len(failed) == len(ENTRY.seeds)
+    assert all("has no figure learn/lag" in line for line in failed)
+
+
 def test_a_logged_figure_may_have_thousands() -> None:
     write_program(f"{PROGRAM}\n(folder / 'log.txt').write_text('learn/lag 1,002.5, learn/n 3')")
     assert train(replace(ENTRY, logged="learn/lag"), 0).logged == 1002.5

@@ -106,7 +106,8 @@ def _mean_logged(log: Path, name: str) -> float:
         TrainingError: if the log has no such figure.
     """
     pattern = rf"\b{re.escape(name)} (\S+?)(?:, |$)"
-    found = re.findall(pattern, log.read_text(encoding="utf-8"), re.MULTILINE)
+    told = log.read_text(encoding="utf-8") if log.exists() else ""
+    found = re.findall(pattern, told, re.MULTILINE)
     if not found:
         raise TrainingError(f"{log} has no figure {name}")
     return statistics.mean(float(figure.replace(",", "")) for figure in found)

@@ -1,0 +1,177 @@
+"""The value of learned rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn
+
+from dmiddleware.data import Batch, as_tree, select_columns, to_device
+from dmiddleware.errors import ConfigError, StructureError
+from dmiddleware.model import obs_shape_of
+from dmiddleware.model.encoders import make_encoder
+from dmiddleware.model.layers import MLP
+from dmiddleware.model.spaces import HasSpaces, ObsShape, spaces_of
+from dmiddleware.policy import HasModes, LearnMode, Part, adam, as_learn_mode
+from dmiddleware.policy.base.obs_normaliser import ObsNormaliser
+from dmiddleware.reward.intrinsic import settings_of
+from dmiddleware.reward.row_learner import RowLearner
+from dmiddleware.rl import with_advantages
+from dmiddleware.seeding import derive_seed
+
+__all__ = ["IntrinsicCritic"]
+
+
+class IntrinsicCritic(RowLearner):
+    """A critic of learned rewards, whose sum does not end with the episode.
+
+    With one sum of both rewards, an agent that reaches its goal gives up the learned rewards of the
+    rest of the episode, and so learns to stay away. This critic counts on, through the first steps
+    of the next episode, and the environment's rewards keep their own critic, the policy's (Burda et
+    al., "Exploration by Random Network Distillation", 2018, section 2.3).
+
+    Difference from the paper: the two critics share no layers.
+
+    Args:
+        obs_shape: see :mod:`dmiddleware.model.spaces`.
+        hidden_sizes: width of each linear layer; None: 128, 128, 64 for vectors, 512 for images.
+        learning_rate: Adam's learning rate.
+        discount: γ of the learned rewards.
+        gae_lambda: λ of generalised advantage estimation.
+        batch_size: rows per update.
+        epochs: passes over the collected rows.
+        device: the device of the network.
+        seed: of the initial weights and the order of the minibatches.
+
+    Raises:
+        ConfigError: if ``batch_size`` or ``epochs`` is not a positive integer.
+        SpaceError: if the shape is not supported.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("obs", "learned_return")
+
+    def __init__(
+        self,
+        obs_shape: ObsShape,
+        *,
+        hidden_sizes: Sequence[int] | None = None,
+        learning_rate: float = 3e-4,
+        discount: float = 0.99,
+        gae_lambda: float = 0.95,
+        batch_size: int = 256,
+        epochs: int = 4,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(seed, "intrinsic_critic", "model"))
+            encoder = make_encoder(obs_shape, hidden_sizes, init="orthogonal")
+            head = MLP(encoder.out_features, [], out_features=1, init="orthogonal")
+        self._obs_normaliser = ObsNormaliser(obs_shape, device=device)
+        super().__init__(
+            {
+                "critic": Part(nn.Sequential(encoder, head), adam(learning_rate)),
+                "obs_normaliser": Part(self._obs_normaliser),
+            },
+            batch_size=batch_size,
+            epochs=epochs,
+            device=device,
+            seed=derive_seed(seed, "intrinsic_critic", "minibatches"),
+        )
+        self._discount, self._gae_lambda = discount, gae_lambda
+        self._learning_rate = learning_rate
+
+    @classmethod
+    def for_env(cls, env: HasSpaces, policy: HasModes | LearnMode, **options: Any) -> Self:
+        """Build the critic for an environment, with the policy's γ, λ, device and seed.
+
+        Args:
+            env: an env manager, a Gymnasium env or a Gymnasium vector env.
+            policy: the policy that learns from advantages.
+            **options: other arguments of the class.
+
+        Raises:
+            ConfigError: if the policy does not learn from advantages, or computes them again in
+                each epoch (``recompute_advantage``), which would lose those of this critic.
+            SpaceError: if the observations are not supported.
+        """
+        user = f"{cls.__name__}.for_env"
+        own = settings_of(policy, user=user)
+        cfg = as_learn_mode(policy, user=user).get_attribute("cfg")
+        gae_lambda = cfg.get("gae_lambda")
+        if gae_lambda is None:
+            raise ConfigError(
+                f"{user} reads λ of the advantages from the policy, which has none; use a policy "
+                "that learns from advantages, such as PPOPolicy, or add the learned rewards to the "
+                "environment's with RewardLearner(weight=...)"
+            )
+        if cfg.learn.get("recompute_advantage", False):
+            raise ConfigError(
+                "with learn.recompute_advantage, later epochs would lose the advantages of the "
+                "learned rewards; set it to False"
+            )
+        shape = obs_shape_of(spaces_of(env)[0])
+        return cls(shape, **{**own, "gae_lambda": gae_lambda, **options})
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the run's config records."""
+        return {
+            **super().settings,
+            "learning_rate": self._learning_rate,
+            "discount": self._discount,
+            "gae_lambda": self._gae_lambda,
+        }
+
+    @torch.no_grad()
+    def estimate(self, rows: Batch) -> Batch:
+        """Estimate the advantages of collected rows, and add the rows to the running statistics.
+
+        Args:
+            rows: ``[T, …]`` or ``[T, E, …]``, each batch once, with the column ``learned_reward``.
+
+        Returns:
+            The rows with the columns ``learned_adv`` and ``learned_return``, float32, in the shape
+            of ``done``.
+
+        Raises:
+            StructureError: if there are no learned rewards.
+        """
+        if "learned_reward" not in rows:
+            raise StructureError(
+                "the rows have no column learned_reward; use RewardLearner before the advantages "
+                "are estimated"
+            )
+        obs = to_device(select_columns(rows, ("obs",)), self._device)["obs"]
+        self._obs_normaliser.update(obs)
+        never = torch.zeros_like(rows["done"])
+        value = self._for_each(lambda batch: self._value(batch["obs"]), rows, ("obs",))
+        estimated = with_advantages(
+            # No episode ends: the row after the last of an episode is the first of the next.
+            as_tree(
+                {
+                    "next_obs": rows["next_obs"],
+                    "value": value,
+                    "terminated": never,
+                    "done": never,
+                }
+            ),
+            reward=rows["learned_reward"],
+            value_fn=lambda obs: self._value(to_device(obs, self._device)).cpu(),
+            discount=self._discount,
+            gae_lambda=self._gae_lambda,
+        )
+        columns = {"learned_adv": estimated["adv"], "learned_return": estimated["ret"]}
+        return as_tree({**dict(rows.items()), **columns})
+
+    def _value(self, obs: Any) -> torch.Tensor:
+        """Return ``[N]``."""
+        value: torch.Tensor = self._parts["critic"].module(self._obs_normaliser(obs))
+        return value.squeeze(-1)
+
+    def _update(self, batch: Batch) -> dict[str, torch.Tensor]:
+        loss = (self._value(batch["obs"]) - batch["learned_return"]).square().mean()
+        self._parts["critic"].step(loss)
+        return {"value_loss": loss}

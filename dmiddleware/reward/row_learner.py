@@ -1,0 +1,176 @@
+"""The base class of what is learned beside the policy, from the rows that it collects."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from dmiddleware.data import (
+    Batch,
+    flatten_lead,
+    index_rows,
+    minibatches,
+    n_minibatches,
+    select_columns,
+    to_device,
+)
+from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteLoss
+from dmiddleware.policy import Part
+from dmiddleware.policy.base.state_dict import (
+    check_model_state,
+    load_model_state,
+    load_optimizer_state,
+    model_state,
+    optimizer_state,
+)
+
+__all__ = ["RowLearner"]
+
+_ROWS_AT_ONCE = 1024
+
+
+class RowLearner(ABC):
+    """Learns from collected rows, in minibatches, for several epochs.
+
+    A subclass declares its parts, as a policy does, and writes ``_update(batch)``, which learns
+    from a minibatch ``[B, …]`` with :meth:`Part.step` and returns scalars to log. It receives the
+    columns that ``columns`` names, on the device.
+
+    Args:
+        parts: modules with their optimisers, and other objects with a state, by name.
+        batch_size: rows per update.
+        epochs: passes over the collected rows.
+        device: the device of the parts.
+        seed: of the order of the minibatches, and of ``self._generator``, from which a subclass
+            draws.
+
+    Raises:
+        ConfigError: if ``batch_size`` or ``epochs`` is not a positive integer.
+    """
+
+    columns: ClassVar[tuple[str, ...]]
+    """The columns that it reads; those that a batch lacks are ignored."""
+
+    def __init__(
+        self,
+        parts: Mapping[str, Part],
+        *,
+        batch_size: int,
+        epochs: int,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("epochs", epochs)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} must be a positive integer, got {value!r}")
+        self._parts = dict(parts)
+        self._batch_size, self._epochs = batch_size, epochs
+        self._device = torch.device(device)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._n_bad = torch.zeros((), device=self._device)
+        for part in self._parts.values():
+            if isinstance(part.module, nn.Module):
+                part.module.to(self._device)
+            part.prepare(n_bad=self._n_bad)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the run's config records."""
+        return {"batch_size": self._batch_size, "epochs": self._epochs}
+
+    @abstractmethod
+    def _update(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Learn from rows ``[B, …]``; return scalars to log."""
+
+    def update(self, rows: Batch) -> dict[str, float]:
+        """Learn from collected rows.
+
+        Args:
+            rows: ``[T, …]`` or ``[T, E, …]``.
+
+        Returns:
+            What to log, averaged over the minibatches.
+
+        Raises:
+            NonFiniteLoss: if a loss or a gradient was not finite; its step was skipped.
+        """
+        batch = self._flat(rows, self.columns)
+        n = n_minibatches(batch, self._batch_size)
+        outputs = [
+            self._update(minibatch)
+            for _ in range(self._epochs)
+            for minibatch in minibatches(batch, n, generator=self._generator)
+        ]
+        if self._n_bad.item():
+            self._n_bad.zero_()
+            raise NonFiniteLoss(
+                f"a loss or gradient of {type(self).__name__} was NaN or infinite, and its step "
+                "was skipped; check the observations for NaN, or lower the learning rate"
+            )
+        return {
+            name: torch.stack([output[name].detach().float() for output in outputs]).mean().item()
+            for name in outputs[0]
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs."""
+        return {
+            "parts": {
+                name: model_state(part.module) if part.is_module else part.module.state_dict()
+                for name, part in self._parts.items()
+            },
+            "optimizer": {
+                name: optimizer_state(part.optimizer)
+                for name, part in self._parts.items()
+                if part.optimizer is not None
+            },
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            CheckpointMismatch: if it belongs to another reward; nothing was loaded.
+        """
+        saved = state["parts"]
+        if set(saved) != set(self._parts):
+            raise CheckpointMismatch(
+                f"the state has the parts {', '.join(saved)}, but {type(self).__name__} has "
+                f"{', '.join(self._parts)}; load a state of the same reward"
+            )
+        for name, part in self._parts.items():
+            if part.is_module:
+                check_model_state(part.module, saved[name], name)
+        for name, part in self._parts.items():
+            if part.is_module:
+                load_model_state(part.module, saved[name], name)
+            else:
+                part.module.load_state_dict(saved[name])
+            if part.optimizer is not None:
+                load_optimizer_state(part.optimizer, state["optimizer"][name])
+        self._generator.set_state(state["generator"].cpu())
+
+    def _for_each(
+        self, evaluate: Callable[[Batch], torch.Tensor], rows: Batch, columns: tuple[str, ...]
+    ) -> torch.Tensor:
+        """Return what a function returns for the rows, float32, in their shape, on the CPU.
+
+        Args:
+            evaluate: rows ``[N, …]`` to ``[N]``.
+            rows: ``[T, …]`` or ``[T, E, …]``.
+            columns: those that the function reads.
+        """
+        batch, n_rows = self._flat(rows, columns), rows["done"].numel()
+        parts = (slice(at, at + _ROWS_AT_ONCE) for at in range(0, n_rows, _ROWS_AT_ONCE))
+        values = [evaluate(index_rows(batch, part)) for part in parts]
+        return torch.cat(values).float().cpu().reshape(rows["done"].shape)
+
+    def _flat(self, rows: Batch, columns: tuple[str, ...]) -> Batch:
+        """Return the columns that are read, ``[N, …]``, on the device."""
+        n_lead = rows["done"].dim()
+        return to_device(flatten_lead(select_columns(rows, columns), n_lead), self._device)
