@@ -32,13 +32,17 @@ GAME = {"frameskip": 1, "repeat_action_probability": 0.0, "obs_type": "grayscale
 
 def make_env(**kwargs: Any) -> gym.Env[Any, Any]:
     """Make Pong with the preprocessing of DQN; it has no lives, and its rewards are signs."""
-    return atari_preprocessing(gym.make("ale_py:ALE/Pong-v5", **GAME, **kwargs))
+    return atari_preprocessing(
+        gym.make("ale_py:ALE/Pong-v5", **GAME, **kwargs), screen_size=SCREEN_SIZE
+    )
 
 
 ENV = make_env
 RANDOM_STEPS = 10_000
-NETWORK = {"conv_layers": [(16, 8, 4), (32, 4, 2)], "encoder_hidden_sizes": [256]}
-"""That of Mnih et al., "Playing Atari with Deep RL" (2013), a third of the work of the default."""
+SCREEN_SIZE = 42
+"""Half of the usual side, which Pong can be played with, and a fifth of the work."""
+NETWORK = {"conv_layers": [(16, 6, 3), (32, 4, 2)], "encoder_hidden_sizes": [256]}
+"""Two convolutions, as in Mnih et al., "Playing Atari with Deep RL" (2013)."""
 
 
 def make_policy(seed: int = 0) -> DQNPolicy:

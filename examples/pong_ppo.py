@@ -27,11 +27,14 @@ from middleware import (
 )
 
 ENV = pong_dqn.ENV  # the same game, which can be filmed
+GAME = {"img_height": pong_dqn.SCREEN_SIZE, "img_width": pong_dqn.SCREEN_SIZE}
 
 
 def make_envs(env_num: int, seed: int | None = None) -> BaseEnvManager:
     """Make Pong in EnvPool, whose defaults are DQN's preprocessing; its rewards are signs."""
-    return make_env_manager("Pong-v5", env_num=env_num, backend="envpool", seed=seed)
+    return make_env_manager(
+        "Pong-v5", env_num=env_num, backend="envpool", env_kwargs=GAME, seed=seed
+    )
 
 
 def make_policy(seed: int = 0) -> PPOPolicy:

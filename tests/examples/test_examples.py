@@ -13,7 +13,6 @@ from click.testing import CliRunner
 from gymnasium.wrappers import TimeLimit
 
 from dmiddleware.data import as_tree
-from dmiddleware.env import make_env_manager
 from middleware import Experiment
 
 NAMES = [
@@ -85,9 +84,7 @@ def shorten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "ENV", functools.partial(module.make_env, max_steps=30))
     if name == "pong_ppo":
         # Whole games last a thousand steps.
-        options: dict[str, Any] = {"backend": "envpool", "env_kwargs": {"max_episode_steps": 100}}
-        envs = functools.partial(make_env_manager, "Pong-v5", **options)
-        monkeypatch.setattr(module, "make_envs", envs)
+        monkeypatch.setitem(module.GAME, "max_episode_steps", 100)
     if name == "pong_dqn":
         monkeypatch.setattr(module, "RANDOM_STEPS", 320)
         make_env = module.make_env
