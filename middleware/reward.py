@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dmiddleware.data import as_tree
+import torch
+
+from dmiddleware.data import Batch, as_tree
 from dmiddleware.errors import StructureError
 from dmiddleware.pipeline import ChainView, OnlineRLContext, Role
 from dmiddleware.policy import rank_and_world_size
@@ -46,13 +48,7 @@ class RewardLearner:
     writes = ("trajectories",)
 
     def __init__(self, model: RewardModel, *, weight: float = 1.0, env_weight: float = 0.0) -> None:
-        hint = "build one first, for example a dmiddleware.reward.GAIL"
-        self._model = check_instance(
-            model,
-            RewardModel,  # type: ignore[type-abstract]  # any subclass
-            user="RewardLearner",
-            hint=hint,
-        )
+        self._model = _checked_model(model, user="RewardLearner")
         self._weight, self._env_weight = weight, env_weight
         self.snapshot_parts = {"reward_model": model}
         self.settings: dict[str, Any] = {
@@ -64,82 +60,110 @@ class RewardLearner:
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject several ranks, each of which would learn a reward of its own."""
-        return _one_learner("reward")
+        return _one_learner()
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Learn and reward."""
         rows = ctx.trajectories
-        losses: Mapping[str, float] = {}
-        if self._model.learns_first:
-            losses = self._model.update(rows)
-        learned = self._model.reward(rows)
-        if not self._model.learns_first:
-            losses = self._model.update(rows)
+        learned = _learn_and_reward(self._model, rows, ctx)
         env_reward = rows["reward"]
         reward = self._weight * learned + self._env_weight * env_reward
         columns = {**dict(rows.items()), "reward": reward.float(), "learned_reward": learned}
         ctx.trajectories = as_tree(columns)
         ctx.log("reward/env", env_reward.float().mean().item())
-        ctx.log("reward/learned", learned.mean().item())
-        for name, value in losses.items():
-            ctx.log(f"reward/{name}", value)
 
 
 class IntrinsicAdvantage:
-    """Train a critic of the learned rewards, and add their advantages to those of the environment.
+    """Train a reward model and its critic, and add their advantages to those of the environment.
 
-    Use it after ``gae_estimator``, with a :class:`RewardLearner` of ``weight=0.0`` and
-    ``env_weight=1.0`` before that: each of the two rewards then has its own critic and its own sum.
+    Use it after ``gae_estimator``. Each of the two rewards then has its own critic and its own sum,
+    and that of the learned rewards does not end with the episode; :class:`RewardLearner` adds up
+    the rewards instead.
 
     Args:
-        critic: the critic.
+        model: the reward model.
+        critic: its critic.
         weight: factor of the advantages of the learned rewards.
 
     Reads:
-        ctx.train_data: a batch ``[T, …]`` or ``[T, E, …]`` with the columns ``adv`` and
-            ``learned_reward``.
+        ctx.train_data: a batch ``[T, …]`` or ``[T, E, …]`` with the column ``adv``.
 
     Writes:
-        ctx.train_data: with other advantages, and the columns ``learned_adv`` and
-            ``learned_return`` float32.
+        ctx.train_data: with other advantages, and the columns ``learned_reward``, ``learned_adv``
+            and ``learned_return`` float32.
 
     Raises:
-        ConfigError: if ``critic`` is not a critic.
-        StructureError: if there are no learned rewards, or not one for each advantage.
-        NonFiniteLoss: from the critic.
+        ConfigError: if ``model`` is not a reward model, or ``critic`` not a critic.
+        StructureError: if there is not one learned reward for each advantage.
+        NonFiniteLoss: from the model or the critic.
     """
 
     roles = (Role.LEARNER,)
     reads = ("train_data",)
     writes = ("train_data",)
 
-    def __init__(self, critic: IntrinsicCritic, *, weight: float = 1.0) -> None:
+    def __init__(self, model: RewardModel, critic: IntrinsicCritic, *, weight: float = 1.0) -> None:
+        self._model = _checked_model(model, user="IntrinsicAdvantage")
         hint = "build one first, with IntrinsicCritic.for_env(env, policy)"
         self._critic = check_instance(critic, IntrinsicCritic, user="IntrinsicAdvantage", hint=hint)
         self._weight = weight
-        self.snapshot_parts = {"intrinsic_critic": critic}
-        self.settings: dict[str, Any] = {**critic.settings, "weight": weight}
+        self.snapshot_parts = {"reward_model": model, "intrinsic_critic": critic}
+        self.settings: dict[str, Any] = {
+            "model": type(model).__name__,
+            **model.settings,
+            "critic": critic.settings,
+            "weight": weight,
+        }
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Reject several ranks, each of which would learn a critic of its own."""
-        return _one_learner("critic")
+        """Reject several ranks, each of which would learn a reward of its own."""
+        return _one_learner()
 
     def __call__(self, ctx: OnlineRLContext) -> None:
-        """Estimate, learn and add."""
-        rows = self._critic.estimate(ctx.train_data)
-        losses = self._critic.update(rows)
-        adv, learned = rows["adv"], rows["learned_adv"]
-        if adv.shape != learned.shape:
+        """Learn, estimate and add."""
+        rows = ctx.train_data
+        learned = _learn_and_reward(self._model, rows, ctx)
+        rows = self._critic.estimate(as_tree({**dict(rows.items()), "learned_reward": learned}))
+        _log_losses(ctx, self._critic.update(rows))
+        adv, learned_adv = rows["adv"], rows["learned_adv"]
+        if adv.shape != learned_adv.shape:
             raise StructureError(
                 f"the advantages are {list(adv.shape)}, but those of the learned rewards "
-                f"{list(learned.shape)}; several agents need a reward model of their own each"
+                f"{list(learned_adv.shape)}; a reward model has one reward for all agents"
             )
-        ctx.train_data = as_tree({**dict(rows.items()), "adv": adv + self._weight * learned})
-        for name, value in losses.items():
-            ctx.log(f"reward/{name}", value)
+        columns = {**dict(rows.items()), "adv": adv + self._weight * learned_adv}
+        ctx.train_data = as_tree(columns)
 
 
-def _one_learner(what: str) -> Iterable[str]:
-    """Yield a problem if several ranks learn, each of which would learn its own."""
+def _checked_model(model: RewardModel, *, user: str) -> RewardModel:
+    hint = "build one first, for example a dmiddleware.reward.GAIL"
+    return check_instance(
+        model,
+        RewardModel,  # type: ignore[type-abstract]  # any subclass
+        user=user,
+        hint=hint,
+    )
+
+
+def _learn_and_reward(model: RewardModel, rows: Batch, ctx: OnlineRLContext) -> torch.Tensor:
+    """Return the model's rewards of the rows, which it also learns from."""
+    losses: Mapping[str, float] = {}
+    if model.learns_first:
+        losses = model.update(rows)
+    learned = model.reward(rows)
+    if not model.learns_first:
+        losses = model.update(rows)
+    ctx.log("reward/learned", learned.mean().item())
+    _log_losses(ctx, losses)
+    return learned
+
+
+def _log_losses(ctx: OnlineRLContext, losses: Mapping[str, float]) -> None:
+    for name, value in losses.items():
+        ctx.log(f"reward/{name}", value)
+
+
+def _one_learner() -> Iterable[str]:
+    """Yield a problem if several ranks learn."""
     if rank_and_world_size()[1] > 1:
-        yield f"several ranks would each learn a {what} of their own; use one learner"
+        yield "several ranks would each learn a reward of their own; use one learner"

@@ -141,8 +141,8 @@ class IntrinsicCritic(RowLearner):
         """
         if "learned_reward" not in rows:
             raise StructureError(
-                "the rows have no column learned_reward; use RewardLearner before the advantages "
-                "are estimated"
+                "the rows have no column learned_reward; write the rewards of a reward model there "
+                "first, or use middleware.IntrinsicAdvantage, which does"
             )
         obs = to_device(select_columns(rows, ("obs",)), self._device)["obs"]
         self._obs_normaliser.update(obs)

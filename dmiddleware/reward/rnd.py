@@ -26,10 +26,9 @@ class RND(IntrinsicReward):
     The reward of a row is the squared error for its next observation, ``‖f̂(s') - f(s')‖²``, which
     is large where the predictor has not learned yet.
 
-    Differences from the paper: the policy has one value head, so the sum of both rewards is
-    discounted once and ends with the episode; the predictor learns from every collected row, not
-    from a quarter; observations are normalised from the first batch on, without random steps
-    before.
+    Differences from the paper: the predictor learns from every collected row, not from a quarter;
+    observations are normalised from the first batch on, without random steps before. The paper's
+    second value head is :class:`IntrinsicCritic`.
 
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.

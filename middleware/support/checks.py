@@ -59,7 +59,8 @@ def check_instance(value: object, kind: type[T], *, user: str, hint: str) -> T:
         ConfigError: if it is an instance of another class.
     """
     if not isinstance(value, kind):
-        raise ConfigError(f"{user} takes a {kind.__name__}, got {value!r:.100}; {hint}")
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise ConfigError(f"{user} takes {article} {kind.__name__}, got {value!r:.100}; {hint}")
     return value
 
 

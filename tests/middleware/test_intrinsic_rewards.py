@@ -53,12 +53,12 @@ class PPORun:
         self.task.use(StepCollector(self.policy, envs, n_sample=n_sample))
         if kind is not None:
             self.model = kind.for_env(envs, self.policy, hidden_sizes=(64,))
-            weight = 0.0 if own_critic else 0.1
-            self.task.use(RewardLearner(self.model, weight=weight, env_weight=1.0))
+        if kind is not None and not own_critic:
+            self.task.use(RewardLearner(self.model, weight=0.1, env_weight=1.0))
         self.task.use(gae_estimator(self.policy))
         if own_critic:
             self.critic = IntrinsicCritic.for_env(envs, self.policy, hidden_sizes=(64,))
-            self.task.use(IntrinsicAdvantage(self.critic))
+            self.task.use(IntrinsicAdvantage(self.model, self.critic))
         self.task.use(OnPolicyLearner(self.policy, batch_size=256, epochs=4))
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from dmiddleware.data import Batch, as_tree
-from dmiddleware.errors import ConfigError
+from dmiddleware.errors import ConfigError, StructureError
 from dmiddleware.pipeline import OnlineRLContext, Role, middleware
 from dmiddleware.policy import Part, adam
-from dmiddleware.reward import RewardModel
-from middleware import RewardLearner
+from dmiddleware.reward import IntrinsicCritic, RewardModel
+from middleware import IntrinsicAdvantage, RewardLearner
 
 
 class Constant(RewardModel):
@@ -79,6 +79,50 @@ def test_snapshots_and_the_config_have_the_model() -> None:
         "model": "Constant", "batch_size": 100, "epochs": 1, "weight": 0.5, "env_weight": 0.0
     }  # fmt: skip
     assert learner.roles == (Role.LEARNER,)
+
+
+@middleware(writes=("train_data",))
+def give_advantages(ctx: OnlineRLContext) -> None:
+    done = torch.zeros(3, 2, dtype=torch.bool)
+    obs = torch.arange(6.0).reshape(3, 2, 1)
+    ctx.train_data = as_tree(
+        {"obs": obs, "next_obs": obs + 1, "done": done, "adv": torch.ones(3, 2)}
+    )
+
+
+def test_the_advantages_of_learned_rewards_are_added_with_a_weight(run_steps: Any) -> None:
+    critic = IntrinsicCritic((1,), hidden_sizes=(4,))
+    given = IntrinsicAdvantage(Constant(learns_first=True), critic, weight=0.5)
+    found = {}
+
+    def note(ctx: OnlineRLContext) -> None:
+        found.update(ctx.train_data.items(), logged=dict(ctx.logged))
+
+    run_steps(give_advantages, given, note)
+    torch.testing.assert_close(found["adv"], 1.0 + 0.5 * found["learned_adv"])
+    assert found["learned_adv"].abs().min() > 0.0
+    torch.testing.assert_close(found["learned_reward"], torch.arange(6.0).reshape(3, 2))
+    assert found["logged"]["reward/learned"] == pytest.approx(2.5)
+    assert found["logged"]["reward/value_loss"] > 0.0
+    assert given.snapshot_parts == {"reward_model": given._model, "intrinsic_critic": critic}
+    assert given.settings["critic"]["learning_rate"] == 3e-4
+    assert given.settings["weight"] == 0.5
+
+
+def test_one_learned_reward_for_several_agents_is_refused(run_steps: Any) -> None:
+    @middleware(reads=("train_data",), writes=("train_data",))
+    def for_two_agents(ctx: OnlineRLContext) -> None:
+        ctx.train_data["adv"] = torch.ones(3, 2, 2)
+
+    critic = IntrinsicCritic((1,), hidden_sizes=(4,))
+    given = IntrinsicAdvantage(Constant(learns_first=True), critic)
+    with pytest.raises(StructureError, match=r"are \[3, 2, 2\], .* rewards \[3, 2\]"):
+        run_steps(give_advantages, for_two_agents, given)
+
+
+def test_an_argument_that_is_not_a_critic_is_refused() -> None:
+    with pytest.raises(ConfigError, match="IntrinsicAdvantage takes an IntrinsicCritic"):
+        IntrinsicAdvantage(Constant(learns_first=True), torch.nn.Linear(1, 1))  # type: ignore[arg-type]
 
 
 def test_an_argument_that_is_not_a_reward_model_is_refused() -> None:

@@ -104,5 +104,5 @@ def test_policies_that_cannot_use_it_are_refused() -> None:
 def test_rows_without_learned_rewards_are_refused() -> None:
     without = rows()
     del without["learned_reward"]
-    with pytest.raises(StructureError, match="use RewardLearner before"):
+    with pytest.raises(StructureError, match="no column learned_reward"):
         critic().estimate(without)
