@@ -38,13 +38,14 @@ def make_envs(env_num: int, seed: int | None = None) -> BaseEnvManager:
 
 
 def make_policy(seed: int = 0) -> PPOPolicy:
-    """Build an actor and a critic on common convolutions, with the settings of CleanRL."""
+    """Build an actor and a critic on common convolutions, with twice the learning rate of CleanRL."""
     return PPOPolicy.for_env(
         make_envs(env_num=1),
         seed=seed,
         model=pong_dqn.NETWORK,
         cuda=torch.cuda.is_available(),
-        learning_rate=Schedule.linear(2.5e-4, 0.0, by="progress"),
+        obs_norm=True,  # the ball has few pixels, and hardly differs from the ground
+        learning_rate=Schedule.linear(5e-4, 0.0, by="progress"),
         clip_ratio=0.1,
         value_clip=0.1,
         entropy_weight=0.01,
@@ -56,7 +57,7 @@ def make_policy(seed: int = 0) -> PPOPolicy:
 def main(
     seed: int = 0,
     exp_name: str = "pong_ppo",
-    max_env_step: int = 3_000_000,
+    max_env_step: int = 2_000_000,
     resume: bool = False,
 ) -> ExperimentResult:
     """Train PPO on Pong until it hardly misses the ball."""

@@ -61,7 +61,7 @@ class IntrinsicReward(RewardModel):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "reward", "model"))
             modules = make_parts()
-        self._obs_normaliser = ObsNormaliser(obs_shape, clip=obs_clip, device=device, images=True)
+        self._obs_normaliser = ObsNormaliser(obs_shape, clip=obs_clip, device=device)
         self._reward_normaliser = RewardNormaliser(discount=discount, clip=None)
         super().__init__(
             {

@@ -9,7 +9,7 @@ import torch
 
 from dmiddleware.data.batch import Batch, Nested, as_tree
 from dmiddleware.errors import CheckpointMismatch
-from dmiddleware.model.spaces import is_image, is_one_hot, shape_leaves
+from dmiddleware.model.spaces import is_one_hot, shape_leaves
 from dmiddleware.rl import RunningMeanStd
 
 __all__ = ["ObsNormaliser"]
@@ -24,14 +24,14 @@ class ObsNormaliser:
     to the learner as to the collector, and importance ratios start at 1. Before the first
     :meth:`hold`, every update is published at once.
 
-    Images (three dimensions, which networks scale by 1/255) and one-hot integers pass unchanged.
+    Each number has its own statistics, and so has each pixel of an image: what moves stands out from
+    a background that does not. One-hot integers pass unchanged.
 
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.
         clip: bound of the result's absolute value.
         eps: added to the variance before the square root.
         device: the device of the observations.
-        images: whether to normalise images too, each pixel by its own statistics.
     """
 
     def __init__(
@@ -41,14 +41,9 @@ class ObsNormaliser:
         clip: float = 10.0,
         eps: float = 1e-8,
         device: torch.device | str = "cpu",
-        images: bool = False,
     ) -> None:
         self._clip = clip
-        shapes = {
-            path: shape
-            for path, shape in shape_leaves(obs_shape)
-            if not is_one_hot(shape) and (images or not is_image(shape))
-        }
+        shapes = {path: shape for path, shape in shape_leaves(obs_shape) if not is_one_hot(shape)}
         options: dict[str, Any] = {"eps": eps, "device": device}
         self._running = {p: RunningMeanStd(s, **options) for p, s in shapes.items()}
         self._published = {p: RunningMeanStd(s, **options) for p, s in shapes.items()}

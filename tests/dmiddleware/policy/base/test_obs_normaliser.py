@@ -38,24 +38,22 @@ def test_results_are_clipped():
     assert normaliser(torch.tensor([[100.0], [-100.0]])).flatten().tolist() == [3.0, -3.0]
 
 
-def test_images_and_one_hot_integers_pass_nested_numbers_are_normalised():
-    normaliser = ObsNormaliser({"image": (3, 36, 36), "kind": ("one_hot", 4), "in": {"v": 2}})
+def test_one_hot_integers_pass_nested_numbers_are_normalised():
+    normaliser = ObsNormaliser({"kind": ("one_hot", 4), "in": {"v": 2}})
     obs = as_tree(
         {
-            "image": torch.zeros(2, 3, 36, 36, dtype=torch.uint8),
             "kind": torch.tensor([1, 3]),
             "in": {"v": torch.tensor([[0.0, 0.0], [4.0, 2.0]])},
         }
     )
     normaliser.update(obs)
     seen = normaliser(obs)
-    assert seen["image"] is obs["image"]
     assert seen["kind"] is obs["kind"]
     torch.testing.assert_close(seen["in"]["v"], torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
 
 
-def test_each_pixel_of_an_image_is_normalised_on_request():
-    normaliser = ObsNormaliser((1, 2, 2), images=True)
+def test_each_pixel_of_an_image_is_normalised():
+    normaliser = ObsNormaliser((1, 2, 2))
     images = torch.tensor([[[[0, 10], [20, 7]]], [[[2, 14], [28, 9]]]], dtype=torch.uint8)
     normaliser.update(images)
     expected = torch.tensor([-1.0, 1.0]).reshape(2, 1, 1, 1).expand(2, 1, 2, 2)
