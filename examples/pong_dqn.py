@@ -51,6 +51,7 @@ def make_policy(seed: int = 0) -> DQNPolicy:
         make_env_manager(ENV, env_num=1),
         seed=seed,
         model=NETWORK,
+        obs_norm=True,  # the ball has few pixels, and hardly differs from the ground
         nstep=3,
         learning_rate=1e-4,
         batch_size=32,

@@ -1,7 +1,7 @@
 """Proximal policy optimization on Pong, from images that EnvPool makes.
 
-It needs the extras ``atari`` and ``envpool``, and for a run of hours, not days, a GPU. A run that
-was stopped continues with ``--resume``.
+It needs the extras ``atari`` and ``envpool``, and a few minutes of one core. A run that was stopped
+continues with ``--resume``.
 """
 
 import torch
@@ -38,7 +38,7 @@ def make_envs(env_num: int, seed: int | None = None) -> BaseEnvManager:
 
 
 def make_policy(seed: int = 0) -> PPOPolicy:
-    """Build an actor and a critic on common convolutions, with twice the learning rate of CleanRL."""
+    """Build an actor and a critic on common convolutions, as CleanRL, with twice its rate."""
     return PPOPolicy.for_env(
         make_envs(env_num=1),
         seed=seed,

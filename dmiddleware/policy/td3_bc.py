@@ -68,8 +68,7 @@ class TD3BCPolicy(DatasetNormPolicy, TD3Policy):
         )
 
     def _update(self, batch: Mapping[str, Any], **drawn: Any) -> dict[str, torch.Tensor]:
-        seen = {name: self._normalised(batch[name]) for name in ("obs", "next_obs")}
-        return super()._update({**batch, **seen}, **drawn)
+        return super()._update(self._normalised_rows(batch), **drawn)
 
     def _actor_loss(
         self, batch: Mapping[str, Any], chosen: torch.Tensor, q: torch.Tensor

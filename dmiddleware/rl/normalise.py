@@ -86,8 +86,10 @@ class RunningMeanStd:
             batch: ``[…, *shape]`` of any dtype.
             clip: bound of the result's absolute value; None: no bound.
         """
-        # In float64: a mean that is large next to its deviation has too few digits in float32.
-        scaled = (batch.to(torch.float64) - self.mean).mul_(self._scale).float()
+        # In float64: a mean that is large next to its deviation has too few digits in float32. That
+        # of bytes never is.
+        wide = torch.float32 if batch.dtype is torch.uint8 else torch.float64
+        scaled = (batch.to(wide) - self.mean.to(wide)).mul_(self._scale.to(wide)).float()
         return scaled if clip is None else scaled.clamp_(-clip, clip)
 
     @torch.no_grad()

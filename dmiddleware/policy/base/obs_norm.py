@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from dmiddleware.config import Option, switch
 from dmiddleware.data.batch import Batch, Nested, Value
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
+from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy, CodecPolicy
 from dmiddleware.policy.base.obs_normaliser import ObsNormaliser
 from dmiddleware.policy.base.parts import Part
 
@@ -18,8 +19,8 @@ __all__ = ["DatasetNormOptions", "DatasetNormPolicy", "ObsNormPolicy"]
 _EPS = 1e-3**2
 
 
-class ObsNormPolicy(ActorPolicy):
-    """An actor policy with an option ``obs_norm``, and statistics that belong to it.
+class ObsNormPolicy(CodecPolicy):
+    """A policy with an option ``obs_norm``, and statistics that belong to it.
 
     The statistics are saved with the policy, and it acts with them.
     """
@@ -57,6 +58,19 @@ class ObsNormPolicy(ActorPolicy):
         normalised: Value = self._obs_normaliser(obs)
         return normalised
 
+    def _collected(self, obs: Value) -> Value:
+        """Add observations to act on to the statistics, and return them normalised."""
+        if self._obs_normaliser is not None:
+            self._obs_normaliser.update(obs)
+        return self._normalised(obs)
+
+    def _normalised_rows(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the columns of a minibatch, ``obs`` and ``next_obs`` normalised."""
+        if self._obs_normaliser is None:
+            return batch
+        seen = {name: self._normalised(batch[name]) for name in ("obs", "next_obs")}
+        return {**batch, **seen}
+
     def _make_parts(self) -> dict[str, Part]:
         parts = super()._make_parts()
         if self._obs_normaliser is not None:
@@ -70,7 +84,7 @@ class DatasetNormOptions(ActorOptions, total=False):
     obs_norm: bool
 
 
-class DatasetNormPolicy(ObsNormPolicy):
+class DatasetNormPolicy(ObsNormPolicy, ActorPolicy):
     """An actor policy whose observations have mean 0 and standard deviation 1 over its data set.
 
     :meth:`observe` takes the observations of the data set once, before learning, all at once or one

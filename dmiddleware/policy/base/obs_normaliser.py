@@ -24,8 +24,8 @@ class ObsNormaliser:
     to the learner as to the collector, and importance ratios start at 1. Before the first
     :meth:`hold`, every update is published at once.
 
-    Each number has its own statistics, and so has each pixel of an image: what moves stands out from
-    a background that does not. One-hot integers pass unchanged.
+    Each number has its own statistics, and so has each pixel of an image: what moves stands out
+    from a background that does not. One-hot integers pass unchanged.
 
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.

@@ -14,6 +14,7 @@ from dmiddleware.config import (
     Range,
     anything,
     at_least,
+    check_value,
     count,
     fraction,
     one_of,
@@ -24,9 +25,9 @@ from dmiddleware.config import (
 from dmiddleware.data.batch import Nested, Value
 from dmiddleware.errors import ConfigError
 from dmiddleware.model.layers import call
-from dmiddleware.policy.base.actions import CodecPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, TDOptions
+from dmiddleware.policy.base.obs_norm import ObsNormPolicy
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
 from dmiddleware.policy.base.policy import to_be_written
 from dmiddleware.policy.base.td_policy import TDPolicy
@@ -54,6 +55,8 @@ _NOTHING: Final[Inputs] = {}
 class QLearningOptions(TDOptions, total=False):
     """The options that all algorithms with a Q-network have in ``for_env``."""
 
+    obs_norm: bool
+    norm_clip: float
     learning_rate: float | Schedule
     adam_eps: float
     double: bool
@@ -72,11 +75,14 @@ def _is_tau(value: object) -> bool:
     return fraction.fits(value) and value != 0
 
 
-class QLearningPolicy(TDPolicy, CodecPolicy, CommandModePolicy):
+class QLearningPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
     """Q-learning with a target network, for discrete actions; a subclass writes ``_loss``.
 
     See :class:`DQNPolicy` for the columns, the keyword ``eps`` and the options. A network may take
     random inputs: see ``_draw_inputs``.
+
+    With ``obs_norm``, collecting updates the statistics; evaluating does not. Rows are stored
+    unnormalised, and normalised by the newest statistics whenever they are learned from.
     """
 
     explores: ClassVar[bool] = False
@@ -91,6 +97,10 @@ class QLearningPolicy(TDPolicy, CodecPolicy, CommandModePolicy):
             "env steps with random actions before learning",
             keyword=None,
         ),
+        "obs_norm": Option(
+            False, switch, "whether to normalise observations by running statistics"
+        ),
+        "norm_clip": Option(10.0, positive, "largest absolute value of normalised observations"),
         "learn": {
             "batch_size": Option(64, count, "rows per update"),
             "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
@@ -143,8 +153,14 @@ class QLearningPolicy(TDPolicy, CodecPolicy, CommandModePolicy):
 
     @classmethod
     def check_config(cls, cfg: EasyDict) -> None:
-        """Reject a schedule of ε that is none."""
+        """Reject a schedule of ε that is none, and invalid combinations."""
         super().check_config(cfg)
+        check_value(
+            not (cfg.multi_gpu and cfg.obs_norm),
+            "multi_gpu",
+            cfg.multi_gpu,
+            "False with obs_norm, since the ranks would have different statistics",
+        )
         epsilon_schedule(cfg.other.eps)
 
     def _make_parts(self) -> dict[str, Part]:
@@ -197,6 +213,7 @@ class QLearningPolicy(TDPolicy, CodecPolicy, CommandModePolicy):
         target: Inputs = _NOTHING,
         choice: Inputs = _NOTHING,
     ) -> dict[str, torch.Tensor]:
+        batch = self._normalised_rows(batch)
         following = self._following(batch, target, choice)
         output = self._model(batch["obs"], **online)
         action = self._codec.to_raw(batch["action"])
@@ -265,7 +282,7 @@ class QLearningPolicy(TDPolicy, CodecPolicy, CommandModePolicy):
     ) -> dict[str, Any]:
         # Exploration draws on the CPU, so a run draws the same numbers with and without a GPU.
         inputs = self._draw_inputs("act", len(env_id), self._generator)
-        logit = call(self._model, obs, **inputs)["logit"]
+        logit = call(self._model, self._collected(obs), **inputs)["logit"]
         mask = self._mask_of(obs, action_mask)
         if self._on_gpu:
             logit, mask = logit.cpu(), None if mask is None else mask.cpu()
@@ -275,7 +292,8 @@ class QLearningPolicy(TDPolicy, CodecPolicy, CommandModePolicy):
     def _forward_eval_batch(
         self, obs: Value, env_id: np.ndarray, *, action_mask: Nested | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        best = _best(self._model(obs)["logit"], self._mask_of(obs, action_mask))
+        logit = self._model(self._normalised(obs))["logit"]
+        best = _best(logit, self._mask_of(obs, action_mask))
         return {"action": self._codec.to_env(best)}
 
     def _get_setting_collect(self, command_info: dict[str, Any]) -> dict[str, Any]:
