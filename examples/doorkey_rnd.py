@@ -9,15 +9,15 @@ from gymnasium.wrappers import DtypeObservation, FlattenObservation
 from dmiddleware import Task
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import PPOPolicy
-from dmiddleware.reward import ICM, RND
+from dmiddleware.reward import ICM, RND, IntrinsicCritic
 from examples.common import command
 from middleware import (
     ContextExchanger,
     Experiment,
     ExperimentResult,
+    IntrinsicAdvantage,
     ModelExchanger,
     OnPolicyLearner,
-    RewardLearner,
     StepCollector,
     gae_estimator,
     interaction_evaluator,
@@ -59,10 +59,11 @@ def main(
 
         task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
         task.use(StepCollector(policy, collect_env, n_sample=2048))
+        task.use(gae_estimator(policy))
         if algo != "ppo":
             model = {"rnd": RND, "icm": ICM}[algo].for_env(collect_env, policy)
-            task.use(RewardLearner(model, weight=0.05, env_weight=1.0))
-        task.use(gae_estimator(policy))
+            critic = IntrinsicCritic.for_env(collect_env, policy)
+            task.use(IntrinsicAdvantage(model, critic, weight=0.5))
         task.use(OnPolicyLearner(policy, batch_size=256, epochs=4))
         task.use(
             interaction_evaluator(
