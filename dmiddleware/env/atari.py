@@ -191,7 +191,7 @@ class _Shares:
 
     def means(self, frame: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Return the mean rows ``[n_out, …]`` of the rows ``[n_in, …]``."""
-        total = frame[self._index[0]] * self._share[0]
+        total: npt.NDArray[np.float32] = frame[self._index[0]] * self._share[0]
         for index, share in zip(self._index[1:], self._share[1:], strict=True):
             total += frame[index] * share
         return total
