@@ -61,7 +61,7 @@ def main(
         task.use(StepCollector(policy, collect_env, n_sample=2048))
         task.use(gae_estimator(policy))
         if algo != "ppo":
-            model = {"rnd": RND, "icm": ICM}[algo].for_env(collect_env, policy)
+            model = {"rnd": RND, "icm": ICM}[algo].for_env(collect_env, policy, learning_rate=1e-3)
             critic = IntrinsicCritic.for_env(collect_env, policy)
             task.use(IntrinsicAdvantage(model, critic, weight=0.5))
         task.use(OnPolicyLearner(policy, batch_size=256, epochs=4))
