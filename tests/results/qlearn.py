@@ -53,6 +53,6 @@ ENTRIES = [
         at_least=18,
         literature="18.9",
         source="Mnih et al., Nature 2015, extended data table 2",
-        minutes=90,
+        minutes=27,
     ),
 ]
