@@ -511,7 +511,7 @@ class ModelExchanger(Exchange):
     def _observe(self, ctx: OnlineRLContext) -> None:
         observe = getattr(self._policy, "observe", None)
         trajectories = getattr(ctx, "trajectories", None)
-        if observe is not None and trajectories is not None:
+        if observe is not None and trajectories is not None and "obs" in trajectories:
             observe(trajectories["obs"])
 
     def _subscribe(self, task: Task[Any]) -> None:

@@ -298,6 +298,7 @@ def test_public_names_are_pinned_and_each_documents_its_reads_and_writes() -> No
         "gae_estimator",
         "montecarlo_return_estimator",
         "RewardLearner",
+        "IntrinsicAdvantage",
         "offpolicy_data_fetcher",
         "offline_data_fetcher",
         "OfflineDataFetcher",

@@ -114,8 +114,9 @@ COLLECT = {"n_sample": 8, "n_episode": 2}
 
 
 def test_every_option_of_dqn_is_read(read: set[str], process_group: None) -> None:
+    DQNPolicy.for_env(cartpole(), model=SMALL, multi_gpu=True)
     policy = DQNPolicy.for_env(
-        cartpole(), model=SMALL, multi_gpu=True, nstep=3, target_update_freq=1, **COLLECT
+        cartpole(), model=SMALL, obs_norm=True, nstep=3, target_update_freq=1, **COLLECT
     )
     act(policy)
     buffer = TensorBuffer(100, n_step=3, seed=0)

@@ -15,13 +15,13 @@ from dmiddleware.data import PrioritySampler, TensorBuffer, as_tree, save_datase
 from dmiddleware.data.offline_dataset import OfflineDataset
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import DQNPolicy
-from dmiddleware.reward import GAIL
+from dmiddleware.reward import GAIL, IntrinsicCritic
 from dmiddleware.rollout import OpponentPool
 from middleware import RunFolder
 
 NOT_SETTINGS = {
     "policy", "env_manager", "buffer", "run", "parts", "learner", "dataset", "priority_fn",
-    "console", "root", "metadata", "period", "model", "pool",
+    "console", "root", "metadata", "period", "model", "pool", "critic",
 }  # fmt: skip
 """Arguments that are objects, or where files go; ``period`` is another name."""
 
@@ -48,6 +48,7 @@ def arguments(tmp_path: Path) -> Iterator[dict[str, Any]]:
             "run": run,
             "dataset": dataset,
             "model": GAIL.for_env(envs, expert),
+            "critic": IntrinsicCritic((4,)),
             "pool": OpponentPool(lambda: DQNPolicy.for_env(envs, seed=0), size=2),
             "every_train_iter": 5,
             "path": path,
