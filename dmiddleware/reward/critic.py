@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
-from dmiddleware.data import Batch, as_tree, select_columns, to_device
+from dmiddleware.data import Batch, as_tree, to_device
 from dmiddleware.errors import ConfigError, StructureError
 from dmiddleware.model import obs_shape_of
 from dmiddleware.model.encoders import make_encoder
@@ -137,15 +137,14 @@ class IntrinsicCritic(RowLearner):
             of ``done``.
 
         Raises:
-            StructureError: if there are no learned rewards.
+            StructureError: if the rows lack the column ``learned_reward``.
         """
         if "learned_reward" not in rows:
             raise StructureError(
                 "the rows have no column learned_reward; write the rewards of a reward model there "
                 "first, or use middleware.IntrinsicAdvantage, which does"
             )
-        obs = to_device(select_columns(rows, ("obs",)), self._device)["obs"]
-        self._obs_normaliser.update(obs)
+        self._obs_normaliser.update(self._flat(rows, ("obs",))["obs"])
         never = torch.zeros_like(rows["done"])
         value = self._for_each(lambda batch: self._value(batch["obs"]), rows, ("obs",))
         estimated = with_advantages(

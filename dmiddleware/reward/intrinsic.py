@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dmiddleware.data import Batch, select_columns, to_device
+from dmiddleware.data import Batch
 from dmiddleware.data.batch import Value
 from dmiddleware.errors import ConfigError
 from dmiddleware.model.spaces import ObsShape
@@ -91,8 +91,7 @@ class IntrinsicReward(RewardModel):
         Returns:
             float32, in the shape of the column ``done``, on the CPU.
         """
-        next_obs = to_device(select_columns(rows, ("next_obs",)), self._device)["next_obs"]
-        self._obs_normaliser.update(next_obs)
+        self._obs_normaliser.update(self._flat(rows, ("next_obs",))["next_obs"])
         reward = super().reward(rows)
         columns = (reward, rows["done"], rows["episode_id"])
         self._reward_normaliser.update(*(one.reshape(len(reward), -1) for one in columns))

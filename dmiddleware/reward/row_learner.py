@@ -40,16 +40,7 @@ class RowLearner(ABC):
     from a minibatch ``[B, …]`` with :meth:`Part.step` and returns scalars to log. It receives the
     columns that ``columns`` names, on the device.
 
-    Args:
-        parts: modules with their optimisers, and other objects with a state, by name.
-        batch_size: rows per update.
-        epochs: passes over the collected rows.
-        device: the device of the parts.
-        seed: of the order of the minibatches, and of ``self._generator``, from which a subclass
-            draws.
-
-    Raises:
-        ConfigError: if ``batch_size`` or ``epochs`` is not a positive integer.
+    :class:`RewardModel`, the public base class, describes the arguments.
     """
 
     columns: ClassVar[tuple[str, ...]]

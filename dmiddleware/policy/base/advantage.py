@@ -16,7 +16,7 @@ from dmiddleware.policy.base.actions import ActorOptions
 from dmiddleware.policy.base.actor_critic import ActorCriticPolicy
 from dmiddleware.policy.base.common_options import ON_POLICY_OPTIONS
 from dmiddleware.policy.base.data_parallel import sum_over_ranks
-from dmiddleware.policy.base.obs_norm import ObsNormPolicy
+from dmiddleware.policy.base.obs_norm import OBS_NORM, ObsNormPolicy
 from dmiddleware.policy.base.parts import Part
 from dmiddleware.rl import RewardNormaliser, RunningMeanStd, with_advantages
 
@@ -59,9 +59,7 @@ class AdvantagePolicy(ObsNormPolicy, ActorCriticPolicy):
     config: ClassVar[dict[str, Any]] = {
         **ON_POLICY_OPTIONS,
         "gae_lambda": Option(0.95, fraction, "λ of generalised advantage estimation"),
-        "obs_norm": Option(
-            False, switch, "whether to normalise observations by running statistics"
-        ),
+        "obs_norm": OBS_NORM,
         "reward_norm": Option(
             False, switch, "whether to divide rewards by the running standard deviation of returns"
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from dmiddleware.config import Option, switch
 from dmiddleware.data.batch import Batch, Nested, Value
@@ -13,7 +13,10 @@ from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy, CodecPoli
 from dmiddleware.policy.base.obs_normaliser import ObsNormaliser
 from dmiddleware.policy.base.parts import Part
 
-__all__ = ["DatasetNormOptions", "DatasetNormPolicy", "ObsNormPolicy"]
+__all__ = ["OBS_NORM", "DatasetNormOptions", "DatasetNormPolicy", "ObsNormPolicy"]
+
+OBS_NORM: Final = Option(False, switch, "whether to normalise observations by running statistics")
+"""The option ``obs_norm`` of policies whose collecting updates the statistics."""
 
 # Fujimoto and Gu (2021), equation 4, add 1e-3 to the standard deviation.
 _EPS = 1e-3**2

@@ -27,7 +27,7 @@ from dmiddleware.errors import ConfigError
 from dmiddleware.model.layers import call
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, TDOptions
-from dmiddleware.policy.base.obs_norm import ObsNormPolicy
+from dmiddleware.policy.base.obs_norm import OBS_NORM, ObsNormPolicy
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
 from dmiddleware.policy.base.policy import to_be_written
 from dmiddleware.policy.base.td_policy import TDPolicy
@@ -97,9 +97,7 @@ class QLearningPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
             "env steps with random actions before learning",
             keyword=None,
         ),
-        "obs_norm": Option(
-            False, switch, "whether to normalise observations by running statistics"
-        ),
+        "obs_norm": OBS_NORM,
         "norm_clip": Option(10.0, positive, "largest absolute value of normalised observations"),
         "learn": {
             "batch_size": Option(64, count, "rows per update"),

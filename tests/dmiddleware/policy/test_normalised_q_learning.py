@@ -53,6 +53,12 @@ def normalised(policy: Any, batch: Batch) -> Batch:
     return as_tree({**dict(batch.items()), **{k: see(batch[k]) for k in ("obs", "next_obs")}})
 
 
+def first_inputs(sequences: Batch) -> dict[str, torch.Tensor]:
+    """Return what a recurrent policy takes beside the first observations of sequences."""
+    names = ("is_first", "prev_action", "prev_reward")
+    return {**{name: sequences[name][0] for name in names}, "state": sequences["state"]}
+
+
 @pytest.mark.parametrize("cls", [*PLAIN, *TEAMS])
 def test_acting_and_learning_see_normalised_observations(cls: Any) -> None:
     policy, twin = pair(cls)
@@ -79,11 +85,9 @@ def test_sequences_are_normalised() -> None:
     assert policy.get_attribute("obs_normaliser").has_seen_all
     loss = policy.learn_mode.forward(batch)["total_loss"]
     assert loss == twin.learn_mode.forward(normalised(policy, batch))["total_loss"]
-    last = {k: batch[k][0] for k in ("is_first", "prev_action", "prev_reward")}
-    last["state"] = batch["state"]
-    obs = batch["obs"][0]
-    output = policy.eval_mode.forward(obs, **last)
-    wanted = twin.eval_mode.forward(policy.get_attribute("obs_normaliser")(obs), **last)
+    obs, inputs = batch["obs"][0], first_inputs(batch)
+    output = policy.eval_mode.forward(obs, **inputs)
+    wanted = twin.eval_mode.forward(policy.get_attribute("obs_normaliser")(obs), **inputs)
     assert torch.equal(output["state"], wanted["state"])
 
 
@@ -91,8 +95,7 @@ def test_sequences_are_normalised() -> None:
 def test_only_collecting_changes_the_statistics(cls: Any) -> None:
     if cls is R2D2Policy:
         policy, batch = test_r2d2.sampled(obs_norm=True)
-        inputs = {k: batch[k][0] for k in ("is_first", "prev_action", "prev_reward")}
-        obs, inputs = batch["obs"][0], {**inputs, "state": batch["state"]}
+        obs, inputs = batch["obs"][0], first_inputs(batch)
     else:
         (policy, _), batch = pair(cls), rows(cls)
         obs, inputs = batch["obs"], {}
