@@ -21,7 +21,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(INSTALL) '.[dev]'
 	@touch $@
 
-train: setup ## Train DQN on CartPole-v1 until it is solved (about a minute)
+train: setup ## Train DQN on CartPole-v1 until it is solved (less than a minute)
 	$(BIN)/python -m examples.cartpole_dqn
 
 train-distributed: setup ## Train the same in four processes: a learner, two collectors, an evaluator
@@ -49,7 +49,7 @@ bench: setup ## Measure the speed bars and write docs/benchmarks.md
 	$(INSTALL) '.[bench]'
 	$(BIN)/python -m tests.benchmarks
 
-results: setup ## Train what has no record yet, and write docs/results.md (up to 16 hours)
+results: setup ## Train what has no record yet, and write docs/results.md (about 14 hours)
 	$(INSTALL) '.[bench]'
 	$(BIN)/python -m tests.results
 

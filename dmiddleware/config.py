@@ -57,10 +57,12 @@ class Range:
         words: the values in words, such as "a positive number".
         fits: returns whether a value is one of them; may raise a :class:`ConfigError` that says
             what is wrong with it.
+        whole: whether the numbers among them are integers; 1e6 is stored as 1000000.
     """
 
     words: str
     fits: Callable[[Any], bool]
+    whole: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +112,7 @@ fraction = Range("a number from 0 to 1", lambda value: _is_real(value) and 0 <= 
 """A number from 0 to 1."""
 positive = Range("a positive number", lambda value: _is_finite(value) and value > 0)
 """A positive finite number."""
-count = Range("an integer ≥ 1", lambda value: _is_integer(value) and value >= 1)
+count = Range("an integer ≥ 1", lambda value: _is_integer(value) and value >= 1, whole=True)
 """An integer of at least 1."""
 
 
@@ -118,7 +120,7 @@ def at_least(least: float, *, whole: bool = False) -> Range:
     """Return the range of the finite (``whole``: integer) numbers from ``least`` up."""
     is_number = _is_integer if whole else _is_finite
     words = f"a {'whole ' if whole else ''}number ≥ {least:g}"
-    return Range(words, lambda value: is_number(value) and value >= least)
+    return Range(words, lambda value: is_number(value) and value >= least, whole=whole)
 
 
 def above(bound: float) -> Range:
@@ -128,12 +130,17 @@ def above(bound: float) -> Range:
 
 def one_of(*choices: object) -> Range:
     """Return the range of these values."""
-    return Range("one of " + ", ".join(map(repr, choices)), lambda value: value in choices)
+    words = ", ".join(map(repr, choices))
+    return Range(f"one of {words}" if len(choices) > 1 else words, lambda value: value in choices)
 
 
 def optional(values: Range) -> Range:
     """Return the range of ``values`` and None."""
-    return Range(f"{values.words} or None", lambda value: value is None or values.fits(value))
+
+    def fits(value: Any) -> bool:
+        return value is None or values.fits(value)
+
+    return Range(f"{values.words} or None", fits, whole=values.whole)
 
 
 class Configurable:
@@ -356,9 +363,11 @@ class _Merge:
                     f"{self.owner}: {full} must be {entry.range.words}, got "
                     + _shown(value, default)
                 )
+            is_whole = entry.range.whole
         else:
             _check_type(default, value, full, self.owner)
-        return copy.deepcopy(value)
+            is_whole = isinstance(default, int) and not isinstance(default, bool)
+        return int(value) if is_whole and isinstance(value, float) else copy.deepcopy(value)
 
     def _leads_to_open(self, path: str) -> bool:
         return any(one.startswith(f"{path}.") for one in self.open_paths)

@@ -1,7 +1,7 @@
 """IMPALA on CartPole-v1.
 
-In several processes (``ditask --module examples.cartpole_impala --parallel-workers 4``), collectors
-do not wait for the newest weights, and each may be several batches ahead of the learner.
+In several processes (``ditask --main examples.cartpole_impala.main --parallel-workers 4``), the
+collectors do not wait for the newest weights, and each may be several batches ahead of the learner.
 """
 
 from dmiddleware import Task

@@ -1,4 +1,4 @@
-"""Proximal policy optimization on one environment of each extra.
+"""Proximal policy optimization on one environment of each extra with single agents.
 
 The extra "envpool", for example: ``python -m examples.environments envpool``.
 """

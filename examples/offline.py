@@ -65,8 +65,7 @@ def main(
     """Learn from a dataset without playing."""
     rows = make_offline_data.load(env_id, kind)
     policy = make_policy(algo, env_id, seed)
-    if isinstance(policy, TD3BCPolicy | DecisionTransformerPolicy):
-        policy.observe(rows["obs"])
+    policy.observe(rows["obs"])
     buffer = make_buffer(policy, rows, seed)
     experiment = Experiment(exp_name, policy)
     with Task(OfflineRLContext(), seed=seed) as task:

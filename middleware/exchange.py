@@ -427,8 +427,8 @@ class ModelExchanger(Exchange):
 
     If several ranks learn, only rank 0 publishes.
 
-    Statistics of observations (``obs_norm`` of PPO) are updated in the learner, with the policy's
-    method ``observe(obs)`` on the trajectories that arrive, and are sent with the weights.
+    The statistics of a policy with ``obs_norm`` are updated in the learner, with the observations
+    of the trajectories that arrive, and are sent with the weights.
 
     Args:
         policy: the policy whose weights are sent.
@@ -509,10 +509,9 @@ class ModelExchanger(Exchange):
         self._announce_end()
 
     def _observe(self, ctx: OnlineRLContext) -> None:
-        observe = getattr(self._policy, "observe", None)
         trajectories = getattr(ctx, "trajectories", None)
-        if observe is not None and trajectories is not None and "obs" in trajectories:
-            observe(trajectories["obs"])
+        if trajectories is not None and "obs" in trajectories:
+            self._policy.observe(trajectories["obs"])
 
     def _subscribe(self, task: Task[Any]) -> None:
         if task.has_role(Role.LEARNER):

@@ -14,7 +14,7 @@ from dmiddleware.config import Option, at_least, count, fraction, one_of, positi
 from dmiddleware.data.batch import Value
 from dmiddleware.errors import PolicyError
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
+from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy, only_bounding
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, TDOptions
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
@@ -61,7 +61,9 @@ class DDPGPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
     """
 
     config: ClassVar[dict[str, Any]] = {
-        "action_bounding": "tanh",
+        "action_bounding": only_bounding(
+            "tanh", "actions are the tanh of what the actor returns, mapped to the bounds"
+        ),
         "learn": {
             "batch_size": Option(256, count, "rows per update"),
             "update_per_collect": Option(1, count, "updates after each collection", keyword=None),

@@ -8,13 +8,11 @@ from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 import torch
-from easydict import EasyDict
 from torch import nn
 
 from dmiddleware.config import (
     Option,
     at_least,
-    check_value,
     count,
     number,
     optional,
@@ -24,6 +22,7 @@ from dmiddleware.data.batch import Batch, Nested, Value
 from dmiddleware.data.minibatches import MinibatchUnit
 from dmiddleware.errors import PolicyError
 from dmiddleware.model.spaces import HasSpaces
+from dmiddleware.policy.base.actions import only_bounding
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.common_options import COLLECT_OPTIONS
 from dmiddleware.policy.base.obs_norm import DatasetNormOptions, DatasetNormPolicy
@@ -85,6 +84,10 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
     act_inputs: ClassVar[tuple[str, ...]] = ("action_mask", "prev_reward")
     minibatch_unit: ClassVar[MinibatchUnit] = "lanes"
     config: ClassVar[dict[str, Any]] = {
+        "action_bounding": only_bounding(
+            "rescale",
+            "the actions of the network are bounded already, and are mapped to the bounds",
+        ),
         "target_return": Option(
             None,
             optional(number),
@@ -112,15 +115,6 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
         "timestep",
         "mask",
     )
-
-    @classmethod
-    def check_config(cls, cfg: EasyDict) -> None:
-        """Reject another bounding of actions: the network's outputs are bounded already."""
-        super().check_config(cfg)
-        bounding = cfg.action_bounding
-        check_value(
-            bounding == "rescale", "action_bounding", bounding, "'rescale' for this algorithm"
-        )
 
     @classmethod
     def for_env(  # type: ignore[override]  # only the options of this algorithm

@@ -7,21 +7,19 @@ from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 import torch
-from easydict import EasyDict
 from torch import nn
 
 from dmiddleware.config import (
     Option,
     Range,
     at_least,
-    check_value,
     count,
     fraction,
     positive,
 )
 from dmiddleware.data.batch import Value
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
+from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy, only_bounding
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, TD_COLUMNS, TD_OPTIONS
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
@@ -69,6 +67,9 @@ class IQLPolicy(ActorPolicy, CommandModePolicy):
     """
 
     config: ClassVar[dict[str, Any]] = {
+        "action_bounding": only_bounding(
+            "rescale", "the mean of the actor is bounded already, and is mapped to the bounds"
+        ),
         "discount_factor": TD_OPTIONS["discount_factor"],
         "learn": {
             "batch_size": Option(256, count, "rows per update"),
@@ -98,15 +99,6 @@ class IQLPolicy(ActorPolicy, CommandModePolicy):
         "collect": COLLECT_OPTIONS,
     }
     learn_columns: ClassVar[tuple[str, ...]] = TD_COLUMNS
-
-    @classmethod
-    def check_config(cls, cfg: EasyDict) -> None:
-        """Reject another bounding of actions: the mean of the actor is bounded already."""
-        super().check_config(cfg)
-        bounding = cfg.action_bounding
-        check_value(
-            bounding == "rescale", "action_bounding", bounding, "'rescale' for this algorithm"
-        )
 
     @classmethod
     def for_env(  # type: ignore[override]  # only the options of this algorithm

@@ -12,7 +12,7 @@ from torch import nn
 from dmiddleware.config import Option, count, fraction, number, optional, positive, switch
 from dmiddleware.data.batch import Value
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
+from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy, only_bounding
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, TDOptions
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
@@ -65,7 +65,9 @@ class SACPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
     """
 
     config: ClassVar[dict[str, Any]] = {
-        "action_bounding": "tanh",
+        "action_bounding": only_bounding(
+            "tanh", "actions are the tanh of what the actor returns, mapped to the bounds"
+        ),
         "learn": {
             "batch_size": Option(256, count, "rows per update"),
             "update_per_collect": Option(1, count, "updates after each collection", keyword=None),

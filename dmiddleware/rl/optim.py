@@ -183,8 +183,10 @@ class FusedAdam(torch.optim.Adam):
                 gradient = torch.where(found_inf == 0, gradient, 0.0)
                 m.lerp_(gradient, (1 - beta1) * keep)
                 v.lerp_(gradient.square(), (1 - beta2) * keep)
-                rate = keep * lists.rate / (1 - beta1**step)
-                p.sub_(rate * m / ((v / (1 - beta2**step)).sqrt() + lists.eps))
+                # If the first step is skipped there is none to correct for, and 0 / 0 is NaN.
+                n = step.clamp_min(1)
+                rate = keep * lists.rate / (1 - beta1**n)
+                p.sub_(rate * m / ((v / (1 - beta2**n)).sqrt() + lists.eps))
 
     def follow_schedule(self) -> None:
         """Let compiled steps see the group's ``"lr"``; call it after a change."""

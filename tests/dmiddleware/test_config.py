@@ -7,7 +7,16 @@ import re
 import pytest
 from easydict import EasyDict
 
-from dmiddleware.config import Configurable, check_value, merge_config
+from dmiddleware.config import (
+    Configurable,
+    Option,
+    at_least,
+    check_value,
+    count,
+    merge_config,
+    optional,
+    positive,
+)
 from dmiddleware.errors import ConfigError
 
 
@@ -164,3 +173,19 @@ def test_a_lenient_class_keeps_unknown_keys_with_one_warning(caplog):
     assert "did you mean rate" in caplog.text
     with pytest.raises(ConfigError):
         Lenient.merged_config({"rate": "fast"})
+
+
+class Counted(Configurable):
+    config = {
+        "n": Option(1, count, "a count"),
+        "limit": Option(None, optional(at_least(0, whole=True)), "a limit"),
+        "rate": Option(1.0, positive, "a rate"),
+        "plain": 5,
+    }
+
+
+def test_whole_numbers_in_scientific_notation_become_integers():
+    cfg = Counted.merged_config({"n": 1e3, "limit": 2e6, "rate": 2.0, "plain": 1e2})
+    assert [type(cfg[key]) for key in ("n", "limit", "rate", "plain")] == [int, int, float, int]
+    assert (cfg.n, cfg.limit, cfg.plain) == (1000, 2_000_000, 100)
+    assert Counted.merged_config({"limit": None}).limit is None

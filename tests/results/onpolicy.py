@@ -29,7 +29,7 @@ ENTRIES = [
         "examples.pendulum_gail",
         seeds=SEEDS,
         at_least=-250,
-        literature="the return of the expert (the row of PPO)",
+        literature="the return of the expert (the row of SAC)",
         source="Ho and Ermon (2016), figure 1",
         minutes=5.0,
     ),

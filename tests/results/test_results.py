@@ -278,10 +278,10 @@ def test_our_side_makes_as_many_updates_as_the_other(
     monkeypatch.setattr(ours, "Experiment", functools.partial(ours.Experiment, n_fresh_episode=3))
     case = CASES[name]
     options = {**case.options, "learning_starts": 200}
-    short = replace(case, env_step=1000, options=options, n_evaluations=2, n_episode=2)
+    short = replace(case, env_step=600, options=options, n_evaluations=2, n_episode=2)
     result = ours.train(name, short, 0, "short")
     longest_rollout = 256
-    assert 1000 <= result.env_step < 1000 + longest_rollout
+    assert 600 <= result.env_step < 600 + longest_rollout
     assert abs(result.train_iter - (result.env_step - 200)) <= longest_rollout
 
 

@@ -531,8 +531,8 @@ class _Box(_Part):
         if self._bounding == "tanh" and not bool((low.isfinite() & high.isfinite()).all()):
             raise SpaceError(
                 f"action_bounding='tanh' needs finite bounds, got {low.tolist()} and "
-                f"{high.tolist()}; use 'rescale', or wrap the env in "
-                "gymnasium.wrappers.RescaleAction"
+                f"{high.tolist()}; give the env finite ones with "
+                "gymnasium.wrappers.TransformAction, or use an algorithm with 'rescale'"
             )
         self._bounds = low, high
         self._scales = {}

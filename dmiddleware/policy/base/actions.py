@@ -19,7 +19,7 @@ from dmiddleware.policy.base.parts import Part
 from dmiddleware.policy.base.parts_policy import PartsOptions, PartsPolicy
 from dmiddleware.rl import Distribution
 
-__all__ = ["ActorOptions", "ActorPolicy", "CodecPolicy"]
+__all__ = ["ActorOptions", "ActorPolicy", "CodecPolicy", "only_bounding"]
 
 _BOUND = Range(
     "a list of numbers", lambda value: not isinstance(value, str) and isinstance(value, Sequence)
@@ -83,6 +83,16 @@ class CodecPolicy(PartsPolicy):
         # The model is tried, for which the codec has to know what its outputs mean.
         self._codec.adopt(action_space)
         super()._check_spaces(observation_space, action_space)
+
+
+def only_bounding(bounding: ActionBounding, reason: str) -> Option:
+    """Return the option ``action_bounding`` of an algorithm that learns with one value only.
+
+    Args:
+        bounding: that value.
+        reason: the meaning of the option, for the reference.
+    """
+    return Option(bounding, one_of(bounding), reason)
 
 
 class ActorOptions(PartsOptions, total=False):

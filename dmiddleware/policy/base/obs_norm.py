@@ -46,11 +46,10 @@ class ObsNormPolicy(CodecPolicy):
         return ObsNormaliser(obs_shape, clip=self._cfg.norm_clip, device=self._device)
 
     def observe(self, obs: Nested) -> None:
-        """Add observations that the policy did not act on itself to the statistics of ``obs_norm``.
+        """Add observations that another process or a data set supplied to the statistics.
 
         Args:
-            obs: ``[…, *obs_shape]``, what another process acted on with one version of the policy,
-                or the observations of a data set.
+            obs: ``[…, *obs_shape]``; see :meth:`Policy.observe`.
         """
         if self._obs_normaliser is not None:
             self._obs_normaliser.update(self._as_obs(obs))

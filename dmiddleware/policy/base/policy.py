@@ -703,6 +703,16 @@ class Policy(Configurable):
         reward: torch.Tensor = batch["reward"]
         return reward
 
+    def observe(self, obs: Nested) -> None:
+        """Take observations that another process or a data set supplied, once.
+
+        A policy with ``obs_norm`` adds them to its statistics; by default does nothing.
+
+        Args:
+            obs: ``[…, *obs_shape]``, what another process acted on with one version of the policy,
+                or the observations of a data set.
+        """
+
     def observe_returns(self, ret: torch.Tensor) -> None:
         """Take the returns of a collected batch, once, before learning from it.
 

@@ -151,6 +151,18 @@ def rmsprop():
     return model, RMSprop(model.parameters(), lr=0.01, decay=0.9, eps=1e-4)
 
 
+@pytest.mark.parametrize("n_before", [0, 3])
+def test_a_compiled_step_that_is_skipped_changes_nothing(n_before):
+    model = network()
+    optimizer = FusedAdam(model.parameters(), lr=0.01)
+    train(model, optimizer, n_before)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    gradients = [torch.full_like(parameter, float("nan")) for parameter in model.parameters()]
+    step = torch.compile(optimizer.apply, backend="eager")
+    step(gradients, torch.ones(()))
+    assert all(map(torch.equal, model.parameters(), before))
+
+
 def test_rmsprop_is_that_of_the_paper():
     model, optimizer = rmsprop()
     twin = network()

@@ -98,6 +98,8 @@ IMPOSSIBLE = [
     (IQLPolicy, "learn.expectile", 1.0),
     (IQLPolicy, "learn.inverse_temperature", -1.0),
     (IQLPolicy, "action_bounding", "tanh"),
+    (SACPolicy, "action_bounding", "rescale"),
+    (TD3Policy, "action_bounding", "clip"),
     (DecisionTransformerPolicy, "return_scale", 0.0),
     (DecisionTransformerPolicy, "action_bounding", "clip"),
     (A2CPolicy, "learn.rmsprop_decay", 1.5),
