@@ -45,14 +45,15 @@ class _Collector:
     def setup(self, task: Task[Any]) -> None:
         """Check that the envs fit the policy, and launch them.
 
-        In a run of several processes, each explores with a seed derived from its node id.
+        In a run of several processes, each explores with a seed derived from its node id or rank. A
+        resumed run continues with the generator of the policy's state.
 
         Raises:
             SpaceError: if the policy's model does not fit the envs' spaces.
         """
         self._launched_here = self._envs.closed
         self._worker.start()
-        if task.router is not None:
+        if (task.router is not None or task.rank > 0) and task.ctx.total_step == 0:
             # The policies of all processes were built from one seed.
             self._mode.seed(task.seed_for("policy", "act"))
 

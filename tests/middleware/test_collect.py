@@ -176,6 +176,22 @@ def test_same_seeds_collect_the_same(run_steps: Any) -> None:
     assert not torch.isin(first["episode_id"], second["episode_id"]).any()
 
 
+def test_ranks_draw_different_actions() -> None:
+    def actions(rank: int) -> torch.Tensor:
+        envs = make_env_manager("CartPole-v1", env_num=2, seed=0)
+        policy = PPOPolicy.for_env(envs, seed=0)
+        collected = []
+        with Task(seed=0, rank=rank) as task:
+            task.use(StepCollector(policy, envs, n_sample=40))
+            task.use(lambda ctx: collected.append(ctx.trajectories.action))
+            task.run(max_step=1)
+        return torch.cat(collected)
+
+    assert torch.equal(actions(1), actions(1))
+    assert not torch.equal(actions(0), actions(1))
+    assert not torch.equal(actions(1), actions(2))
+
+
 def test_collector_continues_from_its_state(run_steps: Any, dqn: DQNPolicy, envs: Any) -> None:
     first = StepCollector(dqn.collect_mode, envs, n_sample=40)
     with Task(OnlineRLContext()) as task:

@@ -29,6 +29,7 @@ from dmiddleware.errors import (
 from dmiddleware.pipeline import SkipRest
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.rl import Schedule
+from dmiddleware.testing import Cluster
 from dmiddleware.worker import BaseLearner
 from middleware import (
     CkptSaver,
@@ -130,6 +131,29 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(
         assert resumed.outcome() == expected
     assert stopped.noise + resumed.noise == whole.noise
     assert stopped.evaluations + resumed.evaluations == whole.evaluations
+
+
+def test_exploration_continues_in_a_process_with_a_router(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("secrets.randbits", lambda n_bits: 7)
+
+    def outcome(folder: str, *, n_steps: int, resume: bool = False) -> str:
+        def program() -> str:
+            run = DQNRun(tmp_path / folder)
+            with run.task:
+                assert run.snapshots.resume(run.task) == resume
+                run.task.run(max_step=n_steps)
+                run.snapshots.save(run.task)
+                return digest(run.buffer.state_dict())
+
+        with Cluster(program, n=1) as cluster:
+            (result,) = cluster.run().values()
+        return str(result)
+
+    whole = outcome("whole", n_steps=6)
+    outcome("run", n_steps=3)
+    assert outcome("run", n_steps=3, resume=True) == whole
 
 
 def test_ppo_resumes_to_the_same_parameters(tmp_path: Path) -> None:
