@@ -15,6 +15,7 @@ from dmiddleware.pipeline import (
     SystemClock,
     Task,
 )
+from dmiddleware.policy import UpdateOutput
 from dmiddleware.tensorboard import add_video
 from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support import RLContext
@@ -44,6 +45,7 @@ class _Logger:
         self._clock: Clock = SystemClock()
         self._sums: dict[str, list[float]] = {}
         self._others: dict[str, Any] = {}
+        self._unread: list[UpdateOutput] = []
         self._counts: dict[str, int] = {}
         self._time = 0.0
         self._next = every
@@ -63,7 +65,11 @@ class _Logger:
         output = ctx.train_output
         if output is not None:
             for one in output if isinstance(output, list) else [output]:
-                self._add_output(one)
+                if isinstance(one, UpdateOutput):
+                    # Reading it waits for the GPU.
+                    self._unread.append(one)
+                else:
+                    self._add_output(one)
         self._last = getattr(ctx, self.axis)
         if ctx.eval_value is not None:
             self._write_evaluation(ctx)
@@ -74,7 +80,7 @@ class _Logger:
 
     def close(self) -> None:
         """Write the metrics since the last write."""
-        if self._sums:
+        if self._sums or self._unread:
             self._flush()
 
     def _add(self, name: str, value: float) -> None:
@@ -126,6 +132,9 @@ class _Logger:
         self._counts = {name: getattr(ctx, name) for name in self.counters}
 
     def _flush(self) -> None:
+        unread, self._unread = self._unread, []
+        for output in unread:
+            self._add_output(output)
         writer = self._run.tb_logger
         means = {name: total / count for name, (total, count) in sorted(self._sums.items())}
         for name, mean in means.items():

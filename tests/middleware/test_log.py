@@ -10,6 +10,7 @@ import torch
 from tensorboardX.proto.event_pb2 import Event
 
 from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext
+from dmiddleware.policy import UpdateOutput
 from middleware.log import offline_logger, online_logger
 from middleware.run_folder import RunFolder
 from tests.middleware.disk import no_room
@@ -58,6 +59,23 @@ def test_means_are_written_at_an_interval_of_env_steps(run: RunFolder, run_steps
     assert scalars["learn/total_loss"] == [(16, 1.5), (32, 1.5)]
     assert scalars["learn/cur_lr"] == [(16, 0.5), (32, 0.5)]
     assert "learn/name" not in scalars
+
+
+def test_outputs_on_a_gpu_are_read_only_when_they_are_written(
+    run: RunFolder, run_steps: Any
+) -> None:
+    steps: list[int] = []
+    reads: list[int] = []
+
+    def learn_on_a_gpu(ctx: Any) -> None:
+        ctx.train_iter += 1
+        steps.append(ctx.env_step)
+        loss = torch.tensor(float(ctx.train_iter))
+        ctx.train_output = UpdateOutput({"total_loss": loss}, lambda: reads.append(steps[-1]))
+
+    run_steps(online_logger(run, every_env_step=24), collect, learn_on_a_gpu, n_steps=4)
+    assert reads == [24, 24, 24, 32]
+    assert written(run)["learn/total_loss"] == [(24, 2.0), (32, 4.0)]
 
 
 def test_remaining_metrics_are_written_at_the_end(run: RunFolder, run_steps: Any) -> None:
