@@ -1,6 +1,7 @@
 """Offline data: what SAC does before, while and after it learns, as Minari datasets.
 
-``python -m examples.make_offline_data Pendulum-v1`` writes ``Pendulum-v1/random-v0`` and others.
+``python -m examples.make_offline_data Pendulum-v1`` writes ``Pendulum-v1/random-v0`` and others,
+unless all of them are there.
 """
 
 import subprocess
@@ -81,6 +82,25 @@ def train_sac(env_id: str, recipe: Recipe, seed: int) -> tuple[SACPolicy, Any, l
 
 def main(env_id: str = "Pendulum-v1", seed: int = 0) -> None:
     """Train SAC, and write datasets of random, medium and expert play, mixed and one by one."""
+    # Of several processes, one makes them and the others wait.
+    with FileLock(Path(tempfile.gettempdir()) / f"dmiddleware-{env_id}.lock"):
+        if are_there(env_id):
+            print(f"the datasets of {env_id} are there already")
+        else:
+            write(env_id, seed)
+
+
+def are_there(env_id: str) -> bool:
+    """Return whether all datasets of an environment exist."""
+    import minari  # an extra
+
+    return {dataset_id(env_id, kind) for kind in KINDS} <= set(minari.list_local_datasets())
+
+
+def write(env_id: str, seed: int) -> None:
+    """Make and write the datasets, instead of those that an interrupted process has left."""
+    import minari  # an extra
+
     torch.set_num_threads(1)
     recipe = RECIPES[env_id]
     policy, medium, replay = train_sac(env_id, recipe, seed)
@@ -100,6 +120,8 @@ def main(env_id: str = "Pendulum-v1", seed: int = 0) -> None:
         for one in rows[kind]
     ]
     for kind in KINDS:
+        if dataset_id(env_id, kind) in minari.list_local_datasets():
+            minari.delete_dataset(dataset_id(env_id, kind))
         path = save_minari(rows[kind], dataset_id(env_id, kind), env=env_id, algorithm="SAC")
         print(f"wrote {path}")
 
@@ -111,13 +133,11 @@ def make(env_id: str) -> None:
 
 def load(env_id: str, kind: str) -> Batch:
     """Return the rows of a dataset; make all of them first if it does not exist."""
-    # Of several processes, one makes them and the others wait.
-    with FileLock(Path(tempfile.gettempdir()) / f"dmiddleware-{env_id}.lock"):
-        try:
-            return load_minari(dataset_id(env_id, kind))
-        except DatasetError:
-            make(env_id)
-            return load_minari(dataset_id(env_id, kind))
+    try:
+        return load_minari(dataset_id(env_id, kind))
+    except DatasetError:
+        make(env_id)
+        return load_minari(dataset_id(env_id, kind))
 
 
 @click.command(help=main.__doc__)

@@ -51,6 +51,8 @@ SETTINGS: dict[Env, dict[str, Any]] = {
         "grad_clip_norm": 0.7,
     },
 }
+EVERY_TRAIN_ITER: dict[Env, int] = {"HalfCheetah-v5": 15_520, "Hopper-v5": 7_760}
+"""Updates from one evaluation to the next: 49,664 env steps, for 20 evaluations in a run."""
 MODEL = {
     "encoder_hidden_sizes": [256, 256],
     "activation": "relu",
@@ -91,7 +93,11 @@ def main(
         task.use(StepCollector(policy, collect_env, n_sample=512))
         task.use(gae_estimator(policy))
         task.use(OnPolicyLearner(policy))
-        task.use(interaction_evaluator(policy, eval_env, n_episode=10, every_train_iter=10_000))
+        task.use(
+            interaction_evaluator(
+                policy, eval_env, n_episode=10, every_train_iter=EVERY_TRAIN_ITER[env]
+            )
+        )
         task.use(experiment).use(snapshots)
         task.use(termination_checker(max_env_step=max_env_step))
         snapshots.resume(task)  # a new run has no snapshot

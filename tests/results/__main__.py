@@ -9,20 +9,42 @@ failed or missed its bar.
 from __future__ import annotations
 
 import argparse
-import importlib
 import re
 import statistics
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.results import bars, compare, record, report
+from tests.results import (
+    agents,
+    bars,
+    classic_control,
+    compare,
+    continuous,
+    explore,
+    offline,
+    onpolicy,
+    qlearn,
+    record,
+    recurrent,
+    report,
+)
 from tests.results.entry import Entry
 from tests.results.training import TrainingError, train
 
-HERE = Path(__file__).parent
-DOCS = HERE.parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "results.md"
+MODULES = (
+    classic_control,
+    continuous,
+    qlearn,
+    onpolicy,
+    recurrent,
+    explore,
+    agents,
+    offline,
+)
+"""The modules that list entries, in the order of the page."""
 
 
 def all_entries() -> list[Entry]:
@@ -31,10 +53,7 @@ def all_entries() -> list[Entry]:
     Raises:
         ValueError: if two entries have one name, and therefore one record.
     """
-    entries: list[Entry] = []
-    for path in sorted(HERE.glob("[a-z]*.py")):
-        module = importlib.import_module(f"tests.results.{path.stem}")
-        entries += getattr(module, "ENTRIES", [])
+    entries = [entry for module in MODULES for entry in module.ENTRIES]
     names = [entry.name for entry in entries]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
@@ -138,6 +157,7 @@ def main() -> int:
     for line in failed:
         print(f"failed: {line}")
     missed = [line for entry in chosen for line in bars.missed(entry, records)]
+    missed += compare.missed([entry.name for entry in chosen], records)
     for line in missed:
         print(f"missed: {line}")
     return 1 if failed or missed else 0
@@ -157,6 +177,7 @@ def print_list(entries: list[Entry], jobs: int) -> None:
         n = len(entry.seeds)
         print(f"{entry.name}: {n} of {took:.1f} min ({kind}); seeds with a record: {seeds}")
         total += n * took / (jobs if entry.nodes == 1 else 1)
+    total += sum({entry.prepare: entry.prepare_minutes for entry in entries}.values()) / jobs
     print(f"{total / 60:.1f} h in all, with {jobs} at a time")
 
 

@@ -36,6 +36,7 @@ class Case:
         linear: options whose value falls linearly to 0.
         n_evaluations: evaluations in the training.
         n_episode: episodes of each.
+        eval_env_num: environments that an evaluation plays them in.
     """
 
     algorithm: str
@@ -49,6 +50,7 @@ class Case:
     linear: tuple[str, ...] = ()
     n_evaluations: int = 20
     n_episode: int = 10
+    eval_env_num: int = 10
 
 
 _WIDE = {"net_arch": [256, 256]}
@@ -163,6 +165,7 @@ CASES: dict[str, Case] = {
         _WIDE,
         n_evaluations=15,
         n_episode=50,
+        eval_env_num=25,
     ),
 }
 

@@ -35,6 +35,9 @@ class Entry:
         literature: a published figure, in words.
         source: where it is published.
         minutes: about how long one training takes on two cores, to plan by.
+        prepare: the words of a command, after ``python -m``, that makes what the training needs. It
+            runs first, and its time does not count.
+        prepare_minutes: about how long it takes where nothing is there yet.
     """
 
     section: str
@@ -54,6 +57,8 @@ class Entry:
     literature: str = ""
     source: str = ""
     minutes: float = 1.0
+    prepare: tuple[str, ...] = ()
+    prepare_minutes: float = 0.0
 
     @property
     def label(self) -> str:

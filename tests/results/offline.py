@@ -9,7 +9,7 @@ __all__ = ["ENTRIES"]
 _NAMES = {"bc": "BC", "td3_bc": "TD3+BC", "cql": "CQL", "iql": "IQL", "dt": "Decision Transformer"}
 
 
-def _entries(env: str, budget: int, minutes: dict[str, float]) -> list[Entry]:
+def _entries(env: str, budget: int, minutes: dict[str, float], data_minutes: float) -> list[Entry]:
     cloning: Entry | None = None
     entries = []
     for algo, name in _NAMES.items():
@@ -25,6 +25,8 @@ def _entries(env: str, budget: int, minutes: dict[str, float]) -> list[Entry]:
             seeds=(0, 1, 2) if env == "Pendulum-v1" else (0,),
             beats=cloning,
             minutes=minutes[algo],
+            prepare=("examples.make_offline_data", env),
+            prepare_minutes=data_minutes,
         )
         cloning = cloning or entry
         entries.append(entry)
@@ -32,6 +34,8 @@ def _entries(env: str, budget: int, minutes: dict[str, float]) -> list[Entry]:
 
 
 ENTRIES = [
-    *_entries("Pendulum-v1", 20_000, {"bc": 1, "td3_bc": 2, "cql": 5, "iql": 3, "dt": 14}),
-    *_entries("HalfCheetah-v5", 100_000, {"bc": 3, "td3_bc": 10, "cql": 20, "iql": 15, "dt": 60}),
+    *_entries("Pendulum-v1", 20_000, {"bc": 1, "td3_bc": 2, "cql": 5, "iql": 3, "dt": 14}, 1),
+    *_entries(
+        "HalfCheetah-v5", 100_000, {"bc": 3, "td3_bc": 10, "cql": 20, "iql": 15, "dt": 60}, 40
+    ),
 ]

@@ -26,7 +26,7 @@ from middleware import (
 )
 from tests.results.cases import CASES, Case, parse_arguments
 
-__all__ = ["MAKERS", "train"]
+__all__ = ["MAKERS", "steps_of_a_rollout", "train"]
 
 STEPS_OF_AN_EPISODE = 200  # of Pendulum-v1, always
 
@@ -91,15 +91,16 @@ MAKERS: dict[str, Callable[[Case, int], Policy]] = {
 def train(name: str, case: Case, seed: int, exp_name: str) -> ExperimentResult:
     """Collect from one env; after each rollout, make as many updates as it has steps."""
     policy = MAKERS[name](case, seed)
-    n_step = case.options["train_freq"]
-    if n_step == (1, "episode"):
-        n_step = STEPS_OF_AN_EPISODE
+    n_step = steps_of_a_rollout(case)
     buffer = TensorBuffer(case.options["buffer_size"], seed=seed)
     experiment = Experiment(exp_name, policy)
     with Task(seed=seed) as task:
         collect_env = make_env_manager(case.env, env_num=1, seed=task.seed_for("collector"))
-        n_envs = min(25, case.n_episode)
-        eval_env = make_env_manager(case.env, env_num=n_envs, seed=task.seed_for("evaluator"))
+        eval_env = make_env_manager(
+            case.env, env_num=case.eval_env_num, seed=task.seed_for("evaluator")
+        )
+        # As many as the other side makes while it learns, and one more of the untrained policy.
+        every = case.env_step // case.n_evaluations // n_step * n_step
 
         if case.noise is None:
             task.use(eps_greedy_handler(policy))
@@ -112,13 +113,19 @@ def train(name: str, case: Case, seed: int, exp_name: str) -> ExperimentResult:
                 policy,
                 eval_env,
                 n_episode=case.n_episode,
-                every_train_iter=case.env_step // case.n_evaluations,
+                every_train_iter=every,
             )
         )
         task.use(experiment)
         task.use(termination_checker(max_env_step=case.env_step))
         task.run()
     return experiment.result
+
+
+def steps_of_a_rollout(case: Case) -> int:
+    """Return how many steps are collected between two updates, and how many updates follow."""
+    n_step = case.options["train_freq"]
+    return STEPS_OF_AN_EPISODE if n_step == (1, "episode") else int(n_step)
 
 
 def _make_q_learning(

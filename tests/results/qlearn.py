@@ -11,7 +11,9 @@ Settings that differ from the papers come from:
   and the noise; the rest as DQN.
 - Discrete SAC: Christodoulou (2019) for everything but the target entropy, which is lower, 3-step
   returns, and the learning rates, which are those of DQN.
-- Pong: hyperparams/dqn.yml, "atari".
+- Pong: the learning rate, batch size and period of the target network of hyperparams/dqn.yml,
+  "atari"; with 3-step returns, images of 42 by 42 that are normalised, the network of Mnih et al.
+  (2013), and half as many updates as steps.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class Record:
     Attributes:
         seed: the seed.
         command: the command line.
-        commit: the revision of this repository.
+        commit: the revision of this repository when the training began, or was resumed.
         torch: the version of torch.
         figure: the figure of the best policy.
         last: the same of the last policy; None if the program does not tell.
@@ -29,6 +29,7 @@ class Record:
         train_s: seconds of training, with evaluations.
         evaluations: for each evaluation the env step (offline: the update) and the mean return.
         logged: the mean of the entry's ``logged`` figure; None if it names none.
+        resumed: whether the training was interrupted, and continued from a snapshot.
     """
 
     seed: int
@@ -43,6 +44,7 @@ class Record:
     train_s: float
     evaluations: tuple[tuple[int, float], ...]
     logged: float | None = None
+    resumed: bool = False
 
 
 def path_of(name: str, seed: int) -> Path:

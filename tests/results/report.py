@@ -28,7 +28,9 @@ A figure is the mean over fresh episodes (100, for Atari 30) with seeds that tra
 the policy with the best evaluation and of the last policy. With several seeds it is followed by the
 standard deviation over the seeds. Times are training times with evaluations, on two cores, with two
 trainings at a time. The same seed gives other figures on other processor models, because their
-floating-point sums round differently. No setting was tuned on the seeds that are reported.
+floating-point sums round differently. No setting was tuned on the seeds that are reported. A bar is
+what every seed must reach. *Resumed* trainings were interrupted: MuJoCo and Pong cannot save their
+environments, so they started new episodes then.
 """
 
 _HEAD = """\
@@ -56,7 +58,7 @@ def render(
         curves: by section, the path of its picture relative to docs/.
         comparison: the section that compares with other libraries.
     """
-    parts = [_INTRO, comparison] if comparison else [_INTRO]
+    parts = [_INTRO]
     for title, rows in sections_of(entries).items():
         table = _HEAD + "".join(f"{_row(entry, records)}\n" for entry in rows)
         parts.append(f"## {title}\n\n{table}")
@@ -64,6 +66,7 @@ def render(
             parts.append(f"![Learning curves: {title}]({curves[title]})\n")
         parts += [told for entry in rows if (told := _logged(entry, records))]
         parts.append("Commands, for seed 0:\n\n" + _commands(rows))
+    parts += [comparison] if comparison else []
     return "\n".join(parts)
 
 
@@ -80,18 +83,20 @@ def _row(entry: Entry, records: Records) -> str:
         f"{bar} **missed**" if bars.missed(entry, records) else bar,
         str(len(own)),
         f"{statistics.mean(record.env_step for record in own):,.0f}",
-        _time(statistics.mean(record.train_s for record in own)),
+        _time(statistics.mean(record.train_s for record in own))
+        + (" (resumed)" if any(record.resumed for record in own) else ""),
         _source(entry),
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def spread(figures: Sequence[float]) -> str:
+def spread(figures: Sequence[float], *, n_decimals: int = 1) -> str:
     """Return mean and standard deviation as text; empty without figures."""
     if not figures:
         return ""
-    mean = f"{statistics.mean(figures):,.2f}".removesuffix("0")
-    return mean if len(figures) == 1 else f"{mean} ± {statistics.stdev(figures):,.1f}"
+    mean = f"{statistics.mean(figures):,.2f}"
+    mean = mean.removesuffix("0") if n_decimals < 2 else mean
+    return mean if len(figures) == 1 else f"{mean} ± {statistics.stdev(figures):,.{n_decimals}f}"
 
 
 def _time(seconds: float) -> str:
@@ -165,7 +170,7 @@ def draw_curves(title: str, entries: Iterable[Entry], records: Records, path: Pa
 
 def _draw_line(axes: Axes, label: str, records: Sequence[Record]) -> None:
     curves = [np.array(record.evaluations, dtype=np.float64).T for record in records]
-    grid = np.linspace(0, max(at[-1] for at, _ in curves), 200)
+    grid = np.linspace(max(at[0] for at, _ in curves), max(at[-1] for at, _ in curves), 200)
     # A run that was solved early keeps its last value.
     values = np.array([np.interp(grid, at, value) for at, value in curves])
     (line,) = axes.plot(grid, values.mean(0), label=label)

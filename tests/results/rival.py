@@ -1,6 +1,6 @@
 """Train with another library: ``python -m tests.results.rival --case NAME --seed 0``.
 
-It writes ``result.json`` as our ``Experiment`` does, with the same number of evaluations.
+It writes ``result.json`` as our ``Experiment`` does.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ import torch
 from dmiddleware.seeding import derive_seed
 from tests.results.cases import CASES, N_FRESH, Case, parse_arguments
 from tests.results.rival_tianshou import train_c51
-
-N_EVAL_ENVS = 10
 
 
 def train(case: Case, seed: int, folder: Path) -> dict[str, Any]:
@@ -40,7 +38,7 @@ def train(case: Case, seed: int, folder: Path) -> dict[str, Any]:
         shape = gym.make(case.env).action_space.shape
         options["action_noise"] = NormalActionNoise(np.zeros(shape), np.full(shape, case.noise))
     train_envs = _make_envs(case, case.env_num, seed)
-    eval_envs = _make_envs(case, N_EVAL_ENVS, derive_seed(seed, "evaluation"), learns=False)
+    eval_envs = _make_envs(case, case.eval_env_num, derive_seed(seed, "evaluation"), learns=False)
     model = algorithm(
         "MlpPolicy",
         train_envs,

@@ -64,7 +64,7 @@ def train_c51(case: Case, seed: int) -> dict[str, Any]:
 
     buffer = VectorReplayBuffer(given["buffer_size"], 1)
     collector = Collector(policy, make_envs(1, "collector"), buffer, exploration_noise=True)
-    evaluator = Collector(policy, make_envs(25, "evaluator"))
+    evaluator = Collector(policy, make_envs(case.eval_env_num, "evaluator"))
     evaluations: list[tuple[int, float]] = []
     best, best_value, n_updates = copy.deepcopy(policy.state_dict()), -np.inf, 0
     every = case.env_step // case.n_evaluations

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -58,16 +59,21 @@ def train(entry: Entry, seed: int, *, again: bool = False, alone: bool = True) -
     """
     exp_name = f"results/{entry.name}/{seed}"
     folder = RUNS / exp_name
+    revision = commit()
     resumes = not again and any(folder.glob("snapshots/*.safetensors"))
     if not resumes:
         shutil.rmtree(folder, ignore_errors=True)  # of a training that was interrupted
     folder.parent.mkdir(parents=True, exist_ok=True)
     command = _command(entry, seed, exp_name, folder.parent, resumes=resumes)
-    deadline_s = max(_LEAST_DEADLINE_S, _SLOWER * 60 * entry.minutes)
+    threads = {} if alone or entry.nodes > 1 else {"OMP_NUM_THREADS": "1"}
+    if entry.prepare:
+        words = [sys.executable, "-m", *entry.prepare]
+        log = folder.parent / "prepare.log"
+        run_command(words, log, _deadline_s(entry.prepare_minutes), threads)
     started_at = time.monotonic()
     try:
-        threads = {} if alone or entry.nodes > 1 else {"OMP_NUM_THREADS": "1"}
-        output = run_command(command, folder.parent / f"{seed}.log", deadline_s, threads)
+        log = folder.parent / f"{seed}.log"
+        output = run_command(command, log, _deadline_s(entry.minutes), threads)
     except TrainingError as error:
         if not resumes:
             raise
@@ -86,7 +92,7 @@ def train(entry: Entry, seed: int, *, again: bool = False, alone: bool = True) -
     return Record(
         seed=seed,
         command=entry.command if entry.nodes > 1 else f"{entry.command} --seed {seed}",
-        commit=commit(),
+        commit=revision,
         torch=torch.__version__,
         figure=figure,
         last=None if entry.printed else result.get("last_return"),
@@ -96,7 +102,12 @@ def train(entry: Entry, seed: int, *, again: bool = False, alone: bool = True) -
         train_s=result.get("train_s", took_s),
         evaluations=tuple(map(tuple, result.get("evaluations", ()))),
         logged=_mean_logged(folder / "log.txt", entry.logged) if entry.logged else None,
+        resumed=resumes,
     )
+
+
+def _deadline_s(minutes: float) -> float:
+    return max(_LEAST_DEADLINE_S, _SLOWER * 60 * minutes)
 
 
 def _mean_logged(log: Path, name: str) -> float:
@@ -129,20 +140,22 @@ def run_command(
     """
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(paths)}
-    with log.open("w", encoding="utf-8") as file:
+    with (
+        log.open("w", encoding="utf-8") as file,
+        subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=env, start_new_session=True
+        ) as process,
+    ):
         try:
-            code = subprocess.run(
-                command,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env=env,
-                timeout=deadline_s,
-                check=False,
-            ).returncode
-        except subprocess.TimeoutExpired:
-            raise TrainingError(
-                f"{shlex.join(command)} has not ended in {deadline_s:g} s; see {log}"
-            ) from None
+            code = process.wait(deadline_s)
+        except BaseException as error:
+            # The processes that it started, too.
+            os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise TrainingError(
+                    f"{shlex.join(command)} has not ended in {deadline_s:g} s; see {log}"
+                ) from None
+            raise
     if code != 0:
         raise TrainingError(f"{shlex.join(command)} failed with exit code {code}; see {log}")
     return log.read_text(encoding="utf-8")
