@@ -93,3 +93,12 @@ def paths_of(config: dict[str, object], prefix: str = "") -> list[str]:
         inner = isinstance(value, dict) and value
         paths += paths_of(value, f"{prefix}{key}.") if inner else [f"{prefix}{key}"]
     return paths
+
+
+def test_the_guide_lists_all_stock_middleware() -> None:
+    module = importlib.import_module("middleware")
+    page = (ROOT / "docs/guide/stock-middleware.md").read_text()
+    listed = set(re.findall(r"middleware\.(\w+)[>`]", page))
+    named = {getattr(module, name) for name in listed}
+    others = {module.RunFolder, module.ExperimentResult}
+    assert named == {getattr(module, name) for name in module.__all__} - others
