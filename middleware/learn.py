@@ -173,7 +173,7 @@ class OffPolicyLearner(_PolicyUpdater):
             discount differs from the policy's.
         ValueError: if a number is not positive, ``learn_start`` is less than ``batch_size``, or
             more than the buffer's size.
-        NonFiniteLoss: from the policy; the parameters are those from before the update.
+        NonFiniteLoss: from the policy; a step that is not finite, and those after it, are skipped.
     """
 
     reads = ("train_iter",)
@@ -311,7 +311,7 @@ class OnPolicyLearner(_PolicyUpdater):
         ConfigError: if ``policy`` is not a policy.
         ValueError: if a number is not positive.
         StructureError: if the policy learns from lanes, and the data is not ``[T, E, …]``.
-        NonFiniteLoss: from the policy; the parameters are those from before the update.
+        NonFiniteLoss: from the policy; a step that is not finite, and those after it, are skipped.
     """
 
     def __init__(

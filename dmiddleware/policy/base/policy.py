@@ -988,9 +988,13 @@ class Policy(Configurable):
             column = batch["collect_iter"]
             source = f"a batch collected at train_iter {int(column.min())} to {int(column.max())}"
         return NonFiniteLoss(
-            f"{what} on {source}; the parameters were not changed. "
+            f"{what} on {source}; {self._what_was_kept()}. "
             "Check observations and rewards for NaN, lower the learning rate or clip gradients"
         )
+
+    def _what_was_kept(self) -> str:
+        """Say what a batch whose loss is not finite left as it was."""
+        return "the parameters were not changed"
 
     def _check_fields(self, enable_field: Iterable[str] | None) -> frozenset[str]:
         if isinstance(enable_field, str):

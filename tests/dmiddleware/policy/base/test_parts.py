@@ -156,8 +156,7 @@ def test_a_norm_is_clipped_and_reported() -> None:
     weight = nn.Parameter(torch.ones(3))
     module = nn.ParameterList([weight])
     part = Part(module, adam(0.1), grad_clip_norm=0.5)
-    n_bad = torch.zeros(())
-    part.prepare(n_bad=n_bad)
+    part.prepare(not_finite=torch.zeros(()))
     assert part.step(3 * weight.sum()).item() == pytest.approx(3 * math.sqrt(3))
     assert weight.grad is not None
     assert weight.grad.norm().item() == pytest.approx(0.5)
@@ -177,6 +176,60 @@ def test_a_batch_that_is_not_finite_changes_nothing_and_names_the_loss() -> None
     assert after["train_iter"] == 1
 
 
+def test_parts_that_step_after_a_loss_that_is_not_finite_change_nothing() -> None:
+    policy = made()
+    policy.learn_mode.forward(batch())
+    before = policy.learn_mode.state_dict()
+    bad = batch()
+    bad["reward"][0] = float("nan")
+    with pytest.raises(NonFiniteLoss, match="parts that step later in this update were skipped"):
+        policy.learn_mode.forward(bad)
+    after = policy.learn_mode.state_dict()
+    for name in ("model", "optimizer", "target", "learning_parts"):
+        assert same(after[name], before[name]), name
+    policy.learn_mode.forward(batch())
+    moved = policy.learn_mode.state_dict()
+    for name in ("model", "target", "learning_parts"):
+        assert not same(moved[name], before[name]), name
+
+
+def test_all_parts_wait_until_a_loss_that_is_not_finite_has_been_reported() -> None:
+    weights = [nn.Parameter(torch.ones(1)) for _ in range(2)]
+    first, second = (Part(nn.ParameterList([weight]), adam(0.1)) for weight in weights)
+    not_finite = torch.zeros(())
+    for part in (first, second):
+        part.prepare(not_finite=not_finite)
+    first.step(weights[0].sum() * math.nan)
+    for _ in range(2):
+        first.step(weights[0].sum())
+        second.step(weights[1].sum())
+    assert [weight.item() for weight in weights] == [1.0, 1.0]
+    not_finite.zero_()
+    second.step(weights[1].sum())
+    assert weights[1].item() == pytest.approx(0.9)
+
+
+class Root(PartsPolicy):
+    """Finite losses at 0, where the slope of the root is infinite."""
+
+    def _make_parts(self) -> dict[str, Part]:
+        return {"root": Part(self._model, adam(0.1), acts=True)}
+
+    def _update(self, batch: Any) -> dict[str, torch.Tensor]:
+        loss = self._model.weight.sum().sqrt()
+        self._parts["root"].step(loss)
+        return {"total_loss": loss.detach()}
+
+
+def test_an_error_names_the_weights_that_an_earlier_gradient_broke() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    policy = Root(model=model, enable_field=["learn"])
+    assert policy.learn_mode.forward(batch())["total_loss"] == 0.0
+    with pytest.raises(NonFiniteLoss, match=r"weights of root are NaN.*grad_clip_norm"):
+        policy.learn_mode.forward(batch())
+
+
 def test_a_part_that_is_missing_in_a_checkpoint_is_named() -> None:
     policy = made()
     state = policy.learn_mode.state_dict()
@@ -188,7 +241,7 @@ def test_a_part_that_is_missing_in_a_checkpoint_is_named() -> None:
 def test_the_learning_rate_of_a_part_follows_its_schedule() -> None:
     weight = nn.Parameter(torch.ones(1))
     part = Part(nn.ParameterList([weight]), adam(Schedule.linear(0.1, 0.0, decay=10, by="update")))
-    part.prepare(n_bad=torch.zeros(()))
+    part.prepare(not_finite=torch.zeros(()))
     assert part.schedule is not None
     part.learning_rate = part.schedule(5)
     assert part.learning_rate == pytest.approx(0.05)
