@@ -13,7 +13,15 @@ from torch import nn
 
 from dmiddleware.data.batch import as_tree
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteLoss
-from dmiddleware.policy import DQNPolicy, Part, PartsPolicy, PPOPolicy, TargetRule, adam
+from dmiddleware.policy import (
+    A2CPolicy,
+    DQNPolicy,
+    Part,
+    PartsPolicy,
+    PPOPolicy,
+    TargetRule,
+    adam,
+)
 from dmiddleware.policy.base.parts_policy import UpdateOutput
 from dmiddleware.schedule import Schedule
 
@@ -115,18 +123,6 @@ def test_an_interrupted_run_continues_bit_for_bit() -> None:
     for seed in range(3, 6):
         second.learn_mode.forward(batch(seed=seed))
     assert same(second.learn_mode.state_dict(), whole.learn_mode.state_dict())
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
-def test_a_copy_learns_as_its_original_does(copied: Any) -> None:
-    policy = made()
-    policy.learn_mode.forward(batch())
-    twin = copied(policy)
-    before = policy.learn_mode.state_dict()
-    twin.learn_mode.forward(batch(seed=1))
-    assert same(policy.learn_mode.state_dict(), before)
-    policy.learn_mode.forward(batch(seed=1))
-    assert same(policy.learn_mode.state_dict(), twin.learn_mode.state_dict())
 
 
 def test_each_part_is_trained_on_its_own_loss_alone() -> None:
@@ -305,6 +301,23 @@ def dqn(**cfg: Any) -> DQNPolicy:
 def ppo(**cfg: Any) -> PPOPolicy:
     learn = {"clip_ratio": Schedule.linear(0.2, 0.1, decay=8, by="update")}
     return PPOPolicy({"model": SMALL, "seed": 0, "learn": learn, "target_kl": 5.0, **cfg})
+
+
+def a2c() -> A2CPolicy:
+    return A2CPolicy({"model": SMALL, "seed": 0})  # its optimiser is RMSprop
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
+@pytest.mark.parametrize(("make", "rows"), [(made, batch), (a2c, transitions)])
+def test_a_copy_learns_as_its_original_does(copied: Any, make: Any, rows: Any) -> None:
+    policy = make()
+    policy.learn_mode.forward(rows(seed=0))
+    twin = copied(policy)
+    before = policy.learn_mode.state_dict()
+    twin.learn_mode.forward(rows(seed=1))
+    assert same(policy.learn_mode.state_dict(), before)
+    policy.learn_mode.forward(rows(seed=1))
+    assert same(policy.learn_mode.state_dict(), twin.learn_mode.state_dict())
 
 
 @pytest.mark.parametrize("make", [dqn, pytest.param(ppo, marks=pytest.mark.slow)])
