@@ -713,13 +713,14 @@ class Policy(Configurable):
                 or the observations of a data set.
         """
 
-    def observe_returns(self, ret: torch.Tensor) -> None:
+    def observe_returns(self, ret: torch.Tensor, obs: Nested | None = None) -> None:
         """Take the returns of a collected batch, once, before learning from it.
 
         Called in the learner's process; by default does nothing.
 
         Args:
             ret: ``[…]`` float32.
+            obs: ``[…, *obs_shape]``, the observations of the same rows; None: not known.
         """
 
     def sync_gradients(self, model: nn.Module) -> None:
