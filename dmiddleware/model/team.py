@@ -193,7 +193,8 @@ class VDNNetwork(TeamNetwork):
         obs_shape: a mapping with ``agents``, the shape of one agent's observation.
         action_shape: number of actions of one agent.
         n_agent: number of agents, ``A``.
-        **options: the options of :class:`QNetwork`, which gives the values of one agent's actions.
+        **options: the options of :class:`QNetwork`, which gives the values of one agent's actions;
+            its layers have no noise.
 
     Raises:
         SpaceError: if a shape is invalid.
@@ -203,6 +204,11 @@ class VDNNetwork(TeamNetwork):
     def __init__(
         self, obs_shape: Mapping[str, ObsShape], action_shape: int, *, n_agent: int, **options: Any
     ) -> None:
+        if options.get("noisy", False):
+            raise ValueError(
+                f"{type(self).__name__} has no noisy layers, got noisy=True; leave it out, and "
+                "explore with ε-greedy actions"
+            )
         super().__init__(obs_shape, action_shape, n_agent=n_agent)
         self.input = AgentInput(self.obs_shape, n_agent)
         self.agent = QNetwork(self.input.shape, action_shape, **options)
