@@ -12,10 +12,11 @@ from torch import nn
 from dmiddleware.config import Option, count, number, optional, positive
 from dmiddleware.data.batch import map_nested
 from dmiddleware.model.spaces import HasSpaces
+from dmiddleware.policy.base.common_options import LEARNING_RATE
 from dmiddleware.policy.base.parts import Part, adam
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.sac import SACOptions, SACPolicy, Temperature
-from dmiddleware.schedule import Schedule, scheduled
+from dmiddleware.schedule import Schedule
 
 __all__ = ["CQLOptions", "CQLPolicy"]
 
@@ -57,7 +58,7 @@ class CQLPolicy(SACPolicy):
                 "the τ of the paper: the gap that the tuned weight aims at; None: a fixed weight",
             ),
             "learning_rate_lagrange": Option(
-                3e-4, scheduled(positive), "Adam's learning rate for the tuned weight"
+                3e-4, LEARNING_RATE, "Adam's learning rate for the tuned weight"
             ),
             "n_actions": Option(
                 10, count, "actions of each of the three kinds from which the integral is estimated"

@@ -16,12 +16,12 @@ from dmiddleware.errors import PolicyError
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy, only_bounding
 from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, TDOptions
+from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
 from dmiddleware.policy.base.td_policy import TDPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import ensemble_td_loss
-from dmiddleware.schedule import Schedule, scheduled
+from dmiddleware.schedule import Schedule
 
 __all__ = ["DDPGOptions", "DDPGPolicy", "TD3Policy"]
 
@@ -68,10 +68,10 @@ class DDPGPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
             "batch_size": Option(256, count, "rows per update"),
             "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
             "learning_rate_critic": Option(
-                1e-3, scheduled(positive), "Adam's learning rate for the critics"
+                1e-3, LEARNING_RATE, "Adam's learning rate for the critics"
             ),
             "learning_rate_actor": Option(
-                1e-3, scheduled(positive), "Adam's learning rate for the actor"
+                1e-3, LEARNING_RATE, "Adam's learning rate for the actor"
             ),
             "actor_update_freq": Option(
                 1, count, "updates of the critics for each of the actor and the target networks"

@@ -12,7 +12,6 @@ from torch import nn
 
 from dmiddleware.config import (
     Option,
-    at_least,
     count,
     number,
     optional,
@@ -24,12 +23,12 @@ from dmiddleware.errors import PolicyError
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import only_bounding
 from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.common_options import COLLECT_OPTIONS
+from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE
 from dmiddleware.policy.base.obs_norm import DatasetNormOptions, DatasetNormPolicy
 from dmiddleware.policy.base.parts import Part, adam
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import bc_hits, bc_loss
-from dmiddleware.schedule import Schedule, scheduled
+from dmiddleware.schedule import Schedule
 
 __all__ = ["DecisionTransformerOptions", "DecisionTransformerPolicy"]
 
@@ -99,9 +98,7 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
         "learn": {
             "batch_size": Option(64, count, "sequences per update"),
             "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
-            "learning_rate": Option(
-                1e-4, scheduled(positive, reach=at_least(0)), "Adam's learning rate"
-            ),
+            "learning_rate": Option(1e-4, LEARNING_RATE, "Adam's learning rate"),
             "grad_clip_norm": Option(
                 0.25, optional(positive), "largest norm of the gradient; None does not clip"
             ),

@@ -15,13 +15,13 @@ from dmiddleware.data.batch import Nested, Value
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import CodecPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, TDOptions
+from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
 from dmiddleware.policy.base.td_policy import TDPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.sac import Temperature
 from dmiddleware.rl import Categorical, ensemble_td_loss
-from dmiddleware.schedule import Schedule, scheduled
+from dmiddleware.schedule import Schedule
 
 __all__ = ["DiscreteSACOptions", "DiscreteSACPolicy"]
 
@@ -65,14 +65,12 @@ class DiscreteSACPolicy(TDPolicy, CodecPolicy, CommandModePolicy):
         "learn": {
             "batch_size": Option(64, count, "rows per update"),
             "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
-            "learning_rate_q": Option(
-                3e-4, scheduled(positive), "Adam's learning rate for the critics"
-            ),
+            "learning_rate_q": Option(3e-4, LEARNING_RATE, "Adam's learning rate for the critics"),
             "learning_rate_policy": Option(
-                3e-4, scheduled(positive), "Adam's learning rate for the actor"
+                3e-4, LEARNING_RATE, "Adam's learning rate for the actor"
             ),
             "learning_rate_alpha": Option(
-                3e-4, scheduled(positive), "Adam's learning rate for the temperature"
+                3e-4, LEARNING_RATE, "Adam's learning rate for the temperature"
             ),
             "alpha": Option(1.0, positive, "the temperature, or the first one if it is tuned"),
             "auto_alpha": Option(True, switch, "whether to tune the temperature"),

@@ -21,11 +21,16 @@ from dmiddleware.data.batch import Value
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy, only_bounding
 from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, TD_COLUMNS, TD_OPTIONS
+from dmiddleware.policy.base.common_options import (
+    COLLECT_OPTIONS,
+    LEARNING_RATE,
+    TD_COLUMNS,
+    TD_OPTIONS,
+)
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import ensemble_td_loss, td_target
-from dmiddleware.schedule import Schedule, scheduled
+from dmiddleware.schedule import Schedule
 
 __all__ = ["IQLOptions", "IQLPolicy"]
 
@@ -75,13 +80,13 @@ class IQLPolicy(ActorPolicy, CommandModePolicy):
             "batch_size": Option(256, count, "rows per update"),
             "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
             "learning_rate_actor": Option(
-                3e-4, scheduled(positive, reach=at_least(0)), "Adam's learning rate for the actor"
+                3e-4, LEARNING_RATE, "Adam's learning rate for the actor"
             ),
             "learning_rate_critic": Option(
-                3e-4, scheduled(positive), "Adam's learning rate for the critics"
+                3e-4, LEARNING_RATE, "Adam's learning rate for the critics"
             ),
             "learning_rate_value": Option(
-                3e-4, scheduled(positive), "Adam's learning rate for the state value"
+                3e-4, LEARNING_RATE, "Adam's learning rate for the state value"
             ),
             "expectile": Option(
                 0.7, _EXPECTILE, "τ, the expectile of the state value: 0.5 is the mean, 1 the best"

@@ -19,6 +19,7 @@ from dmiddleware.config import (
 )
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.advantage import AdvantageOptions, AdvantagePolicy
+from dmiddleware.policy.base.common_options import LEARNING_RATE
 from dmiddleware.policy.base.data_parallel import sum_over_ranks
 from dmiddleware.policy.base.parts import Part, adam
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
@@ -83,9 +84,7 @@ class PPOPolicy(AdvantagePolicy):
         "learn": {
             "batch_size": Option(64, count, "rows per minibatch"),
             "epoch_per_collect": Option(10, count, "passes over each collected batch"),
-            "learning_rate": Option(
-                3e-4, scheduled(positive, reach=at_least(0)), "Adam's learning rate"
-            ),
+            "learning_rate": Option(3e-4, LEARNING_RATE, "Adam's learning rate"),
             "adam_eps": Option(1e-5, positive, "Adam's ε"),
             "clip_ratio": Option(0.2, scheduled(positive), "ε of the clipped objective"),
             "dual_clip": Option(

@@ -13,6 +13,7 @@ from dmiddleware.config import Option, at_least, count, fraction, positive, swit
 from dmiddleware.data.batch import Batch, Nested, Value, map_nested
 from dmiddleware.errors import StructureError
 from dmiddleware.model.spaces import HasSpaces
+from dmiddleware.policy.base.common_options import LEARNING_RATE
 from dmiddleware.policy.base.q_learning import QLearningOptions, QLearningPolicy
 from dmiddleware.policy.base.recurrent import RecurrentPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
@@ -27,7 +28,6 @@ from dmiddleware.rl import (
     td_loss,
     unscale_value,
 )
-from dmiddleware.schedule import scheduled
 
 __all__ = ["R2D2Options", "R2D2Policy"]
 
@@ -79,9 +79,7 @@ class R2D2Policy(RecurrentPolicy, QLearningPolicy):
         ),
         "learn": {
             "batch_size": Option(64, count, "sequences per update"),
-            "learning_rate": Option(
-                1e-4, scheduled(positive, reach=at_least(0)), "Adam's learning rate"
-            ),
+            "learning_rate": Option(1e-4, LEARNING_RATE, "Adam's learning rate"),
             "adam_eps": Option(1e-3, positive, "Adam's ε"),
             "target_update_freq": Option(2500, count, "updates between target updates"),
             "value_rescaling": Option(
