@@ -24,7 +24,6 @@ from dmiddleware.policy.base.parts import broken_weights
 from dmiddleware.policy.base.state_dict import (
     check_model_state,
     load_model_state,
-    load_optimizer_state,
     model_state,
     optimizer_state,
 )
@@ -150,7 +149,7 @@ class RowLearner(ABC):
             else:
                 part.module.load_state_dict(saved[name])
             if part.optimizer is not None:
-                load_optimizer_state(part.optimizer, state["optimizer"][name])
+                part.load_optimizer(state["optimizer"][name])
         self._generator.set_state(state["generator"].cpu())
 
     def _for_each(

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from dmiddleware.policy.base.state_dict import load_optimizer_state
 from dmiddleware.rl.optim import FusedAdam, RMSprop
 from dmiddleware.schedule import Schedule
 
@@ -167,6 +168,22 @@ class Part:
             rate = self._make_optimizer.learning_rate
             self.schedule = None if rate.type == "constant" else rate
             self.optimizer = self._make_optimizer.make(self._parameters, lr=rate.start)
+
+    def load_optimizer(self, state: Mapping[str, Any]) -> None:
+        """Restore a state of the optimiser, but not its options, which are those of this part.
+
+        A learning rate that follows a schedule is restored too; the next update sets it.
+
+        Raises:
+            CheckpointMismatch: if the state belongs to an optimiser of other parameters.
+        """
+        assert self.optimizer is not None
+        kept = {"params"} if self.schedule is None else {"params", "lr"}
+        groups = [
+            {**saved, **{name: value for name, value in own.items() if name not in kept}}
+            for saved, own in zip(state["param_groups"], self.optimizer.param_groups, strict=False)
+        ]
+        load_optimizer_state(self.optimizer, {**state, "param_groups": groups})
 
     def step(self, loss: torch.Tensor, *, skip: torch.Tensor | None = None) -> torch.Tensor:
         """Make an optimiser step from a loss; leave the part unchanged if it is not finite.

@@ -21,7 +21,6 @@ from dmiddleware.policy.base.policy import PolicyOptions, to_be_written
 from dmiddleware.policy.base.state_dict import (
     check_model_state,
     load_model_state,
-    load_optimizer_state,
     model_state,
     optimizer_state,
     part_of,
@@ -380,7 +379,7 @@ class PartsPolicy(BatchedPolicy):
             if part.target is not None:
                 load_model_state(part.target, targets[name])
             if part.optimizer is not None:
-                load_optimizer_state(part.optimizer, optimizers[name])
+                part.load_optimizer(optimizers[name])
         self._generator.set_state(acting.cpu())
         self._learn_generator.set_state(learning.cpu())
         self._train_iter = int(train_iter)

@@ -245,6 +245,27 @@ def test_the_learning_rate_of_a_part_follows_its_schedule() -> None:
     assert weight.item() == pytest.approx(0.95)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_loaded_state_does_not_change_the_settings_of_the_optimiser(compiled: bool) -> None:
+    old = dqn(learn={"learning_rate": 1e-2, "adam_eps": 1e-8})
+    old.learn_mode.forward(transitions(0))
+    learn = {"learning_rate": 0.5, "adam_eps": 0.1}
+    new, other = (dqn(learn=learn, compile=flag) for flag in (compiled, False))
+    new.learn_mode.load_state_dict(old.learn_mode.state_dict())
+    part = new.get_attribute("parts")["q"]
+    assert part.learning_rate == 0.5
+    assert part.optimizer.param_groups[0]["eps"] == 0.1
+    # As if the state had been saved with these settings.
+    state = old.learn_mode.state_dict()
+    state["optimizer"]["q"]["param_groups"][0].update(lr=0.5, eps=0.1)
+    other.learn_mode.load_state_dict(state)
+    for policy in (new, other):
+        assert policy.learn_mode.forward(transitions(1))["cur_lr"] == 0.5
+    weights = [policy.learn_mode.state_dict()["model"] for policy in (new, other)]
+    for name, value in weights[0].items():
+        torch.testing.assert_close(value, weights[1][name], atol=1e-5, rtol=1e-5)
+
+
 def test_outputs_on_a_gpu_are_read_once_and_only_when_they_are_asked_for() -> None:
     looks = []
     output = UpdateOutput(
