@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dmiddleware.config import Option, count, fraction, optional, positive
-from dmiddleware.data.batch import Value
+from dmiddleware.data.batch import Nested, Value
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
@@ -112,6 +112,12 @@ class BCPolicy(ActorPolicy, CommandModePolicy):
         return answer
 
     def _forward_collect_batch(
-        self, obs: Value, env_id: np.ndarray, **kwargs: Any
+        self,
+        obs: Value,
+        env_id: np.ndarray,
+        *,
+        deterministic: bool = True,
+        action_mask: Nested | None = None,
+        **kwargs: Any,
     ) -> dict[str, Any]:
-        return self._forward_eval_batch(obs, env_id, **kwargs)
+        return self._acted(obs, action_mask, None if deterministic else self._generator)

@@ -198,16 +198,26 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
         }
 
     def _forward_eval_batch(
+        self, obs: Value, env_id: np.ndarray, *, deterministic: bool = True, **kwargs: Any
+    ) -> dict[str, Any]:
+        return self._next_step(obs, None if deterministic else self._eval_generator, **kwargs)
+
+    def _forward_collect_batch(
+        self, obs: Value, env_id: np.ndarray, *, deterministic: bool = True, **kwargs: Any
+    ) -> dict[str, Any]:
+        return self._next_step(obs, None if deterministic else self._generator, **kwargs)
+
+    def _next_step(
         self,
         obs: Value,
-        env_id: np.ndarray,
+        generator: torch.Generator | None,
         *,
         state: Nested | None = None,
         prev_reward: torch.Tensor | None = None,
         action_mask: Nested | None = None,
-        deterministic: bool = True,
         **kwargs: Any,
     ) -> dict[str, Any]:
+        """Return the actions after the steps before, and the state with this step in its window."""
         if state is None or prev_reward is None:
             raise PolicyError(
                 "a decision transformer acts on the steps before; pass prev_reward= and state=, at "
@@ -236,7 +246,7 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
         )
         last = {name: column[slot, row] for name, column in output.items()}
         distribution = self._acting_distribution(last, obs, action_mask)
-        raw = distribution.mode() if deterministic else distribution.sample(self._generator)
+        raw = distribution.mode() if generator is None else distribution.sample(generator)
         assert isinstance(raw, torch.Tensor)
         action[row, slot] = raw.to(action.device)
         following = {
@@ -246,11 +256,6 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
             "timestep": timestep + 1,
         }
         return {"action": self._codec.to_env(raw), "state": following}
-
-    def _forward_collect_batch(
-        self, obs: Value, env_id: np.ndarray, **kwargs: Any
-    ) -> dict[str, Any]:
-        return self._forward_eval_batch(obs, env_id, **kwargs)
 
     def _asked_return(self) -> torch.Tensor:
         """Return what to ask for at the start of an episode, a scalar."""

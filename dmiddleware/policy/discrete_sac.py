@@ -178,9 +178,9 @@ class DiscreteSACPolicy(TDPolicy, CodecPolicy, CommandModePolicy):
         return prob, log_prob.masked_fill(prob == 0, 0.0)
 
     def _forward_collect_batch(
-        self, obs: Value, env_id: np.ndarray, **kwargs: Any
+        self, obs: Value, env_id: np.ndarray, *, action_mask: Nested | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        return self._forward_eval_batch(obs, env_id, **{**kwargs, "deterministic": False})
+        return self._acted(obs, action_mask, self._generator)
 
     def _forward_eval_batch(
         self,
@@ -191,12 +191,13 @@ class DiscreteSACPolicy(TDPolicy, CodecPolicy, CommandModePolicy):
         action_mask: Nested | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        # Actions are drawn on the CPU, so a run draws the same numbers with and without a GPU.
-        logit = self._parts["actor"].module(obs)["logit"].cpu()
-        mask = self._mask_of(obs, action_mask)
-        distribution = Categorical(logit, None if mask is None else mask.cpu())
-        raw = distribution.mode() if deterministic else distribution.sample(self._generator)
-        return {"action": self._codec.to_env(raw)}
+        return self._acted(obs, action_mask, None if deterministic else self._eval_generator)
+
+    def _acted(
+        self, obs: Value, action_mask: Nested | None, generator: torch.Generator | None
+    ) -> dict[str, Any]:
+        output = self._parts["actor"].module(obs)
+        return self._chosen_action(self._acting_distribution(output, obs, action_mask), generator)
 
     def _monitor_vars_learn(self) -> list[str]:
         return ["cur_lr", "critic_loss", "policy_loss", "q_value", "entropy", "alpha"]

@@ -177,7 +177,7 @@ class IQLPolicy(ActorPolicy, CommandModePolicy):
     def _forward_collect_batch(
         self, obs: Value, env_id: np.ndarray, **kwargs: Any
     ) -> dict[str, Any]:
-        return self._forward_eval_batch(obs, env_id, deterministic=False)
+        return self._acted(obs, None, self._generator)
 
     def _monitor_vars_learn(self) -> list[str]:
         return ["cur_lr", "value_loss", "policy_loss", "critic_loss", "q_value", "advantage_weight"]

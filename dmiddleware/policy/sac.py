@@ -200,7 +200,7 @@ class SACPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
     def _forward_collect_batch(
         self, obs: Value, env_id: np.ndarray, **kwargs: Any
     ) -> dict[str, Any]:
-        return {"action": self._forward_eval_batch(obs, env_id, deterministic=False)["action"]}
+        return self._acted(obs, None, self._generator)
 
     def _monitor_vars_learn(self) -> list[str]:
         return ["cur_lr", "critic_loss", "policy_loss", "q_value", "entropy", "alpha"]

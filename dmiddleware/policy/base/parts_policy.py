@@ -343,7 +343,7 @@ class PartsPolicy(BatchedPolicy):
                 for name, part in self._parts.items()
                 if part.optimizer is not None
             },
-            "generator": self._generator.get_state(),
+            **self._generator_states(),
             "learn_generator": self._learn_generator.get_state(),
             "train_iter": self._train_iter,
         }
@@ -355,17 +355,17 @@ class PartsPolicy(BatchedPolicy):
             CheckpointMismatch: if a part is missing, or belongs to another model; nothing was
                 loaded.
         """
-        targets, optimizers, others, acting, learning, train_iter = (
+        targets, optimizers, others, learning, train_iter = (
             part_of(state_dict, name)
             for name in (
                 "target",
                 "optimizer",
                 "learning_parts",
-                "generator",
                 "learn_generator",
                 "train_iter",
             )
         )
+        part_of(state_dict, "generator")
         for name, part in self._parts.items():
             if part.target is not None:
                 check_model_state(part.target, part_of(targets, name), f"target network of {name}")
@@ -380,7 +380,7 @@ class PartsPolicy(BatchedPolicy):
                 load_model_state(part.target, targets[name])
             if part.optimizer is not None:
                 part.load_optimizer(optimizers[name])
-        self._generator.set_state(acting.cpu())
+        self._set_generator_states(state_dict)
         self._learn_generator.set_state(learning.cpu())
         self._train_iter = int(train_iter)
 
