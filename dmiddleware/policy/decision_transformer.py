@@ -24,6 +24,7 @@ from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import only_bounding
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE
+from dmiddleware.policy.base.data_parallel import largest_over_ranks
 from dmiddleware.policy.base.obs_norm import DatasetNormOptions, DatasetNormPolicy
 from dmiddleware.policy.base.parts import Part, adam
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
@@ -55,8 +56,8 @@ class LargestReturn(nn.Module):
         self.register_buffer("value", torch.tensor(-math.inf))
 
     def add(self, ret: torch.Tensor, counts: torch.Tensor) -> None:
-        """Take the returns ``[…]`` where ``counts``."""
-        largest = ret.masked_fill(~counts, -math.inf).amax()
+        """Take the returns ``[…]`` where ``counts``; those that are not finite are ignored."""
+        largest = ret.masked_fill(~counts | ~ret.isfinite(), -math.inf).amax()
         self.value.copy_(torch.maximum(self.value, largest))
 
 
@@ -159,6 +160,9 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
             torch.manual_seed(int(seed))
             return super()._forward_learn(batch, **kwargs)
 
+    def _n_learned_rows(self, batch: Batch | Mapping[str, Any]) -> int:
+        return int(batch["mask"].sum())
+
     def _update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         mask, ret, timestep = (batch[name] for name in ("mask", "return_to_go", "timestep"))
         raw = self._codec.to_raw(batch["action"])
@@ -169,6 +173,8 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
         loss = bc_loss(distribution, raw, weight=mask / mask.float().mean())
         norm = self._parts["transformer"].step(loss)
         self._largest.add(ret, mask & (timestep == 0))
+        if self._reducer is not None:
+            largest_over_ranks(self._largest.value)
         logged = {"total_loss": loss.detach(), "largest_return": self._largest.value.clone()}
         hits = bc_hits(distribution, raw)
         if hits is not None:

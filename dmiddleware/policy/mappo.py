@@ -9,6 +9,7 @@ import torch
 from easydict import EasyDict
 
 from dmiddleware.config import check_value
+from dmiddleware.data.batch import Batch
 from dmiddleware.policy.base.agents import AgentsPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.ppo import PPOPolicy
@@ -53,6 +54,10 @@ class IPPOPolicy(AgentsPolicy, PPOPolicy):
         present = (batch["obs"]["agent_mask"] != 0).float()
         weight: torch.Tensor = present / present.mean().clamp_min(1.0 / present.numel())
         return weight
+
+    def _n_learned_rows(self, batch: Batch | Mapping[str, Any]) -> int:
+        obs: Any = batch["obs"]
+        return int((obs["agent_mask"] != 0).sum())
 
     def _standardised(self, adv: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         """Return advantages with mean 0 and standard deviation 1 over the agents that take part."""

@@ -128,10 +128,6 @@ class PPOPolicy(AdvantagePolicy):
         """
         return super().for_env(env, model=model, enable_field=enable_field, **options)
 
-    def _init_common(self) -> None:
-        super()._init_common()
-        self._target_kl = self._cfg.target_kl
-
     def _make_parts(self) -> dict[str, Part]:
         learn = self._cfg.learn
         optimizer = adam(self._schedules["learn.learning_rate"], eps=learn.adam_eps)
@@ -171,7 +167,7 @@ class PPOPolicy(AdvantagePolicy):
         entropy = (entropy if weight is None else entropy * weight).mean()
         entropy_weight = self._values["learn.entropy_weight"]
         loss = policy.loss + learn.value_weight * value_loss - entropy_weight * entropy
-        stop = self._has_moved_too_far(policy.approx_kl, log_prob.numel())
+        stop = self._has_moved_too_far(policy.approx_kl, batch)
         norm = self._parts["actor_critic"].step(loss, skip=stop)
         answer = {
             "total_loss": loss.detach(),
@@ -197,15 +193,17 @@ class PPOPolicy(AdvantagePolicy):
             "clip_fraction",
         ]
 
-    def _has_moved_too_far(self, kl: torch.Tensor, n_rows: int) -> torch.Tensor | None:
+    def _has_moved_too_far(self, kl: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor | None:
         """Return whether the policy is further than ``target_kl`` from the one that collected."""
-        if self._target_kl is None:
+        target_kl = self._cfg.target_kl
+        if target_kl is None:
             return None
         if self._reducer is not None:
             # All ranks stop together; otherwise some would wait for the others' gradients.
+            n_rows = self._n_learned_rows(batch)
             total, count = sum_over_ranks([kl.item() * n_rows, n_rows])
             kl = kl.new_tensor(total / count)
-        near: torch.Tensor = kl <= self._target_kl
+        near: torch.Tensor = kl <= target_kl
         return near.logical_not()
 
     def _row_weight(self, batch: Mapping[str, Any]) -> torch.Tensor | None:

@@ -168,6 +168,10 @@ class R2D2Policy(RecurrentPolicy, QLearningPolicy):
             )
         return super()._forward_learn(batch, **kwargs)
 
+    def _n_learned_rows(self, batch: Batch | Mapping[str, Any]) -> int:
+        # The loss is a mean over padding too, where it is 0.
+        return int(batch["mask"][self.burn_in :].numel())
+
     def _update(self, batch: Mapping[str, Any], **drawn: Any) -> dict[str, torch.Tensor]:
         batch = self._normalised_rows(batch)
         learn, start = self._cfg.learn, self.burn_in

@@ -8,14 +8,13 @@ from typing import Any, ClassVar
 
 import torch
 import torch._dynamo
-import torch.distributed as dist
 from torch import nn
 
 from dmiddleware.config import Option, check_value, switch
 from dmiddleware.data.batch import Batch, to_dict
 from dmiddleware.errors import CheckpointMismatch, DMiddlewareError, NonFiniteLoss
 from dmiddleware.policy.base.batched_policy import BatchedPolicy
-from dmiddleware.policy.base.data_parallel import broadcast_model, collective
+from dmiddleware.policy.base.data_parallel import broadcast_model, largest_over_ranks
 from dmiddleware.policy.base.parts import Part, broken_weights
 from dmiddleware.policy.base.policy import PolicyOptions, to_be_written
 from dmiddleware.policy.base.state_dict import (
@@ -215,7 +214,7 @@ class PartsPolicy(BatchedPolicy):
             if name not in self._paths:
                 broadcast_model(part.module)
             reduce = partial(self.sync_gradients, part.module)
-            part.prepare(not_finite=self._not_finite, reduce=reduce, agree=_take_largest)
+            part.prepare(not_finite=self._not_finite, reduce=reduce, agree=largest_over_ranks)
         self._has_schedules = any(
             part.schedule is not None for part in self._parts.values()
         ) or any(isinstance(value, torch.Tensor) for value in self._values.values())
@@ -443,11 +442,6 @@ def _what_is_bad(output: Mapping[str, Any]) -> str:
         if _is_scalar(value) and not value.isfinite():
             return f"{key} is {value.item()}"
     return "a loss or gradient is not finite"
-
-
-def _take_largest(number: torch.Tensor) -> None:
-    with collective():
-        dist.all_reduce(number, op=dist.ReduceOp.MAX)
 
 
 def _guards_to_keep(guards: Sequence[Any]) -> list[bool]:

@@ -768,11 +768,7 @@ class Policy(Configurable):
         if not self._model.training:
             self._model.train()
         if self._reducer is not None:
-            if isinstance(learned, list):
-                n_rows = len(learned)
-            else:
-                lead = 1 if self.minibatch_unit == "rows" else 2
-                n_rows = next(iter(leaves(learned)))[1].shape[:lead].numel()
+            n_rows = len(learned) if isinstance(learned, list) else self._n_learned_rows(learned)
             self._reducer.begin(n_rows)
         output = self._forward_learn(learned, **kwargs)
         outputs = output if isinstance(output, list) else [output]
@@ -782,6 +778,12 @@ class Policy(Configurable):
                 'dictionary of numbers to log, such as {"total_loss": 0.1}, or a list of them'
             )
         return output
+
+    def _n_learned_rows(self, batch: Batch | Mapping[str, Any]) -> int:
+        """Return over how many rows the loss of a batch is a mean: its weight among the ranks."""
+        lead = 1 if self.minibatch_unit == "rows" else 2
+        shape: torch.Size = next(iter(leaves(batch)))[1].shape[:lead]
+        return shape.numel()
 
     def _samples(self, data: Batch | list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the samples to learn from; a list is returned as it is."""
