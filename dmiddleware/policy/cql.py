@@ -43,7 +43,10 @@ class CQLPolicy(SACPolicy):
 
     Learns from the columns of :class:`SACPolicy`, and needs no environment. As in the authors' own
     code, a third of the actions are those of the policy for ``next_obs``. Differences from that
-    code: targets contain the entropy, as SAC's do, and the actor is not cloned at first.
+    code: targets contain the entropy, as SAC's do; the actor is not cloned at first; and the
+    estimate of the integral is a mean over the ``3 * n_actions`` actions, as in appendix F, where
+    that code has their sum. A ``lagrange_gap`` of that code is therefore ``log(3 * n_actions)``
+    less here.
     """
 
     config: ClassVar[dict[str, Any]] = {

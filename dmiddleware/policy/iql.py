@@ -65,7 +65,8 @@ class IQLPolicy(ActorPolicy, CommandModePolicy):
     learn towards it (equation 6), and the actor clones the actions of the data, weighted by how
     much better than the state they are (equation 7). As in the authors' own code, each of the three
     steps uses the outcome of the step before, in the order value, actor, critics, and the weights
-    are limited.
+    are limited. Difference from that code: the actor's learning rate is constant by default, and
+    does not fall along a cosine; ``learning_rate_actor`` may be such a schedule.
 
     Learns from the columns ``obs``, ``action``, ``reward``, ``next_obs`` and ``terminated``, and
     needs no environment. Actions are a Box of any shape.

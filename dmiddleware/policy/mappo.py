@@ -77,7 +77,8 @@ class MAPPOPolicy(IPPOPolicy):
     observation, so acting needs no state. ``value_norm`` is section 5.1, few epochs (5 to 15) and
     large minibatches are sections 5.3 and 5.5.
 
-    Differences from the paper: agents have no memory, and the value loss is not clipped by default.
+    Differences from the paper: agents have no memory; the value loss is the squared error instead
+    of Huber's, and is not clipped by default; ``value_norm`` is off by default.
     """
 
     def default_model(self) -> tuple[str, list[str]]:

@@ -60,7 +60,9 @@ class R2D2Policy(RecurrentPolicy, QLearningPolicy):
     It learns from sequences ``[T, B, …]`` of one episode each, as a
     :class:`~dmiddleware.data.TensorBuffer` with ``unroll_len``, ``burn_in``, ``n_step=1`` and
     ``start_columns=("state",)`` draws them. The policy itself sums the rewards of ``nstep`` steps;
-    near the end of a sequence it sums fewer, so no row beyond the sequence is needed.
+    near the end of a sequence it sums fewer, so no row beyond the sequence is needed. As in the
+    paper, the first ``burn_in`` rows of an episode are never learned from, and an episode of
+    ``burn_in`` rows or fewer is never drawn.
 
     Collecting takes the keyword ``eps``, as :class:`DQNPolicy` does; actors with different ε, as in
     the paper, get it from their own programs.
