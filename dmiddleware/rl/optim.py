@@ -286,7 +286,7 @@ class RMSprop(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copied or pickled optimiser."""
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__(state)
         if "state" in state:
             self._collect()
 
