@@ -248,6 +248,7 @@ class PartsPolicy(BatchedPolicy):
             for part in self._parts.values():
                 rule = part.target_rule
                 if rule is not None and self._train_iter % rule.every == 0:
+                    # On a GPU also while steps are skipped, towards weights that do not change.
                     part.move_target()
         return self._reported(output)
 
